@@ -1,0 +1,39 @@
+//! Where bytes rest.
+//!
+//! A [`Store`] holds a tree of objects (files, directories, symbolic links, special files) that
+//! are named by [`ObjectId`]s. A volume opens a store for itself alone, passes metadata
+//! operations through to it and writes file data back to it.
+//!
+//! | store | for |
+//! |---|---|
+//! | `DirStore` | a directory of the host; files are plain files |
+//! | `MemStore` | memory; gone when the volume is released |
+//! | `FaultStore` | tests: wraps another store and fails, delays, hangs or tears chosen calls |
+//!
+//! # References
+//! Every call that returns an [`Entry`] gives its caller one reference on the entry's object.
+//! [`Store::forget`] gives references back. While an object has references its id names the same
+//! object, also after its last name was removed, and its number is not used again.
+//!
+//! # Threads
+//! Every method may be called from any thread at any time. A call may block for as long as the
+//! medium takes; it never holds a lock of the store meanwhile that a call on another object needs.
+//!
+//! # Durability
+//! A completed call survives the death of the process. What [`File::sync`], [`Store::sync_dir`]
+//! and [`Store::sync`] covered survives the loss of power as well, as far as the medium can.
+
+mod error;
+mod name;
+mod spec;
+mod traits;
+mod types;
+
+pub use error::{Error, ErrorKind, Result};
+pub use name::Name;
+pub use spec::open;
+pub use traits::{Dir, File, Store};
+pub use types::{
+    Access, AllocateMode, Attr, Created, Creator, DirEntry, Entry, FileType, NewNode, ObjectId, RenameFlags,
+    Seek, SetAttr, SetXattr, StatFs, TimeSet, Timestamp,
+};

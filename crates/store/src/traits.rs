@@ -1,0 +1,132 @@
+//! What a store can do.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use crate::{
+    Access, AllocateMode, Attr, Created, Creator, DirEntry, Entry, Name, NewNode, ObjectId, RenameFlags,
+    Result, Seek, SetAttr, SetXattr, StatFs,
+};
+
+/// A tree of objects. See the [crate](crate) for references, threads and durability.
+///
+/// Errors are those of the Linux call of the same name.
+pub trait Store: Send + Sync + fmt::Debug + 'static {
+    /// How a person names this store: `dir:/srv/data`, `mem:`.
+    fn describe(&self) -> String;
+
+    /// Whether nothing can be changed.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    /// Finds `name` in `parent`.
+    fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry>;
+
+    /// Gives `n` references on `id` back.
+    fn forget(&self, id: ObjectId, n: u64);
+
+    /// The attributes of `id`.
+    fn attr(&self, id: ObjectId) -> Result<Attr>;
+
+    /// Changes attributes of `id`, and says what they are now.
+    fn set_attr(&self, id: ObjectId, set: &SetAttr) -> Result<Attr>;
+
+    /// Makes `name`, which must not exist, a new regular file open for reading and writing.
+    fn create(&self, parent: ObjectId, name: Name<'_>, perm: u32, creator: Creator) -> Result<Created>;
+
+    /// Makes a regular file without a name, in the file system of `parent`.
+    fn tmpfile(&self, parent: ObjectId, perm: u32, creator: Creator) -> Result<Created>;
+
+    /// Makes `name`, which must not exist, anything but a regular file to be opened.
+    fn make(
+        &self,
+        parent: ObjectId,
+        name: Name<'_>,
+        what: NewNode<'_>,
+        perm: u32,
+        creator: Creator,
+    ) -> Result<Entry>;
+
+    /// Gives `id` another name; also its first, if it came from [`tmpfile`](Self::tmpfile).
+    fn link(&self, id: ObjectId, parent: ObjectId, name: Name<'_>) -> Result<Entry>;
+
+    /// Removes the name of something that is no directory.
+    fn unlink(&self, parent: ObjectId, name: Name<'_>) -> Result<()>;
+
+    /// Removes an empty directory.
+    fn rmdir(&self, parent: ObjectId, name: Name<'_>) -> Result<()>;
+
+    /// Moves `name` in `parent` to `new_name` in `new_parent`, as renameat2(2).
+    fn rename(
+        &self,
+        parent: ObjectId,
+        name: Name<'_>,
+        new_parent: ObjectId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()>;
+
+    /// The target of a symbolic link.
+    fn read_link(&self, id: ObjectId) -> Result<OsString>;
+
+    /// Opens the data of a regular file. All openings of one object see the same bytes.
+    fn open(&self, id: ObjectId, access: Access) -> Result<Arc<dyn File>>;
+
+    /// Opens a directory for listing.
+    fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>>;
+
+    /// Makes completed changes of this directory's entries durable.
+    fn sync_dir(&self, id: ObjectId) -> Result<()>;
+
+    /// Copies up to `len` bytes between two files, and says how many.
+    fn copy_range(&self, src: ObjectId, src_off: u64, dst: ObjectId, dst_off: u64, len: u64) -> Result<u64>;
+
+    /// The value of an extended attribute.
+    fn get_xattr(&self, id: ObjectId, name: &OsStr) -> Result<Vec<u8>>;
+
+    /// Sets an extended attribute.
+    fn set_xattr(&self, id: ObjectId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()>;
+
+    /// The names of the extended attributes, each ended by NUL, as listxattr(2).
+    fn list_xattr(&self, id: ObjectId) -> Result<Vec<u8>>;
+
+    /// Removes an extended attribute.
+    fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()>;
+
+    /// Sizes of the medium.
+    fn statfs(&self) -> Result<StatFs>;
+
+    /// Makes every completed call durable, and waits for nobody else's.
+    fn sync(&self) -> Result<()>;
+
+    /// Gives the medium free for another opening. No other call may follow.
+    fn close(&self);
+}
+
+/// The data of one regular file.
+pub trait File: Send + Sync + fmt::Debug {
+    /// Reads at `offset` until `buf` is full or the file ends; says how many bytes.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
+
+    /// Writes all of `bufs`, one after the other, at `offset`; a failure may leave a part written.
+    fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()>;
+
+    /// Allocates, zeroes or punches a range, as fallocate(2).
+    fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> Result<()>;
+
+    /// Where the next data or hole begins; [`ErrorKind::NoSuchAddress`](crate::ErrorKind) past the end.
+    fn seek(&self, what: Seek, offset: u64) -> Result<u64>;
+
+    /// Makes the data, the size and the file's name durable; the other attributes too unless `data_only`.
+    fn sync(&self, data_only: bool) -> Result<()>;
+}
+
+/// An open directory.
+pub trait Dir: Send + Sync + fmt::Debug {
+    /// Lists from `offset` on (0, or a [`DirEntry::next`]) until `sink` says `false`; an entry that was
+    /// refused so comes again from its predecessor's `next`.
+    fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()>;
+}

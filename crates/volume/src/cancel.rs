@@ -1,0 +1,96 @@
+//! Ends the waits of one request.
+//!
+//! Lock order: `Cancel::state` is a leaf; an [`Event`] is signalled outside it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sync::{Condvar, Mutex};
+
+/// Something to wait for once: set by one side, seen by the other.
+#[derive(Debug, Default)]
+pub struct Event {
+    set: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Event {
+    /// Sets the event and wakes whoever waits.
+    pub fn set(&self) {
+        *self.set.lock() = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the event is set, clears it, and says `true`; `false` when `until` came first.
+    pub fn wait(&self, until: Option<Instant>) -> bool {
+        let mut set = self.set.lock();
+        while !*set {
+            match until {
+                None => self.changed.wait(&mut set),
+                Some(until) => {
+                    if self.changed.wait_until(&mut set, until) && !*set {
+                        return false;
+                    }
+                }
+            }
+        }
+        *set = false;
+        true
+    }
+}
+
+/// Ends the waits of one request, when its caller was killed or interrupted.
+#[derive(Debug, Default)]
+pub struct Cancel {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    cancelled: bool,
+    waiting: Option<Arc<Event>>,
+}
+
+impl Cancel {
+    /// Cancels the request: every later wait ends at once, and so does the one under way.
+    pub fn cancel(&self) {
+        let waiting = {
+            let mut state = self.state.lock();
+            state.cancelled = true;
+            state.waiting.take()
+        };
+        if let Some(event) = waiting {
+            event.set();
+        }
+    }
+
+    /// Whether the request was cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.state.lock().cancelled
+    }
+
+    /// Sets `event` when the request is cancelled (at once if it is), until the guard is dropped.
+    #[must_use]
+    pub fn watch(&self, event: &Arc<Event>) -> Watch<'_> {
+        let cancelled = {
+            let mut state = self.state.lock();
+            state.waiting = Some(Arc::clone(event));
+            state.cancelled
+        };
+        if cancelled {
+            event.set();
+        }
+        Watch(self)
+    }
+}
+
+/// Keeps a [`Cancel`] tied to an event.
+#[derive(Debug)]
+pub struct Watch<'a>(&'a Cancel);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().waiting = None;
+    }
+}
