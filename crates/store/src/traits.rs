@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::IoSlice;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::{
@@ -95,6 +96,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// Removes an extended attribute.
     fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()>;
+
+    /// Where `id` is, relative to the root, for a person to read; `None` if the store cannot say.
+    fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
+        let _ = id;
+        None
+    }
 
     /// Sizes of the medium.
     fn statfs(&self) -> Result<StatFs>;

@@ -1,12 +1,54 @@
-//! A volume: a store in use.
+//! A volume: a store in use, with a write-back cache.
+//!
+//! Metadata operations pass through to the store. Written data goes to the cache, whose memory is bounded
+//! hard, and from there to the store: when it has rested for a while, when the cache fills, and on `fsync`,
+//! `sync` and unmount. Reads see written data at once.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use volume::{Options, Volume};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let volume = Volume::new(store::open("mem:")?, Options::default())?;
+//! // ... serve requests ...
+//! assert!(volume.shutdown().is_complete());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Lock order
+//! ```text
+//! Inode::io            held while data goes to the store
+//!   table shard
+//!     Inode::state
+//!       Bdi and Wb lists, Budget::queue, Pool::free, Cancel::state     leaves
+//! ```
+//! The store is called with `Inode::io` at most.
+
 #![forbid(unsafe_code)]
 
+mod cache;
 mod cancel;
+mod core;
+mod data;
 mod error;
+mod files;
+mod flush;
+mod handles;
+mod inode;
+mod life;
+mod names;
+mod page;
+mod table;
 mod types;
+mod volume;
 
+pub use crate::core::Options;
+pub use crate::volume::Volume;
 pub use cancel::{Cancel, Event, Watch};
 pub use error::{Error, Result};
+pub use files::Opened;
+pub use life::{DrainReport, LifeState, Status, Unwritten};
 pub use types::{
     Caller, Ctx, HandleId, Lock, LockDone, LockFamily, LockKind, LockWait, NodeId, OpenFlags, WriteFlags,
 };

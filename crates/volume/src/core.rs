@@ -1,0 +1,109 @@
+//! What the parts of one volume share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use store::Store;
+use sync::atomic::{AtomicBool, Ordering};
+use sync::{Clock, Counter, RealClock};
+use writeback::{Bdi, Budget};
+
+use crate::cancel::Event;
+use crate::inode::Inode;
+use crate::page::Pool;
+use crate::table::Table;
+
+/// How a volume behaves.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Hard bound on cached file data, in bytes; at least 1 MiB.
+    pub cache_bytes_max: u64,
+    /// Flusher threads.
+    pub flushers: usize,
+    /// Dirty data rests this long before it is written without need.
+    pub dirty_after: Duration,
+    /// Write a file's data when it is closed, and report the outcome there.
+    pub flush_on_close: bool,
+    /// Pause after a write-back that failed; grows with each further failure.
+    pub retry_pause: Duration,
+    /// How long an unmount goes on trying after the last thing that could be written.
+    pub drain_deadline: Duration,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cache_bytes_max: 256 << 20,
+            flushers: 2,
+            dirty_after: Duration::from_secs(5),
+            flush_on_close: false,
+            retry_pause: Duration::from_secs(1),
+            drain_deadline: Duration::from_secs(60),
+            clock: Arc::new(RealClock::default()),
+        }
+    }
+}
+
+/// What the parts of one volume share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) options: Options,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) bdi: Arc<Bdi<Inode>>,
+    pub(crate) table: Table,
+    pub(crate) counters: Counters,
+    forced: AtomicBool,
+    forced_event: Event,
+}
+
+/// Figures for `status`.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) bytes_written_back: Counter,
+    pub(crate) writeback_errors: Counter,
+    pub(crate) waits: Counter,
+}
+
+impl Core {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        options: Options,
+        budget: Arc<Budget>,
+        bdi: Arc<Bdi<Inode>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            options,
+            budget,
+            pool: Arc::new(Pool::default()),
+            bdi,
+            table: Table::default(),
+            counters: Counters::default(),
+            forced: AtomicBool::new(false),
+            forced_event: Event::default(),
+        })
+    }
+
+    /// Gives the volume up: whoever waits gets an error.
+    pub(crate) fn force(&self) {
+        // ORDERING: SeqCst, pairs with the load in `is_forced`: a waiter queues itself and then loads, this
+        // stores and then calls the queue; one of the two sees the other (a store-load pair on both sides).
+        self.forced.store(true, Ordering::SeqCst);
+        self.budget.wake_all();
+        self.forced_event.set();
+    }
+
+    /// Waits until the volume is given up, `at_most` this long.
+    pub(crate) fn wait_forced(&self, at_most: Duration) {
+        self.forced_event.wait(Some(Instant::now() + at_most));
+    }
+
+    pub(crate) fn is_forced(&self) -> bool {
+        // ORDERING: SeqCst, see `force`.
+        self.forced.load(Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,315 @@
+//! Reading and writing file data.
+
+use std::sync::Arc;
+
+use store::{Access, Attr, SetAttr};
+use sync::MutexGuard;
+use writeback::{Permit, Waiter};
+
+use crate::cancel::Event;
+use crate::handles::FileHandle;
+use crate::inode::{Inode, Overlay, State};
+use crate::page::{PAGE, PAGE_SIZE, Page};
+use crate::{Ctx, Error, HandleId, OpenFlags, Result, Volume, WriteFlags};
+
+/// No file is larger: offsets are signed in the kernel.
+const FILE_MAX: u64 = i64::MAX as u64;
+
+/// Bytes that are written under one reservation.
+const CHUNK: usize = 1 << 20;
+
+/// Pages read from the store for a write that covers them in part; at most two.
+type Bases = Vec<(u64, Page)>;
+
+impl Volume {
+    /// Reads at `offset` into `buf`; says how many bytes, fewer than asked only at the end of the file.
+    ///
+    /// # Errors
+    /// The store's, and [`Error::NoHandle`].
+    pub fn read(&self, ctx: &Ctx<'_>, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let _ = ctx;
+        let file = self.readable(handle)?;
+        file.inode.read(offset, buf)
+    }
+
+    /// Writes all of `data` at `offset` and says so.
+    ///
+    /// Returns when the data is in the volume's cache, or durable with [`WriteFlags::DSYNC`] or
+    /// [`WriteFlags::SYNC`]. Waits for room in the cache if its share of it is used up.
+    ///
+    /// # Errors
+    /// [`Error::FileTooBig`] beyond the largest offset, [`Error::Interrupted`] when the wait was cancelled,
+    /// [`Error::Writeback`] when there is no room because this file's data cannot be written, and the
+    /// store's.
+    pub fn write(
+        &self,
+        ctx: &Ctx<'_>,
+        handle: HandleId,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Result<usize> {
+        let file = self.writable(handle, flags)?;
+        let inode = &file.inode;
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_MAX);
+        let end = end.ok_or(Error::FileTooBig)?;
+        if flags.contains(WriteFlags::KILL_PRIV) {
+            inode.drop_privileges()?;
+        }
+        if self.core.store.is_read_only() {
+            return Err(store::Error::new(store::ErrorKind::ReadOnly, "write").into());
+        }
+        for (number, part) in data.chunks(CHUNK).enumerate() {
+            inode.write(ctx, offset + (number * CHUNK) as u64, part)?;
+        }
+        self.core.bdi.check_background();
+        tracing::trace!(node = inode.id.0, offset, end, "written");
+        let durable = flags.intersects(WriteFlags::DSYNC | WriteFlags::SYNC)
+            || file.flags.intersects(OpenFlags::DSYNC | OpenFlags::SYNC);
+        if durable && !flags.contains(WriteFlags::KERNEL) {
+            let data_only = !(flags.contains(WriteFlags::SYNC) || file.flags.contains(OpenFlags::SYNC));
+            self.fsync_file(ctx, &file, data_only)?;
+        }
+        Ok(data.len())
+    }
+
+    fn readable(&self, handle: HandleId) -> Result<Arc<FileHandle>> {
+        // The kernel reads through any handle to fill the rest of a page that is partly written.
+        self.files.get(handle)
+    }
+
+    fn writable(&self, handle: HandleId, flags: WriteFlags) -> Result<Arc<FileHandle>> {
+        let file = self.files.get(handle)?;
+        let allowed = file.flags.contains(OpenFlags::WRITE) || flags.contains(WriteFlags::KERNEL);
+        if allowed { Ok(file) } else { Err(Error::NoHandle(handle)) }
+    }
+}
+
+impl Inode {
+    pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        let last = (offset + buf.len() as u64 - 1) / PAGE;
+        let (size, pages) = {
+            let state = self.state();
+            match state.overlay {
+                None => (None, Vec::new()),
+                Some(overlay) => {
+                    let pages = state.cache.range(offset / PAGE, last);
+                    (Some(overlay.size), pages.map(|(index, page)| (index, Arc::clone(page))).collect())
+                }
+            }
+        };
+        let Some(size) = size else {
+            return Ok(self.file(Access::Read)?.read_at(buf, offset)?);
+        };
+        let wanted = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX).min(buf.len());
+        let buf = &mut buf[..wanted];
+        if wanted == 0 {
+            return Ok(0);
+        }
+        let covered = pages.len() as u64 == (offset + wanted as u64 - 1) / PAGE - offset / PAGE + 1;
+        if !covered {
+            let got = self.file(Access::Read)?.read_at(buf, offset)?;
+            buf[got..].fill(0);
+        }
+        for (index, page) in &pages {
+            copy_page(page, *index, offset, buf);
+        }
+        Ok(wanted)
+    }
+
+    /// Writes at most `CHUNK` bytes into the cache.
+    fn write(self: &Arc<Self>, ctx: &Ctx<'_>, offset: u64, data: &[u8]) -> Result<()> {
+        while !self.try_write(ctx, offset, data)? {}
+        Ok(())
+    }
+
+    /// One attempt; `false` if a page that was read for it is out of date already.
+    fn try_write(self: &Arc<Self>, ctx: &Ctx<'_>, offset: u64, data: &[u8]) -> Result<bool> {
+        let end = offset + data.len() as u64;
+        let mut permit = self.reserve(ctx, end.div_ceil(PAGE) - offset / PAGE)?;
+        // The pages at both ends may be partly old.
+        let mut bases = Bases::default();
+        let mut state = self.begin_overlay()?;
+        let changes = state.changes;
+        while let Some(index) = state.missing_base(offset, end, &bases) {
+            drop(state);
+            (ctx.before_wait)();
+            bases.push((index, self.read_base(index, &mut permit)?));
+            state = self.state();
+            if state.changes != changes || state.overlay.is_none() {
+                return Ok(false);
+            }
+        }
+        self.copy_in(&mut state, offset, data, &mut permit, &mut bases);
+        let list = !std::mem::replace(&mut state.listed, true);
+        drop(state);
+        if list {
+            self.list();
+        }
+        Ok(true)
+    }
+
+    fn copy_in(&self, state: &mut State, offset: u64, data: &[u8], permit: &mut Permit, bases: &mut Bases) {
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let (index, within) = (at / PAGE, usize::try_from(at % PAGE).unwrap_or(0));
+            let part = (PAGE_SIZE - within).min(data.len() - done);
+            let base = bases.iter().position(|(i, _)| *i == index).map(|found| bases.swap_remove(found).1);
+            state.cache.write((&self.core.pool, permit), index, within, &data[done..done + part], base);
+            done += part;
+        }
+        self.note_held(state);
+        let now = store::Timestamp::now();
+        if let Some(overlay) = &mut state.overlay {
+            overlay.size = overlay.size.max(offset + data.len() as u64);
+            overlay.mtime = now;
+            overlay.ctime = now;
+            overlay.times_pending = true;
+        }
+    }
+
+    /// The state with an overlay, which is made from what the store says if there is none.
+    fn begin_overlay(&self) -> Result<MutexGuard<'_, State>> {
+        loop {
+            let state = self.state();
+            if state.overlay.is_some() {
+                return Ok(state);
+            }
+            let changes = state.changes;
+            drop(state);
+            let attr = self.attr()?;
+            let mut state = self.state();
+            if state.changes == changes && state.overlay.is_none() {
+                state.overlay = Some(Overlay::from(&attr));
+            }
+            if state.overlay.is_some() {
+                return Ok(state);
+            }
+        }
+    }
+
+    /// Reads the page that a partial write falls into.
+    fn read_base(&self, index: u64, permit: &mut Permit) -> Result<Page> {
+        let share = permit.split(1).ok_or(Error::Invalid("reservation is used up"))?;
+        let mut page = self.core.pool.page(share);
+        let got = self.file(Access::Read)?.read_at(page.bytes_mut(), index * PAGE)?;
+        page.bytes_mut()[got..].fill(0);
+        Ok(page)
+    }
+
+    /// Room for `pages` more pages. Waits while this inode's share of the cache is used up.
+    fn reserve(&self, ctx: &Ctx<'_>, pages: u64) -> Result<Permit> {
+        // ORDERING: Relaxed, a figure for the threshold (see `note_held`).
+        let held = || self.held.load(sync::atomic::Ordering::Relaxed);
+        if let Some(permit) = self.core.budget.try_take(pages, held()) {
+            return Ok(permit);
+        }
+        (ctx.before_wait)();
+        self.core.counters.waits.add(1);
+        let event = Arc::new(Event::default());
+        let _watch = ctx.cancel.watch(&event);
+        let wake = {
+            let event = Arc::clone(&event);
+            Box::new(move || event.set())
+        };
+        let waiter = Waiter { pages, held: Arc::clone(&self.held), wake };
+        let _queued = self.core.budget.queue(waiter);
+        loop {
+            if let Some(permit) = self.core.budget.try_take(pages, held()) {
+                return Ok(permit);
+            }
+            if ctx.cancel.is_cancelled() {
+                return Err(Error::Interrupted);
+            }
+            if self.core.is_forced() {
+                return Err(Error::Released);
+            }
+            if let Some(kind) = self.state().failing {
+                return Err(Error::Writeback(kind));
+            }
+            self.core.bdi.kick();
+            // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that hangs in
+            // another file.
+            match self.try_io() {
+                Some(io) if self.state().cache.dirty() > 0 => self.write_pages(&io)?,
+                _ => {
+                    event.wait(None);
+                }
+            }
+        }
+    }
+
+    /// Clears the set-id bits and the capabilities, as a write by an unprivileged user does.
+    pub(crate) fn drop_privileges(&self) -> Result<()> {
+        if self.state().unprivileged {
+            return Ok(());
+        }
+        let attr = self.core.store.attr(self.id)?;
+        if let Some(perm) = without_set_id(&attr) {
+            self.core.store.set_attr(self.id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
+        }
+        match self.core.store.remove_xattr(self.id, std::ffi::OsStr::new("security.capability")) {
+            Ok(()) => {}
+            Err(error) if error.kind() == store::ErrorKind::NoAttribute => {}
+            Err(error) if error.kind() == store::ErrorKind::Unsupported => {}
+            Err(error) if error.kind() == store::ErrorKind::NotPermitted => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.state().unprivileged = true;
+        Ok(())
+    }
+}
+
+impl State {
+    /// A page at one end of the write whose other bytes must be read first.
+    fn missing_base(&self, offset: u64, end: u64, bases: &Bases) -> Option<u64> {
+        let overlay = self.overlay?;
+        let partial = |index: u64| {
+            let start = index * PAGE;
+            let covers = offset <= start && (end >= start + PAGE || end >= overlay.store_size);
+            let stored = start < overlay.store_size;
+            let ready = bases.iter().any(|(base, _)| *base == index);
+            !covers && stored && !ready && !self.cache.has(index)
+        };
+        [offset / PAGE, (end - 1) / PAGE].into_iter().find(|index| partial(*index))
+    }
+}
+
+impl From<&Attr> for Overlay {
+    fn from(attr: &Attr) -> Self {
+        Self {
+            size: attr.size,
+            store_size: attr.size,
+            mtime: attr.mtime,
+            ctime: attr.ctime,
+            times_pending: false,
+        }
+    }
+}
+
+/// The permissions without the bits that a write by an unprivileged user takes away; `None` if there are none.
+pub(crate) fn without_set_id(attr: &Attr) -> Option<u32> {
+    let mut perm = attr.perm & !0o4000;
+    // Without group execution the bit means mandatory locking, and stays.
+    if attr.perm & 0o2010 == 0o2010 {
+        perm &= !0o2000;
+    }
+    (perm != attr.perm).then_some(perm)
+}
+
+/// Copies the part of page `index` that lies in `buf`, which begins at `offset` of the file.
+fn copy_page(page: &Page, index: u64, offset: u64, buf: &mut [u8]) {
+    let start = index * PAGE;
+    let from = offset.max(start);
+    let until = (offset + buf.len() as u64).min(start + PAGE);
+    if from >= until {
+        return;
+    }
+    let place = |at: u64, base: u64| usize::try_from(at - base).unwrap_or(usize::MAX);
+    let source = &page.bytes()[place(from, start)..place(until, start)];
+    buf[place(from, offset)..place(until, offset)].copy_from_slice(source);
+}

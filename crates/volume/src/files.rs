@@ -1,0 +1,352 @@
+//! Files: opening, closing, making durable, and what works on ranges.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use store::{Access, AllocateMode, Attr, Created, Creator, Entry, ErrorKind, Name, Seek, SetAttr};
+use sync::{Mutex, MutexGuard};
+
+use crate::handles::FileHandle;
+use crate::inode::Inode;
+use crate::{Caller, Ctx, Error, HandleId, NodeId, OpenFlags, Result, Volume};
+
+/// An open file.
+#[derive(Debug, Clone, Copy)]
+pub struct Opened {
+    /// Its number.
+    pub handle: HandleId,
+    /// What the kernel has cached of this file is still true.
+    pub keep_cache: bool,
+}
+
+impl Volume {
+    /// Makes and opens a file; an existing one is opened unless `EXCLUSIVE` is set. The entry carries a
+    /// look-up.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn create(
+        &self,
+        ctx: &Ctx<'_>,
+        parent: NodeId,
+        name: &OsStr,
+        perm: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        let made = self.core.store.create(parent, Name::new(name)?, perm, creator(ctx.caller));
+        match made {
+            Ok(created) => Ok(self.open_created(created, flags)),
+            Err(error) if error.kind() == ErrorKind::Exists && !flags.contains(OpenFlags::EXCLUSIVE) => {
+                let entry = self.lookup(parent, name)?;
+                match self.open(ctx, entry.id, flags) {
+                    Ok(opened) => Ok((entry, opened)),
+                    Err(error) => {
+                        self.forget(entry.id, 1);
+                        Err(error)
+                    }
+                }
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes and opens a file without a name in the file system of `parent`. The entry carries a look-up.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn tmpfile(
+        &self,
+        ctx: &Ctx<'_>,
+        parent: NodeId,
+        perm: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        let created = self.core.store.tmpfile(parent, perm, creator(ctx.caller))?;
+        Ok(self.open_created(created, flags))
+    }
+
+    fn open_created(&self, created: Created, flags: OpenFlags) -> (Entry, Opened) {
+        let (entry, inode) = self.know(created.entry);
+        inode.set_file(Access::ReadWrite, &created.file);
+        let opened = self.add_handle(inode, flags);
+        (entry, opened)
+    }
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// The store's; [`Error::NoNode`].
+    pub fn open(&self, ctx: &Ctx<'_>, id: NodeId, flags: OpenFlags) -> Result<Opened> {
+        let inode = self.inode(id)?;
+        let writes = flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE);
+        if writes && self.core.store.is_read_only() {
+            return Err(store::Error::new(ErrorKind::ReadOnly, "open").into());
+        }
+        // Counted before the store is asked, so that nobody closes the data in between.
+        inode.state().opens += 1;
+        let opening = Opening { volume: self, inode: Some(inode) };
+        opening.inode().file(if writes { Access::ReadWrite } else { Access::Read })?;
+        if flags.contains(OpenFlags::TRUNCATE) {
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            self.set_attr(ctx, id, &set, flags.contains(OpenFlags::KILL_PRIV))?;
+        }
+        Ok(opening.finish(flags))
+    }
+
+    fn add_handle(&self, inode: Arc<Inode>, flags: OpenFlags) -> Opened {
+        inode.state().opens += 1;
+        Opening { volume: self, inode: Some(inode) }.finish(flags)
+    }
+
+    /// One descriptor of an open file was closed: reports a write-back error that this opening has not
+    /// reported, and writes the file's data first if the volume was asked to.
+    ///
+    /// # Errors
+    /// [`Error::Writeback`]; [`Error::NoHandle`].
+    pub fn flush(&self, ctx: &Ctx<'_>, handle: HandleId) -> Result<()> {
+        let file = self.files.get(handle)?;
+        if self.core.options.flush_on_close && file.inode.state().cache.held() > 0 {
+            (ctx.before_wait)();
+            let _ = file.inode.write_pages(&file.inode.io());
+        }
+        file.report()
+    }
+
+    /// The last descriptor was closed. Unwritten data stays and will be written.
+    pub fn release(&self, handle: HandleId) {
+        if let Some(file) = self.files.remove(handle) {
+            self.close_inode(&file.inode);
+        }
+    }
+
+    fn close_inode(&self, inode: &Arc<Inode>) {
+        inode.state().opens -= 1;
+        inode.close_file_if_idle();
+        self.drop_unused(inode);
+    }
+
+    /// Makes the file durable: its data, size and name; with `data_only` not its other attributes.
+    ///
+    /// # Errors
+    /// A write-back error since this opening last reported one, this call's own included.
+    pub fn fsync(&self, ctx: &Ctx<'_>, handle: HandleId, data_only: bool) -> Result<()> {
+        let file = self.files.get(handle)?;
+        self.fsync_file(ctx, &file, data_only)
+    }
+
+    pub(crate) fn fsync_file(&self, ctx: &Ctx<'_>, file: &FileHandle, data_only: bool) -> Result<()> {
+        (ctx.before_wait)();
+        // Both record their errors, which `report` then returns.
+        let _ = file.inode.make_durable(data_only);
+        file.report()
+    }
+
+    /// Allocates, zeroes or punches a range.
+    ///
+    /// # Errors
+    /// The store's; [`Error::FileTooBig`].
+    pub fn allocate(
+        &self,
+        ctx: &Ctx<'_>,
+        handle: HandleId,
+        mode: AllocateMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let file = self.files.get(handle)?;
+        let end = offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
+        let end = end.ok_or(Error::FileTooBig)?;
+        (ctx.before_wait)();
+        let inode = &file.inode;
+        let io = inode.io();
+        inode.write_pages(&io)?;
+        inode.file(Access::ReadWrite)?.allocate(mode, offset, len)?;
+        inode.changed_on_store(&io, (!mode.contains(AllocateMode::KEEP_SIZE)).then_some(end))
+    }
+
+    /// Where the next data or hole begins.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchAddress`] beyond the end.
+    pub fn seek(&self, ctx: &Ctx<'_>, handle: HandleId, what: Seek, offset: u64) -> Result<u64> {
+        let file = self.files.get(handle)?;
+        file.inode.write_out(ctx)?;
+        Ok(file.inode.file(Access::Read)?.seek(what, offset)?)
+    }
+
+    /// Copies up to `len` bytes between two files, inside the store; says how many.
+    ///
+    /// # Errors
+    /// The store's; [`ErrorKind::Unsupported`] and [`ErrorKind::CrossDevice`] tell the caller to copy itself.
+    pub fn copy_range(
+        &self,
+        ctx: &Ctx<'_>,
+        (src, src_offset): (HandleId, u64),
+        (dst, dst_offset): (HandleId, u64),
+        len: u64,
+    ) -> Result<u64> {
+        let (src, dst) = (self.files.get(src)?, self.files.get(dst)?);
+        (ctx.before_wait)();
+        src.inode.write_out(ctx)?;
+        let io = dst.inode.io();
+        dst.inode.write_pages(&io)?;
+        let (from, to) = (src.inode.id, dst.inode.id);
+        let copied = self.core.store.copy_range(from, src_offset, to, dst_offset, len)?;
+        dst.inode.changed_on_store(&io, Some(dst_offset + copied))?;
+        Ok(copied)
+    }
+
+    /// Changes attributes, and says what they are now. `kill_priv`: drop the set-id bits and capabilities.
+    ///
+    /// # Errors
+    /// The store's; [`Error::NoNode`].
+    pub fn set_attr(&self, ctx: &Ctx<'_>, id: NodeId, set: &SetAttr, kill_priv: bool) -> Result<Attr> {
+        let inode = self.inode(id)?;
+        if kill_priv {
+            inode.drop_privileges()?;
+        }
+        if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() {
+            inode.state().unprivileged = false;
+        }
+        match set.size {
+            None => inode.set_attr(set),
+            Some(size) => inode.set_size(ctx, set, size),
+        }
+    }
+}
+
+/// An inode that counts one opening more, until the handle is made or the opening failed.
+struct Opening<'a> {
+    volume: &'a Volume,
+    inode: Option<Arc<Inode>>,
+}
+
+impl Opening<'_> {
+    fn inode(&self) -> &Arc<Inode> {
+        self.inode.as_ref().expect("present until finished")
+    }
+
+    fn finish(mut self, flags: OpenFlags) -> Opened {
+        let inode = self.inode.take().expect("finished once");
+        let seen = Mutex::new(inode.errors.sample());
+        let handle = self.volume.files.add(FileHandle { inode, flags, seen });
+        Opened { handle, keep_cache: true }
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        if let Some(inode) = self.inode.take() {
+            self.volume.close_inode(&inode);
+        }
+    }
+}
+
+impl FileHandle {
+    /// A write-back error that this opening has not reported yet.
+    fn report(&self) -> Result<()> {
+        let mut seen = self.seen.lock();
+        match self.inode.errors.check_and_advance(&mut seen) {
+            Some(kind) => Err(Error::Writeback(kind)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Inode {
+    /// Writes what is dirty and makes the file durable. Errors are recorded for every open file.
+    pub(crate) fn make_durable(&self, data_only: bool) -> Result<()> {
+        let io = self.io();
+        self.write_pages(&io)?;
+        if !data_only {
+            self.write_times(&io)?;
+        }
+        drop(io);
+        self.file(Access::Read)?.sync(data_only).map_err(|error| self.record(error))
+    }
+
+    /// Brings the store up to date for somebody who looks at it next.
+    fn write_out(&self, ctx: &Ctx<'_>) -> Result<()> {
+        if self.state().cache.held() == 0 {
+            return Ok(());
+        }
+        (ctx.before_wait)();
+        self.write_pages(&self.io())
+    }
+
+    fn set_attr(&self, set: &SetAttr) -> Result<Attr> {
+        let mut attr = self.core.store.set_attr(self.id, set)?;
+        let mut state = self.state();
+        if let Some(overlay) = &mut state.overlay {
+            overlay.ctime = attr.ctime;
+            if set.mtime.is_some() {
+                overlay.mtime = attr.mtime;
+            }
+        }
+        state.apply(&mut attr);
+        Ok(attr)
+    }
+
+    fn set_size(&self, ctx: &Ctx<'_>, set: &SetAttr, size: u64) -> Result<Attr> {
+        let io = self.try_io().unwrap_or_else(|| {
+            (ctx.before_wait)();
+            self.io()
+        });
+        // The page that the new end falls into may have to be copied.
+        let permit = self.core.budget.try_take(1, 0);
+        let Some(mut permit) = permit else {
+            // No room even for one page: write what is here, so that nothing has to be changed.
+            self.write_pages(&io)?;
+            return self.set_size_locked(&io, set, size, None);
+        };
+        self.set_size_locked(&io, set, size, Some(&mut permit))
+    }
+
+    fn set_size_locked(
+        &self,
+        _io: &MutexGuard<'_, ()>,
+        set: &SetAttr,
+        size: u64,
+        permit: Option<&mut writeback::Permit>,
+    ) -> Result<Attr> {
+        let mut attr = self.core.store.set_attr(self.id, set)?;
+        let gone = {
+            let mut state = self.state();
+            let gone = match permit {
+                Some(permit) => state.cache.truncate((&self.core.pool, permit), size),
+                None => state.cache.clear(),
+            };
+            state.changes += 1;
+            if let Some(overlay) = &mut state.overlay {
+                overlay.size = size;
+                overlay.store_size = size;
+                overlay.mtime = attr.mtime;
+                overlay.ctime = attr.ctime;
+            }
+            state.apply(&mut attr);
+            self.note_held(&state);
+            gone
+        };
+        drop(gone);
+        Ok(attr)
+    }
+
+    /// The store's content was changed around the cache, and the file reaches to `end` at least.
+    fn changed_on_store(&self, _io: &MutexGuard<'_, ()>, end: Option<u64>) -> Result<()> {
+        let attr = self.core.store.attr(self.id)?;
+        let mut state = self.state();
+        state.changes += 1;
+        if let Some(overlay) = &mut state.overlay {
+            let end = end.unwrap_or(0);
+            overlay.size = overlay.size.max(end);
+            overlay.store_size = overlay.store_size.max(end);
+            overlay.mtime = attr.mtime;
+            overlay.ctime = attr.ctime;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn creator(caller: Caller) -> Creator {
+    Creator { uid: caller.uid, gid: caller.gid, umask: caller.umask }
+}

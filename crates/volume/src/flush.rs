@@ -1,0 +1,193 @@
+//! From the cache to the store.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use store::{Access, ErrorKind, SetAttr, TimeSet};
+use sync::MutexGuard;
+use sync::atomic::Ordering;
+use writeback::{Outcome, Owner};
+
+use crate::cache::Run;
+use crate::inode::{Inode, State};
+use crate::page::PAGE;
+use crate::{Error, NodeId, Result};
+
+impl writeback::Inode for Inode {
+    fn write_back(&self) -> Outcome {
+        let io = self.io();
+        let outcome = match self.write_pages(&io).and_then(|()| self.write_times(&io)) {
+            Err(_) => Outcome::Failed,
+            Ok(()) => self.unlist_if_clean(),
+        };
+        drop(io);
+        if outcome == Outcome::Clean {
+            self.close_file_if_idle();
+            self.core.retire(self.id);
+        }
+        outcome
+    }
+}
+
+impl Inode {
+    /// Writes the pages that are dirty at this moment.
+    ///
+    /// An error is recorded for every open file and the data stays, dirty.
+    pub(crate) fn write_pages(&self, io: &MutexGuard<'_, ()>) -> Result<()> {
+        let mut next = 0;
+        while let Some(run) = self.take_run(next) {
+            next = run.first + run.pages.len() as u64;
+            self.write_run(io, run)?;
+        }
+        Ok(())
+    }
+
+    fn take_run(&self, from: u64) -> Option<Run> {
+        let mut state = self.state();
+        if state.cache.dirty() == 0 {
+            return None;
+        }
+        let last = state.overlay?.size.saturating_sub(1) / PAGE;
+        state.cache.take_run(from, last)
+    }
+
+    fn write_run(&self, _io: &MutexGuard<'_, ()>, run: Run) -> Result<()> {
+        let offset = run.first * PAGE;
+        let size = self.state().overlay.map_or(0, |overlay| overlay.size);
+        let end = size.min(offset + run.pages.len() as u64 * PAGE);
+        let result = self.write_slices(&run, offset, end);
+        let count = run.pages.len();
+        // Before the cache looks at its pages: ours would count as somebody who still uses them.
+        drop(run.pages);
+        let freed = {
+            let mut state = self.state();
+            let freed = state.cache.end_run(run.first, count, result.is_ok());
+            self.note_held(&state);
+            state.changes += 1;
+            match &result {
+                Ok(()) => {
+                    state.failing = None;
+                    if let Some(overlay) = &mut state.overlay {
+                        overlay.store_size = overlay.store_size.max(end);
+                    }
+                }
+                Err(error) => state.failing = Some(error.kind()),
+            }
+            freed
+        };
+        drop(freed);
+        match result {
+            Ok(()) => {
+                self.core.counters.bytes_written_back.add(end.saturating_sub(offset));
+                Ok(())
+            }
+            Err(error) => Err(self.record(error)),
+        }
+    }
+
+    fn write_slices(&self, run: &Run, offset: u64, end: u64) -> store::Result<()> {
+        let file = match self.file(Access::ReadWrite) {
+            Ok(file) => file,
+            Err(Error::Store(error)) => return Err(error),
+            Err(_) => return Err(store::Error::new(ErrorKind::Io, "open for write-back")),
+        };
+        let mut left = end.saturating_sub(offset);
+        let mut slices = Vec::with_capacity(run.pages.len());
+        for page in &run.pages {
+            let part = usize::try_from(left.min(PAGE)).unwrap_or(0);
+            if part > 0 {
+                slices.push(IoSlice::new(&page.bytes()[..part]));
+            }
+            left -= part as u64;
+        }
+        file.write_at(&slices, offset)
+    }
+
+    /// Records a write-back error where it will be heard of: every open file, the log, the counters.
+    pub(crate) fn record(&self, error: store::Error) -> Error {
+        self.errors.set(error.kind());
+        self.core.counters.writeback_errors.add(1);
+        let path = self.core.store.path_of(self.id);
+        tracing::error!(node = self.id.0, ?path, %error, "write-back failed; the data stays in the cache");
+        Error::Store(error)
+    }
+
+    /// Sets the file's time of last change on the store, once no page is left to write; write-back itself
+    /// changed it there. With that the overlay ends, unless the file was changed meanwhile.
+    pub(crate) fn write_times(&self, _io: &MutexGuard<'_, ()>) -> Result<()> {
+        let mtime = {
+            let mut state = self.state();
+            match state.overlay {
+                None => return Ok(()),
+                Some(_) if state.cache.held() > 0 => return Ok(()),
+                Some(overlay) if overlay.times_pending => overlay.mtime,
+                Some(_) => {
+                    state.end_overlay(None);
+                    return Ok(());
+                }
+            }
+        };
+        let set = SetAttr { mtime: Some(TimeSet::At(mtime)), ..SetAttr::default() };
+        let stored = match self.core.store.set_attr(self.id, &set) {
+            Ok(attr) => Some(attr.ctime),
+            // A daemon without rights over the file cannot set its times; the data is safe.
+            Err(error) if matches!(error.kind(), ErrorKind::NotPermitted | ErrorKind::AccessDenied) => None,
+            Err(error) => {
+                self.state().failing = Some(error.kind());
+                return Err(self.record(error));
+            }
+        };
+        let mut state = self.state();
+        let settled = state.cache.held() == 0 && state.overlay.is_some_and(|now| now.mtime == mtime);
+        if settled {
+            state.failing = None;
+            state.end_overlay(stored);
+        }
+        Ok(())
+    }
+
+    fn unlist_if_clean(&self) -> Outcome {
+        let mut state = self.state();
+        if state.overlay.is_some() {
+            return Outcome::Dirty;
+        }
+        state.listed = false;
+        Outcome::Clean
+    }
+
+    /// Drops every page, for nobody can read them any more.
+    pub(crate) fn discard(&self) {
+        let io = self.io();
+        let gone = {
+            let mut state = self.state();
+            let gone = state.cache.clear();
+            if let Some(overlay) = &mut state.overlay {
+                overlay.times_pending = false;
+            }
+            self.note_held(&state);
+            gone
+        };
+        drop(io);
+        drop(gone);
+    }
+
+    /// Tells the budget how much this inode holds.
+    pub(crate) fn note_held(&self, state: &State) {
+        // ORDERING: Relaxed, a figure for the budget's thresholds; written under the state lock.
+        self.held.store(state.cache.held(), Ordering::Relaxed);
+    }
+
+    /// Lists the inode with its wb; for whoever has just set `listed`, without the state lock.
+    pub(crate) fn list(self: &Arc<Self>) {
+        self.core.bdi.mark_dirty(Arc::clone(self), Owner::ROOT);
+    }
+}
+
+impl crate::core::Core {
+    /// Forgets an inode that nobody needs any more.
+    pub(crate) fn retire(&self, id: NodeId) {
+        if self.table.remove_unused(id) {
+            self.store.forget(id, 1);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Open files and directories.
+//!
+//! Lock order: a shard is a leaf.
+
+use std::sync::Arc;
+
+use store::Dir;
+use sync::atomic::{AtomicU64, Ordering};
+use sync::{Mutex, RwLock};
+use writeback::Cursor;
+
+use crate::inode::Inode;
+use crate::table::IdMap;
+use crate::{Error, HandleId, NodeId, OpenFlags, Result};
+
+const SHARDS: usize = 16;
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct FileHandle {
+    pub(crate) inode: Arc<Inode>,
+    pub(crate) flags: OpenFlags,
+    /// Which write-back errors this opening has reported.
+    pub(crate) seen: Mutex<Cursor>,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct DirHandle {
+    pub(crate) id: NodeId,
+    pub(crate) dir: Arc<dyn Dir>,
+}
+
+/// Open things of one kind by number.
+#[derive(Debug)]
+pub(crate) struct Handles<T> {
+    next: AtomicU64,
+    shards: [RwLock<IdMap<u64, Arc<T>>>; SHARDS],
+}
+
+impl<T> Default for Handles<T> {
+    fn default() -> Self {
+        Self { next: AtomicU64::new(1), shards: Default::default() }
+    }
+}
+
+impl<T> Handles<T> {
+    fn shard(&self, id: u64) -> &RwLock<IdMap<u64, Arc<T>>> {
+        #[allow(clippy::cast_possible_truncation, reason = "only the low bits choose the shard")]
+        &self.shards[id as usize % SHARDS]
+    }
+
+    pub(crate) fn add(&self, handle: T) -> HandleId {
+        // ORDERING: Relaxed, the number only has to be new; the shard's lock publishes the handle.
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.shard(id).write().insert(id, Arc::new(handle));
+        HandleId(id)
+    }
+
+    pub(crate) fn get(&self, id: HandleId) -> Result<Arc<T>> {
+        self.shard(id.0).read().get(&id.0).map(Arc::clone).ok_or(Error::NoHandle(id))
+    }
+
+    pub(crate) fn remove(&self, id: HandleId) -> Option<Arc<T>> {
+        self.shard(id.0).write().remove(&id.0)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.read().len()).sum()
+    }
+
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let gone = std::mem::take(&mut *shard.write());
+            drop(gone);
+        }
+    }
+}

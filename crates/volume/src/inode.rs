@@ -1,0 +1,188 @@
+//! One object in use.
+//!
+//! While a file has unwritten data, its **overlay** says what its size and times are; without one, the store
+//! says so. An inode with an overlay is listed with its wb until a flusher finds nothing left to do.
+//!
+//! # Who may touch what
+//! | field | protected by |
+//! |---|---|
+//! | `state` | its own lock |
+//! | `io` | held while data goes to the store, and by whatever must not run beside that (truncate, allocate, copy) |
+//! | `file` | its own lock, a leaf |
+//! | `held` | written under `state`, read by the budget without |
+//!
+//! Lock order: `io` (two inodes: the lower id first), then `state`; `file` alone. The store is called under
+//! `io` at most, so that a store that hangs on one file stops this file only.
+
+use std::fmt;
+use std::sync::Arc;
+
+use store::{Access, Attr, ErrorKind, File, Timestamp};
+use sync::atomic::AtomicU64;
+use sync::{Mutex, MutexGuard};
+use writeback::ErrSeq;
+
+use crate::cache::Cache;
+use crate::core::Core;
+use crate::{NodeId, Result};
+
+/// One object in use.
+pub(crate) struct Inode {
+    pub(crate) id: NodeId,
+    pub(crate) core: Arc<Core>,
+    pub(crate) errors: ErrSeq<ErrorKind>,
+    /// Pages in the cache, for the budget's thresholds.
+    pub(crate) held: Arc<AtomicU64>,
+    io: Mutex<()>,
+    state: Mutex<State>,
+    file: Mutex<Option<OpenFile>>,
+}
+
+struct OpenFile {
+    access: Access,
+    file: Arc<dyn File>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) lookups: u64,
+    pub(crate) opens: u64,
+    pub(crate) cache: Cache,
+    pub(crate) overlay: Option<Overlay>,
+    /// On the lists of its wb: set by whoever begins an overlay, cleared by the flusher that finds none.
+    pub(crate) listed: bool,
+    /// Counts what makes a look at the store stale: written runs, truncations, the overlay's end.
+    pub(crate) changes: u64,
+    /// The last write-back failed so, and the data is still here.
+    pub(crate) failing: Option<ErrorKind>,
+    /// The file has no set-id bits and no capabilities.
+    pub(crate) unprivileged: bool,
+    /// The store's ctime after our own write-back, and the one that users saw before and go on to see.
+    shown_ctime: Option<(Timestamp, Timestamp)>,
+}
+
+/// What is newer here than on the store.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Overlay {
+    pub(crate) size: u64,
+    /// The store's size: nothing needs to be read from beyond it.
+    pub(crate) store_size: u64,
+    pub(crate) mtime: Timestamp,
+    pub(crate) ctime: Timestamp,
+    /// `mtime` has still to be set on the store.
+    pub(crate) times_pending: bool,
+}
+
+impl fmt::Debug for Inode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inode").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Inode {
+    pub(crate) fn new(id: NodeId, core: &Arc<Core>) -> Self {
+        Self {
+            id,
+            core: Arc::clone(core),
+            errors: ErrSeq::default(),
+            held: Arc::new(AtomicU64::new(0)),
+            io: Mutex::new(()),
+            state: Mutex::new(State::default()),
+            file: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Keeps data from going to the store. May wait for as long as the store takes.
+    pub(crate) fn io(&self) -> MutexGuard<'_, ()> {
+        self.io.lock()
+    }
+
+    /// The same, if nobody has it.
+    pub(crate) fn try_io(&self) -> Option<MutexGuard<'_, ()>> {
+        self.io.try_lock()
+    }
+
+    pub(crate) fn add_lookup(&self) {
+        self.state.lock().lookups += 1;
+    }
+
+    /// Nobody knows the inode and it has nothing to write.
+    pub(crate) fn is_unused(&self) -> bool {
+        let state = self.state.lock();
+        state.lookups == 0 && state.opens == 0 && !state.listed
+    }
+
+    /// The data, opened on the store if it is not yet; writing needs `ReadWrite`.
+    pub(crate) fn file(&self, access: Access) -> Result<Arc<dyn File>> {
+        if let Some(open) = self.file.lock().as_ref()
+            && (access == Access::Read || open.access == Access::ReadWrite)
+        {
+            return Ok(Arc::clone(&open.file));
+        }
+        let file = self.core.store.open(self.id, access)?;
+        self.set_file(access, &file);
+        Ok(file)
+    }
+
+    /// Keeps an open file for all further uses.
+    pub(crate) fn set_file(&self, access: Access, file: &Arc<dyn File>) {
+        let mut open = self.file.lock();
+        if open.as_ref().is_none_or(|open| open.access == Access::Read) {
+            *open = Some(OpenFile { access, file: Arc::clone(file) });
+        }
+    }
+
+    /// Closes the data when nobody has it open and nothing is left to write.
+    pub(crate) fn close_file_if_idle(&self) {
+        let idle = {
+            let state = self.state.lock();
+            state.opens == 0 && state.overlay.is_none()
+        };
+        if idle {
+            let closed = self.file.lock().take();
+            drop(closed);
+        }
+    }
+
+    /// The attributes as users see them.
+    pub(crate) fn attr(&self) -> Result<Attr> {
+        loop {
+            let before = self.state.lock().changes;
+            let mut attr = self.core.store.attr(self.id)?;
+            let state = self.state.lock();
+            // A write-back that ended between the two looks would leave us with the old size.
+            if state.changes == before || state.overlay.is_some() {
+                state.apply(&mut attr);
+                return Ok(attr);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Puts what is newer here over the store's attributes.
+    pub(crate) fn apply(&self, attr: &mut Attr) {
+        if let Some(overlay) = &self.overlay {
+            attr.size = overlay.size;
+            attr.mtime = overlay.mtime;
+            attr.ctime = overlay.ctime;
+            attr.blocks += self.cache.held() * (crate::page::PAGE / 512);
+        } else if let Some((stored, shown)) = self.shown_ctime
+            && attr.ctime == stored
+        {
+            attr.ctime = shown;
+        }
+    }
+
+    /// Ends the overlay: the store knows everything. `stored` is its ctime after our own changes.
+    pub(crate) fn end_overlay(&mut self, stored: Option<Timestamp>) {
+        if let (Some(overlay), Some(stored)) = (self.overlay.take(), stored) {
+            self.shown_ctime = Some((stored, overlay.ctime));
+        }
+        self.changes += 1;
+    }
+}

@@ -1,0 +1,286 @@
+//! The life of a volume, from `active` to `released`.
+//!
+//! The one who asks for the end drains: it writes every dirty inode, makes everything durable, gives the
+//! store free. Whoever asks while that goes on waits for the same end.
+//!
+//! Lock order: `Volume::life` is a leaf; nothing is written under it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use store::ErrorKind;
+use sync::{Condvar, Mutex};
+use writeback::{Inode as _, Outcome, Owner};
+
+use crate::inode::Inode;
+use crate::page::PAGE;
+use crate::{Ctx, Error, Result, Volume};
+
+/// Threads that drain a volume beside its flushers: a store with a long way to it is not waited for file by
+/// file.
+const DRAINERS: usize = 8;
+
+/// Where a volume is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LifeState {
+    /// In use.
+    Active,
+    /// No path leads to it; open files keep it.
+    Detached,
+    /// Its data is being written for the last time.
+    Draining,
+    /// Everything is on the store and the store is free.
+    Released,
+    /// The store is free, but not everything could be written.
+    Failed,
+}
+
+/// Data that is not on the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unwritten {
+    /// The node's number.
+    pub node: u64,
+    /// The file's path in the volume, if the store can say.
+    pub path: Option<PathBuf>,
+    /// Bytes.
+    pub bytes: u64,
+    /// Why, if an attempt failed.
+    pub error: Option<ErrorKind>,
+}
+
+/// How a drain ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DrainReport {
+    /// What was not written; empty if all went well.
+    pub unwritten: Vec<Unwritten>,
+    /// The last step, making everything durable, failed so.
+    pub sync_error: Option<store::Error>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl DrainReport {
+    /// Everything is on the store.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.unwritten.is_empty() && self.sync_error.is_none()
+    }
+}
+
+/// A volume's figures.
+#[derive(Debug, Clone)]
+pub struct Status {
+    /// Where it is in its life.
+    pub state: LifeState,
+    /// The store, as a person names it.
+    pub store: String,
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// Bytes to be written, those under way included.
+    pub dirty_bytes: u64,
+    /// Files with unwritten data.
+    pub dirty_files: u64,
+    /// Bytes in the cache, data that was reserved for included.
+    pub cached_bytes: u64,
+    /// The cache's hard bound, in bytes.
+    pub cache_bytes_max: u64,
+    /// Inodes in the table.
+    pub nodes: u64,
+    /// Open files and directories.
+    pub open_files: u64,
+    /// Bytes written back since the start.
+    pub bytes_written_back: u64,
+    /// Write-back errors since the start.
+    pub writeback_errors: u64,
+    /// Writes that had to wait for room in the cache.
+    pub writer_waits: u64,
+    /// Files whose data could not be written at the last attempt.
+    pub failing: Vec<Unwritten>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Life {
+    state: Mutex<(LifeState, Option<DrainReport>)>,
+    ended: Condvar,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        Self { state: Mutex::new((LifeState::Active, None)), ended: Condvar::default() }
+    }
+}
+
+impl Volume {
+    /// The volume's figures.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let dirty = self.dirty_inodes();
+        let waiting: Vec<Unwritten> = dirty.iter().filter_map(|inode| inode.unwritten()).collect();
+        Status {
+            state: self.life.state.lock().0,
+            store: self.core.store.describe(),
+            read_only: self.core.store.is_read_only(),
+            dirty_bytes: waiting.iter().map(|file| file.bytes).sum(),
+            dirty_files: waiting.len() as u64,
+            cached_bytes: self.core.budget.used() * PAGE,
+            cache_bytes_max: self.core.budget.limit() * PAGE,
+            nodes: self.core.table.len() as u64,
+            open_files: (self.files.len() + self.dirs.len()) as u64,
+            bytes_written_back: self.core.counters.bytes_written_back.get(),
+            writeback_errors: self.core.counters.writeback_errors.get(),
+            writer_waits: self.core.counters.waits.get(),
+            failing: waiting.into_iter().filter(|file| file.error.is_some()).collect(),
+        }
+    }
+
+    /// Makes durable what was dirty when the call began, and what the store had not made durable yet.
+    ///
+    /// # Errors
+    /// The first failure; every file's own is reported to its open files as well.
+    pub fn sync(&self, ctx: &Ctx<'_>) -> Result<()> {
+        (ctx.before_wait)();
+        self.sync_all()
+    }
+
+    /// The same, for callers without a request.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub fn sync_all(&self) -> Result<()> {
+        let failed = self.write_all();
+        self.core.store.sync()?;
+        match failed.first().and_then(|inode| inode.state().failing) {
+            Some(kind) => Err(Error::Writeback(kind)),
+            None => Ok(()),
+        }
+    }
+
+    /// No path leads to the volume any more.
+    pub fn set_detached(&self) {
+        let mut state = self.life.state.lock();
+        if state.0 == LifeState::Active {
+            state.0 = LifeState::Detached;
+        }
+    }
+
+    /// Writes everything, makes it durable and gives the store free; says what could not be written.
+    ///
+    /// Tries again while attempts fail, until [`Options::drain_deadline`](crate::Options::drain_deadline)
+    /// has passed since the last byte could be written, or until [`force`](Self::force). No other call may
+    /// follow but `status`. Later callers get the first one's report when it is there.
+    pub fn shutdown(&self) -> DrainReport {
+        {
+            let mut state = self.life.state.lock();
+            if !matches!(state.0, LifeState::Active | LifeState::Detached) {
+                while state.1.is_none() {
+                    self.life.ended.wait(&mut state);
+                }
+                return state.1.clone().unwrap_or_default();
+            }
+            state.0 = LifeState::Draining;
+        }
+        let begun = Instant::now();
+        self.drain();
+        let sync_error = if self.core.is_forced() { None } else { self.core.store.sync().err() };
+        let unwritten = self.dirty_inodes().iter().filter_map(|inode| inode.unwritten()).collect();
+        self.core.bdi.stop(
+            Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
+        );
+        self.files.clear();
+        self.dirs.clear();
+        self.core.table.clear();
+        self.core.store.close();
+        let report = DrainReport { unwritten, sync_error, took: begun.elapsed() };
+        let end = if report.is_complete() { LifeState::Released } else { LifeState::Failed };
+        *self.life.state.lock() = (end, Some(report.clone()));
+        self.life.ended.notify_all();
+        report
+    }
+
+    /// Gives the volume up: whoever waits gets an error, a drain ends with what is written by then.
+    pub fn force(&self) {
+        self.core.force();
+    }
+
+    /// How the volume's end went, once it is there.
+    #[must_use]
+    pub fn report(&self) -> Option<DrainReport> {
+        self.life.state.lock().1.clone()
+    }
+
+    fn drain(&self) {
+        let mut last_progress = Instant::now();
+        let mut written = self.core.counters.bytes_written_back.get();
+        loop {
+            let failed = self.write_all();
+            let clean = self.dirty_inodes().iter().all(|inode| inode.unwritten().is_none());
+            if (clean && failed.is_empty()) || self.core.is_forced() {
+                return;
+            }
+            let now = self.core.counters.bytes_written_back.get();
+            if now > written {
+                (written, last_progress) = (now, Instant::now());
+            } else if last_progress.elapsed() >= self.core.options.drain_deadline {
+                return;
+            }
+            if !failed.is_empty() {
+                // Not in place of a wake-up: nothing tells when a store that failed will work again.
+                self.core.wait_forced(self.core.options.retry_pause.min(Duration::from_secs(1)));
+            }
+        }
+    }
+
+    /// Writes what is dirty now, with several threads; returns the inodes that failed.
+    fn write_all(&self) -> Vec<Arc<Inode>> {
+        let inodes = self.dirty_inodes();
+        let queue = Mutex::new(inodes.iter());
+        let failed = Mutex::new(Vec::new());
+        let work = || {
+            loop {
+                let next = queue.lock().next();
+                let Some(inode) = next else { return };
+                if self.core.is_forced() {
+                    return;
+                }
+                if inode.write_back() == Outcome::Failed {
+                    failed.lock().push(Arc::clone(inode));
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..DRAINERS.min(inodes.len()) {
+                let spawned = std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, work);
+                if spawned.is_err() {
+                    break;
+                }
+            }
+            work();
+        });
+        failed.into_inner()
+    }
+
+    fn dirty_inodes(&self) -> Vec<Arc<Inode>> {
+        self.core.bdi.wb(Owner::ROOT).snapshot()
+    }
+}
+
+impl mounts::Superblock for Volume {
+    fn shutdown(&self) {
+        Volume::shutdown(self);
+    }
+}
+
+impl Inode {
+    fn unwritten(&self) -> Option<Unwritten> {
+        let (bytes, error) = {
+            let state = self.state();
+            let pages = state.cache.held() * PAGE;
+            (pages.min(state.overlay.map_or(0, |overlay| overlay.size)), state.failing)
+        };
+        if bytes == 0 && error.is_none() {
+            return None;
+        }
+        Some(Unwritten { node: self.id.0, path: self.core.store.path_of(self.id), bytes, error })
+    }
+}

@@ -1,0 +1,227 @@
+//! Names, attributes and directories: what passes through to the store.
+
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+use store::{Attr, DirEntry, Entry, Name, NewNode, RenameFlags, SetXattr, StatFs};
+
+use crate::files::creator;
+use crate::handles::DirHandle;
+use crate::inode::Inode;
+use crate::{Ctx, Error, HandleId, NodeId, Result, Volume};
+
+impl Volume {
+    /// Finds `name` in `parent`. The entry carries a look-up.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn lookup(&self, parent: NodeId, name: &OsStr) -> Result<Entry> {
+        let entry = self.core.store.lookup(parent, Name::new(name)?)?;
+        Ok(self.know(entry).0)
+    }
+
+    /// Gives `n` look-ups on `id` back.
+    pub fn forget(&self, id: NodeId, n: u64) {
+        let Some(inode) = self.core.table.get(id) else { return };
+        {
+            let mut state = inode.state();
+            state.lookups = state.lookups.saturating_sub(n);
+        }
+        self.drop_unused(&inode);
+    }
+
+    /// The attributes of `id`.
+    ///
+    /// # Errors
+    /// The store's; [`Error::NoNode`].
+    pub fn attr(&self, id: NodeId) -> Result<Attr> {
+        self.inode(id)?.attr()
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn read_link(&self, id: NodeId) -> Result<OsString> {
+        Ok(self.core.store.read_link(id)?)
+    }
+
+    /// Makes a directory, symbolic link, device, fifo, socket or empty file. The entry carries a look-up.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn make(
+        &self,
+        ctx: &Ctx<'_>,
+        parent: NodeId,
+        name: &OsStr,
+        what: NewNode<'_>,
+        perm: u32,
+    ) -> Result<Entry> {
+        let entry = self.core.store.make(parent, Name::new(name)?, what, perm, creator(ctx.caller))?;
+        Ok(self.know(entry).0)
+    }
+
+    /// Removes a name of something that is no directory.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<()> {
+        Ok(self.core.store.unlink(parent, Name::new(name)?)?)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<()> {
+        Ok(self.core.store.rmdir(parent, Name::new(name)?)?)
+    }
+
+    /// Moves a name, as renameat2(2).
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn rename(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (name, new_name) = (Name::new(name)?, Name::new(new_name)?);
+        Ok(self.core.store.rename(parent, name, new_parent, new_name, flags)?)
+    }
+
+    /// Gives `id` another name. The entry carries a look-up.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn link(&self, id: NodeId, parent: NodeId, name: &OsStr) -> Result<Entry> {
+        let entry = self.core.store.link(id, parent, Name::new(name)?)?;
+        Ok(self.know(entry).0)
+    }
+
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn open_dir(&self, id: NodeId) -> Result<HandleId> {
+        let dir = self.core.store.open_dir(id)?;
+        Ok(self.dirs.add(DirHandle { id, dir }))
+    }
+
+    /// Lists a directory from `offset` on until `sink` says `false`.
+    ///
+    /// # Errors
+    /// The store's; [`Error::NoHandle`].
+    pub fn list(&self, handle: HandleId, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
+        Ok(self.dirs.get(handle)?.dir.list(offset, sink)?)
+    }
+
+    /// Makes completed changes of a directory's entries durable.
+    ///
+    /// # Errors
+    /// The store's; [`Error::NoHandle`].
+    pub fn sync_dir(&self, handle: HandleId) -> Result<()> {
+        Ok(self.core.store.sync_dir(self.dirs.get(handle)?.id)?)
+    }
+
+    /// The last descriptor of a directory was closed.
+    pub fn release_dir(&self, handle: HandleId) {
+        let closed = self.dirs.remove(handle);
+        drop(closed);
+    }
+
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn get_xattr(&self, id: NodeId, name: &OsStr) -> Result<Vec<u8>> {
+        Ok(self.core.store.get_xattr(id, name)?)
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn set_xattr(&self, id: NodeId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()> {
+        if let Some(inode) = self.core.table.get(id) {
+            inode.state().unprivileged = false;
+        }
+        Ok(self.core.store.set_xattr(id, name, value, how)?)
+    }
+
+    /// The names of the extended attributes, each ended by NUL.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn list_xattr(&self, id: NodeId) -> Result<Vec<u8>> {
+        Ok(self.core.store.list_xattr(id)?)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn remove_xattr(&self, id: NodeId, name: &OsStr) -> Result<()> {
+        Ok(self.core.store.remove_xattr(id, name)?)
+    }
+
+    /// Sizes of the store.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn statfs(&self) -> Result<StatFs> {
+        Ok(self.core.store.statfs()?)
+    }
+
+    pub(crate) fn inode(&self, id: NodeId) -> Result<Arc<Inode>> {
+        if let Some(inode) = self.core.table.get(id) {
+            return Ok(inode);
+        }
+        // The root is known without a look-up; its own reference is never given back.
+        if id == NodeId::ROOT {
+            return Ok(self.core.table.look_up(id, || Inode::new(id, &self.core)).0);
+        }
+        Err(Error::NoNode(id))
+    }
+
+    /// Takes over an entry that came with a reference: its inode, with a look-up more, and the entry as
+    /// users see it.
+    pub(crate) fn know(&self, mut entry: Entry) -> (Entry, Arc<Inode>) {
+        let (inode, known) = self.core.table.look_up(entry.id, || Inode::new(entry.id, &self.core));
+        if known {
+            self.core.store.forget(entry.id, 1);
+            let overlaid = {
+                let state = inode.state();
+                state.apply(&mut entry.attr);
+                state.overlay.is_some()
+            };
+            // A write-back may have ended between the store's answer and our look.
+            if !overlaid
+                && entry.attr.kind == store::FileType::Regular
+                && let Ok(attr) = inode.attr()
+            {
+                entry.attr = attr;
+            }
+        }
+        (entry, inode)
+    }
+
+    /// Forgets an inode that nobody knows and nobody has open; the data of a file without a name with it.
+    pub(crate) fn drop_unused(&self, inode: &Arc<Inode>) {
+        let (unknown, dirty) = {
+            let state = inode.state();
+            (state.lookups == 0 && state.opens == 0, state.cache.held() > 0)
+        };
+        if !unknown {
+            return;
+        }
+        if dirty && self.core.store.attr(inode.id).is_ok_and(|attr| attr.nlink == 0) {
+            inode.discard();
+        }
+        self.core.retire(inode.id);
+    }
+}

@@ -1,0 +1,90 @@
+//! The inode table: one inode for each object that the front end knows or that has unwritten data.
+//!
+//! Lock order: a shard, then an inode's state. The store is called with neither held.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use sync::RwLock;
+
+use crate::NodeId;
+use crate::inode::Inode;
+
+const SHARDS: usize = 16;
+
+/// Spreads ids that we count up ourselves; nobody can choose them to collide.
+#[derive(Debug, Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
+
+/// Inodes by id.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    shards: [RwLock<IdMap<NodeId, Arc<Inode>>>; SHARDS],
+}
+
+impl Table {
+    fn shard(&self, id: NodeId) -> &RwLock<IdMap<NodeId, Arc<Inode>>> {
+        #[allow(clippy::cast_possible_truncation, reason = "only the low bits choose the shard")]
+        &self.shards[id.0 as usize % SHARDS]
+    }
+
+    pub(crate) fn get(&self, id: NodeId) -> Option<Arc<Inode>> {
+        self.shard(id).read().get(&id).map(Arc::clone)
+    }
+
+    /// The inode for `id` with one more look-up, made if it is not there; says whether it was there.
+    pub(crate) fn look_up(&self, id: NodeId, make: impl FnOnce() -> Inode) -> (Arc<Inode>, bool) {
+        let shard = self.shard(id);
+        if let Some(inode) = shard.read().get(&id) {
+            inode.add_lookup();
+            return (Arc::clone(inode), true);
+        }
+        let mut known = true;
+        let mut shard = shard.write();
+        let inode = shard.entry(id).or_insert_with(|| {
+            known = false;
+            Arc::new(make())
+        });
+        inode.add_lookup();
+        (Arc::clone(inode), known)
+    }
+
+    /// Removes `id` if nobody needs it any more; says whether it did.
+    pub(crate) fn remove_unused(&self, id: NodeId) -> bool {
+        let removed = {
+            let mut shard = self.shard(id).write();
+            if shard.get(&id).is_some_and(|inode| inode.is_unused()) { shard.remove(&id) } else { None }
+        };
+        removed.is_some()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.read().len()).sum()
+    }
+
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let gone = std::mem::take(&mut *shard.write());
+            drop(gone);
+        }
+    }
+}

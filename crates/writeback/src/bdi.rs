@@ -1,0 +1,175 @@
+//! One backing device with its flushers.
+//!
+//! Flushers wait on `control` for one of: an inode's time has come, the cache is over its background
+//! threshold, somebody asked, or the end. Each takes one inode at a time, so that one that hangs holds up
+//! one flusher; `fsync` and `sync` write inodes themselves and need no flusher at all.
+//!
+//! Lock order: `Bdi::control`, then a wb's lists. Inodes are written with neither held.
+//!
+//! Shutdown: `stop` sets `stopping`; each flusher ends after the inode it is writing. Whoever drains does
+//! so before.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sync::{Clock, Condvar, Counter, Mutex};
+
+use crate::wb::{Inode, Owner, Wb};
+use crate::{Budget, Outcome};
+
+/// How a backing device is flushed.
+#[derive(Debug, Clone)]
+pub struct BdiOptions {
+    /// Flusher threads; at least one.
+    pub flushers: usize,
+    /// Dirty data rests this long before it is written without need.
+    pub dirty_after: Duration,
+    /// Write without rest above this many cached pages.
+    pub background_pages: u64,
+    /// Pause after the first failed write-back of an inode; doubles up to 32 times with each further one.
+    pub retry_pause: Duration,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// One backing device.
+#[derive(Debug)]
+pub struct Bdi<I: Inode + ?Sized> {
+    options: BdiOptions,
+    budget: Arc<Budget>,
+    root: Wb<I>,
+    control: Mutex<Control>,
+    changed: Condvar,
+    written: Counter,
+}
+
+#[derive(Debug, Default)]
+struct Control {
+    stopping: bool,
+    /// Somebody wants the list shortened without regard to age.
+    kicked: bool,
+    flushers: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl<I: Inode + ?Sized> Bdi<I> {
+    /// A backing device whose pages count against `budget`; its flushers start at once.
+    ///
+    /// # Errors
+    /// When the host gives no thread.
+    pub fn start(name: &str, options: BdiOptions, budget: Arc<Budget>) -> std::io::Result<Arc<Self>> {
+        let bdi = Arc::new(Self {
+            options,
+            budget,
+            root: Wb::new(Owner::ROOT),
+            control: Mutex::new(Control::default()),
+            changed: Condvar::new(),
+            written: Counter::default(),
+        });
+        for number in 0..bdi.options.flushers.max(1) {
+            let this = Arc::clone(&bdi);
+            let thread = std::thread::Builder::new()
+                .name(format!("flush-{name}-{number}"))
+                .stack_size(256 * 1024)
+                .spawn(move || this.flush_loop())?;
+            bdi.control.lock().flushers.push(thread);
+        }
+        Ok(bdi)
+    }
+
+    /// The wb of an owner. All data has one owner so far: the root.
+    pub fn wb(&self, _owner: Owner) -> &Wb<I> {
+        &self.root
+    }
+
+    /// Lists an inode that has just become dirty. The caller holds no lock of the inode.
+    pub fn mark_dirty(&self, inode: Arc<I>, owner: Owner) {
+        if self.wb(owner).push(inode, self.options.clock.now()) {
+            // The list was empty: flushers may be waiting without a time. Taking `control` orders this
+            // after a flusher's look at the list and before its wait, or the wake-up would be lost.
+            drop(self.control.lock());
+            self.changed.notify_one();
+        }
+    }
+
+    /// Wakes the flushers if the cache is over its background threshold.
+    pub fn check_background(&self) {
+        if self.budget.used() > self.options.background_pages {
+            self.kick();
+        }
+    }
+
+    /// Asks the flushers to write without regard to age, until the cache is below half its threshold.
+    pub fn kick(&self) {
+        let mut control = self.control.lock();
+        if !control.kicked {
+            control.kicked = true;
+            drop(control);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Inodes written by flushers.
+    pub fn inodes_flushed(&self) -> u64 {
+        self.written.get()
+    }
+
+    /// Ends the flushers and waits for those that are not inside a write-back that hangs: each gets until
+    /// `deadline`. Says how many did not end.
+    pub fn stop(&self, deadline: Instant) -> usize {
+        let threads = {
+            let mut control = self.control.lock();
+            control.stopping = true;
+            std::mem::take(&mut control.flushers)
+        };
+        self.changed.notify_all();
+        let mut left = 0;
+        for thread in threads {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::park_timeout(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            } else {
+                left += 1;
+            }
+        }
+        left
+    }
+
+    fn flush_loop(&self) {
+        while let Some(listed) = self.next() {
+            let outcome = listed.inode.write_back();
+            self.written.add(1);
+            let pause = self.options.retry_pause * (1 << listed.failures.min(5));
+            self.root.done(listed, outcome, self.options.clock.now(), pause);
+            if outcome == Outcome::Failed {
+                // Whoever waits for room may have to learn that there will be none.
+                self.budget.wake_all();
+            }
+        }
+    }
+
+    /// Waits for the next inode to write; `None` at the end.
+    fn next(&self) -> Option<crate::wb::Listed<I>> {
+        let mut control = self.control.lock();
+        loop {
+            if control.stopping {
+                return None;
+            }
+            let now = self.options.clock.now();
+            let urgent = control.kicked && self.budget.used() > self.options.background_pages / 2;
+            let before = if urgent { Some(now) } else { now.checked_sub(self.options.dirty_after) };
+            if let Some(listed) = self.root.take(before, now) {
+                return Some(listed);
+            }
+            control.kicked = false;
+            match self.root.next_due(self.options.dirty_after) {
+                None => self.changed.wait(&mut control),
+                Some(due) => {
+                    let until = Instant::now() + due.saturating_sub(now);
+                    self.changed.wait_until(&mut control, until);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Write-back errors, reported once to everyone.
+//!
+//! The semantics are those of the kernel's `errseq_t`: an error is remembered with a sequence number;
+//! each open file has a cursor and reports an error that is newer than its cursor, once. A file that is
+//! opened after an error which nobody has seen yet reports it too, so that none is lost.
+
+use sync::Mutex;
+
+/// The last write-back error of one file, of kind `E`.
+#[derive(Debug)]
+pub struct ErrSeq<E> {
+    // protected by: this lock, a leaf.
+    state: Mutex<State<E>>,
+}
+
+#[derive(Debug)]
+struct State<E> {
+    last: Option<E>,
+    sequence: u64,
+    seen: bool,
+}
+
+/// What one open file has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor(u64);
+
+impl<E> Default for ErrSeq<E> {
+    fn default() -> Self {
+        Self { state: Mutex::new(State { last: None, sequence: 0, seen: true }) }
+    }
+}
+
+impl<E: Copy> ErrSeq<E> {
+    /// Records an error.
+    pub fn set(&self, error: E) {
+        let mut state = self.state.lock();
+        // An error that nobody has looked at needs no new number: nobody could tell the two apart.
+        if state.seen {
+            state.sequence += 1;
+        }
+        state.last = Some(error);
+        state.seen = false;
+    }
+
+    /// A cursor for a file that is opened now: behind an error that nobody has seen, else up to date.
+    #[must_use]
+    pub fn sample(&self) -> Cursor {
+        let state = self.state.lock();
+        Cursor(if state.seen { state.sequence } else { state.sequence - 1 })
+    }
+
+    /// The error that is newer than `cursor`, if any; the cursor moves past it.
+    pub fn check_and_advance(&self, cursor: &mut Cursor) -> Option<E> {
+        let mut state = self.state.lock();
+        if cursor.0 == state.sequence {
+            return None;
+        }
+        cursor.0 = state.sequence;
+        state.seen = true;
+        state.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_open_file_hears_of_an_error_once() {
+        let errors = ErrSeq::default();
+        let (mut a, mut b) = (errors.sample(), errors.sample());
+        assert_eq!(errors.check_and_advance(&mut a), None);
+        errors.set("eio");
+        assert_eq!(errors.check_and_advance(&mut a), Some("eio"));
+        assert_eq!(errors.check_and_advance(&mut a), None);
+        assert_eq!(errors.check_and_advance(&mut b), Some("eio"));
+        assert_eq!(errors.check_and_advance(&mut b), None);
+    }
+
+    #[test]
+    fn a_later_open_hears_only_of_an_error_that_nobody_saw() {
+        let errors = ErrSeq::default();
+        errors.set("eio");
+        let mut late = errors.sample();
+        assert_eq!(errors.check_and_advance(&mut late), Some("eio"));
+        let mut later = errors.sample();
+        assert_eq!(errors.check_and_advance(&mut later), None);
+    }
+
+    #[test]
+    fn a_second_error_after_the_first_was_seen_is_a_new_one() {
+        let errors = ErrSeq::default();
+        let (mut a, mut b) = (errors.sample(), errors.sample());
+        errors.set("eio");
+        assert_eq!(errors.check_and_advance(&mut a), Some("eio"));
+        errors.set("enospc");
+        assert_eq!(errors.check_and_advance(&mut a), Some("enospc"));
+        assert_eq!(errors.check_and_advance(&mut b), Some("enospc"));
+        assert_eq!(errors.check_and_advance(&mut b), None);
+    }
+}
