@@ -31,6 +31,7 @@ fn written_pages_leave_and_failed_ones_stay() {
     }
     let run = cache.take_run(0, 9).unwrap();
     assert_eq!((run.first, run.pages.len()), (3, 2), "neighbours go together");
+    drop(run);
     let run = cache.take_run(5, 9).unwrap();
     assert_eq!((run.first, run.pages.len()), (6, 1));
     drop(run.pages);
