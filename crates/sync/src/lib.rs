@@ -10,6 +10,7 @@
 mod clock;
 mod counter;
 mod lock;
+pub mod mutant;
 
 pub use clock::{Clock, ManualClock, RealClock};
 pub use counter::Counter;

@@ -6,6 +6,10 @@
 //! fifths, and one that holds little finds room at once: the one who fills the cache waits, not its
 //! neighbour. Up to a quarter of the limit nobody is asked.
 //!
+//! Orderings, P1 (store-load on both sides, by a SeqCst fence each): a waiter adds itself to `waiting`, then
+//! reads `used` in its second try; a giver lowers `used`, then reads `waiting`. Either the waiter sees the
+//! pages or the giver sees the waiter. Without one of the fences both may miss, and the waiter sleeps on.
+//!
 //! Lock order: `Budget::queue` is a leaf; waiters are woken outside it.
 //!
 //! Who touches what: `used` only in `try_take` and `give_back`; `waiting` only under `queue`, read without.
@@ -14,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sync::Mutex;
-use sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// An owner may hold this many times what is free.
 const SHARE: u64 = 4;
@@ -99,16 +103,14 @@ impl Budget {
     /// Takes `pages` for an owner that holds `held`, if the thresholds allow.
     #[must_use]
     pub fn try_take(self: &Arc<Self>, pages: u64, held: u64) -> Option<Permit> {
-        // ORDERING: SeqCst, the store-load pair of P1: a waiter queues itself (SeqCst on `waiting`) and
-        // then tries; a giver lowers `used` and then reads `waiting`. In one total order either the
-        // waiter sees the pages or the giver sees the waiter. Weaker: both miss, the waiter sleeps on.
-        let mut used = self.used.load(Ordering::SeqCst);
+        // ORDERING: Relaxed, a first guess that the exchange below checks.
+        let mut used = self.used.load(Ordering::Relaxed);
         loop {
             if !self.fits(used, pages, held) {
                 return None;
             }
-            // ORDERING: SeqCst as above; the exchange is what keeps the bound.
-            match self.used.compare_exchange_weak(used, used + pages, Ordering::SeqCst, Ordering::SeqCst) {
+            // ORDERING: Relaxed, the exchange alone keeps the bound; pages are published by their owners' locks.
+            match self.used.compare_exchange_weak(used, used + pages, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Some(Permit { budget: Arc::clone(self), pages }),
                 Err(now) => used = now,
             }
@@ -123,8 +125,11 @@ impl Budget {
         let number = queue.next;
         queue.next += 1;
         queue.waiters.push_back((number, Arc::new(waiter)));
-        // ORDERING: SeqCst, P1 (see `try_take`).
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        // ORDERING: Relaxed and a SeqCst fence, P1: this add, then the caller's load of `used`.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        if !sync::mutant::is_on("budget-no-waiter-fence") {
+            fence(Ordering::SeqCst);
+        }
         Queued { budget: self, number }
     }
 
@@ -158,10 +163,12 @@ impl Budget {
         if pages == 0 {
             return;
         }
-        // ORDERING: SeqCst, P1 (see `try_take`).
-        self.used.fetch_sub(pages, Ordering::SeqCst);
-        // ORDERING: SeqCst, P1.
-        if self.waiting.load(Ordering::SeqCst) > 0 {
+        // ORDERING: Relaxed and a SeqCst fence, P1: this subtraction, then the load of `waiting`.
+        self.used.fetch_sub(pages, Ordering::Relaxed);
+        if !sync::mutant::is_on("budget-no-giver-fence") {
+            fence(Ordering::SeqCst);
+        }
+        if self.waiting.load(Ordering::Relaxed) > 0 {
             // ORDERING: Relaxed on `held`, a figure for the threshold that its owner checks again; see
             // `used()` for the other.
             self.wake(|w| self.fits(self.used(), w.pages, w.held.load(Ordering::Relaxed)));
@@ -194,8 +201,8 @@ impl Drop for Queued<'_> {
     fn drop(&mut self) {
         let mut queue = self.budget.queue.lock();
         queue.waiters.retain(|(number, _)| *number != self.number);
-        // ORDERING: SeqCst, P1 (see `try_take`).
-        self.budget.waiting.fetch_sub(1, Ordering::SeqCst);
+        // ORDERING: Relaxed, one too many read by a giver costs it a look at the queue.
+        self.budget.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -1,0 +1,106 @@
+//! The budget's protocol between waiters and givers, under loom.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_budget`
+#![cfg(loom)]
+
+use std::process::Command;
+use std::sync::Arc;
+
+use sync::atomic::{AtomicU64, Ordering};
+use sync::mutant::is_on;
+use sync::{Condvar, Mutex, thread};
+use watertight_writeback::{Budget, Waiter};
+
+#[derive(Default)]
+struct Event {
+    set: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Event {
+    fn set(&self) {
+        *self.set.lock() = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut set = self.set.lock();
+        while !*set {
+            self.changed.wait(&mut set);
+        }
+        *set = false;
+    }
+}
+
+/// Takes one page of a budget of one, waiting as writers do.
+fn take(budget: &Arc<Budget>) {
+    if budget.try_take(1, 0).is_some() {
+        return;
+    }
+    let event = Arc::new(Event::default());
+    let woken = Arc::clone(&event);
+    let wake = Box::new(move || woken.set());
+    let _queued = budget.queue(Waiter { pages: 1, held: Arc::new(AtomicU64::new(0)), wake });
+    if is_on("budget-no-second-try") {
+        event.wait();
+    }
+    while budget.try_take(1, 0).is_none() {
+        event.wait();
+    }
+}
+
+#[test]
+fn a_waiter_is_never_forgotten() {
+    loom::model(move || {
+        let budget = Budget::new(1);
+        let held = budget.try_take(1, 0).expect("the first page");
+        let waiter = {
+            let budget = Arc::clone(&budget);
+            thread::spawn(move || take(&budget))
+        };
+        drop(held);
+        waiter.join().expect("the waiter gets its page");
+        assert_eq!(budget.used(), 0);
+    });
+}
+
+/// Runs the test above with one part of the protocol removed; loom must object. In a process of its own,
+/// because a model that fails may take its process down.
+#[test]
+fn each_mutant_is_caught() {
+    if std::env::var_os("WATERTIGHT_MUTANT").is_some() {
+        return;
+    }
+    for mutant in ["budget-no-second-try", "budget-no-waiter-fence", "budget-no-giver-fence"] {
+        let run = Command::new(std::env::current_exe().expect("this test"))
+            .args(["--exact", "a_waiter_is_never_forgotten"])
+            .env("WATERTIGHT_MUTANT", mutant)
+            .output()
+            .expect("this test runs again");
+        let text = String::from_utf8_lossy(&[run.stdout, run.stderr].concat()).into_owned();
+        assert!(!run.status.success() && text.contains("deadlock"), "{mutant} survived: {text}");
+    }
+}
+
+#[test]
+fn the_limit_holds_whoever_comes_at_once() {
+    loom::model(|| {
+        let budget = Budget::new(2);
+        let most = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (budget, most) = (Arc::clone(&budget), Arc::clone(&most));
+                thread::spawn(move || {
+                    if let Some(_permit) = budget.try_take(2, 0) {
+                        assert_eq!(most.fetch_add(1, Ordering::SeqCst), 0, "two hold two of two pages");
+                        most.fetch_sub(1, Ordering::SeqCst);
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("no assertion failed");
+        }
+        assert_eq!(budget.used(), 0);
+    });
+}
