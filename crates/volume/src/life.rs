@@ -79,6 +79,8 @@ pub struct Status {
     pub read_only: bool,
     /// Bytes to be written, those under way included.
     pub dirty_bytes: u64,
+    /// Of these, the bytes that are on their way to the store.
+    pub writeback_bytes: u64,
     /// Files with unwritten data.
     pub dirty_files: u64,
     /// Bytes in the cache, data that was reserved for included.
@@ -117,11 +119,14 @@ impl Volume {
     pub fn status(&self) -> Status {
         let dirty = self.dirty_inodes();
         let waiting: Vec<Unwritten> = dirty.iter().filter_map(|inode| inode.unwritten()).collect();
+        let dirty_bytes = waiting.iter().map(|file| file.bytes).sum();
+        let under_way: u64 = dirty.iter().map(|inode| inode.under_way()).sum();
         Status {
             state: self.life.state.lock().0,
             store: self.core.store.describe(),
             read_only: self.core.store.is_read_only(),
-            dirty_bytes: waiting.iter().map(|file| file.bytes).sum(),
+            dirty_bytes,
+            writeback_bytes: under_way.min(dirty_bytes),
             dirty_files: waiting.len() as u64,
             cached_bytes: self.core.budget.used() * PAGE,
             cache_bytes_max: self.core.budget.limit() * PAGE,
@@ -183,7 +188,7 @@ impl Volume {
         let begun = Instant::now();
         self.drain();
         let sync_error = if self.core.is_forced() { None } else { self.core.store.sync().err() };
-        let unwritten = self.dirty_inodes().iter().filter_map(|inode| inode.unwritten()).collect();
+        let unwritten = self.unwritten();
         self.core.bdi.stop(
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
         );
@@ -260,6 +265,12 @@ impl Volume {
         failed.into_inner()
     }
 
+    /// What is not on the store now. Never waits for the store.
+    #[must_use]
+    pub fn unwritten(&self) -> Vec<Unwritten> {
+        self.dirty_inodes().iter().filter_map(|inode| inode.unwritten()).collect()
+    }
+
     fn dirty_inodes(&self) -> Vec<Arc<Inode>> {
         self.core.bdi.wb(Owner::ROOT).snapshot()
     }
@@ -272,6 +283,12 @@ impl mounts::Superblock for Volume {
 }
 
 impl Inode {
+    /// Bytes that were taken out of the cache's dirty pages and are being written.
+    fn under_way(&self) -> u64 {
+        let state = self.state();
+        (state.cache.held() - state.cache.dirty()) * PAGE
+    }
+
     fn unwritten(&self) -> Option<Unwritten> {
         let (bytes, error) = {
             let state = self.state();
