@@ -23,12 +23,14 @@
 //! A completed call survives the death of the process. What [`File::sync`], [`Store::sync_dir`]
 //! and [`Store::sync`] covered survives the loss of power as well, as far as the medium can.
 
+mod dir;
 mod error;
 mod name;
 mod spec;
 mod traits;
 mod types;
 
+pub use dir::{DirCounters, DirStore};
 pub use error::{Error, ErrorKind, Result};
 pub use name::Name;
 pub use spec::open;

@@ -1,0 +1,404 @@
+//! A directory of the host as a store: files are plain files.
+//!
+//! Nothing of ours is ever written there; mounting, unmounting and looking into the directory shows
+//! the user's tree and nothing else.
+//!
+//! # Paths cannot escape
+//! Every object is held by an `O_PATH` descriptor. All calls are relative to such a descriptor, with
+//! one checked [`Name`] that is never followed if it is a symbolic link, or go to the object itself
+//! (`AT_EMPTY_PATH`, `/proc/self/fd/N`). There is no path to swap a part of. What lies on another
+//! device or mount below the source is refused with [`ErrorKind::CrossDevice`].
+//!
+//! | module | what |
+//! |---|---|
+//! | [`table`] | objects by id and inode number, references |
+//! | [`node`] | one object |
+//! | [`names`] | look-up, creation, removal, renaming |
+//! | [`attrs`] | attributes, extended attributes |
+//! | [`file`], [`list`] | data, listings |
+//! | [`durable`] | what is not durable yet, and syncing it |
+//! | [`creds`] | ownership of new objects |
+//! | [`holder`] | exclusive use |
+//! | [`sys`], [`errno`] | system calls, their errors |
+//!
+//! A process must not fork and go on in the child with an open store: the store's view of
+//! `/proc/self/fd` stays the parent's.
+//!
+//! Lock order: see [`durable`]; a shard of the table is a leaf.
+
+mod attrs;
+mod creds;
+mod durable;
+mod errno;
+mod file;
+mod holder;
+mod list;
+mod names;
+mod node;
+mod sys;
+mod table;
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, OFlags, StatVfsMountFlags, Statx, StatxFlags};
+use rustix::process::Resource;
+use rustix::thread::CapabilitySet;
+use sync::Mutex;
+
+use crate::{
+    Access, Attr, Created, Creator, Dir, Entry, Error, ErrorKind, File, FileType, Name, NewNode, ObjectId,
+    RenameFlags, Result, SetAttr, SetXattr, StatFs, Store,
+};
+use durable::{Change, Unsynced};
+use node::DirNode;
+use table::Table;
+
+/// Descriptors to count with where there is no limit.
+const DESCRIPTORS_WITHOUT_LIMIT: u64 = 1 << 20;
+
+/// A store over a directory of the host.
+#[derive(Debug)]
+pub struct DirStore {
+    inner: Arc<Inner>,
+}
+
+/// What the store's syncs did so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirCounters {
+    /// Files synced.
+    pub data_syncs: u64,
+    /// Directories synced.
+    pub dir_syncs: u64,
+    /// Objects synced early, because too many were waiting.
+    pub relieved: u64,
+    /// Objects that are not durable now.
+    pub unsynced: usize,
+    /// Objects known now, beside the root.
+    pub objects: usize,
+}
+
+pub(crate) struct Inner {
+    path: PathBuf,
+    /// Device and mount of everything that is ours.
+    dev: (u32, u32),
+    mount: Option<u64>,
+    /// `/proc/self/fd`.
+    proc_fds: OwnedFd,
+    is_read_only: bool,
+    ownership: creds::Ownership,
+    /// Whatever was opened once can be opened again.
+    can_open_any: bool,
+    /// `linkat` may be given a descriptor alone.
+    can_link_empty: bool,
+    table: Table,
+    unsynced: Unsynced,
+    /// Holds the directory's lock; `None` once closed.
+    lock: Mutex<Option<OwnedFd>>,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirStore").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl DirStore {
+    /// Opens the directory `path` as a store, for this store alone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] and [`ErrorKind::NotDirectory`] for what is no directory,
+    /// [`ErrorKind::Busy`] with the holder's name if it is in use.
+    pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { inner: Arc::new(Inner::open(path.as_ref())?) }))
+    }
+
+    /// What the store's syncs did so far.
+    #[must_use]
+    pub fn counters(&self) -> DirCounters {
+        let unsynced = &self.inner.unsynced;
+        DirCounters {
+            data_syncs: unsynced.data_syncs.get(),
+            dir_syncs: unsynced.dir_syncs.get(),
+            relieved: unsynced.relieved.get(),
+            unsynced: unsynced.len(),
+            objects: self.inner.table.len(),
+        }
+    }
+}
+
+/// Raises the soft limit of descriptors to the hard one, and says what it is.
+fn raise_descriptor_limit() -> usize {
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let wanted = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+        if rustix::process::setrlimit(Resource::Nofile, wanted).is_ok() {
+            limit = wanted;
+        }
+    }
+    let descriptors = limit.current.unwrap_or(DESCRIPTORS_WITHOUT_LIMIT).min(DESCRIPTORS_WITHOUT_LIMIT);
+    usize::try_from(descriptors).unwrap_or(usize::MAX)
+}
+
+/// Whether the medium decides about access by the capabilities of the caller alone, on this machine.
+fn is_local(root: &OwnedFd) -> bool {
+    const LOCAL: [i64; 7] = [
+        0xef53,      // ext2, ext3, ext4
+        0x5846_5342, // xfs
+        0x9123_683e, // btrfs
+        0x0102_1994, // tmpfs
+        0xf2f5_2010, // f2fs
+        0x2fc1_2fc1, // zfs
+        0xca45_1a4e, // bcachefs
+    ];
+    rustix::fs::fstatfs(root).is_ok_and(|s| LOCAL.contains(&s.f_type))
+}
+
+const STAT_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::MNT_ID);
+
+impl Inner {
+    fn open(path: &Path) -> Result<Self> {
+        let op = "open store";
+        let shown = path.display().to_string();
+        let descriptors = raise_descriptor_limit();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let lock = rustix::fs::open(path, flags, 0.into()).map_err(errno::failed_with(op, &shown))?;
+        holder::lock(&lock, path)?;
+        let root = rustix::fs::openat(&lock, ".", flags | OFlags::PATH, 0.into())
+            .map_err(errno::failed_with(op, &shown))?;
+        let stat = rustix::fs::statx(&root, c"", AtFlags::EMPTY_PATH, STAT_MASK)
+            .map_err(errno::failed_with(op, &shown))?;
+        let medium = rustix::fs::fstatvfs(&root).map_err(errno::failed_with(op, &shown))?;
+        let proc_fds = rustix::fs::open(c"/proc/self/fd", flags | OFlags::PATH, 0.into())
+            .ok()
+            .filter(|fd| sys::is_proc(fd.as_fd()))
+            .ok_or_else(|| Error::with(ErrorKind::Unsupported, op, "/proc is not mounted"))?;
+        let capabilities = creds::capabilities();
+        Ok(Self {
+            path: std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
+            dev: (stat.stx_dev_major, stat.stx_dev_minor),
+            mount: mount_of(&stat),
+            proc_fds,
+            is_read_only: medium.f_flag.contains(StatVfsMountFlags::RDONLY),
+            ownership: creds::Ownership::possible(is_local(&root)),
+            can_open_any: capabilities.contains(CapabilitySet::DAC_OVERRIDE),
+            can_link_empty: capabilities.contains(CapabilitySet::DAC_READ_SEARCH),
+            table: Table::new(DirNode::new(ObjectId::ROOT, stat.stx_ino, FileType::Directory, root)),
+            unsynced: Unsynced::new(descriptors / 4),
+            lock: Mutex::new(Some(lock)),
+        })
+    }
+
+    /// The object's descriptor.
+    fn fd(&self, node: &DirNode, op: &'static str) -> Result<Arc<OwnedFd>> {
+        node.path.lock().clone().ok_or_else(|| Error::new(ErrorKind::Stale, op))
+    }
+
+    /// Enters what `fd` stands for into the table, with one more reference; says whether it is new there.
+    fn know(&self, fd: OwnedFd, ino: u64, kind: FileType, _op: &'static str) -> Result<(Arc<DirNode>, bool)> {
+        Ok(self.table.enter(ino, kind, |id| DirNode::new(id, ino, kind, fd)))
+    }
+
+    /// Keeps the object that `name` is from being lost by the loss of that name.
+    #[allow(clippy::unused_self, reason = "nothing to do while every known object is held open")]
+    fn hold_named(&self, _dir: BorrowedFd<'_>, _name: Name<'_>) -> Option<Arc<OwnedFd>> {
+        None
+    }
+
+    fn stat(&self, fd: BorrowedFd<'_>, op: &'static str) -> Result<Statx> {
+        rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, STAT_MASK).map_err(errno::failed(op))
+    }
+
+    /// The same of what was reached by a name, which may lead elsewhere.
+    fn stat_inside(&self, fd: BorrowedFd<'_>, op: &'static str) -> Result<Statx> {
+        let stat = self.stat(fd, op)?;
+        if self.is_inside(&stat) { Ok(stat) } else { Err(Error::new(ErrorKind::CrossDevice, op)) }
+    }
+
+    fn is_inside(&self, stat: &Statx) -> bool {
+        let is_same_mount = match (self.mount, mount_of(stat)) {
+            (Some(ours), Some(other)) => ours == other,
+            _ => true,
+        };
+        is_same_mount && self.dev == (stat.stx_dev_major, stat.stx_dev_minor)
+    }
+
+    fn open_dir(&self, id: ObjectId) -> Result<list::DirDir> {
+        let op = "open dir";
+        let node = self.table.get(id, op)?;
+        if node.kind != FileType::Directory {
+            return Err(Error::new(ErrorKind::NotDirectory, op));
+        }
+        let path = self.fd(&node, op)?;
+        let fd = self.open_entries(&path).map_err(errno::failed(op))?;
+        let root_ino = (id == ObjectId::ROOT).then_some(node.ino);
+        Ok(list::DirDir::new(fd, root_ino))
+    }
+
+    /// Opens a directory for listing and syncing.
+    fn open_entries(&self, path: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+        rustix::fs::openat(path, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, 0.into())
+    }
+
+    fn sync_dir(&self, id: ObjectId) -> Result<()> {
+        let op = "sync dir";
+        let node = self.table.get(id, op)?;
+        if node.kind != FileType::Directory {
+            return Err(Error::new(ErrorKind::NotDirectory, op));
+        }
+        let path = self.fd(&node, op)?;
+        let fd = self.open_entries(&path).map_err(errno::failed(op))?;
+        self.sync_node(&node, &fd, false)?;
+        self.sync_names(&node)
+    }
+
+    fn copy_range(
+        self: &Arc<Self>,
+        src: ObjectId,
+        mut src_off: u64,
+        dst: ObjectId,
+        mut dst_off: u64,
+        len: u64,
+    ) -> Result<u64> {
+        let op = "copy range";
+        let from = self.open_data(src, Access::Read)?;
+        let to = self.open_data(dst, Access::ReadWrite)?;
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let done = rustix::io::retry_on_intr(|| {
+            rustix::fs::copy_file_range(&from.fd, Some(&mut src_off), &to.fd, Some(&mut dst_off), len)
+        });
+        if !matches!(done, Ok(0)) {
+            self.changed(&self.table.get(dst, op)?, Change::Data);
+        }
+        done.map(|n| n as u64).map_err(errno::failed(op))
+    }
+}
+
+fn mount_of(stat: &Statx) -> Option<u64> {
+    (stat.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(stat.stx_mnt_id)
+}
+
+impl Store for DirStore {
+    fn describe(&self) -> String {
+        format!("dir:{}", self.inner.path.display())
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only
+    }
+
+    fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
+        self.inner.lookup(parent, name)
+    }
+
+    fn forget(&self, id: ObjectId, n: u64) {
+        if id != ObjectId::ROOT {
+            let left_over = self.inner.table.forget(id, n);
+            self.inner.let_go(left_over);
+        }
+    }
+
+    fn attr(&self, id: ObjectId) -> Result<Attr> {
+        self.inner.attr(id)
+    }
+
+    fn set_attr(&self, id: ObjectId, set: &SetAttr) -> Result<Attr> {
+        self.inner.set_attr(id, set)
+    }
+
+    fn create(&self, parent: ObjectId, name: Name<'_>, perm: u32, creator: Creator) -> Result<Created> {
+        self.inner.create(parent, name, perm, creator)
+    }
+
+    fn tmpfile(&self, parent: ObjectId, perm: u32, creator: Creator) -> Result<Created> {
+        self.inner.tmpfile(parent, perm, creator)
+    }
+
+    fn make(
+        &self,
+        parent: ObjectId,
+        name: Name<'_>,
+        what: NewNode<'_>,
+        perm: u32,
+        creator: Creator,
+    ) -> Result<Entry> {
+        self.inner.make(parent, name, what, perm, creator)
+    }
+
+    fn link(&self, id: ObjectId, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
+        self.inner.link(id, parent, name)
+    }
+
+    fn unlink(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
+        self.inner.remove(parent, name, false)
+    }
+
+    fn rmdir(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
+        self.inner.remove(parent, name, true)
+    }
+
+    fn rename(
+        &self,
+        parent: ObjectId,
+        name: Name<'_>,
+        new_parent: ObjectId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.inner.rename(parent, name, new_parent, new_name, flags)
+    }
+
+    fn read_link(&self, id: ObjectId) -> Result<OsString> {
+        self.inner.read_link(id)
+    }
+
+    fn open(&self, id: ObjectId, access: Access) -> Result<Arc<dyn File>> {
+        self.inner.open_data(id, access).map(|file| file as Arc<dyn File>)
+    }
+
+    fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>> {
+        self.inner.open_dir(id).map(|dir| Arc::new(dir) as Arc<dyn Dir>)
+    }
+
+    fn sync_dir(&self, id: ObjectId) -> Result<()> {
+        self.inner.sync_dir(id)
+    }
+
+    fn copy_range(&self, src: ObjectId, src_off: u64, dst: ObjectId, dst_off: u64, len: u64) -> Result<u64> {
+        self.inner.copy_range(src, src_off, dst, dst_off, len)
+    }
+
+    fn get_xattr(&self, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
+        self.inner.get_xattr(id, name)
+    }
+
+    fn set_xattr(&self, id: ObjectId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()> {
+        self.inner.set_xattr(id, name, value, how)
+    }
+
+    fn list_xattr(&self, id: ObjectId) -> Result<Vec<u8>> {
+        self.inner.list_xattr(id)
+    }
+
+    fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
+        self.inner.remove_xattr(id, name)
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        self.inner.statfs()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.inner.sync_all()
+    }
+
+    fn close(&self) {
+        let lock = self.inner.lock.lock().take();
+        self.inner.unsynced.clear();
+        self.inner.table.clear();
+        drop(lock);
+    }
+}

@@ -1,0 +1,195 @@
+//! On whose behalf an object is made.
+//!
+//! An object must belong to its creator from its first moment: a process killed between making it
+//! and changing its owner would leave a file of root's behind. So the *thread* that makes it takes
+//! the creator's file-system ids and umask, and the file system below does the rest as for any
+//! other process: set-group-id directories, default ACLs, quotas.
+//!
+//! # What changes in a thread that has created something
+//! * `SECBIT_NO_SETUID_FIXUP` is set, so that its capabilities stay when its file-system uid changes.
+//! * Its root, working directory and umask are its own (`CLONE_FS` unshared): the umask of one
+//!   thread would otherwise be that of all.
+//! * Its file-system ids and umask stay those of the last creator, unless the medium looks at ids
+//!   where capabilities ought to do (network file systems): there the guard puts the ids back. On
+//!   local file systems nothing but creation asks for them while the capabilities are there.
+//! * The kernel makes a process undumpable when a thread changes its ids (no core files).
+//!
+//! Threads that such a thread starts inherit all of this; they take their own ids before they create.
+//! Nothing outside this module may change the file-system ids or the umask of a thread that uses a
+//! store: the module remembers what it set.
+//!
+//! Without the capabilities (not root) only the umask is set, and objects belong to the process.
+//! Where even `CLONE_FS` may not be unshared (some containers' system call filters), the process's
+//! umask is cleared and the creator's bits are taken from the mode here; a directory's default ACL is
+//! then narrowed by the umask, which the kernel would not have done.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::thread::{CapabilitiesSecureBits, CapabilitySet};
+
+use crate::Creator;
+
+/// What creation does about ownership.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ownership {
+    /// Objects belong to the process.
+    Process,
+    /// The creator's ids are taken, and kept until another creator's are needed.
+    Creator,
+    /// The creator's ids are taken, and given back after each creation.
+    CreatorForOneCall,
+}
+
+impl Ownership {
+    /// What the calling thread's capabilities allow; `local` says that the medium decides by
+    /// capabilities alone.
+    pub(crate) fn possible(local: bool) -> Self {
+        let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
+        if !capabilities().contains(needed) {
+            Self::Process
+        } else if local {
+            Self::Creator
+        } else {
+            Self::CreatorForOneCall
+        }
+    }
+}
+
+/// The effective capabilities of the calling thread; none when they cannot be read.
+pub(crate) fn capabilities() -> CapabilitySet {
+    rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective)
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Taken {
+    umask_is: Umask,
+    /// Capabilities stay when ids change.
+    keeps_capabilities: bool,
+    ids: Option<(u32, u32)>,
+    umask: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Umask {
+    /// Not yet known.
+    #[default]
+    Untouched,
+    /// This thread's own.
+    Own,
+    /// The process's, cleared.
+    Shared,
+}
+
+thread_local! {
+    static TAKEN: Cell<Taken> = const {
+        Cell::new(Taken { umask_is: Umask::Untouched, keeps_capabilities: false, ids: None, umask: None })
+    };
+}
+
+/// While it lives, what this thread makes belongs to the creator.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Guard {
+    put_back: Option<(u32, u32)>,
+    /// Bits of the mode that the kernel will not take away.
+    mask: u32,
+    /// Thread state: the guard must be dropped where it was made.
+    not_send: PhantomData<*const ()>,
+}
+
+/// Takes the identity of `creator` for this thread.
+pub(crate) fn take(how: Ownership, creator: Creator) -> Result<Guard, Errno> {
+    let mut taken = TAKEN.get();
+    let umask = creator.umask & 0o777;
+    if taken.umask_is == Umask::Untouched {
+        taken.umask_is = if raw::unshare_fs().is_ok() { Umask::Own } else { Umask::Shared };
+    }
+    let (wanted, mask) = if taken.umask_is == Umask::Own { (umask, 0) } else { (0, umask) };
+    if taken.umask != Some(wanted) {
+        rustix::process::umask(Mode::from_raw_mode(wanted));
+        taken.umask = Some(wanted);
+    }
+    TAKEN.set(taken);
+    let put_back = match how {
+        Ownership::Process => None,
+        Ownership::Creator => {
+            take_ids(&mut taken, creator.uid, creator.gid)?;
+            None
+        }
+        Ownership::CreatorForOneCall => Some(take_ids(&mut taken, creator.uid, creator.gid)?),
+    };
+    Ok(Guard { put_back, mask, not_send: PhantomData })
+}
+
+/// Sets the thread's file-system ids, and says what they were before.
+fn take_ids(taken: &mut Taken, uid: u32, gid: u32) -> Result<(u32, u32), Errno> {
+    if taken.ids == Some((uid, gid)) {
+        return Ok((uid, gid));
+    }
+    if !taken.keeps_capabilities {
+        let bits = rustix::thread::capabilities_secure_bits()?;
+        rustix::thread::set_capabilities_secure_bits(bits | CapabilitiesSecureBits::NO_SETUID_FIXUP)?;
+        taken.keeps_capabilities = true;
+    }
+    taken.ids = None;
+    TAKEN.set(*taken);
+    let before = (raw::set_fs_uid(uid)?, raw::set_fs_gid(gid)?);
+    taken.ids = Some((uid, gid));
+    TAKEN.set(*taken);
+    Ok(before)
+}
+
+impl Guard {
+    /// The mode to give to the system call.
+    pub(crate) fn mode(&self, perm: u32) -> Mode {
+        Mode::from_raw_mode(perm & 0o7777 & !self.mask)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let Some((uid, gid)) = self.put_back else { return };
+        let mut taken = TAKEN.get();
+        // Going back to ids that this thread had is always allowed; if it failed all the same, the
+        // next creation notices that `ids` is unknown and sets them again.
+        let _ = take_ids(&mut taken, uid, gid);
+    }
+}
+
+mod raw {
+    use rustix::io::Errno;
+    use rustix::thread::UnshareFlags;
+
+    /// Gives this thread a root, working directory and umask of its own.
+    pub(super) fn unshare_fs() -> Result<(), Errno> {
+        // SAFETY: only `CLONE_FS` is unshared; the table of descriptors stays shared.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }
+    }
+
+    /// Sets the file-system uid of this thread alone, and says what it was.
+    ///
+    /// The kernel reports no failure: it says what the id was before, so a second call with an id
+    /// that cannot be set asks what it is now.
+    pub(super) fn set_fs_uid(uid: u32) -> Result<u32, Errno> {
+        // SAFETY: numbers only; the call changes this thread's credentials, which this module owns.
+        let (before, now) =
+            unsafe { (libc::syscall(libc::SYS_setfsuid, uid), libc::syscall(libc::SYS_setfsuid, u32::MAX)) };
+        told(uid, before, now)
+    }
+
+    /// The same for the group id.
+    pub(super) fn set_fs_gid(gid: u32) -> Result<u32, Errno> {
+        // SAFETY: as above.
+        let (before, now) =
+            unsafe { (libc::syscall(libc::SYS_setfsgid, gid), libc::syscall(libc::SYS_setfsgid, u32::MAX)) };
+        told(gid, before, now)
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "ids are 32 bits wide")]
+    fn told(wanted: u32, before: i64, now: i64) -> Result<u32, Errno> {
+        if now as u32 == wanted { Ok(before as u32) } else { Err(Errno::PERM) }
+    }
+}

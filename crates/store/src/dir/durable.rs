@@ -1,0 +1,468 @@
+//! What is not durable yet, and making it so.
+//!
+//! `syncfs` would wait for whoever else writes to the host's disk. So the store remembers which of its
+//! own objects changed since they were last synced, and syncs just those.
+//!
+//! # State, per object ([`SyncState`], protected by its lock)
+//! A clock counts the object's changes. `data_at` and `attrs_at` say when its data (a directory's
+//! entries) and its attributes last changed, `data_synced` and `attrs_synced` up to which change they
+//! are durable. An object with changes that are not durable, or with a failure, is *queued* and pinned
+//! in the table: a later look-up or opening meets the same state.
+//!
+//! Every change is counted **after** its system call and every sync reads the clock **before** its
+//! own: a call that had returned when a sync began is covered by it.
+//!
+//! # Names
+//! `names` holds the directories in which the object got a name, each with the directory's clock after
+//! that change. [`Inner::sync_names`] syncs those that are not durable that far, and their own names
+//! in turn, so that a whole new path survives.
+//!
+//! # Failures
+//! After a failed sync the kernel takes the pages for clean: a repeated sync would succeed and say
+//! nothing of the loss. So a failure stays with the object, and is reported again, until the object
+//! was written anew *and* that was synced.
+//!
+//! # Bound
+//! Each queued object costs memory and a descriptor, so that their number is bounded to a share of the
+//! descriptors. Over the bound, whoever makes the next change syncs the oldest eighth first: as a
+//! batch whose output is started on all before the first is waited for, because one at a time would
+//! cost a journal commit for each file of a large unpacked archive. One caller does that while others go
+//! on, up to twice the bound; from there on everybody waits.
+//!
+//! # What cannot be synced
+//! Symbolic links and special files cannot be opened. Their names are durable with their directory; a
+//! later change of their own attributes is when the host's journal next commits.
+//!
+//! Lock order: `DirNode::syncing`, then `DirNode::sync`, then `Unsynced::queue`, then the table's
+//! shards. `Unsynced::relieving` comes before all of them. `DirNode::data` is never held with these.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use sync::{Counter, Mutex};
+
+use super::node::DirNode;
+use super::{Inner, errno, sys};
+use crate::{Error, ErrorKind, FileType, Result};
+
+/// Descriptors that one batch opens at most.
+const BATCH: usize = 256;
+/// Threads that sync at a time.
+const THREADS: usize = 4;
+
+/// What changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// A file's data or size, a directory's entries.
+    Data,
+    /// Attributes.
+    Attrs,
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(crate) struct SyncState {
+    clock: u64,
+    data_at: u64,
+    attrs_at: u64,
+    data_synced: u64,
+    attrs_synced: u64,
+    failed: Option<Failure>,
+    queued: Option<u64>,
+    /// A descriptor of the data, where it might not be possible to open it again.
+    kept: Option<Arc<OwnedFd>>,
+    names: Vec<NameIn>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Failure {
+    kind: ErrorKind,
+    at: u64,
+}
+
+/// The object got a name in `parent` when the parent's clock was `at`.
+#[derive(Debug, Clone)]
+struct NameIn {
+    parent: Arc<DirNode>,
+    at: u64,
+}
+
+impl SyncState {
+    fn is_clean(&self) -> bool {
+        self.data_at <= self.data_synced && self.attrs_at <= self.attrs_synced && self.failed.is_none()
+    }
+
+    fn settle(&mut self, up_to: u64, attrs_too: bool) {
+        self.data_synced = self.data_synced.max(up_to);
+        if attrs_too {
+            self.attrs_synced = self.attrs_synced.max(up_to);
+        }
+    }
+}
+
+/// The queue of objects that are not durable.
+#[derive(Debug)]
+pub(crate) struct Unsynced {
+    queue: Mutex<Queue>,
+    relieving: Mutex<()>,
+    bound: usize,
+    pub(crate) data_syncs: Counter,
+    pub(crate) dir_syncs: Counter,
+    pub(crate) relieved: Counter,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    next: u64,
+    /// Oldest first.
+    nodes: BTreeMap<u64, Arc<DirNode>>,
+}
+
+impl Unsynced {
+    pub(crate) fn new(bound: usize) -> Self {
+        Self {
+            queue: Mutex::new(Queue::default()),
+            relieving: Mutex::new(()),
+            bound: bound.max(8),
+            data_syncs: Counter::default(),
+            dir_syncs: Counter::default(),
+            relieved: Counter::default(),
+        }
+    }
+
+    /// Objects that are not durable.
+    pub(crate) fn len(&self) -> usize {
+        self.queue.lock().nodes.len()
+    }
+
+    fn push(&self, node: &Arc<DirNode>) -> u64 {
+        let mut queue = self.queue.lock();
+        queue.next += 1;
+        let number = queue.next;
+        queue.nodes.insert(number, Arc::clone(node));
+        number
+    }
+
+    fn remove(&self, number: u64) {
+        let gone = self.queue.lock().nodes.remove(&number);
+        drop(gone);
+    }
+
+    fn oldest(&self, n: usize) -> Vec<Arc<DirNode>> {
+        self.queue.lock().nodes.values().take(n).cloned().collect()
+    }
+
+    pub(crate) fn clear(&self) {
+        let old = std::mem::take(&mut self.queue.lock().nodes);
+        for node in old.values() {
+            let mut state = node.sync.lock();
+            state.queued = None;
+            let _names = std::mem::take(&mut state.names);
+        }
+    }
+}
+
+impl Inner {
+    /// Counts a change of `node`, and says the node's clock after it. To be called after the system
+    /// call that made the change, without any lock.
+    pub(crate) fn changed(&self, node: &Arc<DirNode>, what: Change) -> u64 {
+        let (clock, is_new) = {
+            let mut state = node.sync.lock();
+            state.clock += 1;
+            match what {
+                Change::Data => state.data_at = state.clock,
+                Change::Attrs => state.attrs_at = state.clock,
+            }
+            let is_new = state.queued.is_none() && node.can_be_opened();
+            if is_new {
+                state.queued = Some(self.unsynced.push(node));
+                self.table.pin(node);
+            }
+            (state.clock, is_new)
+        };
+        if is_new {
+            self.relieve();
+        }
+        clock
+    }
+
+    /// Counts that `node` got a name in `parent`.
+    pub(crate) fn named(&self, node: &DirNode, parent: &Arc<DirNode>) {
+        let at = self.changed(parent, Change::Data);
+        Self::note_name(node, parent, at);
+    }
+
+    /// Notes that a name of `node` may not be durable before `parent` is, up to its clock `at`.
+    pub(crate) fn note_name(node: &DirNode, parent: &Arc<DirNode>, at: u64) {
+        let mut state = node.sync.lock();
+        match state.names.iter_mut().find(|n| n.parent.id == parent.id) {
+            Some(name) => name.at = at,
+            None => state.names.push(NameIn { parent: Arc::clone(parent), at }),
+        }
+    }
+
+    /// The clock of `dir`'s last change, if its entries are not all durable.
+    pub(crate) fn unsynced_entries(dir: &DirNode) -> Option<u64> {
+        let state = dir.sync.lock();
+        (state.data_at > state.data_synced).then_some(state.data_at)
+    }
+
+    /// Keeps `fd` for the sync to come, if there is one.
+    pub(crate) fn keep_for_sync(node: &DirNode, fd: &Arc<OwnedFd>) {
+        let mut state = node.sync.lock();
+        if !state.is_clean() {
+            state.kept = Some(Arc::clone(fd));
+        }
+    }
+
+    /// Makes one object durable: its data, its attributes too unless `data_only`.
+    pub(crate) fn sync_node(&self, node: &Arc<DirNode>, fd: &OwnedFd, data_only: bool) -> Result<()> {
+        let op = "sync";
+        let up_to = node.sync.lock().clock;
+        let result = if node.kind == FileType::Directory {
+            self.unsynced.dir_syncs.add(1);
+            rustix::fs::fsync(fd)
+        } else {
+            self.unsynced.data_syncs.add(1);
+            if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) }
+        };
+        let mut state = node.sync.lock();
+        match result {
+            // Not every file system can sync a directory; then there is nothing to be waited for.
+            Err(Errno::INVAL) if node.kind == FileType::Directory => state.settle(up_to, true),
+            Err(e) => {
+                let kind = errno::kind(e);
+                state.failed = Some(Failure { kind, at: up_to });
+                return Err(Error::new(kind, op));
+            }
+            Ok(()) => {
+                state.settle(up_to, !data_only);
+                if let Some(failure) = state.failed {
+                    let was_written_anew = state.data_at > failure.at && up_to > failure.at;
+                    if node.kind != FileType::Directory && !was_written_anew {
+                        return Err(Error::new(failure.kind, op));
+                    }
+                    state.failed = None;
+                }
+            }
+        }
+        self.dequeue_if_clean(node, state);
+        Ok(())
+    }
+
+    fn dequeue_if_clean(&self, node: &DirNode, mut state: sync::MutexGuard<'_, SyncState>) {
+        if !state.is_clean() {
+            return;
+        }
+        let kept = state.kept.take();
+        let queued = state.queued.take();
+        drop(state);
+        drop(kept);
+        if let Some(number) = queued {
+            self.unsynced.remove(number);
+            // What is left is open, and is looked at when it is closed.
+            let _ = self.table.unpin(node);
+        }
+    }
+
+    /// Takes `node` for durable: it has no name any more.
+    fn settle_unlinked(&self, node: &DirNode) {
+        let mut state = node.sync.lock();
+        let now = state.clock;
+        state.settle(now, true);
+        state.failed = None;
+        self.dequeue_if_clean(node, state);
+    }
+
+    /// Lets go of an object that nobody can reach any more and that only waits to be synced: without a
+    /// name there is nothing to sync, and its space is to be free at once.
+    pub(crate) fn let_go(&self, left_over: Option<Arc<DirNode>>) {
+        let Some(node) = left_over else { return };
+        let is_open = node.data.lock().strong_count() > 0;
+        if is_open {
+            return;
+        }
+        let is_unlinked = self
+            .fd(&node, "forget")
+            .and_then(|path| self.stat(path.as_fd(), "forget"))
+            .is_ok_and(|stat| stat.stx_nlink == 0);
+        if is_unlinked {
+            self.settle_unlinked(&node);
+        }
+    }
+
+    /// Makes the names of `node` durable, and those of the directories above it that are new.
+    pub(crate) fn sync_names(&self, node: &Arc<DirNode>) -> Result<()> {
+        let mut seen = Vec::new();
+        let mut todo = vec![Arc::clone(node)];
+        while let Some(node) = todo.pop() {
+            let names = node.sync.lock().names.clone();
+            for name in names {
+                self.sync_entries(&name.parent, name.at)?;
+                let mut state = node.sync.lock();
+                state.names.retain(|n| n.parent.id != name.parent.id || n.at > name.at);
+                drop(state);
+                if !seen.contains(&name.parent.id) {
+                    seen.push(name.parent.id);
+                    todo.push(name.parent);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the entries of `dir` durable up to its clock `at`; once for all who wait for it.
+    fn sync_entries(&self, dir: &Arc<DirNode>, at: u64) -> Result<()> {
+        if dir.sync.lock().data_synced >= at {
+            return Ok(());
+        }
+        let _only_one = dir.syncing.lock();
+        if dir.sync.lock().data_synced >= at {
+            return Ok(());
+        }
+        match self.open_for_sync(dir)? {
+            Some(fd) => self.sync_node(dir, &fd, false),
+            None => Ok(()),
+        }
+    }
+
+    /// A descriptor to sync `node` with; `None` if it has no name any more, so that it need not be.
+    fn open_for_sync(&self, node: &Arc<DirNode>) -> Result<Option<Arc<OwnedFd>>> {
+        let op = "sync";
+        let path = self.fd(node, op)?;
+        let stat = self.stat(path.as_fd(), op)?;
+        if stat.stx_nlink == 0 {
+            self.settle_unlinked(node);
+            return Ok(None);
+        }
+        let open = node.data.lock().upgrade();
+        if let Some(file) = open {
+            return Ok(Some(Arc::clone(&file.fd)));
+        }
+        let kept = node.sync.lock().kept.clone();
+        if kept.is_some() {
+            return Ok(kept);
+        }
+        let opened = if node.kind == FileType::Directory {
+            rustix::fs::openat(&path, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, 0.into())
+        } else {
+            match self.reopen(path.as_fd(), OFlags::RDONLY) {
+                Err(Errno::ACCESS) => self.reopen(path.as_fd(), OFlags::WRONLY),
+                other => other,
+            }
+        };
+        opened.map(|fd| Some(Arc::new(fd))).map_err(errno::failed(op))
+    }
+
+    /// Makes all of the store durable that was complete when the call began.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        self.sync_batch(self.unsynced.oldest(usize::MAX))
+    }
+
+    /// Syncs the oldest objects when there are too many.
+    fn relieve(&self) {
+        let len = self.unsynced.len();
+        if len <= self.unsynced.bound {
+            return;
+        }
+        let _relieving = if len > 2 * self.unsynced.bound {
+            self.unsynced.relieving.lock()
+        } else {
+            match self.unsynced.relieving.try_lock() {
+                Some(guard) => guard,
+                None => return,
+            }
+        };
+        if self.unsynced.len() <= self.unsynced.bound {
+            return;
+        }
+        let oldest = self.unsynced.oldest((self.unsynced.bound / 8).max(1));
+        self.unsynced.relieved.add(oldest.len() as u64);
+        if let Err(error) = self.sync_batch(oldest.clone()) {
+            // Not this caller's failure: it stays with its object and is told to who syncs that.
+            tracing::warn!(store = %self.path.display(), %error, "early sync failed");
+            self.move_failed_back(&oldest);
+        }
+    }
+
+    /// What failed goes to the end of the queue, so that the next batch finds something else.
+    fn move_failed_back(&self, nodes: &[Arc<DirNode>]) {
+        for node in nodes {
+            let mut state = node.sync.lock();
+            if state.failed.is_some()
+                && let Some(number) = state.queued
+            {
+                self.unsynced.remove(number);
+                state.queued = Some(self.unsynced.push(node));
+            }
+        }
+    }
+
+    /// Syncs files, then directories; reports the first failure after trying all.
+    fn sync_batch(&self, nodes: Vec<Arc<DirNode>>) -> Result<()> {
+        let (dirs, files): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|n| n.kind == FileType::Directory);
+        let mut result = Ok(());
+        for chunk in files.chunks(BATCH).chain(dirs.chunks(BATCH)) {
+            let done = self.sync_chunk(chunk);
+            result = result.and(done);
+        }
+        result
+    }
+
+    fn sync_chunk(&self, nodes: &[Arc<DirNode>]) -> Result<()> {
+        let first_error = Mutex::new(None);
+        let fail = |error| {
+            first_error.lock().get_or_insert(error);
+        };
+        let mut jobs = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            match self.open_for_sync(node) {
+                Ok(None) => {}
+                Ok(Some(fd)) => {
+                    if node.kind == FileType::Regular && node.sync.lock().data_at > 0 {
+                        // Only a head start; the sync below reports what goes wrong.
+                        let _ = sys::start_writing(fd.as_fd());
+                    }
+                    jobs.push((node, fd));
+                }
+                Err(error) => fail(error),
+            }
+        }
+        parallel(&jobs, |(node, fd)| {
+            let data_only = {
+                let state = node.sync.lock();
+                if state.is_clean() {
+                    return;
+                }
+                state.attrs_at <= state.attrs_synced
+            };
+            if let Err(error) = self.sync_node(node, fd, data_only) {
+                fail(error);
+            }
+        });
+        first_error.into_inner().map_or(Ok(()), Err)
+    }
+}
+
+/// Calls `work` for each job, on a few threads where there are enough.
+fn parallel<J: Sync>(jobs: &[J], work: impl Fn(&J) + Sync) {
+    let next = AtomicUsize::new(0);
+    let run = || {
+        // ORDERING: Relaxed. The index only hands out jobs; the scope's end publishes their results.
+        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(job);
+        }
+    };
+    let helpers = (jobs.len() / 2).min(THREADS).saturating_sub(1);
+    std::thread::scope(|scope| {
+        for _ in 0..helpers {
+            // Without another thread this one does it all.
+            let _ = std::thread::Builder::new().name("store-sync".into()).spawn_scoped(scope, run);
+        }
+        run();
+    });
+}

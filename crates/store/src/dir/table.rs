@@ -1,0 +1,216 @@
+//! The objects that somebody knows, by id and by inode number.
+//!
+//! A store lies on one device, so that the inode number alone names an object of the host as long as
+//! a descriptor keeps the number from being used again.
+//!
+//! An object stays in the table while it has *references* (given to the store's user) or *pins*
+//! (open data, or changes that are not durable yet): whoever finds it again meets the same node.
+//!
+//! Lock order: a shard's lock is a leaf; nothing blocks and no other lock is taken under it.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use sync::Mutex;
+use sync::atomic::{AtomicU64, Ordering};
+
+use super::node::DirNode;
+use crate::{Error, ErrorKind, FileType, ObjectId, Result};
+
+const SHARDS: usize = 64;
+
+/// Numbers that are already spread well enough, or become so by one multiplication.
+#[derive(Debug, Default)]
+pub(crate) struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &b in bytes {
+            self.write_u64(u64::from(b));
+        }
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
+    }
+}
+
+type NumberMap<V> = HashMap<u64, V, BuildHasherDefault<NumberHasher>>;
+
+#[derive(Debug)]
+struct Known {
+    node: Arc<DirNode>,
+    refs: u64,
+    pins: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    /// By inode number.
+    objects: NumberMap<Known>,
+    /// Id to inode number.
+    ids: NumberMap<u64>,
+}
+
+impl Shard {
+    fn by_id(&mut self, id: ObjectId) -> Option<&mut Known> {
+        let ino = self.ids.get(&id.0)?;
+        self.objects.get_mut(ino)
+    }
+}
+
+/// The table. The root is not in its shards: it is always known.
+#[derive(Debug)]
+pub(crate) struct Table {
+    root: Arc<DirNode>,
+    shards: Box<[Mutex<Shard>]>,
+    /// The next id's high part; ids carry their shard in the low bits, so that one shard holds an
+    /// object under both of its numbers.
+    next: AtomicU64,
+}
+
+impl Table {
+    pub(crate) fn new(root: DirNode) -> Self {
+        Self {
+            root: Arc::new(root),
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(),
+            next: AtomicU64::new(1),
+        }
+    }
+
+    pub(crate) fn root(&self) -> &Arc<DirNode> {
+        &self.root
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "below SHARDS")]
+    fn shard_of_ino(ino: u64) -> usize {
+        let mut hasher = NumberHasher::default();
+        hasher.write_u64(ino);
+        (hasher.finish() % SHARDS as u64) as usize
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "below SHARDS")]
+    fn shard(&self, id: ObjectId) -> &Mutex<Shard> {
+        &self.shards[(id.0 % SHARDS as u64) as usize]
+    }
+
+    /// The object with this id.
+    pub(crate) fn get(&self, id: ObjectId, op: &'static str) -> Result<Arc<DirNode>> {
+        if id == ObjectId::ROOT {
+            return Ok(Arc::clone(&self.root));
+        }
+        let mut shard = self.shard(id).lock();
+        match shard.by_id(id) {
+            Some(known) if known.refs > 0 => Ok(Arc::clone(&known.node)),
+            _ => Err(Error::new(ErrorKind::Stale, op)),
+        }
+    }
+
+    /// The object with this inode number, if it is known.
+    pub(crate) fn find(&self, ino: u64) -> Option<Arc<DirNode>> {
+        if ino == self.root.ino {
+            return Some(Arc::clone(&self.root));
+        }
+        let shard = self.shards[Self::shard_of_ino(ino)].lock();
+        shard.objects.get(&ino).map(|k| Arc::clone(&k.node))
+    }
+
+    /// Adds a reference to the object with this inode number, which `make` makes if it is not known.
+    /// Says whether it is new.
+    pub(crate) fn enter(
+        &self,
+        ino: u64,
+        kind: FileType,
+        make: impl FnOnce(ObjectId) -> DirNode,
+    ) -> (Arc<DirNode>, bool) {
+        if ino == self.root.ino {
+            return (Arc::clone(&self.root), false);
+        }
+        let number = Self::shard_of_ino(ino);
+        let mut shard = self.shards[number].lock();
+        let mut stale = None;
+        if let Some(known) = shard.objects.get_mut(&ino) {
+            if known.node.kind == kind {
+                known.refs += 1;
+                return (Arc::clone(&known.node), false);
+            }
+            // Another object now has the number of one whose descriptor was put away.
+            stale = shard.objects.remove(&ino);
+            if let Some(gone) = &stale {
+                shard.ids.remove(&gone.node.id.0);
+            }
+        }
+        // ORDERING: Relaxed. Ids need only differ; an id is published by the shard's lock.
+        let id = ObjectId(self.next.fetch_add(1, Ordering::Relaxed) * SHARDS as u64 + number as u64);
+        let node = Arc::new(make(id));
+        shard.ids.insert(id.0, ino);
+        shard.objects.insert(ino, Known { node: Arc::clone(&node), refs: 1, pins: 0 });
+        drop(shard);
+        drop(stale);
+        (node, true)
+    }
+
+    /// Adds a reference.
+    pub(crate) fn refer(&self, node: &DirNode) {
+        if let Some(known) = self.shard(node.id).lock().by_id(node.id) {
+            known.refs += 1;
+        }
+    }
+
+    /// Gives `n` references back. If those were the last and the object is still pinned, says which.
+    #[must_use]
+    pub(crate) fn forget(&self, id: ObjectId, n: u64) -> Option<Arc<DirNode>> {
+        let mut shard = self.shard(id).lock();
+        let known = shard.by_id(id)?;
+        debug_assert!(known.refs >= n, "object {} forgotten {n} times of {}", id.0, known.refs);
+        known.refs = known.refs.saturating_sub(n);
+        Self::left_over(shard, id)
+    }
+
+    /// Keeps an object in the table.
+    pub(crate) fn pin(&self, node: &DirNode) {
+        if let Some(known) = self.shard(node.id).lock().by_id(node.id) {
+            known.pins += 1;
+        }
+    }
+
+    /// Undoes one [`pin`](Self::pin). If the object has no references but other pins, says which.
+    #[must_use]
+    pub(crate) fn unpin(&self, node: &DirNode) -> Option<Arc<DirNode>> {
+        let mut shard = self.shard(node.id).lock();
+        let known = shard.by_id(node.id)?;
+        known.pins = known.pins.saturating_sub(1);
+        Self::left_over(shard, node.id)
+    }
+
+    /// Removes what nobody needs; gives out what only pins keep.
+    fn left_over(mut shard: sync::MutexGuard<'_, Shard>, id: ObjectId) -> Option<Arc<DirNode>> {
+        let known = shard.by_id(id)?;
+        if known.refs > 0 {
+            return None;
+        }
+        if known.pins > 0 {
+            return Some(Arc::clone(&known.node));
+        }
+        let gone = shard.ids.remove(&id.0).and_then(|ino| shard.objects.remove(&ino));
+        drop(shard);
+        drop(gone);
+        None
+    }
+
+    /// Objects known beside the root.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|s| s.lock().objects.len()).sum()
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let old = std::mem::take(&mut *shard.lock());
+            drop(old);
+        }
+    }
+}
