@@ -1,2 +1,26 @@
-//! Under construction.
-fn main() {}
+//! The lab: asks the questions that this project's claims rest on, and measures the answers.
+//!
+//! Each experiment runs every variant and every peer in one process run, interleaved, so that what the
+//! machine does at that moment happens to all of them. [`experiment`] says what an experiment is,
+//! [`report`] and [`stats`] what becomes of its samples; `volumes` is the first.
+
+mod child;
+mod cli;
+mod experiment;
+mod machine;
+mod null_server;
+mod progress;
+mod report;
+mod stats;
+mod volumes;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // A peer of the experiments that is this executable itself, in a process of its own.
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|first| first == null_server::COMMAND) {
+        return null_server::main(arguments.next());
+    }
+    cli::main()
+}

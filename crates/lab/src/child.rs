@@ -1,0 +1,215 @@
+//! A server in a process of its own, and the wait for its mount.
+//!
+//! A server is started in a process group of its own (a Ctrl-C on the terminal is the lab's to handle),
+//! is sent SIGTERM by the kernel if the lab dies, and is gone when its [`Server`] is dropped: first its
+//! mount is taken away, then it is waited for, then it is ended.
+
+use anyhow::{Context as _, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take until its mount is there.
+const START_MAX: Duration = Duration::from_secs(20);
+/// How long a server may take to end after its mount is gone.
+const END_MAX: Duration = Duration::from_secs(30);
+
+/// A running server with its mount.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    pid_fd: OwnedFd,
+    mountpoint: PathBuf,
+    /// Set when the mount was taken away and the process waited for.
+    is_over: bool,
+}
+
+impl Server {
+    /// Starts `command` with its output going to `log` and waits until something is mounted on
+    /// `mountpoint`.
+    ///
+    /// # Errors
+    /// If the program cannot be started, ends or takes too long; with what it wrote.
+    pub(crate) fn start(command: &mut Command, mountpoint: &Path, log: &Path) -> anyhow::Result<Self> {
+        let output = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0);
+        // SAFETY: between fork and exec the closure makes one prctl system call, which is
+        // async-signal-safe, and allocates nothing.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(Into::into)
+            });
+        }
+        let mut mounts = File::open("/proc/self/mountinfo").context("cannot read the mount table")?;
+        let child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        let pid_fd = pidfd_open(pid(&child)?, PidfdFlags::empty()).context("cannot watch the server")?;
+        let server = Self { child, pid_fd, mountpoint: mountpoint.to_owned(), is_over: false };
+        match server.wait_for_mount(&mut mounts) {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                let said = std::fs::read_to_string(log).unwrap_or_default();
+                let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
+                Err(error.context(format!("the server's last words: {}", last.trim())))
+            }
+        }
+    }
+
+    fn wait_for_mount(&self, mounts: &mut File) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_MAX;
+        loop {
+            if is_mountpoint(mounts, &self.mountpoint)? {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            ensure!(!left.is_zero(), "no mount after {} s", START_MAX.as_secs());
+            // The mount table signals PRI when it changes, the process IN when it ends.
+            let mut fds = [PollFd::new(&*mounts, PollFlags::PRI), PollFd::new(&self.pid_fd, PollFlags::IN)];
+            wait(&mut fds, left)?;
+            if fds[1].revents().contains(PollFlags::IN) && !is_mountpoint(mounts, &self.mountpoint)? {
+                bail!("the server ended without a mount");
+            }
+        }
+    }
+
+    /// Processor time that the server has used so far, if the kernel tells.
+    pub(crate) fn cpu_time(&self) -> Option<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
+        let ticks = parse_cpu_ticks(&stat)?;
+        let per_second = rustix::param::clock_ticks_per_second();
+        Some(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+    }
+
+    /// Takes the mount away and waits until the server has ended.
+    ///
+    /// # Errors
+    /// If the mount cannot be taken away or the server does not end; it is killed then.
+    pub(crate) fn stop(mut self) -> anyhow::Result<()> {
+        self.take_down()
+    }
+
+    fn take_down(&mut self) -> anyhow::Result<()> {
+        self.is_over = true;
+        let unmounted = unmount(&self.mountpoint);
+        if unmounted.is_err() {
+            // Not ours to hang on: the server may still end well when it is asked to.
+            let _ = rustix::process::kill_process(pid(&self.child)?, Signal::TERM);
+        }
+        let mut fds = [PollFd::new(&self.pid_fd, PollFlags::IN)];
+        wait(&mut fds, END_MAX)?;
+        let has_ended = fds[0].revents().contains(PollFlags::IN);
+        if !has_ended {
+            self.child.kill().context("cannot kill the server")?;
+        }
+        self.child.wait().context("cannot wait for the server")?;
+        if unmounted.is_err() {
+            // A killed server leaves a dead mount behind.
+            let _ = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);
+        }
+        unmounted?;
+        ensure!(has_ended, "the server did not end within {} s of its unmount: killed", END_MAX.as_secs());
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.is_over
+            && let Err(error) = self.take_down()
+        {
+            eprintln!("lab: {}: {error:#}", self.mountpoint.display());
+        }
+    }
+}
+
+fn pid(child: &Child) -> anyhow::Result<Pid> {
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process without an id")
+}
+
+/// Waits for one of `fds`, at most `at_most`; an interrupted wait ends early.
+fn wait(fds: &mut [PollFd<'_>], at_most: Duration) -> anyhow::Result<()> {
+    let timeout = Timespec::try_from(at_most).context("a wait that is too long")?;
+    match poll(fds, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error).context("cannot wait"),
+    }
+}
+
+/// Unmounts as root by the system call, else through `fusermount3`.
+fn unmount(mountpoint: &Path) -> anyhow::Result<()> {
+    match rustix::mount::unmount(mountpoint, UnmountFlags::empty()) {
+        Err(rustix::io::Errno::PERM) => {
+            let status = Command::new("fusermount3").arg("-u").arg(mountpoint).stderr(Stdio::null()).status();
+            ensure!(status.is_ok_and(|s| s.success()), "`fusermount3 -u` failed");
+            Ok(())
+        }
+        // Already gone, with its server.
+        Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot unmount {}", mountpoint.display())),
+    }
+}
+
+/// Whether the mount table, read from its start, has something on `mountpoint`.
+fn is_mountpoint(mounts: &mut File, mountpoint: &Path) -> anyhow::Result<bool> {
+    use std::io::Seek as _;
+    let mut table = String::new();
+    mounts.rewind()?;
+    mounts.read_to_string(&mut table).context("cannot read the mount table")?;
+    // Paths of the lab's own making have no characters that the table escapes.
+    Ok(table.lines().any(|line| line.split(' ').nth(4).is_some_and(|place| Path::new(place) == mountpoint)))
+}
+
+/// utime + stime of a line of /proc/PID/stat, in clock ticks.
+fn parse_cpu_ticks(stat: &str) -> Option<u64> {
+    // The second field is the program's name in brackets and may contain anything, brackets too.
+    let after_name = stat.rsplit_once(')')?.1;
+    let mut fields = after_name.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_found_behind_any_name() {
+        let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 100 23 0 0 20 0 1";
+        assert_eq!(parse_cpu_ticks(stat), Some(123));
+        assert_eq!(parse_cpu_ticks("12 (short) S 1 2"), None);
+    }
+
+    #[test]
+    fn a_server_that_ends_without_a_mount_is_an_error_with_its_words() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo cannot serve >&2; exit 3"]);
+        let error = Server::start(&mut command, &directory.path().join("mnt"), &directory.path().join("log"))
+            .unwrap_err();
+        let message = format!("{error:#}");
+        assert!(message.contains("cannot serve") && message.contains("ended without a mount"), "{message}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = Command::new(directory.path().join("nothing"));
+        let error = Server::start(&mut command, directory.path(), &directory.path().join("log")).unwrap_err();
+        assert!(format!("{error:#}").contains("cannot start"), "{error:#}");
+    }
+
+    #[test]
+    fn the_root_is_a_mountpoint_and_a_new_directory_is_not() {
+        let mut mounts = File::open("/proc/self/mountinfo").unwrap();
+        assert!(is_mountpoint(&mut mounts, Path::new("/")).unwrap());
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!is_mountpoint(&mut mounts, directory.path()).unwrap());
+    }
+}

@@ -1,0 +1,210 @@
+//! The command line: `lab EXPERIMENT [--quick] [--json FILE] [--svg FILE] [--runs N] [--variant A,B]`.
+//!
+//! Exit codes: 0 done; 1 the experiment failed; 2 the command line is wrong; 130 stopped by a signal
+//! (what was found until then is printed and written).
+
+use crate::experiment::{self, Experiment, Settings, Stop};
+use crate::machine::{self, Machine};
+use crate::progress::Progress;
+use crate::report::{Document, Recorder};
+use anyhow::Context as _;
+use clap::Parser;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+/// Runs one experiment: every variant and peer in one process, interleaved.
+#[derive(Debug, Parser)]
+#[command(name = "lab", after_help = experiments_help())]
+struct Arguments {
+    /// The experiment
+    experiment: String,
+    /// End within a minute: good for a look, the tails are not stable
+    #[arg(long)]
+    quick: bool,
+    /// Write the rows as JSON to FILE
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a plot to FILE
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Rounds of all variants, instead of the experiment's own number
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    runs: Option<u16>,
+    /// Only these variants
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    variant: Vec<String>,
+    /// Only these scenarios
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    scenario: Vec<String>,
+    /// Put the files that are served below DIR [default: /dev/shm where that is a tmpfs]
+    #[arg(long, value_name = "DIR")]
+    source: Option<PathBuf>,
+    /// The program under test [default: built by cargo, or beside this executable]
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+}
+
+fn experiments_help() -> String {
+    let mut help = "Experiments:\n".to_owned();
+    for experiment in experiment::all() {
+        help.push_str(&format!(
+            "  {}  {}\n    variants: {}\n    scenarios: {}\n",
+            experiment.name(),
+            experiment.question(),
+            experiment.variants().join(", "),
+            experiment.scenarios().join(", ")
+        ));
+    }
+    help
+}
+
+/// Runs the command line of this process.
+pub(crate) fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let experiments = experiment::all();
+    let (experiment, settings) = match choose(&arguments, &experiments) {
+        Ok(chosen) => chosen,
+        Err(message) => {
+            eprintln!("lab: {message}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&arguments, experiment, settings) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("lab: {}: {error:#}", experiment.name());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Finds what the names mean, or says which names there are.
+fn choose<'a>(
+    arguments: &Arguments,
+    experiments: &'a [Box<dyn Experiment>],
+) -> Result<(&'a dyn Experiment, Settings), String> {
+    let name = arguments.experiment.as_str();
+    let experiment = experiments.iter().find(|experiment| experiment.name() == name).ok_or_else(|| {
+        let known: Vec<&str> = experiments.iter().map(|experiment| experiment.name()).collect();
+        format!("no experiment is named `{name}`; there are: {}", known.join(", "))
+    })?;
+    let settings = Settings {
+        quick: arguments.quick,
+        runs: arguments.runs.map(usize::from),
+        variants: subset(&arguments.variant, experiment.variants(), "variant", name)?,
+        scenarios: subset(&arguments.scenario, experiment.scenarios(), "scenario", name)?,
+        source: arguments.source.clone(),
+        program: arguments.program.clone(),
+        stop: Stop::default(),
+    };
+    Ok((experiment.as_ref(), settings))
+}
+
+/// The named ones of `known`, in the order of `known`; all of them if none is named.
+fn subset(
+    named: &[String],
+    known: &[&'static str],
+    what: &str,
+    experiment: &str,
+) -> Result<Vec<&'static str>, String> {
+    if let Some(wrong) = named.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(format!("`{experiment}` has no {what} `{wrong}`; there are: {}", known.join(", ")));
+    }
+    let is_chosen = |name: &&'static str| named.is_empty() || named.iter().any(|n| n == name);
+    Ok(known.iter().copied().filter(is_chosen).collect())
+}
+
+fn run(arguments: &Arguments, experiment: &dyn Experiment, settings: Settings) -> anyhow::Result<ExitCode> {
+    let stop = Stop::at_signals().context("cannot install signal handlers")?;
+    let settings = Settings { stop: stop.clone(), ..settings };
+    // Before anything runs: an output that cannot be written is known now, not after ten minutes.
+    for file in [&arguments.json, &arguments.svg].into_iter().flatten() {
+        std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(file)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let when = machine::rfc3339(SystemTime::now());
+    let mut recorder = Recorder::default();
+    let progress = Progress::new();
+    let mut notes = experiment.run(&settings, &progress, &mut recorder)?;
+    drop(progress);
+    if stop.is_set() {
+        notes.push("Stopped by a signal: the later rounds are missing.".to_owned());
+    }
+    let document = Document {
+        experiment: experiment.name().to_owned(),
+        commit: machine::commit(&source_tree()),
+        when,
+        machine: Machine::this(),
+        quick: settings.quick,
+        rows: recorder.into_rows(),
+        notes,
+    };
+    publish(arguments, &document, experiment.variants().first().copied().unwrap_or("default"))?;
+    Ok(if stop.is_set() { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// A directory inside of the working tree that this executable was built from.
+fn source_tree() -> PathBuf {
+    if let Some(package) = std::env::var_os("CARGO_MANIFEST_DIR") {
+        return package.into();
+    }
+    let executable = std::env::current_exe().ok();
+    executable.as_deref().and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+fn publish(arguments: &Arguments, document: &Document, default_variant: &str) -> anyhow::Result<()> {
+    let write = |file: &Path, text: &str| {
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+    };
+    if let Some(file) = &arguments.json {
+        write(file, &document.json()?)?;
+    }
+    if let Some(file) = &arguments.svg {
+        write(file, &document.svg(default_variant))?;
+    }
+    let mut out = std::io::stdout().lock();
+    out.write_all(document.markdown(default_variant).as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Arguments {
+        Arguments::parse_from(std::iter::once("lab").chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        use clap::CommandFactory as _;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn names_are_checked_and_the_known_ones_listed() {
+        let experiments = experiment::all();
+        let refused = |line: &str| choose(&parse(line), &experiments).map(|_| ()).unwrap_err();
+        let message = refused("volume");
+        assert!(message.contains("`volume`") && message.contains("volumes"), "{message}");
+        let message = refused("volumes --variant null,nul");
+        assert!(message.contains("variant `nul`") && message.contains("passthrough_ll"), "{message}");
+        let message = refused("volumes --scenario stat-3");
+        assert!(message.contains("scenario `stat-3`") && message.contains("stat-2"), "{message}");
+    }
+
+    #[test]
+    fn chosen_variants_keep_the_order_of_the_experiment() {
+        let experiments = experiment::all();
+        let (experiment, settings) = choose(&parse("volumes --variant tmpfs,default"), &experiments).unwrap();
+        assert_eq!(settings.variants, ["default", "tmpfs"]);
+        assert_eq!(settings.scenarios, experiment.scenarios());
+        assert!(!settings.quick);
+    }
+}

@@ -1,0 +1,87 @@
+//! What every experiment is: a name, a question, variants, and a run that fills a [`Recorder`].
+//!
+//! A new experiment is a module with a type that implements [`Experiment`] and a line in [`all`].
+
+use crate::progress::Progress;
+use crate::report::Recorder;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One experiment of the lab.
+pub(crate) trait Experiment {
+    /// Its name on the command line and in the JSON.
+    fn name(&self) -> &'static str;
+
+    /// The question that it answers, for the help.
+    fn question(&self) -> &'static str;
+
+    /// All variants and peers, the default first: the others' ratios are to it.
+    fn variants(&self) -> &'static [&'static str];
+
+    /// All scenarios, in the order of the table.
+    fn scenarios(&self) -> &'static [&'static str];
+
+    /// Runs every chosen scenario with every chosen variant, interleaved, and records what was found.
+    /// What holds for all rows (sizes, durability, what was warm) is returned as notes. An experiment
+    /// that is told to stop returns early with what it has.
+    ///
+    /// # Errors
+    /// Only if nothing can be measured at all; a variant that fails is a row that says so.
+    fn run(
+        &self,
+        settings: &Settings,
+        progress: &Progress,
+        recorder: &mut Recorder,
+    ) -> anyhow::Result<Vec<String>>;
+}
+
+/// The experiments of this build.
+pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
+    vec![Box::new(crate::volumes::Volumes)]
+}
+
+/// What the command line asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// End within a minute; tails are not stable then.
+    pub(crate) quick: bool,
+    /// Rounds of all variants, if not the experiment's own number.
+    pub(crate) runs: Option<usize>,
+    /// The variants to run, in the experiment's order.
+    pub(crate) variants: Vec<&'static str>,
+    /// The scenarios to run, in the experiment's order.
+    pub(crate) scenarios: Vec<&'static str>,
+    /// Where files that variants serve are to lie, if not where the experiment would put them.
+    pub(crate) source: Option<PathBuf>,
+    /// The program under test, if not the one of this build.
+    pub(crate) program: Option<PathBuf>,
+    /// Set when the user wants to stop.
+    pub(crate) stop: Stop,
+}
+
+/// Set once by SIGINT or SIGTERM, looked at between steps.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Sets the flag at the first SIGINT or SIGTERM; the second one ends the process at once.
+    ///
+    /// # Errors
+    /// If a handler cannot be installed.
+    pub(crate) fn at_signals() -> std::io::Result<Self> {
+        let stop = Self::default();
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            // In this order: the first signal finds the flag unset and sets it, the second ends.
+            signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop.0))?;
+            signal_hook::flag::register(signal, Arc::clone(&stop.0))?;
+        }
+        Ok(stop)
+    }
+
+    /// Whether to stop.
+    pub(crate) fn is_set(&self) -> bool {
+        // ORDERING: Relaxed; the flag publishes nothing and is only ever set.
+        self.0.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,95 @@
+//! What an experiment found: rows, and their three forms (table, JSON, plot).
+//!
+//! An experiment fills a [`Recorder`] with samples or with the reason why there are none; the recorder
+//! turns them into [`Row`]s in the order in which each was first mentioned. Everything that is printed
+//! or written afterwards comes from the rows alone.
+
+mod document;
+mod json;
+mod recorder;
+mod svg;
+mod table;
+
+pub(crate) use document::Document;
+pub(crate) use recorder::Recorder;
+
+use serde::Serialize;
+
+/// What is measured, and how it is to be read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Metric {
+    /// The name in the JSON; other programs read it.
+    pub(crate) name: &'static str,
+    /// The unit of every figure of the row.
+    pub(crate) unit: &'static str,
+    /// The figure that the table and the plot show.
+    pub(crate) shown: Shown,
+    /// Whether a larger figure is the better one.
+    pub(crate) larger_is_better: bool,
+}
+
+/// Which figure of a row stands for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// The median.
+    P50,
+    /// The 99th percentile.
+    P99,
+}
+
+impl Shown {
+    /// How the table names the figure.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::P50 => "median",
+            Self::P99 => "p99",
+        }
+    }
+}
+
+/// One line of the result: one metric of one variant in one scenario. Serialised as the lab's JSON has
+/// it; a figure that does not apply is `null` (a rate has `mean` and `p50` only; a row that could not
+/// run has none, `n` = 0 and the reason in `note`).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Row {
+    /// What was done.
+    pub(crate) scenario: String,
+    /// Who did it.
+    pub(crate) variant: String,
+    /// What was measured.
+    #[serde(serialize_with = "metric_name")]
+    pub(crate) metric: Metric,
+    /// The unit of the figures below.
+    pub(crate) unit: String,
+    /// Number of samples.
+    pub(crate) n: u64,
+    /// The median.
+    pub(crate) p50: Option<f64>,
+    /// The 95th percentile.
+    pub(crate) p95: Option<f64>,
+    /// The 99th percentile.
+    pub(crate) p99: Option<f64>,
+    /// The largest sample.
+    pub(crate) max: Option<f64>,
+    /// The mean.
+    pub(crate) mean: Option<f64>,
+    /// The sum of the samples.
+    pub(crate) total: Option<f64>,
+    /// What a reader has to know about this row.
+    pub(crate) note: String,
+}
+
+/// Serialises a metric as its name alone.
+fn metric_name<S: serde::Serializer>(metric: &Metric, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(metric.name)
+}
+
+impl Row {
+    /// The figure that stands for the row.
+    pub(crate) fn shown(&self) -> Option<f64> {
+        match self.metric.shown {
+            Shown::P50 => self.p50,
+            Shown::P99 => self.p99,
+        }
+    }
+}

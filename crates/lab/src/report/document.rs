@@ -1,0 +1,75 @@
+//! A whole result: the rows and where they come from.
+
+use super::{Row, json, svg, table};
+use crate::machine::Machine;
+use serde::Serialize;
+
+/// A result, as written to the JSON file.
+#[derive(Debug, Serialize)]
+pub(crate) struct Document {
+    /// Name of the experiment.
+    pub(crate) experiment: String,
+    /// Commit of the source that was measured; `-dirty` where it had uncommitted changes.
+    pub(crate) commit: String,
+    /// When the experiment began, UTC, RFC 3339.
+    pub(crate) when: String,
+    /// The machine.
+    pub(crate) machine: Machine,
+    /// Whether it was a quick run: too short for stable tails.
+    pub(crate) quick: bool,
+    /// What was found.
+    pub(crate) rows: Vec<Row>,
+    /// What holds for all rows: sizes, durability, what was warm.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Document {
+    /// The Markdown form.
+    pub(crate) fn markdown(&self, default_variant: &str) -> String {
+        table::render(self, default_variant)
+    }
+
+    /// The JSON form.
+    pub(crate) fn json(&self) -> serde_json::Result<String> {
+        json::render(self)
+    }
+
+    /// The plot.
+    pub(crate) fn svg(&self, default_variant: &str) -> String {
+        svg::render(self, default_variant)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod example {
+    use super::super::{Metric, Recorder, Shown};
+    use super::*;
+    use crate::stats::Histogram;
+    use std::time::Duration;
+
+    /// A document with every kind of row.
+    pub(crate) fn document() -> Document {
+        let rate = Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+        let tail = Metric { name: "p99_us", unit: "us", shown: Shown::P99, larger_is_better: false };
+        let seconds = Metric { name: "seconds", unit: "s", shown: Shown::P50, larger_is_better: false };
+        let mut recorder = Recorder::default();
+        for (variant, value) in [("default", 20_000.0), ("null", 10_000.0)] {
+            recorder.rate("stat-1", variant, rate, value);
+            let mut took = Histogram::default();
+            took.add(Duration::from_micros(50));
+            recorder.operations_us("stat-1", variant, tail, &took);
+            recorder.value("untar", variant, seconds, 1.5);
+        }
+        recorder.absent("stat-1", "rclone", rate, "not installed: no `rclone` <on> the PATH & \"elsewhere\"");
+        recorder.note("stat-1", "null", "no store");
+        Document {
+            experiment: "volumes".to_owned(),
+            commit: "0123456".to_owned(),
+            when: "2026-01-02T03:04:05Z".to_owned(),
+            machine: Machine { cpu: "A & B <CPU>".to_owned(), cores: 2, kernel: "6.18.0".to_owned() },
+            quick: true,
+            rows: recorder.into_rows(),
+            notes: vec!["sizes: 1 MiB".to_owned()],
+        }
+    }
+}

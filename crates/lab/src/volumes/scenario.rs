@@ -1,0 +1,187 @@
+//! What is done on a mount, and what is measured of it.
+
+use super::clients::{self, Asker, Maker, Reader, Timing, Work, Writer};
+use super::sizes::Sizes;
+use super::target::Mounted;
+use super::trees::Trees;
+use crate::report::{Metric, Shown};
+use crate::stats::Histogram;
+use std::time::Duration;
+
+const MB_PER_S: Metric = Metric { name: "mb_per_s", unit: "MB/s", shown: Shown::P50, larger_is_better: true };
+const OPS_PER_S: Metric =
+    Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+const SECONDS: Metric = Metric { name: "seconds", unit: "s", shown: Shown::P50, larger_is_better: false };
+const P99_US: Metric = Metric { name: "p99_us", unit: "us", shown: Shown::P99, larger_is_better: false };
+
+/// What every reader of the rows has to know.
+pub(super) const NOTES: [&str; 6] = [
+    "Every target has its mount for the whole run; a slice goes to one target at a time, a round begins with another target than the one before. \
+     After a slice that writes, its file is fsynced outside of the measured time.",
+    "`seqwrite-1m`: 1 MiB writes over a new file and its close, one client; written, not durable. `seqread-1m`: 1 MiB reads of the laid-out file.",
+    "`randwrite-4k-N`, `stat-N`, `create-unlink-N`: N client threads, each with a file or directory of its own. `randwrite-4k-fdatasync`: a write and an fdatasync, one client.",
+    "`seqread-1m`, `randread-4k-1`: the kernel's cache of the file is dropped before each pass, so that reads reach the server; what the server or the file system below it \
+     keeps is warm. ext4 and tmpfs read their warm page cache.",
+    "`stat-N`: statx with AT_STATX_FORCE_SYNC, so that it reaches the server. `create-unlink-N`: open with O_CREAT and O_EXCL, close, unlink, counted as one.",
+    "`p99_us`: durations of all operations of all rounds, as the client saw them. `.../mem`: our memory store; the null server's rows are the same measurement as without `/mem`.",
+];
+
+/// A scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Scenario {
+    SeqWrite,
+    RandWrite { clients: usize },
+    RandWriteSync,
+    SeqRead,
+    RandRead,
+    Stat { clients: usize },
+    CreateUnlink { clients: usize },
+    Untar,
+    GitClone,
+}
+
+/// What a slice found.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// So many a second, each of these durations.
+    Rate { per_second: f64, latency: Histogram },
+    /// It took so long.
+    Seconds(f64),
+}
+
+impl Scenario {
+    const ALL: [Self; 12] = [
+        Self::SeqWrite,
+        Self::RandWrite { clients: 1 },
+        Self::RandWrite { clients: 2 },
+        Self::RandWriteSync,
+        Self::SeqRead,
+        Self::RandRead,
+        Self::Stat { clients: 1 },
+        Self::Stat { clients: 2 },
+        Self::CreateUnlink { clients: 1 },
+        Self::CreateUnlink { clients: 2 },
+        Self::Untar,
+        Self::GitClone,
+    ];
+
+    /// The names, in the order of the table.
+    pub(crate) const NAMES: [&'static str; 12] = [
+        "seqwrite-1m",
+        "randwrite-4k-1",
+        "randwrite-4k-2",
+        "randwrite-4k-fdatasync",
+        "seqread-1m",
+        "randread-4k-1",
+        "stat-1",
+        "stat-2",
+        "create-unlink-1",
+        "create-unlink-2",
+        "untar",
+        "git-clone",
+    ];
+
+    /// The scenario of that name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let index = Self::NAMES.iter().position(|&known| known == name)?;
+        Self::ALL.get(index).copied()
+    }
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        let index = Self::ALL.iter().position(|&known| known == self);
+        index.map_or("", |index| Self::NAMES[index])
+    }
+
+    /// What is measured; the first is the figure, the second, if any, the tail.
+    pub(crate) fn metrics(self) -> &'static [Metric] {
+        match self {
+            Self::SeqWrite | Self::SeqRead => &[MB_PER_S],
+            Self::Untar | Self::GitClone => &[SECONDS],
+            _ => &[OPS_PER_S, P99_US],
+        }
+    }
+
+    /// Whether it only works where what was written can be read again.
+    pub(crate) fn needs_data(self) -> bool {
+        matches!(self, Self::GitClone)
+    }
+
+    /// Whether its figure rests on the store's word that data is durable.
+    pub(crate) fn is_about_durability(self) -> bool {
+        matches!(self, Self::RandWriteSync)
+    }
+
+    /// What a slice takes, about.
+    pub(crate) fn expected(self, sizes: &Sizes) -> Duration {
+        match self {
+            Self::SeqWrite => Duration::from_secs_f64(sizes.sequential_bytes as f64 / 600e6),
+            Self::Untar => Duration::from_micros(1_000) * sizes.tar_files,
+            Self::GitClone => Duration::from_millis(200) + Duration::from_micros(500) * sizes.git_files,
+            _ => sizes.slice + sizes.warm_up + Duration::from_millis(20),
+        }
+    }
+
+    /// Gives the mount one slice.
+    ///
+    /// # Errors
+    /// If a call of a client or a program fails.
+    pub(crate) fn run(self, mounted: &Mounted, sizes: &Sizes, trees: &Trees) -> anyhow::Result<Found> {
+        let root = mounted.root();
+        let drops = mounted.drops_cache();
+        let timing = Timing { warm_up: sizes.warm_up, slice: sizes.slice };
+        let each = |clients: usize| 0..clients;
+        let work: Work = match self {
+            Self::SeqWrite => return seq_write(mounted, sizes),
+            Self::Untar => return Ok(Found::Seconds(trees.untar(root)?.as_secs_f64())),
+            Self::GitClone => return Ok(Found::Seconds(trees.git_clone(root)?.as_secs_f64())),
+            Self::RandWrite { clients } => {
+                let writers = each(clients).map(|client| Writer::open(root, client, sizes, false));
+                let work = clients::run(writers.collect::<Result<_, _>>()?, timing)?;
+                clients::settle(root)?;
+                work
+            }
+            Self::RandWriteSync => clients::run(vec![Writer::open(root, 0, sizes, true)?], timing)?,
+            Self::SeqRead => {
+                let mut work = clients::run(vec![Reader::sequential(root, sizes, drops)?], timing)?;
+                work.per_second *= clients::LARGE as f64 / 1e6;
+                work
+            }
+            Self::RandRead => clients::run(vec![Reader::random(root, sizes, drops)?], timing)?,
+            Self::Stat { clients } => clients::run(
+                each(clients).map(|client| Asker::open(root, client)).collect::<Result<_, _>>()?,
+                timing,
+            )?,
+            Self::CreateUnlink { clients } => clients::run(
+                each(clients).map(|client| Maker::open(root, client)).collect::<Result<_, _>>()?,
+                timing,
+            )?,
+        };
+        Ok(Found::Rate { per_second: work.per_second, latency: work.latency })
+    }
+}
+
+fn seq_write(mounted: &Mounted, sizes: &Sizes) -> anyhow::Result<Found> {
+    let path = mounted.root().join(clients::SEQUENTIAL);
+    let took = clients::write_file(&path, sizes.sequential_bytes)?;
+    // The next target's file has the same memory.
+    std::fs::remove_file(&path)?;
+    let per_second = sizes.sequential_bytes as f64 / 1e6 / took.as_secs_f64();
+    Ok(Found::Rate { per_second, latency: Histogram::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_scenarios_belong_together() {
+        for name in Scenario::NAMES {
+            assert_eq!(Scenario::named(name).unwrap().name(), name);
+        }
+        assert_eq!(Scenario::named("randwrite-4k-2"), Some(Scenario::RandWrite { clients: 2 }));
+        assert_eq!(Scenario::named("create-unlink-1"), Some(Scenario::CreateUnlink { clients: 1 }));
+        assert_eq!(Scenario::named("git-clone"), Some(Scenario::GitClone));
+        assert_eq!(Scenario::named("nothing"), None);
+    }
+}

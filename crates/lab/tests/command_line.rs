@@ -1,0 +1,97 @@
+//! The lab as a person or a program runs it.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn lab(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lab"))
+        .args(arguments)
+        .env_remove("CARGO")
+        .output()
+        .expect("the lab runs")
+}
+
+fn complaint(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn wrong_names_end_with_2_and_name_the_right_ones() {
+    for (arguments, wrong, right) in [
+        (vec!["volume"], "`volume`", "volumes"),
+        (vec!["volumes", "--variant", "default,tmpf"], "`tmpf`", "tmpfs"),
+        (vec!["volumes", "--scenario", "stat"], "`stat`", "stat-1"),
+    ] {
+        let output = lab(&arguments);
+        let said = complaint(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(wrong) && said.contains(right), "{said}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_source_that_is_not_there_ends_with_1() {
+    let output = lab(&["volumes", "--variant", "tmpfs", "--source", "/no/such/place"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(complaint(&output).contains("/no/such/place"), "{}", complaint(&output));
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_known_before_anything_runs() {
+    let output = lab(&["volumes", "--variant", "tmpfs", "--json", "/no/such/place/out.json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(complaint(&output).contains("/no/such/place/out.json"), "{}", complaint(&output));
+}
+
+/// The rows, the table and the plot of a run of `scenarios` with the null server and a program that does
+/// not exist; everything the lab makes is below `directory`.
+fn run(scenarios: &str, directory: &Path) -> (Vec<Value>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_lab"))
+        .args(["volumes", "--quick", "--variant", "default,null", "--scenario", scenarios])
+        .args(["--program", "/no/such/program", "--json", "out.json", "--svg", "out.svg"])
+        .current_dir(directory)
+        .env("TMPDIR", directory)
+        .output()
+        .expect("the lab runs");
+    assert!(output.status.success(), "{}", complaint(&output));
+    let read = |name: &str| std::fs::read_to_string(directory.join(name)).expect("the lab wrote its files");
+    let document: Value = serde_json::from_str(&read("out.json")).expect("JSON");
+    let rows = document["rows"].as_array().expect("rows").clone();
+    (rows, String::from_utf8_lossy(&output.stdout).into_owned(), read("out.svg"))
+}
+
+#[test]
+fn a_run_measures_what_is_there_and_says_what_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let (rows, table, svg) = run("stat-1,untar,git-clone", directory.path());
+    let find = |scenario: &str, variant: &str, metric: &str| {
+        let is = |row: &&Value| {
+            row["scenario"] == scenario && row["variant"] == variant && row["metric"] == metric
+        };
+        rows.iter().find(is).cloned().unwrap_or_else(|| panic!("no row {scenario} {variant} {metric}"))
+    };
+    for scenario in ["stat-1", "stat-1/mem"] {
+        let absent = find(scenario, "default", "ops_per_s");
+        assert_eq!(absent["n"], 0);
+        assert!(absent["note"].as_str().unwrap().starts_with("not built: "), "{absent}");
+    }
+    assert!(find("git-clone", "null", "seconds")["note"].as_str().unwrap().starts_with("not possible"));
+    assert!(table.contains("not built") && svg.contains("not built"), "{table}");
+    let measured = find("stat-1", "null", "ops_per_s");
+    if measured["n"] == 0 {
+        eprintln!("SKIPPED: the null server cannot be mounted here: {}", measured["note"]);
+        return;
+    }
+    assert!(measured["mean"].as_f64().unwrap() > 0.0 && measured["p99"].is_null(), "{measured}");
+    let tail = find("stat-1", "null", "p99_us");
+    assert!(tail["p50"].as_f64().unwrap() <= tail["p99"].as_f64().unwrap(), "{tail}");
+    assert!(tail["p99"].as_f64().unwrap() <= tail["max"].as_f64().unwrap(), "{tail}");
+    assert!(find("untar/mem", "null", "seconds")["p50"].as_f64().unwrap() > 0.0);
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let place = directory.path().to_str().unwrap();
+    assert!(!mounts.contains(place), "a mount is left: {mounts}");
+    let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| name == "out.json" || name == "out.svg"), "left: {left:?}");
+}
