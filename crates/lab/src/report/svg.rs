@@ -73,7 +73,12 @@ fn head(svg: &mut String, document: &Document) {
 }
 
 fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
-    distinct(rows.iter().map(|row| (row.scenario.as_str(), row.metric)))
+    // By metric first, as the tables are: panels that one looks at together stand together.
+    let metrics = distinct(rows.iter().map(|row| row.metric));
+    let of = |metric| {
+        rows.iter().filter(move |row| row.metric == metric).map(move |row| (row.scenario.as_str(), metric))
+    };
+    distinct(metrics.into_iter().flat_map(of))
         .into_iter()
         .map(|(scenario, metric)| Panel {
             title: format!("{scenario}: {} ({}, {})", metric.name, metric.shown.label(), metric.unit),

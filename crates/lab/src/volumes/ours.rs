@@ -58,8 +58,8 @@ pub(crate) fn targets(
     place: &Place,
 ) -> [Target; 2] {
     let (options, note) = match variant {
-        "writethrough" => (format!("{CACHE},mode=writethrough,spin=off"), "write-through, spinning off"),
-        "writeback" => (format!("{CACHE},mode=writeback"), "kernel write-back"),
+        "writethrough" => (format!("{CACHE},mode=write-through,spin=off"), "write-through, spinning off"),
+        "writeback" => (format!("{CACHE},mode=kernel-writeback"), "kernel write-back"),
         _ => (CACHE.to_owned(), ""),
     };
     [false, true].map(|in_memory| {

@@ -235,7 +235,7 @@ mod tests {
             ("/tmp/x/mnt", "DIR"),
             ("source=/dev/shm/x", "source=DIR"),
             ("--multithreaded", "--multithreaded"),
-            ("cache=1G,mode=writeback", "cache=1G,mode=writeback"),
+            ("cache=1G,mode=kernel-writeback", "cache=1G,mode=kernel-writeback"),
             ("mem:", "mem:"),
             ("", "''"),
         ] {
