@@ -15,6 +15,9 @@ use crate::{Error, Options, Result};
 /// The smallest cache: a few of the largest requests must fit.
 const CACHE_BYTES_MIN: u64 = 4 << 20;
 
+/// Dirty files above which write-back begins without rest.
+const BACKGROUND_INODES: usize = 4096;
+
 /// A store in use. See the [crate](crate).
 #[derive(Debug)]
 pub struct Volume {
@@ -38,6 +41,7 @@ impl Volume {
             flushers: options.flushers,
             dirty_after: options.dirty_after,
             background_pages: budget.limit() / 2,
+            background_inodes: BACKGROUND_INODES,
             retry_pause: options.retry_pause.max(Duration::from_millis(1)),
             clock: Arc::clone(&options.clock),
         };

@@ -26,6 +26,8 @@ pub struct BdiOptions {
     pub dirty_after: Duration,
     /// Write without rest above this many cached pages.
     pub background_pages: u64,
+    /// Write without rest above this many dirty inodes: each of them holds descriptors and memory.
+    pub background_inodes: usize,
     /// Pause after the first failed write-back of an inode; doubles up to 32 times with each further one.
     pub retry_pause: Duration,
     /// Time.
@@ -93,12 +95,18 @@ impl<I: Inode + ?Sized> Bdi<I> {
 
     /// Wakes the flushers if the cache is over its background threshold.
     pub fn check_background(&self) {
-        if self.budget.used() > self.options.background_pages {
+        if self.is_above(1) {
             self.kick();
         }
     }
 
-    /// Asks the flushers to write without regard to age, until the cache is below half its threshold.
+    /// Whether more than the `part`th part of the background thresholds is used.
+    fn is_above(&self, part: u64) -> bool {
+        self.budget.used() > self.options.background_pages / part
+            || self.root.dirty_inodes() as u64 > self.options.background_inodes as u64 / part
+    }
+
+    /// Asks the flushers to write without regard to age, until half of both thresholds is free.
     pub fn kick(&self) {
         let mut control = self.control.lock();
         if !control.kicked {
@@ -157,7 +165,7 @@ impl<I: Inode + ?Sized> Bdi<I> {
                 return None;
             }
             let now = self.options.clock.now();
-            let urgent = control.kicked && self.budget.used() > self.options.background_pages / 2;
+            let urgent = control.kicked && self.is_above(2);
             let before = if urgent { Some(now) } else { now.checked_sub(self.options.dirty_after) };
             if let Some(listed) = self.root.take(before, now) {
                 return Some(listed);

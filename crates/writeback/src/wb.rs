@@ -17,7 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sync::Mutex;
+use sync::atomic::{AtomicUsize, Ordering};
+use sync::{Mutex, MutexGuard};
 
 /// Something with dirty data.
 pub trait Inode: Send + Sync + fmt::Debug + 'static {
@@ -53,6 +54,8 @@ impl Owner {
 pub struct Wb<I: ?Sized> {
     owner: Owner,
     lists: Mutex<Lists<I>>,
+    /// The length of `dirty`, to be read without the lock.
+    dirty_inodes: AtomicUsize,
 }
 
 /// An inode on a list, with the time (of the bdi's clock) that decides when it is its turn.
@@ -73,7 +76,7 @@ struct Lists<I: ?Sized> {
 impl<I: Inode + ?Sized> Wb<I> {
     pub(crate) fn new(owner: Owner) -> Self {
         let lists = Lists { dirty: VecDeque::new(), io: Vec::new(), more_io: Vec::new() };
-        Self { owner, lists: Mutex::new(lists) }
+        Self { owner, lists: Mutex::new(lists), dirty_inodes: AtomicUsize::new(0) }
     }
 
     /// Who owns this data.
@@ -85,6 +88,7 @@ impl<I: Inode + ?Sized> Wb<I> {
     pub(crate) fn push(&self, inode: Arc<I>, since: Duration) -> bool {
         let mut lists = self.lists.lock();
         lists.dirty.push_back(Listed { inode, since, failures: 0 });
+        self.note_length(&lists);
         lists.dirty.len() == 1
     }
 
@@ -101,6 +105,7 @@ impl<I: Inode + ?Sized> Wb<I> {
             return None;
         };
         lists.io.push(Arc::clone(&listed.inode));
+        self.note_length(&lists);
         Some(listed)
     }
 
@@ -119,6 +124,18 @@ impl<I: Inode + ?Sized> Wb<I> {
                 lists.more_io.push((now + pause, Listed { failures, ..listed }));
             }
         }
+        self.note_length(&lists);
+    }
+
+    fn note_length(&self, lists: &MutexGuard<'_, Lists<I>>) {
+        // ORDERING: Relaxed, see `dirty_inodes`.
+        self.dirty_inodes.store(lists.dirty.len(), Ordering::Relaxed);
+    }
+
+    /// Inodes that wait for their first write-back.
+    pub(crate) fn dirty_inodes(&self) -> usize {
+        // ORDERING: Relaxed, a figure for a threshold; written under the lists' lock.
+        self.dirty_inodes.load(Ordering::Relaxed)
     }
 
     /// When the next inode is due, given how long data may rest.
