@@ -192,7 +192,7 @@ impl Volume {
         dst.inode.write_pages(&io)?;
         let (from, to) = (src.inode.id, dst.inode.id);
         let copied = self.core.store.copy_range(from, src_offset, to, dst_offset, len)?;
-        dst.inode.changed_on_store(&io, Some(dst_offset + copied))?;
+        dst.inode.changed_on_store(&io, (copied > 0).then_some(dst_offset + copied))?;
         Ok(copied)
     }
 
