@@ -1,1 +1,37 @@
-//! Under construction.
+//! The FUSE front end: a thin protocol layer, and the service of one [`Volume`](volume::Volume) over it.
+//!
+//! # Parts
+//! - [`abi`], [`decode`], [`encode`], [`init`]: bytes and what they mean. They act on nothing and hold nothing.
+//! - [`mount`]: where a connection comes from.
+//! - [`Session`]: one connection in service. Its reading threads (module `reader`) take each request from the device to
+//!   its answer (module `dispatch`); `interrupt` ends those whose caller is killed; [`Notifier`] tells the kernel
+//!   what to forget.
+//!
+//! # What it promises
+//! - Every request is answered once, whatever its handler does; a handler's panic is that request's EIO.
+//! - A request that takes long holds up no other: there is always another thread that reads.
+//! - DESTROY, for which umount(2) waits, is answered after the program's own handler has returned.
+//! - Killing a process frees it even when the store does not answer, for every request whose late end harms
+//!   nobody.
+
+pub mod abi;
+mod buffer;
+pub mod decode;
+mod dev;
+mod dispatch;
+pub mod encode;
+pub mod errno;
+pub mod init;
+mod interrupt;
+pub mod mount;
+mod notify;
+mod reader;
+mod reply;
+mod session;
+mod stats;
+
+pub use init::Mode;
+pub use mount::{Mount, MountError, MountKind, MountOptions, MountpointError, check_mountpoint};
+pub use notify::{Notifier, NotifyError};
+pub use session::{EndReason, Ended, Session, SessionError, SessionOptions, SessionView};
+pub use stats::StatsView;

@@ -1,0 +1,102 @@
+//! The memory that a reader reads requests into and assembles data in.
+//!
+//! Purpose: one mapping for each reading thread, of one page and [`MAX_WRITE`] bytes. A message is read so that
+//! the data of a WRITE begins at the second page; a READ's message ends there, so that the same memory
+//! takes the data of its reply. Pages that were never used cost no memory.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::abi::{InHeader, WriteIn};
+use crate::init::MAX_WRITE;
+
+/// Where the data begins: the second page (whatever the machine's page size is, 4096 divides it).
+const DATA_AT: usize = 4096;
+/// Where a message begins.
+const MESSAGE_AT: usize = DATA_AT - size_of::<InHeader>() - size_of::<WriteIn>();
+/// Length of the mapping.
+const LEN: usize = DATA_AT + MAX_WRITE as usize;
+
+/// A reader's memory.
+pub(crate) struct Buffer(NonNull<u8>);
+
+// SAFETY: the mapping belongs to this value alone; nothing of it is tied to a thread.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    /// Maps one.
+    pub(crate) fn new() -> rustix::io::Result<Self> {
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no other memory.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                LEN,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        NonNull::new(start.cast()).map(Self).ok_or(rustix::io::Errno::NOMEM)
+    }
+
+    fn all(&self) -> &[u8] {
+        // SAFETY: the mapping is LEN bytes long, readable, zeroed at first, lives as long as `self`, and is
+        // changed only through `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), LEN) }
+    }
+
+    fn all_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `all`; `&mut self` makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), LEN) }
+    }
+
+    /// Where to read a message to.
+    pub(crate) fn space(&mut self) -> &mut [u8] {
+        &mut self.all_mut()[MESSAGE_AT..]
+    }
+
+    /// The message of `len` bytes that was read.
+    pub(crate) fn message(&self, len: usize) -> &[u8] {
+        &self.all()[MESSAGE_AT..MESSAGE_AT + len]
+    }
+
+    /// Room for data to send. Overlaps a message that is longer than a READ.
+    pub(crate) fn data(&mut self) -> &mut [u8] {
+        &mut self.all_mut()[DATA_AT..]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: this is the whole mapping that `new` made, and nobody refers to it any more.
+        let unmapped = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), LEN) };
+        debug_assert!(unmapped.is_ok(), "munmap of a whole mapping: {unmapped:?}");
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("bytes", &LEN).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::ReadIn;
+
+    #[test]
+    fn data_of_a_write_is_aligned_and_a_read_ends_before_it() {
+        let mut buffer = Buffer::new().unwrap();
+        buffer.space()[80] = 7;
+        assert_eq!(buffer.data()[0], 7);
+        assert_eq!(buffer.data().as_ptr() as usize % 4096, 0);
+        assert_eq!(buffer.data().len(), MAX_WRITE as usize);
+        assert!(MESSAGE_AT + size_of::<InHeader>() + size_of::<ReadIn>() <= DATA_AT);
+        // The kernel refuses shorter buffers.
+        assert!(buffer.space().len() >= crate::abi::MIN_READ_BUFFER);
+        assert_eq!(buffer.space().len(), MAX_WRITE as usize + size_of::<InHeader>() + size_of::<WriteIn>());
+        assert_eq!(buffer.message(81)[80], 7);
+    }
+}

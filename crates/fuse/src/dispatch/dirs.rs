@@ -1,0 +1,119 @@
+//! Open directories.
+
+use rustix::io::Errno;
+
+use super::{Cx, handle_id};
+use crate::abi::{EntryOut, FOpen, FSyncIn, OpenOut, ReadIn, ReleaseIn};
+use crate::encode::{self, Listing};
+use crate::reply::{Reply, Sent};
+
+/// The kernel may remember listings: it drops them itself when a name is made or removed, and nobody else
+/// changes the store.
+pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
+    match cx.volume().open_dir(cx.node()) {
+        Ok(handle) => {
+            let open_flags = (FOpen::CACHE_DIR | FOpen::KEEP_CACHE).bits();
+            let sent = reply.value(&OpenOut { fh: handle.0, open_flags, backing_id: 0 });
+            if !sent.is_delivered {
+                cx.volume().release_dir(handle);
+            }
+            sent
+        }
+        Err(error) => reply.error(crate::errno::of(&error)),
+    }
+}
+
+pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
+    cx.volume().release_dir(handle_id(arg.fh));
+    reply.done()
+}
+
+pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
+    (cx.before_wait)();
+    reply.unit(cx.volume().sync_dir(handle_id(arg.fh)))
+}
+
+pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]) -> Sent {
+    let Some(space) = usize::try_from(arg.size).ok().and_then(|size| space.get_mut(..size)) else {
+        return reply.error(Errno::INVAL);
+    };
+    let mut listing = Listing::new(space);
+    let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| listing.add(&entry));
+    let len = listing.len();
+    match listed {
+        // What was listed before the error is told; the error comes again at the next reading.
+        Err(error) if len == 0 => reply.error(crate::errno::of(&error)),
+        _ => reply.data(&space[..len]),
+    }
+}
+
+/// Each entry is looked up on the way, `.` and `..` excepted. What cannot be looked up is listed without
+/// attributes. The look-ups happen after the listing: a volume may hold its directory while it lists.
+pub(super) fn read_plus(
+    cx: &Cx<'_>,
+    reply: Reply<'_>,
+    arg: &ReadIn,
+    space: &mut [u8],
+    entries: &mut Vec<store::DirEntry>,
+) -> Sent {
+    let Some(space) = usize::try_from(arg.size).ok().and_then(|size| space.get_mut(..size)) else {
+        return reply.error(Errno::INVAL);
+    };
+    entries.clear();
+    let mut left = space.len();
+    let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| match left
+        .checked_sub(Listing::plus_len(&entry.name))
+    {
+        Some(rest) => {
+            left = rest;
+            entries.push(entry);
+            true
+        }
+        None => false,
+    });
+    if let Err(error) = listed
+        && entries.is_empty()
+    {
+        return reply.error(crate::errno::of(&error));
+    }
+    let mut listing = Listing::new(space);
+    let mut handed_out = HandedOut { cx, nodes: Vec::with_capacity(entries.len()) };
+    for entry in entries.iter() {
+        let found = look_up(cx, entry);
+        if found.nodeid != 0 {
+            handed_out.nodes.push(store::ObjectId(found.nodeid));
+        }
+        let fits = listing.add_plus(entry, &found);
+        debug_assert!(fits, "the length of each entry was counted");
+    }
+    let len = listing.len();
+    let sent = reply.data(&space[..len]);
+    if sent.is_delivered {
+        handed_out.nodes.clear();
+    }
+    sent
+}
+
+fn look_up(cx: &Cx<'_>, entry: &store::DirEntry) -> EntryOut {
+    if entry.name == "." || entry.name == ".." {
+        return EntryOut::default();
+    }
+    match cx.volume().lookup(cx.node(), &entry.name) {
+        Ok(found) => encode::entry_out(&found, cx.shared.valid),
+        Err(_) => EntryOut::default(),
+    }
+}
+
+/// Look-ups of a listing that the kernel has not taken: given back when dropped, by a panic too.
+struct HandedOut<'a> {
+    cx: &'a Cx<'a>,
+    nodes: Vec<volume::NodeId>,
+}
+
+impl Drop for HandedOut<'_> {
+    fn drop(&mut self) {
+        for &node in &self.nodes {
+            self.cx.volume().forget(node, 1);
+        }
+    }
+}

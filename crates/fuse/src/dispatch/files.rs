@@ -1,0 +1,228 @@
+//! Open files: data, durability, allocation.
+
+use std::ffi::OsStr;
+
+use rustix::io::Errno;
+use store::{AllocateMode, Entry, Seek};
+use volume::{Ctx, LockFamily, OpenFlags, Opened, WriteFlags};
+
+use super::{Cx, UntilLocks as _, handle_id};
+use crate::abi::{
+    self, CopyFileRangeIn, CopyFileRangeOut, CreateIn, CreateOut, FAllocateIn, FOpen, FSyncIn, FlushIn,
+    LSeekIn, LSeekOut, OFFSET_MAX, OpenIn, OpenOut, ReadIn, ReleaseFlags, ReleaseIn, WriteIn, WriteInFlags,
+    WriteOut,
+};
+use crate::encode;
+use crate::init::Mode;
+use crate::reply::{Reply, Sent};
+
+/// An open flag of the C library's as the protocol carries it.
+const fn flag(of: libc::c_int) -> u32 {
+    of.cast_unsigned()
+}
+
+/// `O_SYNC` without the `O_DSYNC` that it includes.
+const SYNC_ONLY: u32 = flag(libc::O_SYNC) & !flag(libc::O_DSYNC);
+
+/// Whether these open flags truncate.
+pub(super) fn truncates(flags: u32) -> bool {
+    flags & flag(libc::O_TRUNC) != 0
+}
+
+fn open_flags(cx: &Cx<'_>, flags: u32, more: u32) -> OpenFlags {
+    let mut open = match flags & flag(libc::O_ACCMODE) {
+        access if access == flag(libc::O_RDONLY) => OpenFlags::READ,
+        access if access == flag(libc::O_WRONLY) => OpenFlags::WRITE,
+        _ => OpenFlags::READ | OpenFlags::WRITE,
+    };
+    if cx.shared.mode == Mode::KernelWriteback {
+        // The kernel fills pages that are written in part through any handle.
+        open |= OpenFlags::READ;
+    }
+    open.set(OpenFlags::TRUNCATE, truncates(flags));
+    open.set(OpenFlags::EXCLUSIVE, flags & flag(libc::O_EXCL) != 0);
+    open.set(OpenFlags::SYNC, flags & SYNC_ONLY != 0);
+    open.set(OpenFlags::DSYNC, flags & flag(libc::O_DSYNC) != 0);
+    open.set(OpenFlags::KILL_PRIV, more & abi::OPEN_KILL_SUIDGID != 0);
+    open
+}
+
+fn open_out(opened: &Opened) -> OpenOut {
+    let flags = if opened.keep_cache { FOpen::KEEP_CACHE } else { FOpen::empty() };
+    OpenOut { fh: opened.handle.0, open_flags: flags.bits(), backing_id: 0 }
+}
+
+pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
+    let flags = open_flags(cx, arg.flags, arg.open_flags);
+    match cx.volume().open(&cx.ctx(), cx.node(), flags) {
+        Ok(opened) => {
+            let sent = reply.value(&open_out(&opened));
+            if !sent.is_delivered {
+                cx.volume().release(opened.handle);
+            }
+            sent
+        }
+        Err(error) => reply.error(crate::errno::of(&error)),
+    }
+}
+
+pub(super) fn create(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr) -> Sent {
+    made(cx, reply, arg, |ctx, perm, flags| cx.volume().create(ctx, cx.node(), name, perm, flags))
+}
+
+pub(super) fn tmpfile(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn) -> Sent {
+    made(cx, reply, arg, |ctx, perm, flags| cx.volume().tmpfile(ctx, cx.node(), perm, flags))
+}
+
+fn made(
+    cx: &Cx<'_>,
+    reply: Reply<'_>,
+    arg: CreateIn,
+    make: impl FnOnce(&Ctx<'_>, u32, OpenFlags) -> volume::Result<(Entry, Opened)>,
+) -> Sent {
+    let flags = open_flags(cx, arg.flags, arg.open_flags);
+    match make(&cx.ctx_with_umask(arg.umask), arg.mode & 0o7777, flags) {
+        Ok((entry, opened)) => {
+            let entry_out = encode::entry_out(&entry, cx.shared.valid);
+            let sent = reply.value(&CreateOut { entry: entry_out, open: open_out(&opened) });
+            if !sent.is_delivered {
+                cx.volume().release(opened.handle);
+                cx.volume().forget(entry.id, 1);
+            }
+            sent
+        }
+        Err(error) => reply.error(crate::errno::of(&error)),
+    }
+}
+
+/// Nothing is allocated here: the data goes into the reader's own memory and from there to the kernel.
+pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]) -> Sent {
+    let Some(space) = usize::try_from(arg.size).ok().and_then(|size| space.get_mut(..size)) else {
+        return reply.error(Errno::INVAL);
+    };
+    match cx.volume().read(&cx.ctx(), handle_id(arg.fh), arg.offset, space) {
+        Ok(len) => reply.data(&space[..len]),
+        Err(error) => reply.error(crate::errno::of(&error)),
+    }
+}
+
+pub(super) fn write(cx: &Cx<'_>, reply: Reply<'_>, arg: &WriteIn, data: &[u8]) -> Sent {
+    if ends_beyond(arg.offset, u64::from(arg.size)) {
+        return reply.error(Errno::FBIG);
+    }
+    let how = WriteInFlags::from_bits_retain(arg.write_flags);
+    let mut flags = WriteFlags::empty();
+    flags.set(WriteFlags::KILL_PRIV, how.contains(WriteInFlags::KILL_SUIDGID));
+    flags.set(WriteFlags::KERNEL, how.contains(WriteInFlags::CACHE));
+    flags.set(WriteFlags::SYNC, arg.flags & SYNC_ONLY != 0);
+    flags.set(WriteFlags::DSYNC, arg.flags & flag(libc::O_DSYNC) != 0);
+    match cx.volume().write(&cx.ctx(), handle_id(arg.fh), arg.offset, data, flags) {
+        // What was written is part of `data`, whose length came as a u32.
+        Ok(len) => reply.value(&WriteOut { size: u32::try_from(len).unwrap_or(arg.size), padding: 0 }),
+        Err(error) => reply.error(crate::errno::of(&error)),
+    }
+}
+
+/// Whether a range ends beyond the largest offset that a file can have.
+fn ends_beyond(offset: u64, len: u64) -> bool {
+    offset.checked_add(len).is_none_or(|end| end > OFFSET_MAX)
+}
+
+pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
+    let (node, handle) = (cx.node(), handle_id(arg.fh));
+    if ReleaseFlags::from_bits_retain(arg.release_flags).contains(ReleaseFlags::FLOCK_UNLOCK) {
+        cx.volume().unlock(node, LockFamily::Flock, arg.lock_owner, 0, u64::MAX);
+    }
+    cx.shared.owners.released(node, handle, |owner| {
+        cx.volume().unlock(node, LockFamily::Posix, owner, 0, u64::MAX);
+    });
+    cx.volume().release(handle);
+    reply.done()
+}
+
+/// Each close(2): the process' record locks on the file go, and it hears of errors.
+pub(super) fn flush(cx: &Cx<'_>, reply: Reply<'_>, arg: FlushIn) -> Sent {
+    if cx.shared.owners.closed(cx.node(), arg.lock_owner) {
+        cx.volume().unlock(cx.node(), LockFamily::Posix, arg.lock_owner, 0, u64::MAX);
+    }
+    (cx.before_wait)();
+    reply.unit(cx.volume().flush(&cx.ctx(), handle_id(arg.fh)))
+}
+
+pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
+    (cx.before_wait)();
+    let data_only = arg.fsync_flags & abi::FSYNC_FDATASYNC != 0;
+    reply.unit(cx.volume().fsync(&cx.ctx(), handle_id(arg.fh), data_only))
+}
+
+pub(super) fn sync(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
+    (cx.before_wait)();
+    reply.unit(cx.volume().sync(&cx.ctx()))
+}
+
+pub(super) fn allocate(cx: &Cx<'_>, reply: Reply<'_>, arg: &FAllocateIn) -> Sent {
+    let Some(mode) = AllocateMode::from_bits(arg.mode) else { return reply.error(Errno::OPNOTSUPP) };
+    if ends_beyond(arg.offset, arg.length) {
+        return reply.error(Errno::FBIG);
+    }
+    reply.unit(cx.volume().allocate(&cx.ctx(), handle_id(arg.fh), mode, arg.offset, arg.length))
+}
+
+pub(super) fn seek(cx: &Cx<'_>, reply: Reply<'_>, arg: LSeekIn) -> Sent {
+    let what = match arg.whence.cast_signed() {
+        libc::SEEK_DATA => Seek::Data,
+        libc::SEEK_HOLE => Seek::Hole,
+        _ => return reply.error(Errno::INVAL),
+    };
+    let found = cx.volume().seek(&cx.ctx(), handle_id(arg.fh), what, arg.offset);
+    reply.result(found.map(|offset| LSeekOut { offset }))
+}
+
+/// The older form can only tell of 4 GiB.
+pub(super) fn copy_range(cx: &Cx<'_>, reply: Reply<'_>, arg: &CopyFileRangeIn) -> Sent {
+    const LONGEST: u32 = !4095;
+    match copy(cx, arg, arg.len.min(u64::from(LONGEST))) {
+        Ok(len) => reply.value(&WriteOut { size: u32::try_from(len).unwrap_or(LONGEST), padding: 0 }),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+pub(super) fn copy_range_64(cx: &Cx<'_>, reply: Reply<'_>, arg: &CopyFileRangeIn) -> Sent {
+    match copy(cx, arg, arg.len) {
+        Ok(bytes_copied) => reply.value(&CopyFileRangeOut { bytes_copied }),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn copy(cx: &Cx<'_>, arg: &CopyFileRangeIn, len: u64) -> Result<u64, Errno> {
+    if arg.flags != 0 {
+        return Err(Errno::INVAL);
+    }
+    if ends_beyond(arg.off_out, len) || ends_beyond(arg.off_in, len) {
+        return Err(Errno::FBIG);
+    }
+    let (from, to) = ((handle_id(arg.fh_in), arg.off_in), (handle_id(arg.fh_out), arg.off_out));
+    let copied = cx.volume().copy_range(&cx.ctx(), from, to, len);
+    copied.map_err(|error| crate::errno::of(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_end_at_the_largest_offset() {
+        assert!(!ends_beyond(OFFSET_MAX - 1, 1));
+        assert!(ends_beyond(OFFSET_MAX - 1, 2));
+        assert!(ends_beyond(u64::MAX, 1));
+        assert!(ends_beyond(u64::MAX, u64::MAX));
+        assert!(!ends_beyond(0, 0));
+    }
+
+    #[test]
+    fn sync_and_dsync_are_told_apart() {
+        assert_ne!(SYNC_ONLY, 0);
+        assert_eq!(SYNC_ONLY & flag(libc::O_DSYNC), 0);
+        assert_eq!(SYNC_ONLY | flag(libc::O_DSYNC), flag(libc::O_SYNC));
+    }
+}

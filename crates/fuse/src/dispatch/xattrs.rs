@@ -1,0 +1,57 @@
+//! Extended attributes.
+
+use std::ffi::OsStr;
+
+use rustix::io::Errno;
+use store::{SetAttr, SetXattr};
+
+use super::Cx;
+use crate::abi::{GetXattrIn, GetXattrOut, SETXATTR_ACL_KILL_SGID, SetXattrIn};
+use crate::reply::{Reply, Sent};
+
+/// Set-group-id in `st_mode`.
+const S_ISGID: u32 = 0o2000;
+
+pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: SetXattrIn, name: &OsStr, value: &[u8]) -> Sent {
+    let how = match arg.flags.cast_signed() {
+        0 => SetXattr::Any,
+        libc::XATTR_CREATE => SetXattr::Create,
+        libc::XATTR_REPLACE => SetXattr::Replace,
+        _ => return reply.error(Errno::INVAL),
+    };
+    let mut result = cx.volume().set_xattr(cx.node(), name, value, how);
+    if result.is_ok() && arg.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
+        result = clear_set_group_id(cx);
+    }
+    reply.unit(result)
+}
+
+/// Along with an access ACL that is set by somebody outside the file's group.
+fn clear_set_group_id(cx: &Cx<'_>) -> volume::Result<()> {
+    let attr = cx.volume().attr(cx.node())?;
+    if attr.perm & S_ISGID != 0 {
+        let set = SetAttr { perm: Some(attr.perm & !S_ISGID), ..SetAttr::default() };
+        cx.volume().set_attr(&cx.ctx(), cx.node(), &set, false)?;
+    }
+    Ok(())
+}
+
+pub(super) fn get(cx: &Cx<'_>, reply: Reply<'_>, arg: GetXattrIn, name: &OsStr) -> Sent {
+    sized(reply, arg.size, cx.volume().get_xattr(cx.node(), name))
+}
+
+pub(super) fn list(cx: &Cx<'_>, reply: Reply<'_>, arg: GetXattrIn) -> Sent {
+    sized(reply, arg.size, cx.volume().list_xattr(cx.node()))
+}
+
+/// Size 0 asks how much room is needed.
+fn sized(reply: Reply<'_>, size: u32, result: volume::Result<Vec<u8>>) -> Sent {
+    match result {
+        Err(error) => reply.error(crate::errno::of(&error)),
+        Ok(bytes) => match u32::try_from(bytes.len()) {
+            Ok(len) if size == 0 => reply.value(&GetXattrOut { size: len, padding: 0 }),
+            Ok(len) if len <= size => reply.data(&bytes),
+            _ => reply.error(Errno::RANGE),
+        },
+    }
+}

@@ -1,0 +1,191 @@
+//! What the two sides agree on when a connection begins.
+//!
+//! Purpose: [`negotiate`] is a pure function from the kernel's offer and this side's wishes to the reply.
+
+use crate::abi::{self, InitFlags, InitIn, InitOut};
+use crate::decode::Agreed;
+
+/// Largest WRITE and READ, in bytes; the best measured (see docs/design/fuse.md).
+pub const MAX_WRITE: u32 = 1 << 20;
+
+/// Who holds dirty data that was only written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Every write(2) comes here, with its writer; the volume's cache holds it.
+    #[default]
+    WriteThrough,
+    /// The kernel's page cache collects writes and sends them when it likes, without saying whose they are.
+    KernelWriteback,
+}
+
+/// What this side wishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wishes {
+    /// Who holds dirty data.
+    pub mode: Mode,
+    /// Requests that the kernel may have under way without a process waiting for them.
+    pub max_background: u16,
+    /// Bytes that the kernel may read ahead.
+    pub max_readahead: u32,
+    /// The machine's page size, in bytes.
+    pub page_bytes: u32,
+}
+
+/// What was agreed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Negotiated {
+    /// The smaller of the two minor versions.
+    pub minor: u32,
+    /// What both sides can do and this side wants.
+    pub flags: InitFlags,
+    /// How it changes decoding.
+    pub agreed: Agreed,
+}
+
+/// Why no agreement was reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InitError {
+    /// The kernel is too old.
+    #[error(
+        "this kernel speaks FUSE {major}.{minor}; at least {}.{} is needed (Linux 5.4)",
+        abi::KERNEL_VERSION,
+        abi::OLDEST_MINOR_VERSION
+    )]
+    TooOld {
+        /// Its major version.
+        major: u32,
+        /// Its minor version.
+        minor: u32,
+    },
+}
+
+/// What INIT is answered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// Agreed: this reply, and the connection is up.
+    Agreed(InitOut, Negotiated),
+    /// The kernel speaks a newer major version: this reply, and it will ask again.
+    AskAgain(InitOut),
+}
+
+/// Answers the kernel's offer.
+pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
+    let (major, minor) = (offer.major, offer.minor);
+    if major > abi::KERNEL_VERSION {
+        let out =
+            InitOut { major: abi::KERNEL_VERSION, minor: abi::KERNEL_MINOR_VERSION, ..InitOut::default() };
+        return Ok(Answer::AskAgain(out));
+    }
+    if major < abi::KERNEL_VERSION || minor < abi::OLDEST_MINOR_VERSION {
+        return Err(InitError::TooOld { major, minor });
+    }
+    let offered = InitFlags::from_bits_retain(u64::from(offer.flags) | (u64::from(offer.flags2) << 32));
+    let flags = wanted(wishes.mode) & offered;
+    let minor = minor.min(abi::KERNEL_MINOR_VERSION);
+    let pages = (MAX_WRITE / wishes.page_bytes.max(1)).max(1);
+    let [low, high] = halves(flags.bits());
+    let out = InitOut {
+        major: abi::KERNEL_VERSION,
+        minor,
+        max_readahead: wishes.max_readahead,
+        flags: low,
+        max_background: wishes.max_background,
+        congestion_threshold: wishes.max_background / 4 * 3,
+        max_write: MAX_WRITE,
+        time_gran: 1,
+        max_pages: u16::try_from(pages).unwrap_or(u16::MAX),
+        flags2: high,
+        ..InitOut::default()
+    };
+    let agreed = Agreed { setxattr_ext: flags.contains(InitFlags::SETXATTR_EXT) };
+    Ok(Answer::Agreed(out, Negotiated { minor, flags, agreed }))
+}
+
+/// What this side makes use of.
+///
+/// Left out on purpose: `EXPORT_SUPPORT` (nobody looks up `.` and `..`), `AUTO_INVAL_DATA` (the store is used by
+/// this connection only, so that nothing changes behind the kernel's back), `HAS_INODE_DAX`,
+/// `NO_OPEN_SUPPORT` (handles are needed), the splice flags (they only say what the kernel can do).
+fn wanted(mode: Mode) -> InitFlags {
+    let common = InitFlags::ASYNC_READ
+        | InitFlags::ATOMIC_O_TRUNC
+        | InitFlags::BIG_WRITES
+        | InitFlags::DONT_MASK
+        | InitFlags::DO_READDIRPLUS
+        | InitFlags::READDIRPLUS_AUTO
+        | InitFlags::ASYNC_DIO
+        | InitFlags::PARALLEL_DIROPS
+        | InitFlags::POSIX_ACL
+        | InitFlags::ABORT_ERROR
+        | InitFlags::MAX_PAGES
+        | InitFlags::CACHE_SYMLINKS
+        | InitFlags::EXPLICIT_INVAL_DATA
+        | InitFlags::HANDLE_KILLPRIV_V2
+        | InitFlags::SETXATTR_EXT
+        | InitFlags::INIT_EXT;
+    match mode {
+        Mode::WriteThrough => common,
+        Mode::KernelWriteback => common | InitFlags::WRITEBACK_CACHE,
+    }
+}
+
+/// The low and the high half.
+fn halves(bits: u64) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = bits.to_le_bytes();
+    [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(minor: u32, flags: InitFlags) -> InitIn {
+        let [low, high] = halves(flags.bits());
+        InitIn { major: 7, minor, max_readahead: 131_072, flags: low, flags2: high, unused: [0; 11] }
+    }
+
+    const WISHES: Wishes =
+        Wishes { mode: Mode::WriteThrough, max_background: 64, max_readahead: 1 << 20, page_bytes: 4096 };
+
+    #[test]
+    fn old_kernels_are_refused_with_the_version() {
+        let error = negotiate(&offer(30, InitFlags::all()), &WISHES).unwrap_err();
+        assert_eq!(error, InitError::TooOld { major: 7, minor: 30 });
+        assert!(error.to_string().contains("7.30"), "{error}");
+        assert!(negotiate(&offer(31, InitFlags::all()), &WISHES).is_ok());
+    }
+
+    #[test]
+    fn a_newer_major_version_is_asked_to_come_down() {
+        let offer = InitIn { major: 8, ..offer(3, InitFlags::empty()) };
+        let Answer::AskAgain(out) = negotiate(&offer, &WISHES).unwrap() else { panic!("agreed") };
+        assert_eq!((out.major, out.minor), (7, 45));
+    }
+
+    #[test]
+    fn only_what_is_offered_is_agreed() {
+        let offered = InitFlags::BIG_WRITES | InitFlags::WRITEBACK_CACHE | InitFlags::PASSTHROUGH;
+        let Answer::Agreed(out, negotiated) = negotiate(&offer(99, offered), &WISHES).unwrap() else {
+            panic!("asked again")
+        };
+        assert_eq!(negotiated.flags, InitFlags::BIG_WRITES);
+        assert_eq!((out.minor, negotiated.minor), (45, 45));
+        assert!(!negotiated.agreed.setxattr_ext);
+        assert_eq!((out.max_write, out.max_pages, out.time_gran), (1 << 20, 256, 1));
+    }
+
+    #[test]
+    fn kernel_writeback_only_when_asked_for() {
+        let wishes = Wishes { mode: Mode::KernelWriteback, ..WISHES };
+        for (wishes, expected) in [(WISHES, false), (wishes, true)] {
+            let Answer::Agreed(out, negotiated) = negotiate(&offer(45, InitFlags::all()), &wishes).unwrap()
+            else {
+                panic!("asked again")
+            };
+            assert_eq!(negotiated.flags.contains(InitFlags::WRITEBACK_CACHE), expected);
+            assert_eq!(out.flags & (1 << 16) != 0, expected);
+            assert!(negotiated.agreed.setxattr_ext);
+        }
+    }
+}

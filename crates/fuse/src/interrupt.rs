@@ -1,0 +1,366 @@
+//! Requests under way, and what a signal to their caller does to them.
+//!
+//! Purpose: the kernel tells once, by INTERRUPT, that the caller of a request got a signal. A request that waits
+//! for a lock ends then ([`Parked`]); others behave as in a disk's file system: they go on unless the
+//! caller is being killed. Since the kernel does not tell a second time, a [`watcher`](Interrupts::watch) looks at interrupted
+//! callers again every [`RECHECK`] for as long as there are any.
+//!
+//! # State
+//! Each reading thread has a [`Slot`]. Its `word` is 0 or
+//!
+//! | bits | meaning |
+//! |---|---|
+//! | 3.. | the request's `unique` (which is even), shifted left by 2 |
+//! | 2 | read from the second device |
+//! | 1 | [`ABANDONABLE`]: may be answered EINTR while its thread is still at work |
+//! | 0 | [`TOUCHED`]: somebody else uses `cancel` |
+//!
+//! Who takes the word from non-zero to 0 sends the answer, nobody else does.
+//!
+//! # Who may touch what
+//! `Slot::word`: set by the thread whose slot it is; bit 0 set and the word cleared by the watcher too, under
+//! `Slot::cancel`. `Slot::pid`: written before `word`, read after it. `Interrupts::slots`, `early`, `parked`, `watched`: by their mutexes.
+//!
+//! # Lock order
+//! `watched`, then `slots` or `parked` or `early`, then `Slot::cancel`. None is held while a volume is called.
+//!
+//! # Orderings
+//! P1: a thread publishes a request in `word`, then looks at `early_len`; INTERRUPT for a request that is in no
+//! slot raises `early_len`, then looks at the slots again. Both sides are SeqCst: one of them sees the other.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use sync::{Condvar, Mutex};
+use volume::{Cancel, LockWait, Volume};
+
+use crate::dev::Dev;
+use crate::dispatch::UntilLocks as _;
+
+/// How often callers of interrupted requests are looked at.
+const RECHECK: Duration = Duration::from_millis(100);
+/// How long an INTERRUPT that came before its request is kept: far longer than it takes from the return of
+/// read(2) to the slot. Most of those kept belong to requests that were answered meanwhile.
+const EARLY_KEPT: Duration = Duration::from_secs(2);
+
+const TOUCHED: u64 = 1;
+const ABANDONABLE: u64 = 2;
+const SECOND_DEV: u64 = 4;
+const FLAGS: u64 = TOUCHED | ABANDONABLE | SECOND_DEV;
+
+/// What a reading thread has in hand.
+#[repr(align(128))]
+pub(crate) struct Slot {
+    word: AtomicU64,
+    pid: AtomicU32,
+    cancel: Mutex<Arc<Cancel>>,
+    devs: [Arc<Dev>; 2],
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // ORDERING: Relaxed, for a person to read.
+        f.debug_struct("Slot").field("word", &self.word.load(Ordering::Relaxed)).finish_non_exhaustive()
+    }
+}
+
+/// Which of a slot's devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Via {
+    First,
+    Second,
+}
+
+/// Who sends a request's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Claim {
+    /// The caller of [`Slot::claim`]; with `touched`, [`Slot::renew`] is due before the next request.
+    Mine { touched: bool },
+    /// Nobody: the request was answered meanwhile, and [`Slot::renew`] is due.
+    Gone,
+}
+
+impl Slot {
+    pub(crate) fn new(devs: [Arc<Dev>; 2]) -> Self {
+        Self {
+            word: AtomicU64::new(0),
+            pid: AtomicU32::new(0),
+            cancel: Mutex::new(Arc::new(Cancel::default())),
+            devs,
+        }
+    }
+
+    /// The device of this side.
+    pub(crate) fn dev(&self, via: Via) -> &Arc<Dev> {
+        &self.devs[usize::from(via == Via::Second)]
+    }
+
+    /// What ends the waits of the request in hand.
+    pub(crate) fn cancel(&self) -> Arc<Cancel> {
+        Arc::clone(&self.cancel.lock())
+    }
+
+    fn begin(&self, unique: u64, pid: u32, via: Via, abandonable: bool) {
+        let flags =
+            if abandonable { ABANDONABLE } else { 0 } | if via == Via::Second { SECOND_DEV } else { 0 };
+        // ORDERING: Relaxed, published by the store to `word` below, which readers load first.
+        self.pid.store(pid, Ordering::Relaxed);
+        // ORDERING: SeqCst, P1: before the load of `early_len` in `Interrupts::begin`.
+        self.word.store((unique << 2) | flags, Ordering::SeqCst);
+    }
+
+    /// Ends the request in hand.
+    pub(crate) fn claim(&self) -> Claim {
+        // ORDERING: Acquire, pairs with the watcher's changes of `word`: what it did before is seen. Release, so that the
+        // watcher, seeing 0, sees this request's work as done.
+        match self.word.swap(0, Ordering::AcqRel) {
+            0 => Claim::Gone,
+            word => Claim::Mine { touched: word & TOUCHED != 0 },
+        }
+    }
+
+    /// Replaces a [`Cancel`] that was used.
+    pub(crate) fn renew(&self) -> Arc<Cancel> {
+        // The watcher holds the lock for as long as it uses the old one.
+        let mut cancel = self.cancel.lock();
+        *cancel = Arc::new(Cancel::default());
+        Arc::clone(&cancel)
+    }
+
+    fn holds(&self, unique: u64) -> bool {
+        // ORDERING: SeqCst, P1: after the store to `early_len` in `Interrupts::interrupt`.
+        self.word.load(Ordering::SeqCst) & !FLAGS == unique << 2
+    }
+
+    fn pid(&self) -> u32 {
+        // ORDERING: Relaxed, `holds` was true before; a wrong number of a later request's is harmless, as the caller
+        // is asked for by `unique` again in `end`.
+        self.pid.load(Ordering::Relaxed)
+    }
+
+    /// Ends the waits of request `unique`, whose caller is being killed, and answers it if that can be done now.
+    fn end(&self, unique: u64) {
+        let cancel = self.cancel.lock();
+        let mut word = self.word.load(Ordering::Acquire);
+        loop {
+            if word & !FLAGS != unique << 2 {
+                return;
+            }
+            let abandon = word & ABANDONABLE != 0;
+            let next = if abandon { 0 } else { word | TOUCHED };
+            // ORDERING: Acquire, what the request's thread did before `begin` is seen. Release, with the Acquire in `claim`.
+            match self.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire) {
+                Err(now) => word = now,
+                Ok(_) => {
+                    cancel.cancel();
+                    if abandon {
+                        let via = if word & SECOND_DEV != 0 { Via::Second } else { Via::First };
+                        // Failure: the connection ended, and with it the caller's wait.
+                        let _ended = self.dev(via).reply_error(unique, Errno::INTR);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A request that waits for a lock; no thread does.
+#[derive(Debug, Default)]
+struct Parked {
+    wait: Option<LockWait>,
+    interrupted: bool,
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    requests: Vec<(u64, Arc<Slot>)>,
+    ended: bool,
+}
+
+/// All requests under way of one session.
+#[derive(Debug, Default)]
+pub(crate) struct Interrupts {
+    slots: Mutex<Vec<Arc<Slot>>>,
+    parked: Mutex<HashMap<u64, Parked>>,
+    early: Mutex<VecDeque<(u64, Instant)>>,
+    early_len: AtomicUsize,
+    watched: Mutex<Watched>,
+    changed: Condvar,
+}
+
+impl Interrupts {
+    /// Makes a thread's slot known.
+    pub(crate) fn add(&self, slot: &Arc<Slot>) {
+        self.slots.lock().push(Arc::clone(slot));
+    }
+
+    /// Forgets a slot.
+    pub(crate) fn remove(&self, slot: &Arc<Slot>) {
+        self.slots.lock().retain(|other| !Arc::ptr_eq(other, slot));
+    }
+
+    /// Puts a request into its thread's slot.
+    pub(crate) fn begin(&self, slot: &Arc<Slot>, unique: u64, pid: u32, via: Via, abandonable: bool) {
+        slot.begin(unique, pid, via, abandonable);
+        if self.was_early(unique) {
+            self.watch_for(unique, Arc::clone(slot));
+        }
+    }
+
+    /// Makes a request known that is about to wait for a lock.
+    pub(crate) fn park(&self, unique: u64) {
+        let parked = Parked::default();
+        self.parked.lock().insert(unique, parked);
+        if self.was_early(unique)
+            && let Some(parked) = self.parked.lock().get_mut(&unique)
+        {
+            parked.interrupted = true;
+        }
+    }
+
+    /// Says how to end a parked request's wait, and whether to end it at once.
+    #[must_use]
+    pub(crate) fn parked(&self, unique: u64, wait: &LockWait) -> bool {
+        match self.parked.lock().get_mut(&unique) {
+            Some(parked) => {
+                parked.wait = Some(wait.clone());
+                parked.interrupted
+            }
+            None => false,
+        }
+    }
+
+    /// Forgets a parked request, which is about to be answered.
+    pub(crate) fn unpark(&self, unique: u64) {
+        self.parked.lock().remove(&unique);
+    }
+
+    /// The kernel says that the caller of request `unique` got a signal.
+    pub(crate) fn interrupt(&self, unique: u64, volume: &Volume) {
+        if self.interrupt_known(unique, volume) {
+            return;
+        }
+        // Answered meanwhile, or read by a thread that did not get as far as its slot.
+        {
+            let mut early = self.early.lock();
+            early.push_back((unique, Instant::now()));
+            // ORDERING: SeqCst, P1: before the second look at the slots.
+            self.early_len.store(early.len(), Ordering::SeqCst);
+        }
+        if self.interrupt_known(unique, volume) {
+            self.was_early(unique);
+        }
+    }
+
+    fn interrupt_known(&self, unique: u64, volume: &Volume) -> bool {
+        let wait = {
+            let mut parked = self.parked.lock();
+            parked.get_mut(&unique).map(|parked| {
+                parked.interrupted = true;
+                parked.wait.clone()
+            })
+        };
+        if let Some(wait) = wait {
+            if let Some(wait) = wait {
+                volume.cancel_lock(&wait);
+            }
+            return true;
+        }
+        let slot = self.slots.lock().iter().find(|slot| slot.holds(unique)).map(Arc::clone);
+        let found = slot.is_some();
+        if let Some(slot) = slot {
+            self.watch_for(unique, slot);
+        }
+        found
+    }
+
+    /// Whether `unique` was interrupted before it was known; it is forgotten then.
+    fn was_early(&self, unique: u64) -> bool {
+        // ORDERING: SeqCst, P1: after the store to a slot's word.
+        if self.early_len.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let mut early = self.early.lock();
+        let before = early.len();
+        let now = Instant::now();
+        early.retain(|(other, _)| *other != unique);
+        let found = early.len() < before;
+        early.retain(|(_, since)| now.duration_since(*since) < EARLY_KEPT);
+        // ORDERING: SeqCst, P1, as in `interrupt`.
+        self.early_len.store(early.len(), Ordering::SeqCst);
+        found
+    }
+
+    fn watch_for(&self, unique: u64, slot: Arc<Slot>) {
+        self.watched.lock().requests.push((unique, slot));
+        self.changed.notify_all();
+    }
+
+    /// Body of the watcher's thread, until [`end`](Self::end).
+    pub(crate) fn watch(&self) {
+        let mut watched = self.watched.lock();
+        while !watched.ended {
+            let requests = std::mem::take(&mut watched.requests);
+            if requests.is_empty() {
+                self.changed.wait(&mut watched);
+                continue;
+            }
+            drop(watched);
+            let left = requests.into_iter().filter(Self::is_still_watched).collect::<Vec<_>>();
+            watched = self.watched.lock();
+            let news = !watched.requests.is_empty();
+            watched.requests.extend(left);
+            if !news && !watched.requests.is_empty() && !watched.ended {
+                self.changed.wait_until(&mut watched, Instant::now() + RECHECK);
+            }
+        }
+    }
+
+    fn is_still_watched((unique, slot): &(u64, Arc<Slot>)) -> bool {
+        if !slot.holds(*unique) {
+            return false;
+        }
+        if !is_being_killed(slot.pid()) {
+            return true;
+        }
+        slot.end(*unique);
+        false
+    }
+
+    /// Ends the watcher.
+    pub(crate) fn end(&self) {
+        self.watched.lock().ended = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Whether SIGKILL is on its way to this thread.
+fn is_being_killed(tid: u32) -> bool {
+    if tid == 0 {
+        return false;
+    }
+    match std::fs::read_to_string(format!("/proc/{tid}/status")) {
+        Ok(status) => has_sigkill(&status),
+        // Nothing is known of threads outside this process' view.
+        Err(_) => false,
+    }
+}
+
+/// Whether a status file says that SIGKILL is pending, for the thread or the process.
+fn has_sigkill(status: &str) -> bool {
+    const SIGKILL_BIT: u64 = 1 << (9 - 1);
+    status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")))
+        .filter_map(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .any(|set| set & SIGKILL_BIT != 0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,380 @@
+//! Mounting and unmounting.
+//!
+//! Purpose: [`Mount::new`] puts a connection at a directory. As root it does so itself: as type `fuseblk` on a small
+//! loop device where one can be had, since umount(2) and sync(2) then wait for this side (the kernel sends DESTROY and SYNCFS
+//! for that type only), else as plain `fuse`. Without root `fusermount3` does it, as plain `fuse`.
+//! [`MountKind`] says which it is and why.
+
+mod fusermount;
+mod info;
+mod loopdev;
+mod point;
+
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::dev::DEV_FUSE;
+use crate::init::MAX_WRITE;
+
+pub use info::MountInfo;
+pub use point::{MountpointError, check_mountpoint};
+
+/// Block size of the loop device's file system, in bytes.
+const BLKSIZE: u32 = 4096;
+
+/// Which type of mount is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Wanted {
+    /// `fuseblk` where possible, else `fuse`.
+    #[default]
+    Auto,
+    /// `fuse`.
+    Fuse,
+    /// `fuseblk`, or fail.
+    FuseBlk,
+}
+
+/// How to mount.
+#[derive(Debug, Clone)]
+pub struct MountOptions {
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// Which type.
+    pub wanted: Wanted,
+    /// What is mounted, for a person; the kernel shows it for type `fuse`.
+    pub fsname: String,
+    /// The part of the type after the dot.
+    pub subtype: String,
+    /// Let other users in; the default is yes for root, no for others.
+    pub allow_other: Option<bool>,
+    /// `ro`, `nosuid`, `nodev`, `noexec`, `noatime` and the like.
+    pub flags: MountFlags,
+    /// Accept a directory with entries, which the mount hides.
+    pub allow_nonempty: bool,
+}
+
+impl MountOptions {
+    /// The defaults for this directory.
+    #[must_use]
+    pub fn new(mountpoint: impl Into<PathBuf>) -> Self {
+        Self {
+            mountpoint: mountpoint.into(),
+            wanted: Wanted::Auto,
+            fsname: "watertight".to_owned(),
+            subtype: "watertight".to_owned(),
+            allow_other: None,
+            flags: MountFlags::empty(),
+            allow_nonempty: false,
+        }
+    }
+}
+
+/// What was mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MountKind {
+    /// Type `fuseblk`: umount(2) returns after DESTROY was answered, sync(2) reaches the volume.
+    FuseBlk {
+        /// The block device under it.
+        loop_device: PathBuf,
+    },
+    /// Type `fuse`: umount(2) returns at once, sync(2) does not reach the volume.
+    Fuse {
+        /// Why it is not `fuseblk`.
+        reason: String,
+    },
+}
+
+/// Why a directory could not be mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// The directory will not do.
+    #[error(transparent)]
+    Mountpoint(#[from] MountpointError),
+    /// There is no FUSE.
+    #[error(
+        "{DEV_FUSE} does not exist: load the kernel module (modprobe fuse), or pass the device into the \
+         container (--device {DEV_FUSE})"
+    )]
+    NoDevice,
+    /// FUSE may not be used.
+    #[error("no permission to open {DEV_FUSE}: {source}")]
+    DevicePermission {
+        /// What open(2) said.
+        source: io::Error,
+    },
+    /// The device is there but not the file system.
+    #[error("the kernel has no file system of type {fstype}")]
+    NoFileSystem {
+        /// The type.
+        fstype: String,
+    },
+    /// mount(2) is not allowed.
+    #[error(
+        "no permission to mount on {}: the process needs CAP_SYS_ADMIN (root, or --cap-add SYS_ADMIN)",
+        .mountpoint.display()
+    )]
+    Permission {
+        /// Where.
+        mountpoint: PathBuf,
+    },
+    /// Another failure of mount(2).
+    #[error("cannot mount type {fstype} on {}: {source}", .mountpoint.display())]
+    Mount {
+        /// The type.
+        fstype: String,
+        /// Where.
+        mountpoint: PathBuf,
+        /// What mount(2) said.
+        source: io::Error,
+    },
+    /// `fuseblk` was asked for and there is no block device for it.
+    #[error("no loop device for a mount of type fuseblk: {reason}")]
+    NoLoopDevice {
+        /// Why.
+        reason: String,
+    },
+    /// The program that mounts for users is missing.
+    #[error(
+        "fusermount3 is not installed, and only root can mount without it: install the package fuse3, or \
+         run as root"
+    )]
+    NoFusermount,
+    /// The program that mounts for users refused.
+    #[error("fusermount3 refused: {message}")]
+    Fusermount {
+        /// What it said.
+        message: String,
+    },
+    /// An option cannot be passed on.
+    #[error("mount option {option:?} cannot be used here: {reason}")]
+    Option {
+        /// The option.
+        option: String,
+        /// Why.
+        reason: &'static str,
+    },
+    /// In use.
+    #[error("{} is in use", .mountpoint.display())]
+    Busy {
+        /// Where.
+        mountpoint: PathBuf,
+    },
+    /// Another failure of umount(2).
+    #[error("cannot unmount {}: {source}", .mountpoint.display())]
+    Unmount {
+        /// Where.
+        mountpoint: PathBuf,
+        /// What umount(2) said.
+        source: io::Error,
+    },
+}
+
+/// A connection at a directory. Dropped before a session has ended it, it is taken away (lazily).
+#[derive(Debug)]
+pub struct Mount {
+    fd: Option<OwnedFd>,
+    mountpoint: PathBuf,
+    kind: MountKind,
+    info: Option<MountInfo>,
+    by_fusermount: bool,
+    is_gone: bool,
+}
+
+impl Mount {
+    /// Mounts. Nothing answers there until a session serves the connection.
+    ///
+    /// # Errors
+    /// What stands in the way, by name.
+    pub fn new(options: &MountOptions) -> Result<Self, MountError> {
+        let mountpoint = check_mountpoint(&options.mountpoint, options.allow_nonempty)?;
+        if !rustix::process::geteuid().is_root() {
+            if options.wanted == Wanted::FuseBlk {
+                let option = "type=fuseblk".to_owned();
+                return Err(MountError::Option { option, reason: "it needs root" });
+            }
+            let fd = fusermount::mount(&mountpoint, options)?;
+            let kind = MountKind::Fuse { reason: "mounted without root, by fusermount3".to_owned() };
+            return Ok(Self::mounted(fd, mountpoint, kind, true));
+        }
+        let fd = open_device()?;
+        let kind = match options.wanted {
+            Wanted::Fuse => plain(&fd, &mountpoint, options, "asked for".to_owned())?,
+            Wanted::FuseBlk => block(&fd, &mountpoint, options)?,
+            Wanted::Auto => match block(&fd, &mountpoint, options) {
+                Ok(kind) => kind,
+                Err(error) => plain(&fd, &mountpoint, options, error.to_string())?,
+            },
+        };
+        Ok(Self::mounted(fd, mountpoint, kind, false))
+    }
+
+    fn mounted(fd: OwnedFd, mountpoint: PathBuf, kind: MountKind, by_fusermount: bool) -> Self {
+        let info = info::topmost(&mountpoint);
+        Self { fd: Some(fd), mountpoint, kind, info, by_fusermount, is_gone: false }
+    }
+
+    /// Where.
+    #[must_use]
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// What kind.
+    #[must_use]
+    pub fn kind(&self) -> &MountKind {
+        &self.kind
+    }
+
+    /// What the kernel says about it.
+    #[must_use]
+    pub fn info(&self) -> Option<&MountInfo> {
+        self.info.as_ref()
+    }
+
+    /// Whether it is still there.
+    #[must_use]
+    pub fn is_mounted(&self) -> bool {
+        !self.is_gone && self.info.as_ref().is_some_and(MountInfo::is_present)
+    }
+
+    /// Unmounts. Without `DETACH` it fails with [`MountError::Busy`] while somebody uses it; for type `fuseblk` it
+    /// returns after DESTROY was answered.
+    ///
+    /// # Errors
+    /// umount(2)'s or fusermount3's.
+    pub fn unmount(&self, flags: UnmountFlags) -> Result<(), MountError> {
+        unmount(&self.mountpoint, flags, self.by_fusermount)
+    }
+
+    /// Cuts the connection: every request fails, the sessions's readers end.
+    ///
+    /// # Errors
+    /// When the control file system is not there.
+    pub fn abort(&self) -> io::Result<()> {
+        match &self.info {
+            Some(info) => std::fs::write(info.connection_dir().join("abort"), "1"),
+            None => Err(io::Error::other("the connection's number is not known")),
+        }
+    }
+
+    /// Hands the descriptor out, once.
+    pub(crate) fn take_fd(&mut self) -> io::Result<OwnedFd> {
+        self.fd.take().ok_or_else(|| io::Error::other("this mount has a session already"))
+    }
+
+    /// The kernel has unmounted it.
+    pub(crate) fn is_gone(&mut self) {
+        self.is_gone = true;
+    }
+
+    /// Sets what can only be set from outside; failure costs speed only.
+    pub(crate) fn tune(&self, readahead_bytes: u32) {
+        let Some(info) = &self.info else { return };
+        let file = info.bdi_dir(matches!(self.kind, MountKind::FuseBlk { .. })).join("read_ahead_kb");
+        if let Err(error) = std::fs::write(&file, (readahead_bytes / 1024).to_string()) {
+            tracing::debug!(file = %file.display(), %error, "read-ahead stays as it is");
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.is_mounted()
+            && let Err(error) = self.unmount(UnmountFlags::DETACH)
+        {
+            tracing::warn!(%error, "a mount is left behind");
+        }
+    }
+}
+
+/// Unmounts a directory, with or without `fusermount3`.
+///
+/// # Errors
+/// umount(2)'s or fusermount3's.
+pub fn unmount(mountpoint: &Path, flags: UnmountFlags, by_fusermount: bool) -> Result<(), MountError> {
+    if by_fusermount && !rustix::process::geteuid().is_root() {
+        return fusermount::unmount(mountpoint, flags.contains(UnmountFlags::DETACH));
+    }
+    rustix::mount::unmount(mountpoint, flags).map_err(|error| match error {
+        Errno::BUSY => MountError::Busy { mountpoint: mountpoint.to_owned() },
+        Errno::PERM => MountError::Permission { mountpoint: mountpoint.to_owned() },
+        error => MountError::Unmount { mountpoint: mountpoint.to_owned(), source: error.into() },
+    })
+}
+
+fn open_device() -> Result<OwnedFd, MountError> {
+    match OpenOptions::new().read(true).write(true).open(DEV_FUSE) {
+        Ok(file) => Ok(file.into()),
+        Err(source) => Err(match source.raw_os_error() {
+            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => MountError::NoDevice,
+            _ => MountError::DevicePermission { source },
+        }),
+    }
+}
+
+fn plain(
+    fd: &OwnedFd,
+    mountpoint: &Path,
+    options: &MountOptions,
+    reason: String,
+) -> Result<MountKind, MountError> {
+    let data = data_of(fd, options, None)?;
+    mount("fuse", OsStr::new(&options.fsname), mountpoint, options, data)?;
+    Ok(MountKind::Fuse { reason })
+}
+
+fn block(fd: &OwnedFd, mountpoint: &Path, options: &MountOptions) -> Result<MountKind, MountError> {
+    let device = loopdev::LoopDevice::new().map_err(|reason| MountError::NoLoopDevice { reason })?;
+    let data = data_of(fd, options, Some(BLKSIZE))?;
+    mount("fuseblk", device.path().as_os_str(), mountpoint, options, data)?;
+    Ok(MountKind::FuseBlk { loop_device: device.path().to_owned() })
+}
+
+fn data_of(fd: &OwnedFd, options: &MountOptions, blksize: Option<u32>) -> Result<CString, MountError> {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={uid},group_id={gid},default_permissions,max_read={MAX_WRITE}",
+        fd.as_raw_fd()
+    );
+    if options.allow_other.unwrap_or(true) {
+        data.push_str(",allow_other");
+    }
+    if let Some(blksize) = blksize {
+        data.push_str(&format!(",blksize={blksize}"));
+    }
+    c_string(OsStr::new(&data))
+}
+
+fn mount(
+    kind: &str,
+    source: &OsStr,
+    mountpoint: &Path,
+    options: &MountOptions,
+    data: CString,
+) -> Result<(), MountError> {
+    let fstype =
+        if options.subtype.is_empty() { kind.to_owned() } else { format!("{kind}.{}", options.subtype) };
+    let source = c_string(source)?;
+    let mounted =
+        rustix::mount::mount(source, mountpoint, fstype.as_str(), options.flags, Some(data.as_c_str()));
+    mounted.map_err(|error| match error {
+        Errno::PERM | Errno::ACCESS => MountError::Permission { mountpoint: mountpoint.to_owned() },
+        Errno::NODEV => MountError::NoFileSystem { fstype: kind.to_owned() },
+        error => MountError::Mount { fstype, mountpoint: mountpoint.to_owned(), source: error.into() },
+    })
+}
+
+fn c_string(text: &OsStr) -> Result<CString, MountError> {
+    CString::new(text.as_bytes()).map_err(|_| MountError::Option {
+        option: OsString::from(text).to_string_lossy().into_owned(),
+        reason: "it contains a NUL",
+    })
+}

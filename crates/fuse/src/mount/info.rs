@@ -1,0 +1,123 @@
+//! What `/proc/self/mountinfo` says about a mount.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+/// One mount of this process' namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountInfo {
+    /// The mount's number; it may be used again after the mount is gone.
+    pub id: u64,
+    /// Major number of the file system's device.
+    pub major: u32,
+    /// Its minor number.
+    pub minor: u32,
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// Type, with its subtype.
+    pub fstype: String,
+    /// What is mounted.
+    pub source: String,
+}
+
+impl MountInfo {
+    /// Whether this mount is still there.
+    #[must_use]
+    pub fn is_present(&self) -> bool {
+        all().iter().any(|other| {
+            other.id == self.id
+                && (other.major, other.minor) == (self.major, self.minor)
+                && other.fstype == self.fstype
+        })
+    }
+
+    /// The connection's directory in the control file system.
+    #[must_use]
+    pub fn connection_dir(&self) -> PathBuf {
+        // The kernel's own encoding of a device number.
+        let number = (u64::from(self.major) << 20) | u64::from(self.minor);
+        PathBuf::from(format!("/sys/fs/fuse/connections/{number}"))
+    }
+
+    /// The directory of the settings for its cached data.
+    pub(crate) fn bdi_dir(&self, is_block: bool) -> PathBuf {
+        let suffix = if is_block { "-fuseblk" } else { "" };
+        PathBuf::from(format!("/sys/class/bdi/{}:{}{suffix}", self.major, self.minor))
+    }
+}
+
+/// The mounts of this process' namespace, in the order of mounting.
+fn all() -> Vec<MountInfo> {
+    let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    text.split(|&byte| byte == b'\n').filter_map(parse).collect()
+}
+
+/// The mount that is seen at this (absolute, canonical) path.
+pub(crate) fn topmost(mountpoint: &Path) -> Option<MountInfo> {
+    all().into_iter().rfind(|info| info.mountpoint == mountpoint)
+}
+
+fn parse(line: &[u8]) -> Option<MountInfo> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let mut text = || fields.next().and_then(|field| std::str::from_utf8(field).ok());
+    let id = text()?.parse().ok()?;
+    let _parent = text()?;
+    let (major, minor) = text()?.split_once(':')?;
+    let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
+    let _root = fields.next()?;
+    let mountpoint = PathBuf::from(OsString::from_vec(unescaped(fields.next()?)));
+    // Optional fields end with a dash.
+    fields.find(|field| *field == b"-")?;
+    let fstype = String::from_utf8(unescaped(fields.next()?)).ok()?;
+    let source = OsString::from_vec(unescaped(fields.next()?)).to_string_lossy().into_owned();
+    Some(MountInfo { id, major, minor, mountpoint, fstype, source })
+}
+
+/// Blanks and the like come as a backslash and three octal digits.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, after)) = rest.split_first() {
+        let octal = after
+            .get(..3)
+            .filter(|_| byte == b'\\')
+            .and_then(|digits| u8::from_str_radix(std::ffi::OsStr::from_bytes(digits).to_str()?, 8).ok());
+        match octal {
+            Some(decoded) => {
+                out.push(decoded);
+                rest = &after[3..];
+            }
+            None => {
+                out.push(byte);
+                rest = after;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_with_their_escapes() {
+        let line =
+            br"36 35 0:52 / /mnt/a\040b\134c rw,nosuid shared:1 master:2 - fuse.watertight dir:/srv\040x rw";
+        let info = parse(line).unwrap();
+        assert_eq!((info.id, info.major, info.minor), (36, 0, 52));
+        assert_eq!(info.mountpoint, Path::new(r"/mnt/a b\c"));
+        assert_eq!((info.fstype.as_str(), info.source.as_str()), ("fuse.watertight", "dir:/srv x"));
+        assert_eq!(info.connection_dir(), Path::new("/sys/fs/fuse/connections/52"));
+        assert_eq!(parse(b""), None);
+        assert_eq!(parse(b"1 2 3"), None);
+    }
+
+    #[test]
+    fn proc_is_among_the_mounts() {
+        let proc = topmost(Path::new("/proc")).unwrap();
+        assert_eq!(proc.fstype, "proc");
+        assert!(proc.is_present());
+    }
+}

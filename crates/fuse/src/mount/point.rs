@@ -1,0 +1,112 @@
+//! Whether a directory will do as a mountpoint.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::io::Errno;
+
+/// Why a directory will not do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountpointError {
+    /// It is not there.
+    #[error("mountpoint {} does not exist", .0.display())]
+    Missing(PathBuf),
+    /// It is something else.
+    #[error("mountpoint {} is not a directory", .0.display())]
+    NotDirectory(PathBuf),
+    /// The mount would hide what is in it.
+    #[error("mountpoint {} is not empty", .0.display())]
+    NotEmpty(PathBuf),
+    /// Something is mounted there.
+    #[error("something is mounted on {} already", .0.display())]
+    AlreadyMounted(PathBuf),
+    /// What is mounted there has lost its server.
+    #[error("{} is a mount whose server is gone; unmount it first (umount -l {})", .0.display(), .0.display())]
+    Dead(PathBuf),
+    /// It cannot be looked at.
+    #[error("cannot look at mountpoint {}: {source}", .path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Checks a mountpoint, and says its absolute path without symbolic links.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_mountpoint(path: &Path, allow_nonempty: bool) -> Result<PathBuf, MountpointError> {
+    let failed = |errno: Errno| match errno {
+        Errno::NOENT => MountpointError::Missing(path.to_owned()),
+        Errno::NOTDIR => MountpointError::NotDirectory(path.to_owned()),
+        Errno::NOTCONN => MountpointError::Dead(path.to_owned()),
+        errno => MountpointError::Unreadable { path: path.to_owned(), source: errno.into() },
+    };
+    // What is mounted there is not asked: its server may hang.
+    let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).map_err(failed)?;
+    if is_mount_root(&found) {
+        // A dead server is told from a live one only by asking; DONT_SYNC has just done so without waiting.
+        return Err(MountpointError::AlreadyMounted(path.to_owned()));
+    }
+    if rustix::fs::FileType::from_raw_mode(found.stx_mode.into()) != rustix::fs::FileType::Directory {
+        return Err(MountpointError::NotDirectory(path.to_owned()));
+    }
+    let unreadable = |source| MountpointError::Unreadable { path: path.to_owned(), source };
+    if !allow_nonempty && std::fs::read_dir(path).map_err(unreadable)?.next().is_some() {
+        return Err(MountpointError::NotEmpty(path.to_owned()));
+    }
+    path.canonicalize().map_err(unreadable)
+}
+
+fn is_mount_root(found: &rustix::fs::Statx) -> bool {
+    let known = rustix::fs::StatxAttributes::from_bits_retain(found.stx_attributes_mask.bits());
+    known.contains(rustix::fs::StatxAttributes::MOUNT_ROOT)
+        && found.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fault_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = dir.path().join("empty");
+        std::fs::create_dir(&empty).unwrap();
+        assert_eq!(check_mountpoint(&empty, false).unwrap(), empty.canonicalize().unwrap());
+
+        let missing = dir.path().join("missing");
+        assert!(
+            matches!(check_mountpoint(&missing, false), Err(MountpointError::Missing(path)) if path == missing)
+        );
+
+        let file = dir.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        assert!(matches!(check_mountpoint(&file, false), Err(MountpointError::NotDirectory(_))));
+        assert!(matches!(check_mountpoint(&file.join("x"), false), Err(MountpointError::NotDirectory(_))));
+
+        let error = check_mountpoint(dir.path(), false).unwrap_err();
+        assert!(matches!(error, MountpointError::NotEmpty(_)));
+        assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
+        assert!(check_mountpoint(dir.path(), true).is_ok());
+
+        assert!(matches!(
+            check_mountpoint(Path::new("/proc"), false),
+            Err(MountpointError::AlreadyMounted(_))
+        ));
+    }
+
+    #[test]
+    fn a_symbolic_link_leads_to_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().join("real");
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink("real", dir.path().join("link")).unwrap();
+        let found = check_mountpoint(&dir.path().join("link"), false).unwrap();
+        assert_eq!(found, real.canonicalize().unwrap());
+    }
+}

@@ -1,0 +1,324 @@
+//! Who reads requests, and when another thread is needed for it.
+//!
+//! Purpose: the policy of the reading threads, and nothing of what they do with a request. Any request may take
+//! long (its store may hang), so that one thread at least is always about to read: the thread that takes a request away from
+//! the last one reading wakes or makes another before it goes on. Threads beyond [`IDLE_MAX`] rest;
+//! those that rest for [`REST`] end.
+//!
+//! # State
+//! `Pool::idle` counts threads that read or are on their way there. `PoolState` is under its mutex.
+//!
+//! # Lock order
+//! `Pool::state` is a leaf but for `Resting::wake`, which is taken under it.
+//!
+//! # Orderings
+//! P1: a thread that finds enough others reading decides again under `Pool::state` before it rests; a thread that
+//! takes the last reader away looks for a resting one under `Pool::state` after it has lowered `idle`.
+//! So one of the two sees the other.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use sync::atomic::{AtomicUsize, Ordering};
+use sync::{Condvar, Mutex};
+
+use crate::buffer::Buffer;
+use crate::dev::Dev;
+use crate::dispatch::Worker;
+use crate::interrupt::{Slot, Via};
+use crate::session::Shared;
+
+/// Threads that read at the same time at most, when there is nothing to do.
+const IDLE_MAX: usize = 4;
+/// Threads at the beginning.
+const THREADS_AT_FIRST: usize = 2;
+/// How long a thread that is not needed is kept.
+const REST: Duration = Duration::from_secs(10);
+
+/// Why reading ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ReadEnd {
+    /// The file system was unmounted.
+    Unmounted,
+    /// Somebody cut the connection.
+    Aborted,
+    /// The device failed.
+    Failed(Errno),
+}
+
+/// The reading threads of one session.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    idle: AtomicUsize,
+    threads_max: usize,
+    state: Mutex<PoolState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct PoolState {
+    /// Threads that live, with their handles.
+    threads: HashMap<usize, JoinHandle<()>>,
+    /// Threads that have nothing left to do, or next to nothing.
+    leaving: Vec<JoinHandle<()>>,
+    next_number: usize,
+    resting: Vec<Arc<Resting>>,
+    ended: Option<ReadEnd>,
+}
+
+/// A thread that rests.
+#[derive(Debug, Default)]
+struct Resting {
+    woken: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Resting {
+    fn wake(&self) {
+        *self.woken.lock() = true;
+        self.wake.notify_one();
+    }
+
+    /// Says whether it was woken.
+    fn wait(&self, until: Instant) -> bool {
+        let mut woken = self.woken.lock();
+        while !*woken {
+            if self.wake.wait_until(&mut woken, until) {
+                break;
+            }
+        }
+        std::mem::take(&mut *woken)
+    }
+
+    fn wait_long(&self) {
+        let mut woken = self.woken.lock();
+        while !*woken {
+            self.wake.wait(&mut woken);
+        }
+        *woken = false;
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(threads_max: usize) -> Self {
+        Self {
+            idle: AtomicUsize::new(0),
+            threads_max: threads_max.max(THREADS_AT_FIRST),
+            state: Mutex::default(),
+            changed: Condvar::default(),
+        }
+    }
+
+    /// Starts the first threads.
+    pub(crate) fn start(&self, shared: &Arc<Shared>) -> io::Result<()> {
+        for _ in 0..THREADS_AT_FIRST {
+            self.spawn(shared, &mut self.state.lock())?;
+        }
+        Ok(())
+    }
+
+    /// A request was taken: sees to it that somebody reads.
+    fn took(&self, shared: &Arc<Shared>) {
+        // ORDERING: SeqCst, P1: before the look at `resting`.
+        if self.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.bring_another(shared);
+        }
+    }
+
+    fn bring_another(&self, shared: &Arc<Shared>) {
+        let mut state = self.state.lock();
+        if state.ended.is_some() {
+            return;
+        }
+        if let Some(resting) = state.resting.pop() {
+            // ORDERING: SeqCst, as in `took`. Counted here, so that it is not brought twice.
+            self.idle.fetch_add(1, Ordering::SeqCst);
+            drop(state);
+            resting.wake();
+        } else if state.threads.len() < self.threads_max
+            && let Err(error) = self.spawn(shared, &mut state)
+        {
+            tracing::error!(%error, "no further thread to read requests");
+        }
+    }
+
+    fn spawn(&self, shared: &Arc<Shared>, state: &mut PoolState) -> io::Result<()> {
+        let number = state.next_number;
+        let thread = Arc::clone(shared);
+        let builder = std::thread::Builder::new().name(format!("wt-fuse-{number}"));
+        // ORDERING: SeqCst, as in `took`.
+        self.idle.fetch_add(1, Ordering::SeqCst);
+        match builder.spawn(move || run(&thread, number)) {
+            Ok(handle) => {
+                state.next_number += 1;
+                state.threads.insert(number, handle);
+                state.leaving.retain(|handle| !handle.is_finished());
+                Ok(())
+            }
+            Err(error) => {
+                // ORDERING: SeqCst, as in `took`.
+                self.idle.fetch_sub(1, Ordering::SeqCst);
+                Err(error)
+            }
+        }
+    }
+
+    /// A request was served: says whether to read on, `false` to end.
+    fn served(&self, resting: &Arc<Resting>) -> bool {
+        // ORDERING: SeqCst, P1. A value that is too large or too small by a few is harmless: it is looked at again
+        // under the lock before anything depends on it.
+        if self.idle.load(Ordering::SeqCst) < IDLE_MAX {
+            // ORDERING: SeqCst, as in `took`.
+            self.idle.fetch_add(1, Ordering::SeqCst);
+            return true;
+        }
+        self.rest(resting)
+    }
+
+    fn rest(&self, resting: &Arc<Resting>) -> bool {
+        {
+            let mut state = self.state.lock();
+            if state.ended.is_some() {
+                return false;
+            }
+            // ORDERING: SeqCst, P1: after the lock.
+            if self.idle.load(Ordering::SeqCst) == 0 {
+                self.idle.fetch_add(1, Ordering::SeqCst);
+                return true;
+            }
+            state.resting.push(Arc::clone(resting));
+        }
+        if resting.wait(Instant::now() + REST) {
+            return self.state.lock().ended.is_none();
+        }
+        let mut state = self.state.lock();
+        let before = state.resting.len();
+        state.resting.retain(|other| !Arc::ptr_eq(other, resting));
+        if state.resting.len() < before {
+            return false;
+        }
+        // Somebody took it from the list, has counted it as reading, and is about to wake it.
+        drop(state);
+        resting.wait_long();
+        self.state.lock().ended.is_none()
+    }
+
+    /// Called by a thread that is about to wait inside a request.
+    pub(crate) fn before_wait(&self) {
+        // Nothing to do: a thread was brought when the request was taken.
+    }
+
+    fn end(&self, end: ReadEnd) {
+        let mut state = self.state.lock();
+        state.ended.get_or_insert(end);
+        for resting in state.resting.drain(..) {
+            resting.wake();
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn left(&self, number: usize) {
+        let mut state = self.state.lock();
+        let handle = state.threads.remove(&number);
+        state.leaving.extend(handle);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until reading has ended, and then for the threads, `grace` at most. Says why reading ended
+    /// and how many threads are left in calls that do not return.
+    pub(crate) fn wait(&self, grace: Duration) -> (ReadEnd, usize) {
+        let mut state = self.state.lock();
+        while state.ended.is_none() && !state.threads.is_empty() {
+            self.changed.wait(&mut state);
+        }
+        let until = Instant::now() + grace;
+        while !state.threads.is_empty() {
+            if self.changed.wait_until(&mut state, until) {
+                break;
+            }
+        }
+        let end = state.ended.clone().unwrap_or(ReadEnd::Failed(Errno::NOMEM));
+        let stuck = state.threads.len();
+        let leaving = std::mem::take(&mut state.leaving);
+        drop(state);
+        for handle in leaving {
+            if handle.join().is_err() {
+                tracing::error!("a reading thread panicked outside a request");
+            }
+        }
+        (end, stuck)
+    }
+
+    /// How many threads there are.
+    pub(crate) fn threads(&self) -> usize {
+        self.state.lock().threads.len()
+    }
+}
+
+/// Takes the thread out of the lists however it ends.
+struct Member<'a> {
+    shared: &'a Shared,
+    slot: Option<Arc<Slot>>,
+    number: usize,
+}
+
+impl Drop for Member<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = &self.slot {
+            self.shared.interrupts.remove(slot);
+        }
+        self.shared.pool.left(self.number);
+    }
+}
+
+/// A reading thread.
+fn run(shared: &Arc<Shared>, number: usize) {
+    let mut member = Member { shared, slot: None, number };
+    let buffer = match Buffer::new() {
+        Ok(buffer) => buffer,
+        Err(error) => {
+            tracing::error!(%error, "no memory to read requests into");
+            // ORDERING: SeqCst, as in `Pool::took`.
+            shared.pool.idle.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+    };
+    // A descriptor of its own spares the threads each other's locks; without it they share the first.
+    let dev = shared.master.try_clone(false).map_or_else(|_| Arc::clone(&shared.master), Arc::new);
+    let slot = Arc::new(Slot::new([Arc::clone(&dev), dev]));
+    shared.interrupts.add(&slot);
+    member.slot = Some(Arc::clone(&slot));
+    let mut worker = Worker::new(Arc::clone(shared), slot, buffer, number);
+    let resting = Arc::new(Resting::default());
+    let end = read_loop(&mut worker, &resting);
+    if let Some(end) = end {
+        shared.pool.end(end);
+    }
+}
+
+fn read_loop(worker: &mut Worker, resting: &Arc<Resting>) -> Option<ReadEnd> {
+    let shared = Arc::clone(&worker.shared);
+    let dev: Arc<Dev> = Arc::clone(worker.slot.dev(Via::First));
+    loop {
+        match dev.read(worker.buffer.space()) {
+            Ok(len) => {
+                shared.pool.took(&shared);
+                worker.serve(len, Via::First);
+                if !shared.pool.served(resting) {
+                    return None;
+                }
+            }
+            // NOENT: the request was taken back while it was read.
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+            Err(Errno::NODEV) => return Some(ReadEnd::Unmounted),
+            Err(Errno::CONNABORTED) => return Some(ReadEnd::Aborted),
+            Err(error) => return Some(ReadEnd::Failed(error)),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The obligation to answer a request.
+//!
+//! Purpose: a [`Reply`] is made for each request that the kernel waits for, and sends one answer: the handler's, or
+//! EIO when it is dropped without one (a handler that panicked). [`Sent`] proves that it was used.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::interrupt::{Claim, Interrupts, Slot, Via};
+
+/// That a request was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) struct Sent {
+    /// Whether the kernel took the answer. If not, what the answer handed out must be taken back.
+    pub(crate) is_delivered: bool,
+    /// Whether it was an error.
+    pub(crate) is_error: bool,
+}
+
+/// A request to be answered by the thread that read it.
+#[derive(Debug)]
+pub(crate) struct Reply<'a> {
+    slot: &'a Slot,
+    /// Set when the slot's `Cancel` was used.
+    touched: &'a Cell<bool>,
+    unique: u64,
+    via: Via,
+    is_answered: bool,
+}
+
+impl<'a> Reply<'a> {
+    pub(crate) fn new(slot: &'a Slot, touched: &'a Cell<bool>, unique: u64, via: Via) -> Self {
+        Self { slot, touched, unique, via, is_answered: false }
+    }
+
+    /// Success, with nothing to say.
+    pub(crate) fn done(self) -> Sent {
+        self.send(Ok([&[], &[]]))
+    }
+
+    /// Success, with a structure.
+    pub(crate) fn value(self, value: &(impl IntoBytes + Immutable)) -> Sent {
+        self.send(Ok([value.as_bytes(), &[]]))
+    }
+
+    /// Success, with data.
+    pub(crate) fn data(self, data: &[u8]) -> Sent {
+        self.send(Ok([data, &[]]))
+    }
+
+    /// Failure.
+    pub(crate) fn error(self, errno: Errno) -> Sent {
+        self.send(Err(errno))
+    }
+
+    /// Failure of the volume's, or success with nothing to say.
+    pub(crate) fn unit(self, result: volume::Result<()>) -> Sent {
+        match result {
+            Ok(()) => self.done(),
+            Err(error) => self.error(crate::errno::of(&error)),
+        }
+    }
+
+    /// Failure of the volume's, or success with a structure.
+    pub(crate) fn result<T: IntoBytes + Immutable>(self, result: volume::Result<T>) -> Sent {
+        match result {
+            Ok(value) => self.value(&value),
+            Err(error) => self.error(crate::errno::of(&error)),
+        }
+    }
+
+    fn send(mut self, answer: Result<[&[u8]; 2], Errno>) -> Sent {
+        self.send_once(answer)
+    }
+
+    fn send_once(&mut self, answer: Result<[&[u8]; 2], Errno>) -> Sent {
+        self.is_answered = true;
+        let is_error = answer.is_err();
+        match self.slot.claim() {
+            Claim::Mine { touched: false } => {}
+            Claim::Mine { touched: true } => self.touched.set(true),
+            Claim::Gone => {
+                self.touched.set(true);
+                return Sent { is_delivered: false, is_error };
+            }
+        }
+        let dev = self.slot.dev(self.via);
+        let sent = match answer {
+            Ok(parts) => dev.reply(self.unique, parts),
+            Err(errno) => dev.reply_error(self.unique, errno),
+        };
+        Sent { is_delivered: was_taken(self.unique, sent), is_error }
+    }
+}
+
+impl Drop for Reply<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            debug_assert!(std::thread::panicking(), "request {} was not answered", self.unique);
+            let _sent = self.send_once(Err(Errno::IO));
+        }
+    }
+}
+
+/// A request to be answered by whoever has this, later.
+#[derive(Debug)]
+pub(crate) struct ParkedReply {
+    slot: Arc<Slot>,
+    interrupts: Arc<Interrupts>,
+    unique: u64,
+    via: Via,
+    is_answered: bool,
+}
+
+impl ParkedReply {
+    /// Makes the request known as one that waits.
+    pub(crate) fn new(slot: &Arc<Slot>, interrupts: &Arc<Interrupts>, unique: u64, via: Via) -> Self {
+        interrupts.park(unique);
+        let (slot, interrupts) = (Arc::clone(slot), Arc::clone(interrupts));
+        Self { slot, interrupts, unique, via, is_answered: false }
+    }
+
+    /// Answers.
+    pub(crate) fn unit(mut self, result: volume::Result<()>) -> Sent {
+        self.send(result.map_err(|error| crate::errno::of(&error)))
+    }
+
+    fn send(&mut self, answer: Result<(), Errno>) -> Sent {
+        self.is_answered = true;
+        self.interrupts.unpark(self.unique);
+        let dev = self.slot.dev(self.via);
+        let sent = match answer {
+            Ok(()) => dev.reply(self.unique, [&[], &[]]),
+            Err(errno) => dev.reply_error(self.unique, errno),
+        };
+        Sent { is_delivered: was_taken(self.unique, sent), is_error: answer.is_err() }
+    }
+}
+
+impl Drop for ParkedReply {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            let _sent = self.send(Err(Errno::IO));
+        }
+    }
+}
+
+fn was_taken(unique: u64, sent: Result<(), Errno>) -> bool {
+    match sent {
+        Ok(()) => true,
+        // The request is no longer waited for, or the connection has ended.
+        Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => false,
+        Err(error) => {
+            tracing::error!(unique, %error, "the kernel did not take an answer");
+            false
+        }
+    }
+}

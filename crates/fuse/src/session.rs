@@ -1,0 +1,323 @@
+//! One connection from its beginning to its end.
+//!
+//! Purpose: [`Session::new`] agrees with the kernel, [`Session::run`] serves until the connection ends, however it
+//! does, and says how. After that nothing of its threads runs, unless a call into the store does not
+//! return; those are counted.
+
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use sync::Mutex;
+use sync::atomic::{AtomicBool, Ordering};
+use volume::Volume;
+use zerocopy::IntoBytes as _;
+
+use crate::abi::Opcode;
+use crate::buffer::Buffer;
+use crate::decode::{self, Agreed, Op};
+use crate::dev::Dev;
+use crate::dispatch::OwnersByHandle;
+use crate::encode::Validity;
+use crate::init::{self, Answer, InitError, Mode, Negotiated, Wishes};
+use crate::interrupt::Interrupts;
+use crate::mount::Mount;
+use crate::notify::Notifier;
+use crate::reader::{Pool, ReadEnd};
+use crate::stats::{Stats, StatsView};
+
+/// How a session behaves.
+pub struct SessionOptions {
+    /// Who holds data that was only written.
+    pub mode: Mode,
+    /// Threads at most. Each request whose store does not answer holds one.
+    pub threads_max: usize,
+    /// How long the kernel may remember names, and that there are none.
+    pub entry_valid: Duration,
+    /// How long the kernel may remember attributes.
+    pub attr_valid: Duration,
+    /// Requests that the kernel may have under way without a process waiting for them.
+    pub max_background: u16,
+    /// Bytes that the kernel reads ahead.
+    pub readahead_bytes: u32,
+    /// How long [`Session::run`] waits for calls that do not return after the connection has ended.
+    pub exit_grace: Duration,
+    /// Called when the kernel asks for the end (DESTROY). umount(2) returns after this has.
+    pub on_destroy: Box<dyn FnOnce() + Send>,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        // The store belongs to this connection alone: what the kernel remembers stays true.
+        const VALID: Duration = Duration::from_secs(24 * 3600);
+        Self {
+            mode: Mode::default(),
+            threads_max: 256,
+            entry_valid: VALID,
+            attr_valid: VALID,
+            max_background: 64,
+            readahead_bytes: 1 << 20,
+            exit_grace: Duration::from_secs(5),
+            on_destroy: Box::new(|| {}),
+        }
+    }
+}
+
+impl fmt::Debug for SessionOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionOptions").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+/// Why a session could not begin.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// No agreement with the kernel.
+    #[error(transparent)]
+    Init(#[from] InitError),
+    /// The connection ended before it had begun.
+    #[error("unmounted before the first request")]
+    Unmounted,
+    /// The kernel began with something else.
+    #[error("the kernel's first message is not INIT but {0}")]
+    NotInit(String),
+    /// The device failed.
+    #[error("cannot talk to the kernel: {0}")]
+    Device(#[source] io::Error),
+    /// The host gives no thread or memory.
+    #[error("cannot start serving: {0}")]
+    Start(#[source] io::Error),
+}
+
+/// How a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EndReason {
+    /// By DESTROY: `on_destroy` has run, and umount(2) waited for it.
+    Destroyed,
+    /// Unmounted by the kernel without a word (mounts of type `fuse`): `on_destroy` has **not** run.
+    Unmounted,
+    /// Cut by `umount -f` or through `/sys/fs/fuse/connections`.
+    Aborted,
+    /// The device failed.
+    Failed(Errno),
+}
+
+/// How a session ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ended {
+    /// Why.
+    pub reason: EndReason,
+    /// Threads that were left behind in calls that did not return.
+    pub stuck: usize,
+}
+
+/// What the threads of a session share.
+pub(crate) struct Shared {
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) negotiated: Negotiated,
+    pub(crate) mode: Mode,
+    pub(crate) valid: Validity,
+    pub(crate) master: Arc<Dev>,
+    pub(crate) interrupts: Arc<Interrupts>,
+    pub(crate) owners: OwnersByHandle,
+    pub(crate) stats: Stats,
+    pub(crate) pool: Pool,
+    on_destroy: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    destroyed: AtomicBool,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// The kernel asks for the end.
+    pub(crate) fn destroy(&self) {
+        let handler = self.on_destroy.lock().take();
+        if let Some(handler) = handler
+            && catch_unwind(AssertUnwindSafe(handler)).is_err()
+        {
+            tracing::error!("the handler of the end panicked");
+        }
+        // ORDERING: Release, pairs with the Acquire in `run`: what the handler did is seen there.
+        self.destroyed.store(true, Ordering::Release);
+    }
+}
+
+/// A connection that serves a volume.
+#[derive(Debug)]
+pub struct Session {
+    shared: Arc<Shared>,
+    notifier: Notifier,
+    mount: Mount,
+    exit_grace: Duration,
+}
+
+/// A look at a running session, from any thread.
+#[derive(Debug, Clone)]
+pub struct SessionView(Arc<Shared>);
+
+impl SessionView {
+    /// What was served so far.
+    #[must_use]
+    pub fn stats(&self) -> StatsView {
+        self.0.stats.view()
+    }
+
+    /// How many threads serve.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.0.pool.threads()
+    }
+
+    /// What was agreed with the kernel.
+    #[must_use]
+    pub fn negotiated(&self) -> Negotiated {
+        self.0.negotiated
+    }
+}
+
+impl Session {
+    /// Agrees with the kernel on how to talk. Requests wait until [`run`](Self::run).
+    ///
+    /// # Errors
+    /// When the kernel is too old, or the connection ends; the mount is taken away again.
+    pub fn new(volume: Arc<Volume>, mut mount: Mount, options: SessionOptions) -> Result<Self, SessionError> {
+        let master = Arc::new(Dev::new(mount.take_fd().map_err(SessionError::Device)?));
+        let wishes = Wishes {
+            mode: options.mode,
+            max_background: options.max_background,
+            max_readahead: options.readahead_bytes,
+            page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(4096),
+        };
+        let negotiated = agree(&master, &wishes)?;
+        mount.tune(options.readahead_bytes);
+        let shared = Shared {
+            volume,
+            negotiated,
+            mode: options.mode,
+            valid: Validity { entry: options.entry_valid, attr: options.attr_valid },
+            master,
+            interrupts: Arc::default(),
+            owners: OwnersByHandle::default(),
+            stats: Stats::default(),
+            pool: Pool::new(options.threads_max),
+            on_destroy: Mutex::new(Some(options.on_destroy)),
+            destroyed: AtomicBool::new(false),
+        };
+        let exit_grace = options.exit_grace;
+        Ok(Self { shared: Arc::new(shared), notifier: Notifier::default(), mount, exit_grace })
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn mount(&self) -> &Mount {
+        &self.mount
+    }
+
+    /// To tell the kernel what it must forget.
+    #[must_use]
+    pub fn notifier(&self) -> Notifier {
+        self.notifier.clone()
+    }
+
+    /// To look at it while it runs.
+    #[must_use]
+    pub fn view(&self) -> SessionView {
+        SessionView(Arc::clone(&self.shared))
+    }
+
+    /// Serves until the connection ends.
+    ///
+    /// # Errors
+    /// [`SessionError::Start`] when the host gives no thread; the mount is taken away again.
+    pub fn run(mut self) -> Result<Ended, SessionError> {
+        let interrupts = Arc::clone(&self.shared.interrupts);
+        let watcher = spawn("wt-fuse-signals", move || interrupts.watch()).map_err(SessionError::Start)?;
+        let (notifier, master) = (self.notifier.clone(), Arc::clone(&self.shared.master));
+        let sender = spawn("wt-fuse-notify", move || notifier.run(&master));
+        let started = match &sender {
+            Ok(_) => self.shared.pool.start(&self.shared),
+            Err(error) => Err(io::Error::from(error.kind())),
+        };
+        let outcome = match started {
+            Ok(()) => Ok(self.wait()),
+            Err(error) => Err(SessionError::Start(error)),
+        };
+        self.shared.interrupts.end();
+        self.notifier.end();
+        let helpers = [Some(watcher), sender.ok()];
+        for helper in helpers.into_iter().flatten() {
+            if helper.join().is_err() {
+                tracing::error!("a helper thread of the session panicked");
+            }
+        }
+        outcome
+    }
+
+    fn wait(&mut self) -> Ended {
+        let (end, stuck) = self.shared.pool.wait(self.exit_grace);
+        // ORDERING: Acquire, pairs with the Release in `Shared::destroy`.
+        let destroyed = self.shared.destroyed.load(Ordering::Acquire);
+        let reason = match end {
+            _ if destroyed => EndReason::Destroyed,
+            ReadEnd::Unmounted => EndReason::Unmounted,
+            ReadEnd::Aborted => EndReason::Aborted,
+            ReadEnd::Failed(error) => EndReason::Failed(error),
+        };
+        if matches!(reason, EndReason::Destroyed | EndReason::Unmounted) {
+            self.mount.is_gone();
+        }
+        Ended { reason, stuck }
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body)
+}
+
+/// Answers INIT.
+fn agree(dev: &Dev, wishes: &Wishes) -> Result<Negotiated, SessionError> {
+    let mut buffer = Buffer::new().map_err(|error| SessionError::Start(error.into()))?;
+    loop {
+        let len = match dev.read(buffer.space()) {
+            Ok(len) => len,
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
+            Err(Errno::NODEV | Errno::CONNABORTED) => return Err(SessionError::Unmounted),
+            Err(error) => return Err(SessionError::Device(error.into())),
+        };
+        let message = buffer.message(len);
+        let decoded = decode::header(message).and_then(|(header, body)| {
+            decode::operation(&header, body, Agreed::default()).map(|op| (header, op))
+        });
+        let (unique, offer) = match decoded {
+            Ok((header, Op::Init(offer))) => (header.unique, offer),
+            Ok((header, _)) => {
+                let name = Opcode::from_number(header.opcode).map_or("unknown", Opcode::name);
+                return Err(SessionError::NotInit(name.to_owned()));
+            }
+            Err(error) => return Err(SessionError::NotInit(error.to_string())),
+        };
+        let device = |error: Errno| SessionError::Device(error.into());
+        match init::negotiate(&offer, wishes) {
+            Ok(Answer::Agreed(out, negotiated)) => {
+                dev.reply(unique, [out.as_bytes(), &[]]).map_err(device)?;
+                tracing::debug!(?negotiated, "connected");
+                return Ok(negotiated);
+            }
+            Ok(Answer::AskAgain(out)) => dev.reply(unique, [out.as_bytes(), &[]]).map_err(device)?,
+            Err(error) => {
+                dev.reply_error(unique, Errno::PROTO).map_err(device)?;
+                return Err(error.into());
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A volume over a directory, mounted for a test.
+#![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
+#![allow(clippy::unwrap_used, missing_debug_implementations, reason = "test code")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::mount::UnmountFlags;
+use store::Store;
+use tempfile::TempDir;
+use volume::Volume;
+use watertight_fuse::mount::Wanted;
+use watertight_fuse::{
+    Ended, Mount, MountError, MountKind, MountOptions, Session, SessionOptions, SessionView,
+};
+
+/// Says visibly that a test could not run here.
+pub fn skipped(why: &str) {
+    eprintln!("SKIPPED: {why}");
+}
+
+/// A mounted volume.
+pub struct Mounted {
+    pub volume: Arc<Volume>,
+    pub view: SessionView,
+    pub kind: MountKind,
+    pub dir: TempDir,
+    thread: Option<JoinHandle<Ended>>,
+}
+
+/// How to mount for a test.
+pub struct Setup {
+    pub wanted: Wanted,
+    pub session: SessionOptions,
+    pub volume: volume::Options,
+    pub store: Option<Arc<dyn Store>>,
+    /// Shut the volume down when the kernel asks for it.
+    pub drain_on_destroy: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            wanted: Wanted::Auto,
+            session: SessionOptions::default(),
+            volume: volume::Options::default(),
+            store: None,
+            drain_on_destroy: true,
+        }
+    }
+}
+
+impl Setup {
+    /// Mounts; `None` (with a line on stderr) where this host does not let us.
+    pub fn mount(self) -> Option<Mounted> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("mnt")).unwrap();
+        std::fs::create_dir(dir.path().join("store")).unwrap();
+        let store = self
+            .store
+            .unwrap_or_else(|| store::open(&format!("dir:{}", dir.path().join("store").display())).unwrap());
+        let volume = Volume::new(store, self.volume).unwrap();
+        let mut options = MountOptions::new(dir.path().join("mnt"));
+        options.wanted = self.wanted;
+        let mount = match Mount::new(&options) {
+            Ok(mount) => mount,
+            Err(
+                error @ (MountError::NoDevice
+                | MountError::DevicePermission { .. }
+                | MountError::Permission { .. }
+                | MountError::NoFusermount
+                | MountError::NoLoopDevice { .. }),
+            ) => {
+                skipped(&error.to_string());
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let mut session = self.session;
+        if self.drain_on_destroy {
+            let drained = Arc::clone(&volume);
+            let then = std::mem::replace(&mut session.on_destroy, Box::new(|| {}));
+            session.on_destroy = Box::new(move || {
+                then();
+                drained.shutdown();
+            });
+        }
+        let kind = mount.kind().clone();
+        let session = Session::new(Arc::clone(&volume), mount, session).unwrap();
+        let view = session.view();
+        let thread = std::thread::spawn(move || session.run().unwrap());
+        Some(Mounted { volume, view, kind, dir, thread: Some(thread) })
+    }
+}
+
+impl Mounted {
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    pub fn store_path(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
+    pub fn is_block(&self) -> bool {
+        matches!(self.kind, MountKind::FuseBlk { .. })
+    }
+
+    /// Unmounts and says how the session ended.
+    pub fn unmount(mut self) -> Ended {
+        rustix::mount::unmount(self.path(), UnmountFlags::empty()).unwrap();
+        self.ended()
+    }
+
+    /// Waits for the session's end.
+    pub fn ended(&mut self) -> Ended {
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = rustix::mount::unmount(self.path(), UnmountFlags::FORCE | UnmountFlags::DETACH);
+            if !std::thread::panicking() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Waits until `is_so`, for as long as a slow machine may need.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "never happened: {what}");
+        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The content of a file, as a string.
+pub fn text(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
