@@ -62,5 +62,7 @@ impl Word {
 /// The bytes of a write of `words` words at word `place`.
 #[must_use]
 pub fn pattern(round: u64, file: u64, generation: u64, place: u64, words: u64) -> Vec<u8> {
-    (place..place + words).flat_map(|place| Word { round, file, generation, place }.pack().to_le_bytes()).collect()
+    (place..place + words)
+        .flat_map(|place| Word { round, file, generation, place }.pack().to_le_bytes())
+        .collect()
 }

@@ -152,10 +152,10 @@ fn follow(stream: impl Read + Send + 'static, log: Log, ready: Option<mpsc::Send
             if is_shown {
                 let _ = std::io::stderr().write_all(&line);
             }
-            if line.starts_with(b"ready") {
-                if let Some(ready) = ready.take() {
-                    let _ = ready.send(());
-                }
+            if line.starts_with(b"ready")
+                && let Some(ready) = ready.take()
+            {
+                let _ = ready.send(());
             }
             line.clear();
         }

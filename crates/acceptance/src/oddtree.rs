@@ -188,9 +188,8 @@ fn acls(root: &Path, missing: &mut Missing) {
         missing.reasons.push("setfacl is not installed".to_owned());
         return;
     }
-    let set = |args: &[&str], path: &str| {
-        Cmd::new("setfacl").args(args).arg(dir.join(path)).run().status.success()
-    };
+    let set =
+        |args: &[&str], path: &str| Cmd::new("setfacl").args(args).arg(dir.join(path)).run().status.success();
     if !set(&["-m", "u:1:rw,g:2:r,m::rw"], "file") || !set(&["-d", "-m", "u:1:rwx"], "default") {
         missing.reasons.push("the host's file system has no ACLs".to_owned());
     }
@@ -218,7 +217,8 @@ fn owners(root: &Path, missing: &mut Missing) -> io::Result<()> {
 /// Times before 1970, after 2038, and with every nanosecond in use.
 fn times(root: &Path) -> io::Result<()> {
     let mut rng = Rng::new(7);
-    let seconds = [-86_400, -1, 0, 1, 951_782_400, 1_700_000_000, 2_147_483_648, 4_294_967_296, 7_258_118_400];
+    let seconds =
+        [-86_400, -1, 0, 1, 951_782_400, 1_700_000_000, 2_147_483_648, 4_294_967_296, 7_258_118_400];
     let mut all: Vec<_> = crate::tree::walk(root).into_keys().collect();
     all.sort_by_key(|name| std::cmp::Reverse(name.components().count()));
     for (i, name) in all.iter().enumerate() {

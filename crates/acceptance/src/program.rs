@@ -18,6 +18,13 @@ pub fn watertight() -> &'static Path {
     })
 }
 
+/// Whether the program has a verb `mount`.
+#[must_use]
+pub fn can_mount() -> bool {
+    let said = Cmd::new(watertight()).args(["mount", "--help"]).run();
+    said.status.success() && !said.stdout.is_empty()
+}
+
 fn build() -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cmd = Cmd::new(cargo)

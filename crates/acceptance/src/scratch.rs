@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const PREFIX: &str = "watertight-acceptance-";
+const PREFIX: &str = "wt-accept-";
 
 /// A directory that goes when this is dropped.
 #[derive(Debug)]

@@ -128,6 +128,11 @@ impl Subject {
             crate::skip(name, "no /dev/fuse");
             return None;
         }
+        // Before the watchdog: building the program takes its time, once.
+        if !is_host && !program::can_mount() {
+            crate::skip(name, "the program cannot mount yet");
+            return None;
+        }
         let scratch = Scratch::new(name);
         let store = setup.store.clone().unwrap_or_else(|| scratch.dir("store"));
         let mountpoint = scratch.dir("mount");

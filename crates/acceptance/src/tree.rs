@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{SeekFrom, llistxattr, lgetxattr};
+use rustix::fs::{SeekFrom, lgetxattr, llistxattr};
 
 /// What to leave out of a comparison.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +45,9 @@ pub fn differences(left: &Path, right: &Path, how: Compare) -> Vec<String> {
     let names: BTreeSet<&PathBuf> = a.keys().chain(b.keys()).collect();
     for name in names {
         match (a.get(name), b.get(name)) {
-            (Some(a), Some(b)) => compare(name, (&left.join(name), a), (&right.join(name), b), how, &mut found),
+            (Some(a), Some(b)) => {
+                compare(name, (&left.join(name), a), (&right.join(name), b), how, &mut found)
+            }
             (Some(_), None) => found.push(format!("{name:?}: only in {}", left.display())),
             (None, _) => found.push(format!("{name:?}: only in {}", right.display())),
         }

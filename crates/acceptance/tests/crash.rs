@@ -1,4 +1,5 @@
 //! `kill -9` to the program at random moments: what was synced is in the store, whole, and no other bytes.
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;

@@ -1,4 +1,5 @@
 //! Data paths under load: fio with verification, memory maps, appends, far offsets.
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -154,8 +155,7 @@ fn mapping_and_calls_see_each_other() {
     let path = subject.at("file");
     fs::write(&path, vec![0; 64 << 10]).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let direct =
-        OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    let direct = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
     let map = Mapping::new(&file, 64 << 10).unwrap();
     let mut rng = Rng::new(11);
     let mut model = vec![0u8; 64 << 10];
@@ -210,7 +210,7 @@ fn appends(name: &str, setup: Setup) {
             let [id, seq, len, filler, total] = fields[..] else { panic!("{when}: line {n}: {line:.80}") };
             let number = |s: &str| s.parse::<u64>().unwrap_or_else(|e| panic!("{when}: line {n}: {e}"));
             assert_eq!(number(len), filler.len() as u64, "{when}: line {n}");
-            assert_eq!(number(total) as usize, line.len() - total.len() - 1, "{when}: line {n}");
+            assert_eq!(number(total), (line.len() - total.len() - 1) as u64, "{when}: line {n}");
             let expected = next.entry(number(id)).or_default();
             assert_eq!(number(seq), *expected, "{when}: writer {id} at line {n}");
             *expected += 1;

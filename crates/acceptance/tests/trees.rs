@@ -1,5 +1,6 @@
 //! Trees copied onto a volume and compared bit for bit: there, after a remount, in the store's directory,
 //! and copied back.
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -31,7 +32,8 @@ fn tar(from: &Path, to: &Path) {
     let how = ["--xattrs", "--xattrs-include=*", "--acls", "--sparse", "--format=posix", "--numeric-owner"];
     let tar = || Cmd::new("tar").args(how).limit(Duration::from_secs(120));
     tar().args(["--create", "--file"]).arg(&archive).arg("--directory").args([from, Path::new(".")]).ok();
-    tar().args(["--extract", "--preserve-permissions", "--file"])
+    tar()
+        .args(["--extract", "--preserve-permissions", "--file"])
         .arg(&archive)
         .arg("--directory")
         .arg(to)

@@ -72,7 +72,7 @@ pub enum How {
 
 /// Words in the longest file.
 const WORDS_MAX: u64 = 48 << 10;
-const NAMES: u64 = 6;
+const NAMES: usize = 6;
 const GENERATIONS: u64 = 4000;
 
 /// The steps of one round.
@@ -85,7 +85,7 @@ pub struct Plan {
     next_file: u64,
     next_generation: u64,
     /// Which names exist, with the words of the file as the writer left it.
-    sizes: [Option<u64>; NAMES as usize],
+    sizes: [Option<u64>; NAMES],
 }
 
 impl Plan {
@@ -93,7 +93,7 @@ impl Plan {
     #[must_use]
     pub fn new(round: u64, seed: u64, can_sync: bool) -> Self {
         let rng = Rng::new(seed ^ round << 32);
-        Self { round, rng, can_sync, next_file: 1, next_generation: 1, sizes: [None; NAMES as usize] }
+        Self { round, rng, can_sync, next_file: 1, next_generation: 1, sizes: [None; NAMES] }
     }
 
     fn write(&mut self, name: u64, size: u64) -> Step {
@@ -144,7 +144,7 @@ impl Iterator for Plan {
         if self.next_generation >= GENERATIONS || self.next_file >= GENERATIONS {
             return None;
         }
-        let name = self.rng.below(NAMES);
+        let name = self.rng.below(NAMES as u64);
         let Some(size) = self.sizes[slot(name)] else {
             return Some(if self.rng.below(3) == 0 { self.replace(name) } else { self.create(name) });
         };

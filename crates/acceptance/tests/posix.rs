@@ -1,0 +1,283 @@
+//! Other people's suites: pjdfstest, fsx, stress-ng.
+//!
+//! `cargo install --locked pjdfstest fsx` brings the first two.
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use watertight_acceptance::command::Output;
+use watertight_acceptance::program::{find, have};
+use watertight_acceptance::scratch::Scratch;
+use watertight_acceptance::subject::need_root;
+use watertight_acceptance::{Cmd, Setup, Subject, is_long, note};
+
+/// What pjdfstest said.
+struct Verdict {
+    failed: BTreeSet<String>,
+    skipped: BTreeSet<String>,
+    passed: usize,
+    said: String,
+}
+
+/// Every test of the suite in `dir`; a second file system is at `secondary`.
+fn pjdfstest(dir: &Path, config: &Path, secondary: &Path) -> Verdict {
+    let tool = find("pjdfstest").expect("looked up before");
+    let output = Cmd::new(tool)
+        .arg("--configuration-file")
+        .arg(config)
+        .arg("--secondary-fs")
+        .arg(secondary)
+        .arg("--path")
+        .arg(dir)
+        .env("NO_COLOR", "1")
+        .limit(Duration::from_secs(300))
+        .run();
+    let said = output.out();
+    let ended = |how: &str| -> BTreeSet<String> {
+        said.lines()
+            .filter_map(|line| line.strip_suffix(how))
+            .filter(|name| name.ends_with(' ') && !name.starts_with(['\t', ' ']))
+            .map(|name| name.trim().to_owned())
+            .collect()
+    };
+    let (failed, skipped) = (ended("FAILED"), ended("skipped"));
+    let passed = ended("ok").len();
+    let summary = format!("{} failed, {} skipped, {passed} passed", failed.len(), skipped.len());
+    assert!(said.contains(&summary), "the summary is not {summary:?}:\n{said}\n{}", output.err());
+    Verdict { failed, skipped, passed, said }
+}
+
+/// Two unprivileged users of this machine with their groups, as the suite's configuration wants them.
+fn dummy_users() -> Option<String> {
+    let group_name = |gid: &str| {
+        let groups = fs::read_to_string("/etc/group").ok()?;
+        groups.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(':').collect();
+            (fields.get(2) == Some(&gid)).then(|| fields[0].to_owned())
+        })
+    };
+    let users = fs::read_to_string("/etc/passwd").ok()?;
+    let entry = |user: &str| {
+        let line = users.lines().find(|line| line.split(':').next() == Some(user))?;
+        let group = group_name(line.split(':').nth(3)?)?;
+        Some(format!("[\"{user}\", \"{group}\"]"))
+    };
+    let found: Vec<String> =
+        ["nobody", "tests", "daemon", "bin", "games"].into_iter().filter_map(entry).take(2).collect();
+    (found.len() == 2).then(|| found.join(", "))
+}
+
+fn pjdfstest_config(dir: &Path) -> Option<std::path::PathBuf> {
+    let users = dummy_users()?;
+    let text = format!(
+        "[features]\nposix_fallocate = {{}}\nrename_ctime = {{}}\nutimensat = {{}}\nutime_now = {{}}\n\
+         stat_st_birthtime = {{}}\n\
+         [settings]\nnaptime = 0.01\nallow_remount = false\n\
+         [dummy_auth]\nentries = [{users}]\n"
+    );
+    let path = dir.join("pjdfstest.toml");
+    fs::write(&path, text).expect("write the configuration");
+    Some(path)
+}
+
+fn pjdfstest_on(name: &str, setup: Setup) {
+    if !have(name, &["pjdfstest"]) || !need_root(name) {
+        return;
+    }
+    let scratch = Scratch::new(name);
+    let Some(config) = pjdfstest_config(scratch.path()) else {
+        watertight_acceptance::skip(name, "this machine lacks two unprivileged users");
+        return;
+    };
+    let Some(mut subject) = Subject::with(name, setup) else { return };
+    let host_dir = scratch.dir("host");
+    let host = pjdfstest(&host_dir, &config, Path::new("/dev/shm"));
+    let ours = pjdfstest(subject.path(), &config, Path::new("/dev/shm"));
+    note(
+        name,
+        &format!(
+            "{} passed, {} skipped, {} failed; the host's own: {}, {}, {}",
+            ours.passed,
+            ours.skipped.len(),
+            ours.failed.len(),
+            host.passed,
+            host.skipped.len(),
+            host.failed.len()
+        ),
+    );
+    assert!(ours.failed.is_empty(), "failed: {:#?}\n{}", ours.failed, ours.said);
+    let more: Vec<_> = ours.skipped.difference(&host.skipped).collect();
+    assert!(more.is_empty(), "skipped here and not on the host's file system: {more:#?}");
+    assert!(ours.passed >= 380, "only {} tests ran", ours.passed);
+    subject.close();
+}
+
+#[test]
+fn pjdfstest_whole() {
+    pjdfstest_on("pjdfs", Setup::default());
+}
+
+#[test]
+fn pjdfstest_whole_with_kernel_writeback() {
+    pjdfstest_on("pjdfs-wb", Setup::default().option("mode=kernel-writeback"));
+}
+
+/// Reads, writes, maps, truncates, punches, copies at random, every read compared: 100 000 operations.
+fn fsx(name: &str, seed: u64, setup: Setup) {
+    if !have(name, &["fsx"]) {
+        return;
+    }
+    let Some(mut subject) = Subject::with(name, setup) else { return };
+    let artifacts = subject.outside("artifacts");
+    let config = artifacts.join("fsx.toml");
+    // Few fsyncs: each waits for the host's disk.
+    fs::write(
+        &config,
+        "flen = 1048576\n[opsize]\nmax = 131072\n[weights]\nclose_open = 1.0\ninvalidate = 1.0\n\
+         mapread = 2.0\nmapwrite = 2.0\nread = 4.0\nwrite = 4.0\ntruncate = 2.0\nfsync = 0.02\n\
+         fdatasync = 0.02\nposix_fallocate = 1.0\npunch_hole = 1.0\nsendfile = 1.0\nposix_fadvise = 1.0\n\
+         copy_file_range = 1.0\n",
+    )
+    .unwrap();
+    let operations = if is_long() { 1_000_000 } else { 100_000 };
+    let output = Cmd::new(find("fsx").expect("looked up before"))
+        .args(["-N", &operations.to_string(), "-S", &seed.to_string()])
+        .arg("-f")
+        .arg(&config)
+        .arg("-P")
+        .arg(&artifacts)
+        .arg(subject.at("file"))
+        .limit(Duration::from_secs(if is_long() { 1500 } else { 240 }))
+        .ok();
+    assert!(output.out().contains("A-OK"), "{}\n{}", output.out(), output.err());
+    note(name, &format!("{operations} operations in {:.1} s", output.took.as_secs_f64()));
+    // What fsx wrote last was compared on the mount; the store must hold the same.
+    let data = fs::read(subject.at("file")).unwrap();
+    subject.close();
+    assert!(fs::read(subject.store().join("file")).unwrap() == data, "in the store");
+}
+
+#[test]
+fn fsx_seed_1() {
+    fsx("fsx-1", 1, Setup::default().limit(Duration::from_secs(1600)));
+}
+
+#[test]
+fn fsx_seed_2_small_cache() {
+    // A cache smaller than the file: pages come and go all the time.
+    fsx("fsx-2", 2, Setup::default().option("cache=1M").limit(Duration::from_secs(1600)));
+}
+
+#[test]
+fn fsx_seed_3_kernel_writeback() {
+    fsx("fsx-3", 3, Setup::default().option("mode=kernel-writeback").limit(Duration::from_secs(1600)));
+}
+
+/// The file stressors of stress-ng that pass on ext4. Not among them: what needs a mount of its own
+/// (bind-mount, binderfs) and what works on other files than those in its directory (procfs, tmpfs).
+const STRESSORS: &[&str] = &[
+    "access",
+    "aio",
+    "aiol",
+    "chattr",
+    "chdir",
+    "chmod",
+    "chown",
+    "copy-file",
+    "dentry",
+    "dir",
+    "dirdeep",
+    "dirmany",
+    "dnotify",
+    "dup",
+    "fallocate",
+    "fanotify",
+    "fcntl",
+    "fiemap",
+    "file-ioctl",
+    "filename",
+    "flock",
+    "fpunch",
+    "fsize",
+    "fstat",
+    "getdent",
+    "handle",
+    "hdd",
+    "inode-flags",
+    "inotify",
+    "io",
+    "iomix",
+    "lease",
+    "link",
+    "locka",
+    "lockf",
+    "lockofd",
+    "mknod",
+    "msync",
+    "open",
+    "readahead",
+    "rename",
+    "revio",
+    "seek",
+    "sendfile",
+    "splice",
+    "symlink",
+    "sync-file",
+    "touch",
+    "utime",
+    "verity",
+    "xattr",
+];
+
+fn stress(stressor: &str, dir: &Path) -> Output {
+    let seconds = if is_long() { "10" } else { "1" };
+    Cmd::new("stress-ng")
+        .args([&format!("--{stressor}"), "2", "--timeout", seconds, "--verify", "--temp-path"])
+        .arg(dir)
+        .dir(dir)
+        .limit(Duration::from_secs(90))
+        .run()
+}
+
+/// Every `of`-th stressor from `first` on, on one mount.
+fn stressors(name: &str, first: usize, of: usize) {
+    if !have(name, &["stress-ng"]) {
+        return;
+    }
+    let Some(mut subject) = Subject::with(name, Setup::default().limit(Duration::from_secs(1800))) else {
+        return;
+    };
+    let host = Scratch::new(name);
+    let mut failed = Vec::new();
+    let mut ran = 0;
+    for stressor in STRESSORS.iter().skip(first).step_by(of) {
+        let ours = stress(stressor, subject.path());
+        ran += 1;
+        if ours.status.success() {
+            continue;
+        }
+        // What the host's own file system cannot do either is not ours to answer for.
+        let theirs = stress(stressor, host.path());
+        if theirs.status.success() {
+            failed.push(format!("{stressor}: {}\n{}{}", ours.status, ours.out(), ours.err()));
+        } else {
+            note(name, &format!("{stressor} fails on the host's file system too: {}", theirs.status));
+        }
+        assert!(subject.is_alive(), "{stressor} ended the mount:\n{}", failed.join("\n"));
+    }
+    assert!(failed.is_empty(), "{} of {ran} failed:\n{}", failed.len(), failed.join("\n"));
+    subject.close();
+}
+
+#[test]
+fn stress_ng_first_half() {
+    stressors("stress-ng-1", 0, 2);
+}
+
+#[test]
+fn stress_ng_second_half() {
+    stressors("stress-ng-2", 1, 2);
+}
