@@ -25,6 +25,8 @@
 
 mod dir;
 mod error;
+mod fault;
+mod mem;
 mod name;
 mod spec;
 mod traits;
@@ -32,6 +34,8 @@ mod types;
 
 pub use dir::{DirCounters, DirStore};
 pub use error::{Error, ErrorKind, Result};
+pub use fault::{FaultOp, FaultStore};
+pub use mem::MemStore;
 pub use name::Name;
 pub use spec::open;
 pub use traits::{Dir, File, Store};

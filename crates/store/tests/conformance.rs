@@ -4,7 +4,7 @@ mod suite;
 
 use std::sync::Arc;
 
-use watertight_store::{DirStore, Store};
+use watertight_store::{DirStore, FaultStore, MemStore, Store};
 
 #[test]
 fn dir_store() {
@@ -16,4 +16,14 @@ fn dir_store() {
         std::fs::create_dir(&path).unwrap();
         DirStore::open(&path).unwrap() as Arc<dyn Store>
     });
+}
+
+#[test]
+fn mem_store() {
+    suite::run(|| MemStore::new(1 << 30) as Arc<dyn Store>);
+}
+
+#[test]
+fn fault_store_without_rules() {
+    suite::run(|| FaultStore::new(MemStore::new(1 << 30), "").unwrap() as Arc<dyn Store>);
 }
