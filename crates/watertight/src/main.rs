@@ -1,2 +1,7 @@
-//! Under construction.
-fn main() {}
+//! `watertight`: see the library of the same name.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    watertight::main()
+}

@@ -1,0 +1,94 @@
+//! Serving in the background.
+//!
+//! Threads do not survive fork(2), so the parent starts this program once more. The child leaves the
+//! terminal's session, mounts, and writes one line to its standard output, a pipe, when the mount is
+//! up; until then its standard error is the parent's, so errors reach whoever asked.
+
+use std::env;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use crate::console::console;
+use crate::problem::{Problem, Result};
+
+/// The word that the child's line starts with.
+pub const READY: &str = "ready";
+
+/// Starts the background process with this process's own arguments, and waits until it is ready or has
+/// failed; gives the exit code for either.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn start() -> Result<ExitCode> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Problem::failure(format!("cannot start the background process: {error}"))
+    };
+    let program = env::current_exe().map_err(|error| failed(&error))?;
+    let mut child = Command::new(program)
+        .arg("--in-background")
+        .args(env::args_os().skip(1))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| failed(&error))?;
+    let mut line = String::new();
+    if let Some(pipe) = child.stdout.take() {
+        BufReader::new(pipe).read_line(&mut line).map_err(|error| failed(&error))?;
+    }
+    if line.starts_with(READY) {
+        console().print(line.trim_end());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let status = child.wait().map_err(|error| failed(&error))?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|&code| code != 0);
+    match code {
+        // It has said why.
+        Some(code) => Ok(ExitCode::from(code)),
+        None => Err(failed(&format!("it ended early ({status})"))),
+    }
+}
+
+/// What a background process does first: it leaves the terminal's session. Its working directory is
+/// left too, later, by [`settle`].
+pub fn leave_session() {
+    if let Err(error) = rustix::process::setsid() {
+        tracing::debug!(%error, "no session of its own");
+    }
+}
+
+/// Opens the log file, if one is wanted.
+///
+/// # Errors
+/// Exit 2 when it cannot be opened.
+pub fn open_log(path: Option<&Path>) -> Result<Option<File>> {
+    path.map(|path| {
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|error| Problem::usage(format!("--log-file {}: {error}", path.display())))
+    })
+    .transpose()
+}
+
+/// Lets go of what belongs to the one who started us, once the mount is up: output goes to `log` or
+/// nowhere, the working directory is the root.
+///
+/// # Errors
+/// When the kernel does not let us.
+pub fn settle(log: Option<File>) -> Result<()> {
+    let settle = || {
+        let nowhere = OpenOptions::new().write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdout(&nowhere)?;
+        match log {
+            Some(log) => rustix::stdio::dup2_stderr(&log)?,
+            None => rustix::stdio::dup2_stderr(&nowhere)?,
+        }
+        env::set_current_dir("/")
+    };
+    settle().map_err(|error: std::io::Error| Problem::failure(format!("going to the background: {error}")))
+}

@@ -1,0 +1,190 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::units::parse_duration;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Yellow.on_default().bold())
+    .usage(AnsiColor::Yellow.on_default().bold())
+    .literal(AnsiColor::Green.on_default())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// Volumes over a directory, with an unmount that tells the truth.
+///
+/// A mounted volume writes back in the background, like a kernel file system; an unmount returns when
+/// the data is on the store and the store is free.
+#[derive(Debug, Parser)]
+#[command(
+    name = "watertight",
+    version,
+    styles = STYLES,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done, 1 could not be done (or not yet), 2 usage and bad input.\n\n\
+                  Examples:\n  \
+                  watertight demo\n  \
+                  watertight mount /srv/data /mnt/data\n  \
+                  watertight umount /mnt/data"
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+
+    /// What to log: error, warn, info, debug or trace, or filters as RUST_LOG takes them.
+    #[arg(long, global = true, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+
+    /// This process is the background one of `mount -d`; its parent waits for its first line.
+    #[arg(long, hide = true)]
+    pub in_background: bool,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Mount a store and serve it until it is unmounted.
+    #[command(after_help = crate::mount_cmd::help())]
+    Mount(MountArgs),
+
+    /// Unmount: return when the data is on the store and the store is free.
+    #[command(
+        visible_alias = "unmount",
+        after_help = "Examples:\n  \
+            watertight umount /mnt/data\n  \
+            watertight umount --lazy /mnt/data && watertight wait /srv/data\n  \
+            watertight umount --force /mnt/data\n\n\
+            Held by a process: exit 1 with its name; nothing is changed.\n\
+            With --force, exit 1 says that data was given up; it is named."
+    )]
+    Umount(UmountArgs),
+
+    /// Make everything durable that was written to a volume so far.
+    #[command(after_help = "Example:\n  watertight sync /mnt/data")]
+    Sync(SyncArgs),
+
+    /// Show the volumes of this host and what they have still to write.
+    #[command(
+        after_help = "Examples:\n  watertight status\n  watertight status --json /mnt/data | jq .volumes[0].state"
+    )]
+    Status(StatusArgs),
+
+    /// Wait until a volume is drained and its store is free.
+    #[command(after_help = "Examples:\n  \
+        watertight wait /mnt/data\n  \
+        watertight wait --timeout 30 /srv/data\n  \
+        watertight wait 1f00ba47\n\n\
+        Exit 0: everything is on the store and the store is free. Exit 1: not yet, or data was lost; \
+        what is left is printed.")]
+    Wait(WaitArgs),
+
+    /// Show in some seconds what an unmount that tells the truth is worth.
+    #[command(
+        after_help = "Example:\n  watertight demo\n\nNeeds to mount: root, or /dev/fuse and fusermount3. Leaves nothing behind."
+    )]
+    Demo(DemoArgs),
+
+    /// Limit what a cgroup may read and write: comes in a later version.
+    #[command(hide = true, disable_help_flag = true)]
+    Limit {
+        /// Not looked at yet.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, num_args = 0..)]
+        rest: Vec<OsString>,
+    },
+
+    /// Print a completion script for a shell.
+    #[command(after_help = "Example:\n  watertight completions bash > /etc/bash_completion.d/watertight")]
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+}
+
+/// `mount`.
+#[derive(Debug, Args)]
+pub struct MountArgs {
+    /// The store: a directory (`/srv/data` or `dir:/srv/data`), or `mem:`.
+    pub source: String,
+    /// An empty directory.
+    pub mountpoint: PathBuf,
+    /// Options, separated by commas; see below.
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Return when the mount is up, and serve it in the background.
+    #[arg(short = 'd', long = "daemon", visible_alias = "background")]
+    pub background: bool,
+    /// Where the background process logs; it is silent otherwise.
+    #[arg(long, value_name = "FILE", requires = "background")]
+    pub log_file: Option<PathBuf>,
+}
+
+/// `umount`.
+#[derive(Debug, Args)]
+pub struct UmountArgs {
+    /// The mountpoint (or the volume's id).
+    pub path: OsString,
+    /// Take the path away although it is held; the data follows.
+    #[arg(short = 'l', long, conflicts_with = "force")]
+    pub lazy: bool,
+    /// Give up at once what is not written; who waits gets an error.
+    #[arg(short = 'f', long)]
+    pub force: bool,
+}
+
+/// `sync`.
+#[derive(Debug, Args)]
+pub struct SyncArgs {
+    /// The mountpoint, a path inside it, the store, or the volume's id.
+    pub path: OsString,
+}
+
+/// `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+    /// Only this volume: its mountpoint, store or id.
+    pub path: Option<OsString>,
+}
+
+/// `wait`.
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// The volume: its mountpoint, store or id.
+    pub volume: OsString,
+    /// Give up after so many seconds (or 500ms, 2m); without it, never.
+    #[arg(long, value_name = "S", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
+}
+
+/// `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Which kind of mount: auto, fuseblk or fuse.
+    #[arg(long = "type", value_name = "TYPE", default_value = "auto")]
+    pub mount_type: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_verb_has_an_example() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            let help = verb.get_after_help().unwrap_or_else(|| panic!("{} has no example", verb.get_name()));
+            assert!(help.to_string().contains("watertight "), "{}", verb.get_name());
+        }
+    }
+}

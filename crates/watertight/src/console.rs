@@ -1,0 +1,162 @@
+//! The terminal: one status line that is redrawn in place, and lines that scroll above it.
+//!
+//! Everything that a mount process prints while it runs goes through the one [`Console`], the log
+//! too, so that a log line never lands in the middle of the status line. On anything but a terminal
+//! there is no status line and there are no colours.
+//!
+//! Locks: `Console::shown` is a leaf.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::LazyLock;
+
+use rustix::termios::tcgetwinsize;
+use sync::Mutex;
+
+static CONSOLE: LazyLock<Console> = LazyLock::new(Console::new);
+
+/// The process's console.
+pub fn console() -> &'static Console {
+    &CONSOLE
+}
+
+/// A colour of the terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Colour {
+    /// Good.
+    Green,
+    /// Wants attention.
+    Yellow,
+    /// Bad.
+    Red,
+    /// Less important.
+    Dim,
+    /// Headings.
+    Bold,
+}
+
+/// Standard output and standard error of this process.
+#[derive(Debug)]
+pub struct Console {
+    /// The status line as drawn, if any.
+    shown: Mutex<Option<String>>,
+    terminal: bool,
+    colours_out: bool,
+    colours_err: bool,
+}
+
+impl Console {
+    fn new() -> Self {
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+            || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Self {
+            shown: Mutex::new(None),
+            terminal: io::stderr().is_terminal(),
+            colours_out: io::stdout().is_terminal() && !plain,
+            colours_err: io::stderr().is_terminal() && !plain,
+        }
+    }
+
+    /// Whether a status line can be shown.
+    #[must_use]
+    pub const fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// Whether the log may use colours.
+    #[must_use]
+    pub const fn has_colours(&self) -> bool {
+        self.colours_err
+    }
+
+    /// `text` in `colour` for standard output, if that is a terminal.
+    #[must_use]
+    pub fn paint(&self, colour: Colour, text: &str) -> String {
+        paint(self.colours_out, colour, text)
+    }
+
+    /// `text` in `colour` for standard error, if that is a terminal.
+    #[must_use]
+    pub fn paint_err(&self, colour: Colour, text: &str) -> String {
+        paint(self.colours_err, colour, text)
+    }
+
+    /// Prints a line of the verb's result on standard output.
+    pub fn print(&self, line: &str) {
+        let mut out = io::stdout().lock();
+        self.above_status(|| writeln!(out, "{line}").and_then(|()| out.flush()));
+    }
+
+    /// Prints a line for a person on standard error.
+    pub fn say(&self, line: &str) {
+        self.write_err(format!("{line}\n").as_bytes());
+    }
+
+    /// Writes whole lines to standard error, above the status line.
+    pub fn write_err(&self, lines: &[u8]) {
+        self.above_status(|| io::stderr().lock().write_all(lines));
+    }
+
+    /// Draws the status line, in place of the last; does nothing on anything but a terminal.
+    pub fn status(&self, line: &str) {
+        if !self.terminal {
+            return;
+        }
+        let width = tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col)).max(20);
+        let line: String = line.chars().take(width - 1).collect();
+        let mut shown = self.shown.lock();
+        if shown.as_ref() != Some(&line) {
+            draw(&line);
+            *shown = Some(line);
+        }
+    }
+
+    /// Takes the status line away.
+    pub fn clear_status(&self) {
+        if self.shown.lock().take().is_some() {
+            draw("");
+        }
+    }
+
+    /// Runs `write` with the status line out of the way. What cannot be written has no reader.
+    fn above_status(&self, write: impl FnOnce() -> io::Result<()>) {
+        let shown = self.shown.lock();
+        if shown.is_some() {
+            draw("");
+        }
+        let _no_reader = write();
+        if let Some(line) = &*shown {
+            draw(line);
+        }
+    }
+}
+
+/// Puts `line` in place of the terminal's present line.
+fn draw(line: &str) {
+    let mut err = io::stderr().lock();
+    let _no_reader = write!(err, "\r\x1b[K{line}").and_then(|()| err.flush());
+}
+
+fn paint(colours: bool, colour: Colour, text: &str) -> String {
+    if !colours {
+        return text.to_owned();
+    }
+    let code = match colour {
+        Colour::Green => 32,
+        Colour::Yellow => 33,
+        Colour::Red => 31,
+        Colour::Dim => 2,
+        Colour::Bold => 1,
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_for_terminals_only() {
+        assert_eq!(paint(false, Colour::Red, "x"), "x");
+        assert_eq!(paint(true, Colour::Red, "x"), "\x1b[31mx\x1b[0m");
+    }
+}

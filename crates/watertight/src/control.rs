@@ -1,0 +1,17 @@
+//! How the verbs talk to a running mount process: HTTP and JSON over a unix socket.
+//!
+//! | call | answer |
+//! |---|---|
+//! | `GET /healthz` | `ok`, from the server's own thread |
+//! | `GET /v1/status` | [`api::Status`] |
+//! | `POST /v1/sync` | [`api::Synced`], once what was dirty at the call is durable |
+//! | `POST /v1/umount` with [`api::UmountRequest`] | [`api::UmountReply`]; for `force` at once, else once all is written |
+//! | `GET /v1/wait?timeout_ms=N` | [`api::WaitReply`], once the volume is released or failed, or at the timeout |
+//!
+//! An error is an [`api::ErrorReply`] with an HTTP status of 400 or more. Whoever calls is root or
+//! the mount's owner: the socket is 0600 in a directory of the owner's, and both sides check the
+//! other's user id as the kernel reports it.
+
+pub mod api;
+pub mod client;
+pub mod server;

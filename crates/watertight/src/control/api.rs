@@ -1,0 +1,248 @@
+//! What goes over the control socket, and into the records of mounts that ended. Keys never change
+//! their meaning; new ones may be added.
+
+use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::holders::Holders;
+use crate::mountinfo::Device;
+use crate::units;
+
+/// How many files an [`Unwritten`] names.
+pub const FILES_NAMED_MAX: usize = 1000;
+
+/// Where a volume is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// A path leads to it.
+    Active,
+    /// No path leads to it, open files keep it.
+    Detached,
+    /// It writes what is left, then ends.
+    Draining,
+    /// Everything is on the store and the store is free.
+    Released,
+    /// Its store does not answer.
+    Stalled,
+    /// It ended with data that was not written.
+    Failed,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Active => "active",
+            Self::Detached => "detached",
+            Self::Draining => "draining",
+            Self::Released => "released",
+            Self::Stalled => "stalled",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+/// A mounted volume at one moment. Sizes are in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The volume's id, unique on the host.
+    pub id: String,
+    /// The process that serves it.
+    pub pid: u32,
+    /// The user it belongs to.
+    pub uid: u32,
+    /// The store, as it was given: `dir:/srv/data`.
+    pub source: String,
+    /// Where it is (or was) mounted.
+    pub mountpoint: String,
+    /// The mount's device number.
+    pub device: Device,
+    /// Where it is in its life.
+    pub state: State,
+    /// `fuseblk` or `fuse`.
+    pub mount_type: String,
+    /// Why it is plain `fuse`, for which a raw umount2(2) does not wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_type_reason: Option<String>,
+    /// `write-through` or `kernel-writeback`.
+    pub mode: String,
+    /// Whether nothing can be changed.
+    pub read_only: bool,
+    /// Seconds since the epoch.
+    pub started: u64,
+    /// Written by programs and not on the store.
+    pub dirty_bytes: u64,
+    /// Of these, the bytes that are on their way to the store.
+    pub writeback_bytes: u64,
+    /// Files with data that is not on the store.
+    pub dirty_files: u64,
+    /// Held in the cache, clean or dirty.
+    pub cached_bytes: u64,
+    /// The cache's bound.
+    pub cache_bytes_max: u64,
+    /// Written to the store since the start.
+    pub written_bytes: u64,
+    /// Known files and directories.
+    pub nodes: u64,
+    /// Open files.
+    pub open_files: u64,
+    /// Files whose write-back failed and whose data waits in the cache.
+    pub errors: Vec<FileError>,
+}
+
+impl Status {
+    /// What is not on the store yet: `12.0 MiB of 3 files`.
+    #[must_use]
+    pub fn unwritten(&self) -> String {
+        let files = units::count(self.dirty_files, "file", "files");
+        format!("{} of {files}", units::bytes(self.dirty_bytes))
+    }
+}
+
+/// A file whose data could not be written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileError {
+    /// Its path inside the volume, or its inode number where it has no name any more.
+    pub file: String,
+    /// How much is affected.
+    pub bytes: u64,
+    /// Why.
+    pub error: String,
+}
+
+/// Data that was not written when a volume ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unwritten {
+    /// How much in all.
+    pub bytes: u64,
+    /// Of how many files.
+    pub files: u64,
+    /// Which, the first thousand.
+    pub named: Vec<FileError>,
+}
+
+impl Unwritten {
+    /// Whether nothing was lost.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0 && self.files == 0
+    }
+
+    /// The total, then a line for each file (the first `max`), for a person.
+    #[must_use]
+    pub fn lines(&self, max: usize) -> Vec<String> {
+        let files = units::count(self.files, "file", "files");
+        let mut lines =
+            vec![format!("not written: {} ({} bytes) of {files}", units::bytes(self.bytes), self.bytes)];
+        lines.extend(self.named.iter().take(max).map(|file| {
+            let why = if file.error.is_empty() { String::new() } else { format!(": {}", file.error) };
+            format!("  {}: {} bytes{why}", file.file, file.bytes)
+        }));
+        let named = self.named.len().min(max) as u64;
+        if self.files > named {
+            lines.push(format!("  and {} more", units::count(self.files - named, "file", "files")));
+        }
+        lines
+    }
+}
+
+/// How a volume ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// [`State::Released`] or [`State::Failed`].
+    pub state: State,
+    /// Seconds since the epoch.
+    pub when: u64,
+    /// What was lost.
+    pub unwritten: Unwritten,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// `POST /v1/sync` is done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Synced {
+    /// The volume.
+    pub id: String,
+}
+
+/// How to unmount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum How {
+    /// Refuse if held; else write everything, then answer.
+    Plain,
+    /// Take the path away; if held, answer at once, and write everything.
+    Lazy,
+    /// Give up what is not written, at once.
+    Force,
+}
+
+/// The body of `POST /v1/umount`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UmountRequest {
+    /// How.
+    pub how: How,
+}
+
+/// The answer to `POST /v1/umount`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UmountReply {
+    /// How the volume ended; none while it still goes on (held).
+    pub ended: Option<Ended>,
+    /// Who holds it: for `plain` it is still mounted, for `lazy` it is detached.
+    pub holders: Holders,
+}
+
+/// The answer to `GET /v1/wait`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitReply {
+    /// How the volume ended; none at the timeout.
+    pub ended: Option<Ended>,
+    /// What is left.
+    pub status: Status,
+}
+
+/// The body of an error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorReply {
+    /// In plain words.
+    pub error: String,
+}
+
+/// The present time as the API has it: whole seconds since the epoch.
+#[must_use]
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_lost_is_told_exactly_and_in_bounds() {
+        let file = |n: u64| FileError { file: format!("/f{n}"), bytes: n, error: String::new() };
+        let lost = Unwritten { bytes: 6 << 20, files: 5, named: (1..=3).map(file).collect() };
+        assert_eq!(
+            lost.lines(2),
+            [
+                "not written: 6.0 MiB (6291456 bytes) of 5 files",
+                "  /f1: 1 bytes",
+                "  /f2: 2 bytes",
+                "  and 3 files more"
+            ]
+        );
+        assert!(!lost.is_empty());
+        assert!(Unwritten::default().is_empty());
+    }
+
+    #[test]
+    fn states_have_the_names_of_the_documents() {
+        assert_eq!(serde_json::to_string(&State::Detached).unwrap(), "\"detached\"");
+        assert_eq!(State::Detached.to_string(), "detached");
+    }
+}

@@ -1,0 +1,206 @@
+//! The client side of the control socket: one call, one connection.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use super::api::{ErrorReply, Status, Synced, UmountReply, UmountRequest, WaitReply};
+
+/// Bytes of an answer; a status with a thousand named files is far smaller.
+const REPLY_BYTES_MAX: usize = 4 << 20;
+/// How long an answer may take that the server gives without touching the store.
+const QUICK: Duration = Duration::from_secs(10);
+
+/// Why a call got no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The process is gone, or its socket is.
+    #[error("the mount process is gone")]
+    Gone,
+    /// The socket's process is not who it should be.
+    #[error("{0} belongs to another user's process; not used", .path.display())]
+    Untrusted {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The process did not answer in time.
+    #[error("the mount process did not answer in {0:?}")]
+    TimedOut(Duration),
+    /// The process refused, in its own words.
+    #[error("{0}")]
+    Refused(String),
+    /// Something else went wrong.
+    #[error("talking to the mount process: {0}")]
+    Io(String),
+}
+
+/// A running mount process, as reached through its socket.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    pid: Pid,
+    process: OwnedFd,
+}
+
+impl Client {
+    /// Finds the process behind the socket `path`, which must run as root or `owner_uid`.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`] when nobody listens.
+    pub fn connect(path: &Path, owner_uid: u32) -> Result<Self, CallError> {
+        let stream = StdStream::connect(path).map_err(from_connect)?;
+        let peer = socket_peercred(&stream).map_err(|error| CallError::Io(error.to_string()))?;
+        let uid = peer.uid.as_raw();
+        if uid != owner_uid && uid != 0 {
+            return Err(CallError::Untrusted { path: path.to_owned() });
+        }
+        let process = pidfd_open(peer.pid, PidfdFlags::empty()).map_err(|_| CallError::Gone)?;
+        let client = Self { path: path.to_owned(), pid: peer.pid, process };
+        // The pid was looked up after the connection was made: that the socket still answers shows
+        // that it was not another process's by then.
+        drop(StdStream::connect(path).map_err(from_connect)?);
+        Ok(client)
+    }
+
+    /// The process's id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// The volume now.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn status(&self) -> Result<Status, CallError> {
+        self.call(Method::GET, "/v1/status", &(), Some(QUICK))
+    }
+
+    /// Makes what is dirty durable; takes as long as it takes.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn sync(&self) -> Result<Synced, CallError> {
+        self.call(Method::POST, "/v1/sync", &(), None)
+    }
+
+    /// Asks the process to unmount, and waits up to `limit` for its answer.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn umount(&self, request: UmountRequest, limit: Option<Duration>) -> Result<UmountReply, CallError> {
+        self.call(Method::POST, "/v1/umount", &request, limit)
+    }
+
+    /// Waits until the volume ended, at most for `timeout`.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn wait(&self, timeout: Duration) -> Result<WaitReply, CallError> {
+        let path = format!("/v1/wait?timeout_ms={}", timeout.as_millis());
+        self.call(Method::GET, &path, &(), Some(timeout.saturating_add(QUICK)))
+    }
+
+    /// Waits until the process is gone, at most for `timeout`; says whether it is.
+    #[must_use]
+    pub fn wait_gone(&self, timeout: Duration) -> bool {
+        let timeout =
+            Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
+        loop {
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(ready) => return ready > 0,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Ends the process without asking it.
+    ///
+    /// # Errors
+    /// Those of pidfd_send_signal(2).
+    pub fn kill(&self) -> io::Result<()> {
+        Ok(pidfd_send_signal(&self.process, Signal::KILL)?)
+    }
+
+    fn call<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &B,
+        limit: Option<Duration>,
+    ) -> Result<T, CallError> {
+        let body = serde_json::to_vec(body).map_err(other)?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "watertight")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(other)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(other)?;
+        let (ok, body) = runtime.block_on(async {
+            let exchange = self.exchange(request);
+            match limit {
+                None => exchange.await,
+                Some(limit) => {
+                    tokio::time::timeout(limit, exchange).await.map_err(|_| CallError::TimedOut(limit))?
+                }
+            }
+        })?;
+        if ok {
+            return serde_json::from_slice(&body).map_err(other);
+        }
+        let refused: ErrorReply = serde_json::from_slice(&body).map_err(other)?;
+        Err(CallError::Refused(refused.error))
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {
+        let stream = UnixStream::connect(&self.path).await.map_err(from_connect)?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(from_hyper)?;
+        let driver = tokio::spawn(connection);
+        let response = sender.send_request(request).await.map_err(from_hyper)?;
+        let ok = response.status().is_success();
+        let body = Limited::new(response.into_body(), REPLY_BYTES_MAX).collect().await.map_err(other)?;
+        driver.abort();
+        Ok((ok, body.to_bytes()))
+    }
+}
+
+fn from_connect(error: io::Error) -> CallError {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
+            CallError::Gone
+        }
+        _ => other(error),
+    }
+}
+
+fn from_hyper(error: hyper::Error) -> CallError {
+    if error.is_incomplete_message() || error.is_canceled() || error.is_closed() {
+        return CallError::Gone;
+    }
+    let io = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<io::Error>());
+    match io.map(io::Error::kind) {
+        Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => CallError::Gone,
+        _ => other(error),
+    }
+}
+
+fn other(error: impl std::fmt::Display) -> CallError {
+    CallError::Io(error.to_string())
+}

@@ -1,0 +1,251 @@
+//! The control socket's server: one thread, a bounded number of connections, small messages.
+//!
+//! Calls that block (`sync`, `umount`) run on tokio's blocking threads, which are bounded too.
+//!
+//! # Shutdown
+//! [`Server::finish`] takes no more connections, gives those under way a moment to hear how the
+//! volume ended, and joins the thread.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::unix::net::UnixListener as StdListener;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::CONTENT_TYPE;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+use super::api::{Ended, ErrorReply, Status, Synced, UmountReply, UmountRequest, WaitReply};
+
+/// Connections at one time; more wait in the socket's queue.
+const CONNECTIONS_MAX: usize = 64;
+/// Threads for calls that block.
+const BLOCKING_MAX: usize = 16;
+/// Bytes of a request's head.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Bytes of a request's body.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// How long a peer may take over a request's head or body.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest `wait` in one call; a client that wants more calls again.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+/// How long connections may take to hear the end.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the server serves: a mounted volume.
+pub trait Service: Send + Sync + 'static {
+    /// The volume now. Never blocks on the store.
+    fn status(&self) -> Status;
+    /// Makes what is dirty durable.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn sync(&self) -> Result<Synced, String>;
+    /// Unmounts.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn umount(&self, request: UmountRequest) -> Result<UmountReply, String>;
+    /// Tells when and how the volume ended.
+    fn ended(&self) -> watch::Receiver<Option<Ended>>;
+}
+
+/// A running control server.
+#[derive(Debug)]
+pub struct Server {
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves `service` on `listener` to root and to `owner_uid`.
+    ///
+    /// # Errors
+    /// Those of making the thread and its event loop.
+    pub fn start(listener: StdListener, owner_uid: u32, service: Arc<dyn Service>) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(BLOCKING_MAX)
+            .thread_name("control-call")
+            .build()?;
+        let (stop, stopped) = watch::channel(false);
+        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
+            runtime.block_on(accept(listener, owner_uid, service, stopped));
+            // A call that blocks on a store that hangs must not keep the process.
+            runtime.shutdown_background();
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Ends the server; what was being answered is answered first, within two seconds.
+    pub fn finish(mut self) {
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the control server's thread panicked");
+        }
+    }
+}
+
+async fn accept(
+    listener: StdListener,
+    owner_uid: u32,
+    service: Arc<dyn Service>,
+    stopped: watch::Receiver<bool>,
+) {
+    let listener = match UnixListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!(%error, "the control socket cannot be served");
+            return;
+        }
+    };
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    let mut stop = stopped.clone();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let next = async {
+            let permit = Arc::clone(&permits).acquire_owned().await;
+            (listener.accept().await, permit)
+        };
+        let (stream, permit) = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => break,
+            next = next => match next {
+                (Ok((stream, _)), Ok(permit)) => (stream, permit),
+                (Err(error), _) => {
+                    // Out of descriptors, for example: others are served on, so do not spin.
+                    tracing::warn!(%error, "a control connection was not accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+                (_, Err(_closed)) => break,
+            },
+        };
+        if let Err(reason) = admit(&stream, owner_uid) {
+            tracing::warn!(reason, "a control connection was refused");
+            continue;
+        }
+        let service = Arc::clone(&service);
+        let stopped = stopped.clone();
+        connections.spawn(async move {
+            serve(stream, service, stopped).await;
+            drop(permit);
+        });
+    }
+    let all = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(FINISH_TIMEOUT, all).await.is_err() {
+        tracing::debug!("control connections were still open at the end");
+    }
+}
+
+/// Whether this peer may call at all.
+fn admit(stream: &UnixStream, owner_uid: u32) -> Result<(), String> {
+    let peer = stream.peer_cred().map_err(|error| format!("its user is unknown: {error}"))?;
+    if peer.uid() == 0 || peer.uid() == owner_uid {
+        Ok(())
+    } else {
+        Err(format!("user {} is neither root nor the owner, {owner_uid}", peer.uid()))
+    }
+}
+
+async fn serve(stream: UnixStream, service: Arc<dyn Service>, mut stopped: watch::Receiver<bool>) {
+    let handler = service_fn(move |request| answer(request, Arc::clone(&service)));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), handler);
+    tokio::pin!(connection);
+    let stopping = async move { drop(stopped.wait_for(|stop| *stop).await) };
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = stopping => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "a control connection ended early");
+    }
+}
+
+type Reply = Response<Full<Bytes>>;
+
+async fn answer(request: Request<Incoming>, service: Arc<dyn Service>) -> Result<Reply, Infallible> {
+    let path = request.uri().path().to_owned();
+    Ok(match (request.method(), path.as_str()) {
+        (&Method::GET, "/healthz") => Response::new(Full::from("ok\n")),
+        (&Method::GET, "/v1/status") => json(StatusCode::OK, &service.status()),
+        (&Method::GET, "/v1/wait") => wait(request.uri().query(), &*service).await,
+        (&Method::POST, "/v1/sync") => blocking(move || service.sync()).await,
+        (&Method::POST, "/v1/umount") => match body::<UmountRequest>(request).await {
+            Ok(body) => blocking(move || service.umount(body)).await,
+            Err(error) => refuse(StatusCode::BAD_REQUEST, error),
+        },
+        (method, "/healthz" | "/v1/status" | "/v1/wait" | "/v1/sync" | "/v1/umount") => {
+            refuse(StatusCode::METHOD_NOT_ALLOWED, format!("{path} does not take {method}"))
+        }
+        _ => refuse(StatusCode::NOT_FOUND, format!("there is no {path}")),
+    })
+}
+
+async fn wait(query: Option<&str>, service: &dyn Service) -> Reply {
+    let timeout = match query.unwrap_or("").strip_prefix("timeout_ms=") {
+        None if query.is_none() => WAIT_MAX,
+        Some(ms) if let Ok(ms) = ms.parse() => Duration::from_millis(ms).min(WAIT_MAX),
+        _ => return refuse(StatusCode::BAD_REQUEST, "wait takes timeout_ms=NUMBER".to_owned()),
+    };
+    let mut ended = service.ended();
+    let seen = tokio::time::timeout(timeout, ended.wait_for(Option::is_some)).await;
+    let ended = seen.ok().and_then(|seen| seen.ok().and_then(|ended| ended.clone()));
+    json(StatusCode::OK, &WaitReply { ended, status: service.status() })
+}
+
+async fn blocking<T: Serialize + Send + 'static>(
+    call: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Reply {
+    match tokio::task::spawn_blocking(call).await {
+        Ok(Ok(value)) => json(StatusCode::OK, &value),
+        Ok(Err(error)) => refuse(StatusCode::CONFLICT, error),
+        Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the call panicked; see the log".to_owned()),
+    }
+}
+
+async fn body<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, String> {
+    let collect = Limited::new(request.into_body(), BODY_BYTES_MAX).collect();
+    let body = tokio::time::timeout(READ_TIMEOUT, collect)
+        .await
+        .map_err(|_| "the body did not come in time".to_owned())?
+        .map_err(|error| format!("the body cannot be read: {error}"))?;
+    serde_json::from_slice(&body.to_bytes())
+        .map_err(|error| format!("the body is not what it should be: {error}"))
+}
+
+fn refuse(status: StatusCode, error: String) -> Reply {
+    json(status, &ErrorReply { error })
+}
+
+fn json<T: Serialize>(status: StatusCode, value: &T) -> Reply {
+    let (status, body) = match serde_json::to_vec(value) {
+        Ok(body) => (status, body),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string().into_bytes()),
+    };
+    let mut reply = Response::new(Full::from(body));
+    *reply.status_mut() = status;
+    reply.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/json"));
+    reply
+}

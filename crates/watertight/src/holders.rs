@@ -1,0 +1,274 @@
+//! Who keeps a mount busy: processes, mounts inside it, loop devices over its files.
+//!
+//! Nothing here makes a request to the mount's own server (`statx` is asked for nothing but what the
+//! kernel knows itself), so a server that hangs cannot hang the search, and a server can search for
+//! the holders of its own mount.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use serde::{Deserialize, Serialize};
+
+use crate::mountinfo::{Device, Mount, MountTable, parse_device};
+
+/// How many holders a list for a person names.
+const NAMED_MAX: usize = 8;
+
+/// In what way a mount is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum How {
+    /// An open file or directory.
+    OpenFile,
+    /// A working directory.
+    WorkingDirectory,
+    /// A root directory (chroot).
+    Root,
+    /// The program that runs.
+    Program,
+    /// A file mapped into memory.
+    Mapping,
+    /// Another mount inside.
+    Mount,
+    /// A loop device over a file.
+    LoopDevice,
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OpenFile => "open",
+            Self::WorkingDirectory => "working directory",
+            Self::Root => "root directory",
+            Self::Program => "program",
+            Self::Mapping => "mapped",
+            Self::Mount => "mounted inside",
+            Self::LoopDevice => "loop device over",
+        })
+    }
+}
+
+/// One thing that keeps a mount busy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The process; none for mounts and loop devices.
+    pub pid: Option<u32>,
+    /// The process's name, the mounted file system's type, or the loop device.
+    pub name: String,
+    /// In what way.
+    pub how: How,
+    /// Which file, directory or mountpoint.
+    pub file: String,
+    /// Whether it holds the very mount that was asked for, and not only its file system by way of another mount.
+    pub direct: bool,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "{} (pid {pid}), {}: {}", self.name, self.how, self.file),
+            None => write!(f, "{} {} ({})", self.how, self.file, self.name),
+        }
+    }
+}
+
+/// Everything found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holders {
+    /// Who holds, by pid.
+    pub found: Vec<Holder>,
+    /// Processes that this user may not look into.
+    pub unseen: u64,
+}
+
+impl Holders {
+    /// Those that hold the very mount that was asked for.
+    pub fn direct(&self) -> impl Iterator<Item = &Holder> {
+        self.found.iter().filter(|holder| holder.direct)
+    }
+
+    /// A line each, the first eight, for a person; says so when nobody was found.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.found.iter().take(NAMED_MAX).map(Holder::to_string).collect();
+        if self.found.len() > NAMED_MAX {
+            lines.push(format!("and {} more", self.found.len() - NAMED_MAX));
+        }
+        if self.found.is_empty() {
+            lines.push(if self.unseen > 0 {
+                "a process of another user, which only root may look into".to_owned()
+            } else {
+                "something in the kernel, or a process in another namespace".to_owned()
+            });
+        }
+        lines
+    }
+}
+
+/// Searches the host for what holds `mount`, which need not have a path any more.
+///
+/// # Errors
+/// Those of reading `/proc`.
+pub fn of(mount: &Mount) -> io::Result<Holders> {
+    let mut holders = Holders::default();
+    for entry in fs::read_dir("/proc")? {
+        let Ok(entry) = entry else { continue };
+        if let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
+            let process = Process { pid, dir: entry.path(), mount };
+            process.search(&mut holders);
+        }
+    }
+    holders.found.sort_by_key(|holder| holder.pid);
+    let table = MountTable::read()?;
+    mounts_inside(mount, &table, &mut holders);
+    loop_devices(mount, &table, &mut holders);
+    Ok(holders)
+}
+
+struct Process<'a> {
+    pid: u32,
+    dir: PathBuf,
+    mount: &'a Mount,
+}
+
+impl Process<'_> {
+    fn search(&self, holders: &mut Holders) {
+        let fds = match fs::read_dir(self.dir.join("fd")) {
+            Ok(fds) => fds,
+            Err(error) => {
+                holders.unseen += u64::from(error.kind() == io::ErrorKind::PermissionDenied);
+                return;
+            }
+        };
+        for (link, how) in [("cwd", How::WorkingDirectory), ("root", How::Root), ("exe", How::Program)] {
+            self.look(&self.dir.join(link), how, holders);
+        }
+        for fd in fds.flatten() {
+            self.look(&fd.path(), How::OpenFile, holders);
+        }
+        self.mappings(holders);
+    }
+
+    /// Whether the magic link `link` leads into the mount.
+    fn look(&self, link: &Path, how: How, holders: &mut Holders) {
+        // An empty mask and DONT_SYNC: the answer is the kernel's own, its server is not asked.
+        let Ok(stat) = statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()) else { return };
+        let device = Device { major: stat.stx_dev_major, minor: stat.stx_dev_minor };
+        if device != self.mount.device {
+            return;
+        }
+        let file =
+            fs::read_link(link).map_or_else(|_| "?".to_owned(), |path| path.to_string_lossy().into_owned());
+        self.add(how, file, stat.stx_mnt_id == self.mount.id, holders);
+    }
+
+    fn mappings(&self, holders: &mut Holders) {
+        let Ok(maps) = fs::read(self.dir.join("maps")) else { return };
+        let maps = String::from_utf8_lossy(&maps);
+        let mut last = "";
+        for line in maps.lines() {
+            // ADDRESSES PERMISSIONS OFFSET MAJOR:MINOR INODE   PATH
+            let mut fields = line.splitn(6, ' ');
+            let device = fields.nth(3).and_then(|field| parse_device(field, 16));
+            if device != Some(self.mount.device) {
+                continue;
+            }
+            let file = fields.nth(1).unwrap_or("").trim_start();
+            if file != last {
+                let known = holders.found.iter().any(|h| h.pid == Some(self.pid) && h.file == file);
+                if !known {
+                    self.add(How::Mapping, file.to_owned(), true, holders);
+                }
+                last = file;
+            }
+        }
+    }
+
+    fn add(&self, how: How, file: String, direct: bool, holders: &mut Holders) {
+        let name = fs::read(self.dir.join("comm"))
+            .map_or_else(|_| "?".to_owned(), |comm| String::from_utf8_lossy(&comm).trim_end().to_owned());
+        holders.found.push(Holder { pid: Some(self.pid), name, how, file, direct });
+    }
+}
+
+fn mounts_inside(mount: &Mount, table: &MountTable, holders: &mut Holders) {
+    holders.found.extend(table.on(mount).map(|inner| Holder {
+        pid: None,
+        name: inner.fs_type.clone(),
+        how: How::Mount,
+        file: inner.mountpoint.to_string_lossy().into_owned(),
+        direct: true,
+    }));
+}
+
+fn loop_devices(mount: &Mount, table: &MountTable, holders: &mut Holders) {
+    let Ok(devices) = fs::read_dir("/sys/block") else { return };
+    for device in devices.flatten() {
+        let Ok(backing) = fs::read_to_string(device.path().join("loop/backing_file")) else { continue };
+        let backing = backing.trim_end_matches('\n');
+        if table.containing(Path::new(backing)).is_some_and(|m| m.id == mount.id) {
+            holders.found.push(Holder {
+                pid: None,
+                name: format!("/dev/{}", device.file_name().to_string_lossy()),
+                how: How::LoopDevice,
+                file: backing.to_owned(),
+                direct: true,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn mount_of(path: &Path) -> Mount {
+        let device = fs::metadata(path).unwrap().dev();
+        let device = Device { major: rustix::fs::major(device), minor: rustix::fs::minor(device) };
+        let stat = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).unwrap();
+        MountTable::read()
+            .unwrap()
+            .of_device(device)
+            .find(|mount| mount.id == stat.stx_mnt_id)
+            .cloned()
+            .expect("the mount of an existing path")
+    }
+
+    #[test]
+    fn an_open_file_names_this_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("held");
+        let file = fs::File::create(&path).unwrap();
+        let mine = |holders: &Holders| {
+            holders.direct().any(|h| {
+                h.pid == Some(std::process::id()) && h.how == How::OpenFile && Path::new(&h.file) == path
+            })
+        };
+        let mount = mount_of(&path);
+        assert!(mine(&of(&mount).unwrap()));
+        drop(file);
+        assert!(!mine(&of(&mount).unwrap()));
+    }
+
+    #[test]
+    fn lists_for_people_are_short() {
+        let holder = |pid| Holder {
+            pid: Some(pid),
+            name: "sleep".to_owned(),
+            how: How::WorkingDirectory,
+            file: "/mnt/x".to_owned(),
+            direct: true,
+        };
+        let holders = Holders { found: (1..=10).map(holder).collect(), unseen: 0 };
+        let lines = holders.lines();
+        assert_eq!(lines.len(), 9);
+        assert_eq!(lines[0], "sleep (pid 1), working directory: /mnt/x");
+        assert_eq!(lines[8], "and 2 more");
+        assert_eq!(Holders { found: vec![], unseen: 3 }.lines().len(), 1);
+    }
+}

@@ -1,0 +1,89 @@
+//! The program: the command line, the mount process and its control socket.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | `cli`, `opts`, `units` | what a person types |
+//! | `checks` | what is wrong with it, in words |
+//! | `mount_cmd`, `background`, `supervisor`, `live` | the mount process |
+//! | `control`, `registry`, `target` | finding mount processes and talking to them |
+//! | `umount_cmd`, `sync_cmd`, `status_cmd`, `wait_cmd` | the other verbs |
+//! | `unmount`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
+//! | `console`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
+//! | `demo` | `watertight demo` |
+//!
+//! The binary is [`main`] and nothing else; everything is a library so that tests reach it.
+
+#![forbid(unsafe_code)]
+
+pub mod background;
+pub mod checks;
+pub mod cli;
+pub mod console;
+pub mod control;
+pub mod demo;
+pub mod holders;
+pub mod live;
+pub mod logging;
+pub mod mount_cmd;
+pub mod mountinfo;
+pub mod notify;
+pub mod opts;
+pub mod problem;
+pub mod progress;
+pub mod registry;
+pub mod signals;
+pub mod status_cmd;
+pub mod supervisor;
+pub mod sync_cmd;
+pub mod target;
+pub mod umount_cmd;
+pub mod units;
+pub mod unmount;
+pub mod wait_cmd;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::cli::{Cli, Verb};
+use crate::console::{Colour, console};
+use crate::problem::{Problem, Result};
+
+/// Runs the program with the process's own arguments.
+#[must_use]
+pub fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(code) => code,
+        Err(problem) => {
+            console().clear_status();
+            console().say(&format!("{} {problem}", console().paint_err(Colour::Red, "watertight:")));
+            ExitCode::from(problem.exit().code())
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<ExitCode> {
+    let level = cli.log_level.as_deref();
+    if let Verb::Mount(args) = &cli.verb {
+        logging::start(level, "info")?;
+        return mount_cmd::run(args, cli.in_background);
+    }
+    logging::start(level, "warn")?;
+    match &cli.verb {
+        Verb::Mount(_) => {}
+        Verb::Umount(args) => umount_cmd::run(args)?,
+        Verb::Sync(args) => sync_cmd::run(args)?,
+        Verb::Status(args) => status_cmd::run(args)?,
+        Verb::Wait(args) => wait_cmd::run(args)?,
+        Verb::Demo(args) => demo::run(args)?,
+        Verb::Limit { .. } => {
+            return Err(Problem::usage(
+                "limit: limits per cgroup are not in this version; a later one brings `watertight limit`",
+            ));
+        }
+        Verb::Completions { shell } => {
+            clap_complete::generate(*shell, &mut Cli::command(), "watertight", &mut std::io::stdout());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

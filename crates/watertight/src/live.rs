@@ -1,0 +1,277 @@
+//! A mounted volume, as its control socket and its supervisor see it.
+//!
+//! # Who may touch what
+//! | field | protected by |
+//! |---|---|
+//! | `facts`, `volume` | immutable |
+//! | `seen` | its own lock, a leaf |
+//! | `ended` | tokio's watch channel; written once, by the supervisor |
+//! | `gone` | atomic, set once (P1) |
+//!
+//! P1: `gone` is stored before the kernel hears that its file system may go, and loaded after the mount table
+//! was read: a row that another mount with our old number has put there is never taken for ours.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use sync::Mutex;
+use sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::watch;
+use volume::{DrainReport, LifeState, Volume};
+
+use crate::control::api::{
+    Ended, FILES_NAMED_MAX, FileError, How, State, Status, Synced, UmountReply, UmountRequest, Unwritten, now,
+};
+use crate::control::server::Service;
+use crate::holders::{self, Holders};
+use crate::mountinfo::{Mount, MountTable};
+use crate::supervisor::Event;
+use crate::unmount::{self, Outcome};
+
+/// A store that has taken nothing for this long, although it should have, does not answer.
+const STALLED_AFTER: Duration = Duration::from_secs(10);
+
+/// What does not change while a volume is mounted.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// The volume's id.
+    pub id: String,
+    /// The store.
+    pub source: String,
+    /// The kernel's mount.
+    pub mount: Mount,
+    /// Why the mount is plain `fuse`, if it is.
+    pub type_reason: Option<String>,
+    /// `write-through` or `kernel-writeback`.
+    pub mode: &'static str,
+    /// Whether it was mounted read-only.
+    pub read_only: bool,
+    /// Seconds since the epoch.
+    pub started: u64,
+    /// Dirty data may rest this long.
+    pub dirty_after: Duration,
+    /// How long an unmount goes on without any progress.
+    pub drain_timeout: Duration,
+}
+
+/// A mounted volume.
+#[derive(Debug)]
+pub struct Live {
+    facts: Facts,
+    volume: Arc<Volume>,
+    events: Sender<Event>,
+    ended: watch::Sender<Option<Ended>>,
+    seen: Mutex<Seen>,
+    gone: Arc<Gone>,
+}
+
+/// Whether the kernel's file system is gone, so that its device number may be another's.
+#[derive(Debug, Default)]
+pub struct Gone(AtomicBool);
+
+impl Gone {
+    /// The kernel has let go of the file system, or is about to.
+    pub fn set(&self) {
+        // ORDERING: Release, P1 with the Acquire in `get`: what follows (the answer to DESTROY) is what lets the
+        // number go to another mount; who sees that mount in the table has to see this too.
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn get(&self) -> bool {
+        // ORDERING: Acquire, P1, see `set`.
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The store's last sign of life.
+#[derive(Debug)]
+struct Seen {
+    written: u64,
+    at: Instant,
+}
+
+impl Live {
+    /// A volume that is served at a mount.
+    #[must_use]
+    pub fn new(facts: Facts, volume: Arc<Volume>, events: Sender<Event>, gone: Arc<Gone>) -> Self {
+        let seen = Mutex::new(Seen { written: 0, at: Instant::now() });
+        Self { facts, volume, events, ended: watch::Sender::new(None), seen, gone }
+    }
+
+    /// What does not change.
+    #[must_use]
+    pub const fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The volume.
+    #[must_use]
+    pub const fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// Tells everybody who waits how the volume ended.
+    pub fn end(&self, ended: Ended) {
+        self.ended.send_replace(Some(ended));
+    }
+
+    /// The mounts of this namespace through which paths lead to the volume.
+    #[must_use]
+    pub fn mounts(&self) -> Vec<Mount> {
+        let ours = &self.facts.mount;
+        // If the table cannot be read nothing is known; then nothing is claimed.
+        let table = MountTable::read().unwrap_or_default();
+        let mounts =
+            table.of_device(ours.device).filter(|m| m.fs_type == ours.fs_type && m.source == ours.source);
+        let mounts = mounts.cloned().collect();
+        // Looked at last: while it was false the table's rows were ours.
+        if self.gone.get() { Vec::new() } else { mounts }
+    }
+
+    /// Who holds the volume.
+    #[must_use]
+    pub fn holders(&self) -> Holders {
+        holders::of(&self.facts.mount).unwrap_or_default()
+    }
+
+    fn state(&self, volume: &volume::Status) -> State {
+        let stalled = self.is_stalled(volume);
+        match volume.state {
+            LifeState::Active | LifeState::Detached | LifeState::Draining if stalled => State::Stalled,
+            LifeState::Active if !self.mounts().is_empty() => State::Active,
+            LifeState::Active => {
+                self.volume.set_detached();
+                State::Detached
+            }
+            LifeState::Detached => State::Detached,
+            LifeState::Draining => State::Draining,
+            LifeState::Released => State::Released,
+            LifeState::Failed => State::Failed,
+        }
+    }
+
+    /// Whether the store has given no sign of life for too long: it has data to take, took none, and
+    /// refused none.
+    fn is_stalled(&self, volume: &volume::Status) -> bool {
+        let mut seen = self.seen.lock();
+        if volume.dirty_bytes == 0 || volume.bytes_written_back != seen.written || !volume.failing.is_empty()
+        {
+            *seen = Seen { written: volume.bytes_written_back, at: Instant::now() };
+        }
+        let rests = if volume.state == LifeState::Draining { Duration::ZERO } else { self.facts.dirty_after };
+        seen.at.elapsed() > STALLED_AFTER + rests
+    }
+
+    fn umount_unless_held(&self) -> Result<UmountReply, String> {
+        let mut holders = self.holders();
+        if holders.direct().next().is_none() {
+            self.volume.sync_all().map_err(|error| error.to_string())?;
+            match unmount::plain(&self.facts.mount).map_err(|problem| problem.to_string())? {
+                Outcome::Gone => {
+                    return Ok(UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() });
+                }
+                Outcome::Held => holders = self.holders(),
+            }
+        }
+        Ok(UmountReply { ended: None, holders })
+    }
+
+    /// Blocks until the supervisor says how the volume ended. Only from the control server's blocking threads.
+    fn wait_ended(&self) -> Ended {
+        let mut ended = self.ended.subscribe();
+        let wait = async move { ended.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone()) };
+        // The sender lives in `self`, so that the wait ends with a value.
+        tokio::runtime::Handle::current()
+            .block_on(wait)
+            .unwrap_or_else(|| ended_with(&DrainReport::default()))
+    }
+}
+
+impl Service for Live {
+    fn status(&self) -> Status {
+        let volume = self.volume.status();
+        let facts = &self.facts;
+        Status {
+            id: facts.id.clone(),
+            pid: std::process::id(),
+            uid: rustix::process::geteuid().as_raw(),
+            source: facts.source.clone(),
+            mountpoint: facts.mount.mountpoint.to_string_lossy().into_owned(),
+            device: facts.mount.device,
+            state: self.state(&volume),
+            mount_type: facts.mount.kind().to_owned(),
+            mount_type_reason: facts.type_reason.clone(),
+            mode: facts.mode.to_owned(),
+            read_only: facts.read_only,
+            started: facts.started,
+            dirty_bytes: volume.dirty_bytes,
+            writeback_bytes: volume.writeback_bytes,
+            dirty_files: volume.dirty_files,
+            cached_bytes: volume.cached_bytes,
+            cache_bytes_max: volume.cache_bytes_max,
+            written_bytes: volume.bytes_written_back,
+            nodes: volume.nodes,
+            open_files: volume.open_files,
+            errors: volume.failing.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
+        }
+    }
+
+    fn sync(&self) -> Result<Synced, String> {
+        self.volume.sync_all().map_err(|error| error.to_string())?;
+        Ok(Synced { id: self.facts.id.clone() })
+    }
+
+    fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
+        match request.how {
+            How::Plain => self.umount_unless_held(),
+            How::Lazy => {
+                let reply = self.umount_unless_held()?;
+                if reply.ended.is_none() {
+                    unmount::detach(&self.facts.mount).map_err(|problem| problem.to_string())?;
+                }
+                Ok(reply)
+            }
+            How::Force => {
+                self.events
+                    .send(Event::GiveUp("by force".to_owned()))
+                    .map_err(|_| "the volume has ended already".to_owned())?;
+                Ok(UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() })
+            }
+        }
+    }
+
+    fn ended(&self) -> watch::Receiver<Option<Ended>> {
+        self.ended.subscribe()
+    }
+}
+
+/// How a volume ended, from its own report.
+#[must_use]
+pub fn ended_with(report: &DrainReport) -> Ended {
+    Ended {
+        state: if report.is_complete() { State::Released } else { State::Failed },
+        when: now(),
+        unwritten: unwritten(&report.unwritten),
+        error: report.sync_error.as_ref().map(ToString::to_string),
+    }
+}
+
+/// What was not written, for people and programs.
+#[must_use]
+pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
+    Unwritten {
+        bytes: files.iter().map(|file| file.bytes).sum(),
+        files: files.len() as u64,
+        named: files.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
+    }
+}
+
+fn file_error(file: &volume::Unwritten) -> FileError {
+    let path = file.path.as_ref().map(|path| path.to_string_lossy().into_owned());
+    FileError {
+        file: path.unwrap_or_else(|| format!("a file without a name (inode {})", file.node)),
+        bytes: file.bytes,
+        error: file.error.map_or_else(String::new, |kind| kind.to_string()),
+    }
+}

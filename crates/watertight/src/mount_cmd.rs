@@ -1,0 +1,286 @@
+//! `mount`: makes a store a mounted volume and serves it until it is unmounted.
+//!
+//! The order is chosen so that whatever fails leaves nothing behind: check what was asked for, take the
+//! signals, open the store (which makes it ours alone), start the volume, mount, register, serve.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+use rustix::mount::MountFlags;
+use store::{ErrorKind, Store};
+use volume::Volume;
+
+use crate::background;
+use crate::checks::{self, Source};
+use crate::cli::MountArgs;
+use crate::console::{Colour, console};
+use crate::control::api::now;
+use crate::control::server::Server;
+use crate::live::{Facts, Gone, Live};
+use crate::mountinfo::{Mount, MountTable, SUBTYPE};
+use crate::notify::notify;
+use crate::opts::{self, Mode, MountOptions, MountType};
+use crate::problem::{Problem, Result};
+use crate::registry::{self, RuntimeDir};
+use crate::signals;
+use crate::supervisor::{self, Event, Supervisor};
+use crate::target;
+
+/// The help that follows the arguments.
+#[must_use]
+pub fn help() -> String {
+    let mut text = "Options for -o:\n".to_owned();
+    for (name, meaning) in opts::VALID {
+        text.push_str(&format!("  {name:<22} {meaning}\n"));
+    }
+    text.push_str(
+        "\nExamples:\n  \
+         watertight mount /srv/data /mnt/data\n  \
+         watertight mount -d -o cache=1G,ro dir:/srv/data /mnt/data\n  \
+         watertight mount mem: /mnt/scratch\n\n\
+         Ctrl-C or SIGTERM unmounts with all data written; the second says how much is left, the third gives it up.\n\
+         Exit codes: 0 unmounted with everything on the store, 1 failed or data was lost, 2 bad input.",
+    );
+    text
+}
+
+/// Runs the verb.
+///
+/// # Errors
+/// Exit 2 for what cannot be mounted as it was asked for, 1 for what fails, and for data that was lost.
+pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
+    if args.background && !in_background {
+        return background::start();
+    }
+    let options = MountOptions::parse(&args.options)?;
+    let source = checks::source(&args.source)?;
+    let mountpoint = checks::mountpoint(&args.mountpoint)?;
+    if let Some(directory) = &source.directory {
+        checks::apart(directory, &mountpoint)?;
+    }
+    checks::fuse()?;
+    let log = background::open_log(args.log_file.as_deref())?;
+    if in_background {
+        background::leave_session();
+    }
+
+    let (sender, events) = channel();
+    let signal_sender = sender.clone();
+    signals::watch(move |name| signal_sender.send(Event::Signal(name)).is_ok())
+        .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
+    let runtime_dir = RuntimeDir::own()?;
+
+    let store = open_store(&source)?;
+    let read_only = is_read_only(&options, &source, &*store)?;
+    let volume = start_volume(&options, store)?;
+    let gone = Arc::new(Gone::default());
+    let session = match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone)) {
+        Ok(session) => session,
+        Err(problem) => {
+            volume.shutdown();
+            return Err(problem);
+        }
+    };
+    let facts = facts(&options, &source, read_only, &session)?;
+
+    let record =
+        registry::new_record(facts.id.clone(), facts.source.clone(), &mountpoint, facts.mount.device);
+    let (registration, listener) = runtime_dir.register(record)?;
+    let live = Arc::new(Live::new(facts, volume, sender.clone(), Arc::clone(&gone)));
+    let owner = rustix::process::geteuid().as_raw();
+    let server = Server::start(listener, owner, Arc::clone(&live) as Arc<_>)
+        .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))?;
+    serve(session, gone, sender.clone())?;
+
+    announce(&live);
+    if in_background {
+        background::settle(log)?;
+    }
+    let mut supervisor = Supervisor::new(Arc::clone(&live), events, sender);
+    let ended = supervisor.run();
+    supervisor.finish(&ended, registration, server);
+    supervisor::outcome(&source.spec, &mountpoint.to_string_lossy(), &ended).map(|()| ExitCode::SUCCESS)
+}
+
+fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
+    let spec = &source.spec;
+    store::open(spec).map_err(|error| match error.kind() {
+        ErrorKind::Busy => {
+            let volume = target::volumes().into_iter().find(|v| v.is_running() && v.record().source == *spec);
+            let at = volume.map_or_else(String::new, |volume| {
+                format!("; it is mounted at {}", volume.record().mountpoint)
+            });
+            Problem::failure(format!("store {spec} is in use: {error}{at}"))
+        }
+        ErrorKind::Invalid => Problem::usage(format!("source {spec}: {error}")),
+        ErrorKind::AccessDenied | ErrorKind::NotPermitted => {
+            Problem::failure(format!("no permission to use the store {spec}: {error}"))
+        }
+        _ => Problem::failure(format!("the store {spec} cannot be opened: {error}")),
+    })
+}
+
+fn is_read_only(options: &MountOptions, source: &Source, store: &dyn Store) -> Result<bool> {
+    let spec = &source.spec;
+    match options.read_only {
+        Some(true) => Ok(true),
+        Some(false) if store.is_read_only() => {
+            store.close();
+            Err(Problem::failure(format!(
+                "store {spec} is read-only, and rw was asked for; mount it with -o ro, or make it writable"
+            )))
+        }
+        Some(false) => Ok(false),
+        None => {
+            if store.is_read_only() {
+                let notice = format!("store {spec} is read-only: it is mounted read-only");
+                console().say(&console().paint_err(Colour::Yellow, &notice));
+            }
+            Ok(store.is_read_only())
+        }
+    }
+}
+
+fn start_volume(options: &MountOptions, store: Arc<dyn Store>) -> Result<Arc<Volume>> {
+    let defaults = volume::Options::default();
+    let volume_options = volume::Options {
+        cache_bytes_max: options.cache_bytes,
+        flushers: options.flushers.unwrap_or(defaults.flushers),
+        dirty_after: options.dirty_after.unwrap_or(defaults.dirty_after),
+        drain_deadline: options.drain_timeout,
+        ..defaults
+    };
+    Volume::new(Arc::clone(&store), volume_options).map_err(|error| {
+        store.close();
+        Problem::failure(format!("the volume cannot be started: {error}"))
+    })
+}
+
+fn start_session(
+    options: &MountOptions,
+    source: &Source,
+    mountpoint: &std::path::Path,
+    read_only: bool,
+    (volume, gone): (&Arc<Volume>, &Arc<Gone>),
+) -> Result<fuse::Session> {
+    let mut flags = options.flags.iter().fold(MountFlags::empty(), |flags, name| {
+        flags
+            | match name.as_str() {
+                "nosuid" => MountFlags::NOSUID,
+                "nodev" => MountFlags::NODEV,
+                "noexec" => MountFlags::NOEXEC,
+                _ => MountFlags::NOATIME,
+            }
+    });
+    flags.set(MountFlags::RDONLY, read_only);
+    let mount_options = fuse::MountOptions {
+        wanted: match options.mount_type {
+            MountType::Auto => fuse::mount::Wanted::Auto,
+            MountType::Fuseblk => fuse::mount::Wanted::FuseBlk,
+            MountType::Fuse => fuse::mount::Wanted::Fuse,
+        },
+        fsname: source.spec.clone(),
+        subtype: SUBTYPE.to_owned(),
+        allow_other: options.allow_other,
+        flags,
+        ..fuse::MountOptions::new(mountpoint)
+    };
+    let mount = fuse::Mount::new(&mount_options).map_err(|error| match error {
+        fuse::MountError::Mountpoint(_) | fuse::MountError::Option { .. } => {
+            Problem::usage(error.to_string())
+        }
+        _ => Problem::failure(error.to_string()),
+    })?;
+    let defaults = fuse::SessionOptions::default();
+    let (drained, going) = (Arc::clone(volume), Arc::clone(gone));
+    let session_options = fuse::SessionOptions {
+        mode: match options.mode {
+            Mode::WriteThrough => fuse::Mode::WriteThrough,
+            Mode::KernelWriteback => fuse::Mode::KernelWriteback,
+        },
+        threads_max: options.threads.unwrap_or(defaults.threads_max),
+        on_destroy: Box::new(move || {
+            drained.shutdown();
+            going.set();
+        }),
+        ..defaults
+    };
+    fuse::Session::new(Arc::clone(volume), mount, session_options)
+        .map_err(|error| Problem::failure(format!("cannot serve {}: {error}", mountpoint.display())))
+}
+
+fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fuse::Session) -> Result<Facts> {
+    let mount = session.mount();
+    let row = mount.info().and_then(|info| {
+        let table = MountTable::read().ok()?;
+        table.iter().find(|row| row.id == info.id).cloned()
+    });
+    let mount_row: Mount = row.ok_or_else(|| {
+        Problem::failure(format!(
+            "{} was unmounted again while it was being mounted",
+            mount.mountpoint().display()
+        ))
+    })?;
+    Ok(Facts {
+        id: registry::new_id()?,
+        source: source.spec.clone(),
+        mount: mount_row,
+        type_reason: match mount.kind() {
+            fuse::MountKind::FuseBlk { .. } => None,
+            fuse::MountKind::Fuse { reason } => Some(reason.clone()),
+        },
+        mode: options.mode.name(),
+        read_only,
+        started: now(),
+        dirty_after: options.dirty_after.unwrap_or(volume::Options::default().dirty_after),
+        drain_timeout: options.drain_timeout,
+    })
+}
+
+/// Serves the kernel's requests on threads of their own until the connection ends.
+fn serve(session: fuse::Session, gone: Arc<Gone>, sender: Sender<Event>) -> Result<()> {
+    let body = move || {
+        let result = session.run();
+        if let Ok(ended) = &result
+            && matches!(ended.reason, fuse::EndReason::Destroyed | fuse::EndReason::Unmounted)
+        {
+            gone.set();
+        }
+        match result {
+            Ok(ended) if ended.stuck > 0 => {
+                tracing::warn!(threads = ended.stuck, "calls to the store have not returned");
+            }
+            Ok(ended) => tracing::debug!(?ended, "the session has ended"),
+            Err(error) => tracing::error!(%error, "the session failed"),
+        }
+        let _supervisor_has_left = sender.send(Event::SessionEnded);
+    };
+    thread::Builder::new()
+        .name("session".to_owned())
+        .spawn(body)
+        .map(drop)
+        .map_err(|error| Problem::failure(format!("no thread to serve with: {error}")))
+}
+
+/// Tells whoever waits for the mount that it is up.
+fn announce(live: &Live) {
+    let facts = live.facts();
+    let mount = &facts.mount;
+    let how = format!("{}{}", mount.kind(), if facts.read_only { ", read-only" } else { "" });
+    console().print(&format!(
+        "{}: {} is mounted at {} (volume {}, {how}, pid {})",
+        background::READY,
+        facts.source,
+        mount.mountpoint.display(),
+        facts.id,
+        std::process::id()
+    ));
+    if let Some(reason) = &facts.type_reason {
+        tracing::info!(
+            "plain `fuse`, for which a raw umount2(2) does not wait: {reason}; `watertight umount` waits"
+        );
+    }
+    notify(&format!("READY=1\nSTATUS=serving {}", mount.mountpoint.display()));
+}

@@ -1,0 +1,26 @@
+//! Tells a service manager how we are: systemd's notification socket.
+
+use std::env;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// Sends `state` (lines of `KEY=VALUE`) to the service manager, if there is one.
+pub fn notify(state: &str) {
+    let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
+    let bytes = path.as_bytes();
+    let address = match bytes.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
+    if let Err(error) = sent {
+        tracing::warn!(%error, socket = %path.to_string_lossy(), "the service manager was not told");
+    }
+}
+
+/// Asks the service manager for `time` more before it kills us.
+pub fn more_time(time: Duration) {
+    notify(&format!("EXTEND_TIMEOUT_USEC={}", time.as_micros()));
+}

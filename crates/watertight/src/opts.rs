@@ -1,0 +1,248 @@
+//! What `mount -o` takes.
+
+use std::time::Duration;
+
+use crate::problem::{Problem, Result};
+use crate::units::{parse_bytes, parse_duration};
+
+/// How written data reaches us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Each write(2) comes to us at once and carries its writer. The default.
+    WriteThrough,
+    /// The kernel gathers writes: faster for small ones, the owner is the opener.
+    KernelWriteback,
+}
+
+impl Mode {
+    /// The name in options and in `status`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WriteThrough => "write-through",
+            Self::KernelWriteback => "kernel-writeback",
+        }
+    }
+}
+
+/// Which kind of kernel mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MountType {
+    /// `fuseblk` where possible, else `fuse`.
+    Auto,
+    /// On a small loop device: a raw umount2(2) waits for the data.
+    Fuseblk,
+    /// Plain.
+    Fuse,
+}
+
+/// Whether an idle reader spins for a moment before it sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spin {
+    /// While it pays.
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// All options of a mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountOptions {
+    /// `ro`: `Some(true)`, `rw`: `Some(false)`, neither: whatever the store allows.
+    pub read_only: Option<bool>,
+    /// The cache's bound, in bytes.
+    pub cache_bytes: u64,
+    /// How data reaches us.
+    pub mode: Mode,
+    /// Which kind of mount.
+    pub mount_type: MountType,
+    /// Whether other users may enter; none: for root's mounts only.
+    pub allow_other: Option<bool>,
+    /// Threads that write data back; none: the volume's default.
+    pub flushers: Option<usize>,
+    /// Threads that read requests; none: the front end's default.
+    pub threads: Option<usize>,
+    /// Spinning.
+    pub spin: Spin,
+    /// When data begins to be written back; none: the volume's default.
+    pub dirty_after: Option<Duration>,
+    /// How long an unmount goes on without any progress before it gives up.
+    pub drain_timeout: Duration,
+    /// Flags of the mount that the kernel enforces: `nosuid`, `nodev`, `noexec`, `noatime`.
+    pub flags: Vec<String>,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            read_only: None,
+            cache_bytes: 256 << 20,
+            mode: Mode::WriteThrough,
+            mount_type: MountType::Auto,
+            allow_other: None,
+            flushers: None,
+            threads: None,
+            spin: Spin::Auto,
+            dirty_after: None,
+            drain_timeout: Duration::from_secs(60),
+            flags: Vec::new(),
+        }
+    }
+}
+
+/// The smallest cache that can work.
+const CACHE_BYTES_MIN: u64 = 4 << 20;
+/// The most threads of a kind.
+const THREADS_MAX: usize = 64;
+
+/// Every option, for the help and for the error about an unknown one.
+pub const VALID: &[(&str, &str)] = &[
+    ("ro", "nothing can be changed"),
+    ("rw", "refuse to mount a store that cannot be written"),
+    ("cache=SIZE", "bound on the memory that holds file data [256M]"),
+    (
+        "mode=MODE",
+        "write-through: every write carries its writer; kernel-writeback: faster small writes [write-through]",
+    ),
+    ("type=TYPE", "fuseblk: umount(2) itself waits for the data (root); fuse; auto [auto]"),
+    ("allow_other", "let other users in, as root's mounts do; noallow_other does not"),
+    ("flushers=N", "threads that write data back"),
+    ("threads=N", "threads that read requests"),
+    ("spin=WHEN", "auto: an idle reader spins for some microseconds while that pays; off [auto]"),
+    ("dirty_after=TIME", "begin to write data back when it is this old [5s]"),
+    ("drain_timeout=TIME", "an unmount gives up after this long without any progress [60s]"),
+    ("nosuid, nodev, noexec, noatime", "as in mount(8)"),
+];
+
+impl MountOptions {
+    /// Parses the values of all `-o`, each a list separated by commas; later ones win.
+    ///
+    /// # Errors
+    /// An unknown option, by name and with the list of those that exist; a value that is none.
+    pub fn parse(lists: &[String]) -> Result<Self> {
+        let mut options = Self::default();
+        for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
+            options.set(option)?;
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, option: &str) -> Result<()> {
+        let wrong = |reason: String| Problem::usage(format!("option {option}: {reason}"));
+        let (name, value) =
+            option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
+        let needed = || value.ok_or_else(|| Problem::usage(format!("option {name} needs a value: {name}=…")));
+        match name {
+            "cache" => {
+                self.cache_bytes = parse_bytes(needed()?).map_err(wrong)?;
+                if self.cache_bytes < CACHE_BYTES_MIN {
+                    return Err(wrong("at least 4M are needed".to_owned()));
+                }
+            }
+            "mode" => {
+                self.mode = match needed()? {
+                    "write-through" => Mode::WriteThrough,
+                    "kernel-writeback" => Mode::KernelWriteback,
+                    _ => return Err(wrong("give write-through or kernel-writeback".to_owned())),
+                }
+            }
+            "type" => {
+                self.mount_type = match needed()? {
+                    "auto" => MountType::Auto,
+                    "fuseblk" => MountType::Fuseblk,
+                    "fuse" => MountType::Fuse,
+                    _ => return Err(wrong("give auto, fuseblk or fuse".to_owned())),
+                }
+            }
+            "spin" => {
+                self.spin = match needed()? {
+                    "auto" | "on" => Spin::Auto,
+                    "off" => Spin::Off,
+                    _ => return Err(wrong("give auto or off".to_owned())),
+                }
+            }
+            "flushers" => self.flushers = Some(threads(needed()?).map_err(wrong)?),
+            "threads" => self.threads = Some(threads(needed()?).map_err(wrong)?),
+            "dirty_after" => self.dirty_after = Some(parse_duration(needed()?).map_err(wrong)?),
+            "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,
+            _ if value.is_some() => return Err(unknown(option)),
+            _ => self.set_flag(name)?,
+        }
+        Ok(())
+    }
+
+    fn set_flag(&mut self, name: &str) -> Result<()> {
+        match name {
+            "ro" => self.read_only = Some(true),
+            "rw" => self.read_only = Some(false),
+            "allow_other" => self.allow_other = Some(true),
+            "noallow_other" => self.allow_other = Some(false),
+            "nosuid" | "nodev" | "noexec" | "noatime" => self.flags.push(name.to_owned()),
+            "suid" | "dev" | "exec" | "atime" => {
+                self.flags.retain(|flag| flag.strip_prefix("no") != Some(name))
+            }
+            "defaults" => {}
+            _ => return Err(unknown(name)),
+        }
+        Ok(())
+    }
+}
+
+fn unknown(option: &str) -> Problem {
+    let names: Vec<&str> = VALID.iter().map(|(name, _)| *name).collect();
+    Problem::usage(format!("there is no mount option {option}; there are: {}", names.join(", ")))
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=THREADS_MAX).contains(&n) => Ok(n),
+        _ => Err(format!("give a number from 1 to {THREADS_MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::Exit;
+
+    fn parse(lists: &[&str]) -> Result<MountOptions> {
+        MountOptions::parse(&lists.iter().map(|&list| list.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn options_come_in_lists_and_the_later_wins() {
+        assert_eq!(parse(&[]).unwrap(), MountOptions::default());
+        let options =
+            parse(&["ro,cache=64M,mode=kernel-writeback", "type=fuse,rw,nosuid,nodev,suid"]).unwrap();
+        assert_eq!(options.read_only, Some(false));
+        assert_eq!(options.cache_bytes, 64 << 20);
+        assert_eq!(options.mode, Mode::KernelWriteback);
+        assert_eq!(options.mount_type, MountType::Fuse);
+        assert_eq!(options.flags, ["nodev"]);
+        assert_eq!(
+            parse(&["spin=off,flushers=3,drain_timeout=2m"]).unwrap().drain_timeout,
+            Duration::from_secs(120)
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (list, word) in [
+            ("frob", "no mount option frob"),
+            ("frob=1", "no mount option frob=1"),
+            ("ro=1", "no mount option ro=1"),
+            ("cache", "cache=…"),
+            ("cache=lots", "`lots` is no size"),
+            ("cache=1K", "at least 4M"),
+            ("mode=fast", "write-through or kernel-writeback"),
+            ("type=nfs", "auto, fuseblk or fuse"),
+            ("flushers=0", "from 1 to 64"),
+            ("drain_timeout=soon", "no duration"),
+        ] {
+            let problem = parse(&[list]).unwrap_err();
+            assert_eq!(problem.exit(), Exit::Usage);
+            assert!(problem.to_string().contains(word), "{list}: {problem}");
+        }
+        assert!(parse(&["frob"]).unwrap_err().to_string().contains("drain_timeout=TIME"));
+    }
+}

@@ -1,0 +1,251 @@
+//! `status`: the volumes of this host.
+//!
+//! Shown are the running ones, and of those that ended the ones that did not end well, until their
+//! store is mounted again.
+
+use serde::Serialize;
+
+use crate::cli::StatusArgs;
+use crate::console::{Colour, console};
+use crate::control::api::{State, Status};
+use crate::mountinfo::{Mount, MountTable};
+use crate::problem::{Problem, Result};
+use crate::registry::Record;
+use crate::target::{self, Target, Volume};
+use crate::{units, unmount};
+
+/// How many files with errors are listed for each volume.
+const ERRORS_NAMED_MAX: usize = 10;
+
+/// What `--json` prints.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    /// The running volumes.
+    volumes: Vec<Status>,
+    /// Volumes that ended with data that was not written, or whose process was killed.
+    ended: Vec<Record>,
+    /// Mountpoints of ours that nobody serves any more.
+    dead_mounts: Vec<String>,
+    /// Volumes whose process does not answer: id and reason.
+    silent: Vec<Silent>,
+}
+
+#[derive(Debug, Serialize)]
+struct Silent {
+    id: String,
+    pid: u32,
+    mountpoint: String,
+    source: String,
+    error: String,
+}
+
+/// Runs the verb.
+///
+/// # Errors
+/// Exit 2 when a volume was named that does not exist.
+pub fn run(args: &StatusArgs) -> Result<()> {
+    let report = match &args.path {
+        None => gather(target::volumes(), None)?,
+        Some(name) => {
+            let Target { mount, volume, .. } = target::resolve(name)?;
+            let mount = mount.filter(Mount::is_ours);
+            if volume.is_none() && mount.is_none() {
+                let shown = name.to_string_lossy();
+                return Err(Problem::usage(format!("{shown} is no volume; `watertight status` lists them")));
+            }
+            gather(volume.into_iter().collect(), Some(mount.into_iter().collect()))?
+        }
+    };
+    if args.json {
+        let text =
+            serde_json::to_string_pretty(&report).map_err(|error| Problem::failure(error.to_string()))?;
+        console().print(&text);
+    } else {
+        report.print();
+    }
+    Ok(())
+}
+
+/// Asks each of `volumes`; `mounts`: those to look for dead ones among, by default all.
+fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>) -> Result<Report> {
+    let mut report = Report::default();
+    let one = mounts.is_some();
+    for volume in volumes {
+        match volume.status() {
+            Ok(Some(status)) => report.volumes.push(status),
+            // Its process may have ended between: read again how.
+            Ok(None) => {
+                let record =
+                    volume.dir.read_record(&volume.record().id).unwrap_or_else(|| volume.record().clone());
+                report.ended.push(record);
+            }
+            Err(error) => {
+                let Record { id, pid, mountpoint, source, .. } = volume.record().clone();
+                report.silent.push(Silent { id, pid, mountpoint, source, error: error.to_string() });
+            }
+        }
+    }
+    if !one {
+        report.leave_out_what_is_over();
+    }
+    let table = MountTable::read().map_err(|error| Problem::failure(format!("the mount table: {error}")))?;
+    let mounts = mounts.unwrap_or_else(|| table.iter().filter(|mount| mount.is_ours()).cloned().collect());
+    let served = |mount: &Mount| {
+        report.volumes.iter().any(|status| status.device == mount.device)
+            || report.silent.iter().any(|silent| silent.mountpoint == mount.mountpoint.to_string_lossy())
+    };
+    report.dead_mounts = mounts
+        .iter()
+        .filter(|mount| !served(mount) && unmount::is_dead(&mount.mountpoint))
+        .map(|mount| mount.mountpoint.to_string_lossy().into_owned())
+        .collect();
+    Ok(report)
+}
+
+impl Report {
+    /// Keeps of the ended volumes only those that a person should hear of.
+    fn leave_out_what_is_over(&mut self) {
+        let all = std::mem::take(&mut self.ended);
+        let mounted_again = |record: &Record| {
+            self.volumes.iter().any(|status| status.source == record.source)
+                || all.iter().any(|later| later.source == record.source && later.started > record.started)
+        };
+        self.ended = all
+            .iter()
+            .filter(|record| record.ended.as_ref().is_none_or(|ended| ended.state != State::Released))
+            .filter(|record| !mounted_again(record))
+            .cloned()
+            .collect();
+    }
+
+    fn print(&self) {
+        if self.volumes.is_empty()
+            && self.silent.is_empty()
+            && self.ended.is_empty()
+            && self.dead_mounts.is_empty()
+        {
+            console().print("no volumes are mounted");
+            return;
+        }
+        if !self.volumes.is_empty() {
+            print_table(&self.volumes);
+        }
+        self.volumes.iter().for_each(print_notes);
+        for silent in &self.silent {
+            let Silent { id, pid, mountpoint, error, .. } = silent;
+            warn(&format!(
+                "{mountpoint} ({id}, pid {pid}): {error}; `watertight umount --force {mountpoint}` ends it"
+            ));
+        }
+        for record in &self.ended {
+            print_ended(record);
+        }
+        for mountpoint in &self.dead_mounts {
+            warn(&format!(
+                "{mountpoint}: nobody serves it any more; `watertight umount {mountpoint}` clears it"
+            ));
+        }
+    }
+}
+
+fn warn(line: &str) {
+    console().print(&console().paint(Colour::Red, line));
+}
+
+fn print_table(volumes: &[Status]) {
+    const HEAD: [&str; 10] = [
+        "VOLUME",
+        "MOUNTPOINT",
+        "STORE",
+        "STATE",
+        "TYPE",
+        "DIRTY",
+        "WRITEBACK",
+        "CACHE/BOUND",
+        "OPEN",
+        "ERRORS",
+    ];
+    let rows: Vec<[String; 10]> = volumes
+        .iter()
+        .map(|v| {
+            let access = if v.read_only { ",ro" } else { "" };
+            [
+                v.id.clone(),
+                v.mountpoint.clone(),
+                v.source.clone(),
+                v.state.to_string(),
+                format!("{}{access}", v.mount_type),
+                units::bytes(v.dirty_bytes),
+                units::bytes(v.writeback_bytes),
+                format!("{}/{}", units::bytes(v.cached_bytes), units::bytes(v.cache_bytes_max)),
+                v.open_files.to_string(),
+                v.errors.len().to_string(),
+            ]
+        })
+        .collect();
+    let width = |column: usize| {
+        rows.iter().map(|row| row[column].chars().count()).chain([HEAD[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
+    let head: String = HEAD.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
+    console().print(&console().paint(Colour::Bold, head.trim_end()));
+    for (row, volume) in rows.iter().zip(volumes) {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+            let cell = format!("{cell:width$}");
+            let cell = match column {
+                3 => console().paint(colour_of(volume.state), &cell),
+                9 if !volume.errors.is_empty() => console().paint(Colour::Red, &cell),
+                _ => cell,
+            };
+            format!("{cell}  ")
+        });
+        console().print(cells.collect::<String>().trim_end());
+    }
+}
+
+/// The colour that a state is shown in.
+#[must_use]
+pub const fn colour_of(state: State) -> Colour {
+    match state {
+        State::Active => Colour::Green,
+        State::Released => Colour::Dim,
+        State::Detached | State::Draining => Colour::Yellow,
+        State::Stalled | State::Failed => Colour::Red,
+    }
+}
+
+fn print_notes(volume: &Status) {
+    let at = &volume.mountpoint;
+    if let Some(reason) = &volume.mount_type_reason {
+        let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");
+        console().print(&console().paint(Colour::Dim, &note));
+    }
+    for error in volume.errors.iter().take(ERRORS_NAMED_MAX) {
+        warn(&format!(
+            "{at}: {}: {} could not be written: {}",
+            error.file,
+            units::bytes(error.bytes),
+            error.error
+        ));
+    }
+    if volume.errors.len() > ERRORS_NAMED_MAX {
+        warn(&format!("{at}: and {} more files with errors", volume.errors.len() - ERRORS_NAMED_MAX));
+    }
+}
+
+fn print_ended(record: &Record) {
+    let Record { id, pid, mountpoint, source, .. } = record;
+    match &record.ended {
+        None => warn(&format!(
+            "{mountpoint} ({id}): its process ({pid}) died; what was fsynced is on {source}, later writes may be lost"
+        )),
+        Some(ended) if ended.state == State::Released => {
+            console().print(&format!("{mountpoint} ({id}): released; everything is on {source}"));
+        }
+        Some(ended) => {
+            let why = ended.error.as_deref().unwrap_or("not everything was written");
+            warn(&format!("{mountpoint} ({id}): failed: {why}"));
+            ended.unwritten.lines(ERRORS_NAMED_MAX).iter().for_each(|line| warn(&format!("  {line}")));
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! A mount process's main thread: it waits for signals and for the end, shows how things are, and makes
+//! the end orderly.
+//!
+//! # How a volume comes to its end
+//! | what happens | what the supervisor does |
+//! |---|---|
+//! | somebody unmounts (the session ends) | drains the volume (on `fuseblk` the front end did, before it answered DESTROY) |
+//! | first SIGINT, SIGTERM or SIGHUP | unmounts; if held, says by whom, detaches, and drains |
+//! | second signal | says that it is still writing, and how much |
+//! | third signal, or `umount --force` | gives up: the connection is aborted, what was not written is named |
+//!
+//! Everything that blocks (unmounting, draining) runs on threads of its own and comes back as an
+//! [`Event`], so that the supervisor always hears the next signal.
+//!
+//! # The end, in this order
+//! The volume is drained, its store is free; the session has answered the kernel; the kernel mount is
+//! gone; the record says how it ended; who waits at the control socket hears it; the process leaves.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use volume::{DrainReport, LifeState};
+
+use crate::console::{Colour, console};
+use crate::control::api::{Ended, State, Status};
+use crate::control::server::{Server, Service};
+use crate::live::{Live, ended_with};
+use crate::notify;
+use crate::problem::{Problem, Result};
+use crate::progress::{Progress, REDRAW, Rate};
+use crate::registry::Registration;
+use crate::units;
+use crate::unmount::{self, Outcome};
+
+/// How often the store's signs of life are looked at where there is no status line.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long the session may take to answer the kernel after the drain.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long giving up may take.
+const GIVE_UP: Duration = Duration::from_secs(2);
+/// How many lost files are listed.
+const LOST_NAMED_MAX: usize = 100;
+
+/// Something that the supervisor has to know.
+#[derive(Debug)]
+pub enum Event {
+    /// A signal came.
+    Signal(&'static str),
+    /// The kernel has ended the connection: the mount is gone.
+    SessionEnded,
+    /// The unmounting that the supervisor asked for is over.
+    Unmounted(Result<Outcome>),
+    /// The volume is drained.
+    Drained(DrainReport),
+    /// Whatever is not written is not to be written any more; why.
+    GiveUp(String),
+}
+
+/// Supervises one mounted volume.
+#[derive(Debug)]
+pub struct Supervisor {
+    live: Arc<Live>,
+    events: Receiver<Event>,
+    sender: Sender<Event>,
+    signals: u32,
+    draining: bool,
+    session_ended: bool,
+    /// Somebody may still hold the volume when it has ended.
+    held: bool,
+    /// Since when nothing was written, while the volume ends.
+    idle_since: Option<(u64, Instant)>,
+    rates: Rates,
+    progress: Option<Progress>,
+}
+
+#[derive(Debug, Default)]
+struct Rates {
+    out: Rate,
+    into: Rate,
+}
+
+impl Supervisor {
+    /// A supervisor that hears of `events`, which `sender` sends.
+    #[must_use]
+    pub fn new(live: Arc<Live>, events: Receiver<Event>, sender: Sender<Event>) -> Self {
+        Self {
+            live,
+            events,
+            sender,
+            signals: 0,
+            draining: false,
+            session_ended: false,
+            held: false,
+            idle_since: None,
+            rates: Rates::default(),
+            progress: None,
+        }
+    }
+
+    /// Serves until the volume has ended, and says how.
+    pub fn run(&mut self) -> Ended {
+        let ended = loop {
+            match self.next(if console().is_terminal() { REDRAW } else { LOOK }) {
+                None => {
+                    if let Some(ended) = self.look() {
+                        break ended;
+                    }
+                }
+                Some(event) => {
+                    if let Some(ended) = self.handle(event) {
+                        break ended;
+                    }
+                }
+            }
+        };
+        self.progress = None;
+        console().clear_status();
+        ended
+    }
+
+    /// The last steps: the record, whoever waits, the socket.
+    pub fn finish(self, ended: &Ended, mut registration: Registration, server: Server) {
+        if let Err(problem) = registration.finish(ended.clone()) {
+            tracing::error!(%problem, "how the volume ended could not be written down");
+        }
+        self.live.end(ended.clone());
+        server.finish();
+        notify::notify("STOPPING=1");
+    }
+
+    fn next(&self, timeout: Duration) -> Option<Event> {
+        // Never disconnected: a sender is here.
+        self.events.recv_timeout(timeout).ok()
+    }
+
+    fn handle(&mut self, event: Event) -> Option<Ended> {
+        match event {
+            Event::Signal(name) => return self.on_signal(name),
+            Event::SessionEnded => {
+                self.session_ended = true;
+                self.drain();
+            }
+            Event::Unmounted(result) => self.on_unmounted(result),
+            Event::Drained(report) => return Some(self.on_drained(&report)),
+            Event::GiveUp(why) => return Some(self.give_up(&why)),
+        }
+        None
+    }
+
+    fn on_signal(&mut self, name: &str) -> Option<Ended> {
+        self.signals += 1;
+        let left = self.live.status();
+        match self.signals {
+            1 => {
+                let path = left.mountpoint.clone();
+                say(
+                    Colour::Yellow,
+                    &format!("{name}: unmounting {path}, {} to be written", left.unwritten()),
+                );
+                notify::notify("STOPPING=1");
+                self.unmount();
+                None
+            }
+            2 => {
+                let still =
+                    format!("{name}: still writing, {} left; once more to give it up", left.unwritten());
+                say(Colour::Yellow, &still);
+                None
+            }
+            _ => Some(self.give_up(&format!("after {} signals", self.signals))),
+        }
+    }
+
+    /// Has the kernel mount taken away, data first where the kernel does not wait for it.
+    fn unmount(&self) {
+        let live = Arc::clone(&self.live);
+        self.spawn("unmount", move || {
+            // A failure to write is the drain's to tell: it goes on trying and knows which files.
+            let _the_drain_tells = live.volume().sync_all();
+            let unmounted = if live.mounts().is_empty() {
+                Ok(Outcome::Gone)
+            } else {
+                unmount::plain(&live.facts().mount)
+            };
+            Event::Unmounted(unmounted)
+        });
+    }
+
+    fn on_unmounted(&mut self, result: Result<Outcome>) {
+        match result {
+            Ok(Outcome::Gone) => {}
+            Ok(Outcome::Held) => {
+                let path = self.live.facts().mount.mountpoint.display();
+                let holders = self.live.holders().lines().join("\n  ");
+                let then = "its path goes now; its data is written, then it is gone for them too";
+                say(Colour::Yellow, &format!("{path} is held by\n  {holders}\n{then}"));
+                self.held = true;
+                self.detach();
+            }
+            Err(problem) => {
+                tracing::error!("{problem}");
+                self.held = true;
+            }
+        }
+        self.drain();
+    }
+
+    fn detach(&self) {
+        let live = Arc::clone(&self.live);
+        // On a thread of its own: if the holder lets go meanwhile, this waits for the drain.
+        let spawned = thread::Builder::new().name("detach".to_owned()).spawn(move || {
+            for mount in live.mounts() {
+                if let Err(problem) = unmount::detach(&mount) {
+                    tracing::error!("{problem}");
+                }
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::error!(%error, "no thread to detach with");
+        }
+    }
+
+    /// Writes everything and ends the volume; once.
+    fn drain(&mut self) {
+        if !std::mem::replace(&mut self.draining, true) {
+            let volume = Arc::clone(self.live.volume());
+            self.spawn("drain", move || Event::Drained(volume.shutdown()));
+        }
+    }
+
+    fn on_drained(&mut self, report: &DrainReport) -> Ended {
+        let ended = ended_with(report);
+        if !self.live.mounts().is_empty() {
+            // Aborted from outside, or mounted in several places: no path may lead to nobody.
+            self.detach();
+        }
+        // The one who waits in umount(2) gets the answer before this process closes the device.
+        let until = Instant::now() + ANSWER;
+        while !self.session_ended && !self.held {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.next(left) {
+                Some(Event::SessionEnded) => self.session_ended = true,
+                Some(_) => {}
+                None => break,
+            }
+        }
+        ended
+    }
+
+    /// Aborts everything; says what was not written by now.
+    fn give_up(&mut self, why: &str) -> Ended {
+        let volume = Arc::clone(self.live.volume());
+        volume.force();
+        let live = Arc::clone(&self.live);
+        self.spawn("give up", move || {
+            Event::Unmounted(unmount::force(&live.facts().mount).map(|()| Outcome::Gone))
+        });
+        self.drain();
+        let until = Instant::now() + GIVE_UP;
+        let mut report = None;
+        let mut unmounted = false;
+        while report.is_none() || !unmounted {
+            match self.next(until.saturating_duration_since(Instant::now())) {
+                Some(Event::Drained(drained)) => report = Some(drained),
+                Some(Event::Unmounted(_)) => unmounted = true,
+                Some(_) => {}
+                // A store that hangs keeps the drain; this process ends all the same.
+                None => break,
+            }
+        }
+        let mut ended = match report {
+            Some(report) => ended_with(&report),
+            None => ended_with(&DrainReport { unwritten: volume.unwritten(), ..DrainReport::default() }),
+        };
+        if ended.state != State::Released {
+            ended.error = Some(format!("given up {why}"));
+        }
+        ended
+    }
+
+    fn spawn(&self, name: &str, work: impl FnOnce() -> Event + Send + 'static) {
+        let sender = self.sender.clone();
+        let spawned = thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let _supervisor_has_left = sender.send(work());
+        });
+        if let Err(error) = spawned {
+            tracing::error!(%error, name, "no thread");
+            let _own_queue = self.sender.send(Event::GiveUp(format!("for want of a thread: {error}")));
+        }
+    }
+
+    /// Shows how things are, and sees to it that the end comes: a store that hangs is not waited for for ever.
+    fn look(&mut self) -> Option<Ended> {
+        let status = self.live.status();
+        let now = Instant::now();
+        let ending =
+            self.signals > 0 || self.draining || self.live.volume().status().state == LifeState::Draining;
+        if !ending {
+            if console().is_terminal() {
+                console().status(&self.rates.line(now, &status));
+            }
+            return None;
+        }
+        let what = || Progress::new(format!("unmounting {}", status.mountpoint));
+        if self.progress.get_or_insert_with(what).update(now, &status) {
+            notify::more_time(ANSWER + LOOK);
+        }
+        let (written, since) = *self.idle_since.get_or_insert((status.written_bytes, now));
+        let timeout = self.live.facts().drain_timeout;
+        if written != status.written_bytes {
+            self.idle_since = Some((status.written_bytes, now));
+        } else if now.duration_since(since) > timeout + ANSWER {
+            // The volume's own deadline is for a store that fails; this one is for a store that hangs.
+            return Some(
+                self.give_up(&format!(
+                    "after {} in which nothing could be written",
+                    units::duration(timeout)
+                )),
+            );
+        }
+        None
+    }
+}
+
+/// Tells a person at the terminal, or the log.
+fn say(colour: Colour, text: &str) {
+    if console().is_terminal() {
+        console().say(&console().paint_err(colour, text));
+    } else {
+        tracing::info!("{text}");
+    }
+}
+
+impl Rates {
+    fn line(&mut self, now: Instant, status: &Status) -> String {
+        let out = self.out.update(now, status.written_bytes);
+        let into = self.into.update(now, status.written_bytes.saturating_add(status.dirty_bytes));
+        format!(
+            "{}  {} dirty {}  in {}/s  to store {}/s  cache {}/{}  open {}  errors {}",
+            status.state,
+            status.mountpoint,
+            units::bytes(status.dirty_bytes),
+            units::bytes(into),
+            units::bytes(out),
+            units::bytes(status.cached_bytes),
+            units::bytes(status.cache_bytes_max),
+            status.open_files,
+            status.errors.len(),
+        )
+    }
+}
+
+/// Turns how a volume ended into the process's own end.
+///
+/// # Errors
+/// Exit 1 with the files that were not written.
+pub fn outcome(source: &str, mountpoint: &str, ended: &Ended) -> Result<()> {
+    if ended.state == State::Released {
+        say(Colour::Green, &format!("{mountpoint}: unmounted; everything is on {source}"));
+        return Ok(());
+    }
+    let why = ended.error.as_ref().map_or_else(String::new, |error| format!(": {error}"));
+    let mut lines = vec![format!("{mountpoint}: failed: not everything is on {source}{why}")];
+    lines.extend(ended.unwritten.lines(LOST_NAMED_MAX));
+    Err(Problem::failure(lines.join("\n")))
+}

@@ -1,0 +1,192 @@
+//! Which volume a person means: by mountpoint, store or id.
+//!
+//! A path is compared as text first and its last part is never looked up on a mount: a server that
+//! hangs must not hang `umount --force`.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use crate::control::api::Status;
+use crate::control::client::CallError;
+use crate::mountinfo::{Mount, MountTable};
+use crate::problem::{Problem, Result};
+use crate::registry::{Found, Record, RuntimeDir};
+
+/// A volume of the registry.
+#[derive(Debug)]
+pub struct Volume {
+    /// The directory that knows it.
+    pub dir: RuntimeDir,
+    /// What its process wrote down, and the way to it.
+    pub found: Found,
+}
+
+impl Volume {
+    /// The record.
+    #[must_use]
+    pub const fn record(&self) -> &Record {
+        &self.found.record
+    }
+
+    /// Whether its process runs.
+    #[must_use]
+    pub const fn is_running(&self) -> bool {
+        self.found.client.is_some()
+    }
+
+    /// The volume now; none if its process is gone.
+    ///
+    /// # Errors
+    /// When its process does not answer as it should.
+    pub fn status(&self) -> Result<Option<Status>, CallError> {
+        match &self.found.client {
+            None => Ok(None),
+            Some(client) => match client.status() {
+                Ok(status) => Ok(Some(status)),
+                Err(CallError::Gone) => Ok(None),
+                Err(error) => Err(error),
+            },
+        }
+    }
+}
+
+/// What a name led to.
+#[derive(Debug, Default)]
+pub struct Target {
+    /// The mount there, whoever made it.
+    pub mount: Option<Mount>,
+    /// Our volume.
+    pub volume: Option<Volume>,
+    /// The name as a path: absolute, symbolic links resolved up to the last part.
+    pub path: Option<PathBuf>,
+}
+
+/// All volumes that this user may see: running ones first, the newest first.
+#[must_use]
+pub fn volumes() -> Vec<Volume> {
+    let mut all: Vec<Volume> = RuntimeDir::readable()
+        .into_iter()
+        .flat_map(|dir| dir.volumes().into_iter().map(move |found| Volume { dir: dir.clone(), found }))
+        .collect();
+    all.sort_by_key(|volume| (!volume.is_running(), std::cmp::Reverse(volume.record().started)));
+    all
+}
+
+/// Finds what `name` means.
+///
+/// # Errors
+/// When the mount table cannot be read.
+pub fn resolve(name: &OsStr) -> Result<Target> {
+    let table = MountTable::read().map_err(|error| Problem::failure(format!("the mount table: {error}")))?;
+    let mut volumes = volumes();
+    let mut take = |wanted: &dyn Fn(&Volume) -> bool| {
+        let index = volumes.iter().position(wanted)?;
+        Some(volumes.swap_remove(index))
+    };
+
+    if let Some(id) = name.to_str()
+        && let Some(volume) = take(&|volume| volume.record().id == id)
+    {
+        let mount = mount_of(&volume, &table);
+        return Ok(Target { mount, volume: Some(volume), path: None });
+    }
+    let path = plain_path(name);
+    let mount = path.as_deref().and_then(|path| table.at(path)).cloned();
+    if let Some(mount) = mount {
+        let volume = take(&|volume| volume.is_running() && volume.record().device == mount.device)
+            .or_else(|| take(&|volume| mount.is_ours() && is_unfinished(volume, &mount)));
+        // A mount over a directory that is also a store (not ours): the store may be meant.
+        if volume.is_some() || mount.is_ours() {
+            return Ok(Target { mount: Some(mount), volume, path });
+        }
+        let volume = path.as_deref().and_then(|path| take(&|volume| names(volume, name, path)));
+        let own = volume.as_ref().and_then(|volume| mount_of(volume, &table));
+        return Ok(Target { mount: own.or(Some(mount)), volume, path });
+    }
+    let volume = match path.as_deref() {
+        Some(path) => take(&|volume| names(volume, name, path)),
+        None => None,
+    };
+    let mount = volume.as_ref().and_then(|volume| mount_of(volume, &table));
+    Ok(Target { mount, volume, path })
+}
+
+/// Finds the volume that `path` lies in, for a path that need not be a mountpoint.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn containing(path: &Path) -> Result<Option<Volume>> {
+    let table = MountTable::read().map_err(|error| Problem::failure(format!("the mount table: {error}")))?;
+    let Some(device) = table.containing(path).map(|mount| mount.device) else { return Ok(None) };
+    Ok(volumes().into_iter().find(|volume| volume.is_running() && volume.record().device == device))
+}
+
+/// The path that leads to a running volume; none if there is none.
+fn mount_of(volume: &Volume, table: &MountTable) -> Option<Mount> {
+    if !volume.is_running() {
+        return None;
+    }
+    let record = volume.record();
+    let mut mounts: Vec<&Mount> = table.of_device(record.device).filter(|mount| mount.is_ours()).collect();
+    mounts.sort_by_key(|mount| mount.mountpoint.to_string_lossy() != record.mountpoint);
+    mounts.first().map(|&mount| mount.clone())
+}
+
+/// Whether the volume was served at `mount` by a process that was killed.
+fn is_unfinished(volume: &Volume, mount: &Mount) -> bool {
+    let record = volume.record();
+    record.ended.is_none()
+        && record.device == mount.device
+        && record.mountpoint == mount.mountpoint.to_string_lossy()
+}
+
+fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
+    let record = volume.record();
+    let path = path.to_string_lossy();
+    record.mountpoint == path
+        || record.source == name.to_string_lossy()
+        || record.source.strip_prefix("dir:").is_some_and(|dir| dir == path)
+}
+
+/// `name` as an absolute path whose directories are resolved; the last part is resolved only if it is
+/// a symbolic link.
+fn plain_path(name: &OsStr) -> Option<PathBuf> {
+    let name = name.as_bytes();
+    let name = Path::new(OsStr::from_bytes(name.strip_prefix(b"dir:").unwrap_or(name)));
+    let absolute = std::path::absolute(name).ok()?;
+    let (Some(parent), Some(Component::Normal(last))) =
+        (absolute.parent(), absolute.components().next_back())
+    else {
+        return fs::canonicalize(&absolute).ok();
+    };
+    let path = fs::canonicalize(parent).map_or_else(|_| absolute.clone(), |parent| parent.join(last));
+    // Reading the link asks no server, as looking at its target would.
+    if fs::read_link(&path).is_ok() { fs::canonicalize(&path).ok() } else { Some(path) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn paths_are_made_plain_without_looking_at_their_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(dir.path()).unwrap();
+        fs::create_dir(real.join("a")).unwrap();
+        symlink(real.join("a"), real.join("link")).unwrap();
+        let plain = |name: PathBuf| plain_path(name.as_os_str()).unwrap();
+        assert_eq!(plain(real.join("a")), real.join("a"));
+        assert_eq!(plain(real.join("a/")), real.join("a"));
+        assert_eq!(plain(real.join("link")), real.join("a"));
+        assert_eq!(plain(real.join("link/missing")), real.join("a/missing"));
+        assert_eq!(plain(real.join("missing/deeper")), real.join("missing/deeper"));
+        assert_eq!(plain(PathBuf::from("/")), Path::new("/"));
+        let mut spec = std::ffi::OsString::from("dir:");
+        spec.push(&real);
+        assert_eq!(plain(spec.into()), real);
+    }
+}

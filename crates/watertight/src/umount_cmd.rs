@@ -1,0 +1,285 @@
+//! `umount`: returns when the data is on the store, the store is released and the mount is gone.
+//!
+//! The steps of the plain verb: look who holds the mount; have everything written while it is still
+//! mounted, so that a store that fails costs nothing but a message; take the kernel mount away; hear
+//! from the process how the volume ended; wait until that process is gone.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::cli::UmountArgs;
+use crate::console::console;
+use crate::control::api::{Ended, How, State, UmountRequest};
+use crate::control::client::{CallError, Client};
+use crate::holders::{self, Holders};
+use crate::mountinfo::Mount;
+use crate::problem::{Problem, Result};
+use crate::progress;
+use crate::target::{self, Target, Volume};
+use crate::unmount::{self, Outcome};
+
+/// How long a process may take to leave after its volume ended.
+const LEAVE: Duration = Duration::from_secs(30);
+/// How long a process may take to answer `umount --force`.
+const FORCE: Duration = Duration::from_secs(3);
+/// One long call of `wait`.
+const LONG: Duration = Duration::from_secs(3600);
+/// How many lost files are listed.
+const LOST_NAMED_MAX: usize = 20;
+
+/// Runs the verb.
+///
+/// # Errors
+/// Exit 2 when the path is no mount of ours, 1 when it is held, cannot be written, or lost data.
+pub fn run(args: &UmountArgs) -> Result<()> {
+    let Target { mount, volume, path } = target::resolve(&args.path)?;
+    let volume = volume.filter(|volume| volume.is_running() || mount.is_some());
+    match (mount, volume) {
+        (Some(mount), Some(volume)) if mount.is_ours() => {
+            let Some(client) = &volume.found.client else { return dead(&mount, Some(&volume)) };
+            let job = Job { mount: &mount, volume: &volume, client };
+            match (args.force, args.lazy) {
+                (true, _) => job.force(),
+                (_, true) => job.lazy(),
+                _ => job.plain(),
+            }
+        }
+        (Some(mount), None) if mount.is_ours() => dead(&mount, None),
+        (None, Some(volume)) => detached(&volume, args.force),
+        (mount, _) => Err(not_ours(&args.path, path.as_deref(), mount.as_ref())),
+    }
+}
+
+struct Job<'a> {
+    mount: &'a Mount,
+    volume: &'a Volume,
+    client: &'a Client,
+}
+
+impl Job<'_> {
+    fn plain(&self) -> Result<()> {
+        let holders = self.holders();
+        if holders.direct().next().is_some() {
+            return Err(self.held(&holders));
+        }
+        self.unmount_unless_held()?.map_err(|holders| self.held(&holders))
+    }
+
+    fn lazy(&self) -> Result<()> {
+        let holders = self.holders();
+        let holders = if holders.direct().next().is_some() {
+            holders
+        } else {
+            match self.unmount_unless_held()? {
+                Ok(()) => return Ok(()),
+                Err(holders) => holders,
+            }
+        };
+        progress::during(&self.what(), self.client, || unmount::detach(self.mount))?;
+        // Whoever held it may have let go meanwhile.
+        if let Ok(reply) = self.client.wait(Duration::ZERO)
+            && let Some(ended) = reply.ended
+        {
+            return self.report(&ended);
+        }
+        let id = &self.volume.record().id;
+        console().print(&format!("{}: the path is gone, the volume is still held by", self.path()));
+        for line in holders.lines() {
+            console().print(&format!("  {line}"));
+        }
+        console().print(&format!("its data follows: `watertight wait {id}` tells when it is on the store"));
+        Ok(())
+    }
+
+    fn force(&self) -> Result<()> {
+        let unique_id = unmount::unique_id(&self.mount.mountpoint);
+        let reply = self.client.umount(UmountRequest { how: How::Force }, Some(FORCE));
+        match reply {
+            Ok(reply) => {
+                let gone = self.client.wait_gone(FORCE);
+                // The process took the mount away; if it could not, it is ours to do.
+                let is_same = unmount::unique_id(&self.mount.mountpoint) == unique_id;
+                if is_same && unmount::is_mounted(self.mount) {
+                    unmount::force(self.mount)?;
+                }
+                if !gone {
+                    self.kill();
+                }
+                match reply.ended {
+                    Some(ended) => self.report(&ended),
+                    None => Err(Problem::failure(format!("{}: gone, but not how it ended", self.path()))),
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the mount process does not help; it is ended");
+                unmount::force(self.mount)?;
+                self.kill();
+                Err(Problem::failure(format!(
+                    "{}: gone by force; its process did not answer ({error}), so what was not written is not known",
+                    self.path()
+                )))
+            }
+        }
+    }
+
+    /// Ends a process that did not end by itself: nothing is to be kept running.
+    fn kill(&self) {
+        if let Err(error) = self.client.kill() {
+            tracing::warn!(pid = self.client.pid(), %error, "the mount process cannot be ended");
+        } else if !self.client.wait_gone(FORCE) {
+            tracing::warn!(pid = self.client.pid(), "the mount process was killed and is still there");
+        }
+    }
+
+    /// Unmounts and waits until the volume is released; held: who holds it.
+    fn unmount_unless_held(&self) -> Result<Result<(), Holders>> {
+        let what = self.what();
+        progress::during(&what, self.client, || self.client.sync()).map_err(|error| match error {
+            CallError::Refused(reason) => Problem::failure(format!(
+                "{path} stays mounted, its data could not be written: {reason}\n\
+                 nothing is lost as long as it is mounted; `watertight umount --force {path}` gives the data up",
+                path = self.path()
+            )),
+            error => Problem::failure(format!("{} stays mounted: {error}", self.path())),
+        })?;
+        match progress::during(&what, self.client, || unmount::plain(self.mount))? {
+            Outcome::Held => return Ok(Err(self.holders())),
+            Outcome::Gone => {}
+        }
+        let ended = progress::during(&what, self.client, || wait_ended(self.volume, self.client, LONG))?;
+        if !self.client.wait_gone(LEAVE) {
+            return Err(Problem::failure(format!(
+                "{}: the volume is {}, but its process {} does not leave",
+                self.path(),
+                ended.state,
+                self.client.pid()
+            )));
+        }
+        self.report(&ended).map(Ok)
+    }
+
+    fn report(&self, ended: &Ended) -> Result<()> {
+        report(&self.volume.record().source, self.path(), ended)
+    }
+
+    fn holders(&self) -> Holders {
+        holders::of(self.mount).unwrap_or_default()
+    }
+
+    fn held(&self, holders: &Holders) -> Problem {
+        let path = self.path();
+        let lines = holders.lines().join("\n  ");
+        Problem::failure(format!(
+            "{path} is busy (EBUSY); it is held by\n  {lines}\n\
+             `watertight umount --lazy {path}` takes the path away now and lets the data follow"
+        ))
+    }
+
+    fn path(&self) -> std::path::Display<'_> {
+        self.mount.mountpoint.display()
+    }
+
+    fn what(&self) -> String {
+        format!("unmounting {}", self.path())
+    }
+}
+
+/// Waits until a volume ended, also past the end of its process.
+///
+/// # Errors
+/// When its process cannot be asked, or died.
+pub fn wait_ended(volume: &Volume, client: &Client, call: Duration) -> Result<Ended> {
+    loop {
+        match client.wait(call) {
+            Ok(reply) => {
+                if let Some(ended) = reply.ended {
+                    return Ok(ended);
+                }
+            }
+            Err(CallError::Gone) => {
+                let id = &volume.record().id;
+                return volume
+                    .dir
+                    .read_record(id)
+                    .and_then(|record| record.ended)
+                    .ok_or_else(|| died(volume));
+            }
+            Err(error) => return Err(Problem::failure(error.to_string())),
+        }
+    }
+}
+
+/// Says how a volume ended.
+///
+/// # Errors
+/// [`State::Failed`]: what was lost.
+pub fn report(source: &str, mountpoint: impl std::fmt::Display, ended: &Ended) -> Result<()> {
+    if ended.state == State::Released {
+        console().print(&format!("{mountpoint}: unmounted; everything is on {source}"));
+        return Ok(());
+    }
+    let why = ended.error.as_ref().map_or_else(String::new, |error| format!(": {error}"));
+    let mut lines = vec![format!("{mountpoint}: unmounted, but not everything is on {source}{why}")];
+    lines.extend(ended.unwritten.lines(LOST_NAMED_MAX));
+    Err(Problem::failure(lines.join("\n")))
+}
+
+/// A volume whose process was killed.
+pub fn died(volume: &Volume) -> Problem {
+    let record = volume.record();
+    Problem::failure(format!(
+        "{}: its process ({}) died before everything was written; what was fsynced is on {}, later writes may be lost",
+        record.mountpoint, record.pid, record.source
+    ))
+}
+
+/// A mount whose process is gone.
+fn dead(mount: &Mount, volume: Option<&Volume>) -> Result<()> {
+    let path = mount.mountpoint.display();
+    if unmount::plain(mount)? == Outcome::Held {
+        let holders = holders::of(mount).unwrap_or_default();
+        unmount::detach(mount)?;
+        console().say(&format!("{path} was held by\n  {}", holders.lines().join("\n  ")));
+    }
+    console().print(&format!("{path}: the mount is gone"));
+    Err(volume.map_or_else(
+        || Problem::failure(format!("{path}: its process had died; what was not fsynced before may be lost")),
+        died,
+    ))
+}
+
+/// A volume without a path.
+fn detached(volume: &Volume, force: bool) -> Result<()> {
+    let record = volume.record();
+    let Some(client) = &volume.found.client else { return Err(died(volume)) };
+    if !force {
+        return Err(Problem::failure(format!(
+            "{}: already detached, open files keep it; `watertight wait {}` tells when its data is on the store",
+            record.mountpoint, record.id
+        )));
+    }
+    let reply = client
+        .umount(UmountRequest { how: How::Force }, Some(FORCE))
+        .map_err(|error| Problem::failure(format!("{}: {error}", record.mountpoint)))?;
+    match reply.ended {
+        Some(ended) => report(&record.source, &record.mountpoint, &ended),
+        None => Ok(()),
+    }
+}
+
+fn not_ours(name: &OsStr, path: Option<&Path>, mount: Option<&Mount>) -> Problem {
+    let shown = name.to_string_lossy();
+    match (mount, path) {
+        (Some(mount), _) => Problem::usage(format!(
+            "{shown} is a mountpoint of {}, not one of ours; umount(8) unmounts it",
+            mount.fs_type
+        )),
+        (None, Some(path)) if std::fs::symlink_metadata(path).is_ok() => {
+            Problem::usage(format!("{shown} is not a mountpoint; `watertight status` lists the volumes"))
+        }
+        _ => Problem::usage(format!(
+            "there is no {shown}, neither a path nor a volume's id; `watertight status` lists the volumes"
+        )),
+    }
+}

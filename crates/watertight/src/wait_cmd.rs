@@ -1,0 +1,105 @@
+//! `wait`: until a volume is drained and its store is free.
+
+use std::time::{Duration, Instant};
+
+use crate::cli::WaitArgs;
+use crate::console::console;
+use crate::control::api::{Ended, State};
+use crate::control::client::{CallError, Client};
+use crate::problem::{Problem, Result};
+use crate::target::{self, Target, Volume};
+use crate::umount_cmd::{died, wait_ended};
+use crate::{checks, progress};
+
+/// How many lost files are listed.
+const LOST_NAMED_MAX: usize = 20;
+/// How long a process may take to leave once its volume ended.
+const LEAVE: Duration = Duration::from_secs(30);
+
+/// Runs the verb.
+///
+/// # Errors
+/// Exit 1: not drained at the timeout, or it ended with data lost. Exit 2: no such volume.
+pub fn run(args: &WaitArgs) -> Result<()> {
+    let Target { mount, volume, path } = target::resolve(&args.volume)?;
+    let name = args.volume.to_string_lossy();
+    let Some(volume) = volume else {
+        if let Some(mount) = mount.filter(crate::mountinfo::Mount::is_ours) {
+            return Err(Problem::failure(format!(
+                "{name}: its process is gone, the dead mount is still there; `watertight umount {}` clears it",
+                mount.mountpoint.display()
+            )));
+        }
+        return match path.filter(|path| path.is_dir()) {
+            Some(dir) => unknown_directory(&dir),
+            None => Err(Problem::usage(format!(
+                "there is no volume {name}; `watertight status` lists the volumes by mountpoint, store and id"
+            ))),
+        };
+    };
+    let ended = match (&volume.found.client, &volume.record().ended) {
+        (Some(client), _) => wait(&volume, client, args.timeout)?,
+        (None, Some(ended)) => ended.clone(),
+        (None, None) => return Err(died(&volume)),
+    };
+    report(&volume, &ended)
+}
+
+fn wait(volume: &Volume, client: &Client, timeout: Option<Duration>) -> Result<Ended> {
+    let mountpoint = &volume.record().mountpoint;
+    let what = format!("waiting for {mountpoint}");
+    let Some(timeout) = timeout else {
+        let ended = progress::during(&what, client, || wait_ended(volume, client, LEAVE))?;
+        return leave(client, LEAVE, volume, ended);
+    };
+    let until = Instant::now() + timeout;
+    match progress::during(&what, client, || client.wait(timeout)) {
+        Ok(reply) => match reply.ended {
+            Some(ended) => leave(client, until.saturating_duration_since(Instant::now()), volume, ended),
+            None => Err(Problem::failure(format!(
+                "{mountpoint}: not yet: {}, {} to be written, {} open",
+                reply.status.state,
+                reply.status.unwritten(),
+                crate::units::count(reply.status.open_files, "file", "files"),
+            ))),
+        },
+        Err(CallError::Gone) => wait_ended(volume, client, Duration::ZERO),
+        Err(error) => Err(Problem::failure(format!("{mountpoint}: {error}"))),
+    }
+}
+
+/// Waits until the process is gone as well, and with it all it held.
+fn leave(client: &Client, timeout: Duration, volume: &Volume, ended: Ended) -> Result<Ended> {
+    if client.wait_gone(timeout.max(Duration::from_secs(1))) {
+        return Ok(ended);
+    }
+    let mountpoint = &volume.record().mountpoint;
+    Err(Problem::failure(format!(
+        "{mountpoint}: {}, but its process {} is still there",
+        ended.state,
+        client.pid()
+    )))
+}
+
+fn report(volume: &Volume, ended: &Ended) -> Result<()> {
+    let record = volume.record();
+    if ended.state == State::Released {
+        console().print(&format!("{}: free; everything is on {}", record.mountpoint, record.source));
+        return Ok(());
+    }
+    let mut lines = vec![format!("{}: free, but not everything is on {}", record.mountpoint, record.source)];
+    lines.extend(ended.error.clone());
+    lines.extend(ended.unwritten.lines(LOST_NAMED_MAX));
+    Err(Problem::failure(lines.join("\n")))
+}
+
+/// A directory that no record tells of: free, unless a process holds it as a store.
+fn unknown_directory(dir: &std::path::Path) -> Result<()> {
+    match checks::store_holder(dir) {
+        Some(holder) => Err(Problem::failure(format!("{}: in use as a store by {holder}", dir.display()))),
+        None => {
+            console().print(&format!("{}: free; no volume is known there", dir.display()));
+            Ok(())
+        }
+    }
+}
