@@ -37,6 +37,7 @@ mod flush;
 mod handles;
 mod inode;
 mod life;
+mod locks;
 mod names;
 mod page;
 mod table;
@@ -49,6 +50,7 @@ pub use cancel::{Cancel, Event, Watch};
 pub use error::{Error, Result};
 pub use files::Opened;
 pub use life::{DrainReport, LifeState, Status, Unwritten};
+pub use locks::{LockLimits, LockTable};
 pub use types::{
     Caller, Ctx, HandleId, Lock, LockDone, LockFamily, LockKind, LockWait, NodeId, OpenFlags, WriteFlags,
 };
