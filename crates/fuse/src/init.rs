@@ -104,12 +104,12 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
 
 /// What this side makes use of.
 ///
-/// Left out on purpose: `EXPORT_SUPPORT` (nobody looks up `.` and `..`), `AUTO_INVAL_DATA` (the store is used by
+/// Left out on purpose: `ATOMIC_O_TRUNC` (the file of a running program would be truncated by the opening that
+/// is then refused with ETXTBSY), `EXPORT_SUPPORT` (nobody looks up `.` and `..`), `AUTO_INVAL_DATA` (the store is used by
 /// this connection only, so that nothing changes behind the kernel's back), `HAS_INODE_DAX`,
 /// `NO_OPEN_SUPPORT` (handles are needed), the splice flags (they only say what the kernel can do).
 fn wanted(mode: Mode) -> InitFlags {
     let common = InitFlags::ASYNC_READ
-        | InitFlags::ATOMIC_O_TRUNC
         | InitFlags::BIG_WRITES
         | InitFlags::DONT_MASK
         | InitFlags::DO_READDIRPLUS
