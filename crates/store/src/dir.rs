@@ -116,6 +116,14 @@ impl DirStore {
         Ok(Arc::new(Self { inner: Arc::new(Inner::open(path.as_ref())?) }))
     }
 
+    /// Who has the directory `path` in use as a store, in words for a person; nothing is opened or locked.
+    ///
+    /// # Errors
+    /// Those of opening the directory.
+    pub fn holder(path: impl AsRef<Path>) -> Result<Option<String>> {
+        holder::of(path.as_ref())
+    }
+
     /// What the store's syncs did so far.
     #[must_use]
     pub fn counters(&self) -> DirCounters {

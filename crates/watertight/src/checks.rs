@@ -1,24 +1,20 @@
 //! What can be said about a source and a mountpoint before anything is mounted: each thing that is
 //! wrong has its own message.
 
-use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use store::ErrorKind;
+use fuse::MountpointError;
 
 use crate::mountinfo::MountTable;
 use crate::problem::{Problem, Result};
-use crate::unmount::is_in_path;
-
-/// The device through which a file system is served.
-const DEV_FUSE: &str = "/dev/fuse";
+use crate::unmount;
 
 /// A store as a person named it, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// For [`store::open`], and the name in `status`.
+    /// For [`store::open`], and the name in `status`: a directory by its real path.
     pub spec: String,
     /// The directory, if it is one.
     pub directory: Option<PathBuf>,
@@ -29,51 +25,51 @@ pub struct Source {
 /// # Errors
 /// Exit 2, naming what is wrong with it.
 pub fn source(given: &str) -> Result<Source> {
-    let scheme =
-        given.split_once(':').filter(|(scheme, _)| !scheme.is_empty() && !scheme.contains(['/', '.']));
-    let (prefix, path) = match scheme {
-        Some(("dir", path)) => ("dir:".to_owned(), path),
-        Some(("mem", "")) => return Ok(Source { spec: given.to_owned(), directory: None }),
-        Some(("mem", _)) => {
-            return Err(Problem::usage(format!("source {given}: a memory store is named just mem:")));
-        }
-        // fault:WHAT:INNER wraps another store.
+    match given.split_once(':') {
+        // A store around another one.
         Some(("fault", rest)) => {
-            let (what, inner) = rest.split_once(':').unwrap_or((rest, ""));
+            let Some((rules, inner)) = rest.split_once(',') else {
+                return Ok(Source { spec: given.to_owned(), directory: None });
+            };
             let inner = source(inner)?;
-            return Ok(Source { spec: format!("fault:{what}:{}", inner.spec), directory: inner.directory });
+            Ok(Source { spec: format!("fault:{rules},{}", inner.spec), directory: inner.directory })
         }
-        Some((scheme, _)) if !Path::new(given).exists() => {
-            return Err(Problem::usage(format!(
-                "source {given}: there is no kind of store {scheme}; give a directory (dir:PATH or just PATH), or mem:"
-            )));
+        Some(("dir", path)) => directory(path),
+        // Whatever else has the form of a store's name, the stores themselves judge.
+        Some((scheme, _)) if scheme.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) => {
+            Ok(Source { spec: given.to_owned(), directory: None })
         }
-        _ => ("dir:".to_owned(), given),
-    };
+        _ => directory(given),
+    }
+}
+
+/// The directory that a checked source names.
+#[must_use]
+pub fn directory_of(spec: &str) -> Option<&str> {
+    match spec.split_once(':')? {
+        ("dir", path) => Some(path),
+        ("fault", rest) => directory_of(rest.split_once(',')?.1),
+        _ => None,
+    }
+}
+
+fn directory(path: &str) -> Result<Source> {
     if path.is_empty() {
         return Err(Problem::usage("the source is empty; give a directory, or mem:"));
     }
+    let wrong = |what: &str| Problem::usage(format!("source {path} {what}"));
     let meta = fs::metadata(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => {
-            Problem::usage(format!("source {path} does not exist; make the directory first"))
-        }
-        io::ErrorKind::NotADirectory => {
-            Problem::usage(format!("source {path}: a part of the path is not a directory"))
-        }
-        io::ErrorKind::PermissionDenied => {
-            Problem::usage(format!("source {path}: no permission to reach it"))
-        }
-        _ => Problem::usage(format!("source {path}: {error}")),
+        io::ErrorKind::NotFound => wrong("does not exist; make the directory first"),
+        io::ErrorKind::NotADirectory => wrong("cannot be reached: a part of the path is not a directory"),
+        io::ErrorKind::PermissionDenied => wrong("cannot be reached: no permission"),
+        _ => wrong(&format!("cannot be reached: {error}")),
     })?;
     if !meta.is_dir() {
-        return Err(Problem::usage(format!("source {path} is not a directory")));
+        return Err(wrong("is not a directory"));
     }
-    let directory =
-        fs::canonicalize(path).map_err(|error| Problem::usage(format!("source {path}: {error}")))?;
-    let Some(text) = directory.to_str() else {
-        return Err(Problem::usage(format!("source {}: its path is not UTF-8", directory.display())));
-    };
-    Ok(Source { spec: format!("{prefix}{text}"), directory: Some(directory) })
+    let directory = fs::canonicalize(path).map_err(|error| wrong(&format!("cannot be reached: {error}")))?;
+    let Some(text) = directory.to_str() else { return Err(wrong("cannot be named: its path is not UTF-8")) };
+    Ok(Source { spec: format!("dir:{text}"), directory: Some(directory) })
 }
 
 /// Checks the mountpoint: an empty directory where nothing is mounted. Gives its real path.
@@ -82,37 +78,30 @@ pub fn source(given: &str) -> Result<Source> {
 /// Exit 2, naming what is wrong with it.
 pub fn mountpoint(given: &Path) -> Result<PathBuf> {
     let shown = given.display();
-    let wrong = |what: &str| Problem::usage(format!("mountpoint {shown} {what}"));
-    let table = MountTable::read().map_err(|error| Problem::failure(format!("the mount table: {error}")))?;
-    let path = fs::canonicalize(given).map_err(|error| match error.raw_os_error() {
-        // ENOTCONN: its server died.
-        Some(107) => {
-            wrong(&format!("is a mount whose server is gone; `watertight umount {shown}` clears it"))
-        }
-        _ => match error.kind() {
-            io::ErrorKind::NotFound => wrong("does not exist; make an empty directory first"),
-            io::ErrorKind::NotADirectory => wrong("cannot be reached: a part of the path is not a directory"),
-            io::ErrorKind::PermissionDenied => wrong("cannot be reached: no permission"),
-            _ => wrong(&format!("cannot be reached: {error}")),
-        },
-    })?;
-    if let Some(mount) = table.at(&path) {
-        let what = format!("{} ({})", mount.source.to_string_lossy(), mount.fs_type);
-        return Err(wrong(&format!("is already mounted: {what}; unmount that, or choose another directory")));
-    }
-    let meta = fs::metadata(&path).map_err(|error| wrong(&format!("cannot be looked at: {error}")))?;
-    if !meta.is_dir() {
-        return Err(wrong("is not a directory"));
-    }
-    let mut entries = fs::read_dir(&path).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
-    if let Some(Ok(entry)) = entries.next() {
-        let name = entry.file_name();
-        return Err(wrong(&format!(
-            "is not empty: it has {}; choose an empty directory",
-            name.to_string_lossy()
-        )));
-    }
-    Ok(path)
+    fuse::check_mountpoint(given, false).map_err(|error| {
+        let advice = match &error {
+            MountpointError::Missing(_) => "make an empty directory first".to_owned(),
+            MountpointError::NotEmpty(_) => first_entry(given)
+                .map_or_else(String::new, |name| format!("it has {name}; choose an empty directory")),
+            MountpointError::AlreadyMounted(_) | MountpointError::Dead(_) if unmount::is_dead(given) => {
+                format!("its server is gone: `watertight umount {shown}` clears it")
+            }
+            MountpointError::AlreadyMounted(_) => match fs::canonicalize(given) {
+                Ok(path) => MountTable::read().at(&path).map_or_else(String::new, |mount| {
+                    format!("{} ({}); unmount that, or choose another directory", mount.source, mount.fstype)
+                }),
+                Err(error) => error.to_string(),
+            },
+            _ => String::new(),
+        };
+        let advice = if advice.is_empty() { advice } else { format!(": {advice}") };
+        Problem::usage(format!("{error}{advice}"))
+    })
+}
+
+fn first_entry(dir: &Path) -> Option<String> {
+    let entry = fs::read_dir(dir).ok()?.next()?.ok()?;
+    Some(entry.file_name().to_string_lossy().into_owned())
 }
 
 /// Checks that neither of the two directories, both real paths, lies in the other.
@@ -137,47 +126,6 @@ pub fn apart(source: &Path, mountpoint: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks that this host and this user can serve a file system at all.
-///
-/// # Errors
-/// Exit 1, naming what is missing and what would help.
-pub fn fuse() -> Result<()> {
-    if let Err(error) = OpenOptions::new().read(true).write(true).open(DEV_FUSE) {
-        return Err(Problem::failure(match error.kind() {
-            io::ErrorKind::NotFound => {
-                format!(
-                    "{DEV_FUSE} does not exist: load the kernel's FUSE module (modprobe fuse), or give the container the device"
-                )
-            }
-            io::ErrorKind::PermissionDenied => {
-                format!(
-                    "no permission to open {DEV_FUSE}: run as root, or let root make it accessible (chmod 666 {DEV_FUSE})"
-                )
-            }
-            _ => format!("{DEV_FUSE} cannot be opened: {error}"),
-        }));
-    }
-    if !rustix::process::geteuid().is_root() && !is_in_path(OsStr::new("fusermount3")) {
-        return Err(Problem::failure(
-            "without root, mounting needs the program fusermount3, which is not in PATH (Debian: apt-get install fuse3)",
-        ));
-    }
-    Ok(())
-}
-
-/// Who has the directory `dir` in use as a store, in words; none if nobody.
-#[must_use]
-pub fn store_holder(dir: &Path) -> Option<String> {
-    match store::open(&format!("dir:{}", dir.display())) {
-        Ok(store) => {
-            store.close();
-            None
-        }
-        Err(error) if error.kind() == ErrorKind::Busy => Some(error.to_string()),
-        Err(_) => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,18 +146,18 @@ mod tests {
         assert_eq!(source(text).unwrap(), good);
         assert_eq!(source(&format!("dir:{text}/.")).unwrap(), good);
         assert_eq!(source("mem:").unwrap().directory, None);
-        let fault = source(&format!("fault:delay=1ms:{text}/")).unwrap();
-        assert_eq!(
-            fault,
-            Source { spec: format!("fault:delay=1ms:dir:{text}"), directory: Some(real.clone()) }
-        );
+        let fault = source(&format!("fault:write:delay=1ms,{text}/")).unwrap();
+        assert_eq!(fault.spec, format!("fault:write:delay=1ms,dir:{text}"));
+        assert_eq!(fault.directory, Some(real.clone()));
+        assert_eq!(directory_of(&fault.spec), Some(text));
+        assert_eq!(directory_of(&good.spec), Some(text));
+        assert_eq!(directory_of("mem:"), None);
 
         fs::write(real.join("file"), "").unwrap();
         assert!(said(source(&format!("{text}/none"))).contains("does not exist"));
         assert!(said(source(&format!("{text}/file"))).contains("is not a directory"));
         assert!(said(source(&format!("{text}/file/x"))).contains("a part of the path"));
-        assert!(said(source("s3:bucket")).contains("no kind of store s3"));
-        assert!(said(source("mem:x")).contains("just mem:"));
+        assert!(said(source(&format!("fault:,{text}/none"))).contains("does not exist"));
         assert!(said(source("")).contains("empty"));
     }
 
@@ -218,11 +166,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let real = fs::canonicalize(dir.path()).unwrap();
         assert_eq!(mountpoint(dir.path()).unwrap(), real);
-        assert!(said(mountpoint(&real.join("none"))).contains("does not exist"));
+        assert!(said(mountpoint(&real.join("none"))).contains("does not exist: make an empty directory"));
         fs::write(real.join("file"), "").unwrap();
         assert!(said(mountpoint(&real)).contains("is not empty: it has file"));
         assert!(said(mountpoint(&real.join("file"))).contains("is not a directory"));
-        assert!(said(mountpoint(Path::new("/proc"))).contains("is already mounted: proc (proc)"));
+        assert!(said(mountpoint(Path::new("/proc"))).contains("already: proc (proc)"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
 
-use crate::mountinfo::{Device, Mount, MountTable, parse_device};
+use crate::mountinfo::{Device, Mount, MountTable};
 
 /// How many holders a list for a person names.
 const NAMED_MAX: usize = 8;
@@ -122,7 +122,7 @@ pub fn of(mount: &Mount) -> io::Result<Holders> {
         }
     }
     holders.found.sort_by_key(|holder| holder.pid);
-    let table = MountTable::read()?;
+    let table = MountTable::read();
     mounts_inside(mount, &table, &mut holders);
     loop_devices(mount, &table, &mut holders);
     Ok(holders)
@@ -157,7 +157,7 @@ impl Process<'_> {
         // An empty mask and DONT_SYNC: the answer is the kernel's own, its server is not asked.
         let Ok(stat) = statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()) else { return };
         let device = Device { major: stat.stx_dev_major, minor: stat.stx_dev_minor };
-        if device != self.mount.device {
+        if device != Device::of(self.mount) {
             return;
         }
         let file =
@@ -172,8 +172,8 @@ impl Process<'_> {
         for line in maps.lines() {
             // ADDRESSES PERMISSIONS OFFSET MAJOR:MINOR INODE   PATH
             let mut fields = line.splitn(6, ' ');
-            let device = fields.nth(3).and_then(|field| parse_device(field, 16));
-            if device != Some(self.mount.device) {
+            let device = fields.nth(3).and_then(Device::parse_hex);
+            if device != Some(Device::of(self.mount)) {
                 continue;
             }
             let file = fields.nth(1).unwrap_or("").trim_start();
@@ -197,7 +197,7 @@ impl Process<'_> {
 fn mounts_inside(mount: &Mount, table: &MountTable, holders: &mut Holders) {
     holders.found.extend(table.on(mount).map(|inner| Holder {
         pid: None,
-        name: inner.fs_type.clone(),
+        name: inner.fstype.clone(),
         how: How::Mount,
         file: inner.mountpoint.to_string_lossy().into_owned(),
         direct: true,
@@ -232,7 +232,6 @@ mod tests {
         let device = Device { major: rustix::fs::major(device), minor: rustix::fs::minor(device) };
         let stat = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).unwrap();
         MountTable::read()
-            .unwrap()
             .of_device(device)
             .find(|mount| mount.id == stat.stx_mnt_id)
             .cloned()

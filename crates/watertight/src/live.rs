@@ -21,11 +21,12 @@ use tokio::sync::watch;
 use volume::{DrainReport, LifeState, Volume};
 
 use crate::control::api::{
-    Ended, FILES_NAMED_MAX, FileError, How, State, Status, Synced, UmountReply, UmountRequest, Unwritten, now,
+    Ended, FILES_NAMED_MAX, FileError, How, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
+    now_ms,
 };
 use crate::control::server::Service;
 use crate::holders::{self, Holders};
-use crate::mountinfo::{Mount, MountTable};
+use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
 
@@ -47,8 +48,8 @@ pub struct Facts {
     pub mode: &'static str,
     /// Whether it was mounted read-only.
     pub read_only: bool,
-    /// Seconds since the epoch.
-    pub started: u64,
+    /// Milliseconds since the epoch.
+    pub started_ms: u64,
     /// Dirty data may rest this long.
     pub dirty_after: Duration,
     /// How long an unmount goes on without any progress.
@@ -120,11 +121,10 @@ impl Live {
     #[must_use]
     pub fn mounts(&self) -> Vec<Mount> {
         let ours = &self.facts.mount;
-        // If the table cannot be read nothing is known; then nothing is claimed.
-        let table = MountTable::read().unwrap_or_default();
+        let table = MountTable::read();
+        let of_device = table.of_device(Device::of(ours));
         let mounts =
-            table.of_device(ours.device).filter(|m| m.fs_type == ours.fs_type && m.source == ours.source);
-        let mounts = mounts.cloned().collect();
+            of_device.filter(|m| m.fstype == ours.fstype && m.source == ours.source).cloned().collect();
         // Looked at last: while it was false the table's rows were ours.
         if self.gone.get() { Vec::new() } else { mounts }
     }
@@ -198,13 +198,13 @@ impl Service for Live {
             uid: rustix::process::geteuid().as_raw(),
             source: facts.source.clone(),
             mountpoint: facts.mount.mountpoint.to_string_lossy().into_owned(),
-            device: facts.mount.device,
+            device: Device::of(&facts.mount),
             state: self.state(&volume),
-            mount_type: facts.mount.kind().to_owned(),
+            mount_type: mountinfo::kind(&facts.mount).to_owned(),
             mount_type_reason: facts.type_reason.clone(),
             mode: facts.mode.to_owned(),
             read_only: facts.read_only,
-            started: facts.started,
+            started_ms: facts.started_ms,
             dirty_bytes: volume.dirty_bytes,
             writeback_bytes: volume.writeback_bytes,
             dirty_files: volume.dirty_files,
@@ -251,7 +251,7 @@ impl Service for Live {
 pub fn ended_with(report: &DrainReport) -> Ended {
     Ended {
         state: if report.is_complete() { State::Released } else { State::Failed },
-        when: now(),
+        ended_ms: now_ms(),
         unwritten: unwritten(&report.unwritten),
         error: report.sync_error.as_ref().map(ToString::to_string),
     }

@@ -16,10 +16,10 @@ use crate::background;
 use crate::checks::{self, Source};
 use crate::cli::MountArgs;
 use crate::console::{Colour, console};
-use crate::control::api::now;
+use crate::control::api::now_ms;
 use crate::control::server::Server;
 use crate::live::{Facts, Gone, Live};
-use crate::mountinfo::{Mount, MountTable, SUBTYPE};
+use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
 use crate::opts::{self, Mode, MountOptions, MountType};
 use crate::problem::{Problem, Result};
@@ -60,7 +60,6 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if let Some(directory) = &source.directory {
         checks::apart(directory, &mountpoint)?;
     }
-    checks::fuse()?;
     let log = background::open_log(args.log_file.as_deref())?;
     if in_background {
         background::leave_session();
@@ -86,7 +85,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let facts = facts(&options, &source, read_only, &session)?;
 
     let record =
-        registry::new_record(facts.id.clone(), facts.source.clone(), &mountpoint, facts.mount.device);
+        registry::new_record(facts.id.clone(), facts.source.clone(), &mountpoint, Device::of(&facts.mount));
     let (registration, listener) = runtime_dir.register(record)?;
     let live = Arc::new(Live::new(facts, volume, sender.clone(), Arc::clone(&gone)));
     let owner = rustix::process::geteuid().as_raw();
@@ -108,7 +107,9 @@ fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
     let spec = &source.spec;
     store::open(spec).map_err(|error| match error.kind() {
         ErrorKind::Busy => {
-            let volume = target::volumes().into_iter().find(|v| v.is_running() && v.record().source == *spec);
+            let volume = target::volumes().into_iter().find(|v| {
+                v.is_running() && checks::directory_of(&v.record().source) == checks::directory_of(spec)
+            });
             let at = volume.map_or_else(String::new, |volume| {
                 format!("; it is mounted at {}", volume.record().mountpoint)
             });
@@ -213,11 +214,7 @@ fn start_session(
 
 fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fuse::Session) -> Result<Facts> {
     let mount = session.mount();
-    let row = mount.info().and_then(|info| {
-        let table = MountTable::read().ok()?;
-        table.iter().find(|row| row.id == info.id).cloned()
-    });
-    let mount_row: Mount = row.ok_or_else(|| {
+    let mount_row = mount.info().cloned().ok_or_else(|| {
         Problem::failure(format!(
             "{} was unmounted again while it was being mounted",
             mount.mountpoint().display()
@@ -233,7 +230,7 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
         },
         mode: options.mode.name(),
         read_only,
-        started: now(),
+        started_ms: now_ms(),
         dirty_after: options.dirty_after.unwrap_or(volume::Options::default().dirty_after),
         drain_timeout: options.drain_timeout,
     })
@@ -268,7 +265,7 @@ fn serve(session: fuse::Session, gone: Arc<Gone>, sender: Sender<Event>) -> Resu
 fn announce(live: &Live) {
     let facts = live.facts();
     let mount = &facts.mount;
-    let how = format!("{}{}", mount.kind(), if facts.read_only { ", read-only" } else { "" });
+    let how = format!("{}{}", mountinfo::kind(mount), if facts.read_only { ", read-only" } else { "" });
     console().print(&format!(
         "{}: {} is mounted at {} (volume {}, {how}, pid {})",
         background::READY,

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::api::{Ended, now};
+use crate::control::api::{Ended, now_ms};
 use crate::control::client::{CallError, Client};
 use crate::mountinfo::Device;
 use crate::problem::{Problem, Result};
@@ -47,8 +47,8 @@ pub struct Record {
     pub mountpoint: String,
     /// The mount's device number.
     pub device: Device,
-    /// Seconds since the epoch.
-    pub started: u64,
+    /// Milliseconds since the epoch.
+    pub started_ms: u64,
     /// How it ended; none while it runs, and for ever if its process was killed.
     pub ended: Option<Ended>,
 }
@@ -203,7 +203,7 @@ impl RuntimeDir {
             .into_iter()
             .filter(|found| found.client.is_none())
             .map(|found| {
-                (found.record.ended.map_or(found.record.started, |ended| ended.when), found.record.id)
+                (found.record.ended.map_or(found.record.started_ms, |ended| ended.ended_ms), found.record.id)
             })
             .collect();
         ended.sort_unstable();
@@ -287,7 +287,7 @@ pub fn new_id() -> Result<String> {
 #[must_use]
 pub fn new_record(id: String, source: String, mountpoint: &Path, device: Device) -> Record {
     let mountpoint = mountpoint.to_string_lossy().into_owned();
-    Record { id, pid: std::process::id(), source, mountpoint, device, started: now(), ended: None }
+    Record { id, pid: std::process::id(), source, mountpoint, device, started_ms: now_ms(), ended: None }
 }
 
 fn own_path(uid: u32) -> PathBuf {
@@ -327,8 +327,8 @@ mod tests {
         new_record(id.to_owned(), "mem:".to_owned(), Path::new("/mnt/x"), device)
     }
 
-    fn ended(when: u64) -> Ended {
-        Ended { state: State::Released, when, unwritten: Unwritten::default(), error: None }
+    fn ended(ended_ms: u64) -> Ended {
+        Ended { state: State::Released, ended_ms, unwritten: Unwritten::default(), error: None }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::cli::StatusArgs;
 use crate::console::{Colour, console};
 use crate::control::api::{State, Status};
-use crate::mountinfo::{Mount, MountTable};
+use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
 use crate::registry::Record;
 use crate::target::{self, Target, Volume};
@@ -45,15 +45,15 @@ struct Silent {
 /// Exit 2 when a volume was named that does not exist.
 pub fn run(args: &StatusArgs) -> Result<()> {
     let report = match &args.path {
-        None => gather(target::volumes(), None)?,
+        None => gather(target::volumes(), None),
         Some(name) => {
-            let Target { mount, volume, .. } = target::resolve(name)?;
-            let mount = mount.filter(Mount::is_ours);
+            let Target { mount, volume, .. } = target::resolve(name);
+            let mount = mount.filter(mountinfo::is_ours);
             if volume.is_none() && mount.is_none() {
                 let shown = name.to_string_lossy();
                 return Err(Problem::usage(format!("{shown} is no volume; `watertight status` lists them")));
             }
-            gather(volume.into_iter().collect(), Some(mount.into_iter().collect()))?
+            gather(volume.into_iter().collect(), Some(mount.into_iter().collect()))
         }
     };
     if args.json {
@@ -67,7 +67,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
 }
 
 /// Asks each of `volumes`; `mounts`: those to look for dead ones among, by default all.
-fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>) -> Result<Report> {
+fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>) -> Report {
     let mut report = Report::default();
     let one = mounts.is_some();
     for volume in volumes {
@@ -88,10 +88,11 @@ fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>) -> Result<Report> {
     if !one {
         report.leave_out_what_is_over();
     }
-    let table = MountTable::read().map_err(|error| Problem::failure(format!("the mount table: {error}")))?;
-    let mounts = mounts.unwrap_or_else(|| table.iter().filter(|mount| mount.is_ours()).cloned().collect());
+    let table = MountTable::read();
+    let mounts =
+        mounts.unwrap_or_else(|| table.iter().filter(|mount| mountinfo::is_ours(mount)).cloned().collect());
     let served = |mount: &Mount| {
-        report.volumes.iter().any(|status| status.device == mount.device)
+        report.volumes.iter().any(|status| status.device == Device::of(mount))
             || report.silent.iter().any(|silent| silent.mountpoint == mount.mountpoint.to_string_lossy())
     };
     report.dead_mounts = mounts
@@ -99,7 +100,7 @@ fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>) -> Result<Report> {
         .filter(|mount| !served(mount) && unmount::is_dead(&mount.mountpoint))
         .map(|mount| mount.mountpoint.to_string_lossy().into_owned())
         .collect();
-    Ok(report)
+    report
 }
 
 impl Report {
@@ -108,7 +109,9 @@ impl Report {
         let all = std::mem::take(&mut self.ended);
         let mounted_again = |record: &Record| {
             self.volumes.iter().any(|status| status.source == record.source)
-                || all.iter().any(|later| later.source == record.source && later.started > record.started)
+                || all
+                    .iter()
+                    .any(|later| later.source == record.source && later.started_ms > record.started_ms)
         };
         self.ended = all
             .iter()

@@ -26,15 +26,11 @@ pub fn run(args: &SyncArgs) -> Result<()> {
 }
 
 fn find(name: &OsStr) -> Result<Volume> {
-    let Target { volume, path, .. } = target::resolve(name)?;
+    let Target { volume, path, .. } = target::resolve(name);
     if let Some(volume) = volume.filter(Volume::is_running) {
         return Ok(volume);
     }
-    let inside = match &path {
-        Some(path) => target::containing(path)?,
-        None => None,
-    };
-    inside.ok_or_else(|| {
+    path.as_deref().and_then(target::containing).ok_or_else(|| {
         Problem::usage(format!(
             "{} lies in no mounted volume of ours; `watertight status` lists the volumes, sync(1) syncs other file systems",
             name.to_string_lossy()

@@ -8,10 +8,10 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use crate::checks;
 use crate::control::api::Status;
 use crate::control::client::CallError;
-use crate::mountinfo::{Mount, MountTable};
-use crate::problem::{Problem, Result};
+use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::registry::{Found, Record, RuntimeDir};
 
 /// A volume of the registry.
@@ -70,16 +70,14 @@ pub fn volumes() -> Vec<Volume> {
         .into_iter()
         .flat_map(|dir| dir.volumes().into_iter().map(move |found| Volume { dir: dir.clone(), found }))
         .collect();
-    all.sort_by_key(|volume| (!volume.is_running(), std::cmp::Reverse(volume.record().started)));
+    all.sort_by_key(|volume| (!volume.is_running(), std::cmp::Reverse(volume.record().started_ms)));
     all
 }
 
 /// Finds what `name` means.
-///
-/// # Errors
-/// When the mount table cannot be read.
-pub fn resolve(name: &OsStr) -> Result<Target> {
-    let table = MountTable::read().map_err(|error| Problem::failure(format!("the mount table: {error}")))?;
+#[must_use]
+pub fn resolve(name: &OsStr) -> Target {
+    let table = MountTable::read();
     let mut volumes = volumes();
     let mut take = |wanted: &dyn Fn(&Volume) -> bool| {
         let index = volumes.iter().position(wanted)?;
@@ -90,37 +88,35 @@ pub fn resolve(name: &OsStr) -> Result<Target> {
         && let Some(volume) = take(&|volume| volume.record().id == id)
     {
         let mount = mount_of(&volume, &table);
-        return Ok(Target { mount, volume: Some(volume), path: None });
+        return Target { mount, volume: Some(volume), path: None };
     }
     let path = plain_path(name);
     let mount = path.as_deref().and_then(|path| table.at(path)).cloned();
     if let Some(mount) = mount {
-        let volume = take(&|volume| volume.is_running() && volume.record().device == mount.device)
-            .or_else(|| take(&|volume| mount.is_ours() && is_unfinished(volume, &mount)));
+        let volume = take(&|volume| volume.is_running() && volume.record().device == Device::of(&mount))
+            .or_else(|| take(&|volume| mountinfo::is_ours(&mount) && is_unfinished(volume, &mount)));
         // A mount over a directory that is also a store (not ours): the store may be meant.
-        if volume.is_some() || mount.is_ours() {
-            return Ok(Target { mount: Some(mount), volume, path });
+        if volume.is_some() || mountinfo::is_ours(&mount) {
+            return Target { mount: Some(mount), volume, path };
         }
         let volume = path.as_deref().and_then(|path| take(&|volume| names(volume, name, path)));
         let own = volume.as_ref().and_then(|volume| mount_of(volume, &table));
-        return Ok(Target { mount: own.or(Some(mount)), volume, path });
+        return Target { mount: own.or(Some(mount)), volume, path };
     }
     let volume = match path.as_deref() {
         Some(path) => take(&|volume| names(volume, name, path)),
         None => None,
     };
     let mount = volume.as_ref().and_then(|volume| mount_of(volume, &table));
-    Ok(Target { mount, volume, path })
+    Target { mount, volume, path }
 }
 
 /// Finds the volume that `path` lies in, for a path that need not be a mountpoint.
-///
-/// # Errors
-/// As [`resolve`].
-pub fn containing(path: &Path) -> Result<Option<Volume>> {
-    let table = MountTable::read().map_err(|error| Problem::failure(format!("the mount table: {error}")))?;
-    let Some(device) = table.containing(path).map(|mount| mount.device) else { return Ok(None) };
-    Ok(volumes().into_iter().find(|volume| volume.is_running() && volume.record().device == device))
+#[must_use]
+pub fn containing(path: &Path) -> Option<Volume> {
+    let table = MountTable::read();
+    let device = Device::of(table.containing(path)?);
+    volumes().into_iter().find(|volume| volume.is_running() && volume.record().device == device)
 }
 
 /// The path that leads to a running volume; none if there is none.
@@ -129,7 +125,8 @@ fn mount_of(volume: &Volume, table: &MountTable) -> Option<Mount> {
         return None;
     }
     let record = volume.record();
-    let mut mounts: Vec<&Mount> = table.of_device(record.device).filter(|mount| mount.is_ours()).collect();
+    let mut mounts: Vec<&Mount> =
+        table.of_device(record.device).filter(|mount| mountinfo::is_ours(mount)).collect();
     mounts.sort_by_key(|mount| mount.mountpoint.to_string_lossy() != record.mountpoint);
     mounts.first().map(|&mount| mount.clone())
 }
@@ -138,7 +135,7 @@ fn mount_of(volume: &Volume, table: &MountTable) -> Option<Mount> {
 fn is_unfinished(volume: &Volume, mount: &Mount) -> bool {
     let record = volume.record();
     record.ended.is_none()
-        && record.device == mount.device
+        && record.device == Device::of(mount)
         && record.mountpoint == mount.mountpoint.to_string_lossy()
 }
 
@@ -147,7 +144,7 @@ fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
     let path = path.to_string_lossy();
     record.mountpoint == path
         || record.source == name.to_string_lossy()
-        || record.source.strip_prefix("dir:").is_some_and(|dir| dir == path)
+        || checks::directory_of(&record.source).is_some_and(|dir| dir == path)
 }
 
 /// `name` as an absolute path whose directories are resolved; the last part is resolved only if it is

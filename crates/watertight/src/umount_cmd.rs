@@ -13,7 +13,7 @@ use crate::console::console;
 use crate::control::api::{Ended, How, State, UmountRequest};
 use crate::control::client::{CallError, Client};
 use crate::holders::{self, Holders};
-use crate::mountinfo::Mount;
+use crate::mountinfo::{self, Mount};
 use crate::problem::{Problem, Result};
 use crate::progress;
 use crate::target::{self, Target, Volume};
@@ -33,10 +33,10 @@ const LOST_NAMED_MAX: usize = 20;
 /// # Errors
 /// Exit 2 when the path is no mount of ours, 1 when it is held, cannot be written, or lost data.
 pub fn run(args: &UmountArgs) -> Result<()> {
-    let Target { mount, volume, path } = target::resolve(&args.path)?;
+    let Target { mount, volume, path } = target::resolve(&args.path);
     let volume = volume.filter(|volume| volume.is_running() || mount.is_some());
     match (mount, volume) {
-        (Some(mount), Some(volume)) if mount.is_ours() => {
+        (Some(mount), Some(volume)) if mountinfo::is_ours(&mount) => {
             let Some(client) = &volume.found.client else { return dead(&mount, Some(&volume)) };
             let job = Job { mount: &mount, volume: &volume, client };
             match (args.force, args.lazy) {
@@ -45,7 +45,7 @@ pub fn run(args: &UmountArgs) -> Result<()> {
                 _ => job.plain(),
             }
         }
-        (Some(mount), None) if mount.is_ours() => dead(&mount, None),
+        (Some(mount), None) if mountinfo::is_ours(&mount) => dead(&mount, None),
         (None, Some(volume)) => detached(&volume, args.force),
         (mount, _) => Err(not_ours(&args.path, path.as_deref(), mount.as_ref())),
     }
@@ -100,7 +100,7 @@ impl Job<'_> {
                 let gone = self.client.wait_gone(FORCE);
                 // The process took the mount away; if it could not, it is ours to do.
                 let is_same = unmount::unique_id(&self.mount.mountpoint) == unique_id;
-                if is_same && unmount::is_mounted(self.mount) {
+                if is_same && self.mount.is_present() {
                     unmount::force(self.mount)?;
                 }
                 if !gone {
@@ -273,7 +273,7 @@ fn not_ours(name: &OsStr, path: Option<&Path>, mount: Option<&Mount>) -> Problem
     match (mount, path) {
         (Some(mount), _) => Problem::usage(format!(
             "{shown} is a mountpoint of {}, not one of ours; umount(8) unmounts it",
-            mount.fs_type
+            mount.fstype
         )),
         (None, Some(path)) if std::fs::symlink_metadata(path).is_ok() => {
             Problem::usage(format!("{shown} is not a mountpoint; `watertight status` lists the volumes"))

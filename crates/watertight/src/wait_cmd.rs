@@ -7,9 +7,9 @@ use crate::console::console;
 use crate::control::api::{Ended, State};
 use crate::control::client::{CallError, Client};
 use crate::problem::{Problem, Result};
+use crate::progress;
 use crate::target::{self, Target, Volume};
 use crate::umount_cmd::{died, wait_ended};
-use crate::{checks, progress};
 
 /// How many lost files are listed.
 const LOST_NAMED_MAX: usize = 20;
@@ -21,10 +21,10 @@ const LEAVE: Duration = Duration::from_secs(30);
 /// # Errors
 /// Exit 1: not drained at the timeout, or it ended with data lost. Exit 2: no such volume.
 pub fn run(args: &WaitArgs) -> Result<()> {
-    let Target { mount, volume, path } = target::resolve(&args.volume)?;
+    let Target { mount, volume, path } = target::resolve(&args.volume);
     let name = args.volume.to_string_lossy();
     let Some(volume) = volume else {
-        if let Some(mount) = mount.filter(crate::mountinfo::Mount::is_ours) {
+        if let Some(mount) = mount.filter(crate::mountinfo::is_ours) {
             return Err(Problem::failure(format!(
                 "{name}: its process is gone, the dead mount is still there; `watertight umount {}` clears it",
                 mount.mountpoint.display()
@@ -95,7 +95,7 @@ fn report(volume: &Volume, ended: &Ended) -> Result<()> {
 
 /// A directory that no record tells of: free, unless a process holds it as a store.
 fn unknown_directory(dir: &std::path::Path) -> Result<()> {
-    match checks::store_holder(dir) {
+    match store::DirStore::holder(dir).unwrap_or_default() {
         Some(holder) => Err(Problem::failure(format!("{}: in use as a store by {holder}", dir.display()))),
         None => {
             console().print(&format!("{}: free; no volume is known there", dir.display()));

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 pub struct MountInfo {
     /// The mount's number; it may be used again after the mount is gone.
     pub id: u64,
+    /// The number of the mount that it is mounted on.
+    pub parent: u64,
     /// Major number of the file system's device.
     pub major: u32,
     /// Its minor number.
@@ -22,14 +24,24 @@ pub struct MountInfo {
 }
 
 impl MountInfo {
+    /// The mounts of this process' namespace, in the kernel's order.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        all()
+    }
+
+    /// Whether the two were read of the same mount. The kernel uses numbers again, so all that cannot change is
+    /// compared.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let key = |info: &'_ Self| (info.id, info.major, info.minor);
+        key(self) == key(other) && self.fstype == other.fstype && self.source == other.source
+    }
+
     /// Whether this mount is still there.
     #[must_use]
     pub fn is_present(&self) -> bool {
-        all().iter().any(|other| {
-            other.id == self.id
-                && (other.major, other.minor) == (self.major, self.minor)
-                && other.fstype == self.fstype
-        })
+        all().iter().any(|other| self.is_same(other))
     }
 
     /// The connection's directory in the control file system.
@@ -47,7 +59,6 @@ impl MountInfo {
     }
 }
 
-/// The mounts of this process' namespace, in the order of mounting.
 fn all() -> Vec<MountInfo> {
     let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     text.split(|&byte| byte == b'\n').filter_map(parse).collect()
@@ -62,7 +73,7 @@ fn parse(line: &[u8]) -> Option<MountInfo> {
     let mut fields = line.split(|&byte| byte == b' ');
     let mut text = || fields.next().and_then(|field| std::str::from_utf8(field).ok());
     let id = text()?.parse().ok()?;
-    let _parent = text()?;
+    let parent = text()?.parse().ok()?;
     let (major, minor) = text()?.split_once(':')?;
     let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
     let _root = fields.next()?;
@@ -71,7 +82,7 @@ fn parse(line: &[u8]) -> Option<MountInfo> {
     fields.find(|field| *field == b"-")?;
     let fstype = String::from_utf8(unescaped(fields.next()?)).ok()?;
     let source = OsString::from_vec(unescaped(fields.next()?)).to_string_lossy().into_owned();
-    Some(MountInfo { id, major, minor, mountpoint, fstype, source })
+    Some(MountInfo { id, parent, major, minor, mountpoint, fstype, source })
 }
 
 /// Blanks and the like come as a backslash and three octal digits.
@@ -106,7 +117,7 @@ mod tests {
         let line =
             br"36 35 0:52 / /mnt/a\040b\134c rw,nosuid shared:1 master:2 - fuse.watertight dir:/srv\040x rw";
         let info = parse(line).unwrap();
-        assert_eq!((info.id, info.major, info.minor), (36, 0, 52));
+        assert_eq!((info.id, info.parent, info.major, info.minor), (36, 35, 0, 52));
         assert_eq!(info.mountpoint, Path::new(r"/mnt/a b\c"));
         assert_eq!((info.fstype.as_str(), info.source.as_str()), ("fuse.watertight", "dir:/srv x"));
         assert_eq!(info.connection_dir(), Path::new("/sys/fs/fuse/connections/52"));

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FlockOperation, StatxFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::errno;
@@ -24,6 +24,14 @@ pub(crate) fn lock(fd: &OwnedFd, path: &Path) -> Result<()> {
         }
         Err(e) => Err(errno::failed_with(op, &path.display().to_string())(e)),
     }
+}
+
+/// Who holds the directory `path`, in words.
+pub(crate) fn of(path: &Path) -> Result<Option<String>> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(errno::failed_with("look at store", &path.display().to_string()))?;
+    Ok(holder(&fd))
 }
 
 /// Who holds the lock, in words.

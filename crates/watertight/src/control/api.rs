@@ -70,8 +70,8 @@ pub struct Status {
     pub mode: String,
     /// Whether nothing can be changed.
     pub read_only: bool,
-    /// Seconds since the epoch.
-    pub started: u64,
+    /// Milliseconds since the epoch.
+    pub started_ms: u64,
     /// Written by programs and not on the store.
     pub dirty_bytes: u64,
     /// Of these, the bytes that are on their way to the store.
@@ -153,8 +153,8 @@ impl Unwritten {
 pub struct Ended {
     /// [`State::Released`] or [`State::Failed`].
     pub state: State,
-    /// Seconds since the epoch.
-    pub when: u64,
+    /// Milliseconds since the epoch.
+    pub ended_ms: u64,
     /// What was lost.
     pub unwritten: Unwritten,
     /// Why it failed.
@@ -213,10 +213,12 @@ pub struct ErrorReply {
     pub error: String,
 }
 
-/// The present time as the API has it: whole seconds since the epoch.
+/// The present time as the API has it: milliseconds since the epoch.
 #[must_use]
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+pub fn now_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
