@@ -254,19 +254,28 @@ impl Mount {
         unmount(&self.mountpoint, flags, self.by_fusermount)
     }
 
-    /// Cuts the connection: every request fails, the sessions's readers end.
+    /// Cuts the connection: every request fails, the session's readers end. The mount stays.
     ///
     /// # Errors
-    /// When the control file system is not there.
+    /// When neither the control file system nor umount(2) lets it be done.
     pub fn abort(&self) -> io::Result<()> {
-        match &self.info {
-            Some(info) => std::fs::write(info.connection_dir().join("abort"), "1"),
-            None => Err(io::Error::other("the connection's number is not known")),
+        if let Some(info) = &self.info
+            && std::fs::write(info.connection_dir().join("abort"), "1").is_ok()
+        {
+            return Ok(());
+        }
+        // Cuts the connection first, and unmounts then, which only succeeds if nobody uses it.
+        match rustix::mount::unmount(&self.mountpoint, UnmountFlags::FORCE) {
+            Ok(()) | Err(Errno::BUSY) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// Hands the descriptor out, once.
-    pub(crate) fn take_fd(&mut self) -> io::Result<OwnedFd> {
+    /// Hands the connection's descriptor out, once, to somebody who serves it.
+    ///
+    /// # Errors
+    /// The second time.
+    pub fn take_fd(&mut self) -> io::Result<OwnedFd> {
         self.fd.take().ok_or_else(|| io::Error::other("this mount has a session already"))
     }
 

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
@@ -49,8 +51,12 @@ pub fn check_mountpoint(path: &Path, allow_nonempty: bool) -> Result<PathBuf, Mo
     // What is mounted there is not asked: its server may hang.
     let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).map_err(failed)?;
     if is_mount_root(&found) {
-        // A dead server is told from a live one only by asking; DONT_SYNC has just done so without waiting.
-        return Err(MountpointError::AlreadyMounted(path.to_owned()));
+        let path = path.to_owned();
+        return Err(if is_dead(&path) {
+            MountpointError::Dead(path)
+        } else {
+            MountpointError::AlreadyMounted(path)
+        });
     }
     if rustix::fs::FileType::from_raw_mode(found.stx_mode.into()) != rustix::fs::FileType::Directory {
         return Err(MountpointError::NotDirectory(path.to_owned()));
@@ -66,6 +72,19 @@ fn is_mount_root(found: &rustix::fs::Statx) -> bool {
     let known = rustix::fs::StatxAttributes::from_bits_retain(found.stx_attributes_mask.bits());
     known.contains(rustix::fs::StatxAttributes::MOUNT_ROOT)
         && found.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT)
+}
+
+/// Whether the server of what is mounted there is gone: only a request tells. A server that hangs is not
+/// waited for; the thread that asked it is left behind then.
+fn is_dead(path: &Path) -> bool {
+    const PATIENCE: Duration = Duration::from_millis(500);
+    let (send, answer) = channel();
+    let path = path.to_owned();
+    let asking = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
+        // Failure: nobody waits any more.
+        let _late = send.send(rustix::fs::statfs(&path).err());
+    });
+    asking.is_ok() && answer.recv_timeout(PATIENCE) == Ok(Some(Errno::NOTCONN))
 }
 
 #[cfg(test)]

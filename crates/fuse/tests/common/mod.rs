@@ -2,6 +2,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 #![allow(clippy::unwrap_used, missing_debug_implementations, reason = "test code")]
 
+pub mod hook;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -26,16 +28,21 @@ pub struct Mounted {
     pub volume: Arc<Volume>,
     pub view: SessionView,
     pub kind: MountKind,
+    /// Its directory in the control file system.
+    pub connection: PathBuf,
     pub dir: TempDir,
     thread: Option<JoinHandle<Ended>>,
 }
+
+type Wrap = Box<dyn FnOnce(Arc<dyn Store>) -> Arc<dyn Store>>;
 
 /// How to mount for a test.
 pub struct Setup {
     pub wanted: Wanted,
     pub session: SessionOptions,
     pub volume: volume::Options,
-    pub store: Option<Arc<dyn Store>>,
+    /// Wraps the store.
+    pub wrap: Wrap,
     /// Shut the volume down when the kernel asks for it.
     pub drain_on_destroy: bool,
 }
@@ -46,21 +53,26 @@ impl Default for Setup {
             wanted: Wanted::Auto,
             session: SessionOptions::default(),
             volume: volume::Options::default(),
-            store: None,
+            wrap: Box::new(|store| store),
             drain_on_destroy: true,
         }
     }
 }
 
 impl Setup {
+    /// Calls `hook` before each operation of the store.
+    pub fn with_hook(hook: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
+        let wrap = Box::new(|inner| -> Arc<dyn Store> { hook::HookStore::new(inner, hook) });
+        Self { wrap, ..Self::default() }
+    }
+
     /// Mounts; `None` (with a line on stderr) where this host does not let us.
     pub fn mount(self) -> Option<Mounted> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("mnt")).unwrap();
         std::fs::create_dir(dir.path().join("store")).unwrap();
-        let store = self
-            .store
-            .unwrap_or_else(|| store::open(&format!("dir:{}", dir.path().join("store").display())).unwrap());
+        let store = store::open(&format!("dir:{}", dir.path().join("store").display())).unwrap();
+        let store = (self.wrap)(store);
         let volume = Volume::new(store, self.volume).unwrap();
         let mut options = MountOptions::new(dir.path().join("mnt"));
         options.wanted = self.wanted;
@@ -88,10 +100,11 @@ impl Setup {
             });
         }
         let kind = mount.kind().clone();
+        let connection = mount.info().unwrap().connection_dir();
         let session = Session::new(Arc::clone(&volume), mount, session).unwrap();
         let view = session.view();
         let thread = std::thread::spawn(move || session.run().unwrap());
-        Some(Mounted { volume, view, kind, dir, thread: Some(thread) })
+        Some(Mounted { volume, view, kind, connection, dir, thread: Some(thread) })
     }
 }
 
