@@ -48,7 +48,7 @@ pub struct MountOptions {
     pub mountpoint: PathBuf,
     /// Which type.
     pub wanted: Wanted,
-    /// What is mounted, for a person; the kernel shows it for type `fuse`.
+    /// What is mounted, for a person; shown as the source by the kernel for type `fuse`, by tools for type `fuseblk`.
     pub fsname: String,
     /// The part of the type after the dot.
     pub subtype: String,
@@ -341,7 +341,8 @@ fn plain(
 }
 
 fn block(fd: &OwnedFd, mountpoint: &Path, options: &MountOptions) -> Result<MountKind, MountError> {
-    let device = loopdev::LoopDevice::new().map_err(|reason| MountError::NoLoopDevice { reason })?;
+    let device =
+        loopdev::LoopDevice::new(&options.fsname).map_err(|reason| MountError::NoLoopDevice { reason })?;
     let data = data_of(fd, options, Some(BLKSIZE))?;
     mount("fuseblk", device.path().as_os_str(), mountpoint, options, data)?;
     Ok(MountKind::FuseBlk { loop_device: device.path().to_owned() })

@@ -85,9 +85,10 @@ pub(super) struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Makes one. The error says, for a person, why there is none.
-    pub(super) fn new() -> Result<Self, String> {
-        let backing = rustix::fs::memfd_create("watertight", MemfdFlags::CLOEXEC)
+    /// Makes one whose file is called `label`: tools show it for the device. The error says, for a person,
+    /// why there is none.
+    pub(super) fn new(label: &str) -> Result<Self, String> {
+        let backing = rustix::fs::memfd_create(memfd_name(label), MemfdFlags::CLOEXEC)
             .and_then(|fd| rustix::fs::ftruncate(&fd, BYTES).map(|()| fd))
             .map_err(|error| format!("no memory file: {}", io::Error::from(error)))?;
         let control = OpenOptions::new()
@@ -122,6 +123,19 @@ impl LoopDevice {
     }
 }
 
+/// A name that memfd_create(2) takes.
+fn memfd_name(label: &str) -> String {
+    /// The longest one, in bytes.
+    const LONGEST: usize = 249;
+    let mut name = label.replace('\0', " ");
+    let mut len = name.len().min(LONGEST);
+    while !name.is_char_boundary(len) {
+        len -= 1;
+    }
+    name.truncate(len);
+    name
+}
+
 fn configure(device: &File, backing: i32) -> Result<(), Errno> {
     let mut config = LoopConfig::new_zeroed();
     config.fd = u32::try_from(backing).map_err(|_| Errno::BADF)?;
@@ -130,4 +144,18 @@ fn configure(device: &File, backing: i32) -> Result<(), Errno> {
     config.info.file_name[..name.len()].copy_from_slice(name);
     // SAFETY: LOOP_CONFIGURE reads a `struct loop_config`, which `LoopConfig` is field by field.
     unsafe { ioctl::ioctl(device.as_fd(), Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_label_becomes_a_name() {
+        assert_eq!(memfd_name("dir:/srv/data"), "dir:/srv/data");
+        assert_eq!(memfd_name("a\0b"), "a b");
+        let long = memfd_name(&"\u{e9}".repeat(200));
+        assert_eq!(long.len(), 248);
+        assert!(rustix::fs::memfd_create(long, MemfdFlags::CLOEXEC).is_ok());
+    }
 }

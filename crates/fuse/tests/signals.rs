@@ -1,0 +1,201 @@
+//! Requests that hang, callers that are killed, handlers that panic.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use common::hook::{Gate, OpenAtEnd};
+use common::{Mounted, Setup, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+use watertight_fuse::abi::Opcode;
+
+/// A mount with the file `slow` in it, whose store hangs in one operation while the gate is shut.
+fn hanging_in(hanging: &'static str) -> Option<(Mounted, Arc<Gate>)> {
+    let gate = Arc::new(Gate::default());
+    let hung = Arc::clone(&gate);
+    let setup = Setup::with_hook(move |op| {
+        if op == hanging {
+            hung.pass();
+        }
+    });
+    let mounted = setup.mount()?;
+    fs::write(mounted.store_path().join("slow"), "content").unwrap();
+    Some((mounted, gate))
+}
+
+fn client(program: &str, args: &[&str], mounted: &Mounted) -> Child {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(mounted.path()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+/// Kills a client whose request hangs, and expects its end while the store still hangs.
+fn killed_while_it_hangs(hanging: &'static str, program: &str, args: &[&str]) {
+    let Some((mounted, gate)) = hanging_in(hanging) else { return };
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    gate.shut();
+    let mut child = client(program, args, &mounted);
+    eventually("the hung request", || gate.waiting() == 1);
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(9), "{program} {args:?}: {status}");
+    assert_eq!(gate.waiting(), 1, "the store answered");
+    // Others are served meanwhile, and afterwards.
+    assert!(fs::metadata(mounted.path()).is_ok());
+    gate.open();
+    eventually("the late return", || gate.waiting() == 0);
+    assert_eq!(common::text(&mounted.path().join("slow")), "content");
+    mounted.unmount();
+}
+
+#[test]
+fn a_killed_reader_ends_while_the_store_hangs() {
+    killed_while_it_hangs("read_at", "cat", &["slow"]);
+}
+
+#[test]
+fn a_killed_caller_of_statfs_ends_while_the_store_hangs() {
+    killed_while_it_hangs("statfs", "stat", &["-f", "."]);
+}
+
+#[test]
+fn a_killed_caller_of_fsync_ends_while_the_store_hangs() {
+    killed_while_it_hangs("file_sync", "sync", &["slow"]);
+}
+
+#[test]
+fn a_killed_caller_of_a_look_up_ends_while_the_store_hangs_and_no_reference_stays() {
+    let Some((mounted, gate)) = hanging_in("lookup") else { return };
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    assert!(fs::metadata(mounted.path()).is_ok());
+    let nodes = mounted.volume.status().nodes;
+    gate.shut();
+    let mut child = client("stat", &["slow"], &mounted);
+    eventually("the hung request", || gate.waiting() == 1);
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    gate.open();
+    eventually("the look-up is taken back", || mounted.volume.status().nodes == nodes);
+    mounted.unmount();
+}
+
+#[test]
+fn a_killed_opener_leaves_no_open_file() {
+    let Some((mounted, gate)) = hanging_in("open") else { return };
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    gate.shut();
+    let mut child = client("cat", &["slow"], &mounted);
+    eventually("the hung request", || gate.waiting() == 1);
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    gate.open();
+    eventually("the late opening is closed", || {
+        gate.waiting() == 0 && mounted.volume.status().open_files == 0
+    });
+    mounted.unmount();
+}
+
+#[test]
+fn other_signals_do_not_interrupt_but_a_later_kill_does() {
+    let Some((mounted, gate)) = hanging_in("lookup") else { return };
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    gate.shut();
+    // The shell itself looks, and handles the signal.
+    let mut child = client("bash", &["-c", "trap : USR1; [ -e slow ]"], &mounted);
+    eventually("the hung request", || gate.waiting() == 1);
+    kill_process(pid(&child), Signal::USR1).unwrap();
+    eventually("INTERRUPT", || mounted.view.stats().of(Opcode::Interrupt) == 1);
+    // The kernel tells of the first signal only; the watcher looks a few times meanwhile.
+    std::thread::sleep(Duration::from_millis(250));
+    assert!(child.try_wait().unwrap().is_none(), "a signal with a handler ended a look-up");
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    assert_eq!(mounted.view.stats().of(Opcode::Interrupt), 1);
+    assert_eq!(gate.waiting(), 1);
+    gate.open();
+    mounted.unmount();
+}
+
+#[test]
+fn an_interrupted_look_up_still_finds_the_file() {
+    let Some((mounted, gate)) = hanging_in("lookup") else { return };
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    gate.shut();
+    let mut child = client("bash", &["-c", "trap : USR1; [ -e slow ]"], &mounted);
+    eventually("the hung request", || gate.waiting() == 1);
+    kill_process(pid(&child), Signal::USR1).unwrap();
+    eventually("INTERRUPT", || mounted.view.stats().of(Opcode::Interrupt) == 1);
+    gate.open();
+    assert!(child.wait().unwrap().success());
+    mounted.unmount();
+}
+
+#[test]
+fn hung_requests_do_not_hold_up_another_file() {
+    let Some((mounted, gate)) = hanging_in("read_at") else { return };
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    fs::write(mounted.path().join("other"), "fine").unwrap();
+    for n in 0..40 {
+        fs::write(mounted.store_path().join(format!("slow{n}")), "content").unwrap();
+    }
+    gate.shut();
+    let clients: Vec<_> = (0..40)
+        .map(|n| {
+            let path = mounted.path().join(format!("slow{n}"));
+            std::thread::spawn(move || fs::read_to_string(path).unwrap())
+        })
+        .collect();
+    eventually("forty hung requests", || gate.waiting() == 40);
+    for round in 0..100 {
+        let path = mounted.path().join(format!("new{round}"));
+        fs::write(&path, "x").unwrap();
+        assert_eq!(common::text(&path), "x");
+        fs::remove_file(&path).unwrap();
+    }
+    assert_eq!(gate.waiting(), 40);
+    assert!(mounted.view.threads() > 40);
+    gate.open();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "content");
+    }
+    mounted.unmount();
+}
+
+#[test]
+fn a_panic_is_eio_for_its_request_and_nobody_else() {
+    let victim = Arc::new(Mutex::new(""));
+    let hook = Arc::clone(&victim);
+    let setup = Setup::with_hook(move |op| {
+        let due = *hook.lock().unwrap() == op;
+        assert!(!due, "a panic as the test asked");
+    });
+    let Some(mounted) = setup.mount() else { return };
+    for (n, op) in ["lookup", "open", "read_at", "statfs"].into_iter().enumerate() {
+        // A file of its own each time: the kernel remembers data.
+        let path = mounted.path().join(op);
+        fs::write(mounted.store_path().join(op), "content").unwrap();
+        *victim.lock().unwrap() = op;
+        let error = match op {
+            "statfs" => rustix::fs::statvfs(mounted.path()).map(drop).map_err(std::io::Error::from),
+            _ => fs::read(&path).map(drop),
+        };
+        let error = error.expect_err(op);
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{op}");
+        *victim.lock().unwrap() = "";
+        // Counted after it was answered; the kernel tries a read a second time.
+        eventually("the panic is counted", || mounted.view.stats().panics > n as u64);
+        assert_eq!(common::text(&path), "content", "after {op}");
+    }
+    mounted.unmount();
+}
