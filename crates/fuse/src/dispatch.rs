@@ -9,7 +9,6 @@ mod dirs;
 mod files;
 mod locks;
 mod names;
-mod until_locks;
 mod xattrs;
 
 use std::cell::Cell;
@@ -28,7 +27,6 @@ use crate::reply::{ParkedReply, Reply, Sent};
 use crate::session::Shared;
 
 pub(crate) use locks::OwnersByHandle;
-pub(crate) use until_locks::UntilLocks;
 
 /// One thread's means to serve requests.
 #[derive(Debug)]

@@ -111,6 +111,8 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
 fn wanted(mode: Mode) -> InitFlags {
     let common = InitFlags::ASYNC_READ
         | InitFlags::BIG_WRITES
+        | InitFlags::POSIX_LOCKS
+        | InitFlags::FLOCK_LOCKS
         | InitFlags::DONT_MASK
         | InitFlags::DO_READDIRPLUS
         | InitFlags::READDIRPLUS_AUTO

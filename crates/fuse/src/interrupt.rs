@@ -39,7 +39,6 @@ use sync::{Condvar, Mutex};
 use volume::{Cancel, LockWait, Volume};
 
 use crate::dev::Dev;
-use crate::dispatch::UntilLocks as _;
 
 /// How often callers of interrupted requests are looked at.
 const RECHECK: Duration = Duration::from_millis(100);

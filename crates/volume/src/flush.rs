@@ -184,10 +184,13 @@ impl Inode {
 }
 
 impl crate::core::Core {
-    /// Forgets an inode that nobody needs any more.
-    pub(crate) fn retire(&self, id: NodeId) {
-        if self.table.remove_unused(id) {
+    /// Forgets an inode that nobody needs any more; says whether it did.
+    pub(crate) fn retire(&self, id: NodeId) -> bool {
+        // The root's reference is nobody's to give back.
+        let unused = id != NodeId::ROOT && self.table.remove_unused(id);
+        if unused {
             self.store.forget(id, 1);
         }
+        unused
     }
 }

@@ -192,6 +192,7 @@ impl Volume {
         self.core.bdi.stop(
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
         );
+        self.locks.clear();
         self.files.clear();
         self.dirs.clear();
         self.core.table.clear();

@@ -222,6 +222,8 @@ impl Volume {
         if dirty && self.core.store.attr(inode.id).is_ok_and(|attr| attr.nlink == 0) {
             inode.discard();
         }
-        self.core.retire(inode.id);
+        if self.core.retire(inode.id) {
+            self.locks.remove(inode.id);
+        }
     }
 }

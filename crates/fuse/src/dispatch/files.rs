@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use store::{AllocateMode, Entry, Seek};
 use volume::{Ctx, LockFamily, OpenFlags, Opened, WriteFlags};
 
-use super::{Cx, UntilLocks as _, handle_id};
+use super::{Cx, handle_id};
 use crate::abi::{
     self, CopyFileRangeIn, CopyFileRangeOut, CreateIn, CreateOut, FAllocateIn, FOpen, FSyncIn, FlushIn,
     LSeekIn, LSeekOut, OFFSET_MAX, OpenIn, OpenOut, ReadIn, ReleaseFlags, ReleaseIn, WriteIn, WriteInFlags,
@@ -131,21 +131,24 @@ fn ends_beyond(offset: u64, len: u64) -> bool {
 pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
     let (node, handle) = (cx.node(), handle_id(arg.fh));
     if ReleaseFlags::from_bits_retain(arg.release_flags).contains(ReleaseFlags::FLOCK_UNLOCK) {
-        cx.volume().unlock(node, LockFamily::Flock, arg.lock_owner, 0, u64::MAX);
+        unlock_all(cx, LockFamily::Flock, arg.lock_owner);
     }
-    cx.shared.owners.released(node, handle, |owner| {
-        cx.volume().unlock(node, LockFamily::Posix, owner, 0, u64::MAX);
-    });
+    cx.shared.owners.released(node, handle, |owner| unlock_all(cx, LockFamily::Posix, owner));
     cx.volume().release(handle);
     reply.done()
+}
+
+/// Gives up everything that an owner has on the file; that cannot fail.
+fn unlock_all(cx: &Cx<'_>, family: LockFamily, owner: u64) {
+    let unlocked = cx.volume().unlock(cx.node(), family, owner, 0, u64::MAX);
+    debug_assert_eq!(unlocked, Ok(()));
 }
 
 /// Each close(2): the process' record locks on the file go, and it hears of errors.
 pub(super) fn flush(cx: &Cx<'_>, reply: Reply<'_>, arg: FlushIn) -> Sent {
     if cx.shared.owners.closed(cx.node(), arg.lock_owner) {
-        cx.volume().unlock(cx.node(), LockFamily::Posix, arg.lock_owner, 0, u64::MAX);
+        unlock_all(cx, LockFamily::Posix, arg.lock_owner);
     }
-    (cx.before_wait)();
     reply.unit(cx.volume().flush(&cx.ctx(), handle_id(arg.fh)))
 }
 

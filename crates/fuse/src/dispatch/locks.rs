@@ -13,7 +13,7 @@ use sync::Mutex;
 use sync::atomic::{AtomicUsize, Ordering};
 use volume::{HandleId, Lock, LockFamily, LockKind, NodeId};
 
-use super::{Cx, UntilLocks as _, handle_id};
+use super::{Cx, handle_id};
 use crate::abi::{FileLock, LK_FLOCK, LkIn, LkOut, OFFSET_MAX};
 use crate::reply::{ParkedReply, Reply, Sent};
 
@@ -62,10 +62,7 @@ fn file_lock(lock: &Lock) -> FileLock {
 pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: &LkIn) -> Sent {
     match wish(arg) {
         None => reply.error(Errno::INVAL),
-        Some(Wish::Unlock(lock)) => {
-            cx.volume().unlock(cx.node(), lock.family, lock.owner, lock.start, lock.end);
-            reply.done()
-        }
+        Some(Wish::Unlock(lock)) => reply.unit(unlock(cx, &lock)),
         Some(Wish::Lock(lock)) => {
             remember(cx, arg, &lock);
             reply.unit(cx.volume().set_lock(cx.node(), &lock))
@@ -80,8 +77,7 @@ pub(super) fn wait(cx: &Cx<'_>, reply: ParkedReply, arg: &LkIn) {
             let _sent = reply.unit(Err(volume::Error::Invalid("kind of lock")));
         }
         Some(Wish::Unlock(lock)) => {
-            cx.volume().unlock(cx.node(), lock.family, lock.owner, lock.start, lock.end);
-            let _sent = reply.unit(Ok(()));
+            let _sent = reply.unit(unlock(cx, &lock));
         }
         Some(Wish::Lock(lock)) => {
             remember(cx, arg, &lock);
@@ -95,6 +91,10 @@ pub(super) fn wait(cx: &Cx<'_>, reply: ParkedReply, arg: &LkIn) {
             }
         }
     }
+}
+
+fn unlock(cx: &Cx<'_>, lock: &Lock) -> volume::Result<()> {
+    cx.volume().unlock(cx.node(), lock.family, lock.owner, lock.start, lock.end)
 }
 
 fn remember(cx: &Cx<'_>, arg: &LkIn, lock: &Lock) {
