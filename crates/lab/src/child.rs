@@ -78,12 +78,17 @@ impl Server {
         }
     }
 
-    /// Processor time that the server has used so far, if the kernel tells.
+    /// Processor time that the server has used so far, all its threads together.
     pub(crate) fn cpu_time(&self) -> Option<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
-        let ticks = parse_cpu_ticks(&stat)?;
-        let per_second = rustix::param::clock_ticks_per_second();
-        Some(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+        let pid = i32::try_from(self.child.id()).ok()?;
+        let mut clock: libc::clockid_t = 0;
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: both calls write to the one local variable that they are given a pointer to.
+        let errors = unsafe {
+            libc::clock_getcpuclockid(pid, &raw mut clock) != 0
+                || libc::clock_gettime(clock, &raw mut time) != 0
+        };
+        (!errors).then_some(Duration::new(time.tv_sec.try_into().ok()?, time.tv_nsec.try_into().ok()?))
     }
 
     /// Takes the mount away and waits until the server has ended.
@@ -165,26 +170,9 @@ fn is_mountpoint(mounts: &mut File, mountpoint: &Path) -> anyhow::Result<bool> {
     Ok(table.lines().any(|line| line.split(' ').nth(4).is_some_and(|place| Path::new(place) == mountpoint)))
 }
 
-/// utime + stime of a line of /proc/PID/stat, in clock ticks.
-fn parse_cpu_ticks(stat: &str) -> Option<u64> {
-    // The second field is the program's name in brackets and may contain anything, brackets too.
-    let after_name = stat.rsplit_once(')')?.1;
-    let mut fields = after_name.split_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some(user + system)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn processor_time_is_found_behind_any_name() {
-        let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 100 23 0 0 20 0 1";
-        assert_eq!(parse_cpu_ticks(stat), Some(123));
-        assert_eq!(parse_cpu_ticks("12 (short) S 1 2"), None);
-    }
 
     #[test]
     fn a_server_that_ends_without_a_mount_is_an_error_with_its_words() {

@@ -157,13 +157,13 @@ impl Session<'_> {
             State::Up(mounted) => {
                 let before = mounted.cpu_time();
                 let found = scenario.run(mounted, &self.sizes, &self.trees);
-                mounted.add_own_cpu(before);
-                found.map_err(|error| format!("failed: {error:#}"))
+                let cpu = mounted.add_own_cpu(before);
+                found.map(|found| (found, cpu)).map_err(|error| format!("failed: {error:#}"))
             }
         };
         match result {
-            Ok(found) => {
-                rows.iter().for_each(|row| record(self.recorder, row, target, scenario, &found));
+            Ok((found, cpu)) => {
+                rows.iter().for_each(|row| record(self.recorder, row, target, scenario, &found, cpu));
                 true
             }
             Err(why) => {
@@ -219,16 +219,27 @@ impl Session<'_> {
     }
 }
 
-fn record(recorder: &mut Recorder, row: &str, target: &Target, scenario: Scenario, found: &Found) {
-    let [first, rest @ ..] = scenario.metrics() else { return };
-    match found {
-        Found::Rate { per_second, latency } => {
-            recorder.rate(row, target.variant, *first, *per_second);
-            for metric in rest {
-                recorder.operations_us(row, target.variant, *metric, latency);
+fn record(
+    recorder: &mut Recorder,
+    row: &str,
+    target: &Target,
+    scenario: Scenario,
+    found: &Found,
+    cpu: Option<Duration>,
+) {
+    match (found, scenario.metrics()) {
+        (Found::Rate { per_second, latency, operations }, [rate, more @ ..]) => {
+            recorder.rate(row, target.variant, *rate, *per_second);
+            if let [tail, share] = more {
+                recorder.operations_us(row, target.variant, *tail, latency);
+                if let Some(cpu) = cpu {
+                    let per_operation = cpu.as_secs_f64() * 1e6 / *operations as f64;
+                    recorder.value(row, target.variant, *share, per_operation);
+                }
             }
         }
-        Found::Seconds(seconds) => recorder.value(row, target.variant, *first, *seconds),
+        (Found::Seconds(seconds), [metric, ..]) => recorder.value(row, target.variant, *metric, *seconds),
+        (_, []) => {}
     }
     if let Some(note) = target.row_note(scenario) {
         recorder.note(row, target.variant, &note);

@@ -54,6 +54,8 @@ pub(crate) struct Work {
     pub(crate) per_second: f64,
     /// Their durations.
     pub(crate) latency: Histogram,
+    /// Operations, those of the warm-up too.
+    pub(crate) operations: u64,
 }
 
 /// Runs the clients side by side.
@@ -77,20 +79,23 @@ pub(crate) fn run<C: Client>(clients: Vec<C>, timing: Timing) -> anyhow::Result<
     });
     let mut work = Work::default();
     for result in results {
-        let (latency, busy) = result?;
+        let (latency, busy, warm_up) = result?;
+        work.operations += warm_up + latency.count();
         work.per_second += latency.count() as f64 / busy.as_secs_f64();
         work.latency.merge(&latency);
     }
     Ok(work)
 }
 
-/// The durations of a client's measured operations and the time they took together.
-fn one(client: &mut impl Client, timing: Timing) -> io::Result<(Histogram, Duration)> {
-    let mut latency = Histogram::default();
+/// The durations of a client's measured operations, the time they took together, and the number of
+/// operations before them.
+fn one(client: &mut impl Client, timing: Timing) -> io::Result<(Histogram, Duration, u64)> {
+    let (mut latency, mut warm_up) = (Histogram::default(), 0);
     let warm = Instant::now() + timing.warm_up;
     while Instant::now() < warm {
         client.prepare()?;
         client.step()?;
+        warm_up += 1;
     }
     let mut busy = Duration::ZERO;
     let mut last = Instant::now();
@@ -105,7 +110,7 @@ fn one(client: &mut impl Client, timing: Timing) -> io::Result<(Histogram, Durat
         busy += took;
         last = now;
     }
-    Ok((latency, busy))
+    Ok((latency, busy, warm_up))
 }
 
 /// A fast generator of numbers that look random (xorshift64), the same for every target.

@@ -13,9 +13,12 @@ const OPS_PER_S: Metric =
     Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
 const SECONDS: Metric = Metric { name: "seconds", unit: "s", shown: Shown::P50, larger_is_better: false };
 const P99_US: Metric = Metric { name: "p99_us", unit: "us", shown: Shown::P99, larger_is_better: false };
+/// What the server's processors do for an operation, spinning included; what sleeping costs is not in it.
+const SERVER_CPU_US: Metric =
+    Metric { name: "server_cpu_us", unit: "us", shown: Shown::P50, larger_is_better: false };
 
 /// What every reader of the rows has to know.
-pub(super) const NOTES: [&str; 6] = [
+pub(super) const NOTES: [&str; 7] = [
     "Every target has its mount for the whole run; a slice goes to one target at a time, a round begins with another target than the one before. \
      After a slice that writes, its file is fsynced outside of the measured time.",
     "`seqwrite-1m`: 1 MiB writes over a new file and its close, one client; written, not durable. `seqread-1m`: 1 MiB reads of the laid-out file.",
@@ -24,6 +27,7 @@ pub(super) const NOTES: [&str; 6] = [
      keeps is warm. ext4 and tmpfs read their warm page cache.",
     "`stat-N`: statx with AT_STATX_FORCE_SYNC, so that it reaches the server. `create-unlink-N`: open with O_CREAT and O_EXCL, close, unlink, counted as one.",
     "`p99_us`: durations of all operations of all rounds, as the client saw them. `.../mem`: our memory store; the null server's rows are the same measurement as without `/mem`.",
+    "`server_cpu_us`: processor time of the serving process for one operation, all threads, spinning included.",
 ];
 
 /// A scenario.
@@ -44,7 +48,7 @@ pub(crate) enum Scenario {
 #[derive(Debug)]
 pub(crate) enum Found {
     /// So many a second, each of these durations.
-    Rate { per_second: f64, latency: Histogram },
+    Rate { per_second: f64, latency: Histogram, operations: u64 },
     /// It took so long.
     Seconds(f64),
 }
@@ -93,12 +97,12 @@ impl Scenario {
         index.map_or("", |index| Self::NAMES[index])
     }
 
-    /// What is measured; the first is the figure, the second, if any, the tail.
+    /// What is measured: the figure, then the tail and the server's share where they apply.
     pub(crate) fn metrics(self) -> &'static [Metric] {
         match self {
             Self::SeqWrite | Self::SeqRead => &[MB_PER_S],
             Self::Untar | Self::GitClone => &[SECONDS],
-            _ => &[OPS_PER_S, P99_US],
+            _ => &[OPS_PER_S, P99_US, SERVER_CPU_US],
         }
     }
 
@@ -157,7 +161,7 @@ impl Scenario {
                 timing,
             )?,
         };
-        Ok(Found::Rate { per_second: work.per_second, latency: work.latency })
+        Ok(Found::Rate { per_second: work.per_second, latency: work.latency, operations: work.operations })
     }
 }
 
@@ -167,7 +171,7 @@ fn seq_write(mounted: &Mounted, sizes: &Sizes) -> anyhow::Result<Found> {
     // The next target's file has the same memory.
     std::fs::remove_file(&path)?;
     let per_second = sizes.sequential_bytes as f64 / 1e6 / took.as_secs_f64();
-    Ok(Found::Rate { per_second, latency: Histogram::default() })
+    Ok(Found::Rate { per_second, latency: Histogram::default(), operations: 0 })
 }
 
 #[cfg(test)]

@@ -57,11 +57,11 @@ impl Mounted {
         Some(now)
     }
 
-    /// Counts what was used since `before` as the target's own.
-    pub(crate) fn add_own_cpu(&mut self, before: Option<Duration>) {
-        if let (Some(before), Some(now)) = (before, self.cpu_time()) {
-            self.cpu_own += now.saturating_sub(before);
-        }
+    /// Counts what was used since `before` as the target's own, and says how much it was.
+    pub(crate) fn add_own_cpu(&mut self, before: Option<Duration>) -> Option<Duration> {
+        let used = self.cpu_time()?.saturating_sub(before?);
+        self.cpu_own += used;
+        Some(used)
     }
 
     /// Processor time that the server used between its slices.
