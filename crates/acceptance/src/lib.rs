@@ -31,6 +31,7 @@
 pub mod command;
 pub mod crash;
 pub mod daemon;
+pub mod model;
 pub mod oddtree;
 pub mod program;
 pub mod report;
