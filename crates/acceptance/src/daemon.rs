@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -18,12 +18,16 @@ use crate::{program, sys};
 /// How long a mount may take. Far more than it needs: the machine may be busy.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
+/// Where the program keeps its control sockets; each subject has a directory of its own.
+pub const RUNTIME_DIR: &str = "WATERTIGHT_RUNTIME_DIR";
+
 /// `watertight mount` in the foreground.
 #[derive(Debug)]
 pub struct Daemon {
     process: Running,
     log: Log,
     command: String,
+    followers: Vec<JoinHandle<()>>,
 }
 
 /// What the program said, standard output and error together.
@@ -46,20 +50,26 @@ impl Log {
 }
 
 impl Daemon {
-    /// Mounts `source` at `mountpoint` and waits until it is ready.
+    /// Mounts `source` at `mountpoint` and waits until it is ready; its control socket is in `runtime`.
     ///
     /// # Errors
     /// What the program said, when it is not ready in time or ended before.
     ///
     /// # Panics
     /// When the program cannot be started.
-    pub fn mount(source: &OsString, mountpoint: &Path, options: &[String]) -> Result<Self, String> {
+    pub fn mount(
+        source: &OsString,
+        mountpoint: &Path,
+        options: &[String],
+        runtime: &Path,
+    ) -> Result<Self, String> {
         let mut command = Command::new(program::watertight());
         command.arg("mount").arg(source).arg(mountpoint);
         if !options.is_empty() {
             command.arg("-o").arg(options.join(","));
         }
         let shown = format!("{command:?}");
+        command.env(RUNTIME_DIR, runtime);
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
         unsafe { command.pre_exec(sys::die_with_parent) };
@@ -67,19 +77,16 @@ impl Daemon {
         let mut process = Running::new(child);
         let log = Log::default();
         let (ready, is_ready) = mpsc::channel();
-        if let Some(err) = process.stderr() {
-            follow(err, log.clone(), None);
-        }
-        if let Some(out) = process.stdout() {
-            follow(out, log.clone(), Some(ready));
-        }
-        let mut daemon = Self { process, log, command: shown };
+        let err = process.stderr().map(|err| follow(err, log.clone(), None));
+        let out = process.stdout().map(|out| follow(out, log.clone(), Some(ready)));
+        let followers = err.into_iter().chain(out).collect();
+        let mut daemon = Self { process, log, command: shown, followers };
         // The channel closes when the program ends, so this does not wait in vain.
         match is_ready.recv_timeout(READY_LIMIT) {
             Ok(()) => Ok(daemon),
             Err(_) => {
                 let status = daemon.process.wait(Duration::from_secs(1));
-                daemon.process.kill();
+                daemon.kill();
                 let how = status.map_or_else(|| "is not ready".to_owned(), |s| format!("ended: {s}"));
                 Err(format!("{}: {how}; it said:\n{}", daemon.command, daemon.log.text()))
             }
@@ -115,14 +122,22 @@ impl Daemon {
         self.process.signal(signal);
     }
 
-    /// Waits for its end.
+    /// Waits for its end; the log is complete then.
     pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
-        self.process.wait(limit)
+        let status = self.process.wait(limit);
+        if status.is_some() {
+            // The pipes are closed; nothing is started that could keep them.
+            for follower in self.followers.drain(..) {
+                let _ = follower.join();
+            }
+        }
+        status
     }
 
     /// `kill -9`, and the end.
     pub fn kill(&mut self) {
         self.process.kill();
+        let _ = self.wait(Duration::ZERO);
     }
 
     /// A value in KiB of `/proc/PID/status`, as `VmHWM`.
@@ -141,7 +156,7 @@ impl Daemon {
 }
 
 /// Copies `stream` into `log`; says on `ready` when the line came that says the mount is there.
-fn follow(stream: impl Read + Send + 'static, log: Log, ready: Option<mpsc::Sender<()>>) {
+fn follow(stream: impl Read + Send + 'static, log: Log, ready: Option<mpsc::Sender<()>>) -> JoinHandle<()> {
     let is_shown = std::env::var_os("ACCEPTANCE_SHOW_LOG").is_some();
     thread::spawn(move || {
         let mut ready = ready;
@@ -159,5 +174,5 @@ fn follow(stream: impl Read + Send + 'static, log: Log, ready: Option<mpsc::Send
             }
             line.clear();
         }
-    });
+    })
 }

@@ -52,6 +52,17 @@ impl Scratch {
         open_to_all(&path);
         path
     }
+
+    /// Makes a directory inside that is its owner's only.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn private_dir(&self, name: &str) -> PathBuf {
+        let path = self.dir(name);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).expect("chmod");
+        path
+    }
 }
 
 impl Drop for Scratch {

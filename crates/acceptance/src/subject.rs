@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::command::Cmd;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, RUNTIME_DIR};
 use crate::scratch::{Scratch, detach, mount_type, mounts_below};
 use crate::{program, sys};
 
@@ -99,6 +99,7 @@ pub struct Subject {
     setup: Setup,
     store: PathBuf,
     mountpoint: PathBuf,
+    runtime: PathBuf,
     is_host: bool,
     daemon: Option<Daemon>,
     /// Programs whose mounts are gone, on their way out.
@@ -136,12 +137,14 @@ impl Subject {
         let scratch = Scratch::new(name);
         let store = setup.store.clone().unwrap_or_else(|| scratch.dir("store"));
         let mountpoint = scratch.dir("mount");
+        let runtime = scratch.private_dir("run");
         let mut subject = Self {
             name: name.to_owned(),
             watchdog: Watchdog::new(name, setup.limit),
             setup,
             store,
             mountpoint,
+            runtime,
             is_host,
             daemon: None,
             leaving: Vec::new(),
@@ -192,7 +195,7 @@ impl Subject {
     /// directory).
     #[must_use]
     pub fn kernel_waits(&self) -> bool {
-        self.is_host || mount_type(&self.mountpoint).as_deref() == Some("fuseblk")
+        self.is_host || mount_type(&self.mountpoint).is_some_and(|kind| kind.starts_with("fuseblk"))
     }
 
     /// The program that serves the mount.
@@ -212,7 +215,8 @@ impl Subject {
         if self.is_host {
             return;
         }
-        let daemon = Daemon::mount(&self.source(), &self.mountpoint, &self.setup.options())
+        let options = self.setup.options();
+        let daemon = Daemon::mount(&self.source(), &self.mountpoint, &options, &self.runtime)
             .unwrap_or_else(|said| panic!("{}: {said}", self.name));
         self.watchdog.guard(Some((daemon.pidfd(), self.mountpoint.clone())));
         self.daemon = Some(daemon);
@@ -235,7 +239,7 @@ impl Subject {
         let mut daemon = self.daemon.take().expect("mounted");
         match verb {
             Verb::Program => {
-                Cmd::new(program::watertight()).arg("umount").arg(&self.mountpoint).ok();
+                self.program().arg("umount").arg(&self.mountpoint).ok();
             }
             Verb::Umount8 => {
                 Cmd::new("umount").arg(&self.mountpoint).ok();
@@ -292,6 +296,12 @@ impl Subject {
             self.past_log.push_str(&daemon.log().text());
         }
         self.clear_mounts();
+    }
+
+    /// The program, to be given a verb about this subject.
+    #[must_use]
+    pub fn program(&self) -> Cmd {
+        Cmd::new(program::watertight()).env(RUNTIME_DIR, &self.runtime)
     }
 
     /// Whether the mount still answers.

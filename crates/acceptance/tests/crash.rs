@@ -106,7 +106,7 @@ fn synced_data_survives_a_kill() {
 #[test]
 fn synced_data_survives_a_kill_of_a_small_cache() {
     // Little memory: flushers are at work all the time, and are killed in the middle of it.
-    crashes("kill-9-small-cache", Setup::default().option("cache=1M"), rounds(100), 2);
+    crashes("kill-9-small-cache", Setup::default().option("cache=4M"), rounds(100), 2);
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn a_failed_write_back_is_told_once_to_each() {
         watertight_acceptance::skip(name, "a plain directory does not fail on purpose");
         return;
     }
-    let setup = Setup::default().fault("write:nth=1..1:error=EIO");
+    let setup = Setup::default().fault("write:nth=1:fail=EIO");
     let Some(mut subject) = Subject::with(name, setup) else { return };
     let path = subject.at("file");
     let open =
@@ -171,9 +171,8 @@ fn data_outlives_a_failing_store() {
         watertight_acceptance::skip(name, "a plain directory does not fail on purpose");
         return;
     }
-    let Some(mut subject) = Subject::with(name, Setup::default().fault("write:nth=1..5:error=EIO")) else {
-        return;
-    };
+    let rules: Vec<String> = (1..=5).map(|n| format!("write:nth={n}:fail=EIO")).collect();
+    let Some(mut subject) = Subject::with(name, Setup::default().fault(rules.join(";"))) else { return };
     let path = subject.at("file");
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
     let data = Rng::new(2).bytes(300_000);

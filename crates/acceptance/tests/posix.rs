@@ -168,7 +168,7 @@ fn fsx_seed_1() {
 #[test]
 fn fsx_seed_2_small_cache() {
     // A cache smaller than the file: pages come and go all the time.
-    fsx("fsx-2", 2, Setup::default().option("cache=1M").limit(Duration::from_secs(1600)));
+    fsx("fsx-2", 2, Setup::default().option("cache=4M").limit(Duration::from_secs(1600)));
 }
 
 #[test]

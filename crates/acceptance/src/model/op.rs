@@ -146,7 +146,7 @@ fn length() -> impl Strategy<Value = usize> {
 
 fn how() -> impl Strategy<Value = How> {
     let flag = |percent: u32| prop::bool::weighted(f64::from(percent) / 100.0);
-    (flag(80), flag(10), flag(15), flag(15), flag(12)).prop_map(
+    (flag(90), flag(6), flag(12), flag(15), flag(12)).prop_map(
         |(create, exclusive, truncate, append, direct)| How {
             create,
             exclusive: create && exclusive,
@@ -221,7 +221,7 @@ pub fn op(remount: u32) -> impl Strategy<Value = Op> {
     let rest = remount.saturating_sub(5).max(20);
     prop_oneof![
         rest * 20 / 100 => open,
-        rest * 5 / 100 => slot().prop_map(|slot| Op::Close { slot }),
+        rest * 3 / 100 => slot().prop_map(|slot| Op::Close { slot }),
         rest * 42 / 100 => data_op(),
         rest * 25 / 100 => name_op(),
         rest * 8 / 100 => attribute_op(),
