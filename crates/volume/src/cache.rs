@@ -101,6 +101,10 @@ impl Cache {
     /// The next run of dirty pages in `from..=last`, marked as being written.
     pub(crate) fn take_run(&mut self, from: u64, last: u64) -> Option<Run> {
         let mut run: Option<Run> = None;
+        if from > last {
+            // The whole file is written; what is dirty again is so before `from`.
+            return None;
+        }
         for (&index, slot) in self.slots.range_mut(from..=last) {
             match &mut run {
                 None if !slot.dirty => continue,
