@@ -269,6 +269,7 @@ impl Subject {
             let said = daemon.log().text();
             let status = status.unwrap_or_else(|| panic!("{}: still there\n{said}", daemon.command()));
             assert!(status.success(), "{}: {status}\n{said}", daemon.command());
+            assert!(!said.contains("panicked at"), "{}: a thread panicked\n{said}", daemon.command());
             self.past_log.push_str(&said);
         }
         if !self.is_host && self.daemon.is_none() {
