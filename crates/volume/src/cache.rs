@@ -11,9 +11,8 @@
 //! | yes | yes | being written, and changed since |
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
-
-use writeback::Permit;
 
 use crate::page::{PAGE, PAGE_SIZE, Page, Pool};
 
@@ -57,40 +56,44 @@ impl Cache {
         self.slots.contains_key(&index)
     }
 
-    /// Writes `data` into page `index` from byte `at` on. A page that is not here is made from `base` (a page
-    /// read from the store), or from zeros; `permit` must have a page left.
+    /// Writes `data` into page `index` from byte `at` on; says whether that made a page. A page that is not
+    /// here is made from `base` (a page read from the store), or from zeros.
     pub(crate) fn write(
         &mut self,
-        (pool, permit): (&Arc<Pool>, &mut Permit),
+        pool: &Pool,
         index: u64,
         at: usize,
         data: &[u8],
-        base: Option<Page>,
-    ) {
-        let new_page = |permit: &mut Permit| pool.page(permit.split(1).expect("reserved by the writer"));
+        base: Option<Arc<Page>>,
+    ) -> bool {
         let end = at + data.len();
-        if let Some(slot) = self.slots.get_mut(&index) {
-            if Arc::get_mut(&mut slot.page).is_none() {
-                let mut copy = new_page(permit);
-                copy.bytes_mut().copy_from_slice(slot.page.bytes());
-                slot.page = Arc::new(copy);
+        match self.slots.entry(index) {
+            Entry::Occupied(mut slot) => {
+                let slot = slot.get_mut();
+                if Arc::get_mut(&mut slot.page).is_none() {
+                    let mut copy = pool.page();
+                    own(&mut copy).copy_from_slice(slot.page.bytes());
+                    slot.page = copy;
+                }
+                own(&mut slot.page)[at..end].copy_from_slice(data);
+                self.dirty += u64::from(!slot.dirty);
+                slot.dirty = true;
+                false
             }
-            if let Some(page) = Arc::get_mut(&mut slot.page) {
-                page.bytes_mut()[at..end].copy_from_slice(data);
+            Entry::Vacant(slot) => {
+                let mut page = base.unwrap_or_else(|| {
+                    let mut page = pool.page();
+                    let bytes = own(&mut page);
+                    bytes[..at].fill(0);
+                    bytes[end..].fill(0);
+                    page
+                });
+                own(&mut page)[at..end].copy_from_slice(data);
+                slot.insert(Slot { page, dirty: true, writing: false });
+                self.dirty += 1;
+                true
             }
-            self.dirty += u64::from(!slot.dirty);
-            slot.dirty = true;
-            return;
         }
-        let mut page = base.unwrap_or_else(|| {
-            let mut page = new_page(permit);
-            page.bytes_mut()[..at].fill(0);
-            page.bytes_mut()[end..].fill(0);
-            page
-        });
-        page.bytes_mut()[at..end].copy_from_slice(data);
-        self.slots.insert(index, Slot { page: Arc::new(page), dirty: true, writing: false });
-        self.dirty += 1;
     }
 
     /// The pages among `first..=last` that are here.
@@ -152,8 +155,8 @@ impl Cache {
     }
 
     /// Drops what is beyond `size`, and zeroes the rest of the page that it falls into; the caller keeps
-    /// write-back away. Needs a page of `permit` if that page is shared with a reader.
-    pub(crate) fn truncate(&mut self, pool: (&Arc<Pool>, &mut Permit), size: u64) -> Vec<Arc<Page>> {
+    /// write-back away.
+    pub(crate) fn truncate(&mut self, pool: &Pool, size: u64) -> Vec<Arc<Page>> {
         let keep = size.div_ceil(PAGE);
         let gone: Vec<Arc<Page>> = self.slots.split_off(&keep).into_values().map(|slot| slot.page).collect();
         self.dirty = self.slots.values().filter(|slot| slot.dirty).count() as u64;
@@ -163,6 +166,11 @@ impl Cache {
         }
         gone
     }
+}
+
+/// The bytes of a page that nobody else has.
+fn own(page: &mut Arc<Page>) -> &mut [u8; PAGE_SIZE] {
+    Arc::get_mut(page).expect("checked, or just taken from the pool").bytes_mut()
 }
 
 #[cfg(test)]

@@ -1,19 +1,12 @@
 use super::*;
-use writeback::Budget;
-
-fn parts(pages: u64) -> (Arc<Pool>, Permit, Arc<Budget>) {
-    let budget = Budget::new(pages);
-    let permit = budget.try_take(pages, 0).unwrap();
-    (Arc::new(Pool::default()), permit, budget)
-}
 
 #[test]
 fn a_page_under_write_back_is_not_changed() {
-    let (pool, mut permit, _) = parts(4);
+    let pool = Pool::new(4);
     let mut cache = Cache::default();
-    cache.write((&pool, &mut permit), 0, 0, &[1; PAGE_SIZE], None);
+    cache.write(&pool, 0, 0, &[1; PAGE_SIZE], None);
     let run = cache.take_run(0, 9).unwrap();
-    cache.write((&pool, &mut permit), 0, 10, &[2; 5], None);
+    cache.write(&pool, 0, 10, &[2; 5], None);
     assert_eq!(run.pages[0].bytes(), &[1; PAGE_SIZE], "the store must see one version");
     drop(run.pages);
     assert!(cache.end_run(0, 1, true).is_empty(), "it was changed meanwhile and stays");
@@ -24,10 +17,10 @@ fn a_page_under_write_back_is_not_changed() {
 
 #[test]
 fn written_pages_leave_and_failed_ones_stay() {
-    let (pool, mut permit, budget) = parts(4);
+    let pool = Pool::new(4);
     let mut cache = Cache::default();
     for index in [3, 4, 6] {
-        cache.write((&pool, &mut permit), index, 0, b"x", None);
+        cache.write(&pool, index, 0, b"x", None);
     }
     let run = cache.take_run(0, 9).unwrap();
     assert_eq!((run.first, run.pages.len()), (3, 2), "neighbours go together");
@@ -40,18 +33,16 @@ fn written_pages_leave_and_failed_ones_stay() {
     assert_eq!(cache.dirty(), 1);
     assert_eq!(cache.end_run(3, 2, true).len(), 2);
     assert_eq!(cache.held(), 1);
-    drop(permit);
-    assert_eq!(budget.used(), 1);
 }
 
 #[test]
 fn truncate_drops_what_is_beyond_and_zeroes_the_rest_of_the_last_page() {
-    let (pool, mut permit, _) = parts(4);
+    let pool = Pool::new(4);
     let mut cache = Cache::default();
     for index in 0..3 {
-        cache.write((&pool, &mut permit), index, 0, &[7; PAGE_SIZE], None);
+        cache.write(&pool, index, 0, &[7; PAGE_SIZE], None);
     }
-    let gone = cache.truncate((&pool, &mut permit), PAGE + 100);
+    let gone = cache.truncate(&pool, PAGE + 100);
     assert_eq!((gone.len(), cache.held(), cache.dirty()), (1, 2, 2));
     let pages: Vec<_> = cache.range(1, 1).map(|(_, page)| Arc::clone(page)).collect();
     assert_eq!(pages[0].bytes()[..100], [7; 100]);
@@ -60,11 +51,11 @@ fn truncate_drops_what_is_beyond_and_zeroes_the_rest_of_the_last_page() {
 
 #[test]
 fn a_new_page_is_zero_where_nothing_was_written() {
-    let (pool, mut permit, _) = parts(2);
+    let pool = Pool::new(4);
     let mut cache = Cache::default();
-    cache.write((&pool, &mut permit), 0, 0, &[9; PAGE_SIZE], None);
-    drop(cache.clear());
-    cache.write((&pool, &mut permit), 5, 100, b"abc", None);
+    cache.write(&pool, 0, 0, &[9; PAGE_SIZE], None);
+    pool.recycle(cache.clear());
+    cache.write(&pool, 5, 100, b"abc", None);
     let page = Arc::clone(cache.range(5, 5).next().unwrap().1);
     assert_eq!(page.bytes()[..100], [0; 100], "a reused buffer must not show through");
     assert_eq!(&page.bytes()[100..103], b"abc");

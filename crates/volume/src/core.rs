@@ -78,8 +78,8 @@ impl Core {
         Arc::new(Self {
             store,
             options,
+            pool: Pool::new(usize::try_from(budget.limit()).unwrap_or(usize::MAX)),
             budget,
-            pool: Arc::new(Pool::default()),
             bdi,
             table: Table::default(),
             counters: Counters::default(),

@@ -19,7 +19,7 @@ const FILE_MAX: u64 = i64::MAX as u64;
 const CHUNK: usize = 1 << 20;
 
 /// Pages read from the store for a write that covers them in part; at most two.
-type Bases = Vec<(u64, Page)>;
+type Bases = Vec<(u64, Arc<Page>)>;
 
 impl Volume {
     /// Reads at `offset` into `buf`; says how many bytes, fewer than asked only at the end of the file.
@@ -137,13 +137,18 @@ impl Inode {
         while let Some(index) = state.missing_base(offset, end, &bases) {
             drop(state);
             (ctx.before_wait)();
-            bases.push((index, self.read_base(index, &mut permit)?));
+            bases.push((index, self.read_base(index)?));
             state = self.state();
             if state.changes != changes || state.overlay.is_none() {
                 return Ok(false);
             }
         }
-        self.copy_in(&mut state, offset, data, &mut permit, &mut bases);
+        let made = self.copy_in(&mut state, offset, data, &mut bases);
+        // Reserved for every page that the write touches; no more can have been made.
+        if let Some(used) = permit.split(made) {
+            state.add_pages(used);
+        }
+        self.note_held(&state);
         let list = !std::mem::replace(&mut state.listed, true);
         drop(state);
         if list {
@@ -152,17 +157,18 @@ impl Inode {
         Ok(true)
     }
 
-    fn copy_in(&self, state: &mut State, offset: u64, data: &[u8], permit: &mut Permit, bases: &mut Bases) {
-        let mut done = 0;
+    /// Copies data into the cache; says how many pages that made.
+    fn copy_in(&self, state: &mut State, offset: u64, data: &[u8], bases: &mut Bases) -> u64 {
+        let (mut done, mut made) = (0, 0);
         while done < data.len() {
             let at = offset + done as u64;
             let (index, within) = (at / PAGE, usize::try_from(at % PAGE).unwrap_or(0));
             let part = (PAGE_SIZE - within).min(data.len() - done);
             let base = bases.iter().position(|(i, _)| *i == index).map(|found| bases.swap_remove(found).1);
-            state.cache.write((&self.core.pool, permit), index, within, &data[done..done + part], base);
+            made +=
+                u64::from(state.cache.write(&self.core.pool, index, within, &data[done..done + part], base));
             done += part;
         }
-        self.note_held(state);
         let now = store::Timestamp::now();
         if let Some(overlay) = &mut state.overlay {
             overlay.size = overlay.size.max(offset + data.len() as u64);
@@ -170,6 +176,7 @@ impl Inode {
             overlay.ctime = now;
             overlay.times_pending = true;
         }
+        made
     }
 
     /// The state with an overlay, which is made from what the store says if there is none.
@@ -193,11 +200,11 @@ impl Inode {
     }
 
     /// Reads the page that a partial write falls into.
-    fn read_base(&self, index: u64, permit: &mut Permit) -> Result<Page> {
-        let share = permit.split(1).ok_or(Error::Invalid("reservation is used up"))?;
-        let mut page = self.core.pool.page(share);
-        let got = self.file(Access::Read)?.read_at(page.bytes_mut(), index * PAGE)?;
-        page.bytes_mut()[got..].fill(0);
+    fn read_base(&self, index: u64) -> Result<Arc<Page>> {
+        let mut page = self.core.pool.page();
+        let bytes = Arc::get_mut(&mut page).ok_or(Error::Invalid("page of the pool"))?.bytes_mut();
+        let got = self.file(Access::Read)?.read_at(bytes, index * PAGE)?;
+        bytes[got..].fill(0);
         Ok(page)
     }
 

@@ -292,30 +292,15 @@ impl Inode {
             (ctx.before_wait)();
             self.io()
         });
-        // The page that the new end falls into may have to be copied.
-        let permit = self.core.budget.try_take(1, 0);
-        let Some(mut permit) = permit else {
-            // No room even for one page: write what is here, so that nothing has to be changed.
-            self.write_pages(&io)?;
-            return self.set_size_locked(&io, set, size, None);
-        };
-        self.set_size_locked(&io, set, size, Some(&mut permit))
+        self.set_size_locked(&io, set, size)
     }
 
-    fn set_size_locked(
-        &self,
-        _io: &MutexGuard<'_, ()>,
-        set: &SetAttr,
-        size: u64,
-        permit: Option<&mut writeback::Permit>,
-    ) -> Result<Attr> {
+    fn set_size_locked(&self, _io: &MutexGuard<'_, ()>, set: &SetAttr, size: u64) -> Result<Attr> {
         let mut attr = self.core.store.set_attr(self.id, set)?;
-        let gone = {
+        let (gone, permit) = {
             let mut state = self.state();
-            let gone = match permit {
-                Some(permit) => state.cache.truncate((&self.core.pool, permit), size),
-                None => state.cache.clear(),
-            };
+            let gone = state.cache.truncate(&self.core.pool, size);
+            let permit = state.remove_pages(gone.len());
             state.changes += 1;
             if let Some(overlay) = &mut state.overlay {
                 overlay.size = size;
@@ -325,9 +310,10 @@ impl Inode {
             }
             state.apply(&mut attr);
             self.note_held(&state);
-            gone
+            (gone, permit)
         };
-        drop(gone);
+        self.core.pool.recycle(gone);
+        drop(permit);
         Ok(attr)
     }
 

@@ -59,9 +59,10 @@ impl Inode {
         let count = run.pages.len();
         // Before the cache looks at its pages: ours would count as somebody who still uses them.
         drop(run.pages);
-        let freed = {
+        let (freed, permit) = {
             let mut state = self.state();
             let freed = state.cache.end_run(run.first, count, result.is_ok());
+            let permit = state.remove_pages(freed.len());
             self.note_held(&state);
             state.changes += 1;
             match &result {
@@ -73,9 +74,10 @@ impl Inode {
                 }
                 Err(error) => state.failing = Some(error.kind()),
             }
-            freed
+            (freed, permit)
         };
-        drop(freed);
+        self.core.pool.recycle(freed);
+        drop(permit);
         match result {
             Ok(()) => {
                 self.core.counters.bytes_written_back.add(end.saturating_sub(offset));
@@ -158,17 +160,19 @@ impl Inode {
     /// Drops every page, for nobody can read them any more.
     pub(crate) fn discard(&self) {
         let io = self.io();
-        let gone = {
+        let (gone, permit) = {
             let mut state = self.state();
             let gone = state.cache.clear();
+            let permit = state.remove_pages(gone.len());
             if let Some(overlay) = &mut state.overlay {
                 overlay.times_pending = false;
             }
             self.note_held(&state);
-            gone
+            (gone, permit)
         };
         drop(io);
-        drop(gone);
+        self.core.pool.recycle(gone);
+        drop(permit);
     }
 
     /// Tells the budget how much this inode holds.

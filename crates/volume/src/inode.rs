@@ -20,7 +20,7 @@ use std::sync::Arc;
 use store::{Access, Attr, ErrorKind, File, Timestamp};
 use sync::atomic::AtomicU64;
 use sync::{Mutex, MutexGuard};
-use writeback::ErrSeq;
+use writeback::{ErrSeq, Permit};
 
 use crate::cache::Cache;
 use crate::core::Core;
@@ -43,11 +43,13 @@ struct OpenFile {
     file: Arc<dyn File>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct State {
     pub(crate) lookups: u64,
     pub(crate) opens: u64,
     pub(crate) cache: Cache,
+    /// For the pages in the cache.
+    permit: Permit,
     pub(crate) overlay: Option<Overlay>,
     /// On the lists of its wb: set by whoever begins an overlay, cleared by the flusher that finds none.
     pub(crate) listed: bool,
@@ -87,7 +89,7 @@ impl Inode {
             errors: ErrSeq::default(),
             held: Arc::new(AtomicU64::new(0)),
             io: Mutex::new(()),
-            state: Mutex::new(State::default()),
+            state: Mutex::new(State::new(core.budget.nothing())),
             file: Mutex::new(None),
         }
     }
@@ -164,6 +166,32 @@ impl Inode {
 }
 
 impl State {
+    fn new(permit: Permit) -> Self {
+        Self {
+            lookups: 0,
+            opens: 0,
+            cache: Cache::default(),
+            permit,
+            overlay: None,
+            listed: false,
+            changes: 0,
+            failing: None,
+            unprivileged: false,
+            shown_ctime: None,
+        }
+    }
+
+    /// Pages came into the cache, under this permit.
+    pub(crate) fn add_pages(&mut self, permit: Permit) {
+        self.permit.join(permit);
+    }
+
+    /// So many pages left the cache. Drop what is returned without the lock: it wakes waiting writers.
+    #[must_use]
+    pub(crate) fn remove_pages(&mut self, pages: usize) -> Option<Permit> {
+        self.permit.split(pages as u64)
+    }
+
     /// Puts what is newer here over the store's attributes.
     pub(crate) fn apply(&self, attr: &mut Attr) {
         if let Some(overlay) = &self.overlay {

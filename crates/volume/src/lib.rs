@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use volume::{Options, Volume};
+//! use watertight_volume::{Options, Volume};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let volume = Volume::new(store::open("mem:")?, Options::default())?;

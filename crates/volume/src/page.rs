@@ -1,12 +1,12 @@
 //! Pages and where they come from.
 //!
-//! A page exists only under a [`Permit`] of the volume's budget, which is the hard bound on memory. Buffers
-//! are reused: memory that is touched for the first time costs several times a copy.
+//! Pages are reused: memory that is touched for the first time costs several times a copy. How many there may
+//! be is the budget's business: an inode holds a permit for the pages in its cache. Beyond that exist only those
+//! that a call is using at this moment: a read's, a store call's, the copy that one of them forces.
 
 use std::sync::Arc;
 
 use sync::Mutex;
-use writeback::Permit;
 
 /// Bytes in a page.
 pub(crate) const PAGE_SIZE: usize = 4096;
@@ -14,48 +14,48 @@ pub(crate) const PAGE_SIZE: usize = 4096;
 /// Bytes in a page, as file offsets count.
 pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 
-type Buffer = Box<[u8; PAGE_SIZE]>;
-
 /// One page of file data.
 #[derive(Debug)]
-pub(crate) struct Page {
-    data: Option<Buffer>,
-    pool: Arc<Pool>,
-    _permit: Permit,
-}
+pub(crate) struct Page(Box<[u8; PAGE_SIZE]>);
 
-/// Buffers that wait to be used again.
-#[derive(Debug, Default)]
+/// Pages that wait to be used again.
+#[derive(Debug)]
 pub(crate) struct Pool {
-    // protected by: this lock, a leaf. Never longer than the budget's limit.
-    free: Mutex<Vec<Buffer>>,
+    // protected by: this lock, a leaf. Each page in it has no other owner.
+    free: Mutex<Vec<Arc<Page>>>,
+    spare_max: usize,
 }
 
 impl Pool {
-    /// A page with arbitrary old content, which the caller overwrites or clears.
-    pub(crate) fn page(self: &Arc<Self>, permit: Permit) -> Page {
+    /// A pool that keeps up to `spare_max` pages.
+    pub(crate) fn new(spare_max: usize) -> Arc<Self> {
+        Arc::new(Self { free: Mutex::new(Vec::new()), spare_max })
+    }
+
+    /// A page with arbitrary old content, which the caller overwrites, and which nobody else has.
+    pub(crate) fn page(&self) -> Arc<Page> {
         let reused = self.free.lock().pop();
-        let data = reused.unwrap_or_else(|| Box::new([0; PAGE_SIZE]));
-        Page { data: Some(data), pool: Arc::clone(self), _permit: permit }
+        reused.unwrap_or_else(|| Arc::new(Page(Box::new([0; PAGE_SIZE]))))
+    }
+
+    /// Takes pages back; those that somebody else still uses are freed when that ends.
+    pub(crate) fn recycle(&self, pages: Vec<Arc<Page>>) {
+        let mut free = self.free.lock();
+        let room = self.spare_max.saturating_sub(free.len());
+        let unused =
+            pages.into_iter().filter_map(|mut page| Arc::get_mut(&mut page).is_some().then_some(page));
+        free.extend(unused.take(room));
     }
 }
 
 impl Page {
     /// The bytes.
     pub(crate) fn bytes(&self) -> &[u8; PAGE_SIZE] {
-        self.data.as_ref().expect("present until drop")
+        &self.0
     }
 
     /// The bytes, to be changed.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8; PAGE_SIZE] {
-        self.data.as_mut().expect("present until drop")
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        if let Some(buffer) = self.data.take() {
-            self.pool.free.lock().push(buffer);
-        }
+        &mut self.0
     }
 }

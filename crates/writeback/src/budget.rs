@@ -86,6 +86,12 @@ impl Budget {
         })
     }
 
+    /// A permit for nothing, to [join](Permit::join) others to.
+    #[must_use]
+    pub fn nothing(self: &Arc<Self>) -> Permit {
+        Permit { budget: Arc::clone(self), pages: 0 }
+    }
+
     /// The limit, in pages.
     #[must_use]
     pub fn limit(&self) -> u64 {
@@ -181,6 +187,11 @@ impl Permit {
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
+    }
+
+    /// Adds another permit of the same budget to this one.
+    pub fn join(&mut self, mut other: Self) {
+        self.pages += std::mem::take(&mut other.pages);
     }
 
     /// Splits `pages` off; `None` if there are not so many.
