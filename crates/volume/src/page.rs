@@ -14,9 +14,10 @@ pub(crate) const PAGE_SIZE: usize = 4096;
 /// Bytes in a page, as file offsets count.
 pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 
-/// One page of file data.
+/// One page of file data. Held in place by its `Arc`, so that the count of its owners lies beside the bytes: looking
+/// at one fetches the other.
 #[derive(Debug)]
-pub(crate) struct Page(Box<[u8; PAGE_SIZE]>);
+pub(crate) struct Page([u8; PAGE_SIZE]);
 
 /// Pages that wait to be used again.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ impl Pool {
     /// A page with arbitrary old content, which the caller overwrites, and which nobody else has.
     pub(crate) fn page(&self) -> Arc<Page> {
         let reused = self.free.lock().pop();
-        reused.unwrap_or_else(|| Arc::new(Page(Box::new([0; PAGE_SIZE]))))
+        reused.unwrap_or_else(|| Arc::new(Page([0; PAGE_SIZE])))
     }
 
     /// Takes pages back; those that somebody else still uses are freed when that ends.
