@@ -65,14 +65,14 @@ fn a_new_page_is_zero_where_nothing_was_written() {
 /// A file is overwritten from its beginning while its last page is being written.
 #[test]
 fn a_run_past_the_last_page_is_none() {
-    let (pool, mut permit, _) = parts(4);
+    let pool = Pool::new(4);
     let mut cache = Cache::default();
     for index in 0..2 {
-        cache.write((&pool, &mut permit), index, 0, &[7; PAGE_SIZE], None);
+        cache.write(&pool, index, 0, &[7; PAGE_SIZE], None);
     }
     let run = cache.take_run(0, 1).unwrap();
     assert_eq!((run.first, run.pages.len()), (0, 2));
-    cache.write((&pool, &mut permit), 0, 0, &[8; PAGE_SIZE], None);
+    cache.write(&pool, 0, 0, &[8; PAGE_SIZE], None);
     assert_eq!(cache.dirty(), 1);
     assert!(cache.take_run(2, 1).is_none());
 }

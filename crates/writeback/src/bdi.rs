@@ -9,6 +9,7 @@
 //! Shutdown: `stop` sets `stopping`; each flusher ends after the inode it is writing. Whoever drains does
 //! so before.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -146,7 +147,12 @@ impl<I: Inode + ?Sized> Bdi<I> {
 
     fn flush_loop(&self) {
         while let Some(listed) = self.next() {
-            let outcome = listed.inode.write_back();
+            // A panic over one inode must not end write-back for all others.
+            let attempt = catch_unwind(AssertUnwindSafe(|| listed.inode.write_back()));
+            let outcome = attempt.unwrap_or_else(|_| {
+                tracing::error!(inode = ?listed.inode, "write-back panicked; it will be tried again");
+                Outcome::Failed
+            });
             self.written.add(1);
             let pause = self.options.retry_pause * (1 << listed.failures.min(5));
             self.root.done(listed, outcome, self.options.clock.now(), pause);
