@@ -17,6 +17,7 @@
 //! | [`attrs`] | attributes, extended attributes |
 //! | [`file`], [`list`] | data, listings |
 //! | [`durable`] | what is not durable yet, and syncing it |
+//! | [`paths`] | keeps the number of descriptors bounded |
 //! | [`creds`] | ownership of new objects |
 //! | [`holder`] | exclusive use |
 //! | [`sys`], [`errno`] | system calls, their errors |
@@ -35,12 +36,14 @@ mod holder;
 mod list;
 mod names;
 mod node;
+mod paths;
 mod sys;
 mod table;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -55,6 +58,7 @@ use crate::{
 };
 use durable::{Change, Unsynced};
 use node::DirNode;
+use paths::Paths;
 use table::Table;
 
 /// Descriptors to count with where there is no limit.
@@ -64,6 +68,17 @@ const DESCRIPTORS_WITHOUT_LIMIT: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct DirStore {
     inner: Arc<Inner>,
+}
+
+/// Bounds of a [`DirStore`]; what is `None` follows from the limit of descriptors.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DirOptions {
+    /// Objects that are held open at a time, where others can be opened again (as root); otherwise
+    /// without meaning. Half of the limit.
+    pub open_max: Option<usize>,
+    /// Objects that wait to be synced, before changing another one syncs the oldest. A quarter of the
+    /// limit.
+    pub unsynced_max: Option<usize>,
 }
 
 /// What the store's syncs did so far.
@@ -79,6 +94,10 @@ pub struct DirCounters {
     pub unsynced: usize,
     /// Objects known now, beside the root.
     pub objects: usize,
+    /// Descriptors of objects, the root's included.
+    pub open: usize,
+    /// Objects whose descriptors are put away.
+    pub away: usize,
 }
 
 pub(crate) struct Inner {
@@ -95,6 +114,7 @@ pub(crate) struct Inner {
     /// `linkat` may be given a descriptor alone.
     can_link_empty: bool,
     table: Table,
+    paths: Arc<Paths>,
     unsynced: Unsynced,
     /// Holds the directory's lock; `None` once closed.
     lock: Mutex<Option<OwnedFd>>,
@@ -113,7 +133,15 @@ impl DirStore {
     /// [`ErrorKind::NotFound`] and [`ErrorKind::NotDirectory`] for what is no directory,
     /// [`ErrorKind::Busy`] with the holder's name if it is in use.
     pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { inner: Arc::new(Inner::open(path.as_ref())?) }))
+        Self::open_with(path, DirOptions::default())
+    }
+
+    /// The same with bounds of one's own.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(path: impl AsRef<Path>, options: DirOptions) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { inner: Arc::new(Inner::open(path.as_ref(), options)?) }))
     }
 
     /// Who has the directory `path` in use as a store, in words for a person; nothing is opened or locked.
@@ -128,12 +156,15 @@ impl DirStore {
     #[must_use]
     pub fn counters(&self) -> DirCounters {
         let unsynced = &self.inner.unsynced;
+        let (open, away) = self.inner.paths.counts();
         DirCounters {
             data_syncs: unsynced.data_syncs.get(),
             dir_syncs: unsynced.dir_syncs.get(),
             relieved: unsynced.relieved.get(),
             unsynced: unsynced.len(),
             objects: self.inner.table.len(),
+            open,
+            away,
         }
     }
 }
@@ -168,7 +199,7 @@ fn is_local(root: &OwnedFd) -> bool {
 const STAT_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::MNT_ID);
 
 impl Inner {
-    fn open(path: &Path) -> Result<Self> {
+    fn open(path: &Path, options: DirOptions) -> Result<Self> {
         let op = "open store";
         let shown = path.display().to_string();
         let descriptors = raise_descriptor_limit();
@@ -185,35 +216,22 @@ impl Inner {
             .filter(|fd| sys::is_proc(fd.as_fd()))
             .ok_or_else(|| Error::with(ErrorKind::Unsupported, op, "/proc is not mounted"))?;
         let capabilities = creds::capabilities();
+        let paths = Arc::new(Paths::new(options.open_max.unwrap_or(descriptors / 2), &root));
+        let root = DirNode::new(ObjectId::ROOT, stat.stx_ino, FileType::Directory, root, Arc::clone(&paths));
         Ok(Self {
             path: std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
             dev: (stat.stx_dev_major, stat.stx_dev_minor),
             mount: mount_of(&stat),
             proc_fds,
             is_read_only: medium.f_flag.contains(StatVfsMountFlags::RDONLY),
-            ownership: creds::Ownership::possible(is_local(&root)),
+            ownership: creds::Ownership::possible(is_local(&lock)),
             can_open_any: capabilities.contains(CapabilitySet::DAC_OVERRIDE),
             can_link_empty: capabilities.contains(CapabilitySet::DAC_READ_SEARCH),
-            table: Table::new(DirNode::new(ObjectId::ROOT, stat.stx_ino, FileType::Directory, root)),
-            unsynced: Unsynced::new(descriptors / 4),
+            table: Table::new(root),
+            paths,
+            unsynced: Unsynced::new(options.unsynced_max.unwrap_or(descriptors / 4)),
             lock: Mutex::new(Some(lock)),
         })
-    }
-
-    /// The object's descriptor.
-    fn fd(&self, node: &DirNode, op: &'static str) -> Result<Arc<OwnedFd>> {
-        node.path.lock().clone().ok_or_else(|| Error::new(ErrorKind::Stale, op))
-    }
-
-    /// Enters what `fd` stands for into the table, with one more reference; says whether it is new there.
-    fn know(&self, fd: OwnedFd, ino: u64, kind: FileType, _op: &'static str) -> Result<(Arc<DirNode>, bool)> {
-        Ok(self.table.enter(ino, kind, |id| DirNode::new(id, ino, kind, fd)))
-    }
-
-    /// Keeps the object that `name` is from being lost by the loss of that name.
-    #[allow(clippy::unused_self, reason = "nothing to do while every known object is held open")]
-    fn hold_named(&self, _dir: BorrowedFd<'_>, _name: Name<'_>) -> Option<Arc<OwnedFd>> {
-        None
     }
 
     fn stat(&self, fd: BorrowedFd<'_>, op: &'static str) -> Result<Statx> {
@@ -248,7 +266,20 @@ impl Inner {
 
     /// Opens a directory for listing and syncing.
     fn open_entries(&self, path: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-        rustix::fs::openat(path, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, 0.into())
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        self.with_room(|| rustix::fs::openat(path, ".", flags, 0.into()))
+    }
+
+    fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
+        let op = "path";
+        let fd = self.fd(&self.table.get(id, op).ok()?, op).ok()?;
+        let link = |fd: BorrowedFd<'_>| {
+            let name = sys::FdName::short(fd);
+            let target = rustix::fs::readlinkat(&self.proc_fds, name.as_c_str(), Vec::new()).ok()?;
+            Some(PathBuf::from(OsString::from_vec(target.into_bytes())))
+        };
+        let root = self.fd(self.table.root(), op).ok()?;
+        link(fd.as_fd())?.strip_prefix(link(root.as_fd())?).ok().map(Path::to_owned)
     }
 
     fn sync_dir(&self, id: ObjectId) -> Result<()> {
@@ -393,6 +424,10 @@ impl Store for DirStore {
 
     fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
         self.inner.remove_xattr(id, name)
+    }
+
+    fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
+        self.inner.path_of(id)
     }
 
     fn statfs(&self) -> Result<StatFs> {

@@ -13,14 +13,15 @@
 //! | `hang` | waits until [`FaultStore::release`] or the store's close |
 //! | `torn` | writes the first half of the bytes, then fails (`EIO`, or what `fail=` says) |
 //!
-//! A delay comes first, then a hang, then the failure. [`Store::forget`], [`Store::describe`] and
-//! [`Store::close`] always pass. Calls are counted whether they fail or not.
+//! A delay comes first, then a hang, then the failure. [`Store::forget`], [`Store::path_of`],
+//! [`Store::describe`] and [`Store::close`] always pass. Calls are counted whether they fail or not.
 
 mod control;
 mod rules;
 
 use std::ffi::{OsStr, OsString};
 use std::io::IoSlice;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -228,6 +229,10 @@ impl Store for FaultStore {
     fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
         self.pass(FaultOp::RemoveXattr)?;
         self.inner.remove_xattr(id, name)
+    }
+
+    fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
+        self.inner.path_of(id)
     }
 
     fn statfs(&self) -> Result<StatFs> {

@@ -32,7 +32,7 @@ mod spec;
 mod traits;
 mod types;
 
-pub use dir::{DirCounters, DirStore};
+pub use dir::{DirCounters, DirOptions, DirStore};
 pub use error::{Error, ErrorKind, Result};
 pub use fault::{FaultOp, FaultStore};
 pub use mem::MemStore;

@@ -1,5 +1,7 @@
 //! The conformance suite, on every store.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
+
 mod suite;
 
 use std::sync::Arc;
@@ -26,4 +28,34 @@ fn mem_store() {
 #[test]
 fn fault_store_without_rules() {
     suite::run(|| FaultStore::new(MemStore::new(1 << 30), "").unwrap() as Arc<dyn Store>);
+}
+
+/// The same without any rights: the store must not need root.
+#[test]
+fn dir_store_of_an_ordinary_user() {
+    if !suite::is_root() {
+        eprintln!("SKIPPED: the other tests run as an ordinary user already");
+        return;
+    }
+    let output = std::process::Command::new("setpriv")
+        .args(["--reuid=54321", "--regid=54321", "--clear-groups", "--bounding-set=-all", "--"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "dir_store", "--nocapture"])
+        .current_dir("/")
+        .env("TMPDIR", "/tmp")
+        .output();
+    let output = match output {
+        Ok(output) => output,
+        Err(e) => {
+            eprintln!("SKIPPED: no setpriv(1): {e}");
+            return;
+        }
+    };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complained = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !said.contains("running 1 test") {
+        eprintln!("SKIPPED: cannot run this program as somebody else: {complained}");
+        return;
+    }
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{complained}");
 }

@@ -348,7 +348,7 @@ impl Inner {
             return Ok(kept);
         }
         let opened = if node.kind == FileType::Directory {
-            rustix::fs::openat(&path, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, 0.into())
+            self.open_entries(&path)
         } else {
             match self.reopen(path.as_fd(), OFlags::RDONLY) {
                 Err(Errno::ACCESS) => self.reopen(path.as_fd(), OFlags::WRONLY),

@@ -21,24 +21,18 @@ const PATH: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC)
 impl Inner {
     /// Opens the object that `name` is, whatever it is, links not followed.
     fn open_path(&self, dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
-        retry_on_intr(|| rustix::fs::openat(dir, name.as_os_str(), PATH, 0.into()))
+        self.with_room(|| retry_on_intr(|| rustix::fs::openat(dir, name.as_os_str(), PATH, 0.into())))
     }
 
     /// Makes an entry of what was found or made in `parent`.
-    fn enter(
-        &self,
-        parent: &Arc<DirNode>,
-        fd: OwnedFd,
-        stat: &Statx,
-        op: &'static str,
-    ) -> Result<(Entry, Arc<DirNode>)> {
+    fn enter(&self, parent: &Arc<DirNode>, fd: OwnedFd, stat: &Statx) -> (Entry, Arc<DirNode>) {
         let attr = attrs::attr_of(stat);
-        let (node, is_new) = self.know(fd, attr.ino, attr.kind, op)?;
+        let (node, is_new) = self.know(fd, attr.ino, attr.kind);
         if is_new && let Some(at) = Self::unsynced_entries(parent) {
             // Its name may be one of those that are not durable.
             Self::note_name(&node, parent, at);
         }
-        Ok((Entry { id: node.id, attr }, node))
+        (Entry { id: node.id, attr }, node)
     }
 
     pub(crate) fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
@@ -47,7 +41,7 @@ impl Inner {
         let dir_fd = self.fd(&dir, op)?;
         let fd = self.open_path(dir_fd.as_fd(), name).map_err(errno::failed(op))?;
         let stat = self.stat_inside(fd.as_fd(), op)?;
-        self.enter(&dir, fd, &stat, op).map(|(entry, _)| entry)
+        Ok(self.enter(&dir, fd, &stat).0)
     }
 
     pub(crate) fn create(
@@ -64,13 +58,13 @@ impl Inner {
         let data = {
             let creator = creds::take(self.ownership, creator).map_err(errno::failed(op))?;
             let mode = creator.mode(perm);
-            retry_on_intr(|| rustix::fs::openat(&dir_fd, name.as_os_str(), flags, mode))
-                .map_err(errno::failed(op))?
+            let open = || retry_on_intr(|| rustix::fs::openat(&dir_fd, name.as_os_str(), flags, mode));
+            self.with_room(open).map_err(errno::failed(op))?
         };
         let at = self.changed(&dir, Change::Data);
         let stat = self.stat(data.as_fd(), op)?;
         let path = self.path_of_new(dir_fd.as_fd(), name, &stat, data.as_fd()).map_err(errno::failed(op))?;
-        self.created(&dir, at, path, data, &stat, op)
+        Ok(self.created(&dir, at, path, data, &stat))
     }
 
     /// An `O_PATH` descriptor of what was just made. By name, which costs less than through /proc, if
@@ -99,12 +93,11 @@ impl Inner {
         path: OwnedFd,
         data: OwnedFd,
         stat: &Statx,
-        op: &'static str,
-    ) -> Result<Created> {
-        let (entry, node) = self.enter(dir, path, stat, op)?;
+    ) -> Created {
+        let (entry, node) = self.enter(dir, path, stat);
         Self::note_name(&node, dir, at);
         let file = DirFile::of_new(self, &node, data);
-        Ok(Created { entry, file })
+        Created { entry, file }
     }
 
     pub(crate) fn tmpfile(
@@ -120,11 +113,12 @@ impl Inner {
         let data = {
             let creator = creds::take(self.ownership, creator).map_err(errno::failed(op))?;
             let mode = creator.mode(perm);
-            retry_on_intr(|| rustix::fs::openat(&dir_fd, ".", flags, mode)).map_err(errno::failed(op))?
+            let open = || retry_on_intr(|| rustix::fs::openat(&dir_fd, ".", flags, mode));
+            self.with_room(open).map_err(errno::failed(op))?
         };
         let stat = self.stat(data.as_fd(), op)?;
         let path = self.reopen(data.as_fd(), OFlags::PATH).map_err(errno::failed(op))?;
-        let (entry, node) = self.enter(&dir, path, &stat, op)?;
+        let (entry, node) = self.enter(&dir, path, &stat);
         let file = DirFile::of_new(self, &node, data);
         Ok(Created { entry, file })
     }
@@ -164,7 +158,7 @@ impl Inner {
         let at = self.changed(&dir, Change::Data);
         let fd = self.open_path(dir_fd.as_fd(), name).map_err(errno::failed(op))?;
         let stat = self.stat_inside(fd.as_fd(), op)?;
-        let (entry, node) = self.enter(&dir, fd, &stat, op)?;
+        let (entry, node) = self.enter(&dir, fd, &stat);
         Self::note_name(&node, &dir, at);
         Ok(entry)
     }

@@ -2,8 +2,8 @@
 //!
 //! # Who touches what
 //! * `id`, `ino`, `kind`: immutable.
-//! * `path`: protected by its lock; `None` while the descriptor is put away (see
-//!   [`handle`](super::handle)).
+//! * `path`: protected by its lock; without a descriptor while that is put away (see
+//!   [`paths`](super::paths)).
 //! * `data`: protected by its lock, which is held while the data is being opened, so that all
 //!   openings share one descriptor.
 //! * `sync`: what is not durable yet; see [`durable`](super::durable).
@@ -16,6 +16,7 @@ use sync::Mutex;
 
 use super::durable::SyncState;
 use super::file::DirFile;
+use super::paths::{PathFd, Paths};
 use crate::{FileType, ObjectId};
 
 /// An object of the host's directory.
@@ -25,29 +26,40 @@ pub(crate) struct DirNode {
     pub(crate) ino: u64,
     pub(crate) kind: FileType,
     /// `O_PATH` descriptor of the object itself.
-    pub(crate) path: Mutex<Option<Arc<OwnedFd>>>,
+    pub(crate) path: Mutex<PathFd>,
     /// The shared opening of a regular file's data.
     pub(crate) data: Mutex<Weak<DirFile>>,
     pub(crate) sync: Mutex<SyncState>,
     /// Held while a directory is being synced, so that those who wait find it done.
     pub(crate) syncing: Mutex<()>,
+    /// Counts the descriptor.
+    pub(crate) paths: Arc<Paths>,
 }
 
 impl DirNode {
-    pub(crate) fn new(id: ObjectId, ino: u64, kind: FileType, path: OwnedFd) -> Self {
+    pub(crate) fn new(id: ObjectId, ino: u64, kind: FileType, path: OwnedFd, paths: Arc<Paths>) -> Self {
+        paths.opened();
         Self {
             id,
             ino,
             kind,
-            path: Mutex::new(Some(Arc::new(path))),
+            path: Mutex::new(PathFd::new(path)),
             data: Mutex::new(Weak::new()),
             sync: Mutex::new(SyncState::default()),
             syncing: Mutex::new(()),
+            paths,
         }
     }
 
     /// Whether its data or entries can be opened for syncing.
     pub(crate) fn can_be_opened(&self) -> bool {
         matches!(self.kind, FileType::Regular | FileType::Directory)
+    }
+}
+
+impl Drop for DirNode {
+    fn drop(&mut self) {
+        let is_open = self.path.lock().fd.is_some();
+        self.paths.ended(is_open);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 use std::fmt::Write as _;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -90,4 +90,59 @@ pub(crate) fn start_writing(fd: BorrowedFd<'_>) -> Result<()> {
 /// Whether the descriptor is on procfs.
 pub(crate) fn is_proc(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|s| s.f_type == rustix::fs::PROC_SUPER_MAGIC)
+}
+
+/// Most bytes of a handle (`MAX_HANDLE_SZ`).
+const HANDLE_BYTES_MAX: usize = 128;
+
+/// Names an object of a file system for as long as it exists; never another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Handle {
+    kind: i32,
+    bytes: Box<[u8]>,
+}
+
+/// `struct file_handle` with room for any handle.
+#[repr(C)]
+struct RawHandle {
+    len: u32,
+    kind: i32,
+    bytes: [u8; HANDLE_BYTES_MAX],
+}
+
+/// The handle of an open object, `O_PATH` or not.
+pub(crate) fn handle_of(fd: BorrowedFd<'_>) -> Result<Handle> {
+    let mut raw = RawHandle { len: 128, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
+    let mut mount = 0i32;
+    // SAFETY: `raw` has the layout of `struct file_handle` followed by the 128 bytes that `len` announces;
+    // both pointers are valid and ours alone through the call; the path is a constant.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            fd.as_raw_fd(),
+            c"".as_ptr(),
+            &raw mut raw,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    check(result)?;
+    let len = usize::try_from(raw.len).unwrap_or(HANDLE_BYTES_MAX).min(HANDLE_BYTES_MAX);
+    Ok(Handle { kind: raw.kind, bytes: raw.bytes[..len].into() })
+}
+
+/// Opens the object of a handle as with `O_PATH`, on the mount of `medium`. Needs `CAP_DAC_READ_SEARCH`.
+pub(crate) fn open_handle(medium: BorrowedFd<'_>, handle: &Handle) -> Result<OwnedFd> {
+    let mut raw = RawHandle { len: 0, kind: handle.kind, bytes: [0; HANDLE_BYTES_MAX] };
+    let len = handle.bytes.len().min(HANDLE_BYTES_MAX);
+    raw.len = u32::try_from(len).map_err(|_| Errno::INVAL)?;
+    raw.bytes[..len].copy_from_slice(&handle.bytes[..len]);
+    let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: `raw` has the layout of `struct file_handle` with `len` bytes, and lives through the call.
+    let fd = check(unsafe {
+        libc::syscall(libc::SYS_open_by_handle_at, medium.as_raw_fd(), &raw mut raw, flags)
+    })?;
+    let fd = i32::try_from(fd).map_err(|_| Errno::BADF)?;
+    // SAFETY: the kernel just gave us this descriptor; nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

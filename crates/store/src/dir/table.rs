@@ -6,14 +6,15 @@
 //! An object stays in the table while it has *references* (given to the store's user) or *pins*
 //! (open data, or changes that are not durable yet): whoever finds it again meets the same node.
 //!
-//! Lock order: a shard's lock is a leaf; nothing blocks and no other lock is taken under it.
+//! Lock order: a shard's lock is a leaf; nothing blocks under it, and other locks are only tried.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use sync::Mutex;
-use sync::atomic::{AtomicU64, Ordering};
+use sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::node::DirNode;
 use crate::{Error, ErrorKind, FileType, ObjectId, Result};
@@ -53,6 +54,8 @@ struct Shard {
     objects: NumberMap<Known>,
     /// Id to inode number.
     ids: NumberMap<u64>,
+    /// Objects whose descriptors may be put away, those longest unused in front; some may be gone.
+    queue: VecDeque<ObjectId>,
 }
 
 impl Shard {
@@ -60,6 +63,15 @@ impl Shard {
         let ino = self.ids.get(&id.0)?;
         self.objects.get_mut(ino)
     }
+}
+
+/// What [`Table::enter`] did.
+#[derive(Debug)]
+pub(crate) enum Entered {
+    /// The object was not known.
+    New(Arc<DirNode>),
+    /// It was; the descriptor was not needed.
+    Known(Arc<DirNode>, OwnedFd),
 }
 
 /// The table. The root is not in its shards: it is always known.
@@ -70,6 +82,8 @@ pub(crate) struct Table {
     /// The next id's high part; ids carry their shard in the low bits, so that one shard holds an
     /// object under both of its numbers.
     next: AtomicU64,
+    /// The shard whose queue is looked at next.
+    hand: AtomicUsize,
 }
 
 impl Table {
@@ -78,6 +92,7 @@ impl Table {
             root: Arc::new(root),
             shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(),
             next: AtomicU64::new(1),
+            hand: AtomicUsize::new(0),
         }
     }
 
@@ -118,16 +133,16 @@ impl Table {
         shard.objects.get(&ino).map(|k| Arc::clone(&k.node))
     }
 
-    /// Adds a reference to the object with this inode number, which `make` makes if it is not known.
-    /// Says whether it is new.
+    /// Adds a reference to the object with this inode number; if it is not known, `make` makes it of `fd`.
     pub(crate) fn enter(
         &self,
         ino: u64,
         kind: FileType,
-        make: impl FnOnce(ObjectId) -> DirNode,
-    ) -> (Arc<DirNode>, bool) {
+        fd: OwnedFd,
+        make: impl FnOnce(ObjectId, OwnedFd) -> DirNode,
+    ) -> Entered {
         if ino == self.root.ino {
-            return (Arc::clone(&self.root), false);
+            return Entered::Known(Arc::clone(&self.root), fd);
         }
         let number = Self::shard_of_ino(ino);
         let mut shard = self.shards[number].lock();
@@ -135,7 +150,7 @@ impl Table {
         if let Some(known) = shard.objects.get_mut(&ino) {
             if known.node.kind == kind {
                 known.refs += 1;
-                return (Arc::clone(&known.node), false);
+                return Entered::Known(Arc::clone(&known.node), fd);
             }
             // Another object now has the number of one whose descriptor was put away.
             stale = shard.objects.remove(&ino);
@@ -145,12 +160,57 @@ impl Table {
         }
         // ORDERING: Relaxed. Ids need only differ; an id is published by the shard's lock.
         let id = ObjectId(self.next.fetch_add(1, Ordering::Relaxed) * SHARDS as u64 + number as u64);
-        let node = Arc::new(make(id));
+        let node = Arc::new(make(id, fd));
         shard.ids.insert(id.0, ino);
         shard.objects.insert(ino, Known { node: Arc::clone(&node), refs: 1, pins: 0 });
         drop(shard);
         drop(stale);
-        (node, true)
+        Entered::New(node)
+    }
+
+    /// Removes an object whose number belongs to another one by now.
+    pub(crate) fn expel(&self, node: &DirNode) {
+        let mut shard = self.shard(node.id).lock();
+        let is_there = shard.objects.get(&node.ino).is_some_and(|known| known.node.id == node.id);
+        let gone = if is_there { shard.objects.remove(&node.ino) } else { None };
+        shard.ids.remove(&node.id.0);
+        drop(shard);
+        drop(gone);
+    }
+
+    /// Notes that the descriptor of `node` may be put away.
+    pub(crate) fn queue(&self, node: &DirNode) {
+        let mut shard = self.shard(node.id).lock();
+        let shard = &mut *shard;
+        if shard.queue.len() > 2 * shard.objects.len() + 16 {
+            // Most of them are gone.
+            shard.queue.retain(|id| shard.ids.contains_key(&id.0));
+        }
+        shard.queue.push_back(node.id);
+    }
+
+    /// Takes up to `max` objects out of the queues that have no pins and that `is_unused` agrees to.
+    pub(crate) fn unused(&self, max: usize, is_unused: impl Fn(&DirNode) -> bool) -> Vec<Arc<DirNode>> {
+        let mut found = Vec::with_capacity(max);
+        // Twice around: the first look at an object only clears its mark of use.
+        for _ in 0..2 * SHARDS {
+            // ORDERING: Relaxed. Any distribution over the shards will do.
+            let at = self.hand.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            let mut shard = self.shards[at].lock();
+            for _ in 0..shard.queue.len() {
+                let Some(id) = shard.queue.pop_front() else { break };
+                let Some(known) = shard.by_id(id) else { continue };
+                if known.pins == 0 && is_unused(&known.node) {
+                    found.push(Arc::clone(&known.node));
+                    if found.len() == max {
+                        return found;
+                    }
+                } else {
+                    shard.queue.push_back(id);
+                }
+            }
+        }
+        found
     }
 
     /// Adds a reference.

@@ -1,0 +1,307 @@
+//! Keeps the number of `O_PATH` descriptors bounded.
+//!
+//! The kernel may keep millions of look-ups; a process has fewer descriptors than that. Where the
+//! process may open objects by file handle (`CAP_DAC_READ_SEARCH`), the descriptors of objects that were not
+//! used lately are put away: the handle is noted, the descriptor closed, and opened again when
+//! the object is used. Where it may not, a full table of descriptors is
+//! [`ErrorKind::TooManyFiles`](crate::ErrorKind::TooManyFiles).
+//!
+//! An object whose descriptor is put away is not held by us. So:
+//! * one without a name is never put away ([`Inner::put_away`] looks at its link count);
+//! * whoever removes a name holds the object meanwhile, and gives it its descriptor back
+//!   afterwards ([`Inner::hold_named`], [`Doomed`]). Both happen under [`DirNode::path`]'s lock: a
+//!   removal is either over, and the count is seen to be zero, or it puts back what was put away;
+//! * the inode's number may come to name another object when somebody else removes it. Handles tell
+//!   the two apart ([`Inner::know`]).
+//!
+//! Objects with open data, or with changes that are not durable, keep their descriptors.
+//!
+//! `open`, `away` and `next_search` are figures of the moment: nothing but the choice of when to put away
+//! depends on them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use sync::atomic::{AtomicUsize, Ordering};
+
+use super::node::DirNode;
+use super::sys::Handle;
+use super::table::Entered;
+use super::{Inner, attrs, errno, sys};
+use crate::{FileType, Name, Result};
+
+/// Descriptors put away at a time.
+const BATCH: usize = 32;
+
+/// The descriptor of an object, or what it takes to open it again.
+#[derive(Debug)]
+pub(crate) struct PathFd {
+    pub(crate) fd: Option<Arc<OwnedFd>>,
+    /// Noted when the descriptor is first put away.
+    handle: Option<Handle>,
+    /// Used since it was last looked at.
+    is_used: bool,
+}
+
+impl PathFd {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self { fd: Some(Arc::new(fd)), handle: None, is_used: true }
+    }
+}
+
+/// The counts, and what reopening takes.
+#[derive(Debug)]
+pub(crate) struct Paths {
+    bound: usize,
+    open: AtomicUsize,
+    away: AtomicUsize,
+    /// After a search that found nothing to put away: how many are open before the next one.
+    next_search: AtomicUsize,
+    /// Any directory of the medium, to open handles with; `None` where that is not possible.
+    medium: Option<OwnedFd>,
+}
+
+impl Paths {
+    /// Tries handles out on the open directory `root`.
+    pub(crate) fn new(bound: usize, root: &OwnedFd) -> Self {
+        let medium = || -> Result<OwnedFd, Errno> {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let medium = rustix::fs::openat(root, ".", flags, 0.into())?;
+            let handle = sys::handle_of(root.as_fd())?;
+            sys::open_handle(medium.as_fd(), &handle)?;
+            Ok(medium)
+        };
+        Self {
+            bound: bound.max(BATCH),
+            open: AtomicUsize::new(0),
+            away: AtomicUsize::new(0),
+            next_search: AtomicUsize::new(0),
+            medium: medium().ok(),
+        }
+    }
+
+    /// Whether descriptors can be put away.
+    pub(crate) fn can_put_away(&self) -> bool {
+        self.medium.is_some()
+    }
+
+    /// Descriptors open, and put away.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        // ORDERING: Relaxed, a figure of the moment.
+        (self.open.load(Ordering::Relaxed), self.away.load(Ordering::Relaxed))
+    }
+
+    fn is_crowded(&self) -> bool {
+        // ORDERING: Relaxed, see the module's head.
+        let next = self.next_search.load(Ordering::Relaxed);
+        self.can_put_away() && self.counts().0 > self.bound.max(next)
+    }
+
+    /// Notes how a search ended: when all that is open is in use, the next one waits until there is
+    /// clearly more.
+    fn searched(&self, has_found: bool) {
+        let next = if has_found { 0 } else { self.counts().0 + self.bound / 16 };
+        // ORDERING: Relaxed, see the module's head.
+        self.next_search.store(next, Ordering::Relaxed);
+    }
+
+    /// Counts the descriptor of a new object.
+    pub(crate) fn opened(&self) {
+        // ORDERING: Relaxed here and below, see the module's head.
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the end of an object.
+    pub(crate) fn ended(&self, was_open: bool) {
+        let count = if was_open { &self.open } else { &self.away };
+        // ORDERING: Relaxed, see the module's head.
+        count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn went_away(&self) {
+        // ORDERING: Relaxed, see the module's head.
+        self.away.fetch_add(1, Ordering::Relaxed);
+        // ORDERING: Relaxed, as above.
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn came_back(&self) {
+        // ORDERING: Relaxed, see the module's head.
+        self.open.fetch_add(1, Ordering::Relaxed);
+        // ORDERING: Relaxed, as above.
+        self.away.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An object that is about to lose a name.
+#[derive(Debug)]
+pub(crate) struct Doomed<'a> {
+    store: &'a Inner,
+    node: Arc<DirNode>,
+    fd: Arc<OwnedFd>,
+}
+
+impl Drop for Doomed<'_> {
+    /// Gives the object its descriptor back, if that was put away meanwhile.
+    fn drop(&mut self) {
+        let mut path = self.node.path.lock();
+        if path.fd.is_some() {
+            return;
+        }
+        path.fd = Some(Arc::clone(&self.fd));
+        drop(path);
+        self.store.came_back(&self.node);
+    }
+}
+
+impl Inner {
+    /// The object's descriptor, opened again if it was put away.
+    pub(crate) fn fd(&self, node: &Arc<DirNode>, op: &'static str) -> Result<Arc<OwnedFd>> {
+        let mut path = node.path.lock();
+        path.is_used = true;
+        if let Some(fd) = &path.fd {
+            return Ok(Arc::clone(fd));
+        }
+        let fd = self.open_again(node, path.handle.as_ref()).map_err(errno::failed(op))?;
+        let fd = Arc::new(fd);
+        path.fd = Some(Arc::clone(&fd));
+        drop(path);
+        self.came_back(node);
+        Ok(fd)
+    }
+
+    /// Counts that `node` has a descriptor again.
+    fn came_back(&self, node: &DirNode) {
+        self.paths.came_back();
+        self.table.queue(node);
+        self.put_some_away();
+    }
+
+    fn open_again(&self, node: &DirNode, handle: Option<&Handle>) -> Result<OwnedFd, Errno> {
+        let (Some(medium), Some(handle)) = (&self.paths.medium, handle) else { return Err(Errno::STALE) };
+        let open = || sys::open_handle(medium.as_fd(), handle);
+        let fd = match open() {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.put_away_a_batch();
+                open()?
+            }
+            other => other?,
+        };
+        let stat = rustix::fs::statx(&fd, c"", rustix::fs::AtFlags::EMPTY_PATH, super::STAT_MASK)?;
+        let attr = attrs::attr_of(&stat);
+        // The handle opens on the mount of `medium`, which is ours.
+        if attr.ino == node.ino && attr.kind == node.kind { Ok(fd) } else { Err(Errno::STALE) }
+    }
+
+    /// Opens by `open`, with another try after descriptors were put away if there are too many.
+    pub(crate) fn with_room<T>(&self, open: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        match open() {
+            Err(Errno::MFILE | Errno::NFILE) if self.paths.can_put_away() => {
+                self.put_away_a_batch();
+                open()
+            }
+            other => other,
+        }
+    }
+
+    /// Enters what `fd` stands for into the table, with one more reference; says whether it is new there.
+    pub(crate) fn know(&self, fd: OwnedFd, ino: u64, kind: FileType) -> (Arc<DirNode>, bool) {
+        let mut fd = fd;
+        loop {
+            let make = |id, fd| DirNode::new(id, ino, kind, fd, Arc::clone(&self.paths));
+            let (node, found) = match self.table.enter(ino, kind, fd, make) {
+                Entered::New(node) => {
+                    if self.paths.can_put_away() {
+                        self.table.queue(&node);
+                        self.put_some_away();
+                    }
+                    return (node, true);
+                }
+                Entered::Known(node, found) => (node, found),
+            };
+            match self.welcome_back(&node, found) {
+                None => return (node, false),
+                // The number belongs to another object by now, and the one we knew is gone.
+                Some(found) => {
+                    self.table.expel(&node);
+                    fd = found;
+                }
+            }
+        }
+    }
+
+    /// Gives `node` the descriptor of the object that was found under its number, if its own was put away
+    /// and it is the same one; gives the descriptor back if it is another one.
+    fn welcome_back(&self, node: &DirNode, found: OwnedFd) -> Option<OwnedFd> {
+        let mut path = node.path.lock();
+        path.is_used = true;
+        if path.fd.is_some() {
+            return None;
+        }
+        match sys::handle_of(found.as_fd()) {
+            Ok(handle) if Some(&handle) != path.handle.as_ref() => Some(found),
+            _ => {
+                path.fd = Some(Arc::new(found));
+                drop(path);
+                self.came_back(node);
+                None
+            }
+        }
+    }
+
+    /// Keeps the object that `name` is from being lost by the loss of that name.
+    pub(crate) fn hold_named(&self, dir: BorrowedFd<'_>, name: Name<'_>) -> Option<Doomed<'_>> {
+        if !self.paths.can_put_away() {
+            return None;
+        }
+        let node = self.known_as(dir, name)?;
+        // One that cannot be opened again is lost already.
+        let fd = self.fd(&node, "hold").ok()?;
+        Some(Doomed { store: self, node, fd })
+    }
+
+    fn put_some_away(&self) {
+        if self.paths.is_crowded() {
+            self.put_away_a_batch();
+        }
+    }
+
+    fn put_away_a_batch(&self) {
+        let unused = self.table.unused(BATCH, |node| {
+            // Who holds the lock is using it.
+            node.path.try_lock().is_some_and(|mut path| !std::mem::take(&mut path.is_used))
+        });
+        let mut has_found = false;
+        for node in unused {
+            if self.put_away(&node) {
+                has_found = true;
+            } else {
+                self.table.queue(&node);
+            }
+        }
+        self.paths.searched(has_found);
+    }
+
+    /// Puts the descriptor of `node` away; says whether it did.
+    fn put_away(&self, node: &DirNode) -> bool {
+        let mut path = node.path.lock();
+        let Some(fd) = &path.fd else { return true };
+        let has_name = self.stat(fd.as_fd(), "put away").is_ok_and(|stat| stat.stx_nlink > 0);
+        if !has_name || path.is_used {
+            return false;
+        }
+        if path.handle.is_none() {
+            path.handle = sys::handle_of(fd.as_fd()).ok();
+        }
+        if path.handle.is_none() {
+            return false;
+        }
+        let fd = path.fd.take();
+        self.paths.went_away();
+        drop(path);
+        drop(fd);
+        true
+    }
+}
