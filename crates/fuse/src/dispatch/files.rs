@@ -172,6 +172,11 @@ pub(super) fn allocate(cx: &Cx<'_>, reply: Reply<'_>, arg: &FAllocateIn) -> Sent
 }
 
 pub(super) fn seek(cx: &Cx<'_>, reply: Reply<'_>, arg: LSeekIn) -> Sent {
+    if cx.shared.mode == Mode::KernelWriteback {
+        // The kernel does not send its dirty pages before it asks, so data that only it has would be called
+        // a hole. Refused once, it takes the whole file for data.
+        return reply.error(Errno::NOSYS);
+    }
     let what = match arg.whence.cast_signed() {
         libc::SEEK_DATA => Seek::Data,
         libc::SEEK_HOLE => Seek::Hole,
