@@ -136,6 +136,18 @@ impl Aligned {
     }
 }
 
+/// How many names one file may have in the file system at `path`, as pathconf(3) says.
+///
+/// # Errors
+/// When it says nothing.
+pub fn link_max(path: &std::path::Path) -> io::Result<u64> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `path` is a NUL-terminated string that outlives the call.
+    let most = unsafe { libc::pathconf(path.as_ptr(), libc::_PC_LINK_MAX) };
+    u64::try_from(most).map_err(|_| io::Error::last_os_error())
+}
+
 /// Sends this process SIGKILL when the thread that made it ends: call between fork and exec.
 ///
 /// # Errors

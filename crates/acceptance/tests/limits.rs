@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use watertight_acceptance::rng::Rng;
 use watertight_acceptance::scratch::{Scratch, detach};
@@ -59,6 +59,9 @@ fn memory_stays_under_its_bound() {
         assert!(is == block, "MiB {at} in the store");
     }
 }
+
+/// How long a removed file's space may stay in use.
+const SPACE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A small tmpfs, unmounted when dropped.
 struct SmallFs {
@@ -127,8 +130,14 @@ fn a_full_store_reaches_fsync() {
     file.read_exact_at(&mut is, 0).unwrap();
     assert!(is == data[..accepted], "what was accepted is still there to read");
     fs::remove_file(subject.at("ballast")).unwrap();
-    // The failed fsync was told; now there is room, and the data is still here.
-    file.sync_all().expect("fsync once there is room");
+    // The kernel tells of a file's end when it likes; until then its space is in use.
+    let started = Instant::now();
+    while let Err(e) = file.sync_all() {
+        assert_eq!(code(&e), Some(libc::ENOSPC));
+        assert!(started.elapsed() < SPACE_LIMIT, "a removed file's space is not free after {SPACE_LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    note(name, &format!("there was room {:?} after the removal", started.elapsed()));
     assert!(fs::read(full.path.join("file")).unwrap() == data[..accepted], "in the store");
     assert_eq!(write_until_refused(&file, &data[..2 << 20]).0, 2 << 20, "writes go on");
     drop(file);

@@ -133,35 +133,35 @@ fn furniture() -> Vec<Op> {
 
 #[test]
 fn short_sequences_compared_after_every_operation() {
-    random("model-short", Shape { cases: 150, operations: 60, when: When::Always, setup: Setup::default() });
+    random("model-short", Shape { cases: 400, operations: 60, when: When::Always, setup: Setup::default() });
 }
 
 #[test]
 fn long_sequences_compared_at_remounts() {
-    random("model-long", Shape { cases: 60, operations: 500, when: When::Seldom, setup: Setup::default() });
+    random("model-long", Shape { cases: 150, operations: 500, when: When::Seldom, setup: Setup::default() });
 }
 
 #[test]
 fn long_sequences_in_a_small_cache() {
     let setup = Setup::default().option("cache=4M");
-    random("model-small", Shape { cases: 40, operations: 400, when: When::Seldom, setup });
+    random("model-small", Shape { cases: 120, operations: 400, when: When::Seldom, setup });
 }
 
 #[test]
 fn sequences_with_kernel_writeback() {
     let setup = Setup::default().option("mode=kernel-writeback");
-    random("model-wb", Shape { cases: 60, operations: 200, when: When::Seldom, setup });
+    random("model-wb", Shape { cases: 200, operations: 200, when: When::Seldom, setup });
 }
 
 #[test]
 fn sequences_on_plain_fuse() {
     let setup = Setup::default().option("type=fuse");
-    random("model-fuse", Shape { cases: 40, operations: 100, when: When::Always, setup });
+    random("model-fuse", Shape { cases: 150, operations: 100, when: When::Always, setup });
 }
 
 /// One sequence, kept.
-fn kept(name: &str, ops: &[Op]) {
-    let Some(subject) = Subject::start(name) else { return };
+fn kept(name: &str, setup: Setup, ops: &[Op]) {
+    let Some(subject) = Subject::with(name, setup) else { return };
     let mut volume = Volume::new(subject);
     for when in [When::Always, When::Seldom] {
         volume.case(ops, when).unwrap_or_else(|why| panic!("{when:?}: {why}"));
@@ -177,6 +177,7 @@ fn unlinked_while_open() {
     let (a, b) = (P(0), P(1));
     kept(
         "model-unlinked",
+        Setup::default(),
         &[
             Op::Open { slot: 0, path: a, how: NEW },
             Op::Write { slot: 0, at: 100, len: 10_000, fill: 1 },
@@ -192,6 +193,20 @@ fn unlinked_while_open() {
             Op::Read { slot: 1, at: 0, len: 100_000 },
             Op::Remount,
             Op::Truncate { path: b, len: 55_000 },
+        ],
+    );
+}
+
+/// Data that only the kernel had was called a hole.
+#[test]
+fn regression_seek_data_with_kernel_writeback() {
+    kept(
+        "model-seek",
+        Setup::default().option("mode=kernel-writeback"),
+        &[
+            Op::Open { slot: 3, path: P(9), how: NEW },
+            Op::Write { slot: 3, at: 5630, len: 1075, fill: 0 },
+            Op::SeekHole { slot: 3, at: 0 },
         ],
     );
 }
