@@ -322,3 +322,6 @@ impl<'a> Rest<'a> {
         DecodeError::Short { op: self.op, need, got: self.bytes.len() }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -225,3 +225,6 @@ impl<'a> Listing<'a> {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

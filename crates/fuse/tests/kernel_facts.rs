@@ -1,0 +1,137 @@
+//! What the kernel does, as far as the product builds on it and the other tests cannot see it.
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::process::{Command, Stdio};
+
+use common::eventually;
+use common::raw::{RawServer, is_from_cache};
+use watertight_fuse::abi::{InitFlags, Opcode};
+use watertight_fuse::mount::Wanted;
+
+const COMMON: InitFlags = InitFlags::BIG_WRITES.union(InitFlags::MAX_PAGES).union(InitFlags::ASYNC_READ);
+
+fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+}
+
+/// Changes one byte of the mapped file and calls `after` with the mapping's address.
+fn mapped(file: &File, after: impl FnOnce(*mut libc::c_void)) {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    // SAFETY: a new shared mapping of a file of this length, at an address of the kernel's choice.
+    let start = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            8192,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            file.as_fd(),
+            0,
+        )
+    }
+    .unwrap();
+    // SAFETY: inside the mapping, which nobody else refers to.
+    unsafe { start.cast::<u8>().write(1) };
+    after(start);
+    // SAFETY: this is the whole mapping.
+    unsafe { munmap(start, 8192).unwrap() };
+}
+
+#[test]
+fn syncfs_comes_with_its_callers_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(server) = RawServer::mount(dir.path(), Wanted::FuseBlk, COMMON) else { return };
+    let root = File::open(dir.path()).unwrap();
+    rustix::fs::syncfs(&root).unwrap();
+    let seen = server.of(Opcode::SyncFs);
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].pid, thread_id());
+    // The same from another process, of which one learns by its number.
+    let mut child = Command::new("sync").arg("-f").arg(dir.path()).stdin(Stdio::null()).spawn().unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(server.of(Opcode::SyncFs)[1].pid, child.id());
+}
+
+#[test]
+fn requests_carry_the_number_of_the_calling_thread() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(server) = RawServer::mount(dir.path(), Wanted::Fuse, COMMON) else { return };
+    let path = dir.path().join("f");
+    let caller = std::thread::spawn(move || {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        file.write_all_at(b"x", 0).unwrap();
+        file.sync_all().unwrap();
+        thread_id()
+    })
+    .join()
+    .unwrap();
+    assert_ne!(caller, thread_id());
+    for op in [Opcode::Open, Opcode::Write, Opcode::FSync, Opcode::Flush] {
+        let seen = server.of(op);
+        assert_eq!(seen.len(), 1, "{op:?}");
+        assert_eq!(seen[0].pid, caller, "{op:?}");
+    }
+    eventually("RELEASE", || !server.of(Opcode::Release).is_empty());
+    assert_eq!(server.of(Opcode::Release)[0].pid, 0);
+}
+
+#[test]
+fn mapped_pages_are_written_without_a_number_and_before_flush() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(server) = RawServer::mount(dir.path(), Wanted::Fuse, COMMON) else { return };
+    let file = File::options().read(true).write(true).open(dir.path().join("f")).unwrap();
+    mapped(&file, |start| {
+        use rustix::mm::{MsyncFlags, msync};
+        // SAFETY: the mapping is `start`'s, 8192 bytes long.
+        unsafe { msync(start, 8192, MsyncFlags::SYNC).unwrap() };
+    });
+    let writes = server.of(Opcode::Write);
+    assert_eq!(writes.len(), 1);
+    assert_eq!(writes[0].pid, 0);
+    assert!(is_from_cache(&writes[0]));
+    let syncs = server.of(Opcode::FSync);
+    assert_eq!((syncs.len(), syncs[0].fsync_flags & 1), (1, 1), "msync is WRITE and then FSYNC of the data");
+    // Not synced: written before the FLUSH of a close.
+    mapped(&file, |_| {});
+    drop(file);
+    eventually("FLUSH", || !server.of(Opcode::Flush).is_empty());
+    let order: Vec<_> = server.seen.lock().unwrap().iter().map(|seen| seen.op).collect();
+    let last_write = order.iter().rposition(|op| *op == Opcode::Write).unwrap();
+    let flush = order.iter().rposition(|op| *op == Opcode::Flush).unwrap();
+    assert_eq!(server.of(Opcode::Write).len(), 2);
+    assert!(last_write < flush, "{order:?}");
+}
+
+#[test]
+fn kernel_write_back_writes_without_a_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = COMMON | InitFlags::WRITEBACK_CACHE;
+    let Some(server) = RawServer::mount(dir.path(), Wanted::Fuse, flags) else { return };
+    let file = File::options().read(true).write(true).open(dir.path().join("f")).unwrap();
+    file.write_all_at(&[1; 4096], 0).unwrap();
+    assert_eq!(server.of(Opcode::Write).len(), 0);
+    file.sync_all().unwrap();
+    let writes = server.of(Opcode::Write);
+    assert_eq!(writes.len(), 1);
+    assert_eq!(writes[0].pid, 0);
+    assert!(is_from_cache(&writes[0]));
+}
+
+#[test]
+fn capabilities_are_asked_for_at_each_write_unless_killpriv_is_negotiated() {
+    for (flags, expected) in [(COMMON, 20..=20), (COMMON | InitFlags::HANDLE_KILLPRIV_V2, 0..=1)] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(server) = RawServer::mount(dir.path(), Wanted::Fuse, flags) else { return };
+        let file = File::options().read(true).write(true).open(dir.path().join("f")).unwrap();
+        for _ in 0..20 {
+            file.write_all_at(b"x", 0).unwrap();
+        }
+        assert_eq!(server.of(Opcode::Write).len(), 20);
+        let asked = server.of(Opcode::GetXattr).len();
+        assert!(expected.contains(&asked), "{asked} instead of {expected:?}");
+    }
+}
