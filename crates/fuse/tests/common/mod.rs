@@ -124,7 +124,13 @@ impl Mounted {
 
     /// Unmounts and says how the session ended.
     pub fn unmount(mut self) -> Ended {
-        rustix::mount::unmount(self.path(), UnmountFlags::empty()).unwrap();
+        // A process that another test starts has all open files for a moment.
+        eventually("nobody uses the mount", || {
+            match rustix::mount::unmount(self.path(), UnmountFlags::empty()) {
+                Err(rustix::io::Errno::BUSY) => false,
+                unmounted => unmounted.map(|()| true).unwrap(),
+            }
+        });
         self.ended()
     }
 

@@ -1,0 +1,303 @@
+//! flock(2) and fcntl(2) locks through a real mount, between processes.
+//!
+//! The other processes are this program itself, started again with the test `child` and a task in its environment.
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use common::{Mounted, Setup, eventually};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::process::Pid;
+use watertight_fuse::abi::Opcode;
+
+const TASK: &str = "WATERTIGHT_LOCK_TEST";
+
+const WRITE: libc::c_int = libc::F_WRLCK;
+const READ: libc::c_int = libc::F_RDLCK;
+const NONE: libc::c_int = libc::F_UNLCK;
+
+fn range(kind: libc::c_int, start: i64, len: i64) -> libc::flock {
+    libc::flock { l_type: i16::try_from(kind).unwrap(), l_whence: 0, l_start: start, l_len: len, l_pid: 0 }
+}
+
+/// fcntl(2) with a lock.
+fn fcntl(file: &File, command: libc::c_int, lock: &mut libc::flock) -> Result<(), Errno> {
+    // SAFETY: the command takes a pointer to a `struct flock`, which it reads and may change.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), command, std::ptr::from_mut(lock)) };
+    if done == 0 { Ok(()) } else { Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap()) }
+}
+
+fn open(path: &Path) -> File {
+    File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+/// A process that takes a lock, says so, and holds it until it is told to end.
+struct Holder {
+    process: Child,
+    lines: BufReader<ChildStdout>,
+    /// The thread in it that takes the lock.
+    thread: i32,
+}
+
+impl Holder {
+    /// `task`: `flock` or `posix START LEN`.
+    fn start(path: &Path, task: &str) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture"])
+            .env(TASK, format!("{}\n{task}", path.display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap());
+        let mut holder = Self { process, lines, thread: 0 };
+        holder.thread = holder.said().parse().unwrap();
+        holder
+    }
+
+    /// What it says: `locked`, or an error.
+    fn said(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "the other process ended");
+            if let Some(said) = line.trim().split_once("said: ") {
+                return said.1.to_owned();
+            }
+        }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.process)
+    }
+
+    /// Sends a signal to the thread that takes the lock.
+    fn signal(&self) {
+        let pid = self.pid().as_raw_nonzero().get();
+        // SAFETY: the call takes three numbers.
+        let sent = unsafe { libc::syscall(libc::SYS_tgkill, pid, self.thread, libc::SIGUSR1) };
+        assert_eq!(sent, 0);
+    }
+
+    /// Lets it end, and waits.
+    fn end(mut self) {
+        drop(self.process.stdin.take());
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+extern "C" fn on_signal(_: libc::c_int) {}
+
+/// Not a test of its own: what a [`Holder`] does.
+#[test]
+fn child() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    // A handler without SA_RESTART: waits end with EINTR.
+    // SAFETY: the handler does nothing, and the structure is valid when zeroed.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as *const () as usize;
+        libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
+    }
+    println!("\nsaid: {}", rustix::thread::gettid().as_raw_nonzero());
+    let (path, how) = task.split_once('\n').unwrap();
+    let file = open(Path::new(path));
+    let words: Vec<_> = how.split(' ').collect();
+    let locked = match words[..] {
+        ["flock"] => rustix::fs::flock(&file, FlockOperation::LockExclusive),
+        ["posix", start, len] => {
+            fcntl(&file, libc::F_SETLKW, &mut range(WRITE, start.parse().unwrap(), len.parse().unwrap()))
+        }
+        _ => panic!("{how}"),
+    };
+    let said = locked.map_or_else(|error| format!("{error:?}"), |()| "locked".to_owned());
+    println!("said: {said}");
+    std::io::stdout().flush().unwrap();
+    let mut end = String::new();
+    std::io::stdin().read_to_string(&mut end).unwrap();
+}
+
+fn waits(mounted: &Mounted, n: u64) {
+    eventually("a wait for a lock", || mounted.view.stats().of(Opcode::SetLkW) == n);
+}
+
+#[test]
+fn the_two_families_do_not_see_each_other() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    let mut other = Holder::start(&path, "flock");
+    assert_eq!(other.said(), "locked");
+    let file = open(&path);
+    fcntl(&file, libc::F_SETLK, &mut range(WRITE, 0, 0)).unwrap();
+    assert_eq!(rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared), Err(Errno::AGAIN));
+    other.end();
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+    drop(file);
+    mounted.unmount();
+}
+
+#[test]
+fn waiters_get_a_record_lock_in_their_order() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    let mut first = Holder::start(&path, "posix 0 10");
+    assert_eq!(first.said(), "locked");
+    let mut second = Holder::start(&path, "posix 5 10");
+    waits(&mounted, 2);
+    let mut third = Holder::start(&path, "posix 0 0");
+    waits(&mounted, 3);
+    // Another range is free.
+    let file = open(&path);
+    fcntl(&file, libc::F_SETLK, &mut range(WRITE, 100, 5)).unwrap();
+    fcntl(&file, libc::F_SETLK, &mut range(NONE, 100, 5)).unwrap();
+    first.end();
+    assert_eq!(second.said(), "locked");
+    assert_eq!(mounted.view.stats().of(Opcode::SetLkW), 3);
+    second.end();
+    assert_eq!(third.said(), "locked");
+    third.end();
+    drop(file);
+    mounted.unmount();
+}
+
+#[test]
+fn waiters_get_an_flock_in_their_order() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    let mut first = Holder::start(&path, "flock");
+    assert_eq!(first.said(), "locked");
+    let mut second = Holder::start(&path, "flock");
+    waits(&mounted, 2);
+    first.end();
+    assert_eq!(second.said(), "locked");
+    second.end();
+    mounted.unmount();
+}
+
+#[test]
+fn any_signal_interrupts_a_wait() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    for (task, n) in [("flock", 1), ("posix 0 0", 3)] {
+        let mut holder = Holder::start(&path, task);
+        assert_eq!(holder.said(), "locked");
+        let mut waiter = Holder::start(&path, task);
+        waits(&mounted, n + 1);
+        waiter.signal();
+        assert_eq!(waiter.said(), "Os { code: 4, kind: Interrupted, message: \"Interrupted system call\" }");
+        waiter.end();
+        holder.end();
+    }
+    // Nothing of it is left.
+    let file = open(&path);
+    fcntl(&file, libc::F_SETLK, &mut range(WRITE, 0, 0)).unwrap();
+    drop(file);
+    mounted.unmount();
+}
+
+#[test]
+fn a_killed_waiter_and_a_killed_holder_leave_nothing() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    let mut holder = Holder::start(&path, "posix 0 0");
+    assert_eq!(holder.said(), "locked");
+    let mut killed = Holder::start(&path, "posix 0 0");
+    waits(&mounted, 2);
+    killed.process.kill().unwrap();
+    assert_eq!(killed.process.wait().unwrap().signal(), Some(9));
+    let mut next = Holder::start(&path, "posix 0 0");
+    waits(&mounted, 3);
+    holder.process.kill().unwrap();
+    assert_eq!(holder.process.wait().unwrap().signal(), Some(9));
+    assert_eq!(next.said(), "locked");
+    next.end();
+    mounted.unmount();
+}
+
+#[test]
+fn waits_occupy_no_thread() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    let file = open(&path);
+    rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+    let threads = mounted.view.threads();
+    let waiters: Vec<_> = (0..50)
+        .map(|_| {
+            let path = path.clone();
+            std::thread::spawn(move || {
+                let file = open(&path);
+                rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+            })
+        })
+        .collect();
+    waits(&mounted, 51);
+    assert!(mounted.view.threads() <= threads + 6, "{} threads", mounted.view.threads());
+    drop(file);
+    for waiter in waiters {
+        waiter.join().unwrap();
+    }
+    mounted.unmount();
+}
+
+#[test]
+fn the_holder_of_a_lock_is_named() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    let mut holder = Holder::start(&path, "posix 10 20");
+    assert_eq!(holder.said(), "locked");
+    let file = open(&path);
+    let mut lock = range(READ, 0, 0);
+    fcntl(&file, libc::F_GETLK, &mut lock).unwrap();
+    assert_eq!((i32::from(lock.l_type), lock.l_start, lock.l_len), (WRITE, 10, 20));
+    assert_eq!(lock.l_pid, holder.pid().as_raw_nonzero().get());
+    let mut free = range(READ, 0, 10);
+    fcntl(&file, libc::F_GETLK, &mut free).unwrap();
+    assert_eq!(i32::from(free.l_type), NONE);
+    let mut tail = range(WRITE, 30, 0);
+    fcntl(&file, libc::F_SETLK, &mut tail).unwrap();
+    holder.end();
+    drop(file);
+    mounted.unmount();
+}
+
+#[test]
+fn locks_of_a_description_end_with_it() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    let (one, two) = (open(&path), open(&path));
+    fcntl(&one, libc::F_OFD_SETLK, &mut range(WRITE, 0, 100)).unwrap();
+    assert_eq!(fcntl(&two, libc::F_OFD_SETLK, &mut range(WRITE, 50, 100)), Err(Errno::AGAIN));
+    let copy = one.try_clone().unwrap();
+    drop(one);
+    assert_eq!(fcntl(&two, libc::F_OFD_SETLK, &mut range(WRITE, 50, 100)), Err(Errno::AGAIN));
+    drop(copy);
+    // RELEASE comes after close(2) has returned.
+    eventually("the description's locks are gone", || {
+        fcntl(&two, libc::F_OFD_SETLK, &mut range(WRITE, 50, 100)).is_ok()
+    });
+    drop(two);
+    mounted.unmount();
+}
+
+#[test]
+fn any_close_of_the_file_ends_the_process_record_locks() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    let file = open(&path);
+    fcntl(&file, libc::F_SETLK, &mut range(WRITE, 0, 0)).unwrap();
+    let mut other = Holder::start(&path, "posix 0 0");
+    waits(&mounted, 1);
+    // As POSIX has it.
+    drop(open(&path));
+    assert_eq!(other.said(), "locked");
+    other.end();
+    drop(file);
+    mounted.unmount();
+}
