@@ -2,7 +2,8 @@
 //!
 //! Nothing here makes a request to the mount's own server (`statx` is asked for nothing but what the
 //! kernel knows itself), so a server that hangs cannot hang the search, and a server can search for
-//! the holders of its own mount.
+//! the holders of its own mount. What is looked at in `/proc` is held for that moment, so that somebody
+//! else's umount(2) may fail meanwhile: look only when there is a reason to.
 
 use std::fmt;
 use std::fs;
@@ -33,6 +34,8 @@ pub enum How {
     Mapping,
     /// Another mount inside.
     Mount,
+    /// The volume itself, mounted in another place.
+    Bind,
     /// A loop device over a file.
     LoopDevice,
 }
@@ -46,6 +49,7 @@ impl fmt::Display for How {
             Self::Program => "program",
             Self::Mapping => "mapped",
             Self::Mount => "mounted inside",
+            Self::Bind => "also mounted at",
             Self::LoopDevice => "loop device over",
         })
     }
@@ -122,9 +126,8 @@ pub fn of(mount: &Mount) -> io::Result<Holders> {
         }
     }
     holders.found.sort_by_key(|holder| holder.pid);
-    let table = MountTable::read();
-    mounts_inside(mount, &table, &mut holders);
-    loop_devices(mount, &table, &mut holders);
+    holders.found.append(&mut mounts(mount).found);
+    loop_devices(mount, &MountTable::read(), &mut holders);
     Ok(holders)
 }
 
@@ -194,7 +197,11 @@ impl Process<'_> {
     }
 }
 
-fn mounts_inside(mount: &Mount, table: &MountTable, holders: &mut Holders) {
+/// The mounts that hold `mount`: those inside it, and other mounts of its file system. Disturbs nobody.
+#[must_use]
+pub fn mounts(mount: &Mount) -> Holders {
+    let table = MountTable::read();
+    let mut holders = Holders::default();
     holders.found.extend(table.on(mount).map(|inner| Holder {
         pid: None,
         name: inner.fstype.clone(),
@@ -202,6 +209,15 @@ fn mounts_inside(mount: &Mount, table: &MountTable, holders: &mut Holders) {
         file: inner.mountpoint.to_string_lossy().into_owned(),
         direct: true,
     }));
+    let others = table.of_device(Device::of(mount)).filter(|other| !other.is_same(mount));
+    holders.found.extend(others.map(|other| Holder {
+        pid: None,
+        name: other.fstype.clone(),
+        how: How::Bind,
+        file: other.mountpoint.to_string_lossy().into_owned(),
+        direct: true,
+    }));
+    holders
 }
 
 fn loop_devices(mount: &Mount, table: &MountTable, holders: &mut Holders) {

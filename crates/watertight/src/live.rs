@@ -25,7 +25,7 @@ use crate::control::api::{
     now_ms,
 };
 use crate::control::server::Service;
-use crate::holders::{self, Holders};
+use crate::holders::Holders;
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
@@ -129,12 +129,6 @@ impl Live {
         if self.gone.get() { Vec::new() } else { mounts }
     }
 
-    /// Who holds the volume.
-    #[must_use]
-    pub fn holders(&self) -> Holders {
-        holders::of(&self.facts.mount).unwrap_or_default()
-    }
-
     fn state(&self, volume: &volume::Status) -> State {
         let stalled = self.is_stalled(volume);
         match volume.state {
@@ -164,17 +158,11 @@ impl Live {
     }
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
-        let mut holders = self.holders();
-        if holders.direct().next().is_none() {
-            self.volume.sync_all().map_err(|error| error.to_string())?;
-            match unmount::plain(&self.facts.mount).map_err(|problem| problem.to_string())? {
-                Outcome::Gone => {
-                    return Ok(UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() });
-                }
-                Outcome::Held => holders = self.holders(),
-            }
-        }
-        Ok(UmountReply { ended: None, holders })
+        self.volume.sync_all().map_err(|error| error.to_string())?;
+        Ok(match unmount::plain(&self.facts.mount).map_err(|problem| problem.to_string())? {
+            Outcome::Gone => UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() },
+            Outcome::Held(holders) => UmountReply { ended: None, holders },
+        })
     }
 
     /// Blocks until the supervisor says how the volume ended. Only from the control server's blocking threads.
@@ -270,7 +258,7 @@ pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
 fn file_error(file: &volume::Unwritten) -> FileError {
     let path = file.path.as_ref().map(|path| path.to_string_lossy().into_owned());
     FileError {
-        file: path.unwrap_or_else(|| format!("a file without a name (inode {})", file.node)),
+        file: path.unwrap_or_else(|| format!("inode {}", file.node)),
         bytes: file.bytes,
         error: file.error.map_or_else(String::new, |kind| kind.to_string()),
     }

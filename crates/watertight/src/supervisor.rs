@@ -191,9 +191,9 @@ impl Supervisor {
     fn on_unmounted(&mut self, result: Result<Outcome>) {
         match result {
             Ok(Outcome::Gone) => {}
-            Ok(Outcome::Held) => {
+            Ok(Outcome::Held(holders)) => {
                 let path = self.live.facts().mount.mountpoint.display();
-                let holders = self.live.holders().lines().join("\n  ");
+                let holders = holders.lines().join("\n  ");
                 let then = "its path goes now; its data is written, then it is gone for them too";
                 say(Colour::Yellow, &format!("{path} is held by\n  {holders}\n{then}"));
                 self.held = true;

@@ -23,6 +23,8 @@ use crate::unmount::{self, Outcome};
 const LEAVE: Duration = Duration::from_secs(30);
 /// How long a process may take to answer `umount --force`.
 const FORCE: Duration = Duration::from_secs(3);
+/// When to say that a volume without a path is held all the same.
+const HELD_ELSEWHERE: Duration = Duration::from_secs(3);
 /// One long call of `wait`.
 const LONG: Duration = Duration::from_secs(3600);
 /// How many lost files are listed.
@@ -59,23 +61,11 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn plain(&self) -> Result<()> {
-        let holders = self.holders();
-        if holders.direct().next().is_some() {
-            return Err(self.held(&holders));
-        }
         self.unmount_unless_held()?.map_err(|holders| self.held(&holders))
     }
 
     fn lazy(&self) -> Result<()> {
-        let holders = self.holders();
-        let holders = if holders.direct().next().is_some() {
-            holders
-        } else {
-            match self.unmount_unless_held()? {
-                Ok(()) => return Ok(()),
-                Err(holders) => holders,
-            }
-        };
+        let Err(holders) = self.unmount_unless_held()? else { return Ok(()) };
         progress::during(&self.what(), self.client, || unmount::detach(self.mount))?;
         // Whoever held it may have let go meanwhile.
         if let Ok(reply) = self.client.wait(Duration::ZERO)
@@ -135,6 +125,14 @@ impl Job<'_> {
     /// Unmounts and waits until the volume is released; held: who holds it.
     fn unmount_unless_held(&self) -> Result<Result<(), Holders>> {
         let what = self.what();
+        // A look first, where files are open: who holds the mount is told before everything is written. Not always:
+        // looking through /proc disturbs others for a moment.
+        if self.client.status().is_ok_and(|status| status.open_files > 0) {
+            let holders = holders::of(self.mount).unwrap_or_default();
+            if holders.direct().next().is_some() {
+                return Ok(Err(holders));
+            }
+        }
         progress::during(&what, self.client, || self.client.sync()).map_err(|error| match error {
             CallError::Refused(reason) => Problem::failure(format!(
                 "{path} stays mounted, its data could not be written: {reason}\n\
@@ -144,10 +142,10 @@ impl Job<'_> {
             error => Problem::failure(format!("{} stays mounted: {error}", self.path())),
         })?;
         match progress::during(&what, self.client, || unmount::plain(self.mount))? {
-            Outcome::Held => return Ok(Err(self.holders())),
+            Outcome::Held(holders) => return Ok(Err(holders)),
             Outcome::Gone => {}
         }
-        let ended = progress::during(&what, self.client, || wait_ended(self.volume, self.client, LONG))?;
+        let ended = progress::during(&what, self.client, || self.wait_ended())?;
         if !self.client.wait_gone(LEAVE) {
             return Err(Problem::failure(format!(
                 "{}: the volume is {}, but its process {} does not leave",
@@ -159,12 +157,22 @@ impl Job<'_> {
         self.report(&ended).map(Ok)
     }
 
-    fn report(&self, ended: &Ended) -> Result<()> {
-        report(&self.volume.record().source, self.path(), ended)
+    /// Waits until the volume ended; says so if somebody goes on holding it although no path leads to it.
+    fn wait_ended(&self) -> Result<Ended> {
+        let reply = self.client.wait(HELD_ELSEWHERE);
+        if let Ok(reply) = reply
+            && reply.ended.is_none()
+            && reply.status.state == State::Detached
+        {
+            let holders = holders::of(self.mount).unwrap_or_default().lines().join("\n  ");
+            console()
+                .say(&format!("{}: the path is gone, the volume is still held by\n  {holders}", self.path()));
+        }
+        wait_ended(self.volume, self.client, LONG)
     }
 
-    fn holders(&self) -> Holders {
-        holders::of(self.mount).unwrap_or_default()
+    fn report(&self, ended: &Ended) -> Result<()> {
+        report(&self.volume.record().source, self.path(), ended)
     }
 
     fn held(&self, holders: &Holders) -> Problem {
@@ -237,8 +245,7 @@ pub fn died(volume: &Volume) -> Problem {
 /// A mount whose process is gone.
 fn dead(mount: &Mount, volume: Option<&Volume>) -> Result<()> {
     let path = mount.mountpoint.display();
-    if unmount::plain(mount)? == Outcome::Held {
-        let holders = holders::of(mount).unwrap_or_default();
+    if let Outcome::Held(holders) = unmount::plain(mount)? {
         unmount::detach(mount)?;
         console().say(&format!("{path} was held by\n  {}", holders.lines().join("\n  ")));
     }

@@ -14,19 +14,23 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
+use crate::holders::{self, Holders};
 use crate::mountinfo::{Mount, MountTable};
 use crate::problem::{Problem, Result};
 
 /// How long a server may take to show that it lives.
 const ALIVE: Duration = Duration::from_secs(1);
 
+/// How often, and after what pause, a mount is tried again that is held by nobody.
+const AGAIN: (u32, Duration) = (10, Duration::from_millis(20));
+
 /// What became of the mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The path leads to it no more.
     Gone,
     /// Somebody holds it; nothing was changed.
-    Held,
+    Held(Holders),
 }
 
 /// Unmounts unless somebody holds it. On `fuseblk` this waits until the data is on the store.
@@ -34,7 +38,25 @@ pub enum Outcome {
 /// # Errors
 /// Anything but being held.
 pub fn plain(mount: &Mount) -> Result<Outcome> {
-    attempt(mount, UnmountFlags::empty())
+    // The kernel takes no offence at another mount of the same file system; the volume would live on.
+    let holders = holders::mounts(mount);
+    if holders.direct().next().is_some() {
+        return Ok(Outcome::Held(holders));
+    }
+    let (tries, pause) = AGAIN;
+    for _ in 0..tries {
+        if attempt(mount, UnmountFlags::empty())? {
+            return Ok(Outcome::Gone);
+        }
+        let holders = holders::of(mount).unwrap_or_default();
+        if holders.direct().next().is_some() {
+            return Ok(Outcome::Held(holders));
+        }
+        // Whoever looks through /proc (as `holders::of` does) holds what he looks at for a moment, and nothing
+        // tells when he is done.
+        thread::sleep(pause);
+    }
+    Ok(Outcome::Held(holders::of(mount).unwrap_or_default()))
 }
 
 /// Takes the path away, held or not. On `fuseblk`, not held, this waits until the data is on the store.
@@ -58,24 +80,25 @@ pub fn force(mount: &Mount) -> Result<()> {
     attempt(mount, UnmountFlags::DETACH | UnmountFlags::FORCE).map(drop)
 }
 
-fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<Outcome> {
+/// Says whether the mount is gone; it is not when somebody holds it.
+fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<bool> {
     let path = &mount.mountpoint;
     let failed = |what: &str| Problem::failure(format!("cannot unmount {}: {what}", path.display()));
     // The path must lead to this mount and not to one on top of it.
     let table = MountTable::read();
     match table.at(path) {
         Some(top) if top.is_same(mount) => {}
-        _ if !table.iter().any(|other| other.is_same(mount)) => return Ok(Outcome::Gone),
+        _ if !table.iter().any(|other| other.is_same(mount)) => return Ok(true),
         Some(top) => {
             return Err(failed(&format!("{} is mounted on top of it; unmount that first", top.fstype)));
         }
         None => return Err(failed("it was moved elsewhere")),
     }
     match fuse::mount::unmount(path, flags | UnmountFlags::NOFOLLOW, true) {
-        Ok(()) => Ok(Outcome::Gone),
-        Err(MountError::Busy { .. }) => Ok(Outcome::Held),
+        Ok(()) => Ok(true),
+        Err(MountError::Busy { .. }) => Ok(false),
         // Somebody else was faster.
-        Err(_) if !mount.is_present() => Ok(Outcome::Gone),
+        Err(_) if !mount.is_present() => Ok(true),
         Err(error) => Err(Problem::failure(error.to_string())),
     }
 }

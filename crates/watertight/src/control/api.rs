@@ -104,7 +104,7 @@ impl Status {
 /// A file whose data could not be written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileError {
-    /// Its path inside the volume, or its inode number where it has no name any more.
+    /// Its path inside the volume, or `inode NUMBER` where it has no name (any more).
     pub file: String,
     /// How much is affected.
     pub bytes: u64,

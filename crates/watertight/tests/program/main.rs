@@ -1,0 +1,18 @@
+//! The program as a person uses it: started, signalled, asked and told to leave.
+//!
+//! Every test has directories, a runtime directory and mounts of its own, and leaves none of them. A test
+//! that needs what this machine has not prints a line `SKIPPED: …` and returns.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod background;
+mod bad_input;
+mod control;
+mod demo;
+mod holders;
+mod rig;
+mod signals;
+mod terminal;
+mod unmounting;
+mod unprivileged;
+mod verbs;

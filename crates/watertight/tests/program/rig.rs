@@ -1,0 +1,333 @@
+//! What the tests stand on: directories of their own, the program, and an end to all of it.
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// The program under test.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_watertight");
+/// Far longer than anything takes; a test that waits so long has failed.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
+/// Says that a test could not run.
+pub(crate) fn skipped(why: &str) {
+    // To the stream itself: what the test runner captures of a test that passes is never seen.
+    let _ = std::io::stderr().lock().write_all(format!("SKIPPED: {why}\n").as_bytes());
+}
+
+/// Whether this machine and user can mount; says so if not.
+pub(crate) fn can_mount() -> bool {
+    let why = if !Path::new("/dev/fuse").exists() {
+        "there is no /dev/fuse"
+    } else if !rustix::process::geteuid().is_root() {
+        "needs root"
+    } else {
+        return true;
+    };
+    skipped(why);
+    false
+}
+
+/// Whether the program `name` is installed; says so if not.
+pub(crate) fn has(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
+    if !found {
+        skipped(&format!("{name} is not installed"));
+    }
+    found
+}
+
+/// One test's world.
+pub(crate) struct Rig {
+    pub(crate) root: PathBuf,
+    pub(crate) store: PathBuf,
+    pub(crate) mnt: PathBuf,
+    pub(crate) runtime: PathBuf,
+    daemons: Vec<Arc<Mutex<Option<Child>>>>,
+    _dir: TempDir,
+}
+
+impl Rig {
+    /// Directories for one test.
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("watertight-test.")
+            .permissions(Permissions::from_mode(0o755))
+            .tempdir()
+            .unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        let (store, mnt, runtime) = (root.join("store"), root.join("mnt"), root.join("run"));
+        fs::create_dir(&store).unwrap();
+        fs::create_dir(&mnt).unwrap();
+        Self { root, store, mnt, runtime, daemons: Vec::new(), _dir: dir }
+    }
+
+    /// The same, where mounting is possible.
+    pub(crate) fn mounting() -> Option<Self> {
+        can_mount().then(Self::new)
+    }
+
+    /// The program with these arguments.
+    pub(crate) fn command<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(arguments).env("WATERTIGHT_RUNTIME_DIR", &self.runtime).env_remove("RUST_LOG");
+        command.env_remove("NOTIFY_SOCKET");
+        command
+    }
+
+    /// Runs the program to its end.
+    pub(crate) fn run<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Out {
+        run(self.command(arguments))
+    }
+
+    /// Runs `watertight VERB MOUNTPOINT MORE…`.
+    pub(crate) fn verb(&self, verb: &str, more: &[&str]) -> Out {
+        let mut command = self.command(&[verb]);
+        command.arg(&self.mnt).args(more);
+        run(command)
+    }
+
+    /// Mounts the store with these options, in the foreground.
+    pub(crate) fn mount(&mut self, options: &str) -> Daemon {
+        let source = format!("dir:{}", self.store.display());
+        self.mount_source(&source, options)
+    }
+
+    /// Mounts the store with faults, in the foreground.
+    pub(crate) fn mount_faulty(&mut self, rules: &str, options: &str) -> Daemon {
+        let source = format!("fault:{rules},dir:{}", self.store.display());
+        self.mount_source(&source, options)
+    }
+
+    /// Mounts any source, in the foreground, and waits until it is ready.
+    pub(crate) fn mount_source(&mut self, source: &str, options: &str) -> Daemon {
+        let mut command = self.command(&["mount", source]);
+        command.arg(&self.mnt);
+        if !options.is_empty() {
+            command.args(["-o", options]);
+        }
+        self.start(command)
+    }
+
+    /// Starts a mount process that is to be ended with the test, and waits until it is ready.
+    pub(crate) fn start(&mut self, command: Command) -> Daemon {
+        let daemon = Daemon::start(command);
+        self.daemons.push(Arc::clone(&daemon.child));
+        let ready = daemon.line(LONG).unwrap_or_else(|| panic!("not ready: {}", daemon.stderr()));
+        assert!(ready.starts_with("ready: "), "{ready}");
+        daemon
+    }
+
+    /// `status --json` of everything.
+    pub(crate) fn status(&self) -> serde_json::Value {
+        let out = self.run(&["status", "--json"]).ok();
+        serde_json::from_str(&out.stdout).unwrap()
+    }
+
+    /// The one running volume.
+    pub(crate) fn volume(&self) -> serde_json::Value {
+        let status = self.status();
+        let volumes = status["volumes"].as_array().unwrap();
+        assert_eq!(volumes.len(), 1, "{status}");
+        volumes[0].clone()
+    }
+
+    /// Nothing runs, and nothing ended badly. (Dead mounts may be other people's.)
+    #[track_caller]
+    pub(crate) fn is_quiet(&self) {
+        let status = self.status();
+        for what in ["volumes", "ended", "silent"] {
+            assert_eq!(status[what].as_array().unwrap().len(), 0, "{status}");
+        }
+    }
+
+    /// Whether something is mounted at the mountpoint.
+    pub(crate) fn is_mounted(&self) -> bool {
+        is_mounted(&self.mnt)
+    }
+
+    /// A file of the store's own directory.
+    pub(crate) fn stored(&self, name: &str) -> Option<Vec<u8>> {
+        fs::read(self.store.join(name)).ok()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for daemon in &self.daemons {
+            if let Some(child) = daemon.lock().unwrap().as_mut() {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+        // Mounts of background processes and of the tests themselves.
+        for mount in watertight::mountinfo::MountTable::read().iter() {
+            if mount.mountpoint.starts_with(&self.root) {
+                let _ = rustix::mount::unmount(&mount.mountpoint, UnmountFlags::DETACH);
+            }
+        }
+    }
+}
+
+pub(crate) fn is_mounted(path: &Path) -> bool {
+    watertight::mountinfo::MountTable::read().at(path).is_some()
+}
+
+/// What a run of the program gave.
+#[derive(Debug)]
+pub(crate) struct Out {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) took: Duration,
+}
+
+impl Out {
+    /// It went well.
+    #[track_caller]
+    pub(crate) fn ok(self) -> Self {
+        self.ends(0, "")
+    }
+
+    /// It ended with this code and said this on standard error.
+    #[track_caller]
+    pub(crate) fn ends(self, code: i32, said: &str) -> Self {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert!(self.stderr.contains(said), "no {said:?} in: {}", self.stderr);
+        self
+    }
+
+    /// It said this on standard output.
+    #[track_caller]
+    pub(crate) fn says(self, what: &str) -> Self {
+        assert!(self.stdout.contains(what), "no {what:?} in: {}", self.stdout);
+        self
+    }
+}
+
+/// Runs a command to its end, with a limit.
+pub(crate) fn run(mut command: Command) -> Out {
+    let begun = Instant::now();
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let stdout = gather(child.stdout.take().unwrap());
+    let stderr = gather(child.stderr.take().unwrap());
+    let status = wait(&mut child, LONG).unwrap_or_else(|| {
+        let _ = child.kill();
+        panic!("{command:?} does not end")
+    });
+    let text = |gathered: Receiver<String>| gathered.recv_timeout(LONG).unwrap();
+    Out { code: status.code(), stdout: text(stdout), stderr: text(stderr), took: begun.elapsed() }
+}
+
+fn gather(mut stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes);
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
+}
+
+/// Waits for a child's end.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let until = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        if Instant::now() > until {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until `done` says so.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + LONG;
+    while !done() {
+        assert!(Instant::now() < until, "never: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A mount process in the foreground.
+pub(crate) struct Daemon {
+    child: Arc<Mutex<Option<Child>>>,
+    pub(crate) pid: u32,
+    lines: Receiver<String>,
+    log: Arc<Mutex<String>>,
+}
+
+impl Daemon {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (sender, lines) = channel();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        thread::spawn(move || out.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
+        let log = Arc::new(Mutex::new(String::new()));
+        let (err, shared) = (BufReader::new(child.stderr.take().unwrap()), Arc::clone(&log));
+        thread::spawn(move || {
+            for line in err.lines().map_while(Result::ok) {
+                let mut log = shared.lock().unwrap();
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        let pid = child.id();
+        Self { child: Arc::new(Mutex::new(Some(child))), pid, lines, log }
+    }
+
+    /// The next line of its standard output.
+    pub(crate) fn line(&self, limit: Duration) -> Option<String> {
+        self.lines.recv_timeout(limit).ok()
+    }
+
+    /// What it said on standard error so far.
+    pub(crate) fn stderr(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Waits until it has said this.
+    #[track_caller]
+    pub(crate) fn says(&self, what: &str) {
+        let until = Instant::now() + LONG;
+        while !self.stderr().contains(what) {
+            assert!(Instant::now() < until, "no {what:?} in: {}", self.stderr());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.pid.cast_signed()).unwrap(), signal).unwrap();
+    }
+
+    pub(crate) fn kill(&self) {
+        self.signal(Signal::KILL);
+        self.end();
+    }
+
+    /// Waits for its end and gives the exit code.
+    #[track_caller]
+    pub(crate) fn end(&self) -> Option<i32> {
+        let mut child = self.child.lock().unwrap();
+        let status = wait(child.as_mut().unwrap(), LONG);
+        status.unwrap_or_else(|| panic!("it does not end: {}", self.stderr())).code()
+    }
+}

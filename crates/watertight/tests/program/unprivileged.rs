@@ -1,0 +1,121 @@
+//! Without root: `fusermount3`, mount type `fuse`, the owner's own volumes only.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::process::Command;
+
+use crate::rig::{Out, PROGRAM, Rig, has, run};
+
+/// Runs a shell script as user 65534 in a mount namespace where everybody may open `/dev/fuse`.
+fn as_nobody(rig: &Rig, script: &str) -> Out {
+    // The program may lie where only its builder can reach it.
+    let program = rig.root.join("watertight");
+    if !program.exists() {
+        fs::copy(PROGRAM, &program).unwrap();
+    }
+    let (home, dev) = (rig.root.join("home"), rig.root.join("fuse"));
+    if !home.exists() {
+        fs::create_dir(&home).unwrap();
+        for dir in [&home, &rig.store, &rig.mnt] {
+            chown(dir, Some(65534), Some(65534)).unwrap();
+        }
+        fs::set_permissions(&home, Permissions::from_mode(0o700)).unwrap();
+    }
+    let outer = format!(
+        "mknod -m 666 {dev} c 10 229 2>/dev/null || true; mount --bind {dev} /dev/fuse; \
+         exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -ec \"$SCRIPT\"",
+        dev = dev.display()
+    );
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "sh", "-ec", &outer])
+        .env("SCRIPT", script)
+        .env("WATERTIGHT_RUNTIME_DIR", home.join("run"))
+        .env("W", &program)
+        .env("S", &rig.store)
+        .env("M", &rig.mnt)
+        .current_dir("/");
+    run(command)
+}
+
+fn rig() -> Option<Rig> {
+    Rig::mounting().filter(|_| has("unshare") && has("setpriv") && has("mknod") && has("fusermount3"))
+}
+
+#[test]
+fn a_user_mounts_and_unmounts() {
+    let Some(rig) = rig() else { return };
+    let out = as_nobody(
+        &rig,
+        "$W mount -d -o dirty_after=1h fault:write:delay=200ms,dir:$S $M
+         echo hello > $M/a
+         $W status
+         (cd $M && ! $W umount $M)
+         $W umount $M
+         cat $S/a
+         $W wait $M",
+    )
+    .ok();
+    for what in ["ready: ", "fuse", "mounted without root", "everything is on", "hello", "free"] {
+        assert!(out.stdout.contains(what), "no {what:?} in {}", out.stdout);
+    }
+    assert!(
+        out.stderr.contains("is busy (EBUSY)") && out.stderr.contains("working directory"),
+        "{}",
+        out.stderr
+    );
+}
+
+#[test]
+fn signals_unmount_without_root_too() {
+    let Some(rig) = rig() else { return };
+    let out = as_nobody(
+        &rig,
+        "$W mount -o dirty_after=1h fault:write:delay=200ms,dir:$S $M > out & pid=$!
+         while ! grep -q ready out; do sleep 0.05; done
+         echo hello > $M/a
+         kill -TERM $pid
+         wait $pid
+         cat $S/a"
+            .replace("out", "$WATERTIGHT_RUNTIME_DIR.out")
+            .as_str(),
+    );
+    assert!(out.ok().stdout.contains("hello"));
+}
+
+#[test]
+fn force_without_root() {
+    let Some(rig) = rig() else { return };
+    let out = as_nobody(
+        &rig,
+        "$W mount -d -o dirty_after=1h fault:write:hang,dir:$S $M
+         echo hello > $M/a
+         $W umount --force $M && exit 3
+         ! mountpoint -q $M",
+    );
+    out.ok().ends(0, "6 bytes");
+}
+
+#[test]
+fn fuseblk_and_missing_programs_are_refused_in_words() {
+    let Some(rig) = rig() else { return };
+    as_nobody(&rig, "$W mount -o type=fuseblk $S $M").ends(2, "it needs root");
+    as_nobody(&rig, "export PATH=/nonexistent; $W mount $S $M").ends(1, "fusermount3 is not installed");
+}
+
+#[test]
+fn no_permission_for_the_device() {
+    let Some(rig) = rig() else { return };
+    let device = fs::metadata("/dev/fuse").unwrap().permissions().mode();
+    if device & 0o006 != 0 {
+        crate::rig::skipped("everybody may open /dev/fuse here");
+        return;
+    }
+    // Outside of the namespace the device is root's.
+    as_nobody(&rig, "true").ok();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.arg(rig.root.join("watertight")).arg("mount").arg(&rig.store).arg(&rig.mnt);
+    command.env("WATERTIGHT_RUNTIME_DIR", rig.root.join("home/run")).current_dir("/");
+    run(command).ends(1, "ermission denied");
+}

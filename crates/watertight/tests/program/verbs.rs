@@ -1,0 +1,209 @@
+//! `status`, `sync`, `wait`, `completions`.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::rig::{Rig, eventually, run};
+
+#[test]
+fn a_volume_is_mounted_written_synced_and_unmounted() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("dirty_after=1h,cache=8M,flushers=1");
+    fs::write(rig.mnt.join("a"), vec![7; 100_000]).unwrap();
+
+    let volume = rig.volume();
+    assert_eq!(volume["state"], "active");
+    assert_eq!(volume["mountpoint"], rig.mnt.to_str().unwrap());
+    assert_eq!(volume["source"], format!("dir:{}", rig.store.display()));
+    assert_eq!(volume["pid"], daemon.pid);
+    assert_eq!(volume["mode"], "write-through");
+    assert_eq!(volume["dirty_bytes"], 100_000);
+    assert_eq!(volume["dirty_files"], 1);
+    assert_eq!(volume["cache_bytes_max"], 8 << 20);
+    assert_eq!(rig.stored("a").unwrap().len(), 0, "nothing has asked for the data yet");
+    let table = rig.run(&["status"]).ok();
+    for word in ["VOLUME", "active", "97.7 KiB", rig.mnt.to_str().unwrap()] {
+        assert!(table.stdout.contains(word), "{word}: {}", table.stdout);
+    }
+    assert!(!table.stdout.contains('\x1b'), "colours, but not on a terminal");
+
+    // By mountpoint, by a path inside, by store, by id.
+    let id = volume["id"].as_str().unwrap();
+    rig.verb("sync", &[]).ok();
+    assert_eq!(rig.stored("a").unwrap(), vec![7; 100_000]);
+    assert_eq!(rig.volume()["dirty_bytes"], 0);
+    for name in [rig.mnt.join("a").to_str().unwrap(), rig.store.to_str().unwrap(), id] {
+        fs::write(rig.mnt.join("b"), name).unwrap();
+        rig.run(&["sync", name]).ok();
+        assert_eq!(rig.stored("b").unwrap(), name.as_bytes());
+        if !name.ends_with('a') {
+            rig.run(&["status", name]).ok().says(id);
+        }
+    }
+
+    fs::write(rig.mnt.join("c"), "last").unwrap();
+    rig.verb("umount", &[]).ok().says("everything is on dir:");
+    assert_eq!(rig.stored("c").unwrap(), b"last");
+    assert!(!rig.is_mounted());
+    assert_eq!(daemon.end(), Some(0));
+    for name in [rig.mnt.to_str().unwrap(), rig.store.to_str().unwrap(), id] {
+        rig.run(&["wait", name]).ok().says("everything is on dir:");
+    }
+    rig.is_quiet();
+}
+
+#[test]
+fn two_volumes_are_told_apart() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let first = rig.mount("");
+    let (store, mnt) = (rig.store.clone(), rig.mnt.clone());
+    (rig.store, rig.mnt) = (rig.root.join("store2"), rig.root.join("mnt2"));
+    fs::create_dir(&rig.store).unwrap();
+    fs::create_dir(&rig.mnt).unwrap();
+    let second = rig.mount("type=fuse");
+    let status = rig.status();
+    assert_eq!(status["volumes"].as_array().unwrap().len(), 2, "{status}");
+    let note = rig.run(&["status"]).ok();
+    assert!(note.stdout.contains("a raw umount2(2) does not wait"), "{}", note.stdout);
+    fs::write(mnt.join("x"), "1").unwrap();
+    fs::write(rig.mnt.join("x"), "2").unwrap();
+    rig.run(&["umount", store.to_str().unwrap()]).ok();
+    assert_eq!(first.end(), Some(0));
+    assert_eq!(fs::read(store.join("x")).unwrap(), b"1");
+    assert_eq!(rig.volume()["pid"], second.pid);
+    rig.verb("umount", &[]).ok();
+    assert_eq!(rig.stored("x").unwrap(), b"2");
+}
+
+#[test]
+fn wait_says_what_is_left_and_then_that_it_is_free() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("dirty_after=1h");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    let out = rig.verb("wait", &["--timeout", "200ms"]).ends(1, "not yet: active, 5 B of 1 file");
+    assert!(out.took >= Duration::from_millis(200), "{:?}", out.took);
+    let mut command = rig.command(&["wait"]);
+    command.arg(&rig.mnt);
+    let waiting = std::thread::spawn(move || run(command));
+    rig.verb("umount", &[]).ok();
+    waiting.join().unwrap().ok().says("free");
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
+fn a_process_that_was_killed_is_told_of_and_cleared_away() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("dirty_after=1h");
+    let file = fs::File::create(rig.mnt.join("synced")).unwrap();
+    std::io::Write::write_all(&mut &file, b"safe").unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    daemon.kill();
+
+    let out = rig.run(&["status"]).ok().says("nobody serves it any more");
+    assert!(out.stdout.contains("died"), "{}", out.stdout);
+    rig.verb("wait", &[]).ends(1, "died");
+    // Mounting over the dead mount is refused with the way out.
+    let mut command = rig.command(&["mount"]);
+    command.arg(&rig.store).arg(&rig.mnt);
+    run(command).ends(2, "its server is gone: `watertight umount");
+    rig.verb("umount", &[]).ends(1, "died");
+    assert!(!rig.is_mounted());
+    assert_eq!(rig.stored("synced").unwrap(), b"safe");
+
+    let again = rig.mount("");
+    assert_eq!(fs::read(rig.mnt.join("synced")).unwrap(), b"safe");
+    assert!(rig.status()["ended"].as_array().unwrap().is_empty(), "the new mount supersedes the dead one");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(again.end(), Some(0));
+}
+
+#[test]
+fn wait_sees_a_store_that_another_registry_holds() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("");
+    let mut command = rig.command(&["wait"]);
+    command.arg(&rig.store).env("WATERTIGHT_RUNTIME_DIR", rig.root.join("elsewhere"));
+    let out = run(command).ends(1, "in use as a store");
+    assert!(out.stderr.contains(&format!("pid {}", daemon.pid)), "{}", out.stderr);
+}
+
+#[test]
+fn a_store_that_does_not_answer_is_called_stalled() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write:hang", "dirty_after=10ms");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    assert_eq!(rig.volume()["state"], "active");
+    eventually("it is called stalled", || rig.volume()["state"] == "stalled");
+    rig.run(&["status"]).ok().says("stalled");
+    // What needs no store goes on.
+    assert_eq!(fs::read(rig.mnt.join("a")).unwrap(), b"12345");
+    rig.verb("umount", &["--force"]).ends(1, "5 bytes");
+    assert_eq!(daemon.end(), Some(1));
+}
+
+#[test]
+fn write_back_errors_are_shown() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write:fail=ENOSPC", "dirty_after=10ms,drain_timeout=1s");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    eventually("the error is in status", || rig.volume()["errors"].as_array().is_some_and(|e| e.len() == 1));
+    let error = rig.volume()["errors"][0].clone();
+    assert_eq!(error["bytes"], 5);
+    assert_eq!(error["error"], "no space left on the store");
+    rig.run(&["status"]).ok().says("could not be written: no space left");
+    rig.verb("sync", &[]).ends(1, "not everything is durable");
+    daemon.says("write-back failed");
+    rig.verb("umount", &["--force"]).ends(1, "5 bytes");
+    assert_eq!(daemon.end(), Some(1));
+}
+
+#[test]
+fn completions_are_for_the_shell_that_was_asked_for() {
+    let rig = Rig::new();
+    rig.run(&["completions", "bash"]).ok().says("complete -F _watertight");
+    rig.run(&["completions", "fish"]).ok().says("complete -c watertight");
+    rig.run(&["completions", "tcsh"]).ends(2, "possible values");
+}
+
+#[test]
+fn help_has_examples() {
+    let rig = Rig::new();
+    for verb in ["mount", "umount", "sync", "status", "wait", "demo", "completions"] {
+        let out = rig.run(&[verb, "--help"]).ok();
+        assert!(out.stdout.contains("Example"), "{verb}: {}", out.stdout);
+        assert!(out.stdout.contains(&format!("watertight {verb}")), "{verb}: {}", out.stdout);
+    }
+    rig.run(&["mount", "--help"]).ok().says("drain_timeout=TIME");
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let path = rig.root.join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(crate::rig::LONG)).unwrap();
+    let mut command = rig.command(&["mount"]);
+    command.arg(&rig.store).arg(&rig.mnt).env("NOTIFY_SOCKET", &path);
+    let daemon = rig.start(command);
+    let receive = || {
+        let mut bytes = [0; 4096];
+        let n = socket.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..n]).into_owned()
+    };
+    assert!(receive().starts_with("READY=1\n"));
+    daemon.signal(rustix::process::Signal::TERM);
+    assert_eq!(receive(), "STOPPING=1");
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
+fn nothing_but_the_program_is_needed() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_source("mem:size=16M", "");
+    assert!(Command::new("cp").arg("/proc/self/status").arg(rig.mnt.join("s")).status().unwrap().success());
+    assert!(fs::read_to_string(rig.mnt.join("s")).unwrap().contains("VmRSS"));
+    rig.verb("umount", &[]).ok().says("everything is on mem:");
+    assert_eq!(daemon.end(), Some(0));
+}
