@@ -373,6 +373,11 @@ impl Tree {
         }
         let (name, new_name) = (name.as_os_str(), new_name.as_os_str());
         let mut names = self.names.write();
+        for dir in [parent, new_parent] {
+            if names.node(dir.0, op)?.kind != FileType::Directory {
+                return fail(ErrorKind::NotDirectory);
+            }
+        }
         names.dir(new_parent, op)?;
         let node = names.child(parent, name, op)?;
         let target = match names.child(new_parent, new_name, op) {
