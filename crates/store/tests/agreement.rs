@@ -382,7 +382,7 @@ impl Side {
 
     /// Everything below a directory: path to what is seen, with content and attributes.
     fn tree(&self) -> BTreeMap<String, (Seen, Vec<u8>, Vec<String>)> {
-        let mut tree = BTreeMap::new();
+        let mut tree = BTreeMap::from([("/".to_owned(), self.object(ROOT))]);
         let mut todo = vec![(ROOT, String::new())];
         while let Some((dir, path)) = todo.pop() {
             for name in suite::list(&*self.store, dir) {

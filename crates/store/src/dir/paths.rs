@@ -32,8 +32,8 @@ use super::table::Entered;
 use super::{Inner, attrs, errno, sys};
 use crate::{FileType, Name, Result};
 
-/// Descriptors put away at a time.
-const BATCH: usize = 32;
+/// Descriptors put away at a time, at most.
+const BATCH_MAX: usize = 32;
 
 /// The descriptor of an object, or what it takes to open it again.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Paths {
             Ok(medium)
         };
         Self {
-            bound: bound.max(BATCH),
+            bound: bound.max(1),
             open: AtomicUsize::new(0),
             away: AtomicUsize::new(0),
             next_search: AtomicUsize::new(0),
@@ -97,6 +97,10 @@ impl Paths {
         // ORDERING: Relaxed, see the module's head.
         let next = self.next_search.load(Ordering::Relaxed);
         self.can_put_away() && self.counts().0 > self.bound.max(next)
+    }
+
+    fn batch(&self) -> usize {
+        (self.bound / 8).clamp(1, BATCH_MAX)
     }
 
     /// Notes how a search ended: when all that is open is in use, the next one waits until there is
@@ -269,7 +273,7 @@ impl Inner {
     }
 
     fn put_away_a_batch(&self) {
-        let unused = self.table.unused(BATCH, |node| {
+        let unused = self.table.unused(self.paths.batch(), |node| {
             // Who holds the lock is using it.
             node.path.try_lock().is_some_and(|mut path| !std::mem::take(&mut path.is_used))
         });
