@@ -74,9 +74,9 @@ pub struct DirStore {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DirOptions {
     /// Objects that are held open at a time, where others can be opened again (as root); otherwise
-    /// without meaning. Half of the limit.
+    /// without meaning. Five eighths of the limit.
     pub open_max: Option<usize>,
-    /// Objects that wait to be synced, before changing another one syncs the oldest. A quarter of the
+    /// Objects that wait to be synced, before changing another one syncs the oldest. Half of the
     /// limit.
     pub unsynced_max: Option<usize>,
 }
@@ -184,7 +184,7 @@ fn raise_descriptor_limit() -> usize {
 
 /// Whether the medium decides about access by the capabilities of the caller alone, on this machine.
 fn is_local(root: &OwnedFd) -> bool {
-    const LOCAL: [i64; 7] = [
+    const LOCAL: [i64; 8] = [
         0xef53,      // ext2, ext3, ext4
         0x5846_5342, // xfs
         0x9123_683e, // btrfs
@@ -192,6 +192,7 @@ fn is_local(root: &OwnedFd) -> bool {
         0xf2f5_2010, // f2fs
         0x2fc1_2fc1, // zfs
         0xca45_1a4e, // bcachefs
+        0x794c_7630, // overlayfs
     ];
     rustix::fs::fstatfs(root).is_ok_and(|s| LOCAL.contains(&s.f_type))
 }
@@ -216,8 +217,14 @@ impl Inner {
             .filter(|fd| sys::is_proc(fd.as_fd()))
             .ok_or_else(|| Error::with(ErrorKind::Unsupported, op, "/proc is not mounted"))?;
         let capabilities = creds::capabilities();
-        let paths = Arc::new(Paths::new(options.open_max.unwrap_or(descriptors / 2), &root));
-        let root = DirNode::new(ObjectId::ROOT, stat.stx_ino, FileType::Directory, root, Arc::clone(&paths));
+        let paths = Arc::new(Paths::new(options.open_max.unwrap_or(descriptors / 8 * 5), &root));
+        let root = DirNode::new(
+            ObjectId::ROOT,
+            stat.stx_ino,
+            FileType::Directory,
+            Arc::new(root),
+            Arc::clone(&paths),
+        );
         Ok(Self {
             path: std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
             dev: (stat.stx_dev_major, stat.stx_dev_minor),
@@ -229,7 +236,7 @@ impl Inner {
             can_link_empty: capabilities.contains(CapabilitySet::DAC_READ_SEARCH),
             table: Table::new(root),
             paths,
-            unsynced: Unsynced::new(options.unsynced_max.unwrap_or(descriptors / 4)),
+            unsynced: Unsynced::new(options.unsynced_max.unwrap_or(descriptors / 2)),
             lock: Mutex::new(Some(lock)),
         })
     }

@@ -455,8 +455,14 @@ fn run(ops: &[Op]) {
     mem.store.close();
 }
 
+/// Enough that replacing an empty directory comes up; more with `PROPTEST_CASES`.
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(600);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn directory_and_memory_agree(ops in prop::collection::vec(op(), 1..120)) {

@@ -193,3 +193,107 @@ mod raw {
         if now as u32 == wanted { Ok(before as u32) } else { Err(Errno::PERM) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The file-system uid and gid, and the umask, of this thread.
+    fn state() -> (u32, u32, u32) {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let field = |key: &str, n: usize| {
+            let line = status.lines().find(|l| l.starts_with(key)).unwrap();
+            line.split_whitespace().nth(n).unwrap().to_owned()
+        };
+        let id = |key| field(key, 4).parse().unwrap();
+        (id("Uid:"), id("Gid:"), u32::from_str_radix(&field("Umask:", 1), 8).unwrap())
+    }
+
+    fn on_a_thread_of_its_own(test: impl FnOnce() + Send) {
+        std::thread::scope(|scope| scope.spawn(test).join().unwrap());
+    }
+
+    fn can_switch() -> bool {
+        let can = Ownership::possible(true) == Ownership::Creator;
+        if !can {
+            eprintln!("SKIPPED: taking other ids needs root");
+        }
+        can
+    }
+
+    const SOMEBODY: Creator = Creator { uid: 4711, gid: 815, umask: 0o037 };
+
+    #[test]
+    fn ids_stay_with_the_thread_and_capabilities_with_them() {
+        if !can_switch() {
+            return;
+        }
+        let before = state();
+        on_a_thread_of_its_own(|| {
+            let had = capabilities();
+            drop(take(Ownership::Creator, SOMEBODY).unwrap());
+            assert_eq!(state(), (4711, 815, 0o037));
+            assert_eq!(capabilities(), had);
+            drop(take(Ownership::Creator, Creator { uid: 0, gid: 0, umask: 0o022 }).unwrap());
+            assert_eq!(state(), (0, 0, 0o022));
+        });
+        assert_eq!(state(), before, "other threads are as they were");
+    }
+
+    #[test]
+    fn for_one_call_the_ids_come_back() {
+        if !can_switch() {
+            return;
+        }
+        on_a_thread_of_its_own(|| {
+            let (uid, gid, _) = state();
+            for _ in 0..2 {
+                let guard = take(Ownership::CreatorForOneCall, SOMEBODY).unwrap();
+                assert_eq!(state(), (4711, 815, 0o037));
+                drop(guard);
+                assert_eq!(state(), (uid, gid, 0o037));
+            }
+        });
+    }
+
+    #[test]
+    fn threads_started_by_a_changed_thread_take_their_own() {
+        if !can_switch() {
+            return;
+        }
+        on_a_thread_of_its_own(|| {
+            let _guard = take(Ownership::Creator, SOMEBODY).unwrap();
+            on_a_thread_of_its_own(|| {
+                let other = Creator { uid: 1, gid: 2, umask: 0o077 };
+                drop(take(Ownership::Creator, other).unwrap());
+                assert_eq!(state(), (1, 2, 0o077));
+            });
+            assert_eq!(state(), (4711, 815, 0o037), "not those of the thread it started");
+        });
+    }
+
+    #[test]
+    fn an_id_that_is_none_is_refused() {
+        if !can_switch() {
+            return;
+        }
+        on_a_thread_of_its_own(|| {
+            let nobody = Creator { uid: u32::MAX, gid: 0, umask: 0 };
+            // (uid_t)-1 is what the kernel takes for "no id".
+            let before = state();
+            let result = take(Ownership::Creator, nobody);
+            assert!(result.is_err());
+            assert_eq!(state().0, before.0);
+        });
+    }
+
+    #[test]
+    fn the_process_s_own_ids_need_nothing() {
+        on_a_thread_of_its_own(|| {
+            let (uid, gid, _) = state();
+            let guard = take(Ownership::Process, SOMEBODY).unwrap();
+            assert_eq!(state(), (uid, gid, 0o037));
+            assert_eq!(guard.mode(0o777).as_raw_mode(), 0o777, "the umask is the kernel's business");
+        });
+    }
+}

@@ -24,10 +24,10 @@
 //!
 //! # Bound
 //! Each queued object costs memory and a descriptor, so that their number is bounded to a share of the
-//! descriptors. Over the bound, whoever makes the next change syncs the oldest eighth first: as a
+//! descriptors. Over the bound, whoever makes the next change syncs the oldest sixteenth first: as a
 //! batch whose output is started on all before the first is waited for, because one at a time would
 //! cost a journal commit for each file of a large unpacked archive. One caller does that while others go
-//! on, up to twice the bound; from there on everybody waits.
+//! on, up to a quarter over the bound; from there on everybody waits.
 //!
 //! # What cannot be synced
 //! Symbolic links and special files cannot be opened. Their names are durable with their directory; a
@@ -369,7 +369,7 @@ impl Inner {
         if len <= self.unsynced.bound {
             return;
         }
-        let _relieving = if len > 2 * self.unsynced.bound {
+        let _relieving = if len > self.unsynced.bound / 4 * 5 {
             self.unsynced.relieving.lock()
         } else {
             match self.unsynced.relieving.try_lock() {
@@ -380,7 +380,7 @@ impl Inner {
         if self.unsynced.len() <= self.unsynced.bound {
             return;
         }
-        let oldest = self.unsynced.oldest((self.unsynced.bound / 8).max(1));
+        let oldest = self.unsynced.oldest((self.unsynced.bound / 16).max(1));
         self.unsynced.relieved.add(oldest.len() as u64);
         if let Err(error) = self.sync_batch(oldest.clone()) {
             // Not this caller's failure: it stays with its object and is told to who syncs that.

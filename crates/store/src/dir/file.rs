@@ -27,7 +27,7 @@ pub(crate) struct DirFile {
 
 impl DirFile {
     /// Takes `fd`, open for reading and writing, as the data of the new object `node`.
-    pub(crate) fn of_new(store: &Arc<Inner>, node: &Arc<DirNode>, fd: OwnedFd) -> Arc<Self> {
+    pub(crate) fn of_new(store: &Arc<Inner>, node: &Arc<DirNode>, fd: Arc<OwnedFd>) -> Arc<Self> {
         let file = Self::make(store, node, fd, true, true);
         *node.data.lock() = Arc::downgrade(&file);
         file
@@ -36,18 +36,12 @@ impl DirFile {
     fn make(
         store: &Arc<Inner>,
         node: &Arc<DirNode>,
-        fd: OwnedFd,
+        fd: Arc<OwnedFd>,
         can_read: bool,
         can_write: bool,
     ) -> Arc<Self> {
         store.table.pin(node);
-        Arc::new(Self {
-            store: Arc::clone(store),
-            node: Arc::clone(node),
-            fd: Arc::new(fd),
-            can_read,
-            can_write,
-        })
+        Arc::new(Self { store: Arc::clone(store), node: Arc::clone(node), fd, can_read, can_write })
     }
 
     fn needs_write(&self, op: &'static str) -> Result<()> {
@@ -60,6 +54,7 @@ impl Drop for DirFile {
         if !self.store.can_open_any && self.can_write {
             Inner::keep_for_sync(&self.node, &self.fd);
         }
+        self.store.leave_data(&self.node, &self.fd);
         let left_over = self.store.table.unpin(&self.node);
         self.store.let_go(left_over);
     }
@@ -92,7 +87,8 @@ impl Inner {
                 other => (other, true, true),
             },
         };
-        let file = DirFile::make(self, &node, fd.map_err(errno::failed(op))?, can_read, can_write);
+        let fd = Arc::new(fd.map_err(errno::failed(op))?);
+        let file = DirFile::make(self, &node, fd, can_read, can_write);
         *data = Arc::downgrade(&file);
         Ok(file)
     }

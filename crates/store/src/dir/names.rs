@@ -25,7 +25,7 @@ impl Inner {
     }
 
     /// Makes an entry of what was found or made in `parent`.
-    fn enter(&self, parent: &Arc<DirNode>, fd: OwnedFd, stat: &Statx) -> (Entry, Arc<DirNode>) {
+    fn enter(&self, parent: &Arc<DirNode>, fd: Arc<OwnedFd>, stat: &Statx) -> (Entry, Arc<DirNode>) {
         let attr = attrs::attr_of(stat);
         let (node, is_new) = self.know(fd, attr.ino, attr.kind);
         if is_new && let Some(at) = Self::unsynced_entries(parent) {
@@ -41,7 +41,7 @@ impl Inner {
         let dir_fd = self.fd(&dir, op)?;
         let fd = self.open_path(dir_fd.as_fd(), name).map_err(errno::failed(op))?;
         let stat = self.stat_inside(fd.as_fd(), op)?;
-        Ok(self.enter(&dir, fd, &stat).0)
+        Ok(self.enter(&dir, Arc::new(fd), &stat).0)
     }
 
     pub(crate) fn create(
@@ -63,41 +63,17 @@ impl Inner {
         };
         let at = self.changed(&dir, Change::Data);
         let stat = self.stat(data.as_fd(), op)?;
-        let path = self.path_of_new(dir_fd.as_fd(), name, &stat, data.as_fd()).map_err(errno::failed(op))?;
-        Ok(self.created(&dir, at, path, data, &stat))
+        let (created, node) = self.created(&dir, data, &stat);
+        Self::note_name(&node, &dir, at);
+        Ok(created)
     }
 
-    /// An `O_PATH` descriptor of what was just made. By name, which costs less than through /proc, if
-    /// that is still the same object.
-    fn path_of_new(
-        &self,
-        dir: BorrowedFd<'_>,
-        name: Name<'_>,
-        stat: &Statx,
-        data: BorrowedFd<'_>,
-    ) -> Result<OwnedFd, Errno> {
-        if let Ok(path) = self.open_path(dir, name) {
-            let found =
-                rustix::fs::statx(&path, c"", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::MNT_ID)?;
-            if found.stx_ino == stat.stx_ino && self.is_inside(&found) {
-                return Ok(path);
-            }
-        }
-        self.reopen(data, OFlags::PATH)
-    }
-
-    fn created(
-        self: &Arc<Self>,
-        dir: &Arc<DirNode>,
-        at: u64,
-        path: OwnedFd,
-        data: OwnedFd,
-        stat: &Statx,
-    ) -> Created {
-        let (entry, node) = self.enter(dir, path, stat);
-        Self::note_name(&node, dir, at);
+    /// The object that was just made and is open as `data`.
+    fn created(self: &Arc<Self>, dir: &Arc<DirNode>, data: OwnedFd, stat: &Statx) -> (Created, Arc<DirNode>) {
+        let data = Arc::new(data);
+        let (entry, node) = self.enter(dir, Arc::clone(&data), stat);
         let file = DirFile::of_new(self, &node, data);
-        Created { entry, file }
+        (Created { entry, file }, node)
     }
 
     pub(crate) fn tmpfile(
@@ -117,10 +93,7 @@ impl Inner {
             self.with_room(open).map_err(errno::failed(op))?
         };
         let stat = self.stat(data.as_fd(), op)?;
-        let path = self.reopen(data.as_fd(), OFlags::PATH).map_err(errno::failed(op))?;
-        let (entry, node) = self.enter(&dir, path, &stat);
-        let file = DirFile::of_new(self, &node, data);
-        Ok(Created { entry, file })
+        Ok(self.created(&dir, data, &stat).0)
     }
 
     pub(crate) fn make(
@@ -158,7 +131,7 @@ impl Inner {
         let at = self.changed(&dir, Change::Data);
         let fd = self.open_path(dir_fd.as_fd(), name).map_err(errno::failed(op))?;
         let stat = self.stat_inside(fd.as_fd(), op)?;
-        let (entry, node) = self.enter(&dir, fd, &stat);
+        let (entry, node) = self.enter(&dir, Arc::new(fd), &stat);
         Self::note_name(&node, &dir, at);
         Ok(entry)
     }

@@ -37,7 +37,7 @@ pub(crate) struct DirNode {
 }
 
 impl DirNode {
-    pub(crate) fn new(id: ObjectId, ino: u64, kind: FileType, path: OwnedFd, paths: Arc<Paths>) -> Self {
+    pub(crate) fn new(id: ObjectId, ino: u64, kind: FileType, path: Arc<OwnedFd>, paths: Arc<Paths>) -> Self {
         paths.opened();
         Self {
             id,

@@ -14,7 +14,8 @@
 //! * the inode's number may come to name another object when somebody else removes it. Handles tell
 //!   the two apart ([`Inner::know`]).
 //!
-//! Objects with open data, or with changes that are not durable, keep their descriptors.
+//! Objects with open data, or with changes that are not durable, keep their descriptors. A file that was
+//! just made has one descriptor for its data and for itself, until the data is closed.
 //!
 //! `open`, `away` and `next_search` are figures of the moment: nothing but the choice of when to put away
 //! depends on them.
@@ -46,8 +47,8 @@ pub(crate) struct PathFd {
 }
 
 impl PathFd {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self { fd: Some(Arc::new(fd)), handle: None, is_used: true }
+    pub(crate) fn new(fd: Arc<OwnedFd>) -> Self {
+        Self { fd: Some(fd), handle: None, is_used: true }
     }
 }
 
@@ -211,7 +212,7 @@ impl Inner {
     }
 
     /// Enters what `fd` stands for into the table, with one more reference; says whether it is new there.
-    pub(crate) fn know(&self, fd: OwnedFd, ino: u64, kind: FileType) -> (Arc<DirNode>, bool) {
+    pub(crate) fn know(&self, fd: Arc<OwnedFd>, ino: u64, kind: FileType) -> (Arc<DirNode>, bool) {
         let mut fd = fd;
         loop {
             let make = |id, fd| DirNode::new(id, ino, kind, fd, Arc::clone(&self.paths));
@@ -238,7 +239,7 @@ impl Inner {
 
     /// Gives `node` the descriptor of the object that was found under its number, if its own was put away
     /// and it is the same one; gives the descriptor back if it is another one.
-    fn welcome_back(&self, node: &DirNode, found: OwnedFd) -> Option<OwnedFd> {
+    fn welcome_back(&self, node: &DirNode, found: Arc<OwnedFd>) -> Option<Arc<OwnedFd>> {
         let mut path = node.path.lock();
         path.is_used = true;
         if path.fd.is_some() {
@@ -247,11 +248,22 @@ impl Inner {
         match sys::handle_of(found.as_fd()) {
             Ok(handle) if Some(&handle) != path.handle.as_ref() => Some(found),
             _ => {
-                path.fd = Some(Arc::new(found));
+                path.fd = Some(found);
                 drop(path);
                 self.came_back(node);
                 None
             }
+        }
+    }
+
+    /// Takes an `O_PATH` descriptor for `node` in the place of `data`, which is about to be closed. If
+    /// there is none to be had, the data stays open.
+    pub(crate) fn leave_data(&self, node: &DirNode, data: &Arc<OwnedFd>) {
+        let mut path = node.path.lock();
+        if path.fd.as_ref().is_some_and(|fd| Arc::ptr_eq(fd, data))
+            && let Ok(fd) = self.reopen(data.as_fd(), OFlags::PATH)
+        {
+            path.fd = Some(Arc::new(fd));
         }
     }
 

@@ -71,7 +71,7 @@ pub(crate) enum Entered {
     /// The object was not known.
     New(Arc<DirNode>),
     /// It was; the descriptor was not needed.
-    Known(Arc<DirNode>, OwnedFd),
+    Known(Arc<DirNode>, Arc<OwnedFd>),
 }
 
 /// The table. The root is not in its shards: it is always known.
@@ -138,8 +138,8 @@ impl Table {
         &self,
         ino: u64,
         kind: FileType,
-        fd: OwnedFd,
-        make: impl FnOnce(ObjectId, OwnedFd) -> DirNode,
+        fd: Arc<OwnedFd>,
+        make: impl FnOnce(ObjectId, Arc<OwnedFd>) -> DirNode,
     ) -> Entered {
         if ino == self.root.ino {
             return Entered::Known(Arc::clone(&self.root), fd);
