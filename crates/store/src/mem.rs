@@ -9,7 +9,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`tree`] | names, references |
+//! | [`tree`], [`moves`] | names, references; renaming |
 //! | [`node`] | attributes of one object |
 //! | [`blocks`] | its data |
 //! | [`space`] | the bound; memory to use again |
@@ -19,11 +19,13 @@
 
 mod blocks;
 mod file;
+mod moves;
 mod node;
 mod space;
 mod tree;
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::{
@@ -230,6 +232,10 @@ impl Store for MemStore {
 
     fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
         self.tree.get(id, "remove xattr")?.remove_xattr(name)
+    }
+
+    fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
+        self.tree.path_of(id)
     }
 
     fn statfs(&self) -> Result<StatFs> {

@@ -219,7 +219,7 @@ impl Blocks {
         }
     }
 
-    /// Makes `[offset, end)` read as zeros, and gives back the space of whole blocks.
+    /// Makes `[offset, end)` read as zeros, and gives back the space of what ends there.
     #[allow(clippy::cast_possible_truncation, reason = "offsets within a block")]
     pub(crate) fn punch(&mut self, offset: u64, end: u64) {
         let (first, last) = (offset / BLOCK_U64, end.div_ceil(BLOCK_U64));
@@ -228,15 +228,16 @@ impl Blocks {
             let start = index * BLOCK_U64;
             let from = offset.saturating_sub(start) as usize;
             let to = (end - start).min(BLOCK_U64) as usize;
-            if from == 0 && to == BLOCK {
+            let Some(place) = self.places.get_mut(&index) else { continue };
+            // What lies behind the last byte is zeros already.
+            let reaches_end = to >= place.bytes.len();
+            if reaches_end && from == 0 {
                 if let Some(place) = self.places.remove(&index) {
                     self.drop_place(place);
                 }
-                continue;
-            }
-            let Some(place) = self.places.get_mut(&index) else { continue };
-            let to = to.min(place.bytes.len());
-            if from < to {
+            } else if reaches_end {
+                self.cut(index, from);
+            } else {
                 Arc::make_mut(&mut place.bytes)[from..to].fill(0);
             }
         }

@@ -7,13 +7,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sync::RwLock;
 
 use super::node::{Birth, Node, OBJECT_BYTES};
 use super::space::Space;
-use crate::{Creator, DirEntry, Entry, Error, ErrorKind, FileType, Name, ObjectId, RenameFlags, Result};
+use crate::{Creator, DirEntry, Entry, Error, ErrorKind, FileType, Name, ObjectId, Result};
 
 const SET_GID: u32 = 0o2000;
 /// Offsets of `.` and `..`; entries come behind.
@@ -24,29 +25,29 @@ const DOT_DOT: u64 = 2;
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) space: Arc<Space>,
-    names: RwLock<Names>,
+    pub(super) names: RwLock<Names>,
 }
 
 #[derive(Debug)]
-struct Names {
+pub(super) struct Names {
     /// Everything with a name or a reference.
     nodes: HashMap<u64, Arc<Node>>,
     /// The directories that are not removed.
-    dirs: HashMap<u64, Directory>,
+    pub(super) dirs: HashMap<u64, Directory>,
     next_id: u64,
 }
 
 #[derive(Debug)]
-struct Directory {
-    parent: u64,
-    entries: HashMap<Arc<OsStr>, Place>,
+pub(super) struct Directory {
+    pub(super) parent: u64,
+    pub(super) entries: HashMap<Arc<OsStr>, Place>,
     /// In the order of creation, by offset: offsets stay right whatever comes and goes.
     order: BTreeMap<u64, Arc<OsStr>>,
     next: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     node: u64,
     offset: u64,
 }
@@ -60,7 +61,7 @@ impl Directory {
         self.entries.get(name).map(|place| place.node)
     }
 
-    fn insert(&mut self, name: &OsStr, node: u64) {
+    pub(super) fn insert(&mut self, name: &OsStr, node: u64) {
         if let Some(place) = self.entries.get_mut(name) {
             place.node = node;
             return;
@@ -72,7 +73,7 @@ impl Directory {
         self.entries.insert(name, Place { node, offset });
     }
 
-    fn remove(&mut self, name: &OsStr) {
+    pub(super) fn remove(&mut self, name: &OsStr) {
         if let Some(place) = self.entries.remove(name) {
             self.order.remove(&place.offset);
         }
@@ -88,12 +89,12 @@ pub(crate) struct Kind<'a> {
 }
 
 impl Names {
-    fn node(&self, id: u64, op: &'static str) -> Result<&Arc<Node>> {
+    pub(super) fn node(&self, id: u64, op: &'static str) -> Result<&Arc<Node>> {
         self.nodes.get(&id).ok_or_else(|| Error::new(ErrorKind::Stale, op))
     }
 
     /// The entries of `parent`, which a caller holds.
-    fn dir(&mut self, parent: ObjectId, op: &'static str) -> Result<&mut Directory> {
+    pub(super) fn dir(&mut self, parent: ObjectId, op: &'static str) -> Result<&mut Directory> {
         let node = self.node(parent.0, op)?;
         if node.kind != FileType::Directory {
             return Err(Error::new(ErrorKind::NotDirectory, op));
@@ -102,19 +103,19 @@ impl Names {
         self.dirs.get_mut(&parent.0).ok_or_else(|| Error::new(ErrorKind::NotFound, op))
     }
 
-    fn child(&mut self, parent: ObjectId, name: &OsStr, op: &'static str) -> Result<Arc<Node>> {
+    pub(super) fn child(&mut self, parent: ObjectId, name: &OsStr, op: &'static str) -> Result<Arc<Node>> {
         let id = self.dir(parent, op)?.get(name).ok_or_else(|| Error::new(ErrorKind::NotFound, op))?;
         self.node(id, op).map(Arc::clone)
     }
 
-    fn touch(&self, dir: ObjectId) {
+    pub(super) fn touch(&self, dir: ObjectId) {
         if let Some(node) = self.nodes.get(&dir.0) {
             node.meta.lock().written();
         }
     }
 
     /// Whether `id` is `dir` or one of the directories above it.
-    fn is_at_or_above(&self, id: u64, dir: ObjectId) -> bool {
+    pub(super) fn is_at_or_above(&self, id: u64, dir: ObjectId) -> bool {
         let mut at = dir.0;
         loop {
             if at == id {
@@ -127,7 +128,7 @@ impl Names {
         }
     }
 
-    fn add_links(&self, id: ObjectId, by: i32) {
+    pub(super) fn add_links(&self, id: ObjectId, by: i32) {
         if let Some(node) = self.nodes.get(&id.0) {
             let mut meta = node.meta.lock();
             meta.attr.nlink = meta.attr.nlink.saturating_add_signed(by);
@@ -135,7 +136,7 @@ impl Names {
     }
 
     /// Takes one name of `node` away, and gives out what nobody needs any more.
-    fn unlinked(&mut self, node: &Node) -> Option<Arc<Node>> {
+    pub(super) fn unlinked(&mut self, node: &Node) -> Option<Arc<Node>> {
         let is_gone = {
             let mut meta = node.meta.lock();
             meta.changed();
@@ -153,7 +154,7 @@ impl Names {
     }
 
     /// Makes an object with one reference and no name.
-    fn add(
+    pub(super) fn add(
         &mut self,
         space: &Arc<Space>,
         parent: ObjectId,
@@ -357,76 +358,6 @@ impl Tree {
         Ok(())
     }
 
-    pub(crate) fn rename(
-        &self,
-        parent: ObjectId,
-        name: Name<'_>,
-        new_parent: ObjectId,
-        new_name: Name<'_>,
-        flags: RenameFlags,
-    ) -> Result<()> {
-        let op = "rename";
-        let fail = |kind| Err(Error::new(kind, op));
-        let exchanges = flags.contains(RenameFlags::EXCHANGE);
-        if exchanges && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT) {
-            return fail(ErrorKind::Invalid);
-        }
-        let (name, new_name) = (name.as_os_str(), new_name.as_os_str());
-        let mut names = self.names.write();
-        for dir in [parent, new_parent] {
-            if names.node(dir.0, op)?.kind != FileType::Directory {
-                return fail(ErrorKind::NotDirectory);
-            }
-        }
-        names.dir(new_parent, op)?;
-        let node = names.child(parent, name, op)?;
-        let target = match names.child(new_parent, new_name, op) {
-            Ok(target) => Some(target),
-            Err(e) if e.kind() == ErrorKind::NotFound => None,
-            Err(e) => return Err(e),
-        };
-        if target.is_some() && flags.contains(RenameFlags::NOREPLACE) {
-            return fail(ErrorKind::Exists);
-        }
-        if target.is_none() && exchanges {
-            return fail(ErrorKind::NotFound);
-        }
-        if names.is_at_or_above(node.id.0, new_parent) {
-            return fail(ErrorKind::Invalid);
-        }
-        if target.as_ref().is_some_and(|t| names.is_at_or_above(t.id.0, parent)) {
-            return fail(if exchanges { ErrorKind::Invalid } else { ErrorKind::NotEmpty });
-        }
-        let step = Step { parent, name, new_parent, new_name };
-        let gone = match target {
-            Some(target) if target.id == node.id => None,
-            Some(target) if exchanges => {
-                names.exchange(&step, &node, &target)?;
-                None
-            }
-            target => {
-                let gone = names.replace(&step, &node, target.as_ref())?;
-                if flags.contains(RenameFlags::WHITEOUT) {
-                    self.leave_whiteout(&mut names, parent, name)?;
-                }
-                gone
-            }
-        };
-        drop(names);
-        drop(gone);
-        Ok(())
-    }
-
-    /// A character device 0:0, as overlay file systems mark what is removed.
-    fn leave_whiteout(&self, names: &mut Names, parent: ObjectId, name: &OsStr) -> Result<()> {
-        let what = Kind { kind: FileType::CharDevice, rdev: 0, target: OsStr::new("") };
-        let creator = Creator { uid: 0, gid: 0, umask: 0 };
-        let node = names.add(&self.space, parent, what, 0, 1, creator)?;
-        node.meta.lock().refs = 0;
-        names.dir(parent, "rename")?.insert(name, node.id.0);
-        Ok(())
-    }
-
     /// Up to `max` entries of a directory, behind `offset`.
     pub(crate) fn entries(&self, node: &Node, offset: u64, max: usize) -> Vec<DirEntry> {
         let names = self.names.read();
@@ -446,6 +377,25 @@ impl Tree {
         dots.filter(|e| e.next > offset).chain(rest).take(max).collect()
     }
 
+    /// A path of an object, by a search: for messages to a person.
+    pub(crate) fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
+        let names = self.names.read();
+        let name_in = |dir: &Directory, id: u64| {
+            dir.entries.iter().find(|(_, place)| place.node == id).map(|(name, _)| Arc::clone(name))
+        };
+        let mut parts = Vec::new();
+        let mut at = id.0;
+        while at != ObjectId::ROOT.0 {
+            let (parent, name) = match names.dirs.get(&at) {
+                Some(dir) => (dir.parent, name_in(names.dirs.get(&dir.parent)?, at)?),
+                None => names.dirs.iter().find_map(|(&dir, d)| Some((dir, name_in(d, at)?)))?,
+            };
+            parts.push(name);
+            at = parent;
+        }
+        Some(parts.iter().rev().map(AsRef::<OsStr>::as_ref).collect::<PathBuf>())
+    }
+
     /// Objects with a name or a reference.
     pub(crate) fn len(&self) -> usize {
         self.names.read().nodes.len()
@@ -460,74 +410,5 @@ impl Tree {
         names.nodes.extend(root.map(|node| (node.id.0, node)));
         drop(names);
         drop(old);
-    }
-}
-
-/// One move.
-struct Step<'a> {
-    parent: ObjectId,
-    name: &'a OsStr,
-    new_parent: ObjectId,
-    new_name: &'a OsStr,
-}
-
-impl Names {
-    fn exchange(&mut self, step: &Step<'_>, node: &Arc<Node>, target: &Arc<Node>) -> Result<()> {
-        let op = "rename";
-        self.dir(step.parent, op)?.insert(step.name, target.id.0);
-        self.dir(step.new_parent, op)?.insert(step.new_name, node.id.0);
-        self.adopted(node, step.parent, step.new_parent);
-        self.adopted(target, step.new_parent, step.parent);
-        self.moved(step, node);
-        target.meta.lock().changed();
-        Ok(())
-    }
-
-    fn replace(
-        &mut self,
-        step: &Step<'_>,
-        node: &Arc<Node>,
-        target: Option<&Arc<Node>>,
-    ) -> Result<Option<Arc<Node>>> {
-        let op = "rename";
-        let is_dir = node.kind == FileType::Directory;
-        let mut gone = None;
-        if let Some(target) = target {
-            match (is_dir, target.kind == FileType::Directory) {
-                (true, false) => return Err(Error::new(ErrorKind::NotDirectory, op)),
-                (false, true) => return Err(Error::new(ErrorKind::IsDirectory, op)),
-                _ => {}
-            }
-            if is_dir {
-                if self.dirs.get(&target.id.0).is_some_and(|d| !d.entries.is_empty()) {
-                    return Err(Error::new(ErrorKind::NotEmpty, op));
-                }
-                self.add_links(step.new_parent, -1);
-            }
-            gone = self.unlinked(target);
-        }
-        self.dir(step.parent, op)?.remove(step.name);
-        self.dir(step.new_parent, op)?.insert(step.new_name, node.id.0);
-        self.adopted(node, step.parent, step.new_parent);
-        self.moved(step, node);
-        Ok(gone)
-    }
-
-    /// Notes that a directory has another parent.
-    fn adopted(&mut self, node: &Node, from: ObjectId, to: ObjectId) {
-        if from == to || node.kind != FileType::Directory {
-            return;
-        }
-        if let Some(dir) = self.dirs.get_mut(&node.id.0) {
-            dir.parent = to.0;
-        }
-        self.add_links(from, -1);
-        self.add_links(to, 1);
-    }
-
-    fn moved(&self, step: &Step<'_>, node: &Node) {
-        self.touch(step.parent);
-        self.touch(step.new_parent);
-        node.meta.lock().changed();
     }
 }

@@ -1,0 +1,149 @@
+//! Renaming in a memory store, with the kernel's order of checks.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use super::node::Node;
+use super::tree::{Kind, Names, Tree};
+use crate::{Creator, Error, ErrorKind, FileType, Name, ObjectId, RenameFlags, Result};
+
+impl Tree {
+    pub(crate) fn rename(
+        &self,
+        parent: ObjectId,
+        name: Name<'_>,
+        new_parent: ObjectId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let op = "rename";
+        let fail = |kind| Err(Error::new(kind, op));
+        let exchanges = flags.contains(RenameFlags::EXCHANGE);
+        if exchanges && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT) {
+            return fail(ErrorKind::Invalid);
+        }
+        let (name, new_name) = (name.as_os_str(), new_name.as_os_str());
+        let mut names = self.names.write();
+        for dir in [parent, new_parent] {
+            if names.node(dir.0, op)?.kind != FileType::Directory {
+                return fail(ErrorKind::NotDirectory);
+            }
+        }
+        names.dir(new_parent, op)?;
+        let node = names.child(parent, name, op)?;
+        let target = match names.child(new_parent, new_name, op) {
+            Ok(target) => Some(target),
+            Err(e) if e.kind() == ErrorKind::NotFound => None,
+            Err(e) => return Err(e),
+        };
+        if target.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+            return fail(ErrorKind::Exists);
+        }
+        if target.is_none() && exchanges {
+            return fail(ErrorKind::NotFound);
+        }
+        if names.is_at_or_above(node.id.0, new_parent) {
+            return fail(ErrorKind::Invalid);
+        }
+        if target.as_ref().is_some_and(|t| names.is_at_or_above(t.id.0, parent)) {
+            return fail(if exchanges { ErrorKind::Invalid } else { ErrorKind::NotEmpty });
+        }
+        let step = Step { parent, name, new_parent, new_name };
+        let gone = match target {
+            Some(target) if target.id == node.id => None,
+            Some(target) if exchanges => {
+                names.exchange(&step, &node, &target)?;
+                None
+            }
+            target => {
+                let gone = names.replace(&step, &node, target.as_ref())?;
+                if flags.contains(RenameFlags::WHITEOUT) {
+                    self.leave_whiteout(&mut names, parent, name)?;
+                }
+                gone
+            }
+        };
+        drop(names);
+        drop(gone);
+        Ok(())
+    }
+
+    /// A character device 0:0, as overlay file systems mark what is removed.
+    fn leave_whiteout(&self, names: &mut Names, parent: ObjectId, name: &OsStr) -> Result<()> {
+        let what = Kind { kind: FileType::CharDevice, rdev: 0, target: OsStr::new("") };
+        let creator = Creator { uid: 0, gid: 0, umask: 0 };
+        let node = names.add(&self.space, parent, what, 0, 1, creator)?;
+        node.meta.lock().refs = 0;
+        names.dir(parent, "rename")?.insert(name, node.id.0);
+        Ok(())
+    }
+}
+
+/// One move.
+struct Step<'a> {
+    parent: ObjectId,
+    name: &'a OsStr,
+    new_parent: ObjectId,
+    new_name: &'a OsStr,
+}
+
+impl Names {
+    fn exchange(&mut self, step: &Step<'_>, node: &Arc<Node>, target: &Arc<Node>) -> Result<()> {
+        let op = "rename";
+        self.dir(step.parent, op)?.insert(step.name, target.id.0);
+        self.dir(step.new_parent, op)?.insert(step.new_name, node.id.0);
+        self.adopted(node, step.parent, step.new_parent);
+        self.adopted(target, step.new_parent, step.parent);
+        self.moved(step, node);
+        target.meta.lock().changed();
+        Ok(())
+    }
+
+    fn replace(
+        &mut self,
+        step: &Step<'_>,
+        node: &Arc<Node>,
+        target: Option<&Arc<Node>>,
+    ) -> Result<Option<Arc<Node>>> {
+        let op = "rename";
+        let is_dir = node.kind == FileType::Directory;
+        let mut gone = None;
+        if let Some(target) = target {
+            match (is_dir, target.kind == FileType::Directory) {
+                (true, false) => return Err(Error::new(ErrorKind::NotDirectory, op)),
+                (false, true) => return Err(Error::new(ErrorKind::IsDirectory, op)),
+                _ => {}
+            }
+            if is_dir {
+                if self.dirs.get(&target.id.0).is_some_and(|d| !d.entries.is_empty()) {
+                    return Err(Error::new(ErrorKind::NotEmpty, op));
+                }
+                self.add_links(step.new_parent, -1);
+            }
+            gone = self.unlinked(target);
+        }
+        self.dir(step.parent, op)?.remove(step.name);
+        self.dir(step.new_parent, op)?.insert(step.new_name, node.id.0);
+        self.adopted(node, step.parent, step.new_parent);
+        self.moved(step, node);
+        Ok(gone)
+    }
+
+    /// Notes that a directory has another parent.
+    fn adopted(&mut self, node: &Node, from: ObjectId, to: ObjectId) {
+        if from == to || node.kind != FileType::Directory {
+            return;
+        }
+        if let Some(dir) = self.dirs.get_mut(&node.id.0) {
+            dir.parent = to.0;
+        }
+        self.add_links(from, -1);
+        self.add_links(to, 1);
+    }
+
+    fn moved(&self, step: &Step<'_>, node: &Node) {
+        self.touch(step.parent);
+        self.touch(step.new_parent);
+        node.meta.lock().changed();
+    }
+}
