@@ -3,6 +3,9 @@
 //! Purpose: one mapping for each reading thread, of one page and [`MAX_WRITE`] bytes. A message is read so that
 //! the data of a WRITE begins at the second page; a READ's message ends there, so that the same memory
 //! takes the data of its reply. Pages that were never used cost no memory.
+//!
+//! Entries of the queues shared with the kernel (module `uring`) are such mappings too, with the kernel's header at the
+//! beginning of the first page.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -65,6 +68,24 @@ impl Buffer {
     pub(crate) fn data(&mut self) -> &mut [u8] {
         &mut self.all_mut()[DATA_AT..]
     }
+
+    /// What no message touches.
+    pub(crate) fn head(&mut self) -> &mut [u8] {
+        &mut self.all_mut()[..MESSAGE_AT]
+    }
+
+    /// Gives the memory of the data back to the host; it is zero afterwards.
+    pub(crate) fn release_data(&mut self) {
+        let page = rustix::param::page_size();
+        let from = DATA_AT.next_multiple_of(page);
+        let len = (LEN - from) / page * page;
+        // SAFETY: the range is part of the mapping, page-aligned, and only reachable through `self`, which is
+        // borrowed mutably: no reference into it lives.
+        let done = unsafe {
+            rustix::mm::madvise(self.0.as_ptr().add(from).cast(), len, rustix::mm::Advice::LinuxDontNeed)
+        };
+        debug_assert!(done.is_ok(), "madvise on a part of a mapping: {done:?}");
+    }
 }
 
 impl Drop for Buffer {
@@ -98,5 +119,17 @@ mod tests {
         assert!(buffer.space().len() >= crate::abi::MIN_READ_BUFFER);
         assert_eq!(buffer.space().len(), MAX_WRITE as usize + size_of::<InHeader>() + size_of::<WriteIn>());
         assert_eq!(buffer.message(81)[80], 7);
+    }
+
+    #[test]
+    fn released_data_is_zero_and_the_rest_stays() {
+        let mut buffer = Buffer::new().unwrap();
+        buffer.head()[0] = 1;
+        buffer.space()[0] = 2;
+        buffer.data()[70_000] = 3;
+        *buffer.data().last_mut().unwrap() = 4;
+        buffer.release_data();
+        assert_eq!((buffer.head()[0], buffer.space()[0]), (1, 2));
+        assert!(buffer.data()[65_536..].iter().all(|&byte| byte == 0));
     }
 }

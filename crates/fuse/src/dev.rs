@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 
 use rustix::fs::OFlags;
@@ -11,6 +11,7 @@ use rustix::ioctl::{self, Setter};
 use zerocopy::IntoBytes as _;
 
 use crate::abi::{NotifyCode, OutHeader};
+use crate::line::Answer;
 
 /// Where the kernel's side of every connection is opened.
 pub(crate) const DEV_FUSE: &str = "/dev/fuse";
@@ -39,19 +40,22 @@ impl Dev {
         Ok(Self(new.into()))
     }
 
+    /// The descriptor.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
     /// Reads one request; says how many bytes.
     pub(crate) fn read(&self, space: &mut [u8]) -> Result<usize, Errno> {
         rustix::io::read(&self.0, space)
     }
 
-    /// Answers a request with the parts' bytes, one after the other.
-    pub(crate) fn reply(&self, unique: u64, parts: [&[u8]; 2]) -> Result<(), Errno> {
-        self.send(unique, 0, parts)
-    }
-
-    /// Answers a request with an error.
-    pub(crate) fn reply_error(&self, unique: u64, errno: Errno) -> Result<(), Errno> {
-        self.send(unique, -errno.raw_os_error(), [&[], &[]])
+    /// Answers a request.
+    pub(crate) fn answer(&self, unique: u64, answer: Answer<'_>) -> Result<(), Errno> {
+        match answer {
+            Ok(parts) => self.send(unique, 0, parts),
+            Err(errno) => self.send(unique, -errno.raw_os_error(), [&[], &[]]),
+        }
     }
 
     /// Tells the kernel something that it did not ask for.

@@ -21,8 +21,8 @@ use volume::{Caller, Cancel, Ctx, HandleId, NodeId, Volume};
 use crate::abi::{InHeader, Opcode};
 use crate::buffer::Buffer;
 use crate::decode::{self, Op};
-use crate::dev::Dev;
-use crate::interrupt::{Slot, Via};
+use crate::interrupt::Slot;
+use crate::line::Line;
 use crate::reply::{ParkedReply, Reply, Sent};
 use crate::session::Shared;
 
@@ -33,7 +33,6 @@ pub(crate) use locks::OwnersByHandle;
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) slot: Arc<Slot>,
-    pub(crate) buffer: Buffer,
     /// The thread's number, for statistics.
     pub(crate) number: usize,
     cancel: Arc<Cancel>,
@@ -70,15 +69,16 @@ impl<'a> Cx<'a> {
 }
 
 impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>, slot: Arc<Slot>, buffer: Buffer, number: usize) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, slot: Arc<Slot>, number: usize) -> Self {
         let cancel = slot.cancel();
-        Self { shared, slot, buffer, number, cancel, touched: Cell::new(false), entries: Vec::new() }
+        Self { shared, slot, number, cancel, touched: Cell::new(false), entries: Vec::new() }
     }
 
-    /// Serves the message of `len` bytes in the buffer, which was read from the device `via`.
-    pub(crate) fn serve(&mut self, len: usize, via: Via) {
-        let Self { shared, slot, buffer, number, cancel, touched, entries } = self;
-        let Some((header, op)) = decoded(shared, *number, buffer.message(len), slot.dev(via)) else {
+    /// Serves the message of `len` bytes in the buffer. `is_lent`: the buffer goes back to the kernel with the
+    /// answer, which must not be given while the handler still uses it.
+    pub(crate) fn serve(&mut self, buffer: &mut Buffer, len: usize, is_lent: bool) {
+        let Self { shared, slot, number, cancel, touched, entries } = self;
+        let Some((header, op)) = decoded(shared, *number, buffer.message(len), slot.line()) else {
             return;
         };
         shared.stats.request(*number, header.opcode);
@@ -86,8 +86,8 @@ impl Worker {
         let cx = Cx { shared, header: &header, cancel, before_wait: &before_wait };
         let unique = header.unique;
         let begin = || {
-            shared.interrupts.begin(slot, unique, header.pid, via, is_abandonable(&op));
-            Reply::new(slot, touched, unique, via)
+            shared.interrupts.begin(slot, unique, header.pid, !is_lent && is_abandonable(&op));
+            Reply::new(slot, touched, unique)
         };
         // What has no reply, or a reply later; then what needs memory for data; then the rest.
         let sent = match op {
@@ -96,7 +96,7 @@ impl Worker {
             Op::Interrupt(arg) => unanswered(|| shared.interrupts.interrupt(arg.unique, cx.volume())),
             Op::NotServed(Opcode::NotifyReply) => return,
             Op::SetLkW(arg) => {
-                let reply = ParkedReply::new(slot, &shared.interrupts, unique, via);
+                let reply = ParkedReply::new(slot, &shared.interrupts, unique);
                 unanswered(|| locks::wait(&cx, reply, &arg))
             }
             Op::Read(arg) => answered(begin(), |reply| files::read(&cx, reply, &arg, buffer.data())),
@@ -122,7 +122,7 @@ impl Worker {
 }
 
 /// Reads a message; what cannot be read is logged, and answered if it says whom to answer.
-fn decoded<'a>(shared: &Shared, number: usize, message: &'a [u8], dev: &Dev) -> Option<(InHeader, Op<'a>)> {
+fn decoded<'a>(shared: &Shared, number: usize, message: &'a [u8], line: &Line) -> Option<(InHeader, Op<'a>)> {
     let (header, body) = match decode::header(message) {
         Ok(split) => split,
         Err(error) => {
@@ -137,7 +137,7 @@ fn decoded<'a>(shared: &Shared, number: usize, message: &'a [u8], dev: &Dev) -> 
             shared.stats.unknown(number);
             tracing::error!(%error, unique = header.unique, "a request that cannot be read");
             // Failure: nobody waits for the answer.
-            let _unwanted = dev.reply_error(header.unique, Errno::IO);
+            let _unwanted = line.answer(header.unique, Err(Errno::IO));
             None
         }
     }

@@ -29,6 +29,8 @@ pub struct Wishes {
     pub max_readahead: u32,
     /// The machine's page size, in bytes.
     pub page_bytes: u32,
+    /// Talk over io_uring. When it is agreed, the kernel sends nothing until it knows the entries.
+    pub uring: bool,
 }
 
 /// What was agreed.
@@ -81,7 +83,8 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
         return Err(InitError::TooOld { major, minor });
     }
     let offered = InitFlags::from_bits_retain(u64::from(offer.flags) | (u64::from(offer.flags2) << 32));
-    let flags = wanted(wishes.mode) & offered;
+    let uring = if wishes.uring { InitFlags::OVER_IO_URING } else { InitFlags::empty() };
+    let flags = (wanted(wishes.mode) | uring) & offered;
     let minor = minor.min(abi::KERNEL_MINOR_VERSION);
     let pages = (MAX_WRITE / wishes.page_bytes.max(1)).max(1);
     let [low, high] = halves(flags.bits());
@@ -147,8 +150,13 @@ mod tests {
         InitIn { major: 7, minor, max_readahead: 131_072, flags: low, flags2: high, unused: [0; 11] }
     }
 
-    const WISHES: Wishes =
-        Wishes { mode: Mode::WriteThrough, max_background: 64, max_readahead: 1 << 20, page_bytes: 4096 };
+    const WISHES: Wishes = Wishes {
+        mode: Mode::WriteThrough,
+        max_background: 64,
+        max_readahead: 1 << 20,
+        page_bytes: 4096,
+        uring: false,
+    };
 
     #[test]
     fn old_kernels_are_refused_with_the_version() {
@@ -175,6 +183,21 @@ mod tests {
         assert_eq!((out.minor, negotiated.minor), (45, 45));
         assert!(!negotiated.agreed.setxattr_ext);
         assert_eq!((out.max_write, out.max_pages, out.time_gran), (1 << 20, 256, 1));
+    }
+
+    #[test]
+    fn uring_only_when_asked_for_and_offered() {
+        let both = InitFlags::all();
+        for (wish, offered, expected) in
+            [(true, both, true), (false, both, false), (true, both - InitFlags::OVER_IO_URING, false)]
+        {
+            let wishes = Wishes { uring: wish, ..WISHES };
+            let Answer::Agreed(out, negotiated) = negotiate(&offer(45, offered), &wishes).unwrap() else {
+                panic!("asked again")
+            };
+            assert_eq!(negotiated.flags.contains(InitFlags::OVER_IO_URING), expected);
+            assert_eq!(out.flags2 & (1 << 9) != 0, expected);
+        }
     }
 
     #[test]

@@ -10,8 +10,7 @@
 //!
 //! | bits | meaning |
 //! |---|---|
-//! | 3.. | the request's `unique` (which is even), shifted left by 2 |
-//! | 2 | read from the second device |
+//! | 2.. | the request's `unique` (which is even), shifted left by 1 |
 //! | 1 | [`ABANDONABLE`]: may be answered EINTR while its thread is still at work |
 //! | 0 | [`TOUCHED`]: somebody else uses `cancel` |
 //!
@@ -22,7 +21,7 @@
 //! `Slot::cancel`. `Slot::pid`: written before `word`, read after it. `Interrupts::slots`, `early`, `parked`, `watched`: by their mutexes.
 //!
 //! # Lock order
-//! `watched`, then `slots` or `parked` or `early`, then `Slot::cancel`. None is held while a volume is called.
+//! `watched`, then `slots` or `parked` or `early`, then `Slot::cancel`, then those of [`Line`]. None is held while a volume is called.
 //!
 //! # Orderings
 //! P1: a thread publishes a request in `word`, then looks at `early_len`; INTERRUPT for a request that is in no
@@ -38,7 +37,7 @@ use sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use sync::{Condvar, Mutex};
 use volume::{Cancel, LockWait, Volume};
 
-use crate::dev::Dev;
+use crate::line::Line;
 
 /// How often callers of interrupted requests are looked at.
 const RECHECK: Duration = Duration::from_millis(100);
@@ -48,8 +47,7 @@ const EARLY_KEPT: Duration = Duration::from_secs(2);
 
 const TOUCHED: u64 = 1;
 const ABANDONABLE: u64 = 2;
-const SECOND_DEV: u64 = 4;
-const FLAGS: u64 = TOUCHED | ABANDONABLE | SECOND_DEV;
+const FLAGS: u64 = TOUCHED | ABANDONABLE;
 
 /// What a reading thread has in hand.
 #[repr(align(128))]
@@ -57,7 +55,7 @@ pub(crate) struct Slot {
     word: AtomicU64,
     pid: AtomicU32,
     cancel: Mutex<Arc<Cancel>>,
-    devs: [Arc<Dev>; 2],
+    line: Line,
 }
 
 impl fmt::Debug for Slot {
@@ -65,13 +63,6 @@ impl fmt::Debug for Slot {
         // ORDERING: Relaxed, for a person to read.
         f.debug_struct("Slot").field("word", &self.word.load(Ordering::Relaxed)).finish_non_exhaustive()
     }
-}
-
-/// Which of a slot's devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Via {
-    First,
-    Second,
 }
 
 /// Who sends a request's answer.
@@ -85,18 +76,18 @@ pub(crate) enum Claim {
 }
 
 impl Slot {
-    pub(crate) fn new(devs: [Arc<Dev>; 2]) -> Self {
+    pub(crate) fn new(line: Line) -> Self {
         Self {
             word: AtomicU64::new(0),
             pid: AtomicU32::new(0),
             cancel: Mutex::new(Arc::new(Cancel::default())),
-            devs,
+            line,
         }
     }
 
-    /// The device of this side.
-    pub(crate) fn dev(&self, via: Via) -> &Arc<Dev> {
-        &self.devs[usize::from(via == Via::Second)]
+    /// Where answers go.
+    pub(crate) fn line(&self) -> &Line {
+        &self.line
     }
 
     /// What ends the waits of the request in hand.
@@ -104,13 +95,12 @@ impl Slot {
         Arc::clone(&self.cancel.lock())
     }
 
-    fn begin(&self, unique: u64, pid: u32, via: Via, abandonable: bool) {
-        let flags =
-            if abandonable { ABANDONABLE } else { 0 } | if via == Via::Second { SECOND_DEV } else { 0 };
+    fn begin(&self, unique: u64, pid: u32, abandonable: bool) {
+        let flags = if abandonable { ABANDONABLE } else { 0 };
         // ORDERING: Relaxed, published by the store to `word` below, which readers load first.
         self.pid.store(pid, Ordering::Relaxed);
         // ORDERING: SeqCst, P1: before the load of `early_len` in `Interrupts::begin`.
-        self.word.store((unique << 2) | flags, Ordering::SeqCst);
+        self.word.store((unique << 1) | flags, Ordering::SeqCst);
     }
 
     /// Ends the request in hand.
@@ -133,7 +123,7 @@ impl Slot {
 
     fn holds(&self, unique: u64) -> bool {
         // ORDERING: SeqCst, P1: after the store to `early_len` in `Interrupts::interrupt`.
-        self.word.load(Ordering::SeqCst) & !FLAGS == unique << 2
+        self.word.load(Ordering::SeqCst) & !FLAGS == unique << 1
     }
 
     fn pid(&self) -> u32 {
@@ -147,7 +137,7 @@ impl Slot {
         let cancel = self.cancel.lock();
         let mut word = self.word.load(Ordering::Acquire);
         loop {
-            if word & !FLAGS != unique << 2 {
+            if word & !FLAGS != unique << 1 {
                 return;
             }
             let abandon = word & ABANDONABLE != 0;
@@ -158,9 +148,7 @@ impl Slot {
                 Ok(_) => {
                     cancel.cancel();
                     if abandon {
-                        let via = if word & SECOND_DEV != 0 { Via::Second } else { Via::First };
-                        // Failure: the connection ended, and with it the caller's wait.
-                        let _ended = self.dev(via).reply_error(unique, Errno::INTR);
+                        self.line.answer_for_another(unique, Errno::INTR);
                     }
                     return;
                 }
@@ -205,8 +193,8 @@ impl Interrupts {
     }
 
     /// Puts a request into its thread's slot.
-    pub(crate) fn begin(&self, slot: &Arc<Slot>, unique: u64, pid: u32, via: Via, abandonable: bool) {
-        slot.begin(unique, pid, via, abandonable);
+    pub(crate) fn begin(&self, slot: &Arc<Slot>, unique: u64, pid: u32, abandonable: bool) {
+        slot.begin(unique, pid, abandonable);
         if self.was_early(unique) {
             self.watch_for(unique, Arc::clone(slot));
         }

@@ -23,15 +23,18 @@ pub mod encode;
 pub mod errno;
 pub mod init;
 mod interrupt;
+mod line;
 pub mod mount;
 mod notify;
 mod reader;
 mod reply;
 mod session;
 mod stats;
+mod uring;
 
 pub use init::Mode;
 pub use mount::{Mount, MountError, MountKind, MountOptions, MountpointError, check_mountpoint};
 pub use notify::{Notifier, NotifyError};
 pub use session::{EndReason, Ended, Session, SessionError, SessionOptions, SessionView};
 pub use stats::StatsView;
+pub use uring::{Transport, Uring};

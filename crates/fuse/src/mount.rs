@@ -22,6 +22,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::dev::DEV_FUSE;
 use crate::init::MAX_WRITE;
+use crate::uring::{BeforeMount, Uring};
 
 pub use info::MountInfo;
 pub use point::{MountpointError, check_mountpoint};
@@ -58,6 +59,9 @@ pub struct MountOptions {
     pub flags: MountFlags,
     /// Accept a directory with entries, which the mount hides.
     pub allow_nonempty: bool,
+    /// Whether the session is to talk to the kernel over io_uring. This is asked here because the kernel's
+    /// switch for it has to be on when it mounts.
+    pub uring: Uring,
 }
 
 impl MountOptions {
@@ -72,6 +76,7 @@ impl MountOptions {
             allow_other: None,
             flags: MountFlags::empty(),
             allow_nonempty: false,
+            uring: Uring::default(),
         }
     }
 }
@@ -186,6 +191,7 @@ pub struct Mount {
     info: Option<MountInfo>,
     by_fusermount: bool,
     is_gone: bool,
+    uring: Option<BeforeMount>,
 }
 
 impl Mount {
@@ -195,6 +201,7 @@ impl Mount {
     /// What stands in the way, by name.
     pub fn new(options: &MountOptions) -> Result<Self, MountError> {
         let mountpoint = check_mountpoint(&options.mountpoint, options.allow_nonempty)?;
+        let uring = BeforeMount::new(options.uring);
         if !rustix::process::geteuid().is_root() {
             if options.wanted == Wanted::FuseBlk {
                 let option = "type=fuseblk".to_owned();
@@ -202,7 +209,7 @@ impl Mount {
             }
             let fd = fusermount::mount(&mountpoint, options)?;
             let kind = MountKind::Fuse { reason: "mounted without root, by fusermount3".to_owned() };
-            return Ok(Self::mounted(fd, mountpoint, kind, true));
+            return Ok(Self::mounted(fd, mountpoint, kind, uring, true));
         }
         let fd = open_device()?;
         let kind = match options.wanted {
@@ -213,12 +220,18 @@ impl Mount {
                 Err(error) => plain(&fd, &mountpoint, options, error.to_string())?,
             },
         };
-        Ok(Self::mounted(fd, mountpoint, kind, false))
+        Ok(Self::mounted(fd, mountpoint, kind, uring, false))
     }
 
-    fn mounted(fd: OwnedFd, mountpoint: PathBuf, kind: MountKind, by_fusermount: bool) -> Self {
+    fn mounted(
+        fd: OwnedFd,
+        mountpoint: PathBuf,
+        kind: MountKind,
+        uring: BeforeMount,
+        by_fusermount: bool,
+    ) -> Self {
         let info = info::topmost(&mountpoint);
-        Self { fd: Some(fd), mountpoint, kind, info, by_fusermount, is_gone: false }
+        Self { fd: Some(fd), mountpoint, kind, info, by_fusermount, is_gone: false, uring: Some(uring) }
     }
 
     /// Where.
@@ -277,6 +290,11 @@ impl Mount {
     /// The second time.
     pub fn take_fd(&mut self) -> io::Result<OwnedFd> {
         self.fd.take().ok_or_else(|| io::Error::other("this mount has a session already"))
+    }
+
+    /// Hands out what was done for io_uring; to be dropped when INIT was answered.
+    pub(crate) fn take_uring(&mut self) -> Option<BeforeMount> {
+        self.uring.take()
     }
 
     /// The kernel has unmounted it.

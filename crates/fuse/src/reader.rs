@@ -29,7 +29,8 @@ use sync::{Condvar, Mutex};
 use crate::buffer::Buffer;
 use crate::dev::Dev;
 use crate::dispatch::Worker;
-use crate::interrupt::{Slot, Via};
+use crate::interrupt::Slot;
+use crate::line::Line;
 use crate::session::Shared;
 
 /// Threads that read at the same time at most, when there is nothing to do.
@@ -212,7 +213,8 @@ impl Pool {
         // Nothing to do: a thread was brought when the request was taken.
     }
 
-    fn end(&self, end: ReadEnd) {
+    /// Says that reading has ended.
+    pub(crate) fn end(&self, end: ReadEnd) {
         let mut state = self.state.lock();
         state.ended.get_or_insert(end);
         for resting in state.resting.drain(..) {
@@ -280,7 +282,7 @@ impl Drop for Member<'_> {
 /// A reading thread.
 fn run(shared: &Arc<Shared>, number: usize) {
     let mut member = Member { shared, slot: None, number };
-    let buffer = match Buffer::new() {
+    let mut buffer = match Buffer::new() {
         Ok(buffer) => buffer,
         Err(error) => {
             tracing::error!(%error, "no memory to read requests into");
@@ -291,25 +293,24 @@ fn run(shared: &Arc<Shared>, number: usize) {
     };
     // A descriptor of its own spares the threads each other's locks; without it they share the first.
     let dev = shared.master.try_clone(false).map_or_else(|_| Arc::clone(&shared.master), Arc::new);
-    let slot = Arc::new(Slot::new([Arc::clone(&dev), dev]));
+    let slot = Arc::new(Slot::new(Line::Dev(Arc::clone(&dev))));
     shared.interrupts.add(&slot);
     member.slot = Some(Arc::clone(&slot));
-    let mut worker = Worker::new(Arc::clone(shared), slot, buffer, number);
+    let mut worker = Worker::new(Arc::clone(shared), slot, number);
     let resting = Arc::new(Resting::default());
-    let end = read_loop(&mut worker, &resting);
+    let end = read_loop(&mut worker, &dev, &mut buffer, &resting);
     if let Some(end) = end {
         shared.pool.end(end);
     }
 }
 
-fn read_loop(worker: &mut Worker, resting: &Arc<Resting>) -> Option<ReadEnd> {
+fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<Resting>) -> Option<ReadEnd> {
     let shared = Arc::clone(&worker.shared);
-    let dev: Arc<Dev> = Arc::clone(worker.slot.dev(Via::First));
     loop {
-        match dev.read(worker.buffer.space()) {
+        match dev.read(buffer.space()) {
             Ok(len) => {
                 shared.pool.took(&shared);
-                worker.serve(len, Via::First);
+                worker.serve(buffer, len, false);
                 if !shared.pool.served(resting) {
                     return None;
                 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::interrupt::{Claim, Interrupts, Slot, Via};
+use crate::interrupt::{Claim, Interrupts, Slot};
+use crate::line::ParkedLine;
 
 /// That a request was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,13 +29,12 @@ pub(crate) struct Reply<'a> {
     /// Set when the slot's `Cancel` was used.
     touched: &'a Cell<bool>,
     unique: u64,
-    via: Via,
     is_answered: bool,
 }
 
 impl<'a> Reply<'a> {
-    pub(crate) fn new(slot: &'a Slot, touched: &'a Cell<bool>, unique: u64, via: Via) -> Self {
-        Self { slot, touched, unique, via, is_answered: false }
+    pub(crate) fn new(slot: &'a Slot, touched: &'a Cell<bool>, unique: u64) -> Self {
+        Self { slot, touched, unique, is_answered: false }
     }
 
     /// Success, with nothing to say.
@@ -88,11 +88,7 @@ impl<'a> Reply<'a> {
                 return Sent { is_delivered: false, is_error };
             }
         }
-        let dev = self.slot.dev(self.via);
-        let sent = match answer {
-            Ok(parts) => dev.reply(self.unique, parts),
-            Err(errno) => dev.reply_error(self.unique, errno),
-        };
+        let sent = self.slot.line().answer(self.unique, answer);
         Sent { is_delivered: was_taken(self.unique, sent), is_error }
     }
 }
@@ -109,19 +105,22 @@ impl Drop for Reply<'_> {
 /// A request to be answered by whoever has this, later.
 #[derive(Debug)]
 pub(crate) struct ParkedReply {
-    slot: Arc<Slot>,
+    line: ParkedLine,
     interrupts: Arc<Interrupts>,
     unique: u64,
-    via: Via,
     is_answered: bool,
 }
 
 impl ParkedReply {
     /// Makes the request known as one that waits.
-    pub(crate) fn new(slot: &Arc<Slot>, interrupts: &Arc<Interrupts>, unique: u64, via: Via) -> Self {
+    pub(crate) fn new(slot: &Slot, interrupts: &Arc<Interrupts>, unique: u64) -> Self {
         interrupts.park(unique);
-        let (slot, interrupts) = (Arc::clone(slot), Arc::clone(interrupts));
-        Self { slot, interrupts, unique, via, is_answered: false }
+        Self {
+            line: slot.line().park(unique),
+            interrupts: Arc::clone(interrupts),
+            unique,
+            is_answered: false,
+        }
     }
 
     /// Answers.
@@ -132,11 +131,7 @@ impl ParkedReply {
     fn send(&mut self, answer: Result<(), Errno>) -> Sent {
         self.is_answered = true;
         self.interrupts.unpark(self.unique);
-        let dev = self.slot.dev(self.via);
-        let sent = match answer {
-            Ok(()) => dev.reply(self.unique, [&[], &[]]),
-            Err(errno) => dev.reply_error(self.unique, errno),
-        };
+        let sent = self.line.answer(self.unique, answer);
         Sent { is_delivered: was_taken(self.unique, sent), is_error: answer.is_err() }
     }
 }

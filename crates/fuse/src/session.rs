@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use sync::Mutex;
@@ -16,7 +16,7 @@ use sync::atomic::{AtomicBool, Ordering};
 use volume::Volume;
 use zerocopy::IntoBytes as _;
 
-use crate::abi::Opcode;
+use crate::abi::{InitFlags, Opcode};
 use crate::buffer::Buffer;
 use crate::decode::{self, Agreed, Op};
 use crate::dev::Dev;
@@ -28,6 +28,7 @@ use crate::mount::Mount;
 use crate::notify::Notifier;
 use crate::reader::{Pool, ReadEnd};
 use crate::stats::{Stats, StatsView};
+use crate::uring::{BeforeMount, Prepared, Ring, Transport, Uring};
 
 /// How a session behaves.
 pub struct SessionOptions {
@@ -88,6 +89,12 @@ pub enum SessionError {
     /// The device failed.
     #[error("cannot talk to the kernel: {0}")]
     Device(#[source] io::Error),
+    /// io_uring was asked for and cannot be had.
+    #[error("no FUSE over io_uring: {reason}")]
+    NoUring {
+        /// Why.
+        reason: String,
+    },
     /// The host gives no thread or memory.
     #[error("cannot start serving: {0}")]
     Start(#[source] io::Error),
@@ -128,6 +135,8 @@ pub(crate) struct Shared {
     pub(crate) owners: OwnersByHandle,
     pub(crate) stats: Stats,
     pub(crate) pool: Pool,
+    transport: Mutex<Transport>,
+    ring: Option<Arc<Ring>>,
     on_destroy: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     destroyed: AtomicBool,
 }
@@ -159,6 +168,8 @@ pub struct Session {
     notifier: Notifier,
     mount: Mount,
     exit_grace: Duration,
+    prepared: Option<Prepared>,
+    needs_uring: bool,
 }
 
 /// A look at a running session, from any thread.
@@ -175,7 +186,13 @@ impl SessionView {
     /// How many threads serve.
     #[must_use]
     pub fn threads(&self) -> usize {
-        self.0.pool.threads()
+        self.0.pool.threads() + self.0.ring.as_ref().map_or(0, |ring| ring.threads())
+    }
+
+    /// How requests come from the kernel. Final when the session has begun to run.
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        self.0.transport.lock().clone()
     }
 
     /// What was agreed with the kernel.
@@ -189,16 +206,35 @@ impl Session {
     /// Agrees with the kernel on how to talk. Requests wait until [`run`](Self::run).
     ///
     /// # Errors
-    /// When the kernel is too old, or the connection ends; the mount is taken away again.
+    /// When the kernel is too old, or the connection ends, or io_uring is a must and cannot be had; the mount is
+    /// taken away again.
     pub fn new(volume: Arc<Volume>, mut mount: Mount, options: SessionOptions) -> Result<Self, SessionError> {
         let master = Arc::new(Dev::new(mount.take_fd().map_err(SessionError::Device)?));
+        let before = mount.take_uring().unwrap_or_else(|| BeforeMount::new(Uring::Off));
+        let prepared = before.prepare(&master, options.threads_max);
         let wishes = Wishes {
             mode: options.mode,
             max_background: options.max_background,
             max_readahead: options.readahead_bytes,
             page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(4096),
+            uring: prepared.is_ok(),
         };
         let negotiated = agree(&master, &wishes)?;
+        let needs_uring = before.is_must();
+        // INIT was answered: the kernel's switch may go back to what it was.
+        drop(before);
+        let prepared = prepared.and_then(|prepared| {
+            if negotiated.flags.contains(InitFlags::OVER_IO_URING) {
+                Ok(prepared)
+            } else {
+                Err("the kernel does not offer it".to_owned())
+            }
+        });
+        let (prepared, transport) = match prepared {
+            Ok(prepared) => (Some(prepared), Transport::Uring),
+            Err(reason) if needs_uring => return Err(SessionError::NoUring { reason }),
+            Err(reason) => (None, Transport::Readers { reason }),
+        };
         mount.tune(options.readahead_bytes);
         let shared = Shared {
             volume,
@@ -210,11 +246,14 @@ impl Session {
             owners: OwnersByHandle::default(),
             stats: Stats::default(),
             pool: Pool::new(options.threads_max),
+            transport: Mutex::new(transport),
+            ring: prepared.as_ref().map(|prepared| Arc::clone(prepared.ring())),
             on_destroy: Mutex::new(Some(options.on_destroy)),
             destroyed: AtomicBool::new(false),
         };
         let exit_grace = options.exit_grace;
-        Ok(Self { shared: Arc::new(shared), notifier: Notifier::default(), mount, exit_grace })
+        let (shared, notifier) = (Arc::new(shared), Notifier::default());
+        Ok(Self { shared, notifier, mount, exit_grace, prepared, needs_uring })
     }
 
     /// Where it is mounted.
@@ -238,20 +277,18 @@ impl Session {
     /// Serves until the connection ends.
     ///
     /// # Errors
-    /// [`SessionError::Start`] when the host gives no thread; the mount is taken away again.
+    /// [`SessionError::Start`] when the host gives no thread, [`SessionError::NoUring`] when the kernel refuses what it
+    /// agreed to; the mount is taken away again.
     pub fn run(mut self) -> Result<Ended, SessionError> {
         let interrupts = Arc::clone(&self.shared.interrupts);
         let watcher = spawn("wt-fuse-signals", move || interrupts.watch()).map_err(SessionError::Start)?;
         let (notifier, master) = (self.notifier.clone(), Arc::clone(&self.shared.master));
         let sender = spawn("wt-fuse-notify", move || notifier.run(&master));
         let started = match &sender {
-            Ok(_) => self.shared.pool.start(&self.shared),
-            Err(error) => Err(io::Error::from(error.kind())),
+            Ok(_) => self.shared.pool.start(&self.shared).map_err(SessionError::Start),
+            Err(error) => Err(SessionError::Start(error.kind().into())),
         };
-        let outcome = match started {
-            Ok(()) => Ok(self.wait()),
-            Err(error) => Err(SessionError::Start(error)),
-        };
+        let outcome = started.and_then(|()| self.start_ring()).map(|()| self.wait());
         self.shared.interrupts.end();
         self.notifier.end();
         let helpers = [Some(watcher), sender.ok()];
@@ -263,8 +300,24 @@ impl Session {
         outcome
     }
 
+    fn start_ring(&mut self) -> Result<(), SessionError> {
+        let Some(prepared) = self.prepared.take() else { return Ok(()) };
+        match prepared.start(&self.shared) {
+            Ok(()) => Ok(()),
+            Err(reason) if self.needs_uring => Err(SessionError::NoUring { reason }),
+            Err(reason) => {
+                tracing::warn!(reason, "requests come over /dev/fuse after all");
+                *self.shared.transport.lock() = Transport::Readers { reason };
+                Ok(())
+            }
+        }
+    }
+
     fn wait(&mut self) -> Ended {
-        let (end, stuck) = self.shared.pool.wait(self.exit_grace);
+        let (end, mut stuck) = self.shared.pool.wait(self.exit_grace);
+        if let Some(ring) = &self.shared.ring {
+            stuck += ring.wait(Instant::now() + self.exit_grace);
+        }
         // ORDERING: Acquire, pairs with the Release in `Shared::destroy`.
         let destroyed = self.shared.destroyed.load(Ordering::Acquire);
         let reason = match end {
@@ -309,13 +362,13 @@ fn agree(dev: &Dev, wishes: &Wishes) -> Result<Negotiated, SessionError> {
         let device = |error: Errno| SessionError::Device(error.into());
         match init::negotiate(&offer, wishes) {
             Ok(Answer::Agreed(out, negotiated)) => {
-                dev.reply(unique, [out.as_bytes(), &[]]).map_err(device)?;
+                dev.answer(unique, Ok([out.as_bytes(), &[]])).map_err(device)?;
                 tracing::debug!(?negotiated, "connected");
                 return Ok(negotiated);
             }
-            Ok(Answer::AskAgain(out)) => dev.reply(unique, [out.as_bytes(), &[]]).map_err(device)?,
+            Ok(Answer::AskAgain(out)) => dev.answer(unique, Ok([out.as_bytes(), &[]])).map_err(device)?,
             Err(error) => {
-                dev.reply_error(unique, Errno::PROTO).map_err(device)?;
+                dev.answer(unique, Err(Errno::PROTO)).map_err(device)?;
                 return Err(error.into());
             }
         }

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use volume::Volume;
 use watertight_fuse::mount::Wanted;
 use watertight_fuse::{
-    Ended, Mount, MountError, MountKind, MountOptions, Session, SessionOptions, SessionView,
+    Ended, Mount, MountError, MountKind, MountOptions, Session, SessionOptions, SessionView, Uring,
 };
 
 /// Says visibly that a test could not run here.
@@ -37,9 +37,20 @@ pub struct Mounted {
 
 type Wrap = Box<dyn FnOnce(Arc<dyn Store>) -> Arc<dyn Store>>;
 
+/// How tests talk to the kernel unless they say so themselves: `WATERTIGHT_TEST_URING` says `on` (where it
+/// cannot be had, tests fail) or `off`; without it they take what they get.
+pub fn uring() -> Uring {
+    match std::env::var("WATERTIGHT_TEST_URING").as_deref() {
+        Ok("on") => Uring::On,
+        Ok("off") => Uring::Off,
+        _ => Uring::Auto,
+    }
+}
+
 /// How to mount for a test.
 pub struct Setup {
     pub wanted: Wanted,
+    pub uring: Uring,
     pub session: SessionOptions,
     pub volume: volume::Options,
     /// Wraps the store.
@@ -52,6 +63,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             wanted: Wanted::Auto,
+            uring: uring(),
             session: SessionOptions::default(),
             volume: volume::Options::default(),
             wrap: Box::new(|store| store),
@@ -77,6 +89,7 @@ impl Setup {
         let volume = Volume::new(store, self.volume).unwrap();
         let mut options = MountOptions::new(dir.path().join("mnt"));
         options.wanted = self.wanted;
+        options.uring = self.uring;
         let mount = match Mount::new(&options) {
             Ok(mount) => mount,
             Err(

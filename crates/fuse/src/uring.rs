@@ -1,0 +1,349 @@
+//! FUSE over io_uring: the kernel and this side share entries, and a request costs one system call and no wake-up of
+//! another CPU.
+//!
+//! Purpose: a second transport beside the readers of `/dev/fuse` (module `reader`), which go on beside it: the kernel
+//! still sends FORGET and INTERRUPT there, and everything until the entries are known. What is done with a request
+//! is the same (module `dispatch`).
+//!
+//! # How it works
+//! The kernel has a queue for each CPU the host can have, and puts a request into an entry of the queue of the CPU that the
+//! caller runs on. Who handed the entry over is woken, on that CPU, gets the request copied into it (in that thread's context), and
+//! hands it over again with the answer. Two facts of the kernel decide the design:
+//! - The copying is done by **the thread that handed the entry over**, when it enters the kernel. A thread that sleeps in the
+//!   store therefore holds up every other entry that it has handed over, and no other thread can help.
+//! - The entry that was handed over last is used first.
+//!
+//! So a thread that serves ([`server`]) has **one** entry. While it serves, that entry is the request's, and it has none in the
+//! kernel. All other entries are handed over by one thread ([`keeper`]) which serves nothing. An entry of the keeper's is used when
+//! every serving thread of the queue is busy; it is given to a thread that rests or a new one, which has it from then
+//! on. In the steady state the keeper sleeps, and the entries used are those of threads that were busy a moment
+//! ago. A thread whose request was slow, where enough others wait, gives its entry back to the keeper and rests.
+//!
+//! # What is guaranteed
+//! - **No request holds up another**, whether its handler waits in a way that is known of (`before_wait`) or hangs in a system call
+//!   of the store: there is nothing to detect, and no watchdog. This goes as far as there are entries: when `depth` requests
+//!   (256 divided by the number of CPUs, 16 at least) from clients on *one* CPU are unanswered, the kernel keeps the next from that CPU waiting
+//!   until one of them is answered, or until the client runs elsewhere. Threads are bounded by the number of entries plus
+//!   `SessionOptions::threads_max`, the latter for calls whose callers were killed and which are still under way.
+//! - Nothing runs while there is no traffic: all threads sleep in the kernel, those that rest end after a while.
+//! - Nothing is allocated in the steady state.
+//!
+//! # Answers from elsewhere (SAFETY of the payload)
+//! An answer hands the entry over at once, and the kernel may fill it with the next request. It is given before the handler's
+//! return in two cases, and in both nobody on this side looks at the entry's memory any more:
+//! - A killed caller is answered EINTR while the handler is still in the store. The handler has a copy of the whole message
+//!   in its thread's own buffer ([`entry::Place::Scratch`]) and finds out that its answer is not wanted before it writes it. Requests
+//!   whose data stays in the entry ([`entry::Place::Lent`]: more than 16 KiB written or read) are *not* answered early: such a
+//!   caller is gone when the store answers or the volume ends the wait. With `/dev/fuse` it is gone at once.
+//! - A lock that is granted later: nothing but the entry itself is kept.
+//!
+//! Both are handed over by the keeper, since whoever answers may sleep in the store afterwards.
+//!
+//! # Memory
+//! An entry is a mapping of one page and 1 MiB, of which only what was used takes memory. As the kernel uses the entries like
+//! a stack, few are ever touched. What a burst leaves behind is given back: an entry that held much data and is handed over while
+//! more than `warm` of its queue are in use gives its pages back, so that about `warm` MiB per CPU stay.
+//!
+//! # The end
+//! The kernel brings every entry back with an error when the connection ends; threads end when they see theirs, the keeper when it has all of
+//! its own. Memory of an entry that the kernel has is never unmapped.
+//!
+//! # Limits
+//! A signal that arrives between a request's queueing and its copying is not passed on by the kernel (Linux 6.18);
+//! with `/dev/fuse` it is.
+
+mod cpus;
+mod crew;
+mod entry;
+mod keeper;
+mod lane;
+mod seat;
+mod server;
+mod switch;
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+use sync::Mutex;
+use sync::atomic::{AtomicU64, Ordering};
+
+use crate::dev::Dev;
+use crate::reader::ReadEnd;
+use crate::session::Shared;
+use crew::Crew;
+use entry::Entry;
+
+pub(crate) use seat::{ParkedEntry, Seat};
+
+/// Whether to talk to the kernel over io_uring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Uring {
+    /// Where it can be had.
+    #[default]
+    Auto,
+    /// Or fail.
+    On,
+    /// No.
+    Off,
+}
+
+/// How requests come from the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Transport {
+    /// Threads read them from `/dev/fuse`.
+    Readers {
+        /// Why not over io_uring.
+        reason: String,
+    },
+    /// Over io_uring.
+    Uring,
+}
+
+/// What was done before mount(2). Dropped when INIT was answered.
+#[derive(Debug)]
+pub(crate) struct BeforeMount {
+    wish: Uring,
+    switch: Result<switch::On, String>,
+}
+
+impl BeforeMount {
+    /// Sees to it that the kernel offers io_uring to mounts made from now on.
+    pub(crate) fn new(wish: Uring) -> Self {
+        let switch = match wish {
+            Uring::Off => Err("not wanted".to_owned()),
+            Uring::Auto | Uring::On => switch::on(),
+        };
+        Self { wish, switch }
+    }
+
+    /// Whether it must be io_uring.
+    pub(crate) fn is_must(&self) -> bool {
+        self.wish == Uring::On
+    }
+
+    /// Gets everything that can fail, before the kernel is told: from then on it waits for the entries.
+    pub(crate) fn prepare(&self, dev: &Arc<Dev>, threads_max: usize) -> Result<Prepared, String> {
+        match &self.switch {
+            Err(reason) => Err(reason.clone()),
+            Ok(_) => Prepared::new(dev, threads_max),
+        }
+    }
+}
+
+/// A ring that the kernel does not know yet.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    ring: Arc<Ring>,
+    keeper: keeper::Waiting,
+}
+
+impl Prepared {
+    fn new(dev: &Arc<Dev>, threads_max: usize) -> Result<Self, String> {
+        let queues = cpus::possible().map_err(|error| format!("cannot count the CPUs: {error}"))?;
+        let ring = Arc::new(Ring::new(Arc::clone(dev), queues, threads_max).map_err(|e| e.to_string())?);
+        let keeper = keeper::Waiting::new(&ring).map_err(|error| format!("no io_uring: {error}"))?;
+        Ok(Self { ring, keeper })
+    }
+
+    /// What threads share.
+    pub(crate) fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+
+    /// Makes the entries known to the kernel, which has agreed to it. The error says why requests will come
+    /// over `/dev/fuse` after all.
+    pub(crate) fn start(self, shared: &Arc<Shared>) -> Result<(), String> {
+        self.keeper.go(&self.ring, shared)
+    }
+}
+
+/// How many entries all queues have together.
+const ENTRIES: usize = 256;
+/// How many entries a queue has at least.
+const DEPTH_MIN: usize = 16;
+/// How many entries of all queues together may keep the memory of their data.
+const WARM: usize = 32;
+/// How many of a queue's threads wait for requests before one whose request was slow rests.
+const IDLE_MAX: u64 = 4;
+
+/// What the threads of one ring share.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    dev: Arc<Dev>,
+    queues: Box<[Queue]>,
+    /// Entries of each queue.
+    depth: usize,
+    /// Entries of each queue that may keep their memory.
+    warm: u64,
+    crew: Crew,
+    inbox: Mutex<Inbox>,
+    /// Tells the keeper that there is something in the inbox.
+    bell: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    /// Answered entries for the keeper.
+    entries: Vec<Entry>,
+    ended: bool,
+}
+
+impl Ring {
+    fn new(dev: Arc<Dev>, queues: u16, threads_max: usize) -> Result<Self, Errno> {
+        let count = usize::from(queues).max(1);
+        let depth = (ENTRIES / count).max(DEPTH_MIN);
+        let warm = (WARM / count).max(2) as u64;
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self {
+            dev,
+            queues: std::iter::repeat_with(Queue::default).take(count).collect(),
+            depth,
+            warm,
+            crew: Crew::new(threads_max + count * depth),
+            inbox: Mutex::new(Inbox { entries: Vec::with_capacity(count * depth), ended: false }),
+            bell,
+        })
+    }
+
+    /// How many entries there are.
+    fn entries(&self) -> usize {
+        self.depth * self.queues.len()
+    }
+
+    fn queue(&self, entry: &Entry) -> &Queue {
+        &self.queues[usize::from(entry.queue())]
+    }
+
+    /// Hands an answered entry to the kernel by way of the keeper.
+    fn keep(&self, entry: Entry) {
+        self.queue(&entry).gives_up();
+        let mut inbox = self.inbox.lock();
+        if inbox.ended {
+            return;
+        }
+        inbox.entries.push(entry);
+        let is_first = inbox.entries.len() == 1;
+        drop(inbox);
+        if is_first {
+            self.ring_bell();
+        }
+    }
+
+    /// Takes what the inbox holds. The keeper's.
+    fn take_inbox(&self, into: &mut Vec<Entry>) {
+        std::mem::swap(&mut self.inbox.lock().entries, into);
+    }
+
+    fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    fn ring_bell(&self) {
+        // Failure: it rings already.
+        let _rings = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    fn silence_bell(&self) {
+        let mut count = [0; 8];
+        // Failure: it does not ring.
+        let _silent = rustix::io::read(&self.bell, &mut count);
+    }
+
+    /// The connection has ended.
+    fn end(&self) {
+        let mut inbox = self.inbox.lock();
+        if std::mem::replace(&mut inbox.ended, true) {
+            return;
+        }
+        drop(inbox);
+        self.ring_bell();
+        self.crew.end();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.inbox.lock().ended
+    }
+
+    /// io_uring does not work any more: the session cannot go on.
+    fn fail(&self, shared: &Shared, errno: Errno) {
+        self.end();
+        shared.pool.end(ReadEnd::Failed(errno));
+    }
+
+    /// Waits for the threads to end, until `until` at the latest. Says how many are left.
+    pub(crate) fn wait(&self, until: Instant) -> usize {
+        self.crew.wait(until)
+    }
+
+    /// How many threads there are.
+    pub(crate) fn threads(&self) -> usize {
+        self.crew.threads()
+    }
+}
+
+/// Whether an entry came back because the connection has ended.
+fn ends_connection(errno: Errno) -> bool {
+    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV)
+}
+
+/// How many threads serve requests of one queue, and how many wait for some.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Queue {
+    /// Those that serve in the low half, those that wait in the high half.
+    threads: AtomicU64,
+}
+
+const BUSY: u64 = 1;
+const IDLE: u64 = 1 << 32;
+
+impl Queue {
+    fn add(&self, change: u64) {
+        // ORDERING: Relaxed. These numbers choose between two right ways only: where an entry's memory and its
+        // thread go. Changes are atomic, so that none is lost.
+        self.threads.fetch_add(change, Ordering::Relaxed);
+    }
+
+    fn now(&self) -> u64 {
+        // ORDERING: Relaxed, as in `add`.
+        self.threads.load(Ordering::Relaxed)
+    }
+
+    /// A thread begins to serve an entry's request that was another's.
+    fn begins(&self) {
+        self.add(BUSY);
+    }
+
+    /// A thread has served and waits for its entry's next request.
+    fn waits(&self) {
+        self.add(IDLE.wrapping_sub(BUSY));
+    }
+
+    /// A thread that has waited serves.
+    fn goes_on(&self) {
+        self.add(BUSY.wrapping_sub(IDLE));
+    }
+
+    /// The entry that a thread has waited with will not come back.
+    fn is_lost(&self) {
+        self.add(IDLE.wrapping_neg());
+    }
+
+    /// A request was answered, and its entry has no thread any more.
+    fn gives_up(&self) {
+        self.add(BUSY.wrapping_neg());
+    }
+
+    /// Whether enough threads wait.
+    fn has_idle(&self) -> bool {
+        self.now() >> 32 >= IDLE_MAX
+    }
+
+    /// Whether more than `warm` requests are under way.
+    fn is_crowded(&self, warm: u64) -> bool {
+        self.now() & (IDLE - 1) > warm
+    }
+}

@@ -1,0 +1,204 @@
+//! Where a serving thread keeps the entry whose request it has in hand.
+//!
+//! Purpose: a request is answered by its thread, by the watcher of interrupts in the thread's place, or later by
+//! whoever grants a lock. The `interrupt` module decides who; a [`Seat`] is where the entry is found.
+//!
+//! # Who may touch what
+//! - The thread puts an entry in before it serves, and takes out after it what is left.
+//! - [`Seat::answer`] is called by the thread itself, from its handler, having claimed the request.
+//! - [`Seat::answer_for_owner`] is called by another thread that has claimed the request; it finds the entry here,
+//!   since the thread cannot go on before the claim's lock (`Slot::cancel`) is free.
+//! - A lent entry (see `entry::Place`) is not here but with its thread, and nobody else answers it.
+//!
+//! # Lock order
+//! `Slot::cancel`, then `Seat::state`; `Ring::inbox` is taken after the latter was given back.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use sync::Mutex;
+
+use super::Ring;
+use super::entry::Entry;
+use crate::line::Answer;
+
+/// Largest answer to a lent entry's request that is not the data itself: WRITE's.
+const SMALL: usize = 16;
+
+#[derive(Debug)]
+enum Held {
+    Nothing,
+    /// An entry, and whether its answer is in it.
+    Entry(Entry, bool),
+    /// The entry is lent to the handler; its data is at this address.
+    Lent {
+        data: usize,
+        answer: Option<LentAnswer>,
+    },
+}
+
+/// The answer to a lent entry's request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LentAnswer {
+    Error(Errno),
+    /// So many bytes, which are in the entry.
+    Data(usize),
+    Small([u8; SMALL], usize),
+}
+
+#[derive(Debug)]
+struct State {
+    /// The request in hand; 0 for none.
+    unique: u64,
+    held: Held,
+}
+
+/// What is left after a request was served.
+#[derive(Debug)]
+pub(super) enum Left {
+    /// The entry, with its answer.
+    Answered(Entry),
+    /// The entry; nobody has answered.
+    Unanswered(Entry),
+    /// Somebody else has the entry.
+    Gone,
+}
+
+/// A thread's place for its entry.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    ring: Arc<Ring>,
+    state: Mutex<State>,
+}
+
+impl Seat {
+    pub(super) fn new(ring: Arc<Ring>) -> Self {
+        Self { ring, state: Mutex::new(State { unique: 0, held: Held::Nothing }) }
+    }
+
+    /// Puts the entry in whose request is about to be served.
+    pub(super) fn put(&self, unique: u64, entry: Entry) {
+        *self.state.lock() = State { unique, held: Held::Entry(entry, false) };
+    }
+
+    /// Notes that a request is about to be served whose entry, with data at this address, is lent.
+    pub(super) fn lend(&self, unique: u64, data: usize) {
+        *self.state.lock() = State { unique, held: Held::Lent { data, answer: None } };
+    }
+
+    fn take(&self) -> Held {
+        let mut state = self.state.lock();
+        state.unique = 0;
+        std::mem::replace(&mut state.held, Held::Nothing)
+    }
+
+    /// Takes out what is left of an entry that was put in.
+    pub(super) fn left(&self) -> Left {
+        match self.take() {
+            Held::Entry(entry, true) => Left::Answered(entry),
+            Held::Entry(entry, false) => Left::Unanswered(entry),
+            Held::Nothing | Held::Lent { .. } => Left::Gone,
+        }
+    }
+
+    /// Takes out the answer for an entry that was lent.
+    pub(super) fn lent_answer(&self) -> Option<LentAnswer> {
+        match self.take() {
+            Held::Lent { answer, .. } => answer,
+            Held::Nothing | Held::Entry(..) => None,
+        }
+    }
+
+    /// Leaves the answer to the request in hand.
+    pub(crate) fn answer(&self, unique: u64, answer: Answer<'_>) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        debug_assert_eq!(state.unique, unique, "another request's answer");
+        match &mut state.held {
+            Held::Entry(entry, is_answered) => {
+                *is_answered = true;
+                entry.answer(unique, answer)
+            }
+            Held::Lent { data, answer: place } => {
+                *place = Some(lent_answer(*data, answer));
+                Ok(())
+            }
+            Held::Nothing => Err(Errno::NOENT),
+        }
+    }
+
+    /// Answers the request in hand in place of this seat's thread, which loses its entry.
+    pub(crate) fn answer_for_owner(&self, unique: u64, errno: Errno) {
+        let Some(mut entry) = self.take_entry(unique) else { return };
+        entry.conclude(unique, -errno.raw_os_error(), 0);
+        self.ring.keep(entry);
+    }
+
+    fn take_entry(&self, unique: u64) -> Option<Entry> {
+        let mut state = self.state.lock();
+        if state.unique != unique {
+            return None;
+        }
+        match std::mem::replace(&mut state.held, Held::Nothing) {
+            Held::Entry(entry, _) => Some(entry),
+            other => {
+                state.held = other;
+                None
+            }
+        }
+    }
+
+    /// Takes the entry out of its thread's hands; called by that thread.
+    pub(crate) fn park(self: &Arc<Self>, unique: u64) -> ParkedEntry {
+        ParkedEntry { home: Arc::clone(self), entry: self.take_entry(unique) }
+    }
+
+    /// Takes an answered entry back if its thread is still at the same request.
+    fn bring_back(&self, unique: u64, entry: Entry) -> Option<Entry> {
+        let mut state = self.state.lock();
+        if state.unique != unique {
+            return Some(entry);
+        }
+        state.held = Held::Entry(entry, true);
+        None
+    }
+}
+
+fn lent_answer(data: usize, answer: Answer<'_>) -> LentAnswer {
+    match answer {
+        Err(errno) => LentAnswer::Error(errno),
+        Ok([first, second]) => {
+            let mut small = [0; SMALL];
+            if second.is_empty() && first.as_ptr().addr() == data {
+                LentAnswer::Data(first.len())
+            } else if second.is_empty()
+                && let Some(place) = small.get_mut(..first.len())
+            {
+                place.copy_from_slice(first);
+                LentAnswer::Small(small, first.len())
+            } else {
+                debug_assert!(false, "an answer of {} bytes from elsewhere", first.len() + second.len());
+                LentAnswer::Error(Errno::IO)
+            }
+        }
+    }
+}
+
+/// An entry whose request waits for a lock.
+#[derive(Debug)]
+pub(crate) struct ParkedEntry {
+    home: Arc<Seat>,
+    entry: Option<Entry>,
+}
+
+impl ParkedEntry {
+    /// Answers, once. When the thread that took the request is still at it, it passes the answer on itself,
+    /// which is quickest.
+    pub(crate) fn answer(&mut self, unique: u64, answer: Result<(), Errno>) {
+        let Some(mut entry) = self.entry.take() else { return };
+        let error = answer.err().map_or(0, |errno| -errno.raw_os_error());
+        entry.conclude(unique, error, 0);
+        if let Some(entry) = self.home.bring_back(unique, entry) {
+            self.home.ring.keep(entry);
+        }
+    }
+}
