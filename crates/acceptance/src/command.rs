@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -118,13 +119,8 @@ impl Cmd {
         let what = format!("{:?}", self.inner);
         let (mut out, mut err) = (spool(&[]), spool(&[]));
         let started = Instant::now();
-        let child = self
-            .inner
-            .stdin(spool(&self.input))
-            .stdout(clone(&out))
-            .stderr(clone(&err))
-            .spawn()
-            .unwrap_or_else(|e| panic!("{what}: cannot be started: {e}"));
+        let child =
+            spawn(self.inner.stdin(spool(&self.input)).stdout(clone(&out)).stderr(clone(&err)), &what);
         let mut child = Running::new(child);
         let status = child.wait(self.limit);
         let took = started.elapsed();
@@ -168,14 +164,29 @@ impl Cmd {
     #[must_use]
     pub fn start(mut self) -> Running {
         let what = format!("{:?}", self.inner);
-        let child = self
-            .inner
-            .stdin(spool(&self.input))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|e| panic!("{what}: cannot be started: {e}"));
-        Running::new(child)
+        Running::new(spawn(self.inner.stdin(spool(&self.input)).stdout(Stdio::piped()), &what))
     }
+}
+
+/// Held from fork to exec: in between the child has every file of this process open.
+static SPAWNING: Mutex<()> = Mutex::new(());
+
+/// Starts `command`, which `what` describes.
+///
+/// # Panics
+/// When it cannot be started.
+pub(crate) fn spawn(command: &mut Command, what: &str) -> Child {
+    let spawned = {
+        let _guard = SPAWNING.lock().unwrap_or_else(PoisonError::into_inner);
+        command.spawn()
+    };
+    spawned.unwrap_or_else(|e| panic!("{what}: cannot be started: {e}"))
+}
+
+/// Waits until no child of another test that is only being started holds files that this test has closed;
+/// they would keep a volume in use.
+pub(crate) fn wait_for_spawns() {
+    drop(SPAWNING.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
 /// A process that is killed, with its group, when this is dropped.

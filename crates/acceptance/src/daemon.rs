@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::command::Running;
+use crate::command::{Running, spawn};
 use crate::{program, sys};
 
 /// How long a mount may take. Far more than it needs: the machine may be busy.
@@ -73,8 +73,7 @@ impl Daemon {
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
         unsafe { command.pre_exec(sys::die_with_parent) };
-        let child = command.spawn().unwrap_or_else(|e| panic!("{shown}: cannot be started: {e}"));
-        let mut process = Running::new(child);
+        let mut process = Running::new(spawn(&mut command, &shown));
         let log = Log::default();
         let (ready, is_ready) = mpsc::channel();
         let err = process.stderr().map(|err| follow(err, log.clone(), None));

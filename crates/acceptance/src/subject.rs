@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::command::Cmd;
+use crate::command::{Cmd, wait_for_spawns};
 use crate::daemon::{Daemon, RUNTIME_DIR};
 use crate::scratch::{Scratch, detach, mount_type, mounts_below};
 use crate::{program, sys};
@@ -232,10 +232,11 @@ impl Subject {
     /// # Panics
     /// When the verb fails.
     pub fn unmount(&mut self, verb: Verb) -> Duration {
-        let started = Instant::now();
         if self.is_host {
-            return started.elapsed();
+            return Duration::ZERO;
         }
+        wait_for_spawns();
+        let started = Instant::now();
         let mut daemon = self.daemon.take().expect("mounted");
         match verb {
             Verb::Program => {
