@@ -37,6 +37,7 @@ mod list;
 mod names;
 mod node;
 mod paths;
+mod size_max;
 mod sys;
 mod table;
 
@@ -108,6 +109,7 @@ pub(crate) struct Inner {
     /// `/proc/self/fd`.
     proc_fds: OwnedFd,
     is_read_only: bool,
+    file_size_max: u64,
     ownership: creds::Ownership,
     /// Whatever was opened once can be opened again.
     can_open_any: bool,
@@ -217,6 +219,7 @@ impl Inner {
             .filter(|fd| sys::is_proc(fd.as_fd()))
             .ok_or_else(|| Error::with(ErrorKind::Unsupported, op, "/proc is not mounted"))?;
         let capabilities = creds::capabilities();
+        let file_size_max = size_max::of(lock.as_fd());
         let paths = Arc::new(Paths::new(options.open_max.unwrap_or(descriptors / 8 * 5), &root));
         let root = DirNode::new(
             ObjectId::ROOT,
@@ -231,6 +234,7 @@ impl Inner {
             mount: mount_of(&stat),
             proc_fds,
             is_read_only: medium.f_flag.contains(StatVfsMountFlags::RDONLY),
+            file_size_max,
             ownership: creds::Ownership::possible(is_local(&lock)),
             can_open_any: capabilities.contains(CapabilitySet::DAC_OVERRIDE),
             can_link_empty: capabilities.contains(CapabilitySet::DAC_READ_SEARCH),
@@ -334,6 +338,10 @@ impl Store for DirStore {
 
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only
+    }
+
+    fn file_size_max(&self) -> u64 {
+        self.inner.file_size_max
     }
 
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {

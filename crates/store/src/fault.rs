@@ -117,6 +117,10 @@ impl Store for FaultStore {
         self.inner.is_read_only()
     }
 
+    fn file_size_max(&self) -> u64 {
+        self.inner.file_size_max()
+    }
+
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
         self.pass(FaultOp::Lookup)?;
         self.inner.lookup(parent, name)

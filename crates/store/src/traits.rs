@@ -23,6 +23,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// The size of the largest file, in bytes. What is written beyond it is refused at once; were it found
+    /// out at write-back, the data could never leave the cache.
+    fn file_size_max(&self) -> u64 {
+        i64::MAX.unsigned_abs()
+    }
+
     /// Finds `name` in `parent`.
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry>;
 

@@ -50,6 +50,7 @@ impl Default for Options {
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) file_size_max: u64,
     pub(crate) options: Options,
     pub(crate) budget: Arc<Budget>,
     pub(crate) pool: Arc<Pool>,
@@ -76,6 +77,7 @@ impl Core {
         bdi: Arc<Bdi<Inode>>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            file_size_max: store.file_size_max().min(i64::MAX.unsigned_abs()),
             store,
             options,
             pool: Pool::new(usize::try_from(budget.limit()).unwrap_or(usize::MAX)),

@@ -12,9 +12,6 @@ use crate::inode::{Inode, Overlay, State};
 use crate::page::{PAGE, PAGE_SIZE, Page};
 use crate::{Ctx, Error, HandleId, OpenFlags, Result, Volume, WriteFlags};
 
-/// No file is larger: offsets are signed in the kernel.
-const FILE_MAX: u64 = i64::MAX as u64;
-
 /// Bytes that are written under one reservation.
 const CHUNK: usize = 1 << 20;
 
@@ -32,13 +29,13 @@ impl Volume {
         file.inode.read(offset, buf)
     }
 
-    /// Writes all of `data` at `offset` and says so.
+    /// Writes `data` at `offset` and says how much: all of it, or up to the store's largest file.
     ///
     /// Returns when the data is in the volume's cache, or durable with [`WriteFlags::DSYNC`] or
     /// [`WriteFlags::SYNC`]. Waits for room in the cache if its share of it is used up.
     ///
     /// # Errors
-    /// [`Error::FileTooBig`] beyond the largest offset, [`Error::Interrupted`] when the wait was cancelled,
+    /// [`Error::FileTooBig`] beyond the store's largest file, [`Error::Interrupted`] when the wait was cancelled,
     /// [`Error::Writeback`] when there is no room because this file's data cannot be written, and the
     /// store's.
     pub fn write(
@@ -51,8 +48,13 @@ impl Volume {
     ) -> Result<usize> {
         let file = self.writable(handle, flags)?;
         let inode = &file.inode;
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_MAX);
-        let end = end.ok_or(Error::FileTooBig)?;
+        // What the store cannot take could never be written back. As much as fits, as write(2) does.
+        let room = self.core.file_size_max.saturating_sub(offset);
+        if room == 0 && !data.is_empty() {
+            return Err(Error::FileTooBig);
+        }
+        let data = &data[..usize::try_from(room).unwrap_or(usize::MAX).min(data.len())];
+        let end = offset + data.len() as u64;
         if flags.contains(WriteFlags::KILL_PRIV) {
             inode.drop_privileges()?;
         }
