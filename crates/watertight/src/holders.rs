@@ -131,6 +131,17 @@ pub fn of(mount: &Mount) -> io::Result<Holders> {
     Ok(holders)
 }
 
+/// Searches the host for what holds the file system `device`, to which no path needs to lead.
+///
+/// # Errors
+/// Those of reading `/proc`.
+pub fn of_device(device: Device) -> io::Result<Holders> {
+    let Device { major, minor } = device;
+    // A mount that is none of the table's.
+    let (mountpoint, fstype, source) = Default::default();
+    of(&Mount { id: u64::MAX, parent: u64::MAX, major, minor, mountpoint, fstype, source })
+}
+
 struct Process<'a> {
     pid: u32,
     dir: PathBuf,

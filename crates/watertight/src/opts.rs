@@ -92,26 +92,24 @@ impl Default for MountOptions {
 
 /// The smallest cache that can work.
 const CACHE_BYTES_MIN: u64 = 4 << 20;
-/// The most threads of a kind.
-const THREADS_MAX: usize = 64;
+/// The most threads that write back, and that serve requests.
+const FLUSHERS_MAX: usize = 64;
+const THREADS_MAX: usize = 1024;
 
 /// Every option, for the help and for the error about an unknown one.
 pub const VALID: &[(&str, &str)] = &[
     ("ro", "nothing can be changed"),
     ("rw", "refuse to mount a store that cannot be written"),
     ("cache=SIZE", "bound on the memory that holds file data [256M]"),
-    (
-        "mode=MODE",
-        "write-through: every write carries its writer; kernel-writeback: faster small writes [write-through]",
-    ),
-    ("type=TYPE", "fuseblk: umount(2) itself waits for the data (root); fuse; auto [auto]"),
-    ("allow_other", "let other users in, as root's mounts do; noallow_other does not"),
-    ("flushers=N", "threads that write data back"),
-    ("threads=N", "threads that read requests"),
-    ("spin=WHEN", "auto: an idle reader spins for some microseconds while that pays; off [auto]"),
-    ("dirty_after=TIME", "begin to write data back when it is this old [5s]"),
-    ("drain_timeout=TIME", "an unmount gives up after this long without any progress [60s]"),
-    ("nosuid, nodev, noexec, noatime", "as in mount(8)"),
+    ("mode=MODE", "write-through [default], or kernel-writeback: faster small writes"),
+    ("type=TYPE", "fuseblk (umount(2) itself waits), fuse, or auto [default]"),
+    ("allow_other", "let other users in, as root's mounts do; or noallow_other"),
+    ("flushers=N", "threads that write data back [2]"),
+    ("threads=N", "threads that serve requests, at most [256]"),
+    ("spin=WHEN", "auto [default]: spin before sleeping while that pays; or off"),
+    ("dirty_after=TIME", "write data back when it is this old [5s]"),
+    ("drain_timeout=TIME", "an unmount gives up after so long without progress [60s]"),
+    ("nosuid, nodev, ...", "also noexec, noatime: as in mount(8)"),
 ];
 
 impl MountOptions {
@@ -161,8 +159,8 @@ impl MountOptions {
                     _ => return Err(wrong("give auto or off".to_owned())),
                 }
             }
-            "flushers" => self.flushers = Some(threads(needed()?).map_err(wrong)?),
-            "threads" => self.threads = Some(threads(needed()?).map_err(wrong)?),
+            "flushers" => self.flushers = Some(threads(needed()?, FLUSHERS_MAX).map_err(wrong)?),
+            "threads" => self.threads = Some(threads(needed()?, THREADS_MAX).map_err(wrong)?),
             "dirty_after" => self.dirty_after = Some(parse_duration(needed()?).map_err(wrong)?),
             "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,
             _ if value.is_some() => return Err(unknown(option)),
@@ -193,10 +191,10 @@ fn unknown(option: &str) -> Problem {
     Problem::usage(format!("there is no mount option {option}; there are: {}", names.join(", ")))
 }
 
-fn threads(text: &str) -> Result<usize, String> {
+fn threads(text: &str, max: usize) -> Result<usize, String> {
     match text.parse() {
-        Ok(n) if (1..=THREADS_MAX).contains(&n) => Ok(n),
-        _ => Err(format!("give a number from 1 to {THREADS_MAX}")),
+        Ok(n) if (1..=max).contains(&n) => Ok(n),
+        _ => Err(format!("give a number from 1 to {max}")),
     }
 }
 

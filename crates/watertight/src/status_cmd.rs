@@ -8,11 +8,12 @@ use serde::Serialize;
 use crate::cli::StatusArgs;
 use crate::console::{Colour, console};
 use crate::control::api::{State, Status};
+use crate::holders::{self, Holders};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
 use crate::registry::Record;
 use crate::target::{self, Target, Volume};
-use crate::{units, unmount};
+use crate::{checks, units, unmount};
 
 /// How many files with errors are listed for each volume.
 const ERRORS_NAMED_MAX: usize = 10;
@@ -21,13 +22,23 @@ const ERRORS_NAMED_MAX: usize = 10;
 #[derive(Debug, Default, Serialize)]
 struct Report {
     /// The running volumes.
-    volumes: Vec<Status>,
+    volumes: Vec<Shown>,
     /// Volumes that ended with data that was not written, or whose process was killed.
     ended: Vec<Record>,
     /// Mountpoints of ours that nobody serves any more.
     dead_mounts: Vec<String>,
     /// Volumes whose process does not answer: id and reason.
     silent: Vec<Silent>,
+}
+
+/// A running volume.
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    status: Status,
+    /// Who holds it, if it is detached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holders: Option<Holders>,
 }
 
 #[derive(Debug, Serialize)]
@@ -72,7 +83,11 @@ fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>) -> Report {
     let one = mounts.is_some();
     for volume in volumes {
         match volume.status() {
-            Ok(Some(status)) => report.volumes.push(status),
+            Ok(Some(status)) => {
+                let detached = status.state == State::Detached;
+                let holders = detached.then(|| holders::of_device(status.device).unwrap_or_default());
+                report.volumes.push(Shown { status, holders });
+            }
             // Its process may have ended between: read again how.
             Ok(None) => {
                 let record =
@@ -92,7 +107,7 @@ fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>) -> Report {
     let mounts =
         mounts.unwrap_or_else(|| table.iter().filter(|mount| mountinfo::is_ours(mount)).cloned().collect());
     let served = |mount: &Mount| {
-        report.volumes.iter().any(|status| status.device == Device::of(mount))
+        report.volumes.iter().any(|v| v.status.device == Device::of(mount))
             || report.silent.iter().any(|silent| silent.mountpoint == mount.mountpoint.to_string_lossy())
     };
     report.dead_mounts = mounts
@@ -108,7 +123,7 @@ impl Report {
     fn leave_out_what_is_over(&mut self) {
         let all = std::mem::take(&mut self.ended);
         let mounted_again = |record: &Record| {
-            self.volumes.iter().any(|status| status.source == record.source)
+            self.volumes.iter().any(|v| v.status.source == record.source)
                 || all
                     .iter()
                     .any(|later| later.source == record.source && later.started_ms > record.started_ms)
@@ -155,7 +170,7 @@ fn warn(line: &str) {
     console().print(&console().paint(Colour::Red, line));
 }
 
-fn print_table(volumes: &[Status]) {
+fn print_table(volumes: &[Shown]) {
     const HEAD: [&str; 10] = [
         "VOLUME",
         "MOUNTPOINT",
@@ -170,7 +185,7 @@ fn print_table(volumes: &[Status]) {
     ];
     let rows: Vec<[String; 10]> = volumes
         .iter()
-        .map(|v| {
+        .map(|Shown { status: v, .. }| {
             let access = if v.read_only { ",ro" } else { "" };
             [
                 v.id.clone(),
@@ -192,7 +207,7 @@ fn print_table(volumes: &[Status]) {
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
     let head: String = HEAD.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
     console().print(&console().paint(Colour::Bold, head.trim_end()));
-    for (row, volume) in rows.iter().zip(volumes) {
+    for (row, Shown { status: volume, .. }) in rows.iter().zip(volumes) {
         let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
             let cell = format!("{cell:width$}");
             let cell = match column {
@@ -217,8 +232,13 @@ pub const fn colour_of(state: State) -> Colour {
     }
 }
 
-fn print_notes(volume: &Status) {
+fn print_notes(shown: &Shown) {
+    let Shown { status: volume, holders } = shown;
     let at = &volume.mountpoint;
+    if let Some(holders) = holders {
+        console().print(&format!("{at}: no path leads there any more; it is held by"));
+        holders.lines().iter().for_each(|line| console().print(&format!("  {line}")));
+    }
     if let Some(reason) = &volume.mount_type_reason {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");
         console().print(&console().paint(Colour::Dim, &note));

@@ -99,6 +99,12 @@ fn lazy_and_held_says_by_whom_and_the_data_follows() {
         assert!(out.stdout.contains(&format!("(pid {}), open: ", std::process::id())), "{}", out.stdout);
         assert!(!rig.is_mounted(), "the path is gone");
         assert_eq!(rig.volume()["state"], "detached");
+        let status = rig.run(&["status"]).ok();
+        assert!(
+            status.stdout.contains(&format!("(pid {}), open: ", std::process::id())),
+            "{}",
+            status.stdout
+        );
         // It goes on working for who has it open.
         open.write_all(b"after the unmount").unwrap();
         rig.verb("wait", &["--timeout", "100ms"]).ends(1, "not yet: detached, 17 B of 1 file");

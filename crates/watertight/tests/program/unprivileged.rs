@@ -104,6 +104,56 @@ fn fuseblk_and_missing_programs_are_refused_in_words() {
 }
 
 #[test]
+fn roots_mounts_let_others_in_unless_told_not_to() {
+    let Some(mut rig) = rig() else { return };
+    for (options, may) in [("", true), ("noallow_other", false)] {
+        let daemon = rig.mount(options);
+        fs::write(rig.mnt.join("a"), "a").unwrap();
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "cat"]).arg(rig.mnt.join("a"));
+        assert_eq!(run(command).code == Some(0), may, "{options}");
+        // Others may not unmount it, nor see it.
+        let out = as_nobody(&rig, "$W status --json; ! $W umount $M").ok();
+        let status: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
+        assert_eq!(status["volumes"].as_array().unwrap().len(), 0, "{status}");
+        assert!(rig.is_mounted());
+        rig.verb("umount", &[]).ok();
+        assert_eq!(daemon.end(), Some(0));
+    }
+}
+
+#[test]
+fn root_sees_the_volumes_of_others() {
+    let Some(rig) = rig() else { return };
+    let dir = std::path::Path::new("/tmp/watertight-65534");
+    let was_there = dir.exists();
+    let out = as_nobody(
+        &rig,
+        "unset WATERTIGHT_RUNTIME_DIR XDG_RUNTIME_DIR
+         $W mount -d $S $M > /dev/null
+         $W status --json",
+    )
+    .ok();
+    let status: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
+    let id = status["volumes"][0]["id"].as_str().unwrap();
+    let mut command = rig.command(&["status", "--json"]);
+    command.env_remove("WATERTIGHT_RUNTIME_DIR");
+    let all: serde_json::Value = serde_json::from_str(&run(command).ok().stdout).unwrap();
+    let seen = all["volumes"].as_array().unwrap().iter().find(|volume| volume["id"] == id);
+    assert_eq!(seen.unwrap()["uid"], 65534);
+    // The mount is in another namespace; the process can be told all the same.
+    let pid = i32::try_from(seen.unwrap()["pid"].as_u64().unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let mut command = rig.command(&["wait", id]);
+    command.env_remove("WATERTIGHT_RUNTIME_DIR");
+    run(command).ok();
+    if !was_there {
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+#[test]
 fn no_permission_for_the_device() {
     let Some(rig) = rig() else { return };
     let device = fs::metadata("/dev/fuse").unwrap().permissions().mode();

@@ -77,6 +77,17 @@ fn two_volumes_are_told_apart() {
 }
 
 #[test]
+fn kernel_write_back_keeps_the_same_promise() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write:delay=50ms", "mode=kernel-writeback,dirty_after=1h");
+    assert_eq!(rig.volume()["mode"], "kernel-writeback");
+    fs::write(rig.mnt.join("a"), vec![3; 300_000]).unwrap();
+    rig.verb("umount", &[]).ok();
+    assert_eq!(rig.stored("a").unwrap(), vec![3; 300_000]);
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
 fn wait_says_what_is_left_and_then_that_it_is_free() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount("dirty_after=1h");
