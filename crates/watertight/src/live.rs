@@ -3,7 +3,7 @@
 //! # Who may touch what
 //! | field | protected by |
 //! |---|---|
-//! | `facts`, `volume` | immutable |
+//! | `facts`, `volume`, `session` | immutable |
 //! | `seen` | its own lock, a leaf |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `gone` | atomic, set once (P1) |
@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use fuse::{SessionView, Transport};
 use sync::Mutex;
 use sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
@@ -61,6 +62,7 @@ pub struct Facts {
 pub struct Live {
     facts: Facts,
     volume: Arc<Volume>,
+    session: SessionView,
     events: Sender<Event>,
     ended: watch::Sender<Option<Ended>>,
     seen: Mutex<Seen>,
@@ -95,9 +97,15 @@ struct Seen {
 impl Live {
     /// A volume that is served at a mount.
     #[must_use]
-    pub fn new(facts: Facts, volume: Arc<Volume>, events: Sender<Event>, gone: Arc<Gone>) -> Self {
+    pub fn new(
+        facts: Facts,
+        volume: Arc<Volume>,
+        session: SessionView,
+        events: Sender<Event>,
+        gone: Arc<Gone>,
+    ) -> Self {
         let seen = Mutex::new(Seen { written: 0, at: Instant::now() });
-        Self { facts, volume, events, ended: watch::Sender::new(None), seen, gone }
+        Self { facts, volume, session, events, ended: watch::Sender::new(None), seen, gone }
     }
 
     /// What does not change.
@@ -180,6 +188,10 @@ impl Service for Live {
     fn status(&self) -> Status {
         let volume = self.volume.status();
         let facts = &self.facts;
+        let (transport, transport_reason) = match self.session.transport() {
+            Transport::Uring => ("io_uring", None),
+            Transport::Readers { reason } => ("dev-fuse", Some(reason)),
+        };
         Status {
             id: facts.id.clone(),
             pid: std::process::id(),
@@ -190,6 +202,8 @@ impl Service for Live {
             state: self.state(&volume),
             mount_type: mountinfo::kind(&facts.mount).to_owned(),
             mount_type_reason: facts.type_reason.clone(),
+            transport: transport.to_owned(),
+            transport_reason,
             mode: facts.mode.to_owned(),
             read_only: facts.read_only,
             started_ms: facts.started_ms,

@@ -21,7 +21,7 @@ use crate::control::server::Server;
 use crate::live::{Facts, Gone, Live};
 use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
-use crate::opts::{self, Mode, MountOptions, MountType};
+use crate::opts::{self, Mode, MountOptions, MountType, Uring};
 use crate::problem::{Problem, Result};
 use crate::registry::{self, RuntimeDir};
 use crate::signals;
@@ -87,7 +87,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let record =
         registry::new_record(facts.id.clone(), facts.source.clone(), &mountpoint, Device::of(&facts.mount));
     let (registration, listener) = runtime_dir.register(record)?;
-    let live = Arc::new(Live::new(facts, volume, sender.clone(), Arc::clone(&gone)));
+    let live = Arc::new(Live::new(facts, volume, session.view(), sender.clone(), Arc::clone(&gone)));
     let owner = rustix::process::geteuid().as_raw();
     let server = Server::start(listener, owner, Arc::clone(&live) as Arc<_>)
         .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))?;
@@ -184,6 +184,11 @@ fn start_session(
         },
         fsname: source.spec.clone(),
         subtype: SUBTYPE.to_owned(),
+        uring: match options.uring {
+            Uring::Auto => fuse::Uring::Auto,
+            Uring::On => fuse::Uring::On,
+            Uring::Off => fuse::Uring::Off,
+        },
         allow_other: options.allow_other,
         flags,
         ..fuse::MountOptions::new(mountpoint)

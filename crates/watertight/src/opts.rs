@@ -36,6 +36,17 @@ pub enum MountType {
     Fuse,
 }
 
+/// Whether to talk to the kernel over io_uring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Uring {
+    /// Where it can be had.
+    Auto,
+    /// Or fail.
+    On,
+    /// Never.
+    Off,
+}
+
 /// Whether an idle reader spins for a moment before it sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spin {
@@ -62,6 +73,8 @@ pub struct MountOptions {
     pub flushers: Option<usize>,
     /// Threads that read requests; none: the front end's default.
     pub threads: Option<usize>,
+    /// The way to the kernel.
+    pub uring: Uring,
     /// Spinning.
     pub spin: Spin,
     /// When data begins to be written back; none: the volume's default.
@@ -82,6 +95,7 @@ impl Default for MountOptions {
             allow_other: None,
             flushers: None,
             threads: None,
+            uring: Uring::Auto,
             spin: Spin::Auto,
             dirty_after: None,
             drain_timeout: Duration::from_secs(60),
@@ -106,6 +120,7 @@ pub const VALID: &[(&str, &str)] = &[
     ("allow_other", "let other users in, as root's mounts do; or noallow_other"),
     ("flushers=N", "threads that write data back [2]"),
     ("threads=N", "threads that serve requests, at most [256]"),
+    ("uring=WHEN", "talk to the kernel over io_uring: auto [default], on, off"),
     ("spin=WHEN", "auto [default]: spin before sleeping while that pays; or off"),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("drain_timeout=TIME", "an unmount gives up after so long without progress [60s]"),
@@ -150,6 +165,14 @@ impl MountOptions {
                     "fuseblk" => MountType::Fuseblk,
                     "fuse" => MountType::Fuse,
                     _ => return Err(wrong("give auto, fuseblk or fuse".to_owned())),
+                }
+            }
+            "uring" => {
+                self.uring = match needed()? {
+                    "auto" => Uring::Auto,
+                    "on" => Uring::On,
+                    "off" => Uring::Off,
+                    _ => return Err(wrong("give auto, on or off".to_owned())),
                 }
             }
             "spin" => {

@@ -123,10 +123,12 @@ impl Report {
     fn leave_out_what_is_over(&mut self) {
         let all = std::mem::take(&mut self.ended);
         let mounted_again = |record: &Record| {
-            self.volumes.iter().any(|v| v.status.source == record.source)
-                || all
-                    .iter()
-                    .any(|later| later.source == record.source && later.started_ms > record.started_ms)
+            let again = |source: &str, mountpoint: &str| match checks::directory_of(&record.source) {
+                Some(directory) => checks::directory_of(source) == Some(directory),
+                None => source == record.source && mountpoint == record.mountpoint,
+            };
+            self.volumes.iter().any(|v| again(&v.status.source, &v.status.mountpoint))
+                || all.iter().any(|r| r.started_ms > record.started_ms && again(&r.source, &r.mountpoint))
         };
         self.ended = all
             .iter()

@@ -66,6 +66,11 @@ pub struct Status {
     /// Why it is plain `fuse`, for which a raw umount2(2) does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_type_reason: Option<String>,
+    /// How requests come from the kernel: `io_uring` or `dev-fuse`.
+    pub transport: String,
+    /// Why not over io_uring.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport_reason: Option<String>,
     /// `write-through` or `kernel-writeback`.
     pub mode: String,
     /// Whether nothing can be changed.

@@ -34,6 +34,8 @@ impl Service for Fake {
             state: State::Active,
             mount_type: "fuse".to_owned(),
             mount_type_reason: None,
+            transport: "dev-fuse".to_owned(),
+            transport_reason: None,
             mode: "write-through".to_owned(),
             read_only: false,
             started_ms: 0,

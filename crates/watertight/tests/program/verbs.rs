@@ -18,6 +18,7 @@ fn a_volume_is_mounted_written_synced_and_unmounted() {
     assert_eq!(volume["source"], format!("dir:{}", rig.store.display()));
     assert_eq!(volume["pid"], daemon.pid);
     assert_eq!(volume["mode"], "write-through");
+    assert!(["io_uring", "dev-fuse"].contains(&volume["transport"].as_str().unwrap()), "{volume}");
     assert_eq!(volume["dirty_bytes"], 100_000);
     assert_eq!(volume["dirty_files"], 1);
     assert_eq!(volume["cache_bytes_max"], 8 << 20);
