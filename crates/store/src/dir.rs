@@ -25,7 +25,7 @@
 //! A process must not fork and go on in the child with an open store: the store's view of
 //! `/proc/self/fd` stays the parent's.
 //!
-//! Lock order: see [`durable`]; a shard of the table is a leaf.
+//! Lock order: `DirNode::data`, `DirNode::path`, a shard of the table. Beside these, see [`durable`].
 
 mod attrs;
 mod creds;
@@ -118,6 +118,8 @@ pub(crate) struct Inner {
     table: Table,
     paths: Arc<Paths>,
     unsynced: Unsynced,
+    /// Given up for a moment when something must be synced and no descriptor is left.
+    spare: Mutex<Option<OwnedFd>>,
     /// Holds the directory's lock; `None` once closed.
     lock: Mutex<Option<OwnedFd>>,
 }
@@ -218,6 +220,7 @@ impl Inner {
             .ok()
             .filter(|fd| sys::is_proc(fd.as_fd()))
             .ok_or_else(|| Error::with(ErrorKind::Unsupported, op, "/proc is not mounted"))?;
+        let spare = durable::spare_descriptor(&proc_fds);
         let capabilities = creds::capabilities();
         let file_size_max = size_max::of(lock.as_fd());
         let paths = Arc::new(Paths::new(options.open_max.unwrap_or(descriptors / 8 * 5), &root));
@@ -241,6 +244,7 @@ impl Inner {
             table: Table::new(root),
             paths,
             unsynced: Unsynced::new(options.unsynced_max.unwrap_or(descriptors / 2)),
+            spare: Mutex::new(spare),
             lock: Mutex::new(Some(lock)),
         })
     }
@@ -300,8 +304,10 @@ impl Inner {
             return Err(Error::new(ErrorKind::NotDirectory, op));
         }
         let path = self.fd(&node, op)?;
-        let fd = self.open_entries(&path).map_err(errno::failed(op))?;
-        self.sync_node(&node, &fd, false)?;
+        self.with_spare(|| {
+            let fd = self.open_entries(&path).map_err(errno::failed(op))?;
+            self.sync_node(&node, &fd, false)
+        })?;
         self.sync_names(&node)
     }
 

@@ -351,6 +351,69 @@ fn a_number_used_again_by_somebody_else_is_another_object() {
 }
 
 #[test]
+fn without_rights_too_many_objects_are_refused() {
+    let output = Command::new("sh")
+        .arg("-c")
+        .arg(
+            "ulimit -Hn 80; ulimit -Sn 40; p=; [ \"$(id -u)\" != 0 ] || p='setpriv --reuid=54321 --regid=54321 --clear-groups'; \
+             IN_NEED=1 exec $p \"$0\" --exact inside_few_descriptors --nocapture --ignored",
+        )
+        .arg(std::env::current_exe().unwrap())
+        .env("TMPDIR", "/tmp")
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complained = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !said.contains("running 1 test") {
+        eprintln!("SKIPPED: cannot run this program as somebody else: {complained}");
+        return;
+    }
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{complained}");
+}
+
+#[test]
+#[ignore = "run by without_rights_too_many_objects_are_refused with few descriptors"]
+fn inside_few_descriptors() {
+    if std::env::var_os("IN_NEED").is_none() {
+        eprintln!("SKIPPED: not with few descriptors");
+        return;
+    }
+    let place = place();
+    let store = DirStore::open(&place.source).unwrap();
+    let mut made = Vec::new();
+    let error = loop {
+        match store.create(ROOT, n(&format!("f{}", made.len())), 0o600, me()) {
+            Ok(created) => made.push(created.entry.id),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::TooManyFiles);
+    assert!(made.len() > 40, "the soft limit was raised: {}", made.len());
+    assert_eq!(kind(store.open_dir(ROOT)), ErrorKind::TooManyFiles);
+    store.sync_dir(ROOT).unwrap();
+    store.set_attr(made[0], &SetAttr { perm: Some(0o640), ..Default::default() }).unwrap();
+    store.set_attr(made[1], &SetAttr { perm: Some(0o640), ..Default::default() }).unwrap();
+    store.sync().expect("what is there can always be made durable");
+    assert_eq!(store.counters().unsynced, 0);
+    for id in made {
+        store.forget(id, 1);
+    }
+    store.sync().unwrap();
+    for i in 0..200 {
+        let name = format!("g{i}");
+        let file = file_with(&*store, ROOT, &name, b"x");
+        store.forget(file.id, 1);
+    }
+    assert_eq!(list(&*store, ROOT).len(), 200 + lookup_count(&place.source, "f"));
+}
+
+fn lookup_count(dir: &Path, prefix: &str) -> usize {
+    let names = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with(prefix)).count()
+}
+
+#[test]
 fn default_acls_and_umask_are_applied_by_the_medium() {
     let place = place();
     let acl = Command::new("setfacl").args(["-d", "-m", "u::rwx,g::rwx,o::rx"]).arg(&place.source).status();

@@ -34,7 +34,8 @@
 //! later change of their own attributes is when the host's journal next commits.
 //!
 //! Lock order: `DirNode::syncing`, then `DirNode::sync`, then `Unsynced::queue`, then the table's
-//! shards. `Unsynced::relieving` comes before all of them. `DirNode::data` is never held with these.
+//! shards. `Unsynced::relieving` comes before all of them, `Inner::spare` between
+//! `DirNode::syncing` and `DirNode::sync`. `DirNode::data` is never held with these.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -177,17 +178,22 @@ impl Inner {
                 Change::Data => state.data_at = state.clock,
                 Change::Attrs => state.attrs_at = state.clock,
             }
-            let is_new = state.queued.is_none() && node.can_be_opened();
-            if is_new {
-                state.queued = Some(self.unsynced.push(node));
-                self.table.pin(node);
-            }
-            (state.clock, is_new)
+            (state.clock, self.enqueue(node, &mut state))
         };
         if is_new {
             self.relieve();
         }
         clock
+    }
+
+    /// Queues what is not queued yet; says whether it did.
+    fn enqueue(&self, node: &Arc<DirNode>, state: &mut SyncState) -> bool {
+        let is_new = state.queued.is_none() && node.can_be_opened();
+        if is_new {
+            state.queued = Some(self.unsynced.push(node));
+            self.table.pin(node);
+        }
+        is_new
     }
 
     /// Counts that `node` got a name in `parent`.
@@ -237,6 +243,7 @@ impl Inner {
             Err(e) => {
                 let kind = errno::kind(e);
                 state.failed = Some(Failure { kind, at: up_to });
+                self.enqueue(node, &mut state);
                 return Err(Error::new(kind, op));
             }
             Ok(()) => {
@@ -324,10 +331,7 @@ impl Inner {
         if dir.sync.lock().data_synced >= at {
             return Ok(());
         }
-        match self.open_for_sync(dir)? {
-            Some(fd) => self.sync_node(dir, &fd, false),
-            None => Ok(()),
-        }
+        self.with_spare(|| self.open_for_sync(dir)?.map_or(Ok(()), |fd| self.sync_node(dir, &fd, false)))
     }
 
     /// A descriptor to sync `node` with; `None` if it has no name any more, so that it need not be.
@@ -419,6 +423,7 @@ impl Inner {
             first_error.lock().get_or_insert(error);
         };
         let mut jobs = Vec::with_capacity(nodes.len());
+        let mut rest = Vec::new();
         for node in nodes {
             match self.open_for_sync(node) {
                 Ok(None) => {}
@@ -429,23 +434,53 @@ impl Inner {
                     }
                     jobs.push((node, fd));
                 }
+                Err(error) if error.kind() == ErrorKind::TooManyFiles => rest.push(node),
                 Err(error) => fail(error),
             }
         }
-        parallel(&jobs, |(node, fd)| {
+        let sync = |node: &Arc<DirNode>, fd: &OwnedFd| {
             let data_only = {
                 let state = node.sync.lock();
                 if state.is_clean() {
-                    return;
+                    return Ok(());
                 }
                 state.attrs_at <= state.attrs_synced
             };
-            if let Err(error) = self.sync_node(node, fd, data_only) {
+            self.sync_node(node, fd, data_only)
+        };
+        parallel(&jobs, |(node, fd)| {
+            if let Err(error) = sync(node, fd) {
                 fail(error);
             }
         });
+        drop(jobs);
+        for node in rest {
+            let one = || self.open_for_sync(node)?.map_or(Ok(()), |fd| sync(node, &fd));
+            if let Err(error) = self.with_spare(one) {
+                fail(error);
+            }
+        }
         first_error.into_inner().map_or(Ok(()), Err)
     }
+
+    /// Does `work`, which opens one descriptor for itself, also when no other descriptor is left.
+    pub(crate) fn with_spare(&self, work: impl Fn() -> Result<()>) -> Result<()> {
+        match work() {
+            Err(error) if error.kind() == ErrorKind::TooManyFiles => {
+                let mut spare = self.spare.lock();
+                drop(spare.take());
+                let result = work();
+                *spare = spare_descriptor(&self.proc_fds);
+                result
+            }
+            other => other,
+        }
+    }
+}
+
+/// A descriptor that is only there to be closed when another one is needed.
+pub(crate) fn spare_descriptor(any: &OwnedFd) -> Option<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(any, 0).ok()
 }
 
 /// Calls `work` for each job, on a few threads where there are enough.

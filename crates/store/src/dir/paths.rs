@@ -17,6 +17,8 @@
 //! Objects with open data, or with changes that are not durable, keep their descriptors. A file that was
 //! just made has one descriptor for its data and for itself, until the data is closed.
 //!
+//! Lock order: [`DirNode::path`], then the table's shards. Of two objects' locks the second is only tried.
+//!
 //! `open`, `away` and `next_search` are figures of the moment: nothing but the choice of when to put away
 //! depends on them.
 
@@ -302,7 +304,8 @@ impl Inner {
 
     /// Puts the descriptor of `node` away; says whether it did.
     fn put_away(&self, node: &DirNode) -> bool {
-        let mut path = node.path.lock();
+        // Only tried: the caller may hold the lock of another object that waits for a descriptor.
+        let Some(mut path) = node.path.try_lock() else { return false };
         let Some(fd) = &path.fd else { return true };
         let has_name = self.stat(fd.as_fd(), "put away").is_ok_and(|stat| stat.stx_nlink > 0);
         if !has_name || path.is_used {
