@@ -46,13 +46,12 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         std::process::exit(1)
     })
     .map_err(|error| failed("taking signals", &error))?;
-    let paths = {
-        let mut stage = stage.lock();
-        let stage = stage.as_mut().ok_or_else(|| failed("mounting", &"stopped"))?;
-        stage.mount(&args.mount_type)?;
-        stage.paths.clone()
+    let mounted = match stage.lock().as_mut() {
+        Some(stage) => stage.mount(&args.mount_type).map(|()| stage.paths.clone()),
+        None => Err(failed("mounting", &"stopped")),
     };
-    let outcome = show(&paths);
+    let outcome = mounted.and_then(|paths| show(&paths));
+    // The thread that takes signals holds the stage as well: it goes here, however the demo went.
     drop(stage.lock().take());
     outcome
 }
