@@ -173,17 +173,20 @@ impl DirStore {
     }
 }
 
-/// Raises the soft limit of descriptors to the hard one, and says what it is.
+/// Raises the limits of descriptors as far as may be, and says what the soft one is.
 fn raise_descriptor_limit() -> usize {
-    let mut limit = rustix::process::getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        let wanted = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
-        if rustix::process::setrlimit(Resource::Nofile, wanted).is_ok() {
-            limit = wanted;
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let hard = limit.maximum.unwrap_or(DESCRIPTORS_WITHOUT_LIMIT);
+    let mut current = limit.current.unwrap_or(DESCRIPTORS_WITHOUT_LIMIT);
+    // The first is for root only; both are refused above the kernel's own bound.
+    for wanted in [DESCRIPTORS_WITHOUT_LIMIT.max(hard), hard] {
+        let both = rustix::process::Rlimit { current: Some(wanted), maximum: Some(wanted) };
+        if rustix::process::setrlimit(Resource::Nofile, both).is_ok() {
+            current = wanted;
+            break;
         }
     }
-    let descriptors = limit.current.unwrap_or(DESCRIPTORS_WITHOUT_LIMIT).min(DESCRIPTORS_WITHOUT_LIMIT);
-    usize::try_from(descriptors).unwrap_or(usize::MAX)
+    usize::try_from(current.min(DESCRIPTORS_WITHOUT_LIMIT)).unwrap_or(usize::MAX)
 }
 
 /// Whether the medium decides about access by the capabilities of the caller alone, on this machine.

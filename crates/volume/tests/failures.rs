@@ -219,3 +219,17 @@ fn data_of_a_file_without_a_name_is_not_written_for_nobody() {
     assert!(client.volume.shutdown().is_complete());
     assert_eq!(faults.calls(FaultOp::Write), 0);
 }
+
+#[test]
+fn a_write_that_the_store_could_never_take_fails_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store::open(dir.path().to_str().unwrap()).unwrap();
+    let largest = store.file_size_max();
+    let client = Client::new(store, lazy());
+    let (id, handle) = client.create("file");
+    assert_eq!(client.write(handle, largest, b"x"), Err(Error::FileTooBig));
+    assert_eq!(client.write(handle, u64::MAX - 1, b"xyz"), Err(Error::FileTooBig));
+    assert_eq!(client.write(handle, largest - 1, b"x"), Ok(1));
+    assert_eq!(client.volume.attr(id).unwrap().size, largest);
+    assert!(client.volume.shutdown().is_complete(), "what was taken can be written");
+}
