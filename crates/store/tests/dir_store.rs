@@ -321,6 +321,59 @@ fn what_loses_its_name_while_put_away_lives_on() {
     assert!(store.counters().objects < 130, "{:?}", store.counters());
 }
 
+/// Threads look up, make, rename and remove in one directory with hardly any descriptors; whatever
+/// somebody references must stay what it was.
+#[test]
+fn nothing_referenced_is_lost_among_many_threads() {
+    let place = place();
+    let options = DirOptions { open_max: Some(4), unsynced_max: Some(16) };
+    let store = DirStore::open_with(&place.source, options).unwrap();
+    std::thread::scope(|scope| {
+        for t in 0..4u64 {
+            let store = &store;
+            scope.spawn(move || {
+                let mut seed = 0x9e37_79b9_7f4a_7c15 ^ (t + 1);
+                let mut random = |below: u64| {
+                    seed ^= seed << 13;
+                    seed ^= seed >> 7;
+                    seed ^= seed << 17;
+                    seed % below
+                };
+                let mut held = Vec::new();
+                for _ in 0..3000 {
+                    let (a, b) = (format!("f{}", random(12)), format!("f{}", random(12)));
+                    match random(6) {
+                        0 | 1 => {
+                            if let Ok(made) = store.create(ROOT, n(&a), 0o600, me()) {
+                                write(&*made.file, b"x", 0);
+                                held.push((made.entry.id, made.entry.attr.ino));
+                            }
+                        }
+                        2 => held.extend(store.lookup(ROOT, n(&a)).ok().map(|e| (e.id, e.attr.ino))),
+                        3 => drop(store.unlink(ROOT, n(&a))),
+                        4 => drop(store.rename(ROOT, n(&a), ROOT, n(&b), RenameFlags::empty())),
+                        _ => drop(store.sync()),
+                    }
+                    if held.len() > 20 {
+                        let (id, ino) = held.swap_remove(usize::try_from(random(20)).unwrap());
+                        assert_eq!(store.attr(id).unwrap().ino, ino);
+                        store.open(id, Access::Read).unwrap();
+                        store.forget(id, 1);
+                    }
+                }
+                for (id, ino) in held {
+                    assert_eq!(store.attr(id).unwrap().ino, ino);
+                    store.forget(id, 1);
+                }
+            });
+        }
+    });
+    store.sync().unwrap();
+    let counters = store.counters();
+    assert_eq!((counters.objects, counters.unsynced), (0, 0), "{counters:?}");
+    assert_eq!((counters.open, counters.away), (1, 0), "only the root is left");
+}
+
 #[test]
 fn a_number_used_again_by_somebody_else_is_another_object() {
     let Some((place, store)) = crowded() else { return };
