@@ -1,20 +1,4 @@
 //! For tests: a store around another one that fails, delays, hangs or tears chosen calls.
-//!
-//! # Rules
-//! `CALL:WHAT:WHAT…`, several joined by `;`. `CALL` is a method's name (`create`, `read`, `write`,
-//! `file.sync`, `store.sync`, `sync` for both of these, …) or `*`.
-//!
-//! | what | meaning |
-//! |---|---|
-//! | `nth=N` | only the N-th call that the rule matches, from 1; without it every call |
-//! | `from=N` | the N-th and all later ones |
-//! | `fail=ENOSPC` | fails so, and does nothing |
-//! | `delay=20ms` | takes that much longer (`us`, `ms`, `s`); delays of several rules add up |
-//! | `hang` | waits until [`FaultStore::release`] or the store's close |
-//! | `torn` | writes the first half of the bytes, then fails (`EIO`, or what `fail=` says) |
-//!
-//! A delay comes first, then a hang, then the failure. [`Store::forget`], [`Store::path_of`],
-//! [`Store::describe`] and [`Store::close`] always pass. Calls are counted whether they fail or not.
 
 mod control;
 mod rules;
@@ -33,7 +17,23 @@ use crate::{
 };
 use control::{Control, Verdict};
 
-/// A store that fails on purpose. See the [module](self).
+/// A store around another one that fails, delays, hangs or tears chosen calls.
+///
+/// # Rules
+/// `CALL:WHAT:WHAT…`, several joined by `;`. `CALL` is a method's name (`create`, `read`, `write`,
+/// `file.sync`, `store.sync`, `sync` for both of these, …) or `*`.
+///
+/// | what | meaning |
+/// |---|---|
+/// | `nth=N` | only the N-th call that the rule matches, from 1; without it every call |
+/// | `from=N` | the N-th and all later ones |
+/// | `fail=ENOSPC` | fails so, and does nothing |
+/// | `delay=20ms` | takes that much longer (`us`, `ms`, `s`); delays of several rules add up |
+/// | `hang` | waits until [`FaultStore::release`] or the store's close |
+/// | `torn` | writes the first half of the bytes, then fails (`EIO`, or what `fail=` says) |
+///
+/// A delay comes first, then a hang, then the failure. [`Store::forget`], [`Store::path_of`],
+/// [`Store::describe`] and [`Store::close`] always pass. Calls are counted whether they fail or not.
 #[derive(Debug)]
 pub struct FaultStore {
     inner: Arc<dyn Store>,
