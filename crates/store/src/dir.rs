@@ -62,8 +62,8 @@ use node::DirNode;
 use paths::Paths;
 use table::Table;
 
-/// Descriptors to count with where there is no limit.
-const DESCRIPTORS_WITHOUT_LIMIT: u64 = 1 << 20;
+/// Descriptors to count with where there is no limit, and the most to ask for as root: each pins memory of the kernel.
+const DESCRIPTORS_WITHOUT_LIMIT: u64 = 1 << 17;
 
 /// A store over a directory of the host.
 #[derive(Debug)]
