@@ -85,11 +85,18 @@ pub struct MountOptions {
     pub flags: Vec<String>,
 }
 
+/// A sixteenth of the host's memory, 64 MiB to 1 GiB.
+fn default_cache_bytes() -> u64 {
+    let host = rustix::system::sysinfo();
+    let bytes = (host.totalram as u64).saturating_mul(u64::from(host.mem_unit));
+    (bytes / 16).clamp(64 << 20, 1 << 30)
+}
+
 impl Default for MountOptions {
     fn default() -> Self {
         Self {
             read_only: None,
-            cache_bytes: 256 << 20,
+            cache_bytes: default_cache_bytes(),
             mode: Mode::WriteThrough,
             mount_type: MountType::Auto,
             allow_other: None,
@@ -114,7 +121,7 @@ const THREADS_MAX: usize = 1024;
 pub const VALID: &[(&str, &str)] = &[
     ("ro", "nothing can be changed"),
     ("rw", "refuse to mount a store that cannot be written"),
-    ("cache=SIZE", "bound on the memory that holds file data [256M]"),
+    ("cache=SIZE", "bound on the memory that holds file data [a sixteenth of the host's, 64M to 1G]"),
     ("mode=MODE", "write-through [default], or kernel-writeback: faster small writes"),
     ("type=TYPE", "fuseblk (umount(2) itself waits), fuse, or auto [default]"),
     ("allow_other", "let other users in, as root's mounts do; or noallow_other"),
