@@ -118,9 +118,11 @@ impl Volume {
     #[must_use]
     pub fn status(&self) -> Status {
         let dirty = self.dirty_inodes();
-        let waiting: Vec<Unwritten> = dirty.iter().filter_map(|inode| inode.unwritten()).collect();
-        let dirty_bytes = waiting.iter().map(|file| file.bytes).sum();
-        let under_way: u64 = dirty.iter().map(|inode| inode.under_way()).sum();
+        let waiting: Vec<(&Arc<Inode>, Pending)> =
+            dirty.iter().filter_map(|inode| Some((inode, inode.pending()?))).collect();
+        let dirty_bytes = waiting.iter().map(|(_, pending)| pending.bytes).sum();
+        let under_way: u64 = waiting.iter().map(|(_, pending)| pending.under_way).sum();
+        let failing = waiting.iter().filter(|(_, pending)| pending.error.is_some());
         Status {
             state: self.life.state.lock().0,
             store: self.core.store.describe(),
@@ -135,7 +137,8 @@ impl Volume {
             bytes_written_back: self.core.counters.bytes_written_back.get(),
             writeback_errors: self.core.counters.writeback_errors.get(),
             writer_waits: self.core.counters.waits.get(),
-            failing: waiting.into_iter().filter(|file| file.error.is_some()).collect(),
+            // Only these are named: asking the store for the path of each dirty file would take its time.
+            failing: failing.map(|(inode, pending)| inode.name(*pending)).collect(),
         }
     }
 
@@ -220,7 +223,7 @@ impl Volume {
         let mut written = self.core.counters.bytes_written_back.get();
         loop {
             let failed = self.write_all();
-            let clean = self.dirty_inodes().iter().all(|inode| inode.unwritten().is_none());
+            let clean = self.dirty_inodes().iter().all(|inode| inode.pending().is_none());
             if (clean && failed.is_empty()) || self.core.is_forced() {
                 return;
             }
@@ -269,7 +272,7 @@ impl Volume {
     /// What is not on the store now. Never waits for the store.
     #[must_use]
     pub fn unwritten(&self) -> Vec<Unwritten> {
-        self.dirty_inodes().iter().filter_map(|inode| inode.unwritten()).collect()
+        self.dirty_inodes().iter().filter_map(|inode| Some(inode.name(inode.pending()?))).collect()
     }
 
     fn dirty_inodes(&self) -> Vec<Arc<Inode>> {
@@ -283,22 +286,26 @@ impl mounts::Superblock for Volume {
     }
 }
 
+/// What of one inode is not on the store.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    bytes: u64,
+    /// Taken out of the cache's dirty pages, and being written.
+    under_way: u64,
+    error: Option<ErrorKind>,
+}
+
 impl Inode {
-    /// Bytes that were taken out of the cache's dirty pages and are being written.
-    fn under_way(&self) -> u64 {
+    fn pending(&self) -> Option<Pending> {
         let state = self.state();
-        (state.cache.held() - state.cache.dirty()) * PAGE
+        let bytes = (state.cache.held() * PAGE).min(state.overlay.map_or(0, |overlay| overlay.size));
+        let under_way = (state.cache.held() - state.cache.dirty()) * PAGE;
+        let error = state.failing;
+        (bytes > 0 || error.is_some()).then_some(Pending { bytes, under_way, error })
     }
 
-    fn unwritten(&self) -> Option<Unwritten> {
-        let (bytes, error) = {
-            let state = self.state();
-            let pages = state.cache.held() * PAGE;
-            (pages.min(state.overlay.map_or(0, |overlay| overlay.size)), state.failing)
-        };
-        if bytes == 0 && error.is_none() {
-            return None;
-        }
-        Some(Unwritten { node: self.id.0, path: self.core.store.path_of(self.id), bytes, error })
+    fn name(&self, pending: Pending) -> Unwritten {
+        let Pending { bytes, error, .. } = pending;
+        Unwritten { node: self.id.0, path: self.core.store.path_of(self.id), bytes, error }
     }
 }

@@ -89,13 +89,21 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let (registration, listener) = runtime_dir.register(record)?;
     let live = Arc::new(Live::new(facts, volume, session.view(), sender.clone(), Arc::clone(&gone)));
     let owner = rustix::process::geteuid().as_raw();
-    let server = Server::start(listener, owner, Arc::clone(&live) as Arc<_>)
-        .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))?;
-    serve(session, gone, sender.clone())?;
+    let started = Server::start(listener, owner, Arc::clone(&live) as Arc<_>)
+        .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))
+        .and_then(|server| serve(session, gone, sender.clone()).map(|()| server));
+    let server = match started {
+        Ok(server) => server,
+        Err(problem) => {
+            registration.withdraw();
+            return Err(problem);
+        }
+    };
 
     announce(&live);
-    if in_background {
-        background::settle(log)?;
+    if in_background && let Err(problem) = background::settle(log) {
+        // The mount is up all the same.
+        tracing::error!("{problem}");
     }
     let mut supervisor = Supervisor::new(Arc::clone(&live), events, sender);
     let ended = supervisor.run();

@@ -11,7 +11,8 @@
 //! their own.
 //!
 //! A socket appears under its name only when it listens already (bound under another name, then
-//! renamed), so whoever finds one that refuses a connection may remove it. Records of ended mounts
+//! renamed), so whoever finds one that refuses a connection may remove it; the record comes after the socket
+//! and says how the mount ended before the socket goes. Records of ended mounts
 //! stay, the newest 64, so that `wait` tells the truth about a volume whose process is gone.
 
 use std::fs::{self, DirBuilder, Permissions};
@@ -188,11 +189,12 @@ impl RuntimeDir {
     pub fn register(&self, record: Record) -> Result<(Registration, UnixListener)> {
         self.prune();
         let registration = Registration { dir: self.clone(), record };
-        registration.write()?;
+        // In this order: a record without a socket tells of a process that died.
         let listener = registration.listen().map_err(|error| {
             let path = self.socket(&registration.record.id);
             Problem::failure(format!("cannot make the control socket {}: {error}", path.display()))
         })?;
+        registration.write()?;
         Ok((registration, listener))
     }
 
