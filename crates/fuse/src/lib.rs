@@ -29,6 +29,7 @@ mod notify;
 mod reader;
 mod reply;
 mod session;
+mod spin;
 mod stats;
 mod uring;
 

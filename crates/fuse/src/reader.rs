@@ -32,6 +32,7 @@ use crate::dispatch::Worker;
 use crate::interrupt::Slot;
 use crate::line::Line;
 use crate::session::Shared;
+use crate::spin::History;
 
 /// Threads that read at the same time at most, when there is nothing to do.
 const IDLE_MAX: usize = 4;
@@ -306,7 +307,9 @@ fn run(shared: &Arc<Shared>, number: usize) {
 
 fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<Resting>) -> Option<ReadEnd> {
     let shared = Arc::clone(&worker.shared);
+    let mut history = History::default();
     loop {
+        shared.spin.look(dev, &mut history);
         match dev.read(buffer.space()) {
             Ok(len) => {
                 shared.pool.took(&shared);

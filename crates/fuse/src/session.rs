@@ -27,6 +27,7 @@ use crate::interrupt::Interrupts;
 use crate::mount::Mount;
 use crate::notify::Notifier;
 use crate::reader::{Pool, ReadEnd};
+use crate::spin::SpinGate;
 use crate::stats::{Stats, StatsView};
 use crate::uring::{BeforeMount, Prepared, Ring, Transport, Uring};
 
@@ -36,6 +37,8 @@ pub struct SessionOptions {
     pub mode: Mode,
     /// Threads at most. Each request whose store does not answer holds one.
     pub threads_max: usize,
+    /// How long an idle reader of `/dev/fuse` looks for a request before it sleeps, while that pays; zero: never.
+    pub spin: Duration,
     /// How long the kernel may remember names, and that there are none.
     pub entry_valid: Duration,
     /// How long the kernel may remember attributes.
@@ -57,6 +60,7 @@ impl Default for SessionOptions {
         Self {
             mode: Mode::default(),
             threads_max: 256,
+            spin: Duration::ZERO,
             entry_valid: VALID,
             attr_valid: VALID,
             max_background: 64,
@@ -135,6 +139,7 @@ pub(crate) struct Shared {
     pub(crate) owners: OwnersByHandle,
     pub(crate) stats: Stats,
     pub(crate) pool: Pool,
+    pub(crate) spin: SpinGate,
     transport: Mutex<Transport>,
     ring: Option<Arc<Ring>>,
     on_destroy: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -246,6 +251,8 @@ impl Session {
             owners: OwnersByHandle::default(),
             stats: Stats::default(),
             pool: Pool::new(options.threads_max),
+            // Over io_uring the readers only get what nobody waits for.
+            spin: SpinGate::new(if prepared.is_some() { Duration::ZERO } else { options.spin }),
             transport: Mutex::new(transport),
             ring: prepared.as_ref().map(|prepared| Arc::clone(prepared.ring())),
             on_destroy: Mutex::new(Some(options.on_destroy)),

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use rustix::mount::MountFlags;
 use store::{ErrorKind, Store};
@@ -21,12 +22,15 @@ use crate::control::server::Server;
 use crate::live::{Facts, Gone, Live};
 use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
-use crate::opts::{self, Mode, MountOptions, MountType, Uring};
+use crate::opts::{self, Mode, MountOptions, MountType, Spin, Uring};
 use crate::problem::{Problem, Result};
 use crate::registry::{self, RuntimeDir};
 use crate::signals;
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
+
+/// How long a reader looks for the next request, where it was asked to.
+const SPIN: Duration = Duration::from_micros(30);
 
 /// The help that follows the arguments.
 #[must_use]
@@ -215,6 +219,7 @@ fn start_session(
             Mode::KernelWriteback => fuse::Mode::KernelWriteback,
         },
         threads_max: options.threads.unwrap_or(defaults.threads_max),
+        spin: if options.spin == Spin::Auto { SPIN } else { defaults.spin },
         on_destroy: Box::new(move || {
             drained.shutdown();
             going.set();

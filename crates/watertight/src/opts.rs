@@ -47,7 +47,7 @@ pub enum Uring {
     Off,
 }
 
-/// Whether an idle reader spins for a moment before it sleeps.
+/// Whether an idle reader of `/dev/fuse` spins for a moment before it sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spin {
     /// While it pays.
@@ -103,7 +103,7 @@ impl Default for MountOptions {
             flushers: None,
             threads: None,
             uring: Uring::Auto,
-            spin: Spin::Auto,
+            spin: Spin::Off,
             dirty_after: None,
             drain_timeout: Duration::from_secs(60),
             flags: Vec::new(),
@@ -128,7 +128,10 @@ pub const VALID: &[(&str, &str)] = &[
     ("flushers=N", "threads that write data back [2]"),
     ("threads=N", "threads that serve requests, at most [256]"),
     ("uring=WHEN", "talk to the kernel over io_uring: auto [default], on, off"),
-    ("spin=WHEN", "auto [default]: spin before sleeping while that pays; or off"),
+    (
+        "spin=WHEN",
+        "off [default], or auto: without io_uring, look for requests before sleeping while that pays",
+    ),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("drain_timeout=TIME", "an unmount gives up after so long without progress [60s]"),
     ("nosuid, nodev, ...", "also noexec, noatime: as in mount(8)"),
@@ -184,7 +187,7 @@ impl MountOptions {
             }
             "spin" => {
                 self.spin = match needed()? {
-                    "auto" | "on" => Spin::Auto,
+                    "auto" => Spin::Auto,
                     "off" => Spin::Off,
                     _ => return Err(wrong("give auto or off".to_owned())),
                 }

@@ -58,7 +58,10 @@ pub(crate) fn targets(
     place: &Place,
 ) -> [Target; 2] {
     let (options, note) = match variant {
-        "writethrough" => (format!("{CACHE},mode=write-through,spin=off"), "write-through, spinning off"),
+        "writethrough" => (
+            format!("{CACHE},mode=write-through,uring=off,spin=off"),
+            "write-through, plain readers: no io_uring, no spinning",
+        ),
         "writeback" => (format!("{CACHE},mode=kernel-writeback"), "kernel write-back"),
         _ => (CACHE.to_owned(), ""),
     };
