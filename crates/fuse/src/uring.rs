@@ -178,6 +178,7 @@ pub(crate) struct Ring {
     depth: usize,
     /// Entries of each queue that may keep their memory.
     warm: u64,
+    cpus: cpus::Cpus,
     crew: Crew,
     inbox: Mutex<Inbox>,
     /// Tells the keeper that there is something in the inbox.
@@ -202,6 +203,7 @@ impl Ring {
             queues: std::iter::repeat_with(Queue::default).take(count).collect(),
             depth,
             warm,
+            cpus: cpus::Cpus::new(),
             crew: Crew::new(threads_max + count * depth),
             inbox: Mutex::new(Inbox { entries: Vec::with_capacity(count * depth), ended: false }),
             bell,

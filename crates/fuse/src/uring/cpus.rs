@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Which CPUs the host can have.
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
@@ -24,17 +24,31 @@ fn count(list: &str) -> Option<u16> {
     Some(sum)
 }
 
-/// Has the calling thread run on this CPU only. Where that may not be (the CPU is offline, or outside the
-/// process' set) it runs where it did.
-pub(super) fn pin(cpu: u16) {
-    let cpu = usize::from(cpu);
-    if cpu >= CpuSet::MAX_CPU {
-        return;
+/// Which CPUs this process may use.
+#[derive(Debug)]
+pub(super) struct Cpus(Option<CpuSet>);
+
+impl Cpus {
+    /// Those of the calling thread.
+    pub(super) fn new() -> Self {
+        Self(sched_getaffinity(None).ok())
     }
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    if let Err(error) = sched_setaffinity(None, &set) {
-        tracing::debug!(cpu, %error, "a thread cannot be kept on its CPU");
+
+    /// Has the calling thread run on this CPU only, or on any. Where that may not be (the CPU is offline, or
+    /// outside the process' set) it runs where it did.
+    pub(super) fn keep_to(&self, cpu: Option<u16>) {
+        let Some(all) = &self.0 else { return };
+        let set = match cpu.map(usize::from) {
+            Some(cpu) if cpu < CpuSet::MAX_CPU && all.is_set(cpu) => {
+                let mut one = CpuSet::new();
+                one.set(cpu);
+                one
+            }
+            _ => *all,
+        };
+        if let Err(error) = sched_setaffinity(None, &set) {
+            tracing::debug!(cpu, %error, "a thread cannot be kept on its CPU");
+        }
     }
 }
 

@@ -242,3 +242,86 @@ impl Crew {
         self.state.lock().threads.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> Entry {
+        Entry::new(0).unwrap()
+    }
+
+    fn must_not_spawn(_: Recruit) -> io::Result<JoinHandle<()>> {
+        panic!("a thread was made")
+    }
+
+    /// A thread that serves by counting, and rests in between.
+    fn spawn(crew: &Arc<Crew>, served: &Arc<AtomicUsize>, recruit: Recruit) -> io::Result<JoinHandle<()>> {
+        let (crew, served) = (Arc::clone(crew), Arc::clone(served));
+        Ok(std::thread::spawn(move || {
+            let mut entry = recruit.bunk.take();
+            while entry.is_some() {
+                served.fetch_add(1, Ordering::SeqCst);
+                entry = crew.rest(&recruit.bunk);
+            }
+            crew.left(recruit.number);
+        }))
+    }
+
+    fn until(mut is_so: impl FnMut() -> bool) {
+        while !is_so() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_resting_thread_is_preferred_and_all_end() {
+        let (crew, served) = (Arc::new(Crew::new(5)), Arc::default());
+        for round in 1..=3 {
+            if round == 1 {
+                crew.assign(entry(), |recruit| spawn(&crew, &served, recruit)).unwrap();
+            } else {
+                crew.assign(entry(), must_not_spawn).unwrap();
+            }
+            until(|| served.load(Ordering::SeqCst) == round);
+            until(|| crew.state.lock().resting.len() == 1);
+        }
+        assert_eq!(crew.threads(), 1);
+        crew.end();
+        assert_eq!(crew.wait(Instant::now() + Duration::from_secs(60)), 0);
+        assert_eq!(crew.threads(), 0);
+        // Nobody waits for an answer any more.
+        crew.assign(entry(), must_not_spawn).unwrap();
+        assert!(crew.rest(&Arc::default()).is_none());
+    }
+
+    #[test]
+    fn beyond_the_bound_requests_wait_for_a_free_thread() {
+        let crew = Arc::new(Crew::new(1));
+        let number = crew.add(std::thread::spawn(|| {}));
+        crew.assign(entry(), must_not_spawn).unwrap();
+        crew.assign(entry(), must_not_spawn).unwrap();
+        assert!(crew.is_needed());
+        let bunk = Arc::default();
+        assert!(crew.rest(&bunk).is_some());
+        assert!(crew.is_needed());
+        assert!(crew.rest(&bunk).is_some());
+        assert!(!crew.is_needed());
+        crew.left(number);
+        assert_eq!(crew.wait(Instant::now()), 0);
+    }
+
+    #[test]
+    fn without_a_thread_the_entry_comes_back() {
+        let crew = Crew::new(1);
+        assert!(crew.assign(entry(), |_| Err(io::ErrorKind::WouldBlock.into())).is_err());
+        assert_eq!(crew.threads(), 0);
+    }
+
+    #[test]
+    fn a_thread_that_does_not_return_is_counted() {
+        let crew = Crew::new(1);
+        crew.add(std::thread::spawn(|| {}));
+        assert_eq!(crew.wait(Instant::now()), 1);
+    }
+}

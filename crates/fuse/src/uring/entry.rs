@@ -90,6 +90,8 @@ pub(super) struct Received {
     /// Bytes of the message.
     pub(super) len: usize,
     pub(super) place: Place,
+    /// Whether the kernel reads ahead, so that the caller goes on meanwhile.
+    pub(super) reads_ahead: bool,
 }
 
 /// An entry in the hands of this side.
@@ -176,7 +178,8 @@ impl Entry {
         if place == Place::Scratch {
             scratch.space()[fixed..len].copy_from_slice(&self.buffer.data()[..payload]);
         }
-        Ok(Received { unique: header.unique, len, place })
+        let reads_ahead = place == Place::Lent && payload == 0;
+        Ok(Received { unique: header.unique, len, place, reads_ahead })
     }
 
     /// Writes the answer; data that is in the entry's buffer already is left there.

@@ -202,3 +202,96 @@ impl ParkedEntry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dev::Dev;
+
+    fn seat() -> Arc<Seat> {
+        let dev = Dev::new(std::fs::File::open("/dev/null").unwrap().into());
+        Arc::new(Seat::new(Arc::new(Ring::new(Arc::new(dev), 1, 1).unwrap())))
+    }
+
+    fn kept(seat: &Seat) -> usize {
+        let mut entries = Vec::new();
+        seat.ring.take_inbox(&mut entries);
+        entries.len()
+    }
+
+    fn entry() -> Entry {
+        Entry::new(0).unwrap()
+    }
+
+    #[test]
+    fn the_owners_answer_stays_with_its_entry() {
+        let seat = seat();
+        seat.put(2, entry());
+        seat.answer(2, Ok([b"yes", &[]])).unwrap();
+        let Left::Answered(mut entry) = seat.left() else { panic!("no answer") };
+        assert_eq!(&entry.buffer.data()[..3], b"yes");
+        seat.put(4, entry);
+        assert!(matches!(seat.left(), Left::Unanswered(_)));
+        assert!(matches!(seat.left(), Left::Gone));
+        assert_eq!(kept(&seat), 0);
+    }
+
+    #[test]
+    fn another_answers_the_right_request_only_and_takes_the_entry() {
+        let seat = seat();
+        seat.put(2, entry());
+        seat.answer_for_owner(6, Errno::INTR);
+        assert_eq!(kept(&seat), 0);
+        seat.answer_for_owner(2, Errno::INTR);
+        assert_eq!(kept(&seat), 1);
+        assert_eq!(seat.answer(2, Err(Errno::IO)), Err(Errno::NOENT));
+        assert!(matches!(seat.left(), Left::Gone));
+    }
+
+    #[test]
+    fn a_parked_request_answered_at_once_stays_with_its_thread() {
+        let seat = seat();
+        seat.put(2, entry());
+        let mut parked = seat.park(2);
+        parked.answer(2, Ok(()));
+        assert!(matches!(seat.left(), Left::Answered(_)));
+        assert_eq!(kept(&seat), 0);
+    }
+
+    #[test]
+    fn a_parked_request_answered_later_goes_to_the_keeper() {
+        let seat = seat();
+        seat.put(2, entry());
+        let mut parked = seat.park(2);
+        assert!(matches!(seat.left(), Left::Gone));
+        seat.put(4, entry());
+        parked.answer(2, Err(Errno::INTR));
+        parked.answer(2, Ok(()));
+        assert_eq!(kept(&seat), 1);
+        assert!(matches!(seat.left(), Left::Unanswered(_)));
+    }
+
+    #[test]
+    fn answers_to_lent_entries_are_noted() {
+        let seat = seat();
+        let data = [1_u8, 2, 3];
+        let at = data.as_ptr().addr();
+        for (answer, expected) in [
+            (Ok([&data[..], &[]]), Some(LentAnswer::Data(3))),
+            (
+                Ok([&[4, 5][..], &[]]),
+                Some(LentAnswer::Small([4, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 2)),
+            ),
+            (Err(Errno::NOSPC), Some(LentAnswer::Error(Errno::NOSPC))),
+        ] {
+            seat.lend(2, at);
+            seat.answer(2, answer).unwrap();
+            // Nobody else has anything to take.
+            seat.answer_for_owner(2, Errno::INTR);
+            assert_eq!(seat.lent_answer(), expected);
+        }
+        seat.lend(2, at);
+        assert_eq!(seat.lent_answer(), None);
+        assert_eq!(kept(&seat), 0);
+    }
+}

@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::crew::{Bunk, Recruit};
-use super::entry::{Entry, Place};
+use super::entry::{Entry, Place, Received};
 use super::lane::{Event, Lane};
 use super::seat::{Left, Seat};
-use super::{Ring, cpus, ends_connection};
+use super::{Ring, ends_connection};
 use crate::buffer::Buffer;
 use crate::dispatch::Worker;
 use crate::interrupt::Slot;
@@ -48,7 +48,8 @@ struct Server {
     scratch: Option<Buffer>,
     /// Missing when the host had no io_uring for this thread, which then keeps no entry.
     lane: Option<Lane>,
-    cpu: Option<u16>,
+    /// The CPU that this thread is kept on, if any; not known in the beginning.
+    cpu: Option<Option<u16>>,
 }
 
 impl Drop for Server {
@@ -108,11 +109,6 @@ impl Server {
     }
 
     fn serve_and_pass_on(&mut self, entry: Entry) -> Next {
-        let queue = entry.queue();
-        if self.cpu != Some(queue) {
-            cpus::pin(queue);
-            self.cpu = Some(queue);
-        }
         let begun = coarse_ms();
         match self.serve(entry) {
             Some(entry) => self.pass_on(entry, begun),
@@ -135,9 +131,15 @@ impl Server {
                 return Some(entry);
             }
         };
-        let (unique, len, worker) = (received.unique, received.len, &mut self.worker);
+        let Received { unique, len, place, reads_ahead } = received;
+        let cpu = if reads_ahead { None } else { Some(entry.queue()) };
+        if self.cpu != Some(cpu) {
+            self.ring.cpus.keep_to(cpu);
+            self.cpu = Some(cpu);
+        }
+        let worker = &mut self.worker;
         // Handlers' panics are dealt with inside; what comes out here must not cost the thread either.
-        match received.place {
+        match place {
             Place::Scratch => {
                 self.seat.put(unique, entry);
                 let served = catch_unwind(AssertUnwindSafe(|| worker.serve(scratch, len, false)));
