@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use store::Store;
-use sync::atomic::{AtomicBool, Ordering};
+use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Clock, Counter, RealClock};
 use writeback::{Bdi, Budget};
 
@@ -57,6 +57,8 @@ pub(crate) struct Core {
     pub(crate) bdi: Arc<Bdi<Inode>>,
     pub(crate) table: Table,
     pub(crate) counters: Counters,
+    /// Overlays that ended.
+    settled: AtomicU64,
     forced: AtomicBool,
     forced_event: Event,
 }
@@ -85,6 +87,7 @@ impl Core {
             bdi,
             table: Table::default(),
             counters: Counters::default(),
+            settled: AtomicU64::new(0),
             forced: AtomicBool::new(false),
             forced_event: Event::default(),
         })
@@ -97,6 +100,20 @@ impl Core {
         self.forced.store(true, Ordering::SeqCst);
         self.budget.wake_all();
         self.forced_event.set();
+    }
+
+    /// Counts an overlay that ended: attributes that the store gave before may be older than what it has now.
+    pub(crate) fn note_settled(&self) {
+        // ORDERING: Release, pairs with the load in `settled`: who sees this count finds on the store what the
+        // overlay said. Weaker, a look-up could take an old size for one from after the write-back.
+        self.settled.fetch_add(1, Ordering::Release);
+    }
+
+    /// Overlays that ended so far.
+    pub(crate) fn settled(&self) -> u64 {
+        // ORDERING: Acquire, see `note_settled`; that the count is seen by who no longer finds the inode is by
+        // the table's lock.
+        self.settled.load(Ordering::Acquire)
     }
 
     /// Waits until the volume is given up, `at_most` this long.

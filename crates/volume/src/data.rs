@@ -151,9 +151,8 @@ impl Inode {
             state.add_pages(used);
         }
         self.note_held(&state);
-        let list = !std::mem::replace(&mut state.listed, true);
-        drop(state);
-        if list {
+        if !std::mem::replace(&mut state.listed, true) {
+            // Before the lock is given up: another writer who finds the file listed may be followed by a sync.
             self.list();
         }
         Ok(true)

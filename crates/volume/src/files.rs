@@ -67,8 +67,10 @@ impl Volume {
 
     fn open_created(&self, created: Created, flags: OpenFlags) -> (Entry, Opened) {
         let (entry, inode) = self.know(created.entry);
+        // Counted first, so that nobody who finds the name closes the data in between.
+        inode.state().opens += 1;
         inode.set_file(Access::ReadWrite, &created.file);
-        let opened = self.add_handle(inode, flags);
+        let opened = Opening { volume: self, inode: Some(inode) }.finish(flags);
         (entry, opened)
     }
 
@@ -91,11 +93,6 @@ impl Volume {
             self.set_attr(ctx, id, &set, flags.contains(OpenFlags::KILL_PRIV))?;
         }
         Ok(opening.finish(flags))
-    }
-
-    fn add_handle(&self, inode: Arc<Inode>, flags: OpenFlags) -> Opened {
-        inode.state().opens += 1;
-        Opening { volume: self, inode: Some(inode) }.finish(flags)
     }
 
     /// One descriptor of an open file was closed: reports a write-back error that this opening has not
@@ -155,13 +152,15 @@ impl Volume {
     ) -> Result<()> {
         let file = self.files.get(handle)?;
         let end = offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
-        let end = end.ok_or(Error::FileTooBig)?;
+        end.ok_or(Error::FileTooBig)?;
         (ctx.before_wait)();
         let inode = &file.inode;
         let io = inode.io();
         inode.write_pages(&io)?;
-        inode.file(Access::ReadWrite)?.allocate(mode, offset, len)?;
-        inode.changed_on_store(&io, (!mode.contains(AllocateMode::KEEP_SIZE)).then_some(end))
+        let done = inode.file(Access::ReadWrite)?.allocate(mode, offset, len);
+        // A part of it may be done also when it failed.
+        inode.changed_on_store(&io)?;
+        Ok(done?)
     }
 
     /// Where the next data or hole begins.
@@ -191,9 +190,9 @@ impl Volume {
         let io = dst.inode.io();
         dst.inode.write_pages(&io)?;
         let (from, to) = (src.inode.id, dst.inode.id);
-        let copied = self.core.store.copy_range(from, src_offset, to, dst_offset, len)?;
-        dst.inode.changed_on_store(&io, (copied > 0).then_some(dst_offset + copied))?;
-        Ok(copied)
+        let copied = self.core.store.copy_range(from, src_offset, to, dst_offset, len);
+        dst.inode.changed_on_store(&io)?;
+        Ok(copied?)
     }
 
     /// Changes attributes, and says what they are now. `kill_priv`: drop the set-id bits and capabilities.
@@ -262,7 +261,12 @@ impl Inode {
             self.write_times(&io)?;
         }
         drop(io);
-        self.file(Access::Read)?.sync(data_only).map_err(|error| self.record(error))
+        let synced = match self.file(Access::Read) {
+            Ok(file) => file.sync(data_only),
+            Err(Error::Store(error)) => Err(error),
+            Err(other) => return Err(other),
+        };
+        synced.map_err(|error| self.record(error))
     }
 
     /// Brings the store up to date for somebody who looks at it next.
@@ -275,16 +279,22 @@ impl Inode {
     }
 
     fn set_attr(&self, set: &SetAttr) -> Result<Attr> {
-        let mut attr = self.core.store.set_attr(self.id, set)?;
-        let mut state = self.state();
-        if let Some(overlay) = &mut state.overlay {
-            overlay.ctime = attr.ctime;
-            if set.mtime.is_some() {
-                overlay.mtime = attr.mtime;
+        loop {
+            let changes = self.state().changes;
+            let mut attr = self.core.store.set_attr(self.id, set)?;
+            let mut state = self.state();
+            if let Some(overlay) = &mut state.overlay {
+                overlay.ctime = attr.ctime;
+                if set.mtime.is_some() {
+                    overlay.mtime = attr.mtime;
+                }
+            } else if set.mtime.is_some() && state.changes != changes {
+                // A write-back that ended meanwhile may have put its own time over ours.
+                continue;
             }
+            state.apply(&mut attr);
+            return Ok(attr);
         }
-        state.apply(&mut attr);
-        Ok(attr)
     }
 
     fn set_size(&self, ctx: &Ctx<'_>, set: &SetAttr, size: u64) -> Result<Attr> {
@@ -317,15 +327,14 @@ impl Inode {
         Ok(attr)
     }
 
-    /// The store's content was changed around the cache, and the file reaches to `end` at least.
-    fn changed_on_store(&self, _io: &MutexGuard<'_, ()>, end: Option<u64>) -> Result<()> {
+    /// The store's content was changed around the cache.
+    fn changed_on_store(&self, _io: &MutexGuard<'_, ()>) -> Result<()> {
         let attr = self.core.store.attr(self.id)?;
         let mut state = self.state();
         state.changes += 1;
         if let Some(overlay) = &mut state.overlay {
-            let end = end.unwrap_or(0);
-            overlay.size = overlay.size.max(end);
-            overlay.store_size = overlay.store_size.max(end);
+            overlay.size = overlay.size.max(attr.size);
+            overlay.store_size = overlay.store_size.max(attr.size);
             overlay.mtime = attr.mtime;
             overlay.ctime = attr.ctime;
         }

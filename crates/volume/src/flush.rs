@@ -1,6 +1,7 @@
 //! From the cache to the store.
 
 use std::io::IoSlice;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use store::{Access, ErrorKind, SetAttr, TimeSet};
@@ -16,7 +17,7 @@ use crate::{Error, NodeId, Result};
 impl writeback::Inode for Inode {
     fn write_back(&self) -> Outcome {
         let io = self.io();
-        let outcome = match self.write_pages(&io).and_then(|()| self.write_times(&io)) {
+        let outcome = match self.write_all(&io) {
             Err(_) => Outcome::Failed,
             Ok(()) => self.unlist_if_clean(),
         };
@@ -29,7 +30,43 @@ impl writeback::Inode for Inode {
     }
 }
 
+/// Pages that are taken out for writing, as long as nobody knows how that ended: a store that panics has not
+/// written them.
+struct Unfinished<'a> {
+    inode: &'a Inode,
+    first: u64,
+    pages: usize,
+    is_over: bool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let freed = self.inode.state().cache.end_run(self.first, self.pages, false);
+        debug_assert!(freed.is_empty(), "unwritten pages stay");
+    }
+}
+
 impl Inode {
+    /// Writes what a flusher would, and leaves the inode listed for the flusher to take off: who is not one
+    /// does not know on which list it is. Says whether it could.
+    pub(crate) fn write_for_sync(&self) -> bool {
+        // A panic over one inode must not keep the others from being written.
+        let written = catch_unwind(AssertUnwindSafe(|| self.write_all(&self.io()))).unwrap_or_else(|_| {
+            self.state().failing = Some(ErrorKind::Io);
+            Err(self.record(store::Error::new(ErrorKind::Io, "write-back panicked")))
+        });
+        self.close_file_if_idle();
+        written.is_ok()
+    }
+
+    fn write_all(&self, io: &MutexGuard<'_, ()>) -> Result<()> {
+        self.write_pages(io)?;
+        self.write_times(io)
+    }
+
     /// Writes the pages that are dirty at this moment.
     ///
     /// An error is recorded for every open file and the data stays, dirty.
@@ -55,8 +92,10 @@ impl Inode {
         let offset = run.first * PAGE;
         let size = self.state().overlay.map_or(0, |overlay| overlay.size);
         let end = size.min(offset + run.pages.len() as u64 * PAGE);
-        let result = self.write_slices(&run, offset, end);
         let count = run.pages.len();
+        let mut unfinished = Unfinished { inode: self, first: run.first, pages: count, is_over: false };
+        let result = self.write_slices(&run, offset, end);
+        unfinished.is_over = true;
         // Before the cache looks at its pages: ours would count as somebody who still uses them.
         drop(run.pages);
         let (freed, permit) = {
@@ -125,6 +164,7 @@ impl Inode {
                 Some(overlay) if overlay.times_pending => overlay.mtime,
                 Some(_) => {
                     state.end_overlay(None);
+                    self.core.note_settled();
                     return Ok(());
                 }
             }
@@ -144,6 +184,7 @@ impl Inode {
         if settled {
             state.failing = None;
             state.end_overlay(stored);
+            self.core.note_settled();
         }
         Ok(())
     }
@@ -181,7 +222,7 @@ impl Inode {
         self.held.store(state.cache.held(), Ordering::Relaxed);
     }
 
-    /// Lists the inode with its wb; for whoever has just set `listed`, without the state lock.
+    /// Lists the inode with its wb; for whoever has just set `listed`, still under the state lock.
     pub(crate) fn list(self: &Arc<Self>) {
         self.core.bdi.mark_dirty(Arc::clone(self), Owner::ROOT);
     }

@@ -11,7 +11,7 @@
 //! | `file` | its own lock, a leaf |
 //! | `held` | written under `state`, read by the budget without |
 //!
-//! Lock order: `io` (two inodes: the lower id first), then `state`; `file` alone. The store is called under
+//! Lock order: `io` (two inodes: the lower id first), then `state`, then `file`. The store is called under
 //! `io` at most, so that a store that hangs on one file stops this file only.
 
 use std::fmt;
@@ -140,14 +140,13 @@ impl Inode {
 
     /// Closes the data when nobody has it open and nothing is left to write.
     pub(crate) fn close_file_if_idle(&self) {
-        let idle = {
-            let state = self.state.lock();
-            state.opens == 0 && state.overlay.is_none()
+        let closed = {
+            let state = self.state();
+            // Under the state lock: who opens the file now counts himself first, and finds it closed or open.
+            let is_idle = state.opens == 0 && state.overlay.is_none();
+            if is_idle { self.file.lock().take() } else { None }
         };
-        if idle {
-            let closed = self.file.lock().take();
-            drop(closed);
-        }
+        drop(closed);
     }
 
     /// The attributes as users see them.

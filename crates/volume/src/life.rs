@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use store::ErrorKind;
 use sync::{Condvar, Mutex};
-use writeback::{Inode as _, Outcome, Owner};
+use writeback::Owner;
 
 use crate::inode::Inode;
 use crate::page::PAGE;
@@ -252,7 +252,7 @@ impl Volume {
                 if self.core.is_forced() {
                     return;
                 }
-                if inode.write_back() == Outcome::Failed {
+                if !inode.write_for_sync() {
                     failed.lock().push(Arc::clone(inode));
                 }
             }

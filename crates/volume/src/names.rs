@@ -16,8 +16,17 @@ impl Volume {
     /// # Errors
     /// The store's.
     pub fn lookup(&self, parent: NodeId, name: &OsStr) -> Result<Entry> {
+        let settled = self.core.settled();
         let entry = self.core.store.lookup(parent, Name::new(name)?)?;
-        Ok(self.know(entry).0)
+        let (mut entry, inode) = self.know(entry);
+        // The inode may have been written and forgotten between the store's answer and our look.
+        if settled != self.core.settled()
+            && entry.attr.kind == store::FileType::Regular
+            && let Ok(attr) = inode.attr()
+        {
+            entry.attr = attr;
+        }
+        Ok(entry)
     }
 
     /// Gives `n` look-ups on `id` back.
@@ -100,6 +109,7 @@ impl Volume {
     /// The store's.
     pub fn link(&self, id: NodeId, parent: NodeId, name: &OsStr) -> Result<Entry> {
         let entry = self.core.store.link(id, parent, Name::new(name)?)?;
+        self.note_change(id, entry.attr.ctime);
         Ok(self.know(entry).0)
     }
 
@@ -150,7 +160,9 @@ impl Volume {
         if let Some(inode) = self.core.table.get(id) {
             inode.state().unprivileged = false;
         }
-        Ok(self.core.store.set_xattr(id, name, value, how)?)
+        self.core.store.set_xattr(id, name, value, how)?;
+        self.note_change(id, store::Timestamp::now());
+        Ok(())
     }
 
     /// The names of the extended attributes, each ended by NUL.
@@ -166,7 +178,9 @@ impl Volume {
     /// # Errors
     /// The store's.
     pub fn remove_xattr(&self, id: NodeId, name: &OsStr) -> Result<()> {
-        Ok(self.core.store.remove_xattr(id, name)?)
+        self.core.store.remove_xattr(id, name)?;
+        self.note_change(id, store::Timestamp::now());
+        Ok(())
     }
 
     /// Sizes of the store.
@@ -175,6 +189,15 @@ impl Volume {
     /// The store's.
     pub fn statfs(&self) -> Result<StatFs> {
         Ok(self.core.store.statfs()?)
+    }
+
+    /// Something beside the data of `id` was changed: its ctime shows that also while there is unwritten data.
+    fn note_change(&self, id: NodeId, ctime: store::Timestamp) {
+        if let Some(inode) = self.core.table.get(id)
+            && let Some(overlay) = &mut inode.state().overlay
+        {
+            overlay.ctime = overlay.ctime.max(ctime);
+        }
     }
 
     pub(crate) fn inode(&self, id: NodeId) -> Result<Arc<Inode>> {

@@ -84,7 +84,7 @@ impl<I: Inode + ?Sized> Bdi<I> {
         &self.root
     }
 
-    /// Lists an inode that has just become dirty. The caller holds no lock of the inode.
+    /// Lists an inode that has just become dirty. The caller may hold the lock under which it became so.
     pub fn mark_dirty(&self, inode: Arc<I>, owner: Owner) {
         if self.wb(owner).push(inode, self.options.clock.now()) {
             // The list was empty: flushers may be waiting without a time. Taking `control` orders this

@@ -1,8 +1,9 @@
 //! The dirty inodes of one owner on one backing device.
 //!
 //! An inode is on the lists of its wb exactly while it says it is dirty: whoever makes it dirty (and is
-//! told so by the inode's own state, under the inode's own lock) pushes it with [`Wb::mark_dirty`] after
-//! releasing that lock; the flusher that found it clean takes it off.
+//! told so by the inode's own state, under the inode's own lock) pushes it with [`Bdi::mark_dirty`] before
+//! releasing that lock, so that who finds the inode dirty finds it listed; the flusher that found it clean
+//! takes it off.
 //!
 //! | list | holds |
 //! |---|---|
@@ -10,7 +11,9 @@
 //! | `io` | inodes that a flusher writes now |
 //! | `more_io` | inodes whose write-back failed, to be tried again at a later time |
 //!
-//! Lock order: `Wb::lists` is taken without any lock of an inode, and none is taken under it.
+//! Lock order: `Wb::lists` may be taken under an inode's lock; none of an inode is taken under it.
+//!
+//! [`Bdi::mark_dirty`]: crate::Bdi::mark_dirty
 
 use std::collections::VecDeque;
 use std::fmt;
