@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::File;
 
@@ -38,11 +37,12 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// The wall clock's time.
+    /// The wall clock's time, by the clock that file systems use: a finer one would make what is written now
+    /// seem newer than what the host's file system makes a moment later.
     #[must_use]
     pub fn now() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self { secs: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nanos: since.subsec_nanos() }
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        Self { secs: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
     }
 }
 

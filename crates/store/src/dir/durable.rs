@@ -35,7 +35,7 @@
 //!
 //! Lock order: `DirNode::syncing`, then `DirNode::sync`, then `Unsynced::queue`, then the table's
 //! shards. `Unsynced::relieving` comes before all of them, `Inner::spare` between
-//! `DirNode::syncing` and `DirNode::sync`. `DirNode::data` is never held with these.
+//! a directory's `DirNode::syncing` and a file's. `DirNode::data` is never held with these.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,6 +54,9 @@ use crate::{Error, ErrorKind, FileType, Result};
 const BATCH: usize = 256;
 /// Threads that sync at a time.
 const THREADS: usize = 4;
+
+/// Names that an object may have noted before they are looked through.
+const NAMES_LOOK: usize = 8;
 
 /// What changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +80,8 @@ pub(crate) struct SyncState {
     /// A descriptor of the data, where it might not be possible to open it again.
     kept: Option<Arc<OwnedFd>>,
     names: Vec<NameIn>,
+    /// How many of them were needed when they were last looked through.
+    names_kept: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +95,14 @@ struct Failure {
 struct NameIn {
     parent: Arc<DirNode>,
     at: u64,
+}
+
+impl NameIn {
+    /// The name is durable, and so are the directory's own.
+    fn is_settled(&self) -> bool {
+        let parent = self.parent.sync.lock();
+        parent.data_synced >= self.at && parent.names.is_empty()
+    }
 }
 
 impl SyncState {
@@ -204,11 +217,22 @@ impl Inner {
 
     /// Notes that a name of `node` may not be durable before `parent` is, up to its clock `at`.
     pub(crate) fn note_name(node: &DirNode, parent: &Arc<DirNode>, at: u64) {
+        let crowd = {
+            let mut state = node.sync.lock();
+            match state.names.iter_mut().find(|n| n.parent.id == parent.id) {
+                Some(name) => name.at = at,
+                None => state.names.push(NameIn { parent: Arc::clone(parent), at }),
+            }
+            if state.names.len() < NAMES_LOOK.max(state.names_kept * 2) {
+                return;
+            }
+            state.names.clone()
+        };
+        // Each name holds a directory, which may be long gone: a file that is moved about must not collect them.
+        let (kept, settled): (Vec<_>, Vec<_>) = crowd.into_iter().partition(|name| !name.is_settled());
         let mut state = node.sync.lock();
-        match state.names.iter_mut().find(|n| n.parent.id == parent.id) {
-            Some(name) => name.at = at,
-            None => state.names.push(NameIn { parent: Arc::clone(parent), at }),
-        }
+        state.names_kept = kept.len();
+        state.names.retain(|name| !settled.iter().any(|s| s.parent.id == name.parent.id && s.at >= name.at));
     }
 
     /// The clock of `dir`'s last change, if its entries are not all durable.
@@ -228,6 +252,7 @@ impl Inner {
     /// Makes one object durable: its data, its attributes too unless `data_only`.
     pub(crate) fn sync_node(&self, node: &Arc<DirNode>, fd: &OwnedFd, data_only: bool) -> Result<()> {
         let op = "sync";
+        let Some(_only_one) = Self::wait_for_sync(node, data_only) else { return Ok(()) };
         let up_to = node.sync.lock().clock;
         let result = if node.kind == FileType::Directory {
             self.unsynced.dir_syncs.add(1);
@@ -242,7 +267,8 @@ impl Inner {
             Err(Errno::INVAL) if node.kind == FileType::Directory => state.settle(up_to, true),
             Err(e) => {
                 let kind = errno::kind(e);
-                state.failed = Some(Failure { kind, at: up_to });
+                // What was written while the sync went on may be lost as well.
+                state.failed = Some(Failure { kind, at: state.clock });
                 self.enqueue(node, &mut state);
                 return Err(Error::new(kind, op));
             }
@@ -261,6 +287,24 @@ impl Inner {
         Ok(())
     }
 
+    /// Keeps other syncs of the same file away: the kernel tells a failure to one of several that use the same
+    /// descriptor, and nothing to the others. `None` if one that began later than this call did it all.
+    fn wait_for_sync(node: &DirNode, data_only: bool) -> Option<Option<sync::MutexGuard<'_, ()>>> {
+        if node.kind == FileType::Directory {
+            return Some(None);
+        }
+        if let Some(guard) = node.syncing.try_lock() {
+            return Some(Some(guard));
+        }
+        let up_to = node.sync.lock().clock;
+        let guard = node.syncing.lock();
+        let state = node.sync.lock();
+        let is_done = state.failed.is_none()
+            && state.data_synced >= up_to
+            && (data_only || state.attrs_synced >= up_to);
+        if is_done { None } else { Some(Some(guard)) }
+    }
+
     fn dequeue_if_clean(&self, node: &DirNode, mut state: sync::MutexGuard<'_, SyncState>) {
         if !state.is_clean() {
             return;
@@ -277,12 +321,19 @@ impl Inner {
     }
 
     /// Takes `node` for durable: it has no name any more.
-    fn settle_unlinked(&self, node: &DirNode) {
+    ///
+    /// `up_to` is its clock from before somebody looked: a file may get a name again after that.
+    fn settle_unlinked(&self, node: &DirNode, up_to: u64) {
         let mut state = node.sync.lock();
-        let now = state.clock;
-        state.settle(now, true);
-        state.failed = None;
+        state.settle(up_to, true);
+        if state.clock == up_to {
+            state.failed = None;
+        }
+        // A directory gets no name again.
+        let names =
+            if node.kind == FileType::Directory { std::mem::take(&mut state.names) } else { Vec::new() };
         self.dequeue_if_clean(node, state);
+        drop(names);
     }
 
     /// Lets go of an object that nobody can reach any more and that only waits to be synced: without a
@@ -293,31 +344,35 @@ impl Inner {
         if is_open {
             return;
         }
+        let up_to = node.sync.lock().clock;
         let is_unlinked = self
             .fd(&node, "forget")
             .and_then(|path| self.stat(path.as_fd(), "forget"))
             .is_ok_and(|stat| stat.stx_nlink == 0);
         if is_unlinked {
-            self.settle_unlinked(&node);
+            self.settle_unlinked(&node, up_to);
         }
     }
 
-    /// Makes the names of `node` durable, and those of the directories above it that are new.
+    /// Makes the names of `node` durable, and those of the directories above it that are new. Nothing is
+    /// struck off before all of it is done: who comes meanwhile, or after a failure, has to do it, too.
     pub(crate) fn sync_names(&self, node: &Arc<DirNode>) -> Result<()> {
         let mut seen = Vec::new();
+        let mut done = Vec::new();
         let mut todo = vec![Arc::clone(node)];
         while let Some(node) = todo.pop() {
             let names = node.sync.lock().names.clone();
             for name in names {
                 self.sync_entries(&name.parent, name.at)?;
-                let mut state = node.sync.lock();
-                state.names.retain(|n| n.parent.id != name.parent.id || n.at > name.at);
-                drop(state);
                 if !seen.contains(&name.parent.id) {
                     seen.push(name.parent.id);
-                    todo.push(name.parent);
+                    todo.push(Arc::clone(&name.parent));
                 }
+                done.push((Arc::clone(&node), name));
             }
+        }
+        for (node, name) in done {
+            node.sync.lock().names.retain(|n| n.parent.id != name.parent.id || n.at > name.at);
         }
         Ok(())
     }
@@ -338,9 +393,10 @@ impl Inner {
     fn open_for_sync(&self, node: &Arc<DirNode>) -> Result<Option<Arc<OwnedFd>>> {
         let op = "sync";
         let path = self.fd(node, op)?;
+        let up_to = node.sync.lock().clock;
         let stat = self.stat(path.as_fd(), op)?;
         if stat.stx_nlink == 0 {
-            self.settle_unlinked(node);
+            self.settle_unlinked(node, up_to);
             return Ok(None);
         }
         let open = node.data.lock().upgrade();

@@ -30,7 +30,7 @@ pub(crate) struct DirNode {
     /// The shared opening of a regular file's data.
     pub(crate) data: Mutex<Weak<DirFile>>,
     pub(crate) sync: Mutex<SyncState>,
-    /// Held while a directory is being synced, so that those who wait find it done.
+    /// Held while the object is being synced, so that those who wait find it done.
     pub(crate) syncing: Mutex<()>,
     /// Counts the descriptor.
     pub(crate) paths: Arc<Paths>,
