@@ -89,10 +89,10 @@ impl Cmd {
         self
     }
 
-    /// Ends after `limit` at the latest.
+    /// Ends after `limit` at the latest; in long versions after ten times that.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
+        self.limit = if crate::is_long() { limit * 10 } else { limit };
         self
     }
 

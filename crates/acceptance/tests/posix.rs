@@ -183,7 +183,7 @@ fn fsx(name: &str, seed: u64, operations: u64, more: &str, setup: Setup) {
         .arg("-P")
         .arg(&artifacts)
         .arg(subject.at("file"))
-        .limit(Duration::from_secs(if is_long() { 1500 } else { 240 }))
+        .limit(Duration::from_secs(400))
         .ok();
     assert!(output.out().contains("A-OK"), "{}\n{}", output.out(), output.err());
     note(name, &format!("{operations} operations in {:.1} s", output.took.as_secs_f64()));
@@ -196,7 +196,7 @@ fn fsx(name: &str, seed: u64, operations: u64, more: &str, setup: Setup) {
 const NO_MSYNC: &str = "nomsyncafterwrite = true\n";
 
 fn fsx_setup() -> Setup {
-    Setup::default().limit(Duration::from_secs(1600))
+    Setup::default().limit(Duration::from_secs(450))
 }
 
 #[test]
@@ -222,7 +222,8 @@ fn fsx_with_kernel_writeback() {
 }
 
 /// The file stressors of stress-ng that pass on ext4. Not among them: what needs a mount of its own
-/// (bind-mount, binderfs) and what works on other files than those in its directory (procfs, tmpfs).
+/// (bind-mount, binderfs), what works on other files than those in its directory (procfs, tmpfs), and what
+/// holds files of every mount of the machine (fanotify).
 const STRESSORS: &[&str] = &[
     "access",
     "aio",
@@ -239,7 +240,6 @@ const STRESSORS: &[&str] = &[
     "dnotify",
     "dup",
     "fallocate",
-    "fanotify",
     "fcntl",
     "fiemap",
     "file-ioctl",
@@ -292,7 +292,7 @@ fn stressors(name: &str, first: usize, of: usize) {
     if !have(name, &["stress-ng"]) {
         return;
     }
-    let Some(mut subject) = Subject::with(name, Setup::default().limit(Duration::from_secs(1800))) else {
+    let Some(mut subject) = Subject::with(name, Setup::default().limit(Duration::from_secs(600))) else {
         return;
     };
     let host = Scratch::new(name);

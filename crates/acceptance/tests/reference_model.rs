@@ -78,8 +78,7 @@ struct Shape {
 }
 
 fn random(name: &str, shape: Shape) {
-    let limit = Duration::from_secs(if is_long() { 7200 } else { 420 });
-    let Some(subject) = Subject::with(name, shape.setup.limit(limit)) else { return };
+    let Some(subject) = Subject::with(name, shape.setup.limit(Duration::from_secs(700))) else { return };
     let volume = RefCell::new(Volume::new(subject));
     let seed = match std::env::var("ACCEPTANCE_SEED") {
         Ok(seed) => seed.parse().expect("ACCEPTANCE_SEED is a number"),

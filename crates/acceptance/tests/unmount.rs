@@ -94,7 +94,7 @@ impl Files {
 fn truthful(name: &str, verb: Verb) {
     let rounds: u32 = if is_long() { 1000 } else { 100 };
     let setup = Setup::default().fault(format!("write:delay={}ms", DELAY.as_millis()));
-    let Some(mut subject) = Subject::with(name, setup.limit(Duration::from_secs(1800))) else { return };
+    let Some(mut subject) = Subject::with(name, setup) else { return };
     if matches!(verb, Verb::Raw | Verb::Umount8) && !subject.kernel_waits() {
         watertight_acceptance::skip(name, "the mount is not of the type for which the kernel waits");
         return;
