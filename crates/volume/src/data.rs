@@ -50,7 +50,9 @@ impl Volume {
         let inode = &file.inode;
         // What the store cannot take could never be written back. As much as fits, as write(2) does.
         let room = self.core.file_size_max.saturating_sub(offset);
-        if room == 0 && !data.is_empty() {
+        let fits = data.len() as u64 <= room;
+        // The kernel does not look at how much of its own write-back was taken.
+        if !fits && (room == 0 || flags.contains(WriteFlags::KERNEL)) {
             return Err(Error::FileTooBig);
         }
         let data = &data[..usize::try_from(room).unwrap_or(usize::MAX).min(data.len())];
