@@ -202,6 +202,12 @@ impl Subject {
         self.is_host || mount_type(&self.mountpoint).is_some_and(|kind| kind.starts_with("fuseblk"))
     }
 
+    /// Whether written data may wait in the kernel, of which the program knows nothing.
+    #[must_use]
+    pub fn is_kernel_writeback(&self) -> bool {
+        !self.is_host && self.setup.options().iter().any(|option| option == "mode=kernel-writeback")
+    }
+
     /// The program that serves the mount.
     ///
     /// # Panics
