@@ -8,6 +8,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::kernel_side::Ask;
 use crate::units::parse_duration;
 
 const STYLES: Styles = Styles::styled()
@@ -98,6 +99,10 @@ pub enum Verb {
         rest: Vec<OsString>,
     },
 
+    /// Ask the kernel something on behalf of a mount process.
+    #[command(hide = true)]
+    KernelSide(KernelSideArgs),
+
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  watertight completions bash > /etc/bash_completion.d/watertight")]
     Completions {
@@ -142,6 +147,18 @@ pub struct UmountArgs {
 pub struct SyncArgs {
     /// The mountpoint, a path inside it, the store, or the volume's id.
     pub path: OsString,
+}
+
+/// `kernel-side`.
+#[derive(Debug, Args)]
+pub struct KernelSideArgs {
+    /// What.
+    pub ask: Ask,
+    /// Where the mount is.
+    pub mountpoint: PathBuf,
+    /// The mount's number in `/proc/self/mountinfo`.
+    #[arg(long)]
+    pub id: u64,
 }
 
 /// `status`.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `GET /healthz` | `ok`, from the server's own thread |
 //! | `GET /v1/status` | [`api::Status`] |
-//! | `POST /v1/sync` | [`api::Synced`], once what was dirty at the call is durable |
+//! | `POST /v1/sync` | [`api::Synced`], once what was dirty in the volume at the call is durable. What the kernel holds (mapped memory, kernel write-back) needs a syncfs(2) first; the mount process cannot ask its own kernel side for it |
 //! | `POST /v1/umount` with [`api::UmountRequest`] | [`api::UmountReply`]; for `force` at once, else once all is written |
 //! | `GET /v1/wait?timeout_ms=N` | [`api::WaitReply`], once the volume is released or failed, or at the timeout |
 //!

@@ -7,7 +7,7 @@
 //! | `mount_cmd`, `background`, `supervisor`, `live` | the mount process |
 //! | `control`, `registry`, `target` | finding mount processes and talking to them |
 //! | `umount_cmd`, `sync_cmd`, `status_cmd`, `wait_cmd` | the other verbs |
-//! | `unmount`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
+//! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
 //! | `console`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
 //! | `demo` | `watertight demo` |
 //!
@@ -22,6 +22,7 @@ pub mod console;
 pub mod control;
 pub mod demo;
 pub mod holders;
+pub mod kernel_side;
 pub mod live;
 pub mod logging;
 pub mod mount_cmd;
@@ -81,6 +82,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
                 "limit: limits per cgroup are not in this version; a later one brings `watertight limit`",
             ));
         }
+        Verb::KernelSide(args) => kernel_side::run(args)?,
         Verb::Completions { shell } => {
             clap_complete::generate(*shell, &mut Cli::command(), "watertight", &mut std::io::stdout());
         }

@@ -27,9 +27,10 @@ use crate::control::api::{
 };
 use crate::control::server::Service;
 use crate::holders::Holders;
+use crate::kernel_side::{Ask, ask};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::supervisor::Event;
-use crate::unmount::{self, Outcome};
+use crate::unmount::Outcome;
 
 /// A store that has taken nothing for this long, although it should have, does not answer.
 const STALLED_AFTER: Duration = Duration::from_secs(10);
@@ -167,7 +168,7 @@ impl Live {
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
         self.volume.sync_all().map_err(|error| error.to_string())?;
-        Ok(match unmount::plain(&self.facts.mount).map_err(|problem| problem.to_string())? {
+        Ok(match ask(Ask::Umount, &self.facts.mount).map_err(|problem| problem.to_string())? {
             Outcome::Gone => UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() },
             Outcome::Held(holders) => UmountReply { ended: None, holders },
         })
@@ -230,7 +231,7 @@ impl Service for Live {
             How::Lazy => {
                 let reply = self.umount_unless_held()?;
                 if reply.ended.is_none() {
-                    unmount::detach(&self.facts.mount).map_err(|problem| problem.to_string())?;
+                    ask(Ask::Detach, &self.facts.mount).map_err(|problem| problem.to_string())?;
                 }
                 Ok(reply)
             }

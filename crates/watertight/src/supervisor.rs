@@ -26,13 +26,14 @@ use volume::{DrainReport, LifeState};
 use crate::console::{Colour, console};
 use crate::control::api::{Ended, State, Status};
 use crate::control::server::{Server, Service};
+use crate::kernel_side::{Ask, ask};
 use crate::live::{Live, ended_with};
 use crate::notify;
 use crate::problem::{Problem, Result};
 use crate::progress::{Progress, REDRAW, Rate};
 use crate::registry::Registration;
 use crate::units;
-use crate::unmount::{self, Outcome};
+use crate::unmount::Outcome;
 
 /// How often the store's signs of life are looked at where there is no status line.
 const LOOK: Duration = Duration::from_secs(1);
@@ -52,6 +53,8 @@ pub enum Event {
     SessionEnded,
     /// The unmounting that the supervisor asked for is over.
     Unmounted(Result<Outcome>),
+    /// No path leads to the volume any more.
+    Detached,
     /// The volume is drained.
     Drained(DrainReport),
     /// Whatever is not written is not to be written any more; why.
@@ -66,6 +69,7 @@ pub struct Supervisor {
     sender: Sender<Event>,
     signals: u32,
     draining: bool,
+    detaching: bool,
     session_ended: bool,
     /// Somebody may still hold the volume when it has ended.
     held: bool,
@@ -91,6 +95,7 @@ impl Supervisor {
             sender,
             signals: 0,
             draining: false,
+            detaching: false,
             session_ended: false,
             held: false,
             idle_since: None,
@@ -143,6 +148,10 @@ impl Supervisor {
                 self.drain();
             }
             Event::Unmounted(result) => self.on_unmounted(result),
+            Event::Detached => {
+                self.detaching = false;
+                self.drain();
+            }
             Event::Drained(report) => return Some(self.on_drained(&report)),
             Event::GiveUp(why) => return Some(self.give_up(&why)),
         }
@@ -173,53 +182,53 @@ impl Supervisor {
         }
     }
 
-    /// Has the kernel mount taken away, data first where the kernel does not wait for it.
+    /// Has the kernel mount taken away.
     fn unmount(&self) {
         let live = Arc::clone(&self.live);
         self.spawn("unmount", move || {
-            // A failure to write is the drain's to tell: it goes on trying and knows which files.
-            let _the_drain_tells = live.volume().sync_all();
-            let unmounted = if live.mounts().is_empty() {
-                Ok(Outcome::Gone)
-            } else {
-                unmount::plain(&live.facts().mount)
-            };
-            Event::Unmounted(unmounted)
+            let gone = live.mounts().is_empty();
+            Event::Unmounted(if gone { Ok(Outcome::Gone) } else { ask(Ask::Umount, &live.facts().mount) })
         });
     }
 
     fn on_unmounted(&mut self, result: Result<Outcome>) {
         match result {
-            Ok(Outcome::Gone) => {}
+            Ok(Outcome::Gone) => self.drain(),
             Ok(Outcome::Held(holders)) => {
                 let path = self.live.facts().mount.mountpoint.display();
                 let holders = holders.lines().join("\n  ");
                 let then = "its path goes now; its data is written, then it is gone for them too";
                 say(Colour::Yellow, &format!("{path} is held by\n  {holders}\n{then}"));
                 self.held = true;
-                self.detach();
+                self.detach(true);
             }
             Err(problem) => {
                 tracing::error!("{problem}");
                 self.held = true;
+                self.drain();
             }
         }
-        self.drain();
     }
 
-    fn detach(&self) {
+    /// Takes all paths to the volume away; before that, if `flush`, the kernel hands over what it has of files that
+    /// are still open.
+    fn detach(&mut self, flush: bool) {
+        if std::mem::replace(&mut self.detaching, true) {
+            return;
+        }
         let live = Arc::clone(&self.live);
-        // On a thread of its own: if the holder lets go meanwhile, this waits for the drain.
-        let spawned = thread::Builder::new().name("detach".to_owned()).spawn(move || {
+        // If the holder lets go meanwhile, this waits for the drain.
+        self.spawn("detach", move || {
+            if flush && let Err(problem) = ask(Ask::Flush, &live.facts().mount) {
+                tracing::warn!(%problem, "what the kernel holds of files that are open may be lost");
+            }
             for mount in live.mounts() {
-                if let Err(problem) = unmount::detach(&mount) {
+                if let Err(problem) = ask(Ask::Detach, &mount) {
                     tracing::error!("{problem}");
                 }
             }
+            Event::Detached
         });
-        if let Err(error) = spawned {
-            tracing::error!(%error, "no thread to detach with");
-        }
     }
 
     /// Writes everything and ends the volume; once.
@@ -234,14 +243,14 @@ impl Supervisor {
         let ended = ended_with(report);
         if !self.live.mounts().is_empty() {
             // Aborted from outside, or mounted in several places: no path may lead to nobody.
-            self.detach();
+            self.detach(false);
         }
         // The one who waits in umount(2) gets the answer before this process closes the device.
         let until = Instant::now() + ANSWER;
-        while !self.session_ended && !self.held {
-            let left = until.saturating_duration_since(Instant::now());
-            match self.next(left) {
+        while self.detaching || !(self.session_ended || self.held) {
+            match self.next(until.saturating_duration_since(Instant::now())) {
                 Some(Event::SessionEnded) => self.session_ended = true,
+                Some(Event::Detached) => self.detaching = false,
                 Some(_) => {}
                 None => break,
             }
@@ -255,16 +264,21 @@ impl Supervisor {
         volume.force();
         let live = Arc::clone(&self.live);
         self.spawn("give up", move || {
-            Event::Unmounted(unmount::force(&live.facts().mount).map(|()| Outcome::Gone))
+            for mount in live.mounts() {
+                if let Err(problem) = ask(Ask::Force, &mount) {
+                    tracing::error!("{problem}");
+                }
+            }
+            Event::Detached
         });
         self.drain();
         let until = Instant::now() + GIVE_UP;
         let mut report = None;
-        let mut unmounted = false;
-        while report.is_none() || !unmounted {
+        let mut detached = false;
+        while report.is_none() || !detached {
             match self.next(until.saturating_duration_since(Instant::now())) {
                 Some(Event::Drained(drained)) => report = Some(drained),
-                Some(Event::Unmounted(_)) => unmounted = true,
+                Some(Event::Detached) => detached = true,
                 Some(_) => {}
                 // A store that hangs keeps the drain; this process ends all the same.
                 None => break,

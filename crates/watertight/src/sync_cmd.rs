@@ -1,12 +1,16 @@
 //! `sync`: until what was dirty in a volume is durable.
+//!
+//! Data may rest in the kernel (mapped memory, kernel write-back) and in the volume. syncfs(2) brings the
+//! former to the latter (on `fuseblk` it is all), then the mount process makes that durable.
 
 use std::ffi::OsStr;
 
 use crate::cli::SyncArgs;
 use crate::control::client::CallError;
+use crate::mountinfo::Mount;
 use crate::problem::{Problem, Result};
 use crate::target::{self, Target, Volume};
-use crate::{progress, umount_cmd};
+use crate::{kernel_side, progress, umount_cmd};
 
 /// Runs the verb.
 ///
@@ -14,9 +18,13 @@ use crate::{progress, umount_cmd};
 /// Exit 1 when something could not be written, 2 when the path lies in no volume of ours.
 pub fn run(args: &SyncArgs) -> Result<()> {
     let shown = args.path.to_string_lossy();
-    let volume = find(&args.path)?;
+    let (volume, mount) = find(&args.path)?;
     let Some(client) = &volume.found.client else { return Err(umount_cmd::died(&volume)) };
-    match progress::during(&format!("syncing {shown}"), client, || client.sync()) {
+    let what = format!("syncing {shown}");
+    if let Some(mount) = mount {
+        progress::during(&what, client, || kernel_side::flush(&mount))?;
+    }
+    match progress::during(&what, client, || client.sync()) {
         Ok(_) => Ok(()),
         Err(CallError::Refused(reason)) => {
             Err(Problem::failure(format!("{shown}: not everything is durable: {reason}")))
@@ -25,10 +33,11 @@ pub fn run(args: &SyncArgs) -> Result<()> {
     }
 }
 
-fn find(name: &OsStr) -> Result<Volume> {
-    let Target { volume, path, .. } = target::resolve(name);
+/// The volume that is meant, and its mount, if it has one.
+fn find(name: &OsStr) -> Result<(Volume, Option<Mount>)> {
+    let Target { mount, volume, path } = target::resolve(name);
     if let Some(volume) = volume.filter(Volume::is_running) {
-        return Ok(volume);
+        return Ok((volume, mount));
     }
     path.as_deref().and_then(target::containing).ok_or_else(|| {
         Problem::usage(format!(

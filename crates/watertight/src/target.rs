@@ -111,12 +111,13 @@ pub fn resolve(name: &OsStr) -> Target {
     Target { mount, volume, path }
 }
 
-/// Finds the volume that `path` lies in, for a path that need not be a mountpoint.
+/// Finds the volume that `path` lies in, for a path that need not be a mountpoint, and the mount that it lies in.
 #[must_use]
-pub fn containing(path: &Path) -> Option<Volume> {
+pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
     let table = MountTable::read();
-    let device = Device::of(table.containing(path)?);
-    volumes().into_iter().find(|volume| volume.is_running() && volume.record().device == device)
+    let mount = table.containing(path)?;
+    let of_mount = |volume: &Volume| volume.is_running() && volume.record().device == Device::of(mount);
+    Some((volumes().into_iter().find(of_mount)?, Some(mount.clone())))
 }
 
 /// The path that leads to a running volume; none if there is none.

@@ -94,7 +94,7 @@ impl Job<'_> {
                     unmount::force(self.mount)?;
                 }
                 if !gone {
-                    self.kill();
+                    kill(self.client);
                 }
                 match reply.ended {
                     Some(ended) => self.report(&ended),
@@ -104,21 +104,9 @@ impl Job<'_> {
             Err(error) => {
                 tracing::warn!(%error, "the mount process does not help; it is ended");
                 unmount::force(self.mount)?;
-                self.kill();
-                Err(Problem::failure(format!(
-                    "{}: gone by force; its process did not answer ({error}), so what was not written is not known",
-                    self.path()
-                )))
+                kill(self.client);
+                Err(unknown(self.path(), &error))
             }
-        }
-    }
-
-    /// Ends a process that did not end by itself: nothing is to be kept running.
-    fn kill(&self) {
-        if let Err(error) = self.client.kill() {
-            tracing::warn!(pid = self.client.pid(), %error, "the mount process cannot be ended");
-        } else if !self.client.wait_gone(FORCE) {
-            tracing::warn!(pid = self.client.pid(), "the mount process was killed and is still there");
         }
     }
 
@@ -266,13 +254,31 @@ fn detached(volume: &Volume, force: bool) -> Result<()> {
             record.mountpoint, record.id
         )));
     }
-    let reply = client
-        .umount(UmountRequest { how: How::Force }, Some(FORCE))
-        .map_err(|error| Problem::failure(format!("{}: {error}", record.mountpoint)))?;
-    match reply.ended {
-        Some(ended) => report(&record.source, &record.mountpoint, &ended),
-        None => Ok(()),
+    let reply = client.umount(UmountRequest { how: How::Force }, Some(FORCE));
+    if !client.wait_gone(FORCE) {
+        kill(client);
     }
+    match reply.map(|reply| reply.ended) {
+        Ok(Some(ended)) => report(&record.source, &record.mountpoint, &ended),
+        Ok(None) => Err(Problem::failure(format!("{}: gone, but not how it ended", record.mountpoint))),
+        Err(error) => Err(unknown(&record.mountpoint, &error)),
+    }
+}
+
+/// Ends a process that did not end by itself: nothing is to be kept running.
+fn kill(client: &Client) {
+    let pid = client.pid();
+    if let Err(error) = client.kill() {
+        tracing::warn!(pid, %error, "the mount process cannot be ended");
+    } else if !client.wait_gone(FORCE) {
+        tracing::warn!(pid, "the mount process was killed and is still there");
+    }
+}
+
+fn unknown(mountpoint: impl std::fmt::Display, error: &CallError) -> Problem {
+    Problem::failure(format!(
+        "{mountpoint}: gone by force; its process did not answer ({error}), so what was not written is not known"
+    ))
 }
 
 fn not_ours(name: &OsStr, path: Option<&Path>, mount: Option<&Mount>) -> Problem {

@@ -1,7 +1,7 @@
 //! Taking the kernel mount away: by umount2(2) for root, else by `fusermount3`.
 //!
-//! Used by `watertight umount` and by the mount process itself. What happens to the data is the
-//! caller's business.
+//! What happens to the data is the caller's business. Not for the mount process itself, which asks
+//! by way of [`kernel_side`](crate::kernel_side).
 
 use std::fs;
 use std::path::Path;
@@ -13,6 +13,7 @@ use fuse::MountError;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use serde::{Deserialize, Serialize};
 
 use crate::holders::{self, Holders};
 use crate::mountinfo::{Mount, MountTable};
@@ -25,7 +26,8 @@ const ALIVE: Duration = Duration::from_secs(1);
 const AGAIN: (u32, Duration) = (10, Duration::from_millis(20));
 
 /// What became of the mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// The path leads to it no more.
     Gone,

@@ -167,9 +167,10 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         for daemon in &self.daemons {
-            if let Some(child) = daemon.lock().unwrap().as_mut() {
+            let mut daemon = daemon.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let Some(child) = daemon.as_mut() {
                 let _ = child.kill();
-                let _ = child.wait();
+                let _ = wait(child, Duration::from_secs(10));
             }
         }
         // Mounts of background processes and of the tests themselves.

@@ -1,6 +1,7 @@
 //! `status`, `sync`, `wait`, `completions`.
 
 use std::fs;
+use std::io::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
@@ -82,9 +83,17 @@ fn kernel_write_back_keeps_the_same_promise() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount_faulty("write:delay=50ms", "mode=kernel-writeback,dirty_after=1h");
     assert_eq!(rig.volume()["mode"], "kernel-writeback");
+    // Open, so that no close has brought it out of the kernel.
+    let mut open = fs::File::create(rig.mnt.join("open")).unwrap();
+    open.write_all(&[5; 200_000]).unwrap();
+    rig.verb("sync", &[]).ok();
+    assert_eq!(rig.stored("open").unwrap(), vec![5; 200_000]);
+    open.write_all(&[6; 200_000]).unwrap();
+    drop(open);
     fs::write(rig.mnt.join("a"), vec![3; 300_000]).unwrap();
     rig.verb("umount", &[]).ok();
     assert_eq!(rig.stored("a").unwrap(), vec![3; 300_000]);
+    assert_eq!(rig.stored("open").unwrap().len(), 400_000);
     assert_eq!(daemon.end(), Some(0));
 }
 
@@ -108,7 +117,7 @@ fn a_process_that_was_killed_is_told_of_and_cleared_away() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount("dirty_after=1h");
     let file = fs::File::create(rig.mnt.join("synced")).unwrap();
-    std::io::Write::write_all(&mut &file, b"safe").unwrap();
+    (&file).write_all(b"safe").unwrap();
     file.sync_all().unwrap();
     drop(file);
     daemon.kill();
