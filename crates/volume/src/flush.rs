@@ -198,22 +198,31 @@ impl Inode {
         Outcome::Clean
     }
 
-    /// Drops every page, for nobody can read them any more.
+    /// Drops everything that is not written, for nobody can read it any more, and takes the inode off the lists, so
+    /// that its space on the store is free at once. If it is being written at this moment, the flusher ends it.
     pub(crate) fn discard(&self) {
-        let io = self.io();
+        let Some(io) = self.try_io() else { return };
         let (gone, permit) = {
             let mut state = self.state();
+            if state.lookups > 0 || state.opens > 0 {
+                return;
+            }
             let gone = state.cache.clear();
             let permit = state.remove_pages(gone.len());
-            if let Some(overlay) = &mut state.overlay {
-                overlay.times_pending = false;
+            if state.overlay.is_some() {
+                state.end_overlay(None);
+                self.core.note_settled();
             }
             self.note_held(&state);
+            if state.listed && self.core.bdi.unlist(self, Owner::ROOT) {
+                state.listed = false;
+            }
             (gone, permit)
         };
         drop(io);
         self.core.pool.recycle(gone);
         drop(permit);
+        self.close_file_if_idle();
     }
 
     /// Tells the budget how much this inode holds.

@@ -235,14 +235,14 @@ impl Volume {
 
     /// Forgets an inode that nobody knows and nobody has open; the data of a file without a name with it.
     pub(crate) fn drop_unused(&self, inode: &Arc<Inode>) {
-        let (unknown, dirty) = {
+        let (unknown, listed) = {
             let state = inode.state();
-            (state.lookups == 0 && state.opens == 0, state.cache.held() > 0)
+            (state.lookups == 0 && state.opens == 0, state.listed)
         };
         if !unknown {
             return;
         }
-        if dirty && self.core.store.attr(inode.id).is_ok_and(|attr| attr.nlink == 0) {
+        if listed && self.core.store.attr(inode.id).is_ok_and(|attr| attr.nlink == 0) {
             inode.discard();
         }
         if self.core.retire(inode.id) {

@@ -216,6 +216,7 @@ fn data_of_a_file_without_a_name_is_not_written_for_nobody() {
     client.volume.release(handle);
     client.volume.forget(id, 1);
     assert_eq!(client.volume.status().cached_bytes, 0);
+    assert_eq!(client.volume.status().nodes, 0, "its space on the store is free at once");
     assert!(client.volume.shutdown().is_complete());
     assert_eq!(faults.calls(FaultOp::Write), 0);
 }

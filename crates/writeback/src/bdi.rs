@@ -94,6 +94,12 @@ impl<I: Inode + ?Sized> Bdi<I> {
         }
     }
 
+    /// Takes an inode off the list of dirty ones; `false` if it is not there, because it is being written or waits
+    /// for another attempt. The caller may hold the inode's lock.
+    pub fn unlist(&self, inode: &I, owner: Owner) -> bool {
+        self.wb(owner).unlist(inode)
+    }
+
     /// Wakes the flushers if the cache is over its background threshold.
     pub fn check_background(&self) {
         if self.is_above(1) {

@@ -95,6 +95,17 @@ impl<I: Inode + ?Sized> Wb<I> {
         lists.dirty.len() == 1
     }
 
+    /// Takes an inode off the list of dirty ones; says whether it was there. The newest are looked at first: what
+    /// is removed soon after it was written is the usual case.
+    pub(crate) fn unlist(&self, inode: &I) -> bool {
+        let mut lists = self.lists.lock();
+        let found =
+            lists.dirty.iter().rposition(|listed| std::ptr::addr_eq(Arc::as_ptr(&listed.inode), inode));
+        let removed = found.and_then(|at| lists.dirty.remove(at));
+        self.note_length(&lists);
+        removed.is_some()
+    }
+
     /// Takes the next inode whose turn it is: one that failed and whose pause is over, or one that is
     /// dirty since before `before` (none, if that is `None`).
     pub(crate) fn take(&self, before: Option<Duration>, now: Duration) -> Option<Listed<I>> {
