@@ -238,18 +238,20 @@ impl Inode {
             if self.core.is_forced() {
                 return Err(Error::Released);
             }
-            if let Some(kind) = self.state().failing {
-                return Err(Error::Writeback(kind));
-            }
             self.core.bdi.kick();
             // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that hangs in
             // another file.
-            match self.try_io() {
-                Some(io) if self.state().cache.dirty() > 0 => self.write_pages(&io)?,
-                _ => {
-                    event.wait(None);
-                }
+            if let Some(io) = self.try_io()
+                && self.state().cache.dirty() > 0
+            {
+                // An attempt, also where the last one failed: the store may have recovered.
+                self.write_pages(&io)?;
+                continue;
             }
+            if let Some(kind) = self.state().failing {
+                return Err(Error::Writeback(kind));
+            }
+            event.wait(None);
         }
     }
 

@@ -20,11 +20,11 @@ pub struct Opened {
 }
 
 impl Volume {
-    /// Makes and opens a file; an existing one is opened unless `EXCLUSIVE` is set. The entry carries a
-    /// look-up.
+    /// Makes and opens a file. The entry carries a look-up.
     ///
     /// # Errors
-    /// The store's.
+    /// The store's. If the name exists, [`ErrorKind::Exists`] with `EXCLUSIVE`, else [`ErrorKind::Stale`]: look it
+    /// up, check who may, and open it.
     pub fn create(
         &self,
         ctx: &Ctx<'_>,
@@ -36,15 +36,10 @@ impl Volume {
         let made = self.core.store.create(parent, Name::new(name)?, perm, creator(ctx.caller));
         match made {
             Ok(created) => Ok(self.open_created(created, flags)),
+            // Somebody made it since the caller looked. Nobody has checked yet whether the caller may open that
+            // file, so the caller has to look again.
             Err(error) if error.kind() == ErrorKind::Exists && !flags.contains(OpenFlags::EXCLUSIVE) => {
-                let entry = self.lookup(parent, name)?;
-                match self.open(ctx, entry.id, flags) {
-                    Ok(opened) => Ok((entry, opened)),
-                    Err(error) => {
-                        self.forget(entry.id, 1);
-                        Err(error)
-                    }
-                }
+                Err(store::Error::new(ErrorKind::Stale, "create").into())
             }
             Err(error) => Err(error.into()),
         }

@@ -190,7 +190,15 @@ impl Volume {
         }
         let begun = Instant::now();
         self.drain();
-        let sync_error = if self.core.is_forced() { None } else { self.core.store.sync().err() };
+        let sync_error = if self.core.is_forced() {
+            Some(store::Error::with(
+                ErrorKind::Interrupted,
+                "sync",
+                "given up before the store had made all durable",
+            ))
+        } else {
+            self.core.store.sync().err()
+        };
         let unwritten = self.unwritten();
         self.core.bdi.stop(
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
