@@ -6,10 +6,10 @@
 //! | `facts`, `volume`, `session` | immutable |
 //! | `seen` | its own lock, a leaf |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
-//! | `gone` | atomic, set once (P1) |
+//! | `gone` | atomic, only grows (P1) |
 //!
 //! P1: `gone` is stored before the kernel hears that its file system may go, and loaded after the mount table
-//! was read: a row that another mount with our old number has put there is never taken for ours.
+//! was read: a row that another mount with our old number has put there is not taken for ours.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use fuse::{SessionView, Transport};
 use sync::Mutex;
-use sync::atomic::{AtomicBool, Ordering};
+use sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::watch;
 use volume::{DrainReport, LifeState, Volume};
 
@@ -30,7 +30,7 @@ use crate::holders::Holders;
 use crate::kernel_side::{Ask, ask};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::supervisor::Event;
-use crate::unmount::Outcome;
+use crate::unmount::{self, Outcome};
 
 /// A store that has taken nothing for this long, although it should have, does not answer.
 const STALLED_AFTER: Duration = Duration::from_secs(10);
@@ -44,6 +44,8 @@ pub struct Facts {
     pub source: String,
     /// The kernel's mount.
     pub mount: Mount,
+    /// Its number that is never used again, where the kernel has such.
+    pub unique_id: Option<u64>,
     /// Why the mount is plain `fuse`, if it is.
     pub type_reason: Option<String>,
     /// `write-through` or `kernel-writeback`.
@@ -72,19 +74,34 @@ pub struct Live {
 
 /// Whether the kernel's file system is gone, so that its device number may be another's.
 #[derive(Debug, Default)]
-pub struct Gone(AtomicBool);
+pub struct Gone(AtomicU32);
+
+/// How much of the kernel's side is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// Nothing: the device number is ours.
+    No,
+    /// The connection was aborted: its mount may still be there, or its number be another's.
+    Aborted,
+    /// The file system is gone.
+    Gone,
+}
 
 impl Gone {
-    /// The kernel has let go of the file system, or is about to.
-    pub fn set(&self) {
+    /// The kernel has let go of the file system, or is about to; or has aborted the connection.
+    pub fn set(&self, over: Over) {
         // ORDERING: Release, P1 with the Acquire in `get`: what follows (the answer to DESTROY) is what lets the
         // number go to another mount; who sees that mount in the table has to see this too.
-        self.0.store(true, Ordering::Release);
+        self.0.fetch_max(over as u32, Ordering::Release);
     }
 
-    fn get(&self) -> bool {
+    fn get(&self) -> Over {
         // ORDERING: Acquire, P1, see `set`.
-        self.0.load(Ordering::Acquire)
+        match self.0.load(Ordering::Acquire) {
+            0 => Over::No,
+            1 => Over::Aborted,
+            _ => Over::Gone,
+        }
     }
 }
 
@@ -134,8 +151,18 @@ impl Live {
         let of_device = table.of_device(Device::of(ours));
         let mounts =
             of_device.filter(|m| m.fstype == ours.fstype && m.source == ours.source).cloned().collect();
-        // Looked at last: while it was false the table's rows were ours.
-        if self.gone.get() { Vec::new() } else { mounts }
+        // Looked at last: while nothing had ended the table's rows were ours.
+        match self.gone.get() {
+            Over::No => mounts,
+            Over::Aborted => mounts.into_iter().filter(|mount| self.is_the_first(mount)).collect(),
+            Over::Gone => Vec::new(),
+        }
+    }
+
+    /// Whether this is the mount that was made at the start, by the number that is never used again.
+    fn is_the_first(&self, mount: &Mount) -> bool {
+        let id = unmount::unique_id(&mount.mountpoint);
+        mount.id == self.facts.mount.id && id == self.facts.unique_id
     }
 
     fn state(&self, volume: &volume::Status) -> State {

@@ -19,7 +19,7 @@ use crate::cli::MountArgs;
 use crate::console::{Colour, console};
 use crate::control::api::now_ms;
 use crate::control::server::Server;
-use crate::live::{Facts, Gone, Live};
+use crate::live::{Facts, Gone, Live, Over};
 use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
 use crate::opts::{self, Mode, MountOptions, MountType, Spin, Uring};
@@ -28,6 +28,7 @@ use crate::registry::{self, RuntimeDir};
 use crate::signals;
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
+use crate::unmount;
 
 /// How long a reader looks for the next request, where it was asked to.
 const SPIN: Duration = Duration::from_micros(30);
@@ -222,7 +223,7 @@ fn start_session(
         spin: if options.spin == Spin::Auto { SPIN } else { defaults.spin },
         on_destroy: Box::new(move || {
             drained.shutdown();
-            going.set();
+            going.set(Over::Gone);
         }),
         ..defaults
     };
@@ -241,6 +242,7 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
     Ok(Facts {
         id: registry::new_id()?,
         source: source.spec.clone(),
+        unique_id: unmount::unique_id(&mount_row.mountpoint),
         mount: mount_row,
         type_reason: match mount.kind() {
             fuse::MountKind::FuseBlk { .. } => None,
@@ -258,11 +260,12 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
 fn serve(session: fuse::Session, gone: Arc<Gone>, sender: Sender<Event>) -> Result<()> {
     let body = move || {
         let result = session.run();
-        if let Ok(ended) = &result
-            && matches!(ended.reason, fuse::EndReason::Destroyed | fuse::EndReason::Unmounted)
-        {
-            gone.set();
-        }
+        gone.set(match &result {
+            Ok(ended) if matches!(ended.reason, fuse::EndReason::Destroyed | fuse::EndReason::Unmounted) => {
+                Over::Gone
+            }
+            _ => Over::Aborted,
+        });
         match result {
             Ok(ended) if ended.stuck > 0 => {
                 tracing::warn!(threads = ended.stuck, "calls to the store have not returned");

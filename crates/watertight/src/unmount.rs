@@ -130,5 +130,6 @@ pub fn is_dead(path: &Path) -> bool {
         tracing::warn!(%error, "no thread to ask a mount's server with");
         return false;
     }
-    answer.recv_timeout(ALIVE) == Ok(Some(Errno::NOTCONN))
+    // Aborted: the question came while the kernel was taking the dead server's side apart.
+    matches!(answer.recv_timeout(ALIVE), Ok(Some(Errno::NOTCONN | Errno::CONNABORTED)))
 }
