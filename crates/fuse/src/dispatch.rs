@@ -5,6 +5,7 @@
 //! request's [`Reply`] and gives back the proof.
 
 mod attrs;
+mod closing;
 mod dirs;
 mod files;
 mod locks;
@@ -26,6 +27,7 @@ use crate::line::Line;
 use crate::reply::{ParkedReply, Reply, Sent};
 use crate::session::Shared;
 
+pub(crate) use closing::Closing;
 pub(crate) use locks::OwnersByHandle;
 
 /// One thread's means to serve requests.

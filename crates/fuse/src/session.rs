@@ -20,7 +20,7 @@ use crate::abi::{InitFlags, Opcode};
 use crate::buffer::Buffer;
 use crate::decode::{self, Agreed, Op};
 use crate::dev::Dev;
-use crate::dispatch::OwnersByHandle;
+use crate::dispatch::{Closing, OwnersByHandle};
 use crate::encode::Validity;
 use crate::init::{self, Answer, InitError, Mode, Negotiated, Wishes};
 use crate::interrupt::Interrupts;
@@ -137,6 +137,7 @@ pub(crate) struct Shared {
     pub(crate) master: Arc<Dev>,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) owners: OwnersByHandle,
+    pub(crate) closing: Closing,
     pub(crate) stats: Stats,
     pub(crate) pool: Pool,
     pub(crate) spin: SpinGate,
@@ -249,6 +250,7 @@ impl Session {
             master,
             interrupts: Arc::default(),
             owners: OwnersByHandle::default(),
+            closing: Closing::default(),
             stats: Stats::default(),
             pool: Pool::new(options.threads_max),
             // Over io_uring the readers only get what nobody waits for.

@@ -44,6 +44,18 @@
 //! a stack, few are ever touched. What a burst leaves behind is given back: an entry that held much data and is handed over while
 //! more than `warm` of its queue are in use gives its pages back, so that about `warm` MiB per CPU stay.
 //!
+//! A burst of requests that are quick leaves its threads asleep, one for each that was under way at the same time, since an entry
+//! cannot be called back from the kernel. They are the last ones that the kernel uses again.
+//!
+//! # Order
+//! Requests from different CPUs are served in any order, and RELEASE, for which close(2) does not wait, is overtaken by what is
+//! sent after it from elsewhere. What this means for locks is the subject of `dispatch::closing`. DESTROY may overtake it,
+//! too: a volume can be shut down with files open.
+//!
+//! # Whose CPU
+//! A serving thread is kept on its queue's CPU, where its caller has just gone to sleep: this is what makes it quick. A
+//! thread that reads ahead for a caller who goes on meanwhile is not.
+//!
 //! # The end
 //! The kernel brings every entry back with an error when the connection ends; threads end when they see theirs, the keeper when it has all of
 //! its own. Memory of an entry that the kernel has is never unmapped.

@@ -134,6 +134,7 @@ pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
         unlock_all(cx, LockFamily::Flock, arg.lock_owner);
     }
     cx.shared.owners.released(node, handle, |owner| unlock_all(cx, LockFamily::Posix, owner));
+    cx.shared.closing.released(handle);
     cx.volume().release(handle);
     reply.done()
 }
@@ -146,6 +147,7 @@ fn unlock_all(cx: &Cx<'_>, family: LockFamily, owner: u64) {
 
 /// Each close(2): the process' record locks on the file go, and it hears of errors.
 pub(super) fn flush(cx: &Cx<'_>, reply: Reply<'_>, arg: FlushIn) -> Sent {
+    cx.shared.closing.closes(handle_id(arg.fh));
     if cx.shared.owners.closed(cx.node(), arg.lock_owner) {
         unlock_all(cx, LockFamily::Posix, arg.lock_owner);
     }

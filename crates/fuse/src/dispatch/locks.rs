@@ -7,6 +7,7 @@
 //! through which handle; whoever is left at RELEASE was a description's owner.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use rustix::io::Errno;
 use sync::Mutex;
@@ -65,7 +66,19 @@ pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: &LkIn) -> Sent {
         Some(Wish::Unlock(lock)) => reply.unit(unlock(cx, &lock)),
         Some(Wish::Lock(lock)) => {
             remember(cx, arg, &lock);
-            reply.unit(cx.volume().set_lock(cx.node(), &lock))
+            reply.unit(set_now(cx, handle_id(arg.fh), &lock))
+        }
+    }
+}
+
+/// Takes a lock without waiting for its holder; but a holder whose file was closed is no longer one.
+fn set_now(cx: &Cx<'_>, handle: HandleId, lock: &Lock) -> volume::Result<()> {
+    let begun = Instant::now();
+    loop {
+        let outcome = cx.volume().set_lock(cx.node(), lock);
+        let is_refused = matches!(outcome, Err(volume::Error::WouldBlock));
+        if !(is_refused && cx.shared.closing.wait(cx.node(), handle, begun, cx.before_wait)) {
+            return outcome;
         }
     }
 }
@@ -98,6 +111,7 @@ fn unlock(cx: &Cx<'_>, lock: &Lock) -> volume::Result<()> {
 }
 
 fn remember(cx: &Cx<'_>, arg: &LkIn, lock: &Lock) {
+    cx.shared.closing.locks(cx.node(), handle_id(arg.fh));
     if lock.family == LockFamily::Posix {
         cx.shared.owners.locked(cx.node(), handle_id(arg.fh), lock.owner);
     }
