@@ -84,7 +84,8 @@ impl Worker {
             return;
         };
         shared.stats.request(*number, header.opcode);
-        let before_wait = || shared.pool.before_wait();
+        // That others are served meanwhile is seen to when a request is taken.
+        let before_wait = || shared.interrupts.may_wait();
         let cx = Cx { shared, header: &header, cancel, before_wait: &before_wait };
         let unique = header.unique;
         let begin = || {

@@ -3,7 +3,8 @@
 //! Purpose: the kernel tells once, by INTERRUPT, that the caller of a request got a signal. A request that waits
 //! for a lock ends then ([`Parked`]); others behave as in a disk's file system: they go on unless the
 //! caller is being killed. Since the kernel does not tell a second time, a [`watcher`](Interrupts::watch) looks at interrupted
-//! callers again every [`RECHECK`] for as long as there are any.
+//! callers again every [`RECHECK`] for as long as there are any. Of some requests the kernel does not tell at all; for
+//! those see the module [`long`].
 //!
 //! # State
 //! Each reading thread has a [`Slot`]. Its `word` is 0 or
@@ -26,6 +27,8 @@
 //! # Orderings
 //! P1: a thread publishes a request in `word`, then looks at `early_len`; INTERRUPT for a request that is in no
 //! slot raises `early_len`, then looks at the slots again. Both sides are SeqCst: one of them sees the other.
+
+mod long;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -121,6 +124,17 @@ impl Slot {
         Arc::clone(&cancel)
     }
 
+    /// The word, to be compared with a later one.
+    pub(crate) fn in_hand(&self) -> u64 {
+        // ORDERING: Relaxed, only compared.
+        self.word.load(Ordering::Relaxed)
+    }
+
+    /// The request that a word stands for.
+    fn unique_of(&self, word: u64) -> Option<u64> {
+        (word != 0).then_some((word & !FLAGS) >> 1)
+    }
+
     fn holds(&self, unique: u64) -> bool {
         // ORDERING: SeqCst, P1: after the store to `early_len` in `Interrupts::interrupt`.
         self.word.load(Ordering::SeqCst) & !FLAGS == unique << 1
@@ -167,6 +181,7 @@ struct Parked {
 #[derive(Debug, Default)]
 struct Watched {
     requests: Vec<(u64, Arc<Slot>)>,
+    has_wish: bool,
     ended: bool,
 }
 
@@ -179,6 +194,7 @@ pub(crate) struct Interrupts {
     early_len: AtomicUsize,
     watched: Mutex<Watched>,
     changed: Condvar,
+    long: long::Long,
 }
 
 impl Interrupts {
@@ -190,6 +206,16 @@ impl Interrupts {
     /// Forgets a slot.
     pub(crate) fn remove(&self, slot: &Arc<Slot>) {
         self.slots.lock().retain(|other| !Arc::ptr_eq(other, slot));
+    }
+
+    /// How many requests threads have in hand.
+    pub(crate) fn in_hand(&self) -> usize {
+        self.slots.lock().iter().filter(|slot| slot.in_hand() != 0).count()
+    }
+
+    /// How many requests wait for locks.
+    pub(crate) fn waiting(&self) -> usize {
+        self.parked.lock().len()
     }
 
     /// Puts a request into its thread's slot.
@@ -289,22 +315,39 @@ impl Interrupts {
         self.changed.notify_all();
     }
 
+    /// The calling thread's request may wait for long.
+    pub(crate) fn may_wait(&self) {
+        if self.long.want() {
+            self.watched.lock().has_wish = true;
+            self.changed.notify_all();
+        }
+    }
+
     /// Body of the watcher's thread, until [`end`](Self::end).
     pub(crate) fn watch(&self) {
+        let mut round = long::Round::default();
         let mut watched = self.watched.lock();
         while !watched.ended {
+            watched.has_wish = false;
             let requests = std::mem::take(&mut watched.requests);
-            if requests.is_empty() {
-                self.changed.wait(&mut watched);
-                continue;
-            }
             drop(watched);
             let left = requests.into_iter().filter(Self::is_still_watched).collect::<Vec<_>>();
+            let now = Instant::now();
+            if self.long.due(&mut round, now).is_some_and(|due| due <= now) {
+                let slots = self.slots.lock().clone();
+                self.long.look(&mut round, &slots, now);
+            }
+            let recheck = (!left.is_empty()).then(|| now + RECHECK);
+            let until = [recheck, self.long.due(&mut round, now)].into_iter().flatten().min();
             watched = self.watched.lock();
-            let news = !watched.requests.is_empty();
+            let has_news = !watched.requests.is_empty() || watched.has_wish || watched.ended;
             watched.requests.extend(left);
-            if !news && !watched.requests.is_empty() && !watched.ended {
-                self.changed.wait_until(&mut watched, Instant::now() + RECHECK);
+            match until {
+                _ if has_news => {}
+                None => self.changed.wait(&mut watched),
+                Some(until) => {
+                    self.changed.wait_until(&mut watched, until);
+                }
             }
         }
     }

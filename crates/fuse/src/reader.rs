@@ -141,9 +141,11 @@ impl Pool {
             self.idle.fetch_add(1, Ordering::SeqCst);
             drop(state);
             resting.wake();
-        } else if state.threads.len() < self.threads_max
-            && let Err(error) = self.spawn(shared, &mut state)
-        {
+        } else if state.threads.len() >= self.threads_max {
+            drop(state);
+            // Nobody is left to read of signals; killed callers are looked for.
+            shared.interrupts.may_wait();
+        } else if let Err(error) = self.spawn(shared, &mut state) {
             tracing::error!(%error, "no further thread to read requests");
         }
     }
@@ -207,11 +209,6 @@ impl Pool {
         drop(state);
         resting.wait_long();
         self.state.lock().ended.is_none()
-    }
-
-    /// Called by a thread that is about to wait inside a request.
-    pub(crate) fn before_wait(&self) {
-        // Nothing to do: a thread was brought when the request was taken.
     }
 
     /// Says that reading has ended.

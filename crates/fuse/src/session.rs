@@ -195,6 +195,13 @@ impl SessionView {
         self.0.pool.threads() + self.0.ring.as_ref().map_or(0, |ring| ring.threads())
     }
 
+    /// How many requests are being handled, and how many wait for locks. Neither counts the other's, nor
+    /// calls that go on although their caller was killed.
+    #[must_use]
+    pub fn under_way(&self) -> (usize, usize) {
+        (self.0.interrupts.in_hand(), self.0.interrupts.waiting())
+    }
+
     /// How requests come from the kernel. Final when the session has begun to run.
     #[must_use]
     pub fn transport(&self) -> Transport {

@@ -15,6 +15,7 @@ use common::hook::{Gate, OpenAtEnd};
 use common::{Mounted, Setup, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use watertight_fuse::abi::Opcode;
+use watertight_fuse::{SessionOptions, Uring};
 
 /// A mount with the file `slow` in it, whose store hangs in one operation while the gate is shut.
 fn hanging_in(hanging: &'static str) -> Option<(Mounted, Arc<Gate>)> {
@@ -62,6 +63,11 @@ fn killed_while_it_hangs(hanging: &'static str, program: &str, args: &[&str]) {
 #[test]
 fn a_killed_reader_ends_while_the_store_hangs() {
     killed_while_it_hangs("read_at", "cat", &["slow"]);
+}
+
+#[test]
+fn a_killed_reader_around_the_page_cache_ends_while_the_store_hangs() {
+    killed_while_it_hangs("read_at", "dd", &["if=slow", "iflag=direct"]);
 }
 
 #[test]
@@ -169,6 +175,33 @@ fn hung_requests_do_not_hold_up_another_file() {
     for client in clients {
         assert_eq!(client.join().unwrap(), "content");
     }
+    mounted.unmount();
+}
+
+#[test]
+fn killed_callers_end_even_when_no_thread_is_left() {
+    let gate = Arc::new(Gate::default());
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    let hung = Arc::clone(&gate);
+    let setup = Setup::with_hook(move |op| {
+        if op == "statfs" {
+            hung.pass();
+        }
+    });
+    let session = SessionOptions { threads_max: 4, ..SessionOptions::default() };
+    let Some(mounted) = (Setup { session, uring: Uring::Off, ..setup }).mount() else { return };
+    gate.shut();
+    let mut clients: Vec<_> = (0..6).map(|_| client("stat", &["-f", "."], &mounted)).collect();
+    eventually("as many hung requests as threads", || gate.waiting() == 4);
+    for client in &mut clients {
+        client.kill().unwrap();
+    }
+    for mut client in clients {
+        assert_eq!(client.wait().unwrap().signal(), Some(9));
+    }
+    assert_eq!(gate.waiting(), 4);
+    gate.open();
+    eventually("service goes on", || fs::write(mounted.path().join("file"), "x").is_ok());
     mounted.unmount();
 }
 

@@ -29,6 +29,11 @@ pub(super) fn truncates(flags: u32) -> bool {
     flags & flag(libc::O_TRUNC) != 0
 }
 
+/// Whether these open flags go around the kernel's page cache.
+fn is_direct(flags: u32) -> bool {
+    flags & flag(libc::O_DIRECT) != 0
+}
+
 fn open_flags(cx: &Cx<'_>, flags: u32, more: u32) -> OpenFlags {
     let mut open = match flags & flag(libc::O_ACCMODE) {
         access if access == flag(libc::O_RDONLY) => OpenFlags::READ,
@@ -100,6 +105,10 @@ pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]
     let Some(space) = usize::try_from(arg.size).ok().and_then(|size| space.get_mut(..size)) else {
         return reply.error(Errno::INVAL);
     };
+    if is_direct(arg.flags) {
+        // The kernel tells of no signal to its caller.
+        (cx.before_wait)();
+    }
     match cx.volume().read(&cx.ctx(), handle_id(arg.fh), arg.offset, space) {
         Ok(len) => reply.data(&space[..len]),
         Err(error) => reply.error(crate::errno::of(&error)),
@@ -116,6 +125,9 @@ pub(super) fn write(cx: &Cx<'_>, reply: Reply<'_>, arg: &WriteIn, data: &[u8]) -
     flags.set(WriteFlags::KERNEL, how.contains(WriteInFlags::CACHE));
     flags.set(WriteFlags::SYNC, arg.flags & SYNC_ONLY != 0);
     flags.set(WriteFlags::DSYNC, arg.flags & flag(libc::O_DSYNC) != 0);
+    if is_direct(arg.flags) {
+        (cx.before_wait)();
+    }
     match cx.volume().write(&cx.ctx(), handle_id(arg.fh), arg.offset, data, flags) {
         // What was written is part of `data`, whose length came as a u32.
         Ok(len) => reply.value(&WriteOut { size: u32::try_from(len).unwrap_or(arg.size), padding: 0 }),
