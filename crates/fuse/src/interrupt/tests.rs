@@ -1,3 +1,5 @@
+use zerocopy::FromBytes as _;
+
 use super::*;
 
 #[test]
@@ -15,4 +17,111 @@ fn sigkill_is_found_for_thread_and_process() {
 fn nobody_is_being_killed_here() {
     assert!(!is_being_killed(0));
     assert!(!is_being_killed(std::process::id()));
+}
+
+/// Answers as they come out of a device, by request.
+fn answers(reader: &rustix::fd::OwnedFd, n: usize) -> Vec<(u64, i32)> {
+    let mut found = Vec::new();
+    for _ in 0..n {
+        let mut header = [0; size_of::<crate::abi::OutHeader>()];
+        assert_eq!(rustix::io::read(reader, &mut header).unwrap(), header.len());
+        let header = crate::abi::OutHeader::read_from_bytes(&header).unwrap();
+        found.push((header.unique, header.error));
+    }
+    found
+}
+
+/// Ends the other side, also when an assertion fails.
+struct SetAtEnd<'a>(&'a AtomicU32);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(1, Ordering::SeqCst);
+    }
+}
+
+/// A thread serves requests while another ends each of them, as the watcher does for killed callers: each is
+/// answered once, by one of the two, and a used `Cancel` never serves a second request.
+#[test]
+fn each_request_is_answered_once_whoever_is_faster() {
+    const ROUNDS: u64 = 20_000;
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let slot = Arc::new(Slot::new(Line::Dev(Arc::new(crate::dev::Dev::new(writer)))));
+    let interrupts = Interrupts::default();
+    interrupts.add(&slot);
+    let current = AtomicU64::new(0);
+    let is_over = AtomicU32::new(0);
+    let (found, spurious) = std::thread::scope(|scope| {
+        let found = scope.spawn(|| answers(&reader, usize::try_from(ROUNDS).unwrap()));
+        let _over = SetAtEnd(&is_over);
+        scope.spawn(|| {
+            while is_over.load(Ordering::SeqCst) == 0 {
+                let unique = current.load(Ordering::SeqCst);
+                if unique != 0 {
+                    slot.end(unique);
+                }
+                std::hint::spin_loop();
+            }
+        });
+        let mut cancel = slot.cancel();
+        let mut spurious = 0;
+        for n in 1..=ROUNDS {
+            let unique = n * 2;
+            // Every other request may be answered by the other side.
+            interrupts.begin(&slot, unique, 0, n % 2 == 0);
+            // A `Cancel` that was used for another request would end this one's waits; this one is not known yet.
+            spurious += u64::from(cancel.is_cancelled());
+            current.store(unique, Ordering::SeqCst);
+            if n % 3 == 0 {
+                std::thread::yield_now();
+            }
+            let is_used = match slot.claim() {
+                Claim::Mine { touched } => {
+                    slot.line().answer(unique, Ok([&[], &[]])).unwrap();
+                    touched
+                }
+                Claim::Gone => true,
+            };
+            if is_used {
+                // The other side is through with it when there is a new one.
+                let old = std::mem::replace(&mut cancel, slot.renew());
+                assert!(old.is_cancelled());
+            }
+        }
+        (found.join().unwrap(), spurious)
+    });
+    assert_eq!(spurious, 0);
+    let uniques: Vec<_> = found.iter().map(|(unique, _)| *unique).collect();
+    assert_eq!(uniques, (1..=ROUNDS).map(|n| n * 2).collect::<Vec<_>>());
+    let early = found.iter().filter(|(_, error)| *error == -libc::EINTR).count();
+    let own = found.iter().filter(|(_, error)| *error == 0).count();
+    assert_eq!(early + own, found.len());
+    assert!(early > 0 && own > 0, "{early} answered by the other side, {own} by the thread");
+    assert!(found.iter().all(|(unique, error)| *error == 0 || unique % 4 == 0), "not to be abandoned");
+}
+
+#[test]
+fn an_interrupt_that_comes_before_its_request_is_kept() {
+    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    let slot = Arc::new(Slot::new(Line::Dev(Arc::new(crate::dev::Dev::new(writer)))));
+    let interrupts = Interrupts::default();
+    interrupts.add(&slot);
+    let volume = Volume::new(store::open("mem:").unwrap(), volume::Options::default()).unwrap();
+    interrupts.interrupt(8, &volume);
+    assert!(interrupts.watched.lock().requests.is_empty());
+    interrupts.begin(&slot, 6, 0, true);
+    assert!(interrupts.watched.lock().requests.is_empty(), "another request's");
+    interrupts.begin(&slot, 8, 0, true);
+    assert_eq!(interrupts.watched.lock().requests.len(), 1);
+    // For a request that waits for a lock as well.
+    interrupts.interrupt(10, &volume);
+    interrupts.park(10);
+    let wait = LockWait { node: store::ObjectId(1), number: 1 };
+    assert!(interrupts.parked(10, &wait), "to be ended at once");
+    interrupts.unpark(10);
+    assert!(!interrupts.parked(10, &wait));
+    // And one that is known already.
+    interrupts.park(12);
+    assert!(!interrupts.parked(12, &wait));
+    assert_eq!(interrupts.waiting(), 1);
 }

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::mount::UnmountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 use store::Store;
 use tempfile::TempDir;
 use volume::Volume;
 use watertight_fuse::mount::Wanted;
 use watertight_fuse::{
-    Ended, Mount, MountError, MountKind, MountOptions, Session, SessionOptions, SessionView, Uring,
+    Ended, Mount, MountError, MountKind, MountOptions, Notifier, Session, SessionOptions, SessionView, Uring,
 };
 
 /// Says visibly that a test could not run here.
@@ -28,6 +28,9 @@ pub fn skipped(why: &str) {
 pub struct Mounted {
     pub volume: Arc<Volume>,
     pub view: SessionView,
+    pub notifier: Notifier,
+    /// The file system's device, as `MAJOR:MINOR`.
+    pub device: String,
     pub kind: MountKind,
     /// Its directory in the control file system.
     pub connection: PathBuf,
@@ -51,6 +54,7 @@ pub fn uring() -> Uring {
 pub struct Setup {
     pub wanted: Wanted,
     pub uring: Uring,
+    pub flags: MountFlags,
     pub session: SessionOptions,
     pub volume: volume::Options,
     /// Wraps the store.
@@ -64,6 +68,7 @@ impl Default for Setup {
         Self {
             wanted: Wanted::Auto,
             uring: uring(),
+            flags: MountFlags::empty(),
             session: SessionOptions::default(),
             volume: volume::Options::default(),
             wrap: Box::new(|store| store),
@@ -90,6 +95,7 @@ impl Setup {
         let mut options = MountOptions::new(dir.path().join("mnt"));
         options.wanted = self.wanted;
         options.uring = self.uring;
+        options.flags = self.flags;
         let mount = match Mount::new(&options) {
             Ok(mount) => mount,
             Err(
@@ -114,11 +120,12 @@ impl Setup {
             });
         }
         let kind = mount.kind().clone();
-        let connection = mount.info().unwrap().connection_dir();
+        let info = mount.info().unwrap();
+        let (connection, device) = (info.connection_dir(), format!("{}:{}", info.major, info.minor));
         let session = Session::new(Arc::clone(&volume), mount, session).unwrap();
-        let view = session.view();
+        let (view, notifier) = (session.view(), session.notifier());
         let thread = std::thread::spawn(move || session.run().unwrap());
-        Some(Mounted { volume, view, kind, connection, dir, thread: Some(thread) })
+        Some(Mounted { volume, view, notifier, device, kind, connection, dir, thread: Some(thread) })
     }
 }
 
