@@ -130,6 +130,7 @@ pub fn is_dead(path: &Path) -> bool {
         tracing::warn!(%error, "no thread to ask a mount's server with");
         return false;
     }
-    // Aborted: the question came while the kernel was taking the dead server's side apart.
-    matches!(answer.recv_timeout(ALIVE), Ok(Some(Errno::NOTCONN | Errno::CONNABORTED)))
+    // Aborted or cancelled: the question came while the kernel was taking the dead server's side apart, which it
+    // does to io_uring after the process has been reaped.
+    matches!(answer.recv_timeout(ALIVE), Ok(Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)))
 }
