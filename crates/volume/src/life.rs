@@ -7,6 +7,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use store::ErrorKind;
@@ -20,6 +21,9 @@ use crate::{Ctx, Error, Result, Volume};
 /// Threads that drain a volume beside its flushers: a store with a long way to it is not waited for file by
 /// file.
 const DRAINERS: usize = 8;
+
+/// How long a volume that is given up waits for its store's sync.
+const FORCED_SYNC: Duration = Duration::from_millis(50);
 
 /// Where a volume is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,15 +194,7 @@ impl Volume {
         }
         let begun = Instant::now();
         self.drain();
-        let sync_error = if self.core.is_forced() {
-            Some(store::Error::with(
-                ErrorKind::Interrupted,
-                "sync",
-                "given up before the store had made all durable",
-            ))
-        } else {
-            self.core.store.sync().err()
-        };
+        let sync_error = self.make_durable().err();
         let unwritten = self.unwritten();
         self.core.bdi.stop(
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
@@ -224,6 +220,21 @@ impl Volume {
     #[must_use]
     pub fn report(&self) -> Option<DrainReport> {
         self.life.state.lock().1.clone()
+    }
+
+    /// The store's own sync. A volume that was given up does not wait long for it.
+    fn make_durable(&self) -> store::Result<()> {
+        if !self.core.is_forced() {
+            return self.core.store.sync();
+        }
+        let (tell, told) = channel();
+        let store = Arc::clone(&self.core.store);
+        // On a thread of its own, which a store that hangs may keep.
+        let sync = move || drop(tell.send(store.sync()));
+        let late = "given up before the store had made everything durable";
+        let given_up = || store::Error::with(ErrorKind::Interrupted, "sync", late);
+        std::thread::Builder::new().spawn(sync).map_err(|_| given_up())?;
+        told.recv_timeout(FORCED_SYNC).unwrap_or_else(|_| Err(given_up()))
     }
 
     fn drain(&self) {
