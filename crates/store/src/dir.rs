@@ -77,8 +77,8 @@ pub struct DirOptions {
     /// Objects that are held open at a time, where others can be opened again (as root); otherwise
     /// without meaning. Five eighths of the limit.
     pub open_max: Option<usize>,
-    /// Objects that wait to be synced, before changing another one syncs the oldest. Half of the
-    /// limit.
+    /// Objects that wait to be synced, before changing another one syncs the oldest. Three
+    /// eighths of the limit.
     pub unsynced_max: Option<usize>,
 }
 
@@ -110,6 +110,7 @@ pub(crate) struct Inner {
     proc_fds: OwnedFd,
     is_read_only: bool,
     file_size_max: u64,
+    idle_files_max: usize,
     ownership: creds::Ownership,
     /// Whatever was opened once can be opened again.
     can_open_any: bool,
@@ -210,7 +211,8 @@ impl Inner {
     fn open(path: &Path, options: DirOptions) -> Result<Self> {
         let op = "open store";
         let shown = path.display().to_string();
-        let descriptors = raise_descriptor_limit();
+        let limit = raise_descriptor_limit();
+        let descriptors = limit - paths::reserve(limit);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let lock = rustix::fs::open(path, flags, 0.into()).map_err(errno::failed_with(op, &shown))?;
         holder::lock(&lock, path)?;
@@ -226,7 +228,7 @@ impl Inner {
         let spare = durable::spare_descriptor(&proc_fds);
         let capabilities = creds::capabilities();
         let file_size_max = size_max::of(lock.as_fd());
-        let paths = Arc::new(Paths::new(options.open_max.unwrap_or(descriptors / 8 * 5), &root));
+        let paths = Arc::new(Paths::new(options.open_max.unwrap_or(descriptors / 8 * 5), descriptors, &root));
         let root = DirNode::new(
             ObjectId::ROOT,
             stat.stx_ino,
@@ -241,12 +243,13 @@ impl Inner {
             proc_fds,
             is_read_only: medium.f_flag.contains(StatVfsMountFlags::RDONLY),
             file_size_max,
+            idle_files_max: descriptors / 4,
             ownership: creds::Ownership::possible(is_local(&lock)),
             can_open_any: capabilities.contains(CapabilitySet::DAC_OVERRIDE),
             can_link_empty: capabilities.contains(CapabilitySet::DAC_READ_SEARCH),
             table: Table::new(root),
             paths,
-            unsynced: Unsynced::new(options.unsynced_max.unwrap_or(descriptors / 2)),
+            unsynced: Unsynced::new(options.unsynced_max.unwrap_or(descriptors / 8 * 3)),
             spare: Mutex::new(spare),
             lock: Mutex::new(Some(lock)),
         })
@@ -351,6 +354,10 @@ impl Store for DirStore {
 
     fn file_size_max(&self) -> u64 {
         self.inner.file_size_max
+    }
+
+    fn idle_files_max(&self) -> usize {
+        self.inner.idle_files_max
     }
 
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {

@@ -121,6 +121,10 @@ impl Store for FaultStore {
         self.inner.file_size_max()
     }
 
+    fn idle_files_max(&self) -> usize {
+        self.inner.idle_files_max()
+    }
+
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
         self.pass(FaultOp::Lookup)?;
         self.inner.lookup(parent, name)

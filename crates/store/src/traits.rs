@@ -29,6 +29,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         i64::MAX.unsigned_abs()
     }
 
+    /// How many files the user of this store should keep open that nobody uses at the moment.
+    fn idle_files_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Finds `name` in `parent`.
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry>;
 

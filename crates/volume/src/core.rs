@@ -51,6 +51,8 @@ impl Default for Options {
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) file_size_max: u64,
+    /// Files that may wait for write-back, open though nobody uses them, before who closes one writes it.
+    pub(crate) idle_files_max: usize,
     pub(crate) options: Options,
     pub(crate) budget: Arc<Budget>,
     pub(crate) pool: Arc<Pool>,
@@ -79,6 +81,7 @@ impl Core {
         bdi: Arc<Bdi<Inode>>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            idle_files_max: store.idle_files_max(),
             file_size_max: store.file_size_max().min(i64::MAX.unsigned_abs()),
             store,
             options,

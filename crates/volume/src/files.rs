@@ -91,13 +91,16 @@ impl Volume {
     }
 
     /// One descriptor of an open file was closed: reports a write-back error that this opening has not
-    /// reported, and writes the file's data first if the volume was asked to.
+    /// reported, and writes the file's data first if the volume was asked to, or if so many closed files wait
+    /// for it that the store should not keep more of them open.
     ///
     /// # Errors
     /// [`Error::Writeback`]; [`Error::NoHandle`].
     pub fn flush(&self, ctx: &Ctx<'_>, handle: HandleId) -> Result<()> {
         let file = self.files.get(handle)?;
-        if self.core.options.flush_on_close && file.inode.state().cache.held() > 0 {
+        let must_write =
+            self.core.options.flush_on_close || self.core.bdi.dirty_inodes() > self.core.idle_files_max;
+        if must_write && file.inode.state().cache.held() > 0 {
             (ctx.before_wait)();
             let _ = file.inode.write_pages(&file.inode.io());
         }

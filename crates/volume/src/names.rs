@@ -93,6 +93,7 @@ impl Volume {
     /// The store's.
     pub fn rename(
         &self,
+        ctx: &Ctx<'_>,
         parent: NodeId,
         name: &OsStr,
         new_parent: NodeId,
@@ -100,7 +101,29 @@ impl Volume {
         flags: RenameFlags,
     ) -> Result<()> {
         let (name, new_name) = (Name::new(name)?, Name::new(new_name)?);
+        if flags.is_empty() {
+            self.write_before_replacing(ctx, (parent, name), (new_parent, new_name));
+        }
         Ok(self.core.store.rename(parent, name, new_parent, new_name, flags)?)
+    }
+
+    /// Writes the file `from` if it is about to replace `to`, so that a crash leaves the old content or the new
+    /// one under that name, and not an empty file. An error is kept for the file's own fsync and close.
+    fn write_before_replacing(&self, ctx: &Ctx<'_>, from: (NodeId, Name<'_>), to: (NodeId, Name<'_>)) {
+        let find = |(parent, name): (NodeId, Name<'_>)| {
+            let found = self.core.store.lookup(parent, name).ok()?;
+            self.core.store.forget(found.id, 1);
+            self.core.table.get(found.id)
+        };
+        if self.core.budget.used() == 0 || find(to).is_none() {
+            return;
+        }
+        if let Some(inode) = find(from)
+            && inode.state().cache.held() > 0
+        {
+            (ctx.before_wait)();
+            let _recorded = inode.write_for_sync();
+        }
     }
 
     /// Gives `id` another name. The entry carries a look-up.

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Client, eager, lazy};
-use store::{ErrorKind, FaultOp, FaultStore, MemStore};
-use watertight_volume::{Error, LifeState, Options};
+use store::{Access, ErrorKind, FaultOp, FaultStore, MemStore, Name, RenameFlags, Store};
+use watertight_volume::{Error, LifeState, NodeId, Options};
 
 const MIB: usize = 1 << 20;
 const LONG: Duration = Duration::from_secs(30);
@@ -16,6 +16,18 @@ const LONG: Duration = Duration::from_secs(30);
 fn faulty(rules: &str, options: Options) -> (Arc<Client>, Arc<FaultStore>) {
     let faults = FaultStore::new(MemStore::new(1 << 30), rules).expect("rules");
     (Arc::new(Client::new(Arc::clone(&faults) as _, options)), faults)
+}
+
+/// What the store itself holds under this name.
+fn stored(store: &dyn Store, name: &str) -> Vec<u8> {
+    let name = Name::new(name.as_ref()).unwrap();
+    let found = store.lookup(NodeId::ROOT, name).unwrap();
+    let file = store.open(found.id, Access::Read).unwrap();
+    let mut bytes = vec![0; 100];
+    let read = file.read_at(&mut bytes, 0).unwrap();
+    bytes.truncate(read);
+    store.forget(found.id, 1);
+    bytes
 }
 
 #[test]
@@ -233,4 +245,35 @@ fn a_write_that_the_store_could_never_take_fails_at_once() {
     assert_eq!(client.write(handle, largest - 1, b"x"), Ok(1));
     assert_eq!(client.volume.attr(id).unwrap().size, largest);
     assert!(client.volume.shutdown().is_complete(), "what was taken can be written");
+}
+
+#[test]
+fn what_replaces_a_file_is_written_first() {
+    let (client, faults) = faulty("", lazy());
+    let (_, new) = client.create("new");
+    let (_, old) = client.create("old");
+    client.write(old, 0, b"old").unwrap();
+    client.fsync(old).unwrap();
+    client.write(new, 0, b"whole").unwrap();
+    let (root, rename) = (NodeId::ROOT, RenameFlags::empty());
+    client.volume.rename(&client.ctx(), root, "new".as_ref(), root, "free".as_ref(), rename).unwrap();
+    assert_eq!(stored(&*faults, "free"), b"", "nothing was replaced, so nothing had to be written");
+    client.volume.rename(&client.ctx(), root, "free".as_ref(), root, "old".as_ref(), rename).unwrap();
+    assert_eq!(stored(&*faults, "old"), b"whole");
+    assert!(client.volume.shutdown().is_complete());
+}
+
+#[test]
+fn a_rename_of_what_cannot_be_written_succeeds() {
+    let (client, faults) = faulty("write:fail=ENOSPC", lazy());
+    let (_, new) = client.create("new");
+    client.create("old");
+    client.write(new, 0, b"kept").unwrap();
+    let (root, rename) = (NodeId::ROOT, RenameFlags::empty());
+    client.volume.rename(&client.ctx(), root, "new".as_ref(), root, "old".as_ref(), rename).unwrap();
+    assert_eq!(client.volume.flush(&client.ctx(), new), Err(Error::Writeback(ErrorKind::NoSpace)));
+    faults.set_rules("").unwrap();
+    assert_eq!(client.fsync(new), Ok(()));
+    assert_eq!(stored(&*faults, "old"), b"kept");
+    assert!(client.volume.shutdown().is_complete());
 }

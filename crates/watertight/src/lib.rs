@@ -29,6 +29,7 @@ pub mod mount_cmd;
 pub mod mountinfo;
 pub mod notify;
 pub mod opts;
+pub mod privileges;
 pub mod problem;
 pub mod progress;
 pub mod registry;

@@ -23,6 +23,7 @@ use crate::live::{Facts, Gone, Live, Over};
 use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
 use crate::opts::{self, Mode, MountOptions, MountType, Spin, Uring};
+use crate::privileges;
 use crate::problem::{Problem, Result};
 use crate::registry::{self, RuntimeDir};
 use crate::signals;
@@ -77,6 +78,8 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let runtime_dir = RuntimeDir::own()?;
 
     let store = open_store(&source)?;
+    // After the store has raised the limit of descriptors, and before threads are started that write.
+    privileges::respect_quotas();
     let read_only = is_read_only(&options, &source, &*store)?;
     let volume = start_volume(&options, store)?;
     let gone = Arc::new(Gone::default());

@@ -100,6 +100,11 @@ impl<I: Inode + ?Sized> Bdi<I> {
         self.wb(owner).unlist(inode)
     }
 
+    /// Inodes that wait for write-back, as of a moment ago.
+    pub fn dirty_inodes(&self) -> usize {
+        self.root.dirty_inodes()
+    }
+
     /// Wakes the flushers if the cache is over its background threshold.
     pub fn check_background(&self) {
         if self.is_above(1) {

@@ -40,7 +40,7 @@ pub(super) fn mkdir(cx: &Cx<'_>, reply: Reply<'_>, arg: MkDirIn, name: &OsStr) -
 
 pub(super) fn rename(cx: &Cx<'_>, reply: Reply<'_>, arg: &Rename2In, name: &OsStr, new_name: &OsStr) -> Sent {
     let Some(flags) = RenameFlags::from_bits(arg.flags) else { return reply.error(Errno::INVAL) };
-    reply.unit(cx.volume().rename(cx.node(), name, ObjectId(arg.newdir), new_name, flags))
+    reply.unit(cx.volume().rename(&cx.ctx(), cx.node(), name, ObjectId(arg.newdir), new_name, flags))
 }
 
 pub(super) fn link(cx: &Cx<'_>, reply: Reply<'_>, arg: LinkIn, name: &OsStr) -> Sent {

@@ -19,10 +19,10 @@
 //!
 //! Lock order: [`DirNode::path`], then the table's shards. Of two objects' locks the second is only tried.
 //!
-//! `open`, `away` and `next_search` are figures of the moment: nothing but the choice of when to put away
-//! depends on them.
+//! `open`, `away`, `last` and `next_search` are figures of the moment: nothing but the choice of when to put away
+//! or to refuse depends on them.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
@@ -37,6 +37,14 @@ use crate::{FileType, Name, Result};
 
 /// Descriptors put away at a time, at most.
 const BATCH_MAX: usize = 32;
+
+/// Descriptors left to the rest of the process: its sockets, its terminal, its own files.
+const RESERVE: usize = 64;
+
+/// Of a limit of descriptors, those that are left to the rest of the process.
+pub(crate) fn reserve(limit: usize) -> usize {
+    (limit / 8).min(RESERVE)
+}
 
 /// The descriptor of an object, or what it takes to open it again.
 #[derive(Debug)]
@@ -58,6 +66,10 @@ impl PathFd {
 #[derive(Debug)]
 pub(crate) struct Paths {
     bound: usize,
+    /// From this number on descriptors are left to the rest of the process.
+    ceiling: usize,
+    /// The number of the descriptor that was opened last. The kernel gives the lowest free one.
+    last: AtomicUsize,
     open: AtomicUsize,
     away: AtomicUsize,
     /// After a search that found nothing to put away: how many are open before the next one.
@@ -68,7 +80,7 @@ pub(crate) struct Paths {
 
 impl Paths {
     /// Tries handles out on the open directory `root`.
-    pub(crate) fn new(bound: usize, root: &OwnedFd) -> Self {
+    pub(crate) fn new(bound: usize, descriptors: usize, root: &OwnedFd) -> Self {
         let medium = || -> Result<OwnedFd, Errno> {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let medium = rustix::fs::openat(root, ".", flags, 0.into())?;
@@ -78,6 +90,8 @@ impl Paths {
         };
         Self {
             bound: bound.max(1),
+            ceiling: descriptors,
+            last: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             away: AtomicUsize::new(0),
             next_search: AtomicUsize::new(0),
@@ -112,6 +126,19 @@ impl Paths {
         let next = if has_found { 0 } else { self.counts().0 + self.bound / 16 };
         // ORDERING: Relaxed, see the module's head.
         self.next_search.store(next, Ordering::Relaxed);
+    }
+
+    /// Notes the number of a descriptor that was just opened, and returns it.
+    fn saw(&self, fd: &OwnedFd) -> usize {
+        let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
+        // ORDERING: Relaxed, see the module's head.
+        self.last.store(number, Ordering::Relaxed);
+        number
+    }
+
+    fn is_nearly_full(&self) -> bool {
+        // ORDERING: Relaxed, see the module's head.
+        self.last.load(Ordering::Relaxed) >= self.ceiling - self.ceiling.min(RESERVE)
     }
 
     /// Counts the descriptor of a new object.
@@ -202,15 +229,38 @@ impl Inner {
         if attr.ino == node.ino && attr.kind == node.kind { Ok(fd) } else { Err(Errno::STALE) }
     }
 
-    /// Opens by `open`, with another try after descriptors were put away if there are too many.
-    pub(crate) fn with_room<T>(&self, open: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        match open() {
+    /// Opens by `open`, after descriptors were put away if there are too many; refuses while too few are left
+    /// for the rest of the process.
+    pub(crate) fn with_room(&self, open: impl Fn() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
+        if self.is_full() {
+            if self.paths.can_put_away() {
+                self.put_away_a_batch();
+            }
+            if self.is_full() {
+                return Err(Errno::MFILE);
+            }
+        }
+        let opened = match open() {
             Err(Errno::MFILE | Errno::NFILE) if self.paths.can_put_away() => {
                 self.put_away_a_batch();
                 open()
             }
             other => other,
+        };
+        if let Ok(fd) = &opened {
+            self.paths.saw(fd);
         }
+        opened
+    }
+
+    /// Whether the next descriptor would be one of those that are left to others. Costs system calls only when
+    /// the last one was close to that.
+    fn is_full(&self) -> bool {
+        self.paths.is_nearly_full()
+            && match rustix::io::fcntl_dupfd_cloexec(&self.proc_fds, 0) {
+                Ok(next) => self.paths.saw(&next) >= self.paths.ceiling,
+                Err(_) => true,
+            }
     }
 
     /// Enters what `fd` stands for into the table, with one more reference; says whether it is new there.

@@ -10,6 +10,7 @@ mod bad_input;
 mod control;
 mod demo;
 mod holders;
+mod limits;
 mod rig;
 mod signals;
 mod terminal;

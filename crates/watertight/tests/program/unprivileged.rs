@@ -31,6 +31,7 @@ fn as_nobody(rig: &Rig, script: &str) -> Out {
         .args(["--mount", "sh", "-ec", &outer])
         .env("SCRIPT", script)
         .env("WATERTIGHT_RUNTIME_DIR", home.join("run"))
+        .env("HOME", &home)
         .env("W", &program)
         .env("S", &rig.store)
         .env("M", &rig.mnt)
@@ -170,4 +171,23 @@ fn no_permission_for_the_device() {
     command.arg(rig.root.join("watertight")).arg("mount").arg(&rig.store).arg(&rig.mnt);
     command.env("WATERTIGHT_RUNTIME_DIR", rig.root.join("home/run")).current_dir("/");
     run(command).ends(1, "ermission denied");
+}
+
+#[test]
+fn descriptors_are_left_for_the_program_itself() {
+    let Some(rig) = rig() else { return };
+    // Each file that the kernel knows takes a descriptor of who is not root; more than there are cannot be.
+    let out = as_nobody(
+        &rig,
+        "ulimit -n 256
+         $W mount -d -o dirty_after=1h dir:$S $M
+         for n in $(seq 300); do (echo $n > $M/$n) 2>>$HOME/refused || true; done
+         grep -q 'Too many open files' $HOME/refused
+         $W status
+         $W umount $M
+         for n in $(seq 100); do grep -qx $n $S/$n || echo $n is wrong; done",
+    )
+    .ok();
+    assert!(out.stdout.contains("active"), "{out:?}");
+    assert!(!out.stdout.contains("is wrong"), "{out:?}");
 }
