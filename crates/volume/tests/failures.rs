@@ -20,11 +20,11 @@ fn faulty(rules: &str, options: Options) -> (Arc<Client>, Arc<FaultStore>) {
 
 /// What the store itself holds under this name.
 fn stored(store: &dyn Store, name: &str) -> Vec<u8> {
-    let name = Name::new(name.as_ref()).unwrap();
-    let found = store.lookup(NodeId::ROOT, name).unwrap();
-    let file = store.open(found.id, Access::Read).unwrap();
+    let name = Name::new(name.as_ref()).expect("a name");
+    let found = store.lookup(NodeId::ROOT, name).expect("an entry");
+    let file = store.open(found.id, Access::Read).expect("a file");
     let mut bytes = vec![0; 100];
-    let read = file.read_at(&mut bytes, 0).unwrap();
+    let read = file.read_at(&mut bytes, 0).expect("a read");
     bytes.truncate(read);
     store.forget(found.id, 1);
     bytes
@@ -252,13 +252,19 @@ fn what_replaces_a_file_is_written_first() {
     let (client, faults) = faulty("", lazy());
     let (_, new) = client.create("new");
     let (_, old) = client.create("old");
-    client.write(old, 0, b"old").unwrap();
+    client.write(old, 0, b"old").expect("room");
     client.fsync(old).unwrap();
     client.write(new, 0, b"whole").unwrap();
     let (root, rename) = (NodeId::ROOT, RenameFlags::empty());
-    client.volume.rename(&client.ctx(), root, "new".as_ref(), root, "free".as_ref(), rename).unwrap();
+    client
+        .volume
+        .rename(&client.ctx(), root, "new".as_ref(), root, "free".as_ref(), rename)
+        .expect("a rename");
     assert_eq!(stored(&*faults, "free"), b"", "nothing was replaced, so nothing had to be written");
-    client.volume.rename(&client.ctx(), root, "free".as_ref(), root, "old".as_ref(), rename).unwrap();
+    client
+        .volume
+        .rename(&client.ctx(), root, "free".as_ref(), root, "old".as_ref(), rename)
+        .expect("a rename");
     assert_eq!(stored(&*faults, "old"), b"whole");
     assert!(client.volume.shutdown().is_complete());
 }
@@ -270,7 +276,10 @@ fn a_rename_of_what_cannot_be_written_succeeds() {
     client.create("old");
     client.write(new, 0, b"kept").unwrap();
     let (root, rename) = (NodeId::ROOT, RenameFlags::empty());
-    client.volume.rename(&client.ctx(), root, "new".as_ref(), root, "old".as_ref(), rename).unwrap();
+    client
+        .volume
+        .rename(&client.ctx(), root, "new".as_ref(), root, "old".as_ref(), rename)
+        .expect("a rename");
     assert_eq!(client.volume.flush(&client.ctx(), new), Err(Error::Writeback(ErrorKind::NoSpace)));
     faults.set_rules("").unwrap();
     assert_eq!(client.fsync(new), Ok(()));
