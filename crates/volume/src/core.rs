@@ -16,7 +16,7 @@ use crate::table::Table;
 /// How a volume behaves.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Hard bound on cached file data, in bytes; at least 1 MiB.
+    /// Hard bound on cached file data, in bytes; at least 4 MiB.
     pub cache_bytes_max: u64,
     /// Flusher threads.
     pub flushers: usize,

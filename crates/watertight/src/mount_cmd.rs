@@ -166,6 +166,7 @@ fn start_volume(options: &MountOptions, store: Arc<dyn Store>) -> Result<Arc<Vol
         cache_bytes_max: options.cache_bytes,
         flushers: options.flushers.unwrap_or(defaults.flushers),
         dirty_after: options.dirty_after.unwrap_or(defaults.dirty_after),
+        flush_on_close: options.flush_on_close,
         drain_deadline: options.drain_timeout,
         ..defaults
     };

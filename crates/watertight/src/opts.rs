@@ -79,6 +79,8 @@ pub struct MountOptions {
     pub spin: Spin,
     /// When data begins to be written back; none: the volume's default.
     pub dirty_after: Option<Duration>,
+    /// Whether close(2) writes the file's data and reports how that went.
+    pub flush_on_close: bool,
     /// How long an unmount goes on without any progress before it gives up.
     pub drain_timeout: Duration,
     /// Flags of the mount that the kernel enforces: `nosuid`, `nodev`, `noexec`, `noatime`.
@@ -105,6 +107,7 @@ impl Default for MountOptions {
             uring: Uring::Auto,
             spin: Spin::Off,
             dirty_after: None,
+            flush_on_close: false,
             drain_timeout: Duration::from_secs(60),
             flags: Vec::new(),
         }
@@ -133,6 +136,7 @@ pub const VALID: &[(&str, &str)] = &[
         "off [default], or auto: without io_uring, look for requests before sleeping while that pays",
     ),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
+    ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),
     ("drain_timeout=TIME", "an unmount gives up after so long without progress [60s]"),
     ("nosuid, nodev, ...", "also noexec, noatime: as in mount(8)"),
 ];
@@ -208,6 +212,8 @@ impl MountOptions {
             "rw" => self.read_only = Some(false),
             "allow_other" => self.allow_other = Some(true),
             "noallow_other" => self.allow_other = Some(false),
+            "flush_on_close" => self.flush_on_close = true,
+            "noflush_on_close" => self.flush_on_close = false,
             "nosuid" | "nodev" | "noexec" | "noatime" => self.flags.push(name.to_owned()),
             "suid" | "dev" | "exec" | "atime" => {
                 self.flags.retain(|flag| flag.strip_prefix("no") != Some(name))

@@ -232,3 +232,22 @@ fn nothing_but_the_program_is_needed() {
     rig.verb("umount", &[]).ok().says("everything is on mem:");
     assert_eq!(daemon.end(), Some(0));
 }
+
+#[test]
+fn where_asked_a_close_writes_and_reports() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("flush_on_close,dirty_after=1h");
+    fs::write(rig.mnt.join("a"), "here").unwrap();
+    assert_eq!(rig.stored("a").unwrap(), b"here");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+
+    let daemon = rig.mount_faulty("write:fail=ENOSPC", "flush_on_close,dirty_after=1h,drain_timeout=1s");
+    let source = rig.root.join("source");
+    fs::write(&source, "text").unwrap();
+    let mut copy = Command::new("cp");
+    copy.arg(&source).arg(rig.mnt.join("b"));
+    run(copy).ends(1, "No space left on device");
+    rig.verb("umount", &["--force"]).ends(1, "not written");
+    assert_eq!(daemon.end(), Some(1));
+}
