@@ -7,7 +7,7 @@ use std::io::Write as _;
 
 /// Says that `test` did not run, and why.
 pub fn skip(test: &str, reason: &str) {
-    line(&format!("SKIPPED: {test}: {reason}"));
+    testing::skipped_test(test, reason);
 }
 
 /// Prints a figure that `test` measured.

@@ -81,7 +81,7 @@ fn a_run_measures_what_is_there_and_says_what_is_not() {
     assert!(table.contains("not built") && svg.contains("not built"), "{table}");
     let measured = find("stat-1", "null", "ops_per_s");
     if measured["n"] == 0 {
-        say_skipped(format_args!("SKIPPED: the null server cannot be mounted here: {}", measured["note"]));
+        testing::skipped(format_args!("the null server cannot be mounted here: {}", measured["note"]));
         return;
     }
     assert!(measured["mean"].as_f64().unwrap() > 0.0 && measured["p99"].is_null(), "{measured}");
@@ -94,10 +94,4 @@ fn a_run_measures_what_is_there_and_says_what_is_not() {
     assert!(!mounts.contains(place), "a mount is left: {mounts}");
     let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| name == "out.json" || name == "out.svg"), "left: {left:?}");
-}
-
-/// Past the test runner, which shows nothing of what a passing test prints.
-fn say_skipped(what: std::fmt::Arguments<'_>) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "{what}");
 }

@@ -34,7 +34,7 @@ fn fault_store_without_rules() {
 #[test]
 fn dir_store_of_an_ordinary_user() {
     if !suite::is_root() {
-        say_skipped(format_args!("SKIPPED: the other tests run as an ordinary user already"));
+        testing::skipped("the other tests run as an ordinary user already");
         return;
     }
     let output = std::process::Command::new("setpriv")
@@ -47,21 +47,15 @@ fn dir_store_of_an_ordinary_user() {
     let output = match output {
         Ok(output) => output,
         Err(e) => {
-            say_skipped(format_args!("SKIPPED: no setpriv(1): {e}"));
+            testing::skipped(format_args!("no setpriv(1): {e}"));
             return;
         }
     };
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let complained = String::from_utf8_lossy(&output.stderr).into_owned();
     if !said.contains("running 1 test") {
-        say_skipped(format_args!("SKIPPED: cannot run this program as somebody else: {complained}"));
+        testing::skipped(format_args!("cannot run this program as somebody else: {complained}"));
         return;
     }
     assert!(output.status.success() && said.contains("1 passed"), "{said}{complained}");
-}
-
-/// Past the test runner, which shows nothing of what a passing test prints.
-fn say_skipped(what: std::fmt::Arguments<'_>) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "{what}");
 }

@@ -17,7 +17,7 @@ fn a_file_that_gets_its_name_during_a_sync_is_synced_by_the_next_one() {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let store = DirStore::open(dir.path()).unwrap();
     if store.tmpfile(ROOT, 0o600, me()).map(|made| store.forget(made.entry.id, 1)).is_err() {
-        eprintln!("SKIPPED: the host's file system has no O_TMPFILE");
+        testing::skipped("the host's file system has no O_TMPFILE");
         return;
     }
     let barrier = Barrier::new(2);

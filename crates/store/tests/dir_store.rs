@@ -134,7 +134,7 @@ fn swapping_while_files_are_made_leads_nowhere_else() {
 #[test]
 fn what_lies_on_another_mount_is_refused() {
     if !is_root() {
-        say_skipped(format_args!("SKIPPED: mounting needs root"));
+        testing::skipped("mounting needs root");
         return;
     }
     let place = place();
@@ -158,12 +158,12 @@ fn what_lies_on_another_mount_is_refused() {
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
             let complained = String::from_utf8_lossy(&output.stderr).into_owned();
             if complained.contains("permission denied") || complained.contains("Operation not permitted") {
-                say_skipped(format_args!("SKIPPED: no mounts here: {complained}"));
+                testing::skipped(format_args!("no mounts here: {complained}"));
                 return;
             }
             assert!(output.status.success() && said.contains("1 passed"), "{said}{complained}");
         }
-        Err(e) => say_skipped(format_args!("SKIPPED: no unshare(1): {e}")),
+        Err(e) => testing::skipped(format_args!("no unshare(1): {e}")),
     }
     unchanged(&place.outside);
 }
@@ -172,7 +172,7 @@ fn what_lies_on_another_mount_is_refused() {
 #[ignore = "run by what_lies_on_another_mount_is_refused in its mount namespace"]
 fn inside_mounts() {
     let Some(source) = std::env::var_os("IN_MOUNTS") else {
-        say_skipped(format_args!("SKIPPED: not in a mount namespace of its own"));
+        testing::skipped("not in a mount namespace of its own");
         return;
     };
     let store = DirStore::open(source).unwrap();
@@ -206,7 +206,7 @@ fn another_process_that_has_it_is_named() {
     let mut holder = match Command::new("flock").arg(&place.source).args(["sleep", "60"]).spawn() {
         Ok(child) => child,
         Err(e) => {
-            say_skipped(format_args!("SKIPPED: no flock(1): {e}"));
+            testing::skipped(format_args!("no flock(1): {e}"));
             return;
         }
     };
@@ -267,7 +267,7 @@ fn crowded() -> Option<(Place, Arc<DirStore>)> {
     assert_eq!(more.len(), 100);
     if store.counters().away == 0 {
         assert!(!is_root(), "root can put descriptors away");
-        say_skipped(format_args!("SKIPPED: opening by handle needs root"));
+        testing::skipped("opening by handle needs root");
         return None;
     }
     Some((place, store))
@@ -399,7 +399,7 @@ fn a_number_used_again_by_somebody_else_is_another_object() {
         }
     }
     if reused == 0 {
-        say_skipped(format_args!("SKIPPED in part: this file system used no number again"));
+        testing::skipped("in part: this file system used no number again");
     }
 }
 
@@ -419,7 +419,7 @@ fn without_rights_too_many_objects_are_refused() {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let complained = String::from_utf8_lossy(&output.stderr).into_owned();
     if !said.contains("running 1 test") {
-        say_skipped(format_args!("SKIPPED: cannot run this program as somebody else: {complained}"));
+        testing::skipped(format_args!("cannot run this program as somebody else: {complained}"));
         return;
     }
     assert!(output.status.success() && said.contains("1 passed"), "{said}{complained}");
@@ -429,7 +429,7 @@ fn without_rights_too_many_objects_are_refused() {
 #[ignore = "run by without_rights_too_many_objects_are_refused with few descriptors"]
 fn inside_few_descriptors() {
     if std::env::var_os("IN_NEED").is_none() {
-        say_skipped(format_args!("SKIPPED: not with few descriptors"));
+        testing::skipped("not with few descriptors");
         return;
     }
     let place = place();
@@ -471,7 +471,7 @@ fn default_acls_and_umask_are_applied_by_the_medium() {
     let place = place();
     let acl = Command::new("setfacl").args(["-d", "-m", "u::rwx,g::rwx,o::rx"]).arg(&place.source).status();
     if !acl.is_ok_and(|s| s.success()) {
-        say_skipped(format_args!("SKIPPED: no setfacl(1) or no access control lists"));
+        testing::skipped("no setfacl(1) or no access control lists");
         return;
     }
     let store = DirStore::open(&place.source).unwrap();
@@ -483,7 +483,7 @@ fn default_acls_and_umask_are_applied_by_the_medium() {
 #[test]
 fn threads_create_for_different_people_at_once() {
     if !is_root() {
-        say_skipped(format_args!("SKIPPED: foreign owners need root"));
+        testing::skipped("foreign owners need root");
         return;
     }
     let place = place();
@@ -533,7 +533,7 @@ fn special_files_are_special_on_the_host() {
 #[test]
 fn a_read_only_medium_opens_and_says_so() {
     if !is_root() {
-        say_skipped(format_args!("SKIPPED: mounting needs root"));
+        testing::skipped("mounting needs root");
         return;
     }
     let place = place();
@@ -550,7 +550,7 @@ fn a_read_only_medium_opens_and_says_so() {
         .arg(program)
         .output();
     let Ok(output) = output else {
-        say_skipped(format_args!("SKIPPED: no unshare(1)"));
+        testing::skipped("no unshare(1)");
         return;
     };
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -562,7 +562,7 @@ fn a_read_only_medium_opens_and_says_so() {
 #[ignore = "run by a_read_only_medium_opens_and_says_so in its mount namespace"]
 fn inside_read_only() {
     let Some(source) = std::env::var_os("IN_READ_ONLY") else {
-        say_skipped(format_args!("SKIPPED: not in a mount namespace of its own"));
+        testing::skipped("not in a mount namespace of its own");
         return;
     };
     let store = DirStore::open(source).unwrap();
@@ -577,10 +577,4 @@ fn inside_read_only() {
         ErrorKind::ReadOnly
     );
     store.sync().unwrap();
-}
-
-/// Past the test runner, which shows nothing of what a passing test prints.
-fn say_skipped(what: std::fmt::Arguments<'_>) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "{what}");
 }

@@ -158,7 +158,7 @@ fn what_has_no_name_needs_no_sync_and_no_space() {
     let counters = store.counters();
     assert_eq!((counters.objects, counters.unsynced), (0, 0), "gone at the last close");
     let Ok(hidden) = store.tmpfile(ROOT, 0o600, me()) else {
-        eprintln!("SKIPPED: no tmpfile");
+        testing::skipped("no tmpfile");
         return;
     };
     write(&*hidden.file, b"x", 0);
@@ -243,7 +243,7 @@ fn run(program: &str, args: &[&OsStr]) -> bool {
 impl FailingMedium {
     fn new() -> Option<Self> {
         if !suite::is_root() {
-            eprintln!("SKIPPED: a failing medium needs root");
+            testing::skipped("a failing medium needs root");
             return None;
         }
         let medium = Self { dir: tempfile::tempdir().unwrap() };
@@ -278,7 +278,7 @@ impl FailingMedium {
                 &["-o".as_ref(), "loop,errors=continue".as_ref(), image.as_ref(), files.as_ref()],
             );
         if !has_all {
-            eprintln!("SKIPPED: no ext4 on a loop device here");
+            testing::skipped("no ext4 on a loop device here");
             return None;
         }
         Some(medium)

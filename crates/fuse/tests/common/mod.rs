@@ -21,7 +21,7 @@ use watertight_fuse::{
 
 /// Says visibly that a test could not run here.
 pub fn skipped(why: &str) {
-    say_skipped(format_args!("SKIPPED: {why}"));
+    testing::skipped(why);
 }
 
 /// A mounted volume.
@@ -184,10 +184,4 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 /// The content of a file, as a string.
 pub fn text(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap()
-}
-
-/// Past the test runner, which shows nothing of what a passing test prints.
-fn say_skipped(what: std::fmt::Arguments<'_>) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "{what}");
 }

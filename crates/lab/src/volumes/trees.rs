@@ -196,7 +196,7 @@ mod tests {
     fn is_missing(program: &str) -> bool {
         let missing = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_err();
         if missing {
-            eprintln!("SKIPPED: no `{program}` on this machine");
+            testing::skipped(format_args!("no `{program}` on this machine"));
         }
         missing
     }

@@ -216,7 +216,7 @@ mod tests {
     fn can_switch() -> bool {
         let can = Ownership::possible(true) == Ownership::Creator;
         if !can {
-            eprintln!("SKIPPED: taking other ids needs root");
+            testing::skipped("taking other ids needs root");
         }
         can
     }

@@ -140,7 +140,7 @@ fn allocate(store: &dyn Store) {
     let file = &made.file;
     match file.allocate(AllocateMode::empty(), 0, 200_000) {
         Err(e) if e.kind() == ErrorKind::Unsupported => {
-            eprintln!("SKIPPED: no fallocate on {}", store.describe());
+            testing::skipped(format_args!("no fallocate on {}", store.describe()));
             return;
         }
         other => other.unwrap(),
@@ -181,7 +181,7 @@ fn copy_range(store: &dyn Store) {
             Ok(0) => panic!("nothing copied at {done}"),
             Ok(n) => done += n,
             Err(e) if e.kind() == ErrorKind::Unsupported => {
-                eprintln!("SKIPPED: no copy_range on {}", store.describe());
+                testing::skipped(format_args!("no copy_range on {}", store.describe()));
                 return;
             }
             Err(e) => panic!("{e}"),

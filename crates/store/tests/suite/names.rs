@@ -95,7 +95,7 @@ fn kinds_of_nodes(store: &dyn Store) {
         ("blk", FileType::BlockDevice, (7 << 8) | 0x12 | (0x300 << 12)),
     ] {
         if matches!(kind, FileType::CharDevice | FileType::BlockDevice) && !is_root() {
-            eprintln!("SKIPPED: {name}: making devices needs root");
+            testing::skipped(format_args!("{name}: making devices needs root"));
             continue;
         }
         let made = store.make(ROOT, n(name), NewNode::Special { kind, rdev }, 0o640, me()).unwrap();
@@ -116,7 +116,7 @@ fn umask_and_owner(store: &dyn Store) {
     let open = store.create(ROOT, n("g"), 0o666, me()).unwrap().entry;
     assert_eq!(open.attr.perm, 0o666, "one call's umask is not the next one's");
     if !is_root() {
-        eprintln!("SKIPPED: owners other than this user need root");
+        testing::skipped("owners other than this user need root");
         return;
     }
     for (uid, gid) in [(1000, 1001), (65534, 65533), (0, 0), (7, 0)] {
@@ -137,7 +137,7 @@ fn umask_and_owner(store: &dyn Store) {
 
 fn set_group_id_directories(store: &dyn Store) {
     if !is_root() {
-        eprintln!("SKIPPED: foreign groups need root");
+        testing::skipped("foreign groups need root");
         return;
     }
     let dir = store.make(ROOT, n("d"), NewNode::Directory, 0o777, Creator { gid: 500, ..me() }).unwrap();

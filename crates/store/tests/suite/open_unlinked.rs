@@ -34,7 +34,7 @@ fn unlinked_and_referenced(store: &dyn Store) {
 fn tmpfile_and_link(store: &dyn Store) {
     let made = match store.tmpfile(ROOT, 0o640, me()) {
         Err(e) if e.kind() == ErrorKind::Unsupported => {
-            eprintln!("SKIPPED: no tmpfile on {}", store.describe());
+            testing::skipped(format_args!("no tmpfile on {}", store.describe()));
             return;
         }
         other => other.unwrap(),

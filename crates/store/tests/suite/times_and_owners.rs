@@ -34,7 +34,7 @@ fn modes(store: &dyn Store) {
 
 fn owners(store: &dyn Store) {
     if !is_root() {
-        eprintln!("SKIPPED: changing owners needs root");
+        testing::skipped("changing owners needs root");
         return;
     }
     let file = create(store, ROOT, "f").entry;
@@ -52,7 +52,7 @@ fn owners(store: &dyn Store) {
 
 fn change_of_owner_drops_set_id(store: &dyn Store) {
     if !is_root() {
-        eprintln!("SKIPPED: changing owners needs root");
+        testing::skipped("changing owners needs root");
         return;
     }
     let file = create(store, ROOT, "f").entry;

@@ -36,7 +36,7 @@ fn has_user_xattrs(store: &dyn Store, id: ObjectId) -> bool {
         }
         Err(e) => {
             assert_eq!(e.kind(), ErrorKind::Unsupported);
-            eprintln!("SKIPPED: no extended attributes on {}", store.describe());
+            testing::skipped(format_args!("no extended attributes on {}", store.describe()));
             false
         }
     }
@@ -98,7 +98,7 @@ fn of_links(store: &dyn Store) {
     }
     assert_eq!(kind(set(store, link, "user.a", b"x")), ErrorKind::NotPermitted);
     if !is_root() {
-        eprintln!("SKIPPED: trusted attributes need root");
+        testing::skipped("trusted attributes need root");
         return;
     }
     set(store, link, "trusted.a", b"link").unwrap();
