@@ -23,7 +23,7 @@ pub struct Source {
 /// Checks the store's name; a directory must exist.
 ///
 /// # Errors
-/// Exit 2, naming what is wrong with it.
+/// Exit 2, naming what is wrong with it; exit 1 where only the permission to reach it is missing.
 pub fn source(given: &str) -> Result<Source> {
     match given.split_once(':') {
         // A store around another one.
@@ -61,7 +61,9 @@ fn directory(path: &str) -> Result<Source> {
     let meta = fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => wrong("does not exist; make the directory first"),
         io::ErrorKind::NotADirectory => wrong("cannot be reached: a part of the path is not a directory"),
-        io::ErrorKind::PermissionDenied => wrong("cannot be reached: no permission"),
+        io::ErrorKind::PermissionDenied => {
+            Problem::failure(format!("no permission to use the store {path}: it cannot be reached"))
+        }
         _ => wrong(&format!("cannot be reached: {error}")),
     })?;
     if !meta.is_dir() {

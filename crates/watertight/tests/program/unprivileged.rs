@@ -8,12 +8,17 @@ use crate::rig::{Out, PROGRAM, Rig, has, run};
 
 /// Runs a shell script as user 65534 in a mount namespace where everybody may open `/dev/fuse`.
 fn as_nobody(rig: &Rig, script: &str) -> Out {
+    as_nobody_with(rig, "666", script)
+}
+
+/// The same where `/dev/fuse` has this mode, and is root's.
+fn as_nobody_with(rig: &Rig, mode: &str, script: &str) -> Out {
     // The program may lie where only its builder can reach it.
     let program = rig.root.join("watertight");
     if !program.exists() {
         fs::copy(PROGRAM, &program).unwrap();
     }
-    let (home, dev) = (rig.root.join("home"), rig.root.join("fuse"));
+    let (home, dev) = (rig.root.join("home"), rig.root.join(format!("fuse-{mode}")));
     if !home.exists() {
         fs::create_dir(&home).unwrap();
         for dir in [&home, &rig.store, &rig.mnt] {
@@ -22,7 +27,7 @@ fn as_nobody(rig: &Rig, script: &str) -> Out {
         fs::set_permissions(&home, Permissions::from_mode(0o700)).unwrap();
     }
     let outer = format!(
-        "mknod -m 666 {dev} c 10 229 2>/dev/null || true; mount --bind {dev} /dev/fuse; \
+        "mknod -m {mode} {dev} c 10 229 2>/dev/null || true; mount --bind {dev} /dev/fuse; \
          exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -ec \"$SCRIPT\"",
         dev = dev.display()
     );
@@ -159,18 +164,29 @@ fn root_sees_the_volumes_of_others() {
 #[test]
 fn no_permission_for_the_device() {
     let Some(rig) = rig() else { return };
-    let device = fs::metadata("/dev/fuse").unwrap().permissions().mode();
-    if device & 0o006 != 0 {
-        crate::rig::skipped("everybody may open /dev/fuse here");
-        return;
+    as_nobody_with(&rig, "600", "$W mount $S $M").ends(1, "ermission denied");
+}
+
+#[test]
+fn no_permission_for_the_store() {
+    let Some(rig) = rig() else { return };
+    let foreign = rig.root.join("foreign");
+    fs::create_dir(&foreign).unwrap();
+    fs::set_permissions(&foreign, Permissions::from_mode(0o700)).unwrap();
+    // Root's own, and one that cannot even be reached.
+    let inside = foreign.join("inside");
+    fs::create_dir(&inside).unwrap();
+    for source in [&foreign, &inside] {
+        let source = source.to_str().unwrap();
+        let out = as_nobody(&rig, &format!("$W mount {source} $M")).ends(1, "no permission to use the store");
+        assert!(out.stderr.contains(source), "the store is not named: {}", out.stderr);
+        assert!(!out.stdout.contains("ready"), "{out:?}");
     }
-    // Outside of the namespace the device is root's.
-    as_nobody(&rig, "true").ok();
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    command.arg(rig.root.join("watertight")).arg("mount").arg(&rig.store).arg(&rig.mnt);
-    command.env("WATERTIGHT_RUNTIME_DIR", rig.root.join("home/run")).current_dir("/");
-    run(command).ends(1, "ermission denied");
+    // The user has nothing of it afterwards: neither a mount nor a process that goes on.
+    let out = as_nobody(&rig, "! mountpoint -q $M; $W status --json").ok();
+    let status: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
+    assert_eq!(status["volumes"].as_array().unwrap().len(), 0, "{status}");
+    assert_eq!(fs::read_dir(&foreign).unwrap().count(), 1, "nothing was put into it");
 }
 
 #[test]
