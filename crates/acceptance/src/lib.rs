@@ -11,6 +11,7 @@
 //! | [`scratch`] | directories of a test's own |
 //! | [`report`] | lines that are seen although the test passes: skips and figures |
 //! | [`tree`] | two trees compared bit for bit |
+//! | [`stress`] | stress-ng: one stressor, and whether it did anything |
 //! | [`oddtree`] | a tree with everything a file system must keep |
 //! | [`model`] | a file system in memory, and random operations on it and on a mount |
 //! | [`crash`] | a writer whose every byte says where it belongs, and the check after its crash |
@@ -37,6 +38,7 @@ pub mod program;
 pub mod report;
 pub mod rng;
 pub mod scratch;
+pub mod stress;
 pub mod subject;
 pub mod sys;
 pub mod tree;
