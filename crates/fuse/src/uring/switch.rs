@@ -1,11 +1,17 @@
 //! The kernel's switch for FUSE over io_uring.
 //!
 //! The kernel looks at it when it mounts (to offer it in INIT) and when INIT is answered; after that the
-//! connection keeps what was agreed. As root it is switched on for as long as that takes, and put back to what it was. Other
-//! processes that do the same are kept out by a lock file, or one would put it back while another needs it.
+//! connection keeps what was agreed. It is one for the whole host. As root it is switched on for as long as that takes, and put
+//! back to what it was. Other processes that do the same are kept out by a lock file, or one would put it back while
+//! another needs it.
+//!
+//! A process that is killed in between leaves the switch on. The lock file says so: it holds [`WAS_OFF`] from before the
+//! switch is turned on until after it was put back, so that the next one that takes the lock puts it back. Both files go with a
+//! reboot.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -16,56 +22,89 @@ use rustix::io::Errno;
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// Who holds a lock on this may change the switch.
 const LOCK: &str = "/run/watertight-uring.lock";
+/// What the lock file holds while the switch is on and has to be put back.
+const WAS_OFF: &[u8] = b"was off\n";
 /// How long another process may hold the lock before this one goes without.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The switch is on. Dropped, it is as it was.
 #[derive(Debug)]
-pub(super) struct On {
-    /// The lock, if the switch has to be put back.
-    _lock: Option<File>,
-    was_off: bool,
+pub(super) struct On(Option<PutBack>);
+
+#[derive(Debug)]
+struct PutBack {
+    switch: PathBuf,
+    /// Locked.
+    lock: File,
 }
 
 impl Drop for On {
     fn drop(&mut self) {
-        if self.was_off
-            && let Err(error) = std::fs::write(SWITCH, "N")
-        {
-            tracing::warn!(%error, "{SWITCH} stays on");
+        let Some(PutBack { switch, lock }) = &self.0 else { return };
+        match std::fs::write(switch, "N") {
+            Ok(()) => note(lock, b""),
+            Err(error) => tracing::warn!(%error, "{} stays on", switch.display()),
         }
     }
 }
 
 /// Switches it on, or says why it cannot be.
 pub(super) fn on() -> Result<On, String> {
-    let is_root = rustix::process::geteuid().is_root();
-    let lock = if is_root { Some(lock()?) } else { None };
-    if is_on()? {
-        return Ok(On { _lock: None, was_off: false });
-    }
-    if !is_root {
-        return Err(format!("{SWITCH} is off, and only root can change it"));
-    }
-    std::fs::write(SWITCH, "Y").map_err(|error| format!("{SWITCH} is off and cannot be changed: {error}"))?;
-    Ok(On { _lock: lock, was_off: true })
+    turn_on(Path::new(SWITCH), rustix::process::geteuid().is_root().then_some(Path::new(LOCK)))
 }
 
-fn is_on() -> Result<bool, String> {
-    match std::fs::read_to_string(SWITCH) {
+/// Without a lock file it is only looked at.
+fn turn_on(switch: &Path, lock_file: Option<&Path>) -> Result<On, String> {
+    let shown = switch.display();
+    let Some(lock_file) = lock_file else {
+        return match is_on(switch)? {
+            true => Ok(On(None)),
+            false => Err(format!("{shown} is off, and only root can change it")),
+        };
+    };
+    let lock = lock(lock_file)?;
+    if is_on(switch)? {
+        // By somebody who wants it so, or by one of us who was killed.
+        let is_left_over = is_noted(&lock);
+        return Ok(On(is_left_over.then(|| PutBack { switch: switch.to_owned(), lock })));
+    }
+    note(&lock, WAS_OFF);
+    if let Err(error) = std::fs::write(switch, "Y") {
+        note(&lock, b"");
+        return Err(format!("{shown} is off and cannot be changed: {error}"));
+    }
+    Ok(On(Some(PutBack { switch: switch.to_owned(), lock })))
+}
+
+fn is_on(switch: &Path) -> Result<bool, String> {
+    match std::fs::read_to_string(switch) {
         Ok(text) => Ok(text.starts_with(['Y', '1'])),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Err("this kernel has no FUSE over io_uring (Linux 6.14 and newer can)".to_owned())
         }
-        Err(error) => Err(format!("cannot read {SWITCH}: {error}")),
+        Err(error) => Err(format!("cannot read {}: {error}", switch.display())),
     }
 }
 
-fn lock() -> Result<File, String> {
-    let failed = |error: &dyn std::fmt::Display| format!("cannot lock {LOCK}: {error}");
+fn is_noted(lock: &File) -> bool {
+    let mut found = [0; WAS_OFF.len()];
+    lock.read_exact_at(&mut found, 0).is_ok() && found == WAS_OFF
+}
+
+/// Notes what has to be known when this process is killed.
+fn note(lock: &File, what: &[u8]) {
+    let noted = lock.set_len(0).and_then(|()| lock.write_all_at(what, 0));
+    if let Err(error) = noted {
+        tracing::warn!(%error, "{LOCK} cannot be written");
+    }
+}
+
+fn lock(path: &Path) -> Result<File, String> {
+    let shown = path.display();
+    let failed = |error: &dyn std::fmt::Display| format!("cannot lock {shown}: {error}");
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(LOCK).map_err(|error| failed(&error))?;
+    let file = options.open(path).map_err(|error| failed(&error))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => return Ok(file),
         Err(Errno::WOULDBLOCK) => {}
@@ -86,7 +125,61 @@ fn lock() -> Result<File, String> {
         Ok(Ok(file)) => Ok(file),
         Ok(Err(error)) => Err(failed(&error)),
         Err(_) => {
-            Err(format!("another process has been mounting for {} s (it holds {LOCK})", PATIENCE.as_secs()))
+            Err(format!("another process has been mounting for {} s (it holds {shown})", PATIENCE.as_secs()))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A switch that is a plain file, and its lock file.
+    fn host(is_on: bool) -> (tempfile::TempDir, PathBuf, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let (switch, lock) = (dir.path().join("switch"), dir.path().join("lock"));
+        std::fs::write(&switch, if is_on { "Y\n" } else { "N\n" }).unwrap();
+        (dir, switch, lock)
+    }
+
+    #[test]
+    fn a_switch_is_put_back_to_what_it_was() {
+        for was_on in [false, true] {
+            let (_dir, switch, lock) = host(was_on);
+            let on = turn_on(&switch, Some(&lock)).unwrap();
+            assert!(is_on(&switch).unwrap());
+            drop(on);
+            assert_eq!(is_on(&switch).unwrap(), was_on);
+            assert_eq!(std::fs::read(&lock).unwrap(), b"");
+        }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_on_is_put_back_by_the_next() {
+        let (_dir, switch, lock) = host(false);
+        std::fs::write(&switch, "Y").unwrap();
+        std::fs::write(&lock, WAS_OFF).unwrap();
+        drop(turn_on(&switch, Some(&lock)).unwrap());
+        assert!(!is_on(&switch).unwrap());
+        assert_eq!(std::fs::read(&lock).unwrap(), b"");
+    }
+
+    #[test]
+    fn the_note_is_there_as_long_as_the_switch_has_to_be_put_back() {
+        let (_dir, switch, lock) = host(false);
+        let on = turn_on(&switch, Some(&lock)).unwrap();
+        assert_eq!(std::fs::read(&lock).unwrap(), WAS_OFF);
+        drop(on);
+    }
+
+    #[test]
+    fn who_is_not_root_looks_only() {
+        let (dir, switch, lock) = host(false);
+        assert!(turn_on(&switch, None).unwrap_err().contains("only root"));
+        std::fs::write(&switch, "Y").unwrap();
+        drop(turn_on(&switch, None).unwrap());
+        assert!(is_on(&switch).unwrap() && !lock.exists());
+        let missing = dir.path().join("missing");
+        assert!(turn_on(&missing, None).unwrap_err().contains("6.14"));
     }
 }
