@@ -6,8 +6,8 @@
 //!
 //! Lock order: `Bdi::control`, then a wb's lists. Inodes are written with neither held.
 //!
-//! Shutdown: `stop` sets `stopping`; each flusher ends after the inode it is writing. Whoever drains does
-//! so before.
+//! Shutdown: `stop` sets `stopping`; each flusher ends after the inode it is writing, and says so by
+//! `Control::running` and `ended`. Whoever drains does so before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -43,6 +43,8 @@ pub struct Bdi<I: Inode + ?Sized> {
     root: Wb<I>,
     control: Mutex<Control>,
     changed: Condvar,
+    /// A flusher has ended.
+    ended: Condvar,
     written: Counter,
 }
 
@@ -52,6 +54,18 @@ struct Control {
     /// Somebody wants the list shortened without regard to age.
     kicked: bool,
     flushers: Vec<std::thread::JoinHandle<()>>,
+    /// Flushers that have not ended.
+    running: usize,
+}
+
+/// One flusher, for as long as it runs.
+struct Running<'a, I: Inode + ?Sized>(&'a Bdi<I>);
+
+impl<I: Inode + ?Sized> Drop for Running<'_, I> {
+    fn drop(&mut self) {
+        self.0.control.lock().running -= 1;
+        self.0.ended.notify_all();
+    }
 }
 
 impl<I: Inode + ?Sized> Bdi<I> {
@@ -66,17 +80,31 @@ impl<I: Inode + ?Sized> Bdi<I> {
             root: Wb::new(Owner::ROOT),
             control: Mutex::new(Control::default()),
             changed: Condvar::new(),
+            ended: Condvar::new(),
             written: Counter::default(),
         });
         for number in 0..bdi.options.flushers.max(1) {
-            let this = Arc::clone(&bdi);
-            let thread = std::thread::Builder::new()
-                .name(format!("flush-{name}-{number}"))
-                .stack_size(256 * 1024)
-                .spawn(move || this.flush_loop())?;
-            bdi.control.lock().flushers.push(thread);
+            if let Err(error) = bdi.add_flusher(format!("flush-{name}-{number}")) {
+                // Those that were made have nothing to write yet.
+                bdi.stop(Instant::now() + Duration::from_secs(1));
+                return Err(error);
+            }
         }
         Ok(bdi)
+    }
+
+    fn add_flusher(self: &Arc<Self>, name: String) -> std::io::Result<()> {
+        let this = Arc::clone(self);
+        let body = move || {
+            let _running = Running(&*this);
+            this.flush_loop();
+        };
+        // Under the lock: the thread cannot count itself out before it is counted.
+        let mut control = self.control.lock();
+        let thread = std::thread::Builder::new().name(name).stack_size(256 * 1024).spawn(body)?;
+        control.flushers.push(thread);
+        control.running += 1;
+        Ok(())
     }
 
     /// The wb of an owner. All data has one owner so far: the root.
@@ -133,24 +161,23 @@ impl<I: Inode + ?Sized> Bdi<I> {
         self.written.get()
     }
 
-    /// Ends the flushers and waits for those that are not inside a write-back that hangs: each gets until
-    /// `deadline`. Says how many did not end.
+    /// Ends the flushers and waits for those that are not inside a write-back that hangs, until `deadline`
+    /// at the latest. Says how many did not end.
     pub fn stop(&self, deadline: Instant) -> usize {
-        let threads = {
-            let mut control = self.control.lock();
-            control.stopping = true;
-            std::mem::take(&mut control.flushers)
-        };
+        let mut control = self.control.lock();
+        control.stopping = true;
         self.changed.notify_all();
-        let mut left = 0;
-        for thread in threads {
-            while !thread.is_finished() && Instant::now() < deadline {
-                std::thread::park_timeout(Duration::from_millis(1));
+        while control.running > 0 {
+            if self.ended.wait_until(&mut control, deadline) {
+                break;
             }
-            if thread.is_finished() {
-                let _ = thread.join();
-            } else {
-                left += 1;
+        }
+        let (left, threads) = (control.running, std::mem::take(&mut control.flushers));
+        drop(control);
+        for thread in threads {
+            // Where none is left, all are past their last step, and those that are not finished are about to be.
+            if (left == 0 || thread.is_finished()) && thread.join().is_err() {
+                tracing::error!("a flusher panicked outside a write-back");
             }
         }
         left
@@ -196,5 +223,63 @@ impl<I: Inode + ?Sized> Bdi<I> {
                 }
             }
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use sync::RealClock;
+
+    use super::*;
+
+    /// Says that it is being written, and is until it is told to end.
+    #[derive(Debug)]
+    struct Slow {
+        begun: Mutex<Sender<()>>,
+        go_on: Mutex<Receiver<()>>,
+    }
+
+    impl Inode for Slow {
+        fn write_back(&self) -> Outcome {
+            self.begun.lock().send(()).expect("the test waits");
+            // An error: the test has ended.
+            let _end = self.go_on.lock().recv();
+            Outcome::Clean
+        }
+    }
+
+    fn bdi(flushers: usize) -> Arc<Bdi<Slow>> {
+        let options = BdiOptions {
+            flushers,
+            dirty_after: Duration::ZERO,
+            background_pages: 1,
+            background_inodes: 1,
+            retry_pause: Duration::from_secs(1),
+            clock: Arc::new(RealClock::default()),
+        };
+        Bdi::start("test", options, Budget::new(1)).expect("the host gives threads")
+    }
+
+    #[test]
+    fn stop_waits_for_those_that_can_end() {
+        let bdi = bdi(3);
+        assert_eq!(bdi.stop(Instant::now() + Duration::from_secs(600)), 0);
+        assert_eq!(bdi.stop(Instant::now()), 0);
+    }
+
+    #[test]
+    fn stop_counts_those_that_hang_and_waits_no_longer_than_it_may() {
+        let bdi = bdi(1);
+        let (begun, has_begun) = channel();
+        let (go_on, going_on) = channel();
+        let slow = Arc::new(Slow { begun: Mutex::new(begun), go_on: Mutex::new(going_on) });
+        bdi.mark_dirty(slow, Owner::ROOT);
+        has_begun.recv().unwrap();
+        assert_eq!(bdi.stop(Instant::now() + Duration::from_millis(10)), 1);
+        go_on.send(()).unwrap();
+        assert_eq!(bdi.stop(Instant::now() + Duration::from_secs(600)), 0);
+        assert_eq!(bdi.inodes_flushed(), 1);
     }
 }
