@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use crate::{DirStore, Error, ErrorKind, FaultStore, MemStore, Result, Store};
 
+/// A memory store that is smaller has no room for a handful of files: whoever names such a size forgot its unit.
+const MEM_BYTES_MIN: u64 = 1 << 20;
+
 /// Opens the store that `spec` names.
 ///
 /// | spec | store |
 /// |---|---|
 /// | `dir:PATH`, or a path alone | a directory of the host; see [`DirStore`] |
-/// | `mem:`, `mem:size=1G` | memory; see [`MemStore`]. Half of the machine's memory at most, or what `size` says (K, M, G, T) |
+/// | `mem:`, `mem:size=1G` | memory; see [`MemStore`]. Half of the machine's memory at most, or what `size` says: bytes, or K, M, G or T (powers of 1024), 1M at least |
 /// | `fault:RULES,SPEC` | for tests: the store that `SPEC` names, failing by [`FaultStore`]'s rules |
 ///
 /// # Errors
@@ -25,7 +28,15 @@ pub fn open(spec: &str) -> Result<Arc<dyn Store>> {
         "mem" if rest.is_empty() => Ok(MemStore::with_default_capacity()),
         "mem" => {
             let size = rest.strip_prefix("size=").and_then(parse_size);
-            let size = size.ok_or_else(|| bad(spec, "expected `mem:` or `mem:size=1G`"))?;
+            let size = size.ok_or_else(|| {
+                bad(spec, "expected `mem:` or `mem:size=1G` (a number of bytes, or one with K, M, G or T)")
+            })?;
+            if size < MEM_BYTES_MIN {
+                return Err(bad(
+                    spec,
+                    &format!("{size} bytes are too few: give 1M at least, such as `mem:size=1G`"),
+                ));
+            }
             Ok(MemStore::new(size))
         }
         "fault" => {
@@ -97,6 +108,9 @@ mod tests {
         assert!(why("dir:").contains("no path"));
         assert!(why("mem:1G").contains("mem:size=1G"));
         assert!(why("mem:size=").contains("mem:size=1G"));
+        assert!(why("mem:size=10").contains("10 bytes are too few"));
+        assert!(why("mem:size=1023K").contains("1M at least"));
+        assert!(open("mem:size=1M").is_ok());
         assert!(why("mem:size=99999999999T").contains("mem:size=1G"));
         assert!(why("fault:write:hang").contains("fault:RULES,SPEC"));
         assert!(why("fault:wirte:hang,mem:").contains("wirte"));

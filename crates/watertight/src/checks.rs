@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 
 use fuse::MountpointError;
 
+use crate::control::api::State;
 use crate::mountinfo::MountTable;
 use crate::problem::{Problem, Result};
+use crate::target;
 use crate::unmount;
 
 /// A store as a person named it, checked.
@@ -128,6 +130,49 @@ pub fn apart(source: &Path, mountpoint: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Checks that no running volume has its store above or below `source`, a real path: two caches over the same files
+/// would not see each other's data. The same directory is the store's own business. Only volumes that this user may see
+/// are looked at, and only by their paths.
+///
+/// # Errors
+/// Exit 1, naming the other volume.
+pub fn alone(source: &Path) -> Result<()> {
+    for volume in target::volumes().iter().filter(|volume| volume.is_running()) {
+        let record = volume.record();
+        let Some(other) = directory_of(&record.source).map(Path::new) else { continue };
+        let Some(how) = nested(source, other) else { continue };
+        // One whose store is free is only about to leave. One that does not answer still has it.
+        let is_over = match volume.status() {
+            Ok(status) => status.is_none_or(|now| matches!(now.state, State::Released | State::Failed)),
+            Err(_) => false,
+        };
+        if !is_over {
+            return Err(Problem::failure(format!(
+                "source {} {how} {}, the store of volume {}, which is mounted at {}: \
+                 two volumes over the same files would not see each other's data",
+                source.display(),
+                other.display(),
+                record.id,
+                record.mountpoint,
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// How one directory lies to another one, if it lies in it or around it.
+fn nested(one: &Path, other: &Path) -> Option<&'static str> {
+    if one == other {
+        None
+    } else if one.starts_with(other) {
+        Some("lies inside")
+    } else if other.starts_with(one) {
+        Some("contains")
+    } else {
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,5 +227,15 @@ mod tests {
         assert!(said(apart("/a", "/a")).contains("the same"));
         assert!(said(apart("/a", "/a/m")).contains("lies inside the source"));
         assert!(said(apart("/m/s", "/m")).contains("lies inside the mountpoint"));
+    }
+
+    #[test]
+    fn directories_are_nested_by_whole_names() {
+        let nested = |a: &str, b: &str| super::nested(Path::new(a), Path::new(b));
+        assert_eq!(nested("/a/b", "/a"), Some("lies inside"));
+        assert_eq!(nested("/a", "/a/b/c"), Some("contains"));
+        assert_eq!(nested("/", "/a"), Some("contains"));
+        assert_eq!(nested("/a", "/a"), None);
+        assert_eq!(nested("/a/b", "/a/bc"), None);
     }
 }

@@ -114,7 +114,7 @@ pub enum Verb {
 /// `mount`.
 #[derive(Debug, Args)]
 pub struct MountArgs {
-    /// The store: a directory (`/srv/data` or `dir:/srv/data`), or `mem:`.
+    /// The store: a directory (`/srv/data` or `dir:/srv/data`), or memory (`mem:`, or `mem:size=1G`: bytes, or K, M, G, T).
     pub source: String,
     /// An empty directory.
     pub mountpoint: PathBuf,
@@ -177,7 +177,7 @@ pub struct WaitArgs {
     /// The volume: its mountpoint, store or id.
     pub volume: OsString,
     /// Give up after so many seconds (or 500ms, 2m); without it, never.
-    #[arg(long, value_name = "S", value_parser = parse_duration)]
+    #[arg(long, value_name = "S", value_parser = parse_duration, allow_hyphen_values = true)]
     pub timeout: Option<Duration>,
 }
 

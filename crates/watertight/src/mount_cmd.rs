@@ -77,6 +77,9 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     let runtime_dir = RuntimeDir::own()?;
 
+    if let Some(directory) = &source.directory {
+        checks::alone(directory)?;
+    }
     let store = open_store(&source)?;
     // After the store has raised the limit of descriptors, and before threads are started that write.
     privileges::respect_quotas();

@@ -31,6 +31,7 @@ fn sources_that_cannot_be() {
     mount(&rig, &text(&file.join("x")), &rig.mnt, "").ends(2, "a part of the path is not a directory");
     mount(&rig, "s3:bucket", &rig.mnt, "").ends(2, "no store is called `s3:`");
     mount(&rig, "mem:lots", &rig.mnt, "").ends(2, "mem:size=1G");
+    mount(&rig, "mem:size=10", &rig.mnt, "").ends(2, "10 bytes are too few");
     mount(&rig, "fault:wirte:hang,mem:", &rig.mnt, "").ends(2, "wirte");
     mount(&rig, "", &rig.mnt, "").ends(2, "the source is empty");
 }
@@ -105,6 +106,7 @@ fn paths_that_are_no_volumes() {
     rig.run(&["wait", missing]).ends(2, "there is no volume");
     rig.run(&["wait", "deadbeef"]).ends(2, "there is no volume deadbeef");
     rig.run(&["wait", dir, "--timeout", "soon"]).ends(2, "no duration");
+    rig.run(&["wait", dir, "--timeout", "-1"]).ends(2, "`-1` is no duration");
     rig.run(&["wait", dir]).ok().says("free");
     rig.is_quiet();
 }
@@ -124,6 +126,33 @@ fn a_store_in_use_names_its_holder() {
     let store = rig.root.join("store2");
     fs::create_dir(&store).unwrap();
     mount(&rig, store.to_str().unwrap(), &rig.mnt, "").ends(2, "fuseblk.watertight");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
+fn stores_inside_each_other_are_refused() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let (inside, other) = (rig.store.join("inside"), rig.root.join("other"));
+    fs::create_dir(&inside).unwrap();
+    fs::create_dir(&other).unwrap();
+    let daemon = rig.mount("");
+    let out = mount(&rig, &text(&inside), &other, "").ends(1, "lies inside");
+    for part in [text(&rig.store), text(&rig.mnt)] {
+        assert!(out.stderr.contains(&part), "no {part} in {}", out.stderr);
+    }
+    // By another name, in a store around it, and from outside.
+    let link = rig.root.join("link");
+    symlink(&inside, &link).unwrap();
+    mount(&rig, &text(&link), &other, "").ends(1, "lies inside");
+    mount(&rig, &format!("fault:,dir:{}", text(&inside)), &other, "").ends(1, "lies inside");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+
+    // What was unmounted is in nobody's way.
+    let daemon = rig.mount_source(&text(&inside), "");
+    mount(&rig, &text(&rig.store), &other, "").ends(1, "contains");
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 }
