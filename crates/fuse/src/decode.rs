@@ -168,6 +168,9 @@ impl Forgets<'_> {
 }
 
 /// Splits a message into its header and what follows it, without extensions.
+///
+/// # Errors
+/// When the message is shorter than a header, or not as long as the header says, or than its extensions.
 pub fn header(message: &[u8]) -> Result<(InHeader, &[u8]), DecodeError> {
     let Ok((header, body)) = InHeader::read_from_prefix(message) else {
         return Err(DecodeError::NoHeader { got: message.len() });
@@ -183,6 +186,9 @@ pub fn header(message: &[u8]) -> Result<(InHeader, &[u8]), DecodeError> {
 }
 
 /// Reads what follows a header.
+///
+/// # Errors
+/// When it is shorter or longer than the opcode allows, or a name in it is no name. An unknown opcode is no error.
 pub fn operation<'a>(header: &InHeader, body: &'a [u8], agreed: Agreed) -> Result<Op<'a>, DecodeError> {
     let Some(op) = Opcode::from_number(header.opcode) else {
         return Ok(Op::Unknown(header.opcode));

@@ -5,7 +5,8 @@
 use crate::abi::{self, InitFlags, InitIn, InitOut};
 use crate::decode::Agreed;
 
-/// Largest WRITE and READ, in bytes; the best measured (see docs/design/fuse.md).
+/// Largest WRITE and READ, in bytes: the most that the kernel sends at once as it comes (256 pages of 4 KiB, unless
+/// `fs.fuse.max_pages_limit` was raised).
 pub const MAX_WRITE: u32 = 1 << 20;
 
 /// Who holds dirty data that was only written.
@@ -72,6 +73,9 @@ pub enum Answer {
 }
 
 /// Answers the kernel's offer.
+///
+/// # Errors
+/// When the kernel is too old.
 pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
     let (major, minor) = (offer.major, offer.minor);
     if major > abi::KERNEL_VERSION {

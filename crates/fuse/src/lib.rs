@@ -14,9 +14,13 @@
 //! - Killing a process frees it even when the store does not answer, for every request whose late end harms
 //!   nobody.
 
+#![deny(unsafe_code)]
+
 pub mod abi;
+#[allow(unsafe_code, reason = "a mapping that is also the kernel's to fill, and given back in part")]
 mod buffer;
 pub mod decode;
+#[allow(unsafe_code, reason = "one ioctl(2) that rustix has not")]
 mod dev;
 mod dispatch;
 pub mod encode;
@@ -29,6 +33,7 @@ mod notify;
 mod reader;
 mod reply;
 mod session;
+#[allow(unsafe_code, reason = "getrusage(2) of a thread, which rustix has not")]
 mod spin;
 mod stats;
 mod uring;

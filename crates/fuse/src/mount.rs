@@ -7,6 +7,7 @@
 
 mod fusermount;
 mod info;
+#[allow(unsafe_code, reason = "two ioctl(2)s that rustix has not")]
 mod loopdev;
 mod point;
 

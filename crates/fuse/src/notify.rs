@@ -2,6 +2,9 @@
 //!
 //! Purpose: a [`Notifier`] queues notifications; a thread of the session's sends them, since the kernel takes locks
 //! for them that the caller of a request under way may hold. The queue is bounded: whoever fills it is told.
+//!
+//! # Lock order
+//! `Inner::queue` is a leaf: the kernel is told without it.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -57,17 +60,26 @@ pub struct Notifier(Arc<Inner>);
 
 impl Notifier {
     /// `name` in `parent` may no longer be what it was. Who holds it goes on; new path look-ups ask again.
+    ///
+    /// # Errors
+    /// When too many notifications wait, or the connection has ended; nothing was queued.
     pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
         self.push(Note::Entry { parent, name: name.to_owned() })
     }
 
     /// Attributes of `id` may have changed, and its data from `offset` on (`len` bytes, 0 for all that
     /// follows; a negative offset: attributes only).
+    ///
+    /// # Errors
+    /// When too many notifications wait, or the connection has ended; nothing was queued.
     pub fn inode(&self, id: NodeId, offset: i64, len: i64) -> Result<(), NotifyError> {
         self.push(Note::Inode { id, offset, len })
     }
 
     /// `name` in `parent`, which is `child`, was removed; those inside it see what rmdir(2) leaves.
+    ///
+    /// # Errors
+    /// When too many notifications wait, or the connection has ended; nothing was queued.
     pub fn delete(&self, parent: NodeId, child: NodeId, name: &OsStr) -> Result<(), NotifyError> {
         self.push(Note::Delete { parent, child, name: name.to_owned() })
     }

@@ -3,6 +3,9 @@
 //! Purpose: [`Session::new`] agrees with the kernel, [`Session::run`] serves until the connection ends, however it
 //! does, and says how. After that nothing of its threads runs, unless a call into the store does not
 //! return; those are counted.
+//!
+//! # Lock order
+//! `Shared::transport` and `Shared::on_destroy` are leaves: the handler of the end is taken out and called without its lock.
 
 use std::fmt;
 use std::io;

@@ -60,6 +60,10 @@
 //! The kernel brings every entry back with an error when the connection ends; threads end when they see theirs, the keeper when it has all of
 //! its own. Memory of an entry that the kernel has is never unmapped.
 //!
+//! # Lock order
+//! `Slot::cancel` (module `interrupt`), then `Seat::state`. `Ring::inbox` is taken without `Seat::state`, and nothing is taken under it.
+//! `Crew::state`, then `Bunk::place`; a thread is made under the former. No lock is held inside `io_uring_enter(2)`.
+//!
 //! # Limits
 //! A signal that arrives between a request's queueing and its copying is not passed on by the kernel (Linux 6.18);
 //! with `/dev/fuse` it is.
@@ -68,6 +72,7 @@ mod cpus;
 mod crew;
 mod entry;
 mod keeper;
+#[allow(unsafe_code, reason = "commands whose memory the kernel uses until they complete")]
 mod lane;
 mod seat;
 mod server;

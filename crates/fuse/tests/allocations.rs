@@ -19,6 +19,8 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 // SAFETY: everything is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // ORDERING: Relaxed throughout this file: a count; what a request's threads added is ordered before its caller's load by
+        // the kernel's answer.
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }

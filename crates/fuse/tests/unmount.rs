@@ -37,6 +37,7 @@ fn umount_of_fuseblk_returns_after_the_drain() {
         let returned = Arc::clone(&returned);
         std::thread::spawn(move || {
             rustix::mount::unmount(path, UnmountFlags::empty()).unwrap();
+            // ORDERING: SeqCst here and in the load: a flag between the test's threads.
             returned.store(true, Ordering::SeqCst);
         })
     };

@@ -28,6 +28,7 @@
 //! Lock order: `DirNode::data`, `DirNode::path`, a shard of the table. Beside these, see [`durable`].
 
 mod attrs;
+#[allow(unsafe_code, reason = "a thread's own credentials and umask, which rustix has not or calls unsafe")]
 mod creds;
 mod durable;
 mod errno;
@@ -38,6 +39,7 @@ mod names;
 mod node;
 mod paths;
 mod size_max;
+#[allow(unsafe_code, reason = "system calls that rustix has not")]
 mod sys;
 mod table;
 

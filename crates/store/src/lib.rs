@@ -23,6 +23,8 @@
 //! A completed call survives the death of the process. What [`File::sync`], [`Store::sync_dir`]
 //! and [`Store::sync`] covered survives the loss of power as well, as far as the medium can.
 
+#![deny(unsafe_code)]
+
 mod dir;
 mod error;
 mod fault;

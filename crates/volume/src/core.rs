@@ -98,9 +98,11 @@ impl Core {
 
     /// Gives the volume up: whoever waits gets an error.
     pub(crate) fn force(&self) {
-        // ORDERING: SeqCst, pairs with the load in `is_forced`: a waiter queues itself and then loads, this
-        // stores and then calls the queue; one of the two sees the other (a store-load pair on both sides).
-        self.forced.store(true, Ordering::SeqCst);
+        // ORDERING: Relaxed; the budget's queue has a lock, which orders it. A waiter takes that lock to queue itself and
+        // loads afterwards; this stores and takes the lock afterwards. If the waiter had the lock first, it is found
+        // there and called, and its event's lock brings this store along; if this had it first, the lock brings it to the
+        // waiter's load. `wait_forced` has its own event, set below. Whoever else asks is told a little later.
+        self.forced.store(true, Ordering::Relaxed);
         self.budget.wake_all();
         self.forced_event.set();
     }
@@ -125,7 +127,7 @@ impl Core {
     }
 
     pub(crate) fn is_forced(&self) -> bool {
-        // ORDERING: SeqCst, see `force`.
-        self.forced.load(Ordering::SeqCst)
+        // ORDERING: Relaxed, see `force`.
+        self.forced.load(Ordering::Relaxed)
     }
 }

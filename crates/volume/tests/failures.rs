@@ -151,6 +151,7 @@ fn the_cache_stays_under_its_bound_while_a_slow_store_is_flooded() {
         let (client, done) = (Arc::clone(&client), Arc::clone(&done));
         thread::spawn(move || {
             let mut most = 0;
+            // ORDERING: SeqCst here and in the store: a flag that ends the thread.
             while !done.load(std::sync::atomic::Ordering::SeqCst) {
                 most = most.max(client.volume.status().cached_bytes);
             }

@@ -48,6 +48,7 @@ fn waiters_are_called_when_their_pages_are_there_and_not_after_they_left() {
     let calls = Arc::new(Count::new(0));
     let count = Arc::clone(&calls);
     let wake = Box::new(move || {
+        // ORDERING: SeqCst throughout this file: counts of a test's calls, all of one thread.
         count.fetch_add(1, Ordering::SeqCst);
     });
     let queued = budget.queue(Waiter { pages: 3, held: held(0), wake });

@@ -92,6 +92,7 @@ fn the_limit_holds_whoever_comes_at_once() {
                 let (budget, most) = (Arc::clone(&budget), Arc::clone(&most));
                 thread::spawn(move || {
                     if let Some(_permit) = budget.try_take(2, 0) {
+                        // ORDERING: SeqCst here and below: the test's own count of permits; it must not be the weak part.
                         assert_eq!(most.fetch_add(1, Ordering::SeqCst), 0, "two hold two of two pages");
                         most.fetch_sub(1, Ordering::SeqCst);
                     }

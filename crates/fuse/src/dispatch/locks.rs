@@ -5,6 +5,10 @@
 //! Locks of open file descriptions (`F_OFD_SETLK`) come as record locks whose owner is the description, but the
 //! kernel does not say when they end: no FLUSH names such an owner. [`OwnersByHandle`] remembers who locked
 //! through which handle; whoever is left at RELEASE was a description's owner.
+//!
+//! # Lock order
+//! `OwnersByHandle::by_node` and [`Closing`](super::Closing)'s lock are leaves, and taken one after the other; the volume is called with
+//! neither.
 
 use std::collections::HashMap;
 use std::time::Instant;

@@ -36,6 +36,7 @@ struct SetAtEnd<'a>(&'a AtomicU32);
 
 impl Drop for SetAtEnd<'_> {
     fn drop(&mut self) {
+        // ORDERING: SeqCst throughout this file: flags between a test's threads; nothing else rests on them.
         self.0.store(1, Ordering::SeqCst);
     }
 }

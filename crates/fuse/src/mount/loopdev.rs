@@ -69,6 +69,7 @@ unsafe impl ioctl::Ioctl for GetFree {
         std::ptr::null_mut()
     }
 
+    // SAFETY: whatever is given: the number is the call's own result, and the pointer, a null one, is not used.
     unsafe fn output_from_ptr(
         out: ioctl::IoctlOutput,
         _: *mut libc::c_void,

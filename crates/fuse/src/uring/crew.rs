@@ -261,6 +261,7 @@ mod tests {
         Ok(std::thread::spawn(move || {
             let mut entry = recruit.bunk.take();
             while entry.is_some() {
+                // ORDERING: SeqCst here and in the tests' loads: a count of theirs that nothing else rests on.
                 served.fetch_add(1, Ordering::SeqCst);
                 entry = crew.rest(&recruit.bunk);
             }

@@ -205,6 +205,7 @@ impl Gate {
 
     /// How many wait.
     pub fn waiting(&self) -> usize {
+        // ORDERING: SeqCst throughout this file: a test's count of waiters; the gate itself is under its lock.
         self.waiting.load(Ordering::SeqCst)
     }
 

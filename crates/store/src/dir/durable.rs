@@ -40,10 +40,10 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use sync::atomic::{AtomicUsize, Ordering};
 use sync::{Counter, Mutex};
 
 use super::node::DirNode;
