@@ -10,7 +10,10 @@
 mod clock;
 mod counter;
 mod lock;
+#[cfg(shuttle)]
+pub mod model;
 pub mod mutant;
+pub mod thread;
 
 pub use clock::{Clock, ManualClock, RealClock};
 pub use counter::Counter;
@@ -24,14 +27,4 @@ pub mod atomic {
     pub use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     #[cfg(not(any(loom, shuttle)))]
     pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-}
-
-/// Threads of the chosen build.
-pub mod thread {
-    #[cfg(loom)]
-    pub use loom::thread::{JoinHandle, spawn, yield_now};
-    #[cfg(shuttle)]
-    pub use shuttle::thread::{JoinHandle, spawn, yield_now};
-    #[cfg(not(any(loom, shuttle)))]
-    pub use std::thread::{JoinHandle, spawn, yield_now};
 }

@@ -82,6 +82,16 @@ mod real {
         pub fn lock(&self) -> MutexGuard<'_, T> {
             MutexGuard(Some(self.0.lock().expect("models do not panic under a lock")))
         }
+
+        /// Takes the lock if nobody has it.
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
+        }
+
+        /// The value, of a lock that nobody else can have.
+        pub fn into_inner(self) -> T {
+            self.0.into_inner().expect("models do not panic under a lock")
+        }
     }
 
     /// A reader-writer lock.

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
 
 /// Something to wait for once: set by one side, seen by the other.
@@ -17,8 +18,13 @@ pub struct Event {
 impl Event {
     /// Sets the event and wakes whoever waits.
     pub fn set(&self) {
+        if is_on("event-set-late") {
+            self.changed.notify_all();
+        }
         *self.set.lock() = true;
-        self.changed.notify_all();
+        if !is_on("event-set-late") {
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until the event is set, clears it, and says `true`; `false` when `until` came first.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use store::Store;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sync::mutant::is_on;
 use sync::{Clock, Counter, RealClock};
 use writeback::{Bdi, Budget};
 
@@ -102,8 +103,13 @@ impl Core {
         // loads afterwards; this stores and takes the lock afterwards. If the waiter had the lock first, it is found
         // there and called, and its event's lock brings this store along; if this had it first, the lock brings it to the
         // waiter's load. `wait_forced` has its own event, set below. Whoever else asks is told a little later.
+        if is_on("volume-force-late") {
+            self.budget.wake_all();
+        }
         self.forced.store(true, Ordering::Relaxed);
-        self.budget.wake_all();
+        if !is_on("volume-force-late") {
+            self.budget.wake_all();
+        }
         self.forced_event.set();
     }
 

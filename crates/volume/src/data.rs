@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use store::{Access, Attr, SetAttr};
 use sync::MutexGuard;
+use sync::mutant::is_on;
 use writeback::{Permit, Waiter};
 
 use crate::cancel::Event;
@@ -143,7 +144,8 @@ impl Inode {
             (ctx.before_wait)();
             bases.push((index, self.read_base(index)?));
             state = self.state();
-            if state.changes != changes || state.overlay.is_none() {
+            let is_old = state.changes != changes || state.overlay.is_none();
+            if is_old && !is_on("volume-base-unchecked") {
                 return Ok(false);
             }
         }
@@ -155,6 +157,9 @@ impl Inode {
         self.note_held(&state);
         if !std::mem::replace(&mut state.listed, true) {
             // Before the lock is given up: another writer who finds the file listed may be followed by a sync.
+            if is_on("volume-list-late") {
+                drop(state);
+            }
             self.list();
         }
         Ok(true)
@@ -193,7 +198,8 @@ impl Inode {
             drop(state);
             let attr = self.attr()?;
             let mut state = self.state();
-            if state.changes == changes && state.overlay.is_none() {
+            let is_new = state.changes == changes || is_on("volume-overlay-unchecked");
+            if is_new && state.overlay.is_none() {
                 state.overlay = Some(Overlay::from(&attr));
             }
             if state.overlay.is_some() {
@@ -228,6 +234,9 @@ impl Inode {
         };
         let waiter = Waiter { pages, held: Arc::clone(&self.held), wake };
         let _queued = self.core.budget.queue(waiter);
+        if is_on("volume-reserve-once") {
+            event.wait(None);
+        }
         loop {
             if let Some(permit) = self.core.budget.try_take(pages, held()) {
                 return Ok(permit);

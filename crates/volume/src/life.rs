@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use store::ErrorKind;
-use sync::{Condvar, Mutex};
+use sync::{Condvar, Mutex, thread};
 use writeback::Owner;
 
 use crate::inode::Inode;
@@ -276,15 +276,8 @@ impl Volume {
                 }
             }
         };
-        std::thread::scope(|scope| {
-            for _ in 1..DRAINERS.min(inodes.len()) {
-                let spawned = std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, work);
-                if spawned.is_err() {
-                    break;
-                }
-            }
-            work();
-        });
+        let others = DRAINERS.min(inodes.len()).saturating_sub(1);
+        thread::together(others, 256 * 1024, work);
         failed.into_inner()
     }
 

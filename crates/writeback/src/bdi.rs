@@ -13,7 +13,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sync::{Clock, Condvar, Counter, Mutex};
+use sync::mutant::is_on;
+use sync::{Clock, Condvar, Counter, Mutex, thread};
 
 use crate::wb::{Inode, Owner, Wb};
 use crate::{Budget, Outcome};
@@ -53,7 +54,7 @@ struct Control {
     stopping: bool,
     /// Somebody wants the list shortened without regard to age.
     kicked: bool,
-    flushers: Vec<std::thread::JoinHandle<()>>,
+    flushers: Vec<thread::JoinHandle<()>>,
     /// Flushers that have not ended.
     running: usize,
 }
@@ -101,7 +102,7 @@ impl<I: Inode + ?Sized> Bdi<I> {
         };
         // Under the lock: the thread cannot count itself out before it is counted.
         let mut control = self.control.lock();
-        let thread = std::thread::Builder::new().name(name).stack_size(256 * 1024).spawn(body)?;
+        let thread = thread::Builder::new().name(name).stack_size(256 * 1024).spawn(body)?;
         control.flushers.push(thread);
         control.running += 1;
         Ok(())
@@ -117,7 +118,9 @@ impl<I: Inode + ?Sized> Bdi<I> {
         if self.wb(owner).push(inode, self.options.clock.now()) {
             // The list was empty: flushers may be waiting without a time. Taking `control` orders this
             // after a flusher's look at the list and before its wait, or the wake-up would be lost.
-            drop(self.control.lock());
+            if !is_on("bdi-wake-unordered") {
+                drop(self.control.lock());
+            }
             self.changed.notify_one();
         }
     }
@@ -176,7 +179,7 @@ impl<I: Inode + ?Sized> Bdi<I> {
         drop(control);
         for thread in threads {
             // Where none is left, all are past their last step, and those that are not finished are about to be.
-            if (left == 0 || thread.is_finished()) && thread.join().is_err() {
+            if (left == 0 || thread::is_finished(&thread)) && thread.join().is_err() {
                 tracing::error!("a flusher panicked outside a write-back");
             }
         }
@@ -194,7 +197,7 @@ impl<I: Inode + ?Sized> Bdi<I> {
             self.written.add(1);
             let pause = self.options.retry_pause * (1 << listed.failures.min(5));
             self.root.done(listed, outcome, self.options.clock.now(), pause);
-            if outcome == Outcome::Failed {
+            if outcome == Outcome::Failed && !is_on("bdi-failure-unheard") {
                 // Whoever waits for room may have to learn that there will be none.
                 self.budget.wake_all();
             }

@@ -5,6 +5,7 @@
 //! opened after an error which nobody has seen yet reports it too, so that none is lost.
 
 use sync::Mutex;
+use sync::mutant::is_on;
 
 /// The last write-back error of one file, of kind `E`.
 #[derive(Debug)]
@@ -55,8 +56,10 @@ impl<E: Copy> ErrSeq<E> {
         if cursor.0 == state.sequence {
             return None;
         }
-        cursor.0 = state.sequence;
-        state.seen = true;
+        if !is_on("errseq-not-advanced") {
+            cursor.0 = state.sequence;
+        }
+        state.seen = !is_on("errseq-not-seen");
         state.last
     }
 }

@@ -1,14 +1,15 @@
 //! The budget's protocol between waiters and givers, under loom.
 //!
+//! `take` does what the volume's `Inode::reserve` does. That the volume itself tries a second time after it has queued
+//! is checked there, with the mutant `volume-reserve-once` (the volume's test `schedules`).
+//!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_budget`
 #![cfg(loom)]
 
-use std::process::Command;
 use std::sync::Arc;
 
 use sync::atomic::{AtomicU64, Ordering};
-use sync::mutant::is_on;
-use sync::{Condvar, Mutex, thread};
+use sync::{Condvar, Mutex, mutant, thread};
 use watertight_writeback::{Budget, Waiter};
 
 #[derive(Default)]
@@ -41,9 +42,6 @@ fn take(budget: &Arc<Budget>) {
     let woken = Arc::clone(&event);
     let wake = Box::new(move || woken.set());
     let _queued = budget.queue(Waiter { pages: 1, held: Arc::new(AtomicU64::new(0)), wake });
-    if is_on("budget-no-second-try") {
-        event.wait();
-    }
     while budget.try_take(1, 0).is_none() {
         event.wait();
     }
@@ -64,22 +62,10 @@ fn a_waiter_is_never_forgotten() {
     });
 }
 
-/// Runs the test above with one part of the protocol removed; loom must object. In a process of its own,
-/// because a model that fails may take its process down.
 #[test]
 fn each_mutant_is_caught() {
-    if std::env::var_os("WATERTIGHT_MUTANT").is_some() {
-        return;
-    }
-    for mutant in ["budget-no-second-try", "budget-no-waiter-fence", "budget-no-giver-fence"] {
-        let run = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "a_waiter_is_never_forgotten"])
-            .env("WATERTIGHT_MUTANT", mutant)
-            .output()
-            .expect("this test runs again");
-        let text = String::from_utf8_lossy(&[run.stdout, run.stderr].concat()).into_owned();
-        assert!(!run.status.success() && text.contains("deadlock"), "{mutant} survived: {text}");
-    }
+    let mutants = ["budget-no-waiter-fence", "budget-no-giver-fence"];
+    mutant::assert_caught("a_waiter_is_never_forgotten", &mutants, "deadlock");
 }
 
 #[test]

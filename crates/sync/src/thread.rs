@@ -1,0 +1,51 @@
+//! Threads of the chosen build.
+
+#[cfg(loom)]
+pub use loom::thread::{Builder, JoinHandle, spawn, yield_now};
+#[cfg(shuttle)]
+pub use shuttle::thread::{Builder, JoinHandle, spawn, yield_now};
+#[cfg(not(any(loom, shuttle)))]
+pub use std::thread::{Builder, JoinHandle, spawn, yield_now};
+
+/// Whether a thread has ended.
+///
+/// Models cannot tell: there the answer is yes, and the join that follows waits.
+#[must_use]
+pub fn is_finished<T>(thread: &JoinHandle<T>) -> bool {
+    #[cfg(any(loom, shuttle))]
+    let is_finished = {
+        let _ = thread;
+        true
+    };
+    #[cfg(not(any(loom, shuttle)))]
+    let is_finished = thread.is_finished();
+    is_finished
+}
+
+/// Calls `work` on this thread and on up to `others` more with stacks of `stack_size` bytes, fewer if the host
+/// gives no more; returns when all calls have.
+///
+/// Loom has no threads that borrow: it makes the one call.
+pub fn together(others: usize, stack_size: usize, work: impl Fn() + Sync) {
+    #[cfg(loom)]
+    let _ = (others, stack_size);
+    #[cfg(loom)]
+    work();
+    #[cfg(shuttle)]
+    shuttle::thread::scope(|scope| {
+        let _ = stack_size;
+        for _ in 0..others {
+            scope.spawn(&work);
+        }
+        work();
+    });
+    #[cfg(not(any(loom, shuttle)))]
+    std::thread::scope(|scope| {
+        for _ in 0..others {
+            if Builder::new().stack_size(stack_size).spawn_scoped(scope, &work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+}
