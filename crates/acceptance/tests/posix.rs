@@ -1,6 +1,6 @@
 //! Other people's suites: pjdfstest, fsx, stress-ng.
 //!
-//! `cargo install --locked pjdfstest fsx` brings the first two.
+//! `cargo install --locked pjdfstest@0.2.2 fsx@0.3.2` brings the first two.
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 use std::collections::BTreeSet;

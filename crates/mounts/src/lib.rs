@@ -2,7 +2,7 @@
 //!
 //! A [`Mount`] is a superblock at a place of a [`Namespace`]. Whoever uses a mount pins it. Taking it out
 //! of its namespace ends in the superblock's shutdown, and **who runs it matters**: a synchronous
-//! [`Namespace::umount`] runs it itself and returns after it; after a lazy one with users it is run by the
+//! [`Namespace::umount_root`] runs it itself and returns after it; after a lazy one with users it is run by the
 //! one who drops the last pin, before that drop returns. No queue and no other thread is involved, so that
 //! a superblock that hangs holds up nobody else.
 //!
