@@ -29,6 +29,8 @@ use crate::session::Shared;
 
 pub(crate) use closing::Closing;
 pub(crate) use locks::OwnersByHandle;
+#[cfg(all(test, shuttle))]
+pub(crate) use locks::wait_parked;
 
 /// One thread's means to serve requests.
 #[derive(Debug)]

@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
 use volume::{Cancel, LockWait, Volume};
 
@@ -108,9 +109,11 @@ impl Slot {
 
     /// Ends the request in hand.
     pub(crate) fn claim(&self) -> Claim {
+        let looked_first = is_on("slot-claim-looks-first").then(|| self.in_hand());
         // ORDERING: Acquire, pairs with the watcher's changes of `word`: what it did before is seen. Release, so that the
         // watcher, seeing 0, sees this request's work as done.
-        match self.word.swap(0, Ordering::AcqRel) {
+        let word = self.word.swap(0, Ordering::AcqRel);
+        match looked_first.unwrap_or(word) {
             0 => Claim::Gone,
             word => Claim::Mine { touched: word & TOUCHED != 0 },
         }
@@ -149,6 +152,9 @@ impl Slot {
     /// Ends the waits of request `unique`, whose caller is being killed, and answers it if that can be done now.
     fn end(&self, unique: u64) {
         let cancel = self.cancel.lock();
+        if is_on("slot-cancel-early") {
+            cancel.cancel();
+        }
         let mut word = self.word.load(Ordering::Acquire);
         loop {
             if word & !FLAGS != unique << 1 {
@@ -157,7 +163,8 @@ impl Slot {
             let abandon = word & ABANDONABLE != 0;
             let next = if abandon { 0 } else { word | TOUCHED };
             // ORDERING: Acquire, what the request's thread did before `begin` is seen. Release, with the Acquire in `claim`.
-            match self.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire) {
+            let exchanged = self.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire);
+            match if is_on("slot-end-looks-only") { Ok(word) } else { exchanged } {
                 Err(now) => word = now,
                 Ok(_) => {
                     cancel.cancel();
@@ -220,8 +227,9 @@ impl Interrupts {
 
     /// Puts a request into its thread's slot.
     pub(crate) fn begin(&self, slot: &Arc<Slot>, unique: u64, pid: u32, abandonable: bool) {
+        let looked_first = is_on("begin-looks-first").then(|| self.was_early(unique));
         slot.begin(unique, pid, abandonable);
-        if self.was_early(unique) {
+        if looked_first.unwrap_or_else(|| self.was_early(unique)) {
             self.watch_for(unique, Arc::clone(slot));
         }
     }
@@ -266,7 +274,7 @@ impl Interrupts {
             // ORDERING: SeqCst, P1: before the second look at the slots.
             self.early_len.store(early.len(), Ordering::SeqCst);
         }
-        if self.interrupt_known(unique, volume) {
+        if !is_on("interrupt-looks-once") && self.interrupt_known(unique, volume) {
             self.was_early(unique);
         }
     }
@@ -275,7 +283,7 @@ impl Interrupts {
         let wait = {
             let mut parked = self.parked.lock();
             parked.get_mut(&unique).map(|parked| {
-                parked.interrupted = true;
+                parked.interrupted = !is_on("parked-not-marked");
                 parked.wait.clone()
             })
         };
@@ -392,5 +400,7 @@ fn has_sigkill(status: &str) -> bool {
         .any(|set| set & SIGKILL_BIT != 0)
 }
 
+#[cfg(all(test, shuttle))]
+mod schedules;
 #[cfg(test)]
 mod tests;

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use sync::atomic::{AtomicUsize, Ordering};
+use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
 
 use crate::buffer::Buffer;
@@ -138,7 +139,9 @@ impl Pool {
         }
         if let Some(resting) = state.resting.pop() {
             // ORDERING: SeqCst, as in `took`. Counted here, so that it is not brought twice.
-            self.idle.fetch_add(1, Ordering::SeqCst);
+            if !is_on("reader-not-counted") {
+                self.idle.fetch_add(1, Ordering::SeqCst);
+            }
             drop(state);
             resting.wake();
         } else if state.threads.len() >= self.threads_max {
@@ -190,7 +193,7 @@ impl Pool {
                 return false;
             }
             // ORDERING: SeqCst, P1: after the lock.
-            if self.idle.load(Ordering::SeqCst) == 0 {
+            if self.idle.load(Ordering::SeqCst) == 0 && !is_on("reader-rests-unchecked") {
                 self.idle.fetch_add(1, Ordering::SeqCst);
                 return true;
             }
@@ -323,3 +326,6 @@ fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<
         }
     }
 }
+
+#[cfg(all(test, shuttle))]
+mod schedules;

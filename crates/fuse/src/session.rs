@@ -157,6 +157,29 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
+    /// Of a session without a kernel, whose pool may have `threads_max` threads.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn without_kernel(volume: Arc<Volume>, master: Arc<Dev>, pool: Pool) -> Self {
+        let agreed = crate::decode::Agreed::default();
+        Self {
+            volume,
+            negotiated: Negotiated { minor: 0, flags: InitFlags::empty(), agreed },
+            mode: Mode::default(),
+            valid: Validity { entry: Duration::ZERO, attr: Duration::ZERO },
+            master,
+            interrupts: Arc::default(),
+            owners: OwnersByHandle::default(),
+            closing: Closing::default(),
+            stats: Stats::default(),
+            pool,
+            spin: SpinGate::new(Duration::ZERO),
+            transport: Mutex::new(Transport::Uring),
+            ring: None,
+            on_destroy: Mutex::new(None),
+            destroyed: AtomicBool::new(false),
+        }
+    }
+
     /// The kernel asks for the end.
     pub(crate) fn destroy(&self) {
         let handler = self.on_destroy.lock().take();

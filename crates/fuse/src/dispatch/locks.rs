@@ -16,10 +16,11 @@ use std::time::Instant;
 use rustix::io::Errno;
 use sync::Mutex;
 use sync::atomic::{AtomicUsize, Ordering};
-use volume::{HandleId, Lock, LockFamily, LockKind, NodeId};
+use volume::{HandleId, Lock, LockFamily, LockKind, NodeId, Volume};
 
 use super::{Cx, handle_id};
 use crate::abi::{FileLock, LK_FLOCK, LkIn, LkOut, OFFSET_MAX};
+use crate::interrupt::Interrupts;
 use crate::reply::{ParkedReply, Reply, Sent};
 
 /// What a request wants.
@@ -98,15 +99,26 @@ pub(super) fn wait(cx: &Cx<'_>, reply: ParkedReply, arg: &LkIn) {
         }
         Some(Wish::Lock(lock)) => {
             remember(cx, arg, &lock);
-            let done = Box::new(move |result| {
-                let _sent = reply.unit(result);
-            });
-            if let Some(wait) = cx.volume().wait_lock(cx.node(), &lock, done)
-                && cx.shared.interrupts.parked(cx.header.unique, &wait)
-            {
-                cx.volume().cancel_lock(&wait);
-            }
+            wait_parked(cx.volume(), &cx.shared.interrupts, (cx.node(), &lock), cx.header.unique, reply);
         }
+    }
+}
+
+/// Waits for a lock without a thread.
+pub(crate) fn wait_parked(
+    volume: &Volume,
+    interrupts: &Interrupts,
+    (node, lock): (NodeId, &Lock),
+    unique: u64,
+    reply: ParkedReply,
+) {
+    let done = Box::new(move |result| {
+        let _sent = reply.unit(result);
+    });
+    if let Some(wait) = volume.wait_lock(node, lock, done)
+        && interrupts.parked(unique, &wait)
+    {
+        volume.cancel_lock(&wait);
     }
 }
 

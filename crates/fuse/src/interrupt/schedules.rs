@@ -1,0 +1,160 @@
+//! Requests and signals under many schedules, each claim with mutants that the same test catches.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
+
+use std::cell::Cell;
+
+use rustix::fd::OwnedFd;
+use store::{MemStore, ObjectId};
+use sync::{model, mutant, thread};
+use volume::{Lock, LockFamily, LockKind, Options};
+use zerocopy::FromBytes as _;
+
+use super::*;
+use crate::dev::Dev;
+use crate::dispatch::wait_parked;
+use crate::reply::{ParkedReply, Reply};
+
+const UNIQUE: u64 = 2;
+
+/// A slot whose answers go into a pipe.
+fn slot() -> (Arc<Slot>, OwnedFd) {
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+    (Arc::new(Slot::new(Line::Dev(Arc::new(Dev::new(writer))))), reader)
+}
+
+/// The answers sent so far, by request.
+fn answers(reader: &OwnedFd) -> Vec<(u64, i32)> {
+    let mut found = Vec::new();
+    let mut header = [0; size_of::<crate::abi::OutHeader>()];
+    while let Ok(len) = rustix::io::read(reader, &mut header) {
+        assert_eq!(len, header.len());
+        let header = crate::abi::OutHeader::read_from_bytes(&header).unwrap();
+        found.push((header.unique, header.error));
+    }
+    found
+}
+
+fn volume() -> Arc<Volume> {
+    let options = Options { flushers: 1, ..Options::default() };
+    Volume::new(MemStore::new(1 << 20), options).unwrap()
+}
+
+/// A request is served while its caller is killed; then another one is.
+fn serve_two(abandonable: bool) {
+    let (slot, reader) = slot();
+    let interrupts = Interrupts::default();
+    interrupts.add(&slot);
+    interrupts.begin(&slot, UNIQUE, 0, abandonable);
+    let watcher = {
+        let slot = Arc::clone(&slot);
+        thread::spawn(move || slot.end(UNIQUE))
+    };
+    let touched = Cell::new(false);
+    let mut cancel = slot.cancel();
+    let sent = Reply::new(&slot, &touched, UNIQUE).done();
+    if touched.replace(false) {
+        cancel = slot.renew();
+    }
+    interrupts.begin(&slot, UNIQUE + 2, 0, abandonable);
+    watcher.join().unwrap();
+    let is_cancelled = cancel.is_cancelled();
+    let _second = Reply::new(&slot, &touched, UNIQUE + 2).done();
+    let expected = if sent.is_delivered { 0 } else { -libc::EINTR };
+    let found = answers(&reader);
+    assert!(found == [(UNIQUE, expected), (UNIQUE + 2, 0)], "not answered once: {found:?}");
+    assert!(!is_cancelled, "ended the next request");
+}
+
+#[test]
+fn a_request_is_answered_once_and_ends_alone() {
+    model::check(|| serve_two(true));
+}
+
+#[test]
+fn a_request_that_must_end_itself_ends_alone() {
+    model::check(|| serve_two(false));
+}
+
+#[test]
+fn two_answers_are_caught() {
+    let test = "interrupt::schedules::a_request_is_answered_once_and_ends_alone";
+    mutant::assert_caught(test, &["slot-claim-looks-first", "slot-end-looks-only"], "not answered once");
+    mutant::assert_caught(test, &["slot-cancel-early"], "ended the next request");
+    let test = "interrupt::schedules::a_request_that_must_end_itself_ends_alone";
+    let both = ["slot-end-looks-only", "slot-cancel-early"];
+    mutant::assert_caught(test, &both, "ended the next request");
+}
+
+#[test]
+fn an_interrupt_beside_its_request_is_heard() {
+    model::check(|| {
+        let (slot, _reader) = slot();
+        let interrupts = Arc::new(Interrupts::default());
+        interrupts.add(&slot);
+        let volume = volume();
+        let kernel = {
+            let (interrupts, volume) = (Arc::clone(&interrupts), Arc::clone(&volume));
+            thread::spawn(move || interrupts.interrupt(UNIQUE, &volume))
+        };
+        interrupts.begin(&slot, UNIQUE, 0, true);
+        kernel.join().unwrap();
+        let watched: Vec<_> = interrupts.watched.lock().requests.iter().map(|(unique, _)| *unique).collect();
+        assert!(watched.contains(&UNIQUE), "the interrupt was lost");
+        volume.shutdown();
+    });
+}
+
+#[test]
+fn a_lost_interrupt_is_caught() {
+    let test = "interrupt::schedules::an_interrupt_beside_its_request_is_heard";
+    mutant::assert_caught(test, &["begin-looks-first", "interrupt-looks-once"], "the interrupt was lost");
+}
+
+/// A request waits for a lock that somebody else has; it is interrupted, and the lock may become free meanwhile.
+fn wait_for_lock(is_freed: bool) {
+    let (slot, reader) = slot();
+    let interrupts = Arc::new(Interrupts::default());
+    let volume = volume();
+    let node = ObjectId::ROOT;
+    let lock =
+        |owner| Lock { family: LockFamily::Posix, kind: LockKind::Write, start: 0, end: 9, owner, pid: 1 };
+    volume.set_lock(node, &lock(1)).unwrap();
+    let kernel = {
+        let (interrupts, volume) = (Arc::clone(&interrupts), Arc::clone(&volume));
+        thread::spawn(move || interrupts.interrupt(UNIQUE, &volume))
+    };
+    let holder = is_freed.then(|| {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || volume.unlock(node, LockFamily::Posix, 1, 0, 9).unwrap())
+    });
+    let reply = ParkedReply::new(&slot, &interrupts, UNIQUE);
+    wait_parked(&volume, &interrupts, (node, &lock(2)), UNIQUE, reply);
+    kernel.join().unwrap();
+    if let Some(holder) = holder {
+        holder.join().unwrap();
+    }
+    let found = answers(&reader);
+    let is_granted = volume.get_lock(node, &lock(3)).unwrap().is_some_and(|held| held.owner == 2);
+    let expected = if is_granted { 0 } else { -libc::EINTR };
+    assert!(found == [(UNIQUE, expected)], "a wait was not answered once: {found:?}");
+    assert!(is_freed || !is_granted, "two have the lock");
+    assert_eq!(interrupts.waiting(), 0);
+    volume.shutdown();
+}
+
+#[test]
+fn an_interrupted_wait_is_answered_once() {
+    model::check(|| wait_for_lock(false));
+}
+
+#[test]
+fn a_wait_that_is_granted_beside_its_interrupt_is_answered_once() {
+    model::check(|| wait_for_lock(true));
+}
+
+#[test]
+fn a_wait_that_is_not_answered_is_caught() {
+    let test = "interrupt::schedules::an_interrupted_wait_is_answered_once";
+    mutant::assert_caught(test, &["parked-not-marked"], "a wait was not answered once");
+}

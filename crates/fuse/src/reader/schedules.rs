@@ -1,0 +1,47 @@
+//! Who reads, under many schedules, with mutants that the same test catches.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
+
+use store::MemStore;
+use sync::{model, mutant, thread};
+use volume::{Options, Volume};
+
+use super::*;
+
+/// All readers get a request that lasts, while two other threads are through with theirs. There can be no further
+/// thread. Each of the two gets a lasting request as well, so that both are needed, one after the other: if one rests
+/// while nobody reads, nothing wakes it any more.
+#[test]
+fn somebody_always_reads() {
+    model::check(|| {
+        let options = Options { flushers: 1, ..Options::default() };
+        let volume = Volume::new(MemStore::new(1 << 20), options).unwrap();
+        let (_kernel, device) = rustix::pipe::pipe().unwrap();
+        let pool = Pool { idle: AtomicUsize::new(IDLE_MAX), threads_max: 0, ..Pool::new(0) };
+        let shared = Shared::without_kernel(Arc::clone(&volume), Arc::new(Dev::new(device)), pool);
+        let shared = Arc::new(shared);
+        let readers = (0..IDLE_MAX).map(|_| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.pool.took(&shared))
+        });
+        let finishers = (0..2).map(|_| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                assert!(shared.pool.served(&Arc::default()), "told to end");
+                shared.pool.took(&shared);
+            })
+        });
+        for thread in readers.chain(finishers).collect::<Vec<_>>() {
+            thread.join().unwrap();
+        }
+        // ORDERING: Relaxed, all others have ended.
+        assert_eq!(shared.pool.idle.load(Ordering::Relaxed), 0, "some are counted that do not read");
+        volume.shutdown();
+    });
+}
+
+#[test]
+fn a_pool_without_a_reader_is_caught() {
+    let test = "reader::schedules::somebody_always_reads";
+    mutant::assert_caught(test, &["reader-rests-unchecked", "reader-not-counted"], "deadlock");
+}
