@@ -250,8 +250,8 @@ impl Inode {
             self.core.bdi.kick();
             // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that hangs in
             // another file.
-            if let Some(io) = self.try_io()
-                && self.state().cache.dirty() > 0
+            if self.state().cache.dirty() > 0
+                && let Some(io) = self.try_io()
             {
                 // An attempt, also where the last one failed: the store may have recovered.
                 self.write_pages(&io)?;

@@ -4,10 +4,10 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use store::{Access, AllocateMode, Attr, Created, Creator, Entry, ErrorKind, Name, Seek, SetAttr};
-use sync::{Mutex, MutexGuard};
+use sync::Mutex;
 
 use crate::handles::FileHandle;
-use crate::inode::Inode;
+use crate::inode::{Inode, Io};
 use crate::{Caller, Ctx, Error, HandleId, NodeId, OpenFlags, Result, Volume};
 
 /// An open file.
@@ -303,7 +303,7 @@ impl Inode {
         self.set_size_locked(&io, set, size)
     }
 
-    fn set_size_locked(&self, _io: &MutexGuard<'_, ()>, set: &SetAttr, size: u64) -> Result<Attr> {
+    fn set_size_locked(&self, _io: &Io<'_>, set: &SetAttr, size: u64) -> Result<Attr> {
         let mut attr = self.core.store.set_attr(self.id, set)?;
         let (gone, permit) = {
             let mut state = self.state();
@@ -326,7 +326,7 @@ impl Inode {
     }
 
     /// The store's content was changed around the cache.
-    fn changed_on_store(&self, _io: &MutexGuard<'_, ()>) -> Result<()> {
+    fn changed_on_store(&self, _io: &Io<'_>) -> Result<()> {
         let attr = self.core.store.attr(self.id)?;
         let mut state = self.state();
         state.changes += 1;

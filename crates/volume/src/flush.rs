@@ -5,13 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use store::{Access, ErrorKind, SetAttr, TimeSet};
-use sync::MutexGuard;
 use sync::atomic::Ordering;
 use sync::mutant::is_on;
 use writeback::{Outcome, Owner};
 
 use crate::cache::Run;
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, Io, State};
 use crate::page::PAGE;
 use crate::{Error, NodeId, Result};
 
@@ -63,7 +62,7 @@ impl Inode {
         written.is_ok()
     }
 
-    fn write_all(&self, io: &MutexGuard<'_, ()>) -> Result<()> {
+    fn write_all(&self, io: &Io<'_>) -> Result<()> {
         self.write_pages(io)?;
         self.write_times(io)
     }
@@ -71,7 +70,7 @@ impl Inode {
     /// Writes the pages that are dirty at this moment.
     ///
     /// An error is recorded for every open file and the data stays, dirty.
-    pub(crate) fn write_pages(&self, io: &MutexGuard<'_, ()>) -> Result<()> {
+    pub(crate) fn write_pages(&self, io: &Io<'_>) -> Result<()> {
         let mut next = 0;
         while let Some(run) = self.take_run(next) {
             next = run.first + run.pages.len() as u64;
@@ -89,7 +88,7 @@ impl Inode {
         state.cache.take_run(from, last)
     }
 
-    fn write_run(&self, _io: &MutexGuard<'_, ()>, run: Run) -> Result<()> {
+    fn write_run(&self, _io: &Io<'_>, run: Run) -> Result<()> {
         let offset = run.first * PAGE;
         let size = self.state().overlay.map_or(0, |overlay| overlay.size);
         let end = size.min(offset + run.pages.len() as u64 * PAGE);
@@ -156,7 +155,7 @@ impl Inode {
 
     /// Sets the file's time of last change on the store, once no page is left to write; write-back itself
     /// changed it there. With that the overlay ends, unless the file was changed meanwhile.
-    pub(crate) fn write_times(&self, _io: &MutexGuard<'_, ()>) -> Result<()> {
+    pub(crate) fn write_times(&self, _io: &Io<'_>) -> Result<()> {
         let mtime = {
             let mut state = self.state();
             match state.overlay {

@@ -76,6 +76,23 @@ pub(crate) struct Overlay {
     pub(crate) times_pending: bool,
 }
 
+/// The `io` lock of an inode. Who waits for room and found it taken hears of its end: they may write the file
+/// themselves, or have to learn that it cannot be written.
+#[derive(Debug)]
+pub(crate) struct Io<'a> {
+    inode: &'a Inode,
+    lock: Option<MutexGuard<'a, ()>>,
+}
+
+impl Drop for Io<'_> {
+    fn drop(&mut self) {
+        drop(self.lock.take());
+        if !is_on("volume-io-silent") {
+            self.inode.core.budget.wake_owner(&self.inode.held);
+        }
+    }
+}
+
 impl fmt::Debug for Inode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inode").field("id", &self.id).finish_non_exhaustive()
@@ -100,13 +117,14 @@ impl Inode {
     }
 
     /// Keeps data from going to the store. May wait for as long as the store takes.
-    pub(crate) fn io(&self) -> MutexGuard<'_, ()> {
-        self.io.lock()
+    pub(crate) fn io(&self) -> Io<'_> {
+        Io { inode: self, lock: Some(self.io.lock()) }
     }
 
     /// The same, if nobody has it.
-    pub(crate) fn try_io(&self) -> Option<MutexGuard<'_, ()>> {
-        self.io.try_lock()
+    pub(crate) fn try_io(&self) -> Option<Io<'_>> {
+        let lock = Some(self.io.try_lock()?);
+        Some(Io { inode: self, lock })
     }
 
     pub(crate) fn add_lookup(&self) {

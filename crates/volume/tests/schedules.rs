@@ -15,7 +15,7 @@
 //! | a flusher hears of the first dirty inode | [`a_flusher_hears_of_dirty_data`] | `bdi-wake-unordered` |
 //! | a writer that waits for room goes on when there is some | [`a_waiting_writer_gets_room`] | `volume-reserve-once` |
 //! | it ends when the volume is given up | [`a_waiting_writer_hears_of_force`] | `volume-force-late`, `event-set-late` |
-//! | it ends when its data cannot be written | [`a_waiting_writer_hears_of_failure`] | `bdi-failure-unheard` |
+//! | it ends when its data cannot be written, whoever tried | [`a_waiting_writer_hears_of_failure`], [`a_waiting_writer_hears_of_a_failed_fsync`] | `volume-io-silent` |
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -29,6 +29,7 @@ use std::sync::Arc;
 use common::{Client, eager, lazy};
 use hooked::{At, Hooked};
 use store::{Access, ErrorKind, MemStore, Name, ObjectId, Store};
+use sync::atomic::{AtomicUsize, Ordering};
 use sync::{Condvar, Mutex, model, mutant, thread};
 use watertight_volume::{Ctx, Error, HandleId, NodeId, Options, WriteFlags};
 
@@ -300,10 +301,53 @@ fn a_waiting_writer_hears_of_failure() {
     });
 }
 
+/// The only flusher hangs in another file, and an fsync fails.
+#[test]
+fn a_waiting_writer_hears_of_a_failed_fsync() {
+    model::check(|| {
+        let (client, store) = start(lazy());
+        let gates: [Arc<Gate>; 4] = Default::default();
+        let [flushing, flush, syncing, sync] = gates.clone();
+        let calls = AtomicUsize::new(0);
+        store.hook(move |at, op| {
+            if (at, op) != (At::Before, "write") {
+                return Ok(());
+            }
+            let (entered, leave) = match calls.fetch_add(1, Ordering::SeqCst) {
+                0 => (&flushing, &flush),
+                _ => (&syncing, &sync),
+            };
+            entered.open();
+            leave.pass();
+            Err(store::Error::new(ErrorKind::Io, "write"))
+        });
+        let [flushing, flush, syncing, sync] = gates;
+        let (_, other) = client.create("other");
+        client.write(other, 0, &[1; 10]).unwrap();
+        let (_, handle) = client.create("file");
+        for number in 0..3 {
+            client.write(handle, number * MIB as u64, &[1; MIB]).unwrap();
+        }
+        flushing.pass();
+        let syncer = in_thread(&client, move |client| {
+            client.fsync(handle).expect_err("the store's error");
+        });
+        syncing.pass();
+        let full = Full { client, handle, leave: sync };
+        let outcome = write_beside(&full, || full.leave.open());
+        assert!(outcome.is_err(), "there was no room: {outcome:?}");
+        syncer.join().unwrap();
+        flush.open();
+        full.client.volume.force();
+        full.client.volume.shutdown();
+    });
+}
+
 #[test]
 fn a_writer_that_may_wait_for_ever_is_caught() {
     mutant::assert_caught("a_waiting_writer_gets_room", &["volume-reserve-once"], "deadlock");
     let both = ["volume-force-late", "event-set-late"];
     mutant::assert_caught("a_waiting_writer_hears_of_force", &both, "deadlock");
-    mutant::assert_caught("a_waiting_writer_hears_of_failure", &["bdi-failure-unheard"], "deadlock");
+    mutant::assert_caught("a_waiting_writer_hears_of_failure", &["volume-io-silent"], "deadlock");
+    mutant::assert_caught("a_waiting_writer_hears_of_a_failed_fsync", &["volume-io-silent"], "deadlock");
 }

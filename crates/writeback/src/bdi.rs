@@ -197,10 +197,6 @@ impl<I: Inode + ?Sized> Bdi<I> {
             self.written.add(1);
             let pause = self.options.retry_pause * (1 << listed.failures.min(5));
             self.root.done(listed, outcome, self.options.clock.now(), pause);
-            if outcome == Outcome::Failed && !is_on("bdi-failure-unheard") {
-                // Whoever waits for room may have to learn that there will be none.
-                self.budget.wake_all();
-            }
         }
     }
 

@@ -9,6 +9,7 @@
 //! Orderings, P1 (store-load on both sides, by a SeqCst fence each): a waiter adds itself to `waiting`, then
 //! reads `used` in its second try; a giver lowers `used`, then reads `waiting`. Either the waiter sees the
 //! pages or the giver sees the waiter. Without one of the fences both may miss, and the waiter sleeps on.
+//! `wake_owner` is a giver of another kind: what it gave free is a lock that the waiter tries after it has queued.
 //!
 //! Lock order: `Budget::queue` is a leaf; waiters are woken outside it.
 //!
@@ -137,6 +138,17 @@ impl Budget {
             fence(Ordering::SeqCst);
         }
         Queued { budget: self, number }
+    }
+
+    /// Calls the waiters of the owner who holds `held`: what they found taken before they decided to wait was given
+    /// free.
+    pub fn wake_owner(&self, held: &Arc<AtomicU64>) {
+        // ORDERING: a SeqCst fence and Relaxed, P1 with what was given free in place of `used`: the caller's store,
+        // then the load of `waiting`; a waiter adds itself there, and then looks.
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.wake(|w| Arc::ptr_eq(&w.held, held));
+        }
     }
 
     /// Calls every waiter: something else that they wait for has changed.
