@@ -145,7 +145,9 @@ impl Budget {
     pub fn wake_owner(&self, held: &Arc<AtomicU64>) {
         // ORDERING: a SeqCst fence and Relaxed, P1 with what was given free in place of `used`: the caller's store,
         // then the load of `waiting`; a waiter adds itself there, and then looks.
-        fence(Ordering::SeqCst);
+        if !sync::mutant::is_on("budget-no-owner-fence") {
+            fence(Ordering::SeqCst);
+        }
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.wake(|w| Arc::ptr_eq(&w.held, held));
         }

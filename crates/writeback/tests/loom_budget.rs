@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use sync::atomic::{AtomicU64, Ordering};
+use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Condvar, Mutex, mutant, thread};
 use watertight_writeback::{Budget, Waiter};
 
@@ -63,7 +63,34 @@ fn a_waiter_is_never_forgotten() {
 }
 
 #[test]
+fn a_waiter_hears_of_a_lock_that_was_given_free() {
+    loom::model(|| {
+        let budget = Budget::new(1);
+        let _full = budget.try_take(1, 0).expect("the only page");
+        // As weak as a lock may be.
+        let is_taken = Arc::new(AtomicBool::new(true));
+        let held = Arc::new(AtomicU64::new(0));
+        let waiter = {
+            let (budget, is_taken, held) = (Arc::clone(&budget), Arc::clone(&is_taken), Arc::clone(&held));
+            thread::spawn(move || {
+                let event = Arc::new(Event::default());
+                let woken = Arc::clone(&event);
+                let _queued = budget.queue(Waiter { pages: 1, held, wake: Box::new(move || woken.set()) });
+                while is_taken.load(Ordering::Acquire) {
+                    event.wait();
+                }
+            })
+        };
+        is_taken.store(false, Ordering::Release);
+        budget.wake_owner(&held);
+        waiter.join().expect("the waiter sees the lock free");
+    });
+}
+
+#[test]
 fn each_mutant_is_caught() {
+    let mutants = ["budget-no-waiter-fence", "budget-no-owner-fence"];
+    mutant::assert_caught("a_waiter_hears_of_a_lock_that_was_given_free", &mutants, "deadlock");
     let mutants = ["budget-no-waiter-fence", "budget-no-giver-fence"];
     mutant::assert_caught("a_waiter_is_never_forgotten", &mutants, "deadlock");
 }
