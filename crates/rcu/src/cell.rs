@@ -1,0 +1,159 @@
+//! Pointers that live as long as a guard.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::domain::{Domain, Guard};
+use crate::seq::Cookie;
+
+/// A value that is replaced while others read it.
+///
+/// A cell that is dropped leaves its value to the domain, as a replaced one.
+pub struct RcuCell<T: Send + 'static> {
+    domain: Domain,
+    current: AtomicPtr<T>,
+    owns: PhantomData<Box<T>>,
+}
+
+// SAFETY: the cell owns its value, and hands it to other threads when it is replaced and freed there.
+unsafe impl<T: Send + 'static> Send for RcuCell<T> {}
+// SAFETY: several threads get `&T` at a time, and any of them may replace the value and take the old one.
+unsafe impl<T: Send + Sync + 'static> Sync for RcuCell<T> {}
+
+/// What was replaced. Readers may still see it, until a grace period has passed.
+///
+/// Dropped, it is freed after a grace period, by the domain.
+#[must_use = "dropped, it is freed by the domain's worker"]
+pub struct Retired<T: Send + 'static> {
+    value: ManuallyDrop<Raw<T>>,
+    domain: Domain,
+    cookie: Cookie,
+}
+
+struct Raw<T>(NonNull<T>);
+
+// SAFETY: it is an owned box of which readers may have shared references.
+unsafe impl<T: Send> Send for Raw<T> {}
+
+impl<T> Raw<T> {
+    /// # Safety
+    /// No reader sees the value any more, and this is the only call.
+    unsafe fn into_box(self) -> Box<T> {
+        // SAFETY: made of a box; the caller promises that it is ours alone.
+        unsafe { Box::from_raw(self.0.as_ptr()) }
+    }
+}
+
+impl<T: Send + 'static> RcuCell<T> {
+    /// A cell whose value is protected by `domain`.
+    #[must_use]
+    pub fn new(domain: &Domain, value: T) -> Self {
+        let current = AtomicPtr::new(Box::into_raw(Box::new(value)));
+        Self { domain: domain.clone(), current, owns: PhantomData }
+    }
+
+    /// The value, for as long as the section lasts.
+    ///
+    /// # Panics
+    /// If `guard` is of another domain: it would protect nothing here.
+    #[inline]
+    pub fn load<'g>(&self, guard: &'g Guard<'_>) -> &'g T {
+        assert!(guard.is_of(&self.domain.inner), "a guard of another domain");
+        // ORDERING: Acquire, pairs with the release in `replace`: the value's contents.
+        let current = self.current.load(Ordering::Acquire);
+        // SAFETY: never null; freed only after a grace period that begins after it was replaced or the cell was
+        // dropped, and so ends after this section.
+        unsafe { &*current }
+    }
+
+    /// Publishes a new value, and gives the old one.
+    pub fn replace(&self, value: T) -> Retired<T> {
+        let new = Box::into_raw(Box::new(value));
+        // ORDERING: AcqRel: the new contents are published, and the old ones are read by whoever frees them. Before
+        // the cookie by the fence in `get_state`.
+        let old = self.current.swap(new, Ordering::AcqRel);
+        Retired::new(old, &self.domain)
+    }
+
+    /// Publishes a new value and lets the domain free the old one.
+    pub fn publish(&self, value: T) {
+        drop(self.replace(value));
+    }
+
+    /// The domain that protects the value.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+}
+
+impl<T: Send + 'static> Drop for RcuCell<T> {
+    fn drop(&mut self) {
+        // References from `load` live as long as their guards, which may be longer than the cell.
+        // ORDERING: Relaxed, nobody else has the cell.
+        drop(Retired::new(self.current.load(Ordering::Relaxed), &self.domain));
+    }
+}
+
+impl<T: Send + 'static> Retired<T> {
+    /// `old` is the pointer of a cell that nobody finds there any more.
+    fn new(old: *mut T, domain: &Domain) -> Self {
+        // SAFETY: a cell's pointer is never null.
+        let value = ManuallyDrop::new(Raw(unsafe { NonNull::new_unchecked(old) }));
+        Self { value, cookie: domain.get_state(), domain: domain.clone() }
+    }
+
+    /// Waits for a grace period, expedited, and gives the value.
+    ///
+    /// # Panics
+    /// In a read section of the domain; the value is then freed by the domain.
+    #[must_use]
+    pub fn wait(self) -> T {
+        self.domain.cond_synchronize_expedited(self.cookie);
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: taken once, the destructor does not run.
+        let value = unsafe { ManuallyDrop::take(&mut this.value) };
+        // SAFETY: as above; the domain is not used again.
+        drop(unsafe { std::ptr::read(&raw const this.domain) });
+        // SAFETY: the grace period has passed.
+        *unsafe { value.into_box() }
+    }
+
+    /// Whether [`wait`](Self::wait) would return at once.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.domain.poll_state(self.cookie)
+    }
+}
+
+impl<T: Send + 'static> Drop for Retired<T> {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let value = unsafe { ManuallyDrop::take(&mut self.value) };
+        if self.is_free() {
+            // SAFETY: the grace period has passed.
+            drop(unsafe { value.into_box() });
+            return;
+        }
+        self.domain.call(move || {
+            let value = value;
+            // SAFETY: the callback runs after a grace period.
+            drop(unsafe { value.into_box() });
+        });
+    }
+}
+
+impl<T: Send + 'static> fmt::Debug for RcuCell<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RcuCell").finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + 'static> fmt::Debug for Retired<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Retired").field("is_free", &self.is_free()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,56 @@
+//! Read-copy-update for user space.
+//!
+//! Readers look at shared data without locks and without writing a cache line that another thread reads.
+//! Writers replace what readers see, and wait for a *grace period* before they free what was there: until
+//! every reader that could have seen it has left its read section.
+//!
+//! ```
+//! use watertight_rcu::{Domain, RcuCell};
+//!
+//! let domain = Domain::new();
+//! let limits = RcuCell::new(&domain, vec![1, 2, 3]);
+//! {
+//!     let guard = domain.read();
+//!     assert_eq!(limits.load(&guard).len(), 3);
+//! }
+//! let old = limits.replace(vec![4]);
+//! assert_eq!(old.wait(), [1, 2, 3]); // no reader sees it any more
+//! ```
+//!
+//! | type | is |
+//! |---|---|
+//! | [`Domain`] | readers and those who wait for them; independent of every other domain |
+//! | [`Guard`] | a read section |
+//! | [`RcuCell`] | a value that is replaced while others read it |
+//! | [`Retired`] | what was replaced, until no reader sees it |
+//! | [`Cookie`] | a grace period to come, for those who poll |
+//!
+//! | module | holds |
+//! |---|---|
+//! | `gate` | the protocol between readers and grace periods |
+//! | `barrier` | its asymmetric fences |
+//! | `seq` | numbers of grace periods |
+//! | `local` | which slot of a domain is this thread's |
+//! | `domain` | the interface |
+//! | `callbacks` | deferred calls, their bound, and their barrier |
+//! | `cell` | pointers that live as long as a guard |
+
+#![deny(unsafe_code)]
+
+mod barrier;
+mod callbacks;
+#[allow(unsafe_code, reason = "pointers whose life a guard proves")]
+mod cell;
+mod domain;
+#[doc(hidden)]
+pub mod gate;
+#[allow(unsafe_code, reason = "a thread's own pointer to its slot, without counting")]
+mod local;
+mod seq;
+mod stats;
+
+pub use callbacks::WorkQueue;
+pub use cell::{RcuCell, Retired};
+pub use domain::{Domain, DomainOptions, Guard};
+pub use seq::Cookie;
+pub use stats::Stats;

@@ -1,0 +1,184 @@
+//! Which slot of a domain is this thread's.
+//!
+//! A thread gets a slot at its first read section in a domain, and gives it back when it ends. Nothing is
+//! registered by hand. The slot used last is remembered in a cell without a destructor, so that entering costs
+//! one comparison.
+//!
+//! # Who keeps a slot alive
+//! The thread's entry in `LOCAL` holds it; the remembered pointer is to a slot of such an entry, and is taken
+//! back before an entry goes. Domains' numbers are never used again, so that a number that matches is that of
+//! the living domain behind the `&Domain`.
+//!
+//! # The end of a thread
+//! `LOCAL`'s destructor gives the slots back. Destructors of other thread-locals that run later, and read, get a
+//! slot of their own for that one section (`Place::is_temporary`). A section that is still open when `LOCAL`
+//! goes keeps its slot in the same way.
+
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use crate::domain::Inner;
+use crate::gate::Slot;
+
+/// A thread's place in a domain.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// What grace periods look at.
+    pub(crate) slot: Arc<Slot>,
+    /// Sections that are open, one inside the other.
+    nest: Cell<usize>,
+    /// Nobody remembers it: the last section's end gives it back.
+    is_temporary: Cell<bool>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    domain: u64,
+    inner: Weak<Inner>,
+    place: NonNull<Place>,
+}
+
+#[derive(Debug, Default)]
+struct Local(Vec<Entry>);
+
+thread_local! {
+    static LAST: Cell<(u64, Option<NonNull<Place>>)> = const { Cell::new((0, None)) };
+    static LOCAL: RefCell<Local> = const { RefCell::new(Local(Vec::new())) };
+}
+
+/// This thread's place in the domain with this number, which the caller keeps alive.
+#[inline]
+pub(crate) fn place(domain: u64, inner: &Arc<Inner>) -> NonNull<Place> {
+    match LAST.get() {
+        (last, Some(place)) if last == domain => place,
+        _ => find(domain, inner),
+    }
+}
+
+#[cold]
+fn find(domain: u64, inner: &Arc<Inner>) -> NonNull<Place> {
+    let found = LOCAL.try_with(|local| {
+        let mut local = local.borrow_mut();
+        if let Some(entry) = local.0.iter().find(|entry| entry.domain == domain) {
+            return entry.place;
+        }
+        local.forget_the_dead();
+        let place = join(inner, false);
+        local.0.push(Entry { domain, inner: Arc::downgrade(inner), place });
+        place
+    });
+    match found {
+        Ok(place) => {
+            LAST.set((domain, Some(place)));
+            place
+        }
+        // The thread is ending.
+        Err(_) => join(inner, true),
+    }
+}
+
+/// Makes a place; `give_back` or `LOCAL` frees it.
+fn join(inner: &Arc<Inner>, is_temporary: bool) -> NonNull<Place> {
+    let thread = std::thread::current();
+    let name = format!("{} ({})", thread.name().unwrap_or("unnamed"), rustix::thread::gettid());
+    let slot = Slot::new(name);
+    inner.gate.join(Arc::clone(&slot));
+    let place = Place { slot, nest: Cell::new(0), is_temporary: Cell::new(is_temporary) };
+    NonNull::from(Box::leak(Box::new(place)))
+}
+
+/// Takes a place out of its domain and frees it.
+///
+/// # Safety
+/// `place` came from [`join`], nobody uses it any more, and its last section has ended.
+unsafe fn give_back(inner: &Inner, place: NonNull<Place>) {
+    // SAFETY: a leaked box, by the caller's promise used by nobody else.
+    let place = unsafe { Box::from_raw(place.as_ptr()) };
+    inner.gate.part(&place.slot);
+}
+
+impl Place {
+    /// Counts a section; says whether it is the outermost.
+    #[inline]
+    pub(crate) fn open(&self) -> bool {
+        let nest = self.nest.get();
+        self.nest.set(nest + 1);
+        nest == 0
+    }
+
+    /// Counts a section's end; says whether it was the outermost.
+    #[inline]
+    pub(crate) fn close(&self) -> bool {
+        let nest = self.nest.get() - 1;
+        self.nest.set(nest);
+        nest == 0
+    }
+
+    /// Whether a section is open.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.nest.get() > 0
+    }
+
+    #[inline]
+    pub(crate) fn is_temporary(&self) -> bool {
+        self.is_temporary.get()
+    }
+}
+
+/// Whether the calling thread is in a section of this domain.
+pub(crate) fn is_inside(domain: u64) -> bool {
+    let look = |local: &RefCell<Local>| {
+        let local = local.borrow();
+        let entry = local.0.iter().find(|entry| entry.domain == domain);
+        // SAFETY: the entry keeps its place alive, and only this thread touches it.
+        entry.is_some_and(|entry| unsafe { entry.place.as_ref() }.is_inside())
+    };
+    LOCAL.try_with(look).unwrap_or(false)
+}
+
+/// Ends the life of a temporary place after its last section.
+///
+/// # Safety
+/// `place` is temporary, its last section has ended, and the caller does not use it again.
+#[cold]
+pub(crate) unsafe fn end_temporary(inner: &Inner, place: NonNull<Place>) {
+    // SAFETY: as the caller promises; no entry holds a temporary place.
+    unsafe { give_back(inner, place) };
+}
+
+impl Local {
+    /// Frees places in domains that are gone. The remembered place is of a living one, or is never asked for again.
+    fn forget_the_dead(&mut self) {
+        LAST.set((0, None));
+        self.0.retain(|entry| {
+            let is_alive = entry.inner.strong_count() > 0;
+            if !is_alive {
+                // SAFETY: made by `join`; guards borrow their domain, so that none is left; the remembered pointer
+                // was taken back above.
+                drop(unsafe { Box::from_raw(entry.place.as_ptr()) });
+            }
+            is_alive
+        });
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        LAST.set((0, None));
+        for entry in self.0.drain(..) {
+            // SAFETY: the entry kept it alive until here.
+            let place = unsafe { entry.place.as_ref() };
+            if place.is_inside() {
+                // Its guard is in another thread-local, and ends it.
+                place.is_temporary.set(true);
+            } else if let Some(inner) = entry.inner.upgrade() {
+                // SAFETY: made by `join`, outside of sections, and not remembered any more.
+                unsafe { give_back(&inner, entry.place) };
+            } else {
+                // SAFETY: as above; the domain is gone, so that there is nothing to part from.
+                drop(unsafe { Box::from_raw(entry.place.as_ptr()) });
+            }
+        }
+    }
+}

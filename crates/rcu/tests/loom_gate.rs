@@ -1,0 +1,130 @@
+//! The protocol between readers and grace periods, under loom.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p watertight-rcu --release --test loom_gate`
+#![cfg(loom)]
+
+use std::process::Command;
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use sync::atomic::{AtomicUsize, Ordering};
+use sync::mutant::is_on;
+use sync::thread;
+use watertight_rcu::gate::{Counters, Gate, Slot};
+
+/// Two values of which one is published; the other may be written by whoever knows that nobody reads it.
+struct Shared {
+    gate: Gate,
+    current: AtomicUsize,
+    values: [UnsafeCell<usize>; 2],
+}
+
+impl Shared {
+    fn new(first: u64) -> Arc<Self> {
+        Arc::new(Self {
+            gate: Gate::new(first),
+            current: AtomicUsize::new(0),
+            values: [UnsafeCell::new(7), UnsafeCell::new(7)],
+        })
+    }
+
+    /// Loom objects if the value is written meanwhile.
+    fn read(&self, slot: &Slot) {
+        self.gate.enter(slot);
+        // ORDERING: Acquire, as `RcuCell::load`.
+        let current = self.current.load(Ordering::Acquire);
+        self.values[current].with(|value| {
+            // SAFETY: that it holds is what is tested.
+            assert_eq!(unsafe { *value }, 7);
+        });
+        self.gate.leave(slot);
+    }
+
+    /// Frees what was published first: no reader may be there any more.
+    fn free_first(&self) {
+        self.values[0].with_mut(|value| {
+            // SAFETY: that it holds is what is tested.
+            unsafe { *value = 0 };
+        });
+    }
+
+    fn unpublish(&self) {
+        // ORDERING: AcqRel, as `RcuCell::replace`.
+        self.current.swap(1, Ordering::AcqRel);
+    }
+}
+
+fn reader(shared: &Arc<Shared>, sections: usize) -> thread::JoinHandle<()> {
+    let slot = Slot::new("reader".into());
+    shared.gate.join(Arc::clone(&slot));
+    let shared = Arc::clone(shared);
+    thread::spawn(move || (0..sections).for_each(|_| shared.read(&slot)))
+}
+
+#[test]
+fn nobody_reads_what_was_freed() {
+    loom::model(|| {
+        let shared = Shared::new(u64::MAX - 1);
+        let reader = reader(&shared, 2);
+        if is_on("rcu-cookie-before-unpublish") {
+            let cookie = shared.gate.get_state();
+            shared.unpublish();
+            shared.gate.wait_for(cookie, &Counters::default());
+        } else {
+            shared.unpublish();
+            shared.gate.wait_for(shared.gate.get_state(), &Counters::default());
+        }
+        shared.free_first();
+        reader.join().expect("the reader ends");
+    });
+}
+
+#[test]
+fn who_polls_frees_no_earlier() {
+    loom::model(|| {
+        let shared = Shared::new(u64::MAX - 1);
+        let reader = reader(&shared, 1);
+        let other = {
+            let shared = Arc::clone(&shared);
+            // Somebody else's grace period, which may have begun before the cookie was taken.
+            thread::spawn(move || shared.gate.wait_for(shared.gate.get_state(), &Counters::default()))
+        };
+        let early = is_on("rcu-cookie-before-unpublish").then(|| shared.gate.get_state());
+        shared.unpublish();
+        let cookie = early.unwrap_or_else(|| shared.gate.get_state());
+        if shared.gate.poll_state(cookie) {
+            shared.free_first();
+        }
+        other.join().expect("the other ends");
+        if shared.gate.poll_state(cookie) {
+            shared.free_first();
+        }
+        reader.join().expect("the reader ends");
+    });
+}
+
+/// Runs the tests above with one part of the protocol changed; one of them must object. In processes of their
+/// own, because a model that fails may take its process down.
+#[test]
+fn each_mutant_is_caught() {
+    if std::env::var_os("WATERTIGHT_MUTANT").is_some() {
+        return;
+    }
+    for mutant in [
+        "rcu-no-light-fence",
+        "rcu-no-heavy-fence",
+        "rcu-cookie-before-unpublish",
+        "rcu-poll-inverted",
+        "rcu-compare-without-wrap",
+    ] {
+        let run = Command::new(std::env::current_exe().expect("this test"))
+            .args(["nobody_reads_what_was_freed", "who_polls_frees_no_earlier"])
+            .env("WATERTIGHT_MUTANT", mutant)
+            .output()
+            .expect("this test runs again");
+        let text = String::from_utf8_lossy(&[run.stdout, run.stderr].concat()).into_owned();
+        assert!(!run.status.success(), "{mutant} was not caught:\n{text}");
+        let cause = text.lines().find(|line| line.contains("panicked") || line.contains("overflow"));
+        eprintln!("{mutant}: caught ({})", cause.unwrap_or("the process failed"));
+    }
+}

@@ -1,0 +1,337 @@
+//! Readers, grace periods and callbacks on real threads.
+#![cfg(not(any(loom, shuttle)))]
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use watertight_rcu::{Domain, DomainOptions, Guard, RcuCell, WorkQueue};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A thread inside a section of `domain`, until told to leave.
+struct Reader {
+    leave: Sender<()>,
+    thread: thread::JoinHandle<()>,
+}
+
+impl Reader {
+    fn start(domain: &Domain) -> Self {
+        let (leave, told) = channel();
+        let (inside, entered) = channel();
+        let domain = domain.clone();
+        let thread = thread::spawn(move || {
+            let _guard = domain.read();
+            inside.send(()).expect("the test waits");
+            told.recv().expect("the test tells");
+        });
+        entered.recv_timeout(LONG).expect("the reader enters");
+        Self { leave, thread }
+    }
+
+    fn leave(self) {
+        self.leave.send(()).expect("the reader waits");
+        self.thread.join().expect("the reader ends");
+    }
+}
+
+#[test]
+fn a_grace_period_waits_for_a_reader_and_for_later_ones_not() {
+    let domain = Domain::new();
+    let early = Reader::start(&domain);
+    let cookie = domain.get_state();
+    let waiting = {
+        let domain = domain.clone();
+        thread::spawn(move || domain.cond_synchronize_expedited(cookie))
+    };
+    while domain.get_state() == cookie {
+        thread::yield_now();
+    }
+    let late = Reader::start(&domain);
+    assert!(!domain.poll_state(cookie), "the early reader is still inside");
+    early.leave();
+    waiting.join().expect("the waiter ends");
+    assert!(domain.poll_state(cookie));
+    late.leave();
+}
+
+#[test]
+fn domains_do_not_wait_for_each_other() {
+    let (one, other) = (Domain::new(), Domain::new());
+    let reader = Reader::start(&one);
+    other.synchronize_expedited();
+    other.synchronize();
+    other.barrier();
+    let _guard = one.read();
+    other.synchronize_expedited();
+    reader.leave();
+}
+
+#[test]
+fn sections_nest() {
+    let domain = Domain::new();
+    let outer = domain.read();
+    drop(domain.read());
+    let cookie = domain.start_poll();
+    // Another thread's whole attempt does not pass us.
+    assert!(!passes_soon(&domain, cookie));
+    drop(outer);
+    domain.cond_synchronize_expedited(cookie);
+}
+
+/// Whether the grace period passes although somebody waits inside: a second domain's barrier gives it time.
+fn passes_soon(domain: &Domain, cookie: watertight_rcu::Cookie) -> bool {
+    let other = Domain::new();
+    for _ in 0..20 {
+        other.synchronize();
+    }
+    domain.poll_state(cookie)
+}
+
+#[test]
+fn guards_may_be_dropped_in_any_order() {
+    let domain = Domain::new();
+    let (first, second) = (domain.read(), domain.read());
+    drop(first);
+    let cookie = domain.start_poll();
+    assert!(!passes_soon(&domain, cookie));
+    drop(second);
+    domain.cond_synchronize(cookie);
+}
+
+#[test]
+#[should_panic(expected = "would wait for itself")]
+fn waiting_for_oneself_is_refused() {
+    let domain = Domain::new();
+    let _guard = domain.read();
+    domain.synchronize_expedited();
+}
+
+#[test]
+#[should_panic(expected = "a guard of another domain")]
+fn a_guard_of_another_domain_reads_nothing() {
+    let (one, other) = (Domain::new(), Domain::new());
+    let cell = RcuCell::new(&one, 1);
+    let guard = other.read();
+    cell.load(&guard);
+}
+
+#[test]
+fn a_value_outlives_its_cell_under_a_guard() {
+    let domain = Domain::new();
+    let guard = domain.read();
+    let cell = RcuCell::new(&domain, String::from("seen"));
+    let seen = cell.load(&guard);
+    drop(cell);
+    assert_eq!(seen, "seen");
+}
+
+#[test]
+fn a_thousand_waiters_share_grace_periods() {
+    let domain =
+        Domain::with_options(DomainOptions { tick: Duration::from_secs(3600), ..DomainOptions::default() });
+    let reader = Reader::start(&domain);
+    let all = Arc::new(Barrier::new(201));
+    let waiters: Vec<_> = (0..200)
+        .map(|_| {
+            let (domain, all) = (domain.clone(), Arc::clone(&all));
+            thread::spawn(move || {
+                let cookie = domain.get_state();
+                all.wait();
+                domain.cond_synchronize_expedited(cookie);
+            })
+        })
+        .collect();
+    all.wait();
+    reader.leave();
+    for waiter in waiters {
+        waiter.join().expect("a waiter ends");
+    }
+    assert!(domain.stats().grace_periods <= 2, "{:?}", domain.stats());
+}
+
+#[test]
+fn numbers_go_around() {
+    let first_number = u64::MAX - 7;
+    let domain = Domain::with_options(DomainOptions { first_number, ..DomainOptions::default() });
+    for _ in 0..10 {
+        let reader = Reader::start(&domain);
+        let cookie = domain.get_state();
+        assert!(!domain.poll_state(cookie));
+        reader.leave();
+        domain.cond_synchronize_expedited(cookie);
+        assert!(domain.poll_state(cookie));
+    }
+}
+
+#[test]
+fn callbacks_run_in_order_after_readers_left() {
+    let domain = Domain::new();
+    let (ran, runs) = channel();
+    let reader = Reader::start(&domain);
+    for n in 0..1000 {
+        let ran = ran.clone();
+        domain.call(move || ran.send(n).expect("the test listens"));
+    }
+    assert!(runs.try_recv().is_err());
+    reader.leave();
+    domain.barrier();
+    assert_eq!(runs.try_iter().collect::<Vec<_>>(), (0..1000).collect::<Vec<_>>());
+    assert_eq!(domain.stats().callbacks_run, 1000);
+}
+
+#[test]
+fn a_barrier_waits_for_a_callback_that_runs() {
+    let domain = Domain::new();
+    let (began, begins) = channel();
+    let (finish, told) = channel();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = Arc::clone(&is_over);
+    domain.call(move || {
+        began.send(()).expect("the test listens");
+        told.recv().expect("the test tells");
+        // ORDERING: SeqCst in these tests, plain counting.
+        over.store(true, Ordering::SeqCst);
+    });
+    begins.recv_timeout(LONG).expect("the callback begins");
+    let barrier = {
+        let (domain, is_over) = (domain.clone(), Arc::clone(&is_over));
+        thread::spawn(move || {
+            domain.barrier();
+            is_over.load(Ordering::SeqCst)
+        })
+    };
+    finish.send(()).expect("the callback waits");
+    assert!(barrier.join().expect("the barrier ends"), "the callback was over when the barrier returned");
+}
+
+#[test]
+fn whoever_queues_too_much_waits() {
+    let domain = Domain::with_options(DomainOptions { callbacks_max: 10, ..DomainOptions::default() });
+    let reader = Reader::start(&domain);
+    let producer = {
+        let domain = domain.clone();
+        thread::spawn(move || (0..100).for_each(|n| domain.defer_drop(vec![n; 100])))
+    };
+    while domain.stats().callers_slowed == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(domain.stats().callbacks_queued, 10);
+    reader.leave();
+    producer.join().expect("the producer ends");
+    domain.barrier();
+    assert_eq!(domain.stats().callbacks_run, 100);
+}
+
+#[test]
+fn callbacks_of_callbacks_and_of_panics() {
+    let domain = Domain::with_options(DomainOptions { callbacks_max: 1, ..DomainOptions::default() });
+    let count = Arc::new(AtomicUsize::new(0));
+    let (inner, counted) = (domain.clone(), Arc::clone(&count));
+    domain.call(|| panic!("on purpose"));
+    domain.call(move || {
+        let again = Arc::clone(&counted);
+        inner.call(move || _ = again.fetch_add(1, Ordering::SeqCst));
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    while count.load(Ordering::SeqCst) < 2 {
+        thread::yield_now();
+    }
+    domain.barrier();
+    assert_eq!(domain.stats().callbacks_run, 3);
+}
+
+#[test]
+fn work_goes_to_its_queue() {
+    struct Channel(Sender<Box<dyn FnOnce() + Send>>);
+    impl WorkQueue for Channel {
+        fn push(&self, work: Box<dyn FnOnce() + Send>) {
+            self.0.send(work).expect("the test listens");
+        }
+    }
+    let (sender, works) = channel();
+    let queue: Arc<dyn WorkQueue> = Arc::new(Channel(sender));
+    let domain = Domain::new();
+    let here = thread::current().id();
+    domain.queue_work(&queue, move || assert_eq!(thread::current().id(), here));
+    works.recv_timeout(LONG).expect("it comes")();
+}
+
+#[test]
+fn what_is_left_when_a_domain_is_dropped_runs() {
+    let (ran, runs) = channel();
+    let domain = Domain::new();
+    domain.call(move || ran.send(()).expect("the test listens"));
+    drop(domain);
+    runs.recv_timeout(LONG).expect("it runs");
+}
+
+#[test]
+fn threads_come_and_go() {
+    let domain = Domain::new();
+    for _ in 0..50 {
+        let domain = domain.clone();
+        thread::spawn(move || drop(domain.read())).join().expect("it ends");
+    }
+    assert_eq!(domain.stats().readers, 0);
+    domain.synchronize_expedited();
+}
+
+#[test]
+fn sections_in_destructors_of_a_thread_that_ends() {
+    struct ReadsAtTheEnd(Domain, Sender<usize>);
+    impl Drop for ReadsAtTheEnd {
+        fn drop(&mut self) {
+            let _guard = self.0.read();
+            let _inner = self.0.read();
+            self.1.send(self.0.stats().readers).expect("the test listens");
+        }
+    }
+    thread_local! {
+        static FIRST: RefCell<Option<ReadsAtTheEnd>> = const { RefCell::new(None) };
+        static KEPT: RefCell<Option<Guard<'static>>> = const { RefCell::new(None) };
+    }
+    let domain: &'static Domain = Box::leak(Box::new(Domain::new()));
+    let (sender, readers) = channel();
+    thread::spawn(move || {
+        FIRST.with(|first| *first.borrow_mut() = Some(ReadsAtTheEnd(domain.clone(), sender)));
+        KEPT.with(|kept| *kept.borrow_mut() = Some(domain.read()));
+    })
+    .join()
+    .expect("it ends");
+    assert!(readers.recv().expect("the destructor ran") >= 1);
+    assert_eq!(domain.stats().readers, 0);
+    domain.synchronize_expedited();
+}
+
+#[test]
+fn many_domains_in_one_thread() {
+    let domains: Vec<_> = (0..1000).map(|_| Domain::new()).collect();
+    for domain in &domains {
+        drop(domain.read());
+    }
+    let guards: Vec<_> = domains.iter().map(Domain::read).collect();
+    let cookie = domains[500].start_poll();
+    assert!(!passes_soon(&domains[500], cookie));
+    drop(guards);
+    domains[500].cond_synchronize(cookie);
+}
+
+#[test]
+fn a_stalled_reader_is_named() {
+    let domain = Domain::new();
+    let reader = Reader::start(&domain);
+    let waiting = {
+        let domain = domain.clone();
+        thread::spawn(move || domain.synchronize_expedited())
+    };
+    while domain.stats().stalls == 0 {
+        thread::yield_now();
+    }
+    reader.leave();
+    waiting.join().expect("it ends");
+    assert!(domain.stats().longest_reader >= Duration::from_secs(1));
+}
