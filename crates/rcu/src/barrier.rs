@@ -8,7 +8,6 @@
 //! Under the model checkers both are full fences: they know nothing of membarrier.
 
 use sync::atomic::{Ordering, fence};
-use sync::mutant;
 
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use real::{heavy, is_asymmetric, light};
@@ -23,7 +22,7 @@ mod real {
 
     use rustix::thread::{MembarrierCommand, membarrier};
 
-    use super::{Ordering, fence, mutant};
+    use super::{Ordering, fence};
 
     /// Registers the process at the first use. Never changes afterwards: a light fence that was only the
     /// compiler's needs every later heavy one to be the real one.
@@ -37,9 +36,6 @@ mod real {
     /// `is_asymmetric` as the domain remembers it: the static costs a check of its own.
     #[inline]
     pub(crate) fn light(is_asymmetric: bool) {
-        if mutant::is_on("rcu-no-light-fence") {
-            return;
-        }
         if is_asymmetric {
             // ORDERING: P1, the other side's `membarrier` does what is missing here.
             compiler_fence(Ordering::SeqCst);
@@ -61,23 +57,19 @@ mod real {
 
 #[cfg(any(loom, shuttle))]
 mod checked {
-    use super::{Ordering, fence, mutant};
+    use super::{Ordering, fence};
 
     pub(crate) fn is_asymmetric() -> bool {
         false
     }
 
     pub(crate) fn light(_: bool) {
-        if !mutant::is_on("rcu-no-light-fence") {
-            // ORDERING: P1.
-            fence(Ordering::SeqCst);
-        }
+        // ORDERING: P1.
+        fence(Ordering::SeqCst);
     }
 
     pub(crate) fn heavy(_: bool) {
-        if !mutant::is_on("rcu-no-heavy-fence") {
-            // ORDERING: P1.
-            fence(Ordering::SeqCst);
-        }
+        // ORDERING: P1.
+        fence(Ordering::SeqCst);
     }
 }

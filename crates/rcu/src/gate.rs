@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
 
 use crate::barrier::{heavy, is_asymmetric, light};
@@ -119,7 +120,9 @@ impl Gate {
         let number = self.started.load(Ordering::Acquire);
         // ORDERING: Release, P3; before the loads that follow by P1.
         slot.active.store(number | 1, Ordering::Release);
-        light(self.is_asymmetric);
+        if !is_on("rcu-no-light-fence") {
+            light(self.is_asymmetric);
+        }
     }
 
     /// Ends it.
@@ -127,7 +130,9 @@ impl Gate {
     pub fn leave(&self, slot: &Slot) {
         // ORDERING: Release, P3; before the load of `awaited` by P4.
         slot.active.store(0, Ordering::Release);
-        light(self.is_asymmetric);
+        if !is_on("rcu-no-light-fence-on-leaving") {
+            light(self.is_asymmetric);
+        }
         // ORDERING: Relaxed, P4; the lock orders the rest.
         if self.awaited.load(Ordering::Relaxed) {
             self.tell_left();
@@ -144,7 +149,9 @@ impl Gate {
     /// The grace period that the caller must wait for: the next one to begin.
     pub fn get_state(&self) -> Cookie {
         // ORDERING: SeqCst, P5: the caller's unpublishing store before the load.
-        fence(Ordering::SeqCst);
+        if !is_on("rcu-no-fence-before-cookie") {
+            fence(Ordering::SeqCst);
+        }
         // ORDERING: Acquire, so that a cookie that was passed on counts from there.
         Cookie(next(self.started.load(Ordering::Acquire)))
     }
@@ -153,7 +160,7 @@ impl Gate {
     pub fn poll_state(&self, cookie: Cookie) -> bool {
         // ORDERING: Acquire, P6.
         let completed = self.completed.load(Ordering::Acquire);
-        is_at_least(completed, cookie.0) != sync::mutant::is_on("rcu-poll-inverted")
+        is_at_least(completed, cookie.0) != is_on("rcu-poll-inverted")
     }
 
     /// Returns when that grace period has ended, and runs it if nobody else does. Waits for readers.
@@ -174,8 +181,10 @@ impl Gate {
         let number = next(self.started.load(Ordering::Relaxed));
         // ORDERING: Release, P2.
         self.started.store(number, Ordering::Release);
-        // P1 and P5.
-        heavy(self.is_asymmetric);
+        if !is_on("rcu-no-heavy-fence") {
+            // P1 and P5.
+            heavy(self.is_asymmetric);
+        }
         let mut late: Vec<Arc<Slot>> =
             self.slots.lock().iter().filter(|slot| is_late(slot, number)).cloned().collect();
         for _ in 0..LOOKS {
@@ -198,7 +207,9 @@ impl Gate {
         let mut next_warning = STALL;
         // ORDERING: Relaxed, P4 with the fence below.
         self.awaited.store(true, Ordering::Relaxed);
-        heavy(self.is_asymmetric);
+        if !is_on("rcu-no-heavy-fence-before-sleep") {
+            heavy(self.is_asymmetric);
+        }
         let mut left = self.left.lock();
         loop {
             late.retain(|slot| is_late(slot, number));

@@ -112,7 +112,10 @@ fn each_mutant_is_caught() {
     }
     for mutant in [
         "rcu-no-light-fence",
+        "rcu-no-light-fence-on-leaving",
         "rcu-no-heavy-fence",
+        "rcu-no-heavy-fence-before-sleep",
+        "rcu-no-fence-before-cookie",
         "rcu-cookie-before-unpublish",
         "rcu-poll-inverted",
         "rcu-compare-without-wrap",
