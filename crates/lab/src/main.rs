@@ -10,6 +10,7 @@ mod experiment;
 mod machine;
 mod null_server;
 mod progress;
+mod rcu;
 mod report;
 mod stats;
 mod volumes;

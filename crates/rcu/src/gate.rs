@@ -181,9 +181,11 @@ impl Gate {
         let number = next(self.started.load(Ordering::Relaxed));
         // ORDERING: Release, P2.
         self.started.store(number, Ordering::Release);
+        // Readers that join from here on see what was unpublished by the lock (and P5).
+        let has_readers = !self.slots.lock().is_empty();
         if !is_on("rcu-no-heavy-fence") {
-            // P1 and P5.
-            heavy(self.is_asymmetric);
+            // P1 and P5; without readers P5 alone.
+            heavy(self.is_asymmetric && has_readers);
         }
         let mut late: Vec<Arc<Slot>> =
             self.slots.lock().iter().filter(|slot| is_late(slot, number)).cloned().collect();

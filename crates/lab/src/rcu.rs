@@ -1,0 +1,106 @@
+//! `rcu`: what do readers, grace periods and callbacks cost?
+//!
+//! Every subject is made once; a round takes each scenario in turn and gives each subject a slice of it,
+//! starting with another one each round. What is measured is in [`scenario`], who in [`subject`].
+
+mod crossbeam;
+mod liburcu;
+mod ours;
+mod scenario;
+mod seize;
+mod subject;
+
+use std::time::Duration;
+
+use crate::experiment::{Experiment, Settings};
+use crate::progress::Progress;
+use crate::report::Recorder;
+use scenario::Scenario;
+use subject::Subject;
+
+/// The experiment.
+#[derive(Debug)]
+pub(crate) struct Rcu;
+
+const VARIANTS: [&str; 5] = ["default", "normal", "crossbeam", "seize", "liburcu"];
+
+impl Experiment for Rcu {
+    fn name(&self) -> &'static str {
+        "rcu"
+    }
+
+    fn question(&self) -> &'static str {
+        "what do readers, grace periods and callbacks cost?"
+    }
+
+    fn variants(&self) -> &'static [&'static str] {
+        &VARIANTS
+    }
+
+    fn scenarios(&self) -> &'static [&'static str] {
+        &Scenario::NAMES
+    }
+
+    fn run(
+        &self,
+        settings: &Settings,
+        progress: &Progress,
+        recorder: &mut Recorder,
+    ) -> anyhow::Result<Vec<String>> {
+        let slice = Duration::from_millis(if settings.quick { 200 } else { 500 });
+        let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 15 });
+        let subjects: Vec<(&'static str, Made)> =
+            settings.variants.iter().map(|&name| (name, subject(name))).collect();
+        let scenarios: Vec<Scenario> =
+            settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
+        let steps = u32::try_from(rounds * subjects.len() * scenarios.len()).unwrap_or(u32::MAX);
+        progress.expect(self.name(), slice * steps);
+        for round in 0..rounds {
+            for scenario in &scenarios {
+                for turn in 0..subjects.len() {
+                    if settings.stop.is_set() {
+                        return Ok(notes(slice, round));
+                    }
+                    // Another subject begins each round: nobody always follows the same neighbour.
+                    let (name, subject) = &subjects[(turn + round) % subjects.len()];
+                    progress.now(&format!("round {} of {rounds}: {} {name}", round + 1, scenario.name()));
+                    match subject {
+                        Ok(subject) => scenario.slice(name, &**subject, slice, recorder),
+                        Err(why) => scenario.absent(name, why, recorder),
+                    }
+                    progress.done(slice);
+                }
+            }
+        }
+        Ok(notes(slice, rounds))
+    }
+}
+
+/// A subject, or why there is none.
+type Made = Result<Box<dyn Subject>, String>;
+
+fn subject(name: &str) -> Made {
+    match name {
+        "default" => Ok(Box::new(ours::Ours::expedited())),
+        "normal" => Ok(Box::new(ours::Ours::normal())),
+        "crossbeam" => Ok(Box::new(crossbeam::Crossbeam::default())),
+        "seize" => Ok(Box::new(seize::Seize::default())),
+        _ => liburcu::Liburcu::load().map(|subject| Box::new(subject) as _).map_err(|why| format!("{why:#}")),
+    }
+}
+
+fn notes(slice: Duration, rounds: usize) -> Vec<String> {
+    vec![
+        format!("{rounds} rounds, interleaved, slices of {} ms.", slice.as_millis()),
+        "`read`: enter a section, load a pointer, leave; one thread. `read-nested`: the same inside another section."
+            .to_owned(),
+        "`grace-idle`: one grace period after the other, no reader. `grace-readers-N`: the same beside N threads that enter and \
+         leave sections of about a microsecond without rest; with more threads than processors a grace period waits for readers \
+         that are not running."
+            .to_owned(),
+        "`callbacks`: 100 000 boxed values given up in read sections one after the other, until the last one is dropped.".to_owned(),
+        "`default`: ours, expedited. `normal`: ours, a tick of 4 ms, shared by who waits. crossbeam-epoch and seize have no call \
+         that waits for readers. liburcu: the flavour with membarrier(2), its inline functions, compiled on the spot."
+            .to_owned(),
+    ]
+}

@@ -1,0 +1,62 @@
+// What the lab asks of liburcu, with its inline functions.
+#define _LGPL_SOURCE
+#define RCU_MEMBARRIER
+#include <stdlib.h>
+#include <urcu.h>
+
+static unsigned long value = 1;
+static unsigned long *current = &value;
+
+struct counted {
+    struct rcu_head head;
+    unsigned long number;
+};
+
+static unsigned long dropped;
+
+static void load(void)
+{
+    unsigned long *seen = rcu_dereference(current);
+    __asm__ __volatile__("" : : "r"(seen) : "memory");
+}
+
+void lab_enter_thread(void) { rcu_register_thread(); }
+void lab_leave_thread(void) { rcu_unregister_thread(); }
+
+void lab_read(unsigned long pairs, int nested)
+{
+    if (nested)
+        rcu_read_lock();
+    for (unsigned long i = 0; i < pairs; i++) {
+        rcu_read_lock();
+        load();
+        rcu_read_unlock();
+    }
+    if (nested)
+        rcu_read_unlock();
+}
+
+void lab_lock(void) { rcu_read_lock(); load(); }
+void lab_unlock(void) { rcu_read_unlock(); }
+void lab_synchronize(void) { synchronize_rcu(); }
+
+static void drop_counted(struct rcu_head *head)
+{
+    free(caa_container_of(head, struct counted, head));
+    uatomic_inc(&dropped);
+}
+
+// Returns how many were given up; fewer where memory ran out.
+unsigned long lab_callbacks(unsigned long values)
+{
+    unsigned long given = 0;
+    for (; given < values; given++) {
+        struct counted *counted = malloc(sizeof(*counted));
+        if (!counted)
+            break;
+        counted->number = given;
+        call_rcu(&counted->head, drop_counted);
+    }
+    rcu_barrier();
+    return given;
+}

@@ -1,0 +1,148 @@
+//! What is measured.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::subject::Subject;
+use crate::report::{Metric, Recorder, Shown};
+use crate::stats::Histogram;
+
+const READ: Metric = Metric { name: "read_pair", unit: "ns", shown: Shown::P50, larger_is_better: false };
+const GRACE: Metric = Metric { name: "grace", unit: "us", shown: Shown::P50, larger_is_better: false };
+const CALLBACKS: Metric =
+    Metric { name: "callbacks_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+
+/// Sections between two looks at the clock.
+const PAIRS: u64 = 1_000_000;
+/// Values given up between two looks at the clock.
+const VALUES: u64 = 100_000;
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scenario {
+    Read { nested: bool },
+    Grace { readers: usize },
+    Callbacks,
+}
+
+impl Scenario {
+    /// All names, in the order of the table.
+    pub(crate) const NAMES: [&'static str; 7] = [
+        "read",
+        "read-nested",
+        "grace-idle",
+        "grace-readers-2",
+        "grace-readers-8",
+        "grace-readers-32",
+        "callbacks",
+    ];
+
+    const ALL: [Self; 7] = [
+        Self::Read { nested: false },
+        Self::Read { nested: true },
+        Self::Grace { readers: 0 },
+        Self::Grace { readers: 2 },
+        Self::Grace { readers: 8 },
+        Self::Grace { readers: 32 },
+        Self::Callbacks,
+    ];
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::NAMES.iter().position(|known| *known == name).map(|at| Self::ALL[at])
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL.iter().position(|known| *known == self).map_or("", |at| Self::NAMES[at])
+    }
+
+    fn metric(self) -> Metric {
+        match self {
+            Self::Read { .. } => READ,
+            Self::Grace { .. } => GRACE,
+            Self::Callbacks => CALLBACKS,
+        }
+    }
+
+    /// A row without figures.
+    pub(crate) fn absent(self, variant: &str, why: &str, recorder: &mut Recorder) {
+        recorder.absent(self.name(), variant, self.metric(), why);
+    }
+
+    /// Measures for about `slice`.
+    pub(crate) fn slice(
+        self,
+        variant: &str,
+        subject: &dyn Subject,
+        slice: Duration,
+        recorder: &mut Recorder,
+    ) {
+        match self {
+            Self::Read { nested } => {
+                // A thread of its own: the one that waits for grace periods later is no reader.
+                let measured =
+                    std::thread::scope(|scope| scope.spawn(|| reads(subject, nested, slice)).join());
+                for ns in measured.expect("reading does not panic") {
+                    recorder.value(self.name(), variant, READ, ns);
+                }
+            }
+            Self::Grace { readers } => match graces(subject, readers, slice) {
+                Ok(took) => recorder.operations_us(self.name(), variant, GRACE, &took),
+                Err(why) => self.absent(variant, why, recorder),
+            },
+            Self::Callbacks => {
+                let end = Instant::now() + slice;
+                while Instant::now() < end {
+                    let begun = Instant::now();
+                    subject.callbacks(VALUES);
+                    let rate = VALUES as f64 / begun.elapsed().as_secs_f64();
+                    recorder.rate(self.name(), variant, CALLBACKS, rate);
+                }
+            }
+        }
+    }
+}
+
+/// Nanoseconds a pair, several times.
+fn reads(subject: &dyn Subject, nested: bool, slice: Duration) -> Vec<f64> {
+    subject.read(PAIRS / 10, nested);
+    let end = Instant::now() + slice;
+    let mut measured = Vec::new();
+    while Instant::now() < end {
+        let begun = Instant::now();
+        subject.read(PAIRS, nested);
+        measured.push(begun.elapsed().as_secs_f64() * 1e9 / PAIRS as f64);
+    }
+    measured
+}
+
+fn graces(subject: &dyn Subject, readers: usize, slice: Duration) -> Result<Histogram, &'static str> {
+    let (is_over, inside) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut took = Histogram::default();
+    std::thread::scope(|scope| {
+        for _ in 0..readers {
+            scope.spawn(|| {
+                let counts = std::cell::Cell::new(true);
+                // ORDERING: Relaxed here and below: flags that are polled.
+                subject.read_while(&|| {
+                    if counts.take() {
+                        inside.fetch_add(1, Ordering::Relaxed);
+                    }
+                    !is_over.load(Ordering::Relaxed)
+                });
+            });
+        }
+        while inside.load(Ordering::Relaxed) < readers {
+            std::thread::yield_now();
+        }
+        let end = Instant::now() + slice;
+        let mut result = Ok(());
+        while Instant::now() < end && result.is_ok() {
+            let begun = Instant::now();
+            result = subject.grace();
+            took.add(begun.elapsed());
+        }
+        is_over.store(true, Ordering::Relaxed);
+        result
+    })
+    .map(|()| took)
+}

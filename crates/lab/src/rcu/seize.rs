@@ -1,0 +1,65 @@
+//! seize.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use seize::{Collector, Guard as _, reclaim};
+
+use super::subject::{Counted, Subject, dropped, stay, until_dropped};
+
+/// A collector, and a value that is read under it.
+pub(crate) struct Seize {
+    collector: Collector,
+    value: AtomicPtr<u64>,
+}
+
+impl Default for Seize {
+    fn default() -> Self {
+        Self { collector: Collector::new(), value: AtomicPtr::new(Box::into_raw(Box::new(1))) }
+    }
+}
+
+impl Drop for Seize {
+    fn drop(&mut self) {
+        // SAFETY: made of a box in `default`, never replaced, and nobody reads any more.
+        drop(unsafe { Box::from_raw(*self.value.get_mut()) });
+    }
+}
+
+impl Subject for Seize {
+    fn read(&self, pairs: u64, nested: bool) {
+        let _outer = nested.then(|| self.collector.enter());
+        for _ in 0..pairs {
+            let guard = self.collector.enter();
+            // ORDERING: Acquire, as everybody's.
+            std::hint::black_box(guard.protect(&self.value, Ordering::Acquire));
+        }
+    }
+
+    fn read_while(&self, goes_on: &dyn Fn() -> bool) {
+        loop {
+            let guard = self.collector.enter();
+            // ORDERING: Acquire, as everybody's.
+            std::hint::black_box(guard.protect(&self.value, Ordering::Acquire));
+            stay();
+            drop(guard);
+            if !goes_on() {
+                return;
+            }
+        }
+    }
+
+    fn grace(&self) -> Result<(), &'static str> {
+        Err("seize has no call that waits for readers")
+    }
+
+    fn callbacks(&self, values: u64) {
+        let before = dropped();
+        for n in 0..values {
+            let value = Box::into_raw(Box::new(Counted(n)));
+            let guard = self.collector.enter();
+            // SAFETY: a box that nobody else knows, given up once.
+            unsafe { guard.defer_retire(value, reclaim::boxed::<Counted>) };
+        }
+        until_dropped(before, values, || self.collector.enter().flush());
+    }
+}

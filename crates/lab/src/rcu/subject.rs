@@ -1,0 +1,54 @@
+//! What every library under test can do.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// One library, ready to be used from any thread.
+pub(crate) trait Subject: Send + Sync {
+    /// `pairs` read sections with a load in each, inside another section if `nested`.
+    fn read(&self, pairs: u64, nested: bool);
+
+    /// Sections of about [`SECTION`] until `goes_on`, asked after each, says no; the calling thread's.
+    fn read_while(&self, goes_on: &dyn Fn() -> bool);
+
+    /// One grace period; an error if there is no such call.
+    fn grace(&self) -> Result<(), &'static str>;
+
+    /// Gives up `values` boxed [`Counted`]s, and returns when all are dropped.
+    fn callbacks(&self, values: u64);
+}
+
+/// About how long a reader stays, in turns of an empty loop.
+pub(crate) const SECTION: u32 = 100;
+
+/// Stays in a section for a while.
+pub(crate) fn stay() {
+    (0..SECTION).for_each(|_| std::hint::spin_loop());
+}
+
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts its drops.
+#[derive(Debug)]
+pub(crate) struct Counted(#[allow(dead_code, reason = "so that it takes memory")] pub(crate) u64);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed, a count that is polled.
+        DROPPED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How many were dropped in this process.
+pub(crate) fn dropped() -> u64 {
+    // ORDERING: Relaxed, a count that is polled.
+    DROPPED.load(Ordering::Relaxed)
+}
+
+/// Calls `push` until `values` have been dropped since `before`.
+pub(crate) fn until_dropped(before: u64, values: u64, push: impl Fn()) {
+    while dropped() - before < values {
+        push();
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}

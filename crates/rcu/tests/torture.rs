@@ -1,0 +1,189 @@
+//! In the manner of the kernel's rcutorture: readers of all kinds, updaters of all kinds, threads that come and
+//! go, and an oracle that knows for every element whether a reader may still see it.
+//!
+//! `TORTURE_SECONDS=600 cargo test -p watertight-rcu --release --test torture` is the long campaign.
+#![cfg(not(any(loom, shuttle)))]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use watertight_rcu::{Domain, DomainOptions};
+
+const ELEMENTS: usize = 64;
+const READERS: usize = 4;
+
+/// What readers look at. An element is live from its publication until a grace period after its replacement.
+struct Arena {
+    domain: Domain,
+    current: AtomicUsize,
+    is_live: [AtomicBool; ELEMENTS],
+    free: Mutex<Vec<usize>>,
+    is_over: AtomicBool,
+    reads: AtomicU64,
+}
+
+/// A small generator of numbers, seeded, so that threads differ.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+impl Arena {
+    // ORDERING: here and below the strongest that is wrong without grace periods: the oracle's own fields are
+    // SeqCst, `current` is as in `RcuCell`.
+    fn look(&self, random: &mut Random) {
+        let guard = self.domain.read();
+        let seen = self.current.load(Ordering::Acquire);
+        assert!(self.is_live[seen].load(Ordering::SeqCst), "a reader found a freed element");
+        match random.below(100) {
+            0 => thread::sleep(Duration::from_micros(random.below(300))),
+            1..10 => thread::yield_now(),
+            10..20 => self.look(random),
+            20..30 => drop(self.domain.read()),
+            _ => (0..random.below(50)).for_each(|_| std::hint::spin_loop()),
+        }
+        assert!(self.is_live[seen].load(Ordering::SeqCst), "an element was freed under a reader");
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        drop(guard);
+    }
+
+    fn read(&self, seed: u64, sections: u64) {
+        let mut random = Random(seed);
+        for _ in 0..sections {
+            self.look(&mut random);
+            if self.is_over.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+    }
+
+    /// Publishes a free element; gives the one that was replaced.
+    fn replace(&self) -> Option<usize> {
+        let new = self.free.lock().expect("no panic under it").pop()?;
+        self.is_live[new].store(true, Ordering::SeqCst);
+        Some(self.current.swap(new, Ordering::AcqRel))
+    }
+
+    fn free(&self, old: usize) {
+        assert!(self.is_live[old].swap(false, Ordering::SeqCst), "freed twice");
+        self.free.lock().expect("no panic under it").push(old);
+    }
+
+    /// One update, freed in the `kind`th way.
+    fn update(self: &Arc<Self>, kind: u64, expired: &Sender<usize>, expires: &Receiver<usize>) {
+        let Some(old) = self.replace() else {
+            // All are on their way.
+            self.domain.barrier();
+            expires.try_iter().for_each(|old| self.free(old));
+            return;
+        };
+        match kind {
+            0 => self.domain.synchronize_expedited(),
+            1 => self.domain.synchronize(),
+            2 => {
+                let cookie = self.domain.start_poll();
+                while !self.domain.poll_state(cookie) {
+                    thread::yield_now();
+                }
+            }
+            3 => {
+                let cookie = self.domain.get_state();
+                thread::yield_now();
+                self.domain.cond_synchronize_expedited(cookie);
+            }
+            4 => {
+                let this = Arc::clone(self);
+                self.domain.call(move || this.free(old));
+                return;
+            }
+            _ => {
+                let expired = expired.clone();
+                self.domain.call(move || expired.send(old).expect("the updater listens"));
+                self.domain.barrier();
+                expires.try_iter().for_each(|old| self.free(old));
+                return;
+            }
+        }
+        self.free(old);
+    }
+}
+
+fn torture(first_number: u64, duration: Duration) {
+    let options = DomainOptions { tick: Duration::from_micros(200), callbacks_max: 16, first_number };
+    let arena = Arc::new(Arena {
+        domain: Domain::with_options(options),
+        current: AtomicUsize::new(0),
+        is_live: std::array::from_fn(|n| AtomicBool::new(n == 0)),
+        free: Mutex::new((1..ELEMENTS).collect()),
+        is_over: AtomicBool::new(false),
+        reads: AtomicU64::new(0),
+    });
+    let end = Instant::now() + duration;
+    let mut threads: Vec<_> = (0..READERS as u64)
+        .map(|n| {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || arena.read(n + 1, u64::MAX))
+        })
+        .collect();
+    // Readers that come and go.
+    threads.push({
+        let arena = Arc::clone(&arena);
+        thread::spawn(move || {
+            for seed in 1.. {
+                if arena.is_over.load(Ordering::SeqCst) {
+                    return;
+                }
+                let arena = Arc::clone(&arena);
+                thread::spawn(move || arena.read(seed, 20)).join().expect("a reader found what was freed");
+            }
+        })
+    });
+    for kind in 0..6 {
+        let arena = Arc::clone(&arena);
+        threads.push(thread::spawn(move || {
+            let (expired, expires) = channel();
+            for _ in 0..20 {
+                arena.update(kind, &expired, &expires);
+            }
+            while Instant::now() < end {
+                arena.update(kind, &expired, &expires);
+            }
+        }));
+    }
+    let updaters = threads.split_off(READERS + 1);
+    let ended: Vec<_> = updaters.into_iter().map(thread::JoinHandle::join).collect();
+    arena.is_over.store(true, Ordering::SeqCst);
+    ended
+        .into_iter()
+        .chain(threads.into_iter().map(thread::JoinHandle::join))
+        .for_each(|end| end.expect("the oracle agrees"));
+    arena.domain.barrier();
+    let stats = arena.domain.stats();
+    eprintln!("{} reads, {stats:?}", arena.reads.load(Ordering::SeqCst));
+    assert!(arena.reads.load(Ordering::SeqCst) > 0 && stats.grace_periods > 0 && stats.callbacks_run > 0);
+    assert_eq!(stats.callbacks_run, stats.callbacks_queued);
+}
+
+fn duration() -> Duration {
+    let seconds = std::env::var("TORTURE_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(2))
+}
+
+#[test]
+fn readers_never_see_what_was_freed() {
+    torture(0, duration());
+}
+
+#[test]
+fn nor_when_the_numbers_go_around() {
+    torture(u64::MAX - 999, duration());
+}
