@@ -3,10 +3,10 @@
 //! # State
 //! | field | holds | who writes it |
 //! |---|---|---|
-//! | [`Gate::started`] | the number of the last grace period that began | who holds `Gate::turn` |
-//! | [`Gate::completed`] | the number of the last one that ended | who holds `Gate::turn` |
-//! | [`Gate::awaited`] | whether somebody sleeps until readers leave | who holds `Gate::turn`, under `Gate::left` |
-//! | [`Slot::active`] | 0: outside; else the number that the reader found on entering, with the lowest bit set | its reader |
+//! | `Gate::started` | the number of the last grace period that began | who holds `Gate::turn` |
+//! | `Gate::completed` | the number of the last one that ended | who holds `Gate::turn` |
+//! | `Gate::awaited` | whether somebody sleeps until readers leave | who holds `Gate::turn`, under `Gate::left` |
+//! | `Slot::active` | 0: outside; else the number that the reader found on entering, with the lowest bit set | its reader |
 //!
 //! Grace periods of a gate follow one after the other (`turn`), so that who asks while one is under way waits
 //! for that one and for one more, which all who asked share.
@@ -15,7 +15,7 @@
 //! Take the next number; heavy fence; every slot that is active with an older number is waited for.
 //!
 //! # Orderings
-//! * P1 ([`crate::barrier`]) reader: store `active`, light fence, load pointers. Grace period: unpublish, store
+//! * P1 (`barrier`) reader: store `active`, light fence, load pointers. Grace period: unpublish, store
 //!   `started`, heavy fence, load `active`. Either the grace period sees the reader, or the reader sees what
 //!   was unpublished.
 //! * P2 reader: load `started` with acquire. Grace period: unpublish, store `started` with release. A reader
