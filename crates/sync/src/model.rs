@@ -5,6 +5,8 @@ use shuttle::{Config, FailurePersistence, Runner};
 
 /// Schedules of each kind, unless `WATERTIGHT_SCHEDULES` says another number.
 const SCHEDULES: usize = 200;
+/// Schedules of one kind before it is the other's turn: what one finds only rarely the other may find soon.
+const TURN: usize = 50;
 /// Where the random numbers begin, unless `WATERTIGHT_SEED` says otherwise: two runs see the same schedules.
 const SEED: u64 = 1;
 /// Changes of priority in one schedule: bugs that need so many switches at the right places are found.
@@ -18,9 +20,16 @@ const STACK_SIZE: usize = 512 << 10;
 /// # Panics
 /// As `test` does, and for a deadlock.
 pub fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
-    let (schedules, seed) = (set("WATERTIGHT_SCHEDULES", SCHEDULES), set("WATERTIGHT_SEED", SEED));
-    run(RandomScheduler::new_from_seed(seed, schedules), test.clone());
-    run(PctScheduler::new_from_seed(seed, PCT_DEPTH, schedules), test);
+    let schedules: usize = set("WATERTIGHT_SCHEDULES", SCHEDULES);
+    // Seeds of one run follow each other, those of different runs are far apart.
+    let mut seed = set("WATERTIGHT_SEED", SEED) << 32;
+    let mut left = schedules;
+    while left > 0 {
+        let turn = left.min(TURN);
+        run(PctScheduler::new_from_seed(seed, PCT_DEPTH, turn), test.clone());
+        run(RandomScheduler::new_from_seed(seed, turn), test.clone());
+        (seed, left) = (seed + 1, left - turn);
+    }
 }
 
 fn run(scheduler: impl Scheduler + 'static, test: impl Fn() + Send + Sync + 'static) {
