@@ -104,5 +104,7 @@ impl Drop for Volume {
         if self.report().is_none() {
             self.shutdown();
         }
+        // What could not be written is lost with the volume; its memory must not be.
+        self.core.bdi.clear();
     }
 }

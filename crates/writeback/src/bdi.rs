@@ -131,6 +131,12 @@ impl<I: Inode + ?Sized> Bdi<I> {
         self.wb(owner).unlist(inode)
     }
 
+    /// Forgets every inode, written or not; for the end, when flushers were stopped and nobody asks any more. Inodes
+    /// that hold this device would keep each other for ever.
+    pub fn clear(&self) {
+        self.root.clear();
+    }
+
     /// Inodes that wait for write-back, as of a moment ago.
     pub fn dirty_inodes(&self) -> usize {
         self.root.dirty_inodes()

@@ -160,6 +160,18 @@ impl<I: Inode + ?Sized> Wb<I> {
         dirty.into_iter().chain(retry).min()
     }
 
+    /// Forgets every inode.
+    pub(crate) fn clear(&self) {
+        let gone = {
+            let mut lists = self.lists.lock();
+            let none = Lists { dirty: VecDeque::new(), io: Vec::new(), more_io: Vec::new() };
+            let gone = std::mem::replace(&mut *lists, none);
+            self.note_length(&lists);
+            gone
+        };
+        drop(gone);
+    }
+
     /// Every inode that is dirty or being written at this moment.
     pub fn snapshot(&self) -> Vec<Arc<I>> {
         let lists = self.lists.lock();
