@@ -4,7 +4,6 @@
 mod common;
 
 use std::fs::File;
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Stdio};
 
@@ -19,26 +18,9 @@ fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
 
-/// Changes one byte of the mapped file and calls `after` with the mapping's address.
-fn mapped(file: &File, after: impl FnOnce(*mut libc::c_void)) {
-    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-    // SAFETY: a new shared mapping of a file of this length, at an address of the kernel's choice.
-    let start = unsafe {
-        mmap(
-            std::ptr::null_mut(),
-            8192,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            file.as_fd(),
-            0,
-        )
-    }
-    .unwrap();
-    // SAFETY: inside the mapping, which nobody else refers to.
-    unsafe { start.cast::<u8>().write(1) };
-    after(start);
-    // SAFETY: this is the whole mapping.
-    unsafe { munmap(start, 8192).unwrap() };
+#[test]
+fn mapping_client() {
+    common::mapping::client();
 }
 
 #[test]
@@ -83,12 +65,8 @@ fn requests_carry_the_number_of_the_calling_thread() {
 fn mapped_pages_are_written_without_a_number_and_before_flush() {
     let dir = tempfile::tempdir().unwrap();
     let Some(server) = RawServer::mount(dir.path(), Wanted::Fuse, COMMON) else { return };
-    let file = File::options().read(true).write(true).open(dir.path().join("f")).unwrap();
-    mapped(&file, |start| {
-        use rustix::mm::{MsyncFlags, msync};
-        // SAFETY: the mapping is `start`'s, 8192 bytes long.
-        unsafe { msync(start, 8192, MsyncFlags::SYNC).unwrap() };
-    });
+    let path = dir.path().join("f");
+    common::mapping::change(&path, true);
     let writes = server.of(Opcode::Write);
     assert_eq!(writes.len(), 1);
     assert_eq!(writes[0].pid, 0);
@@ -96,8 +74,7 @@ fn mapped_pages_are_written_without_a_number_and_before_flush() {
     let syncs = server.of(Opcode::FSync);
     assert_eq!((syncs.len(), syncs[0].fsync_flags & 1), (1, 1), "msync is WRITE and then FSYNC of the data");
     // Not synced: written before the FLUSH of a close.
-    mapped(&file, |_| {});
-    drop(file);
+    common::mapping::change(&path, false);
     eventually("FLUSH", || !server.of(Opcode::Flush).is_empty());
     let order: Vec<_> = server.seen.lock().unwrap().iter().map(|seen| seen.op).collect();
     let last_write = order.iter().rposition(|op| *op == Opcode::Write).unwrap();

@@ -261,38 +261,22 @@ fn creation_takes_the_umask_and_the_callers_ids() {
 }
 
 #[test]
+fn mapping_client() {
+    common::mapping::client();
+}
+
+#[test]
 fn mapped_writes_are_durable_after_msync() {
     let Some(mounted) = Setup::default().mount() else { return };
     let path = mounted.path().join("file");
     fs::write(&path, vec![b'.'; 8192]).unwrap();
-    let file = File::options().read(true).write(true).open(&path).unwrap();
-    // SAFETY: a new shared mapping of a file of this length, at an address of the kernel's choice.
-    let start = unsafe {
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            8192,
-            rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
-            rustix::mm::MapFlags::SHARED,
-            file.as_fd(),
-            0,
-        )
-    }
-    .unwrap();
-    // SAFETY: inside the mapping, which nobody else refers to.
-    unsafe {
-        std::ptr::copy_nonoverlapping(b"mapped".as_ptr(), start.cast::<u8>().add(4096), 6);
-        rustix::mm::msync(start, 8192, rustix::mm::MsyncFlags::SYNC).unwrap();
-    }
+    common::mapping::change(&path, true);
     let stored = fs::read(mounted.store_path().join("file")).unwrap();
-    assert_eq!(&stored[4096..4102], b"mapped");
+    assert_eq!((stored[0], stored[1], stored[4096]), (b's', b'.', b's'));
     // Written without msync: there at the last close, in what others read.
-    // SAFETY: as above; and this is the whole mapping.
-    unsafe {
-        std::ptr::copy_nonoverlapping(b"later".as_ptr(), start.cast::<u8>(), 5);
-        rustix::mm::munmap(start, 8192).unwrap();
-    }
-    drop(file);
-    assert_eq!(&fs::read(&path).unwrap()[..5], b"later");
+    common::mapping::change(&path, false);
+    let read = fs::read(&path).unwrap();
+    assert_eq!((read[0], read[1], read[4096]), (b'm', b'.', b'm'));
     mounted.unmount();
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_debug_implementations, reason = "test code")]
 
 pub mod hook;
+pub mod mapping;
 pub mod raw;
 
 use std::path::{Path, PathBuf};
