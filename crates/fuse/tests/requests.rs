@@ -391,7 +391,8 @@ fn removed_files_leave_no_nodes_behind() {
         fs::remove_file(&path).unwrap();
     }
     eventually("FORGET of removed files", || mounted.volume.status().nodes < 50);
-    assert_eq!(mounted.volume.status().open_files, 0);
+    // Nobody waits for a RELEASE, and over io_uring it may be overtaken.
+    eventually("RELEASE of all files", || mounted.volume.status().open_files == 0);
     mounted.unmount();
 }
 
