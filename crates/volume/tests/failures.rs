@@ -287,3 +287,14 @@ fn a_rename_of_what_cannot_be_written_succeeds() {
     assert_eq!(stored(&*faults, "old"), b"kept");
     assert!(client.volume.shutdown().is_complete());
 }
+
+#[test]
+fn a_volume_that_is_dropped_with_unwritten_data_leaves_nothing_behind() {
+    let (client, faults) = faulty("write:fail=EIO", lazy());
+    let store = Arc::downgrade(&faults);
+    drop(faults);
+    let (_, handle) = client.create("lost");
+    client.write(handle, 0, b"lost").expect("room");
+    drop(client);
+    assert_eq!(store.strong_count(), 0, "inodes and their device do not keep each other");
+}
