@@ -28,6 +28,7 @@
 mod dir;
 mod error;
 mod fault;
+mod hook;
 mod mem;
 mod name;
 mod spec;
@@ -37,6 +38,7 @@ mod types;
 pub use dir::{DirCounters, DirOptions, DirStore};
 pub use error::{Error, ErrorKind, Result};
 pub use fault::{FaultOp, FaultStore};
+pub use hook::{At, HookStore};
 pub use mem::MemStore;
 pub use name::Name;
 pub use spec::open;

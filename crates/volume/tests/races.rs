@@ -3,8 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
 
 use std::ffi::OsStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,17 +12,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Client, eager, lazy};
-use hooked::{At, Hooked};
 use store::{
     AllocateMode, ErrorKind, MemStore, Name, ObjectId, SetAttr, SetXattr, Store, TimeSet, Timestamp,
 };
+use store::{At, HookStore};
 use watertight_volume::Options;
 
 const LONG: Duration = Duration::from_secs(30);
 const ROOT: ObjectId = ObjectId::ROOT;
 
-fn hooked(options: Options) -> (Arc<Client>, Arc<Hooked>) {
-    let store = Hooked::new(MemStore::new(1 << 30));
+fn hooked(options: Options) -> (Arc<Client>, Arc<HookStore>) {
+    let store = HookStore::new(MemStore::new(1 << 30));
     (Arc::new(Client::new(Arc::clone(&store) as _, options)), store)
 }
 

@@ -20,15 +20,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
 
 use common::{Client, eager, lazy};
-use hooked::{At, Hooked};
 use store::{Access, ErrorKind, MemStore, Name, ObjectId, Store};
+use store::{At, HookStore};
 use sync::atomic::{AtomicUsize, Ordering};
 use sync::{Condvar, Mutex, model, mutant, thread};
 use watertight_volume::{Ctx, Error, HandleId, NodeId, Options, WriteFlags};
@@ -56,8 +54,8 @@ impl Gate {
     }
 }
 
-fn start(options: Options) -> (Arc<Client>, Arc<Hooked>) {
-    let store = Hooked::new(MemStore::new(64 << 20));
+fn start(options: Options) -> (Arc<Client>, Arc<HookStore>) {
+    let store = HookStore::new(MemStore::new(64 << 20));
     let options = Options { flushers: 1, ..options };
     (Arc::new(Client::new(Arc::clone(&store) as _, options)), store)
 }

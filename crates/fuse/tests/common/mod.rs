@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::mount::{MountFlags, UnmountFlags};
-use store::Store;
+use store::{At, HookStore, Store};
 use tempfile::TempDir;
 use volume::Volume;
 use watertight_fuse::mount::Wanted;
@@ -81,7 +81,16 @@ impl Default for Setup {
 impl Setup {
     /// Calls `hook` before each operation of the store.
     pub fn with_hook(hook: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
-        let wrap = Box::new(|inner| -> Arc<dyn Store> { hook::HookStore::new(inner, hook) });
+        let wrap = Box::new(|inner| -> Arc<dyn Store> {
+            let hooked = HookStore::new(inner);
+            hooked.hook(move |at, op| {
+                if at == At::Before {
+                    hook(op);
+                }
+                Ok(())
+            });
+            hooked
+        });
         Self { wrap, ..Self::default() }
     }
 
