@@ -72,8 +72,10 @@ impl std::fmt::Debug for State {
 }
 
 impl Callbacks {
-    pub(crate) fn run(&self) -> u64 {
-        self.state.lock().run
+    /// How many were ever queued, and how many have run.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.queued, state.run)
     }
 }
 
@@ -97,8 +99,6 @@ impl Inner {
         if state.waiting.len() == 1 {
             self.wake_worker(&mut state);
         }
-        drop(state);
-        self.counters.queued.add(1);
     }
 
     /// Sees to it that this grace period comes.

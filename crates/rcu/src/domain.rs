@@ -250,11 +250,12 @@ impl Inner {
 
     fn stats(&self) -> Stats {
         let counters = &self.counters;
+        let (callbacks_queued, callbacks_run) = self.callbacks.counts();
         Stats {
             grace_periods: counters.grace_periods.get(),
             waiters: counters.waiters.get(),
-            callbacks_queued: counters.queued.get(),
-            callbacks_run: self.callbacks.run(),
+            callbacks_queued,
+            callbacks_run,
             callers_slowed: counters.slowed.get(),
             stalls: counters.stalls.get(),
             longest_reader: counters.longest_wait(),

@@ -11,7 +11,6 @@ pub struct Counters {
     pub(crate) grace_periods: Counter,
     pub(crate) waiters: Counter,
     pub(crate) stalls: Counter,
-    pub(crate) queued: Counter,
     pub(crate) slowed: Counter,
     longest_wait_us: AtomicU64,
 }
