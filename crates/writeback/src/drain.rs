@@ -1,0 +1,322 @@
+//! What unmount waits for: the ownership switches of one superblock, and nothing else.
+//!
+//! A switcher takes a [`Pin`] of the superblock's [`Drain`] before it takes a reference on one of its inodes, and gives
+//! it back after that reference. Unmount calls [`Drain::drain`]. When that returns, no pin is left, none can be
+//! had any more, and nobody who had one touches the superblock again.
+//!
+//! # State
+//! | field | holds | who writes it |
+//! |---|---|---|
+//! | `Drain::active` | `SB_ACTIVE`: set at mount, cleared once | `close` |
+//! | `Drain::used` | bit *n*: shard *n* was pinned at some time; only ever set | who pins |
+//! | `Shard::word` | twice the number of pins, plus [`AWAITED`] | who pins and unpins, and who drains |
+//!
+//! Pins are counted in shards, each on a line of its own, of which a thread uses always the same one: threads that
+//! switch at once do not move a line between processors. A pin goes back to the shard it came from, so that each
+//! shard's number is zero exactly if it has no pin, and the shards can be looked at one after the other. `used` keeps
+//! the drain from looking at shards that nobody ever pinned: a superblock that never switched costs a
+//! store, a fence and a load.
+//!
+//! The shards are not a part of the superblock. A pin holds its shard, and the shard holds the door at which the drain
+//! sleeps, so that the last unpin wakes it without touching the superblock, which may be gone by then.
+//!
+//! # Orderings
+//! * P1 switcher: set `used`, add to `word`, full fence, load `active`. Unmount: clear `active`, full fence, load `used` and
+//!   `word`. Either the switcher sees that the superblock goes, or unmount sees the pin.
+//! * P2 switcher: everything it did to the superblock, subtract from `word` with release. Unmount: load `word` with acquire.
+//!   What the switcher did is over before the drain is.
+//! * P3 unmount: set [`AWAITED`] in `word`, look again. Unpin: subtract, look at what was there. Both are changes of one word: either the
+//!   unpin finds the bit or unmount finds zero. The door's lock is taken by unmount before it looks and by the unpin after it
+//!   subtracted: no wake-up is lost.
+//!
+//! # Lock order
+//! `Door::lock` is a leaf.
+//!
+//! # Why not
+//! * *One atomic with the flag in its lowest bit* needs no fence at all, and moves its line to every processor that switches.
+//! * *`membarrier(2)` in the drain, nothing in the pin*: saves the pin a few nanoseconds, and costs the drain a system call and
+//!   an interrupt of every processor that runs a thread of this process.
+
+use std::sync::Arc;
+
+use sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use sync::mutant::is_on;
+use sync::{Condvar, Mutex};
+
+/// Somebody sleeps until the shard has no pin.
+const AWAITED: u64 = 1;
+/// One pin.
+const ONE: u64 = 2;
+/// As many as `Drain::used` has bits.
+const SHARDS_MAX: usize = 64;
+
+/// Counts the ownership switches in flight for one superblock. See the module.
+#[derive(Debug)]
+pub struct Drain {
+    active: AtomicBool,
+    used: AtomicU64,
+    shards: Box<[Arc<Shard>]>,
+    #[cfg(loom)]
+    memory: Arc<Memory>,
+}
+
+/// Two lines: processors fetch neighbours together.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Shard {
+    word: AtomicU64,
+    door: Arc<Door>,
+}
+
+/// Where the drain sleeps.
+#[derive(Debug, Default)]
+struct Door {
+    lock: Mutex<()>,
+    zero: Condvar,
+}
+
+/// The right to use a superblock until it is dropped. Drop it last: after every reference on the superblock's inodes.
+#[derive(Debug)]
+#[must_use = "dropped, the superblock may go"]
+pub struct Pin {
+    shard: Arc<Shard>,
+    #[cfg(loom)]
+    memory: Arc<Memory>,
+}
+
+/// How a drain went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// Shards that were looked at.
+    pub scanned: u32,
+    /// Whether there were pins to wait for.
+    pub waited: bool,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drain {
+    /// Of a superblock that has just been mounted.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_shards(shard::count())
+    }
+
+    /// With so many shards, 1 to 64.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_shards(count: usize) -> Self {
+        let door = Arc::new(Door::default());
+        let shard = |_| Arc::new(Shard { word: AtomicU64::new(0), door: Arc::clone(&door) });
+        Self {
+            active: AtomicBool::new(true),
+            used: AtomicU64::new(0),
+            shards: (0..count.clamp(1, SHARDS_MAX)).map(shard).collect(),
+            #[cfg(loom)]
+            memory: Arc::default(),
+        }
+    }
+
+    /// Whether the superblock is mounted, as of a moment ago: a first look, that spares a pin that would fail.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        // ORDERING: Relaxed, a hint; the look that counts is in `pin`.
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Keeps unmount waiting until the pin is dropped; `None` if it has begun.
+    ///
+    /// The caller holds something that keeps the superblock there meanwhile: a lock under which one of its inodes
+    /// cannot go, or a reference on one.
+    #[inline]
+    pub fn pin(&self) -> Option<Pin> {
+        self.pin_at(shard::of_this_thread())
+    }
+
+    /// The same in a given shard.
+    #[doc(hidden)]
+    pub fn pin_at(&self, shard: usize) -> Option<Pin> {
+        if is_on("drain-pin-after-test") && !self.is_active() {
+            return None;
+        }
+        let at = shard % self.shards.len();
+        let shard = &self.shards[at];
+        let bit = 1 << at;
+        // ORDERING: Relaxed, P1. A bit that another thread set is older than what we read, and so it is for unmount.
+        if self.used.load(Ordering::Relaxed) & bit == 0 && !is_on("drain-used-unset") {
+            self.used.fetch_or(bit, Ordering::Relaxed);
+        }
+        // ORDERING: Relaxed, P1 by the fence.
+        shard.word.fetch_add(ONE, Ordering::Relaxed);
+        if !is_on("drain-no-pin-fence") {
+            fence(Ordering::SeqCst);
+        }
+        let pin = Pin {
+            shard: Arc::clone(shard),
+            #[cfg(loom)]
+            memory: Arc::clone(&self.memory),
+        };
+        // ORDERING: Relaxed, P1 by the fence.
+        if self.active.load(Ordering::Relaxed) || is_on("drain-pin-after-test") {
+            return Some(pin);
+        }
+        if is_on("drain-failed-pin-kept") {
+            // One pin more than will ever be given back.
+            shard.word.fetch_add(ONE, Ordering::Relaxed);
+        }
+        drop(pin);
+        None
+    }
+
+    /// Clears `SB_ACTIVE`. From here on the number of pins only falls, but for those of switchers that have not seen it yet and
+    /// give them back at once.
+    pub fn close(&self) {
+        // ORDERING: Relaxed, P1 by the fence.
+        self.active.store(false, Ordering::Relaxed);
+        if !is_on("drain-no-drain-fence") {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Closes, and returns when no pin is left. Waits for switches of this superblock alone. May be called again.
+    pub fn drain(&self) -> Drained {
+        self.close();
+        // ORDERING: Relaxed, P1.
+        let mut used = self.used.load(Ordering::Relaxed);
+        let mut drained = Drained { scanned: used.count_ones(), waited: false };
+        while used != 0 {
+            let at = used.trailing_zeros() as usize;
+            used &= used - 1;
+            drained.waited |= self.shards[at].wait();
+        }
+        #[cfg(loom)]
+        self.memory.free();
+        drained
+    }
+
+    /// Pins, as of a moment ago.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        // ORDERING: Relaxed, a figure for people.
+        self.shards.iter().map(|shard| shard.word.load(Ordering::Relaxed) / ONE).sum()
+    }
+}
+
+impl Shard {
+    /// Waits until there is no pin; says whether there were any.
+    fn wait(&self) -> bool {
+        // ORDERING: Acquire, P2.
+        if self.word.load(Ordering::Acquire) / ONE == 0 {
+            return false;
+        }
+        // ORDERING: Relaxed, P3; what was done under the pins is acquired by the load below.
+        self.word.fetch_or(AWAITED, Ordering::Relaxed);
+        let mut lock = self.door.lock.lock();
+        // ORDERING: Acquire, P2.
+        while self.word.load(Ordering::Acquire) / ONE != 0 {
+            self.door.zero.wait(&mut lock);
+        }
+        true
+    }
+
+    fn wake(&self) {
+        // Whoever looked before we subtracted is asleep by now, or looks again (P3).
+        if !is_on("drain-wake-unordered") {
+            drop(self.door.lock.lock());
+        }
+        self.door.zero.notify_all();
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let order = if is_on("drain-unpin-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        // ORDERING: Release, P2.
+        let before = self.shard.word.fetch_sub(ONE, order);
+        if before == ONE + AWAITED && !is_on("drain-no-wake") {
+            #[cfg(loom)]
+            if is_on("drain-waker-touches") {
+                self.memory.touch();
+            }
+            self.shard.wake();
+        }
+    }
+}
+
+/// Which shard a thread uses.
+mod shard {
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) use real::{count, of_this_thread};
+
+    #[cfg(not(any(loom, shuttle)))]
+    mod real {
+        use std::sync::LazyLock;
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
+        /// A power of two: the remainder is a mask.
+        static COUNT: LazyLock<usize> = LazyLock::new(|| {
+            let processors = std::thread::available_parallelism().map_or(1, usize::from);
+            processors.next_power_of_two().min(super::super::SHARDS_MAX)
+        });
+
+        pub(in super::super) fn count() -> usize {
+            *COUNT
+        }
+
+        #[inline]
+        pub(in super::super) fn of_this_thread() -> usize {
+            static NEXT: AtomicUsize = AtomicUsize::new(0);
+            thread_local! {
+                // ORDERING: Relaxed, only a number.
+                static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+            }
+            MINE.with(|mine| *mine)
+        }
+    }
+
+    /// Models name the shard: what a thread was given must not depend on the schedules before.
+    #[cfg(any(loom, shuttle))]
+    pub(super) fn count() -> usize {
+        1
+    }
+
+    #[cfg(any(loom, shuttle))]
+    pub(super) fn of_this_thread() -> usize {
+        0
+    }
+}
+
+/// Stands for the superblock's memory: loom objects to whoever touches it when the drain is over.
+#[cfg(loom)]
+#[derive(Debug, Default)]
+pub struct Memory(loom::cell::UnsafeCell<()>);
+
+#[cfg(loom)]
+impl Memory {
+    /// As a switcher does.
+    pub fn touch(&self) {
+        self.0.with(|_| ());
+    }
+
+    /// As unmount does in the end.
+    fn free(&self) {
+        self.0.with_mut(|_| ());
+    }
+}
+
+#[cfg(loom)]
+impl Pin {
+    /// The superblock's memory, which may be touched while the pin is held.
+    #[must_use]
+    pub fn memory(&self) -> Arc<Memory> {
+        Arc::clone(&self.memory)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+#[path = "drain_tests.rs"]
+mod tests;
