@@ -1,0 +1,56 @@
+//! What a change leaves behind: what readers may still see, and mounts that left their namespaces.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rcu::Cookie;
+
+use crate::map::Old;
+use crate::mount::Mount;
+use crate::namespace::Ns;
+use crate::protocol::{Departed, Locked};
+
+/// A change under way. The lock of the tree is held.
+#[derive(Debug, Default)]
+pub(crate) struct Change {
+    old: BTreeMap<u64, (Arc<Ns>, Old)>,
+}
+
+impl Change {
+    /// What readers of `ns` may still see.
+    pub(crate) fn old(&mut self, ns: &Arc<Ns>) -> &mut Old {
+        &mut self.old.entry(ns.home.id).or_insert_with(|| (Arc::clone(ns), Old::default())).1
+    }
+
+    /// After all locks are free: leaves what was replaced to the readers' domains, which begin grace periods for it.
+    pub(crate) fn publish(self) {
+        for (ns, old) in self.old.into_values() {
+            old.leave_to(&ns.home.domain);
+        }
+    }
+}
+
+/// The locks of several namespaces, taken in the order of their numbers.
+pub(crate) struct AllLocked<'a>(Vec<(u64, Locked<'a>)>);
+
+impl<'a> AllLocked<'a> {
+    pub(crate) fn lock(namespaces: &'a BTreeMap<u64, Arc<Ns>>) -> Self {
+        Self(namespaces.iter().map(|(&id, ns)| (id, ns.home.lock.lock())).collect())
+    }
+
+    pub(crate) fn of(&self, ns: &Ns) -> &Locked<'a> {
+        let at = self.0.binary_search_by_key(&ns.home.id, |(id, _)| *id).expect("all that change are locked");
+        &self.0[at].1
+    }
+}
+
+/// A mount that left its namespace, and has not been put yet by who took it out.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    pub(crate) mount: Arc<Mount>,
+    pub(crate) ns: Arc<Ns>,
+    pub(crate) found: Departed,
+    /// Taken after the mount had left, with a full barrier: when this grace period has passed, no section is left that
+    /// could have found it.
+    pub(crate) stamp: Cookie,
+}

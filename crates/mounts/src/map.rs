@@ -1,0 +1,113 @@
+//! Hash tables of mounts that are read in read sections.
+//!
+//! Buckets are replaced, never changed: a reader sees one as a whole, before or after. Only who holds the lock of the
+//! tree writes. What was replaced is collected in [`Old`] and left to the domain once for a whole change, after all
+//! locks are free.
+
+use std::sync::Arc;
+
+use rcu::{Domain, Guard, RcuCell, Retired};
+
+use crate::mount::{Mount, Parent};
+
+/// Buckets of an empty table.
+const FIRST: usize = 16;
+/// Entries for each bucket before the table doubles.
+const LOAD: usize = 2;
+
+/// Two numbers that name an entry.
+pub(crate) type Key = (u64, u64);
+
+type Bucket = Vec<(Key, Arc<Mount>)>;
+type Buckets = Box<[RcuCell<Bucket>]>;
+
+/// What readers may still see of a change.
+#[derive(Debug, Default)]
+pub(crate) struct Old {
+    pub(crate) buckets: Vec<Retired<Bucket>>,
+    pub(crate) parents: Vec<Retired<Option<Parent>>>,
+    pub(crate) tables: Vec<Retired<Buckets>>,
+    pub(crate) roots: Vec<Retired<Option<Arc<Mount>>>>,
+}
+
+impl Old {
+    /// Leaves everything to `domain`. May wait while too many callbacks are queued: not under locks.
+    pub(crate) fn leave_to(self, domain: &Domain) {
+        let is_empty = self.buckets.is_empty()
+            && self.parents.is_empty()
+            && self.tables.is_empty()
+            && self.roots.is_empty();
+        if !is_empty {
+            domain.defer_drop(self);
+        }
+    }
+}
+
+/// A hash table.
+#[derive(Debug)]
+pub(crate) struct Map {
+    domain: Domain,
+    buckets: RcuCell<Buckets>,
+}
+
+impl Map {
+    pub(crate) fn new(domain: &Domain) -> Self {
+        Self { domain: domain.clone(), buckets: RcuCell::new(domain, empty(domain, FIRST)) }
+    }
+
+    /// What is there now; who does not hold the tree's lock re-checks the sequence.
+    #[inline]
+    pub(crate) fn find<'g>(&self, key: Key, guard: &'g Guard<'_>) -> Option<&'g Arc<Mount>> {
+        let buckets = self.buckets.load(guard);
+        let bucket = buckets[index(key, buckets.len())].load(guard);
+        bucket.iter().find(|(known, _)| *known == key).map(|(_, mount)| mount)
+    }
+
+    /// Adds an entry to `len` others. The caller holds the tree's lock.
+    pub(crate) fn insert(&self, key: Key, mount: &Arc<Mount>, len: usize, old: &mut Old) {
+        let guard = self.domain.read();
+        let buckets = self.buckets.load(&guard);
+        if len > buckets.len() * LOAD {
+            self.grow(buckets, &guard, old);
+        }
+        let buckets = self.buckets.load(&guard);
+        let cell = &buckets[index(key, buckets.len())];
+        let known = cell.load(&guard);
+        let mut bucket = Vec::with_capacity(known.len() + 1);
+        bucket.extend(known.iter().cloned());
+        bucket.push((key, Arc::clone(mount)));
+        old.buckets.push(cell.replace(bucket));
+    }
+
+    /// Takes an entry out. The caller holds the tree's lock.
+    pub(crate) fn remove(&self, key: Key, old: &mut Old) {
+        let guard = self.domain.read();
+        let buckets = self.buckets.load(&guard);
+        let cell = &buckets[index(key, buckets.len())];
+        let bucket = cell.load(&guard).iter().filter(|(known, _)| *known != key).cloned().collect();
+        old.buckets.push(cell.replace(bucket));
+    }
+
+    fn grow(&self, buckets: &Buckets, guard: &Guard<'_>, old: &mut Old) {
+        let mut grown: Vec<Bucket> = vec![Vec::new(); buckets.len() * 4];
+        for cell in buckets {
+            for (key, mount) in cell.load(guard) {
+                let at = index(*key, grown.len());
+                grown[at].push((*key, Arc::clone(mount)));
+            }
+        }
+        let cells = grown.into_iter().map(|bucket| RcuCell::new(&self.domain, bucket)).collect();
+        old.tables.push(self.buckets.replace(cells));
+    }
+}
+
+fn empty(domain: &Domain, len: usize) -> Buckets {
+    (0..len).map(|_| RcuCell::new(domain, Vec::new())).collect()
+}
+
+/// `len` is a power of two.
+fn index(key: Key, len: usize) -> usize {
+    let mixed = (key.0.rotate_left(32) ^ key.1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    usize::try_from(mixed >> 32).unwrap_or(0) & (len - 1)
+}

@@ -1,0 +1,211 @@
+//! A mount, and a pin on it.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::LazyLock;
+
+use rcu::{Domain, RcuCell};
+use sync::Counter;
+
+use crate::error::Holder;
+use crate::protocol::{Legitimized, MountLock, PinKey, Put, Refs};
+use crate::superblock::{Inode, Kind, Super};
+
+/// A mount's number, never used again in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MountId(pub u64);
+
+/// What the mounts of one namespace share: its readers and its lock.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) id: u64,
+    pub(crate) domain: Domain,
+    pub(crate) lock: MountLock,
+}
+
+/// Where a mount is.
+#[derive(Debug, Clone)]
+pub(crate) struct Parent {
+    pub(crate) mount: Arc<Mount>,
+    pub(crate) at: Inode,
+}
+
+/// A superblock, or a part of it, at a place of a namespace. Immutable but for what the protocol counts and for
+/// its parent, which changes under the namespace's lock.
+pub(crate) struct Mount {
+    pub(crate) id: MountId,
+    pub(crate) superblock: Super,
+    /// What is seen at the place, and what that is.
+    pub(crate) root: Inode,
+    pub(crate) kind: Kind,
+    pub(crate) home: Arc<Home>,
+    pub(crate) refs: Refs<Holder>,
+    /// None: the namespace's root, or gone.
+    pub(crate) parent: RcuCell<Option<Parent>>,
+}
+
+impl fmt::Debug for Mount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mount").field("id", &self.id).field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+/// Shards of each mount's counters: as many as threads can run at a time, within reason.
+static SHARDS: LazyLock<usize> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, |n| n.get().next_power_of_two().min(16)));
+
+/// The calling thread's shard.
+#[inline]
+pub(crate) fn this_shard() -> usize {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static MINE: Cell<Option<usize>> = const { Cell::new(None) });
+    MINE.with(|mine| {
+        mine.get().unwrap_or_else(|| {
+            // ORDERING: Relaxed, threads only take turns.
+            let next = NEXT.fetch_add(1, Ordering::Relaxed);
+            mine.set(Some(next));
+            next
+        })
+    })
+}
+
+impl Mount {
+    /// One that the namespace holds; the superblock has been grabbed for it.
+    pub(crate) fn new(
+        home: &Arc<Home>,
+        superblock: Super,
+        root: (Inode, Kind),
+        parent: Option<Parent>,
+    ) -> Arc<Self> {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Arc::new(Self {
+            // ORDERING: Relaxed, only a number of its own for each.
+            id: MountId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            superblock,
+            root: root.0,
+            kind: root.1,
+            home: Arc::clone(home),
+            refs: Refs::new(*SHARDS),
+            parent: RcuCell::new(&home.domain, parent),
+        })
+    }
+
+    pub(crate) fn legitimize(&self, seq: u64) -> Legitimized {
+        self.refs.legitimize(&self.home.lock, seq, this_shard())
+    }
+
+    /// Gives a reference back; runs the clean-up if it was the last one. Not in a read section, nor under locks.
+    pub(crate) fn put(&self) {
+        if self.refs.put(&self.home.domain, &self.home.lock, this_shard()) == Put::Last {
+            self.clean_up();
+        }
+    }
+
+    /// What who set `DOOMED` does.
+    pub(crate) fn clean_up(&self) {
+        self.superblock.release();
+    }
+}
+
+/// A reference of a walk that is under way.
+#[derive(Debug)]
+pub(crate) struct Passing(Option<Arc<Mount>>);
+
+impl Passing {
+    /// Takes over a reference that was counted.
+    pub(crate) fn new(mount: Arc<Mount>) -> Self {
+        Self(Some(mount))
+    }
+
+    /// One more, beside one that the caller knows of.
+    pub(crate) fn beside(mount: &Arc<Mount>) -> Self {
+        mount.refs.get(this_shard());
+        Self(Some(Arc::clone(mount)))
+    }
+
+    pub(crate) fn mount(&self) -> &Arc<Mount> {
+        self.0.as_ref().expect("taken only by its end")
+    }
+
+    /// Gives it a name; not if the mount is being unmounted.
+    pub(crate) fn pin(mut self, inode: Inode, holder: Holder) -> Option<Pin> {
+        let key = self.mount().refs.pin(this_shard(), holder.clone())?;
+        let mount = self.0.take().expect("taken only by its end");
+        Some(Pin { mount, inode, key, holder })
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        if let Some(mount) = self.0.take() {
+            mount.put();
+        }
+    }
+}
+
+/// Keeps a mount: whoever wants to unmount it is told who has it; after a lazy unmount it stays as long as it has pins.
+///
+/// The drop of the last pin of a mount that was unmounted shuts its superblock down, if this was the superblock's
+/// last mount, before it returns.
+#[derive(Debug)]
+pub struct Pin {
+    mount: Arc<Mount>,
+    inode: Inode,
+    key: PinKey,
+    holder: Holder,
+}
+
+impl Pin {
+    /// The mount's number.
+    #[must_use]
+    pub fn mount(&self) -> MountId {
+        self.mount.id
+    }
+
+    /// Where the walk ended.
+    #[must_use]
+    pub fn inode(&self) -> Inode {
+        self.inode
+    }
+
+    /// What is mounted.
+    #[must_use]
+    pub fn superblock(&self) -> &Super {
+        &self.mount.superblock
+    }
+
+    /// Who holds it.
+    #[must_use]
+    pub fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    /// Whether the mount is still in its namespace.
+    #[must_use]
+    pub fn is_mounted(&self) -> bool {
+        self.mount.refs.flags() == 0
+    }
+
+    pub(crate) fn arc(&self) -> &Arc<Mount> {
+        &self.mount
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.mount.refs.unpin(self.key);
+        self.mount.put();
+    }
+}
+
+/// What a namespace did, for people.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) restarts: Counter,
+    pub(crate) with_references: Counter,
+    pub(crate) unmounts: Counter,
+    pub(crate) waits: Counter,
+}

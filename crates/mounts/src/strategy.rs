@@ -1,0 +1,124 @@
+//! How a mount that left its namespace is ended: the default, and the interface by which experiments try others.
+//!
+//! The default waits for nobody when nobody else holds the mount. Otherwise a grace period of *its own* namespace has to
+//! pass. What was taken out of the tables has been left to that domain before, so that one has been asked for; the
+//! superblock's flushing goes on meanwhile, and only what is left of the grace period is waited for.
+//!
+//! Whoever asked for the unmount runs the clean-ups before the call returns, with no lock held.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rcu::{Cookie, Domain};
+
+use crate::change::Departure;
+use crate::mount::Mount;
+use crate::protocol::{Departed, Put};
+use crate::superblock::Super;
+
+/// How mounts are ended that left their namespaces.
+pub trait Teardown: fmt::Debug + Send + Sync + 'static {
+    /// Whether an unmount that finds the count to be 1 may take the clean-up at once.
+    fn may_be_alone(&self) -> bool {
+        true
+    }
+
+    /// Ends all of them.
+    fn finish(&self, gone: Vec<Gone>, why: Why);
+}
+
+/// What mounts are ended for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// A synchronous unmount.
+    Sync,
+    /// A lazy one.
+    Lazy,
+    /// The end of a namespace.
+    End,
+}
+
+/// A mount that left its namespace; it must be ended by one of the methods that take it.
+#[derive(Debug)]
+#[must_use]
+pub struct Gone(Departure);
+
+/// The right to clean up.
+#[derive(Debug)]
+#[must_use]
+pub struct Last(Arc<Mount>);
+
+impl Gone {
+    pub(crate) fn new(departure: Departure) -> Self {
+        Self(departure)
+    }
+
+    /// Whether nobody else had a reference.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.0.found == Departed::Alone
+    }
+
+    /// How many references there are, the unmount's own included.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.mount.refs.sum()
+    }
+
+    /// The readers that may have found it.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.0.mount.home.domain
+    }
+
+    /// The grace period after it left.
+    pub fn stamp(&self) -> Cookie {
+        self.0.stamp
+    }
+
+    /// What was mounted.
+    #[must_use]
+    pub fn superblock(&self) -> &Super {
+        &self.0.mount.superblock
+    }
+
+    /// Gives the unmount's reference back, after `grace_period` if somebody else may have one. A synchronous unmount waits
+    /// until it is alone.
+    pub fn complete(self, is_sync: bool, grace_period: impl FnOnce()) -> Option<Last> {
+        let mount = self.0.mount;
+        let waits = &self.0.ns.counters.waits;
+        let grace_period = || {
+            waits.add(1);
+            grace_period();
+        };
+        let put = mount.refs.complete(&mount.home.lock, self.0.found, is_sync, grace_period);
+        (put == Put::Last).then(|| Last(mount))
+    }
+}
+
+impl Last {
+    /// Shuts the superblock down if this was its last mount.
+    pub fn clean_up(self) {
+        self.0.clean_up();
+    }
+}
+
+/// The default.
+#[derive(Debug)]
+pub(crate) struct OnDemand;
+
+impl Teardown for OnDemand {
+    fn finish(&self, gone: Vec<Gone>, why: Why) {
+        let is_sync = why == Why::Sync;
+        if is_sync {
+            // Its users are walks that will be gone soon.
+            gone.iter().filter(|gone| !gone.is_alone()).for_each(|gone| gone.superblock().flush_if_last());
+        }
+        let mut last = Vec::with_capacity(gone.len());
+        for gone in gone {
+            let (domain, stamp) = (gone.domain().clone(), gone.stamp());
+            last.extend(gone.complete(is_sync, || domain.cond_synchronize_expedited(stamp)));
+        }
+        last.into_iter().for_each(Last::clean_up);
+    }
+}

@@ -1,0 +1,208 @@
+//! What is mounted.
+//!
+//! A superblock has names and inodes of its own; this crate knows neither its data nor where it rests. It may be
+//! mounted at several places; when the last of its mounts is gone it is shut down.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sync::Mutex;
+
+use crate::error::{Error, Result};
+
+/// A superblock's own number for a file or directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Inode(pub u64);
+
+impl Inode {
+    /// What most superblocks call their root.
+    pub const ROOT: Self = Self(1);
+}
+
+/// What a walk has to know of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Names can be looked up in it.
+    Directory,
+    /// Leads elsewhere.
+    Symlink,
+    /// The end of a path.
+    Other,
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The inode.
+    pub inode: Inode,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What is mounted.
+///
+/// The methods that end in `_rcu` are called in a read section, without a reference: they must not wait, take no
+/// lock that is held for long, and say `None` where they would have to. They may be called beside and after
+/// [`shutdown`](Self::shutdown); what they say then is thrown away, as the walk finds that the mount is gone. All
+/// others are called by who has a reference, and never after `shutdown` has begun.
+///
+/// A superblock without names can be mounted, too: nothing is found in it.
+pub trait Superblock: Send + Sync + fmt::Debug + 'static {
+    /// Its root directory.
+    fn root(&self) -> Inode {
+        Inode::ROOT
+    }
+
+    /// What `name` is in `dir`; never asked for `.` and `..`. May wait.
+    ///
+    /// # Errors
+    /// [`Error::NoEntry`], and whatever it has to report.
+    fn lookup(&self, dir: Inode, name: &OsStr) -> Result<Entry> {
+        let _ = dir;
+        Err(Error::NoEntry { name: name.to_string_lossy().into_owned() })
+    }
+
+    /// The same from memory; `None`: unknown.
+    fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<Entry>> {
+        let _ = (dir, name);
+        None
+    }
+
+    /// The directory that `dir`, not the root, is in. May wait.
+    ///
+    /// # Errors
+    /// Whatever it has to report.
+    fn parent(&self, dir: Inode) -> Result<Inode> {
+        let _ = dir;
+        Ok(self.root())
+    }
+
+    /// The same from memory; `None`: unknown.
+    fn parent_rcu(&self, dir: Inode) -> Option<Inode> {
+        let _ = dir;
+        None
+    }
+
+    /// Where a symbolic link leads. May wait.
+    ///
+    /// # Errors
+    /// Whatever it has to report.
+    fn read_link(&self, link: Inode) -> Result<PathBuf> {
+        let _ = link;
+        Err(Error::Failed { what: "there are no symbolic links".into() })
+    }
+
+    /// The same from memory; `None`: unknown.
+    fn read_link_rcu(&self, link: Inode) -> Option<Result<PathBuf>> {
+        let _ = link;
+        None
+    }
+
+    /// Whether `inode` is `dir`, or below it. Called with the lock of the tree held: must not wait. What is not
+    /// known is no: then a mount there is not propagated to those who see only `dir`.
+    fn is_below(&self, inode: Inode, dir: Inode) -> bool {
+        let mut at = inode;
+        // A tree that is deeper than this is taken for one that goes in circles.
+        for _ in 0..4096 {
+            if at == dir {
+                return true;
+            }
+            if at == self.root() {
+                return false;
+            }
+            match self.parent_rcu(at) {
+                Some(parent) => at = parent,
+                None => return false,
+            }
+        }
+        false
+    }
+
+    /// An unmount is under way that has to wait for walks: what takes time can be done now. Others may still use
+    /// the superblock.
+    fn flush(&self) {}
+
+    /// An unmount with force: whoever waits for the medium should get an error.
+    fn force(&self) {}
+
+    /// Called once, when the last mount is gone: write everything, then give the medium free.
+    fn shutdown(&self);
+}
+
+/// A superblock, and how many mounts it has. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct Super(Arc<Active>);
+
+#[derive(Debug)]
+struct Active {
+    superblock: Arc<dyn Superblock>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    mounts: usize,
+    is_ended: bool,
+}
+
+impl Super {
+    /// One that is not mounted yet. There must be only one for each superblock: the last of *its* mounts ends
+    /// in the shutdown.
+    #[must_use]
+    pub fn new(superblock: Arc<dyn Superblock>) -> Self {
+        Self(Arc::new(Active { superblock, state: Mutex::new(State::default()) }))
+    }
+
+    /// The superblock.
+    #[must_use]
+    pub fn superblock(&self) -> &Arc<dyn Superblock> {
+        &self.0.superblock
+    }
+
+    /// How many mounts it has.
+    #[must_use]
+    pub fn mounts(&self) -> usize {
+        self.0.state.lock().mounts
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// One mount more.
+    pub(crate) fn grab(&self) -> Result<()> {
+        let mut state = self.0.state.lock();
+        if state.is_ended {
+            return Err(Error::Ended);
+        }
+        state.mounts += 1;
+        Ok(())
+    }
+
+    /// Has it flush, if only one mount is left.
+    pub(crate) fn flush_if_last(&self) {
+        if self.mounts() == 1 {
+            self.0.superblock.flush();
+        }
+    }
+
+    /// One mount less that never came to be.
+    pub(crate) fn release_unused(&self) {
+        self.0.state.lock().mounts -= 1;
+    }
+
+    /// One mount less; the last one shuts down.
+    pub(crate) fn release(&self) {
+        let is_last = {
+            let mut state = self.0.state.lock();
+            state.mounts -= 1;
+            state.is_ended = state.mounts == 0;
+            state.is_ended
+        };
+        if is_last {
+            self.0.superblock.shutdown();
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Unmounting, and the end of a namespace.
+//!
+//! 1. Under the lock of the tree: which mounts go, copies that propagation takes along included. Under their namespaces'
+//!    locks: a synchronous unmount refuses if any of them is pinned; then all leave the tables, the sequence is odd
+//!    meanwhile, and each is counted.
+//! 2. All locks are given back. What was replaced is left to the readers' domains.
+//! 3. The mounts are ended ([`crate::strategy`]): by the caller, before the call returns.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::change::{AllLocked, Change, Departure};
+use crate::error::{Busy, Error, Result};
+use crate::mount::MountId;
+use crate::namespace::{Namespace, Ns};
+use crate::strategy::{Gone, Why};
+use crate::tree::{Node, Tree};
+use crate::walk::{Last, Start};
+
+bitflags::bitflags! {
+    /// How to unmount; the bits are those of umount2(2). None: synchronously.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Umount: u32 {
+        /// Tell the superblock that whoever waits for it should get an error ([`Superblock::force`](crate::Superblock::force)).
+        const FORCE = 1;
+        /// Leave the namespace now, with all mounts below; the last user's drop shuts down.
+        const DETACH = 2;
+        /// Only if nobody used the mount since the last such call.
+        const EXPIRE = 4;
+        /// A symbolic link at the path's end is not followed.
+        const NOFOLLOW = 8;
+    }
+}
+
+/// Mounts that leave their namespaces together.
+struct Leaving {
+    /// Children before parents.
+    victims: Vec<MountId>,
+    is_sync: bool,
+}
+
+impl Namespace {
+    /// Takes the mount that a path leads to out of the namespace, and its copies where propagation says so.
+    ///
+    /// On return of a synchronous unmount nobody has a reference, and the superblock is shut down if that was its last
+    /// mount. A lazy one has done the same, unless somebody has pinned the mount; then the last pin's drop does it.
+    ///
+    /// # Errors
+    /// [`Error::Flags`], [`Error::NotPermitted`], [`Error::NotMountRoot`], [`Error::NotHere`], [`Error::NotAllowed`] for the
+    /// namespace's root, [`Error::Busy`], [`Error::Expiring`], and those of the walk.
+    pub fn umount<'a>(
+        &self,
+        start: impl Into<Start<'a>>,
+        path: impl AsRef<Path>,
+        flags: Umount,
+    ) -> Result<()> {
+        let is_contradictory =
+            flags.contains(Umount::EXPIRE) && flags.intersects(Umount::FORCE | Umount::DETACH);
+        if is_contradictory || flags.bits() & !Umount::all().bits() != 0 {
+            return Err(Error::Flags { bits: flags.bits() });
+        }
+        self.check_rights()?;
+        let last = if flags.contains(Umount::NOFOLLOW) { Last::Keep } else { Last::Follow };
+        let (place, _) = self.ns.resolve(start.into(), path.as_ref(), last)?;
+        if flags.contains(Umount::FORCE)
+            && let Some(superblock) = self.superblock(place.mount)
+        {
+            superblock.superblock().force();
+        }
+        let mut change = Change::default();
+        let gone = {
+            let mut tree = self.ns.family.tree.lock();
+            tree.umount(&self.ns, place, flags, &mut change)
+        };
+        change.publish();
+        let why = if flags.contains(Umount::DETACH) { Why::Lazy } else { Why::Sync };
+        self.ns.finish(gone?, why);
+        Ok(())
+    }
+}
+
+impl Ns {
+    fn finish(&self, gone: Vec<Departure>, why: Why) {
+        self.counters.unmounts.add(gone.len() as u64);
+        self.teardown.finish(gone.into_iter().map(Gone::new).collect(), why);
+    }
+
+    /// Takes all mounts down, lazily.
+    pub(crate) fn end(self: &Arc<Self>) {
+        let mut change = Change::default();
+        let gone = {
+            let mut tree = self.family.tree.lock();
+            let Some(root) = self.root_id() else { return };
+            change.old(self).roots.push(self.root.replace(None));
+            let leaving = Leaving { victims: tree.subtree(root), is_sync: false };
+            tree.leave(&leaving, &mut change)
+        };
+        change.publish();
+        if let Ok(gone) = gone {
+            self.finish(gone, Why::End);
+        }
+    }
+
+    pub(crate) fn root_id(&self) -> Option<MountId> {
+        self.root.load(&self.home.domain.read()).as_ref().map(|root| root.id)
+    }
+}
+
+impl Tree {
+    fn umount(
+        &mut self,
+        ns: &Arc<Ns>,
+        place: crate::walk::Place,
+        flags: Umount,
+        change: &mut Change,
+    ) -> Result<Vec<Departure>> {
+        let node = self.nodes.get(&place.mount).filter(|node| Arc::ptr_eq(&node.ns, ns));
+        let node = node.ok_or(Error::NotHere)?;
+        if node.mount.root != place.inode {
+            return Err(Error::NotMountRoot);
+        }
+        if node.parent.is_none() {
+            return Err(Error::NotAllowed { why: "it is the namespace's root" });
+        }
+        let is_sync = !flags.contains(Umount::DETACH);
+        if is_sync {
+            check_unused(node)?;
+        }
+        if flags.contains(Umount::EXPIRE) && !node.mount.refs.expire() {
+            return Err(Error::Expiring);
+        }
+        let tops = if is_sync { vec![place.mount] } else { self.subtree(place.mount) };
+        let leaving = Leaving { victims: self.with_copies(tops), is_sync };
+        self.leave(&leaving, change)
+    }
+
+    /// What else goes with `victims`: whatever is mounted on the same places of those who receive the change, unless
+    /// something is mounted on it that stays.
+    fn with_copies(&self, victims: Vec<MountId>) -> Vec<MountId> {
+        let mut going: HashSet<MountId> = victims.iter().copied().collect();
+        let mut order = victims.clone();
+        // Children first: a copy whose children all go can go, too.
+        for id in victims {
+            let Some((on, at)) = self.nodes.get(&id).and_then(|node| node.parent) else { continue };
+            for receiver in self.receivers(on, at) {
+                let Some(copy) = self.child(receiver, at) else { continue };
+                let stays = |child: &MountId| !going.contains(child);
+                let is_free = self.nodes.get(&copy).is_some_and(|node| !node.children.iter().any(stays));
+                if is_free && going.insert(copy) {
+                    order.push(copy);
+                }
+            }
+        }
+        order
+    }
+
+    /// All victims leave. A synchronous unmount is refused if one of them is pinned.
+    fn leave(&mut self, leaving: &Leaving, change: &mut Change) -> Result<Vec<Departure>> {
+        let mut namespaces = BTreeMap::new();
+        for node in leaving.victims.iter().filter_map(|id| self.nodes.get(id)) {
+            namespaces.entry(node.ns.home.id).or_insert_with(|| Arc::clone(&node.ns));
+        }
+        let locked = AllLocked::lock(&namespaces);
+        if leaving.is_sync {
+            self.close_all(&leaving.victims, &locked)?;
+        }
+        let mut gone = Vec::with_capacity(leaving.victims.len());
+        for &id in &leaving.victims {
+            gone.extend(self.unhash_victim(id, change));
+        }
+        let departed: Vec<_> = gone
+            .iter()
+            .map(|node| {
+                let may_be_alone = node.ns.teardown.may_be_alone();
+                node.mount.refs.depart(locked.of(&node.ns), leaving.is_sync, may_be_alone)
+            })
+            .collect();
+        drop(locked);
+        // One stamp for each namespace, after all have left.
+        let stamps: BTreeMap<u64, _> =
+            namespaces.iter().map(|(&id, ns)| (id, ns.home.domain.get_state())).collect();
+        let departure = |(node, found): (Node, _)| Departure {
+            stamp: stamps[&node.ns.home.id],
+            mount: node.mount,
+            ns: node.ns,
+            found,
+        };
+        Ok(gone.into_iter().zip(departed).map(departure).collect())
+    }
+
+    /// Refuses new pins of all victims, or of none.
+    fn close_all(&self, victims: &[MountId], locked: &AllLocked<'_>) -> Result<()> {
+        let nodes = || victims.iter().filter_map(|id| self.nodes.get(id));
+        for (n, node) in nodes().enumerate() {
+            if !node.mount.refs.close_pins(locked.of(&node.ns)) {
+                nodes().take(n).for_each(|node| node.mount.refs.open_pins(locked.of(&node.ns)));
+                let holders = node.mount.refs.pinned_by();
+                return Err(Error::Busy(Busy { holders, children: 0, is_copy: n > 0 }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a mount out of the tables and the tree.
+    fn unhash_victim(&mut self, id: MountId, change: &mut Change) -> Option<Node> {
+        let (ns, mount, tie) = {
+            let node = self.nodes.get(&id)?;
+            (Arc::clone(&node.ns), Arc::clone(&node.mount), node.tie)
+        };
+        let old = change.old(&ns);
+        self.unhash(&ns, &mount, old);
+        ns.by_id.remove((id.0, 0), old);
+        self.untie(id, tie);
+        if let Some(count) = self.counts.get_mut(&ns.home.id) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&ns.home.id);
+            }
+        }
+        self.nodes.remove(&id)
+    }
+}
+
+fn check_unused(node: &Node) -> Result<()> {
+    let children = node.children.len();
+    let holders = node.mount.refs.pinned_by();
+    if children > 0 || !holders.is_empty() {
+        return Err(Error::Busy(Busy { holders, children, is_copy: false }));
+    }
+    Ok(())
+}

@@ -1,0 +1,388 @@
+//! The protocol between walks, references and unmounts, under loom, each part of it switched off once.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p watertight-mounts --release --test loom_mounts`
+//!
+//! | claim | test | mutants |
+//! |---|---|---|
+//! | a walk that made a mount its own is not inside when that ends; it ends once | [`a_walk_beside_a_lazy_unmount`] | `mounts-legitimize-no-barrier`, `mounts-busy-no-barrier`, `mounts-finish-at-two` |
+//! | somebody ends it, when the last put and the unmount meet | [`a_put_beside_a_lazy_unmount`] | `mounts-fast-put-no-section`, `mounts-skip-wait` |
+//! | a reference that changes its shard is counted | [`a_reference_that_changes_its_shard`] | `mounts-gets-first`, `mounts-no-barrier-between-passes`, `mounts-one-counter` |
+//! | a walk from a place that is given up finds it alive, or not at all | [`a_walk_from_a_place_that_is_put`] | `mounts-slow-put-no-barrier`, `mounts-no-doomed-test` |
+//! | a synchronous unmount ends it itself, before it returns | [`a_walk_beside_a_synchronous_unmount`], [`a_put_beside_a_synchronous_unmount`] | `mounts-finish-at-two`, `mounts-skip-wait`, `mounts-no-wake-up` |
+//! | the same without the wait for walks that have a reference, as the kernel does it | [`the_kernels_synchronous_unmount`] | `mounts-no-sync-umount-test`, `mounts-no-grace-period` |
+//! | no pin appears beside a synchronous unmount that found none | [`a_pin_beside_a_synchronous_unmount`] | `mounts-pin-after-close` |
+//! | a path that leads somewhere before and after a change is found | [`a_walk_past_mounts_that_go`] | `mounts-no-recheck-after-miss` |
+//! | `..` leads to what is below | [`a_walk_up_from_a_mount_that_goes`] | `mounts-no-recheck-after-up` |
+#![cfg(loom)]
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use sync::mutant::{assert_caught, is_on};
+use sync::{RwLock, RwLockReadGuard, thread};
+use watertight_mounts::Inode;
+use watertight_mounts::protocol::{Legitimized, MountLock, Put, Readers, Refs};
+use watertight_mounts::step::{At, Changed, View, cross_down, cross_up};
+
+/// Read sections and grace periods, of the simplest kind: loom knows readers and a writer.
+#[derive(Default)]
+struct Sections(RwLock<()>);
+
+impl Readers for Sections {
+    type Section<'a> = RwLockReadGuard<'a, ()>;
+
+    fn read(&self) -> RwLockReadGuard<'_, ()> {
+        self.0.read()
+    }
+}
+
+impl Sections {
+    fn grace_period(&self) {
+        drop(self.0.write());
+    }
+}
+
+/// One mount, which walks find as long as it is hashed.
+struct World {
+    lock: MountLock,
+    refs: Refs<u32>,
+    sections: Sections,
+    is_hashed: AtomicBool,
+    /// Read by users, written by the clean-up.
+    superblock: UnsafeCell<u32>,
+    ends: AtomicUsize,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            lock: MountLock::default(),
+            refs: Refs::new(2),
+            sections: Sections::default(),
+            is_hashed: AtomicBool::new(true),
+            superblock: UnsafeCell::new(1),
+            ends: AtomicUsize::new(0),
+        })
+    }
+
+    fn use_it(&self) {
+        self.superblock.with(|superblock| {
+            // SAFETY: that nobody writes is what is tested.
+            assert_eq!(unsafe { *superblock }, 1, "used after its end");
+        });
+    }
+
+    fn clean_up(&self) {
+        // ORDERING: Relaxed, a count.
+        assert_eq!(self.ends.fetch_add(1, Ordering::Relaxed), 0, "it ended twice");
+        self.superblock.with_mut(|superblock| {
+            // SAFETY: that nobody reads is what is tested.
+            unsafe { *superblock = 0 };
+        });
+    }
+
+    fn put(&self, shard: usize) {
+        if self.refs.put(&self.sections, &self.lock, shard) == Put::Last {
+            self.clean_up();
+        }
+    }
+
+    /// Walks to the mount; with a reference if it got one.
+    fn walk(&self, shard: usize) -> bool {
+        let seq = self.lock.sample();
+        let section = self.sections.read();
+        // ORDERING: Acquire, as the tables are read.
+        if !self.is_hashed.load(Ordering::Acquire) {
+            return false;
+        }
+        let found = self.refs.legitimize(&self.lock, seq, shard);
+        drop(section);
+        if found == Legitimized::MustPut {
+            self.put(shard);
+        }
+        found == Legitimized::Held
+    }
+
+    fn unhash(&self) {
+        // ORDERING: Release, as the tables are written.
+        self.is_hashed.store(false, Ordering::Release);
+    }
+
+    fn umount(&self, is_sync: bool) {
+        let locked = self.lock.lock();
+        if is_sync && !self.refs.close_pins(&locked) {
+            return;
+        }
+        self.unhash();
+        let found = self.refs.depart(&locked, is_sync, true);
+        drop(locked);
+        let put = self.refs.complete(&self.lock, found, is_sync, || self.sections.grace_period());
+        if put == Put::Last {
+            self.clean_up();
+        }
+    }
+
+    fn ends(&self) -> usize {
+        // ORDERING: Relaxed, a count.
+        self.ends.load(Ordering::Relaxed)
+    }
+}
+
+fn in_thread(world: &Arc<World>, work: impl FnOnce(&World) + 'static) -> thread::JoinHandle<()> {
+    let world = Arc::clone(world);
+    thread::spawn(move || work(&world))
+}
+
+fn use_and_put(world: &World) {
+    if world.walk(1) {
+        world.use_it();
+        world.put(1);
+    }
+}
+
+/// All interleavings with at most three that are forced: what needs more of them has not been found in this protocol.
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+#[test]
+fn a_walk_beside_a_lazy_unmount() {
+    check(|| {
+        let world = World::new();
+        let walker = in_thread(&world, use_and_put);
+        world.umount(false);
+        walker.join().expect("the walker ends");
+        assert_eq!(world.ends(), 1, "nobody ended it");
+    });
+}
+
+#[test]
+fn a_put_beside_a_lazy_unmount() {
+    check(|| {
+        let world = World::new();
+        world.refs.get(1);
+        let user = in_thread(&world, |world| {
+            world.use_it();
+            world.put(1);
+        });
+        world.umount(false);
+        user.join().expect("the user ends");
+        assert_eq!(world.ends(), 1, "nobody ended it");
+    });
+}
+
+#[test]
+fn a_reference_that_changes_its_shard() {
+    check(|| {
+        let world = World::new();
+        world.refs.get(0);
+        let user = in_thread(&world, |world| {
+            world.refs.get(1);
+            world.put(0);
+            world.use_it();
+            world.put(1);
+        });
+        world.umount(false);
+        user.join().expect("the user ends");
+        assert_eq!(world.ends(), 1, "nobody ended it");
+    });
+}
+
+#[test]
+fn a_walk_from_a_place_that_is_put() {
+    check(|| {
+        let world = World::new();
+        // Kept by one, and unmounted: found by its keeper's place alone, which is given up.
+        world.refs.get(0);
+        world.umount(false);
+        // ORDERING: Release, as the tables are written.
+        world.is_hashed.store(true, Ordering::Release);
+        let walker = in_thread(&world, use_and_put);
+        world.unhash();
+        world.put(0);
+        walker.join().expect("the walker ends");
+        assert_eq!(world.ends(), 1, "nobody ended it");
+    });
+}
+
+#[test]
+fn a_walk_beside_a_synchronous_unmount() {
+    check(|| {
+        let world = World::new();
+        let walker = in_thread(&world, use_and_put);
+        world.umount(true);
+        assert_eq!(world.ends(), 1, "it has not ended on return");
+        walker.join().expect("the walker ends");
+    });
+}
+
+#[test]
+fn a_put_beside_a_synchronous_unmount() {
+    check(|| {
+        let world = World::new();
+        world.refs.get(1);
+        let user = in_thread(&world, |world| {
+            world.use_it();
+            world.put(1);
+        });
+        world.umount(true);
+        assert_eq!(world.ends(), 1, "it has not ended on return");
+        user.join().expect("the user ends");
+    });
+}
+
+#[test]
+fn the_kernels_synchronous_unmount() {
+    check(|| {
+        let world = World::new();
+        let walker = in_thread(&world, use_and_put);
+        let locked = world.lock.lock();
+        // ORDERING: P1, the barrier before the busy check.
+        fence(Ordering::SeqCst);
+        if world.refs.sum() == 1 {
+            world.unhash();
+            let _found = world.refs.depart(&locked, true, false);
+            drop(locked);
+            if !is_on("mounts-no-grace-period") {
+                world.sections.grace_period();
+            }
+            let put = world.refs.put_slow(&world.lock, 0);
+            assert_eq!(put, Put::Last, "the unmount did not end it");
+            world.clean_up();
+        } else {
+            drop(locked);
+        }
+        walker.join().expect("the walker ends");
+    });
+}
+
+#[test]
+fn a_pin_beside_a_synchronous_unmount() {
+    check(|| {
+        let world = World::new();
+        let walker = in_thread(&world, |world| {
+            if !world.walk(1) {
+                return;
+            }
+            if let Some(key) = world.refs.pin(1, 7) {
+                assert_eq!(world.refs.flags(), 0, "pinned beside a synchronous unmount");
+                world.refs.unpin(key);
+            }
+            world.put(1);
+        });
+        world.umount(true);
+        walker.join().expect("the walker ends");
+    });
+}
+
+/// On `a` of the root (mount 0) is mount 1, on its `b` mount 2. All three have what the walk looks for, but for
+/// the place `b` of mount 1, which is covered.
+struct Three {
+    lock: MountLock,
+    is_on: [AtomicBool; 3],
+}
+
+const A: Inode = Inode(10);
+const B: Inode = Inode(20);
+
+impl View for Three {
+    type Mount = usize;
+
+    fn child(&self, mount: usize, at: Inode) -> Option<usize> {
+        let child = match (mount, at) {
+            (0, A) => 1,
+            (1, B) => 2,
+            _ => return None,
+        };
+        // ORDERING: Acquire, as the tables are read.
+        self.is_on[child].load(Ordering::Acquire).then_some(child)
+    }
+
+    fn parent(&self, mount: usize) -> Option<(usize, Inode)> {
+        let on = [None, Some((0, A)), Some((1, B))][mount]?;
+        // ORDERING: Acquire, as the parent is read.
+        self.is_on[mount].load(Ordering::Acquire).then_some(on)
+    }
+
+    fn root(&self, _: usize) -> Inode {
+        Inode::ROOT
+    }
+}
+
+impl Three {
+    fn new() -> Arc<Self> {
+        let is_on = || AtomicBool::new(true);
+        Arc::new(Self { lock: MountLock::default(), is_on: [is_on(), is_on(), is_on()] })
+    }
+
+    /// Both mounts go, as one change.
+    fn detach(self: &Arc<Self>) -> thread::JoinHandle<()> {
+        let this = Arc::clone(self);
+        thread::spawn(move || {
+            let _locked = this.lock.lock();
+            // ORDERING: Release, as the tables are written.
+            this.is_on[2].store(false, Ordering::Release);
+            this.is_on[1].store(false, Ordering::Release);
+        })
+    }
+
+    /// Where `a/b` leads.
+    fn down(&self, seq: u64) -> Result<At<usize>, Changed> {
+        let at = cross_down(self, &self.lock, seq, At { mount: 0, inode: A })?;
+        cross_down(self, &self.lock, seq, At { mount: at.mount, inode: B })
+    }
+}
+
+#[test]
+fn a_walk_past_mounts_that_go() {
+    check(|| {
+        let three = Three::new();
+        let seq = three.lock.sample();
+        let other = three.detach();
+        if let Ok(at) = three.down(seq) {
+            assert_ne!((at.mount, at.inode), (1, B), "a wrong ENOENT");
+        }
+        other.join().expect("the other ends");
+    });
+}
+
+#[test]
+fn a_walk_up_from_a_mount_that_goes() {
+    check(|| {
+        let three = Three::new();
+        let seq = three.lock.sample();
+        let other = three.detach();
+        let up = three.down(seq).and_then(|at| cross_up(&*three, &three.lock, seq, at));
+        if let Ok(at) = up {
+            assert_ne!(at, At { mount: 2, inode: Inode::ROOT }, "`..` led nowhere");
+        }
+        other.join().expect("the other ends");
+    });
+}
+
+#[test]
+fn each_mutant_is_caught() {
+    let lazy = "a_walk_beside_a_lazy_unmount";
+    assert_caught(lazy, &["mounts-legitimize-no-barrier", "mounts-busy-no-barrier"], "panicked");
+    assert_caught(lazy, &["mounts-finish-at-two"], "panicked");
+    let put = "a_put_beside_a_lazy_unmount";
+    assert_caught(put, &["mounts-fast-put-no-section", "mounts-skip-wait"], "nobody ended it");
+    assert_caught("a_walk_beside_a_synchronous_unmount", &["mounts-finish-at-two"], "panicked");
+    let sync = ["mounts-skip-wait", "mounts-no-wake-up"];
+    assert_caught("a_put_beside_a_synchronous_unmount", &sync, "deadlock");
+    let sharded = ["mounts-gets-first", "mounts-no-barrier-between-passes", "mounts-one-counter"];
+    assert_caught("a_reference_that_changes_its_shard", &sharded, "panicked");
+    let slow = "a_walk_from_a_place_that_is_put";
+    assert_caught(slow, &["mounts-slow-put-no-barrier"], "panicked");
+    assert_caught(slow, &["mounts-no-doomed-test"], "it ended twice");
+    let classic = ["mounts-no-sync-umount-test", "mounts-no-grace-period"];
+    assert_caught("the_kernels_synchronous_unmount", &classic, "the unmount did not end it");
+    let pin = ["mounts-pin-after-close"];
+    assert_caught("a_pin_beside_a_synchronous_unmount", &pin, "pinned beside a synchronous unmount");
+    let miss = ["mounts-no-recheck-after-miss"];
+    assert_caught("a_walk_past_mounts_that_go", &miss, "a wrong ENOENT");
+    assert_caught("a_walk_up_from_a_mount_that_goes", &["mounts-no-recheck-after-up"], "`..` led nowhere");
+}

@@ -1,0 +1,203 @@
+//! Binds, moves, propagation, clones and expiry.
+#![cfg(not(any(loom, shuttle)))]
+#![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
+
+mod common;
+
+use common::{Fs, namespace};
+use watertight_mounts::{Busy, Error, Last, Namespace, Propagation, Start, Umount};
+
+const ROOT: Start<'static> = Start::Root;
+const SYNC: Umount = Umount::empty();
+
+fn has(ns: &Namespace, path: &str) -> bool {
+    ns.resolve(ROOT, path, Last::Follow).is_ok()
+}
+
+fn attach(ns: &Namespace, path: &str, paths: &[&str]) -> std::sync::Arc<Fs> {
+    let (fs, sb) = Fs::new(paths).mountable();
+    ns.attach(ROOT, path, &sb).unwrap();
+    fs
+}
+
+#[test]
+fn a_bind_shows_a_part_and_keeps_the_superblock() {
+    let (ns, _) = namespace(&["v/", "one/", "all/"]);
+    let fs = attach(&ns, "v", &["d/e/f", "g"]);
+    let inner = attach(&ns, "v/d/e", &["x"]);
+    ns.bind((ROOT, "v/d"), (ROOT, "one"), false).unwrap();
+    ns.bind((ROOT, "v/d"), (ROOT, "all"), true).unwrap();
+    assert!(has(&ns, "one/e/f") && !has(&ns, "one/e/x") && has(&ns, "all/e/x"));
+    assert!(!has(&ns, "one/g"));
+    let root = ns.resolve(ROOT, "/", Last::Follow).unwrap();
+    assert_eq!(ns.resolve(ROOT, "one/..", Last::Follow).unwrap(), root, "`..` leaves the bind");
+    ns.umount(ROOT, "v", Umount::DETACH).unwrap();
+    assert_eq!((fs.shutdowns(), inner.shutdowns()), (0, 0));
+    assert_eq!(ns.umount(ROOT, "all", SYNC), Err(Error::Busy(Busy { children: 1, ..Busy::default() })));
+    ns.umount(ROOT, "all", Umount::DETACH).unwrap();
+    assert_eq!((fs.shutdowns(), inner.shutdowns()), (0, 1));
+    ns.umount(ROOT, "one", SYNC).unwrap();
+    assert_eq!(fs.shutdowns(), 1);
+}
+
+#[test]
+fn a_superblock_that_was_shut_down_is_not_mounted_again() {
+    let (ns, _) = namespace(&["v/"]);
+    let (_, sb) = Fs::new(&[]).mountable();
+    ns.attach(ROOT, "v", &sb).unwrap();
+    ns.umount(ROOT, "v", SYNC).unwrap();
+    assert_eq!(ns.attach(ROOT, "v", &sb), Err(Error::Ended));
+}
+
+#[test]
+fn a_move_takes_everything_along_and_not_into_itself() {
+    let (ns, _) = namespace(&["v/", "w/d/"]);
+    attach(&ns, "v", &["d/f"]);
+    attach(&ns, "v/d", &["x"]);
+    let pin = ns.pin(ROOT, "v/d", Last::Follow, "a shell").unwrap();
+    ns.move_mount((ROOT, "v"), (ROOT, "w/d")).unwrap();
+    assert!(has(&ns, "w/d/d/x") && !has(&ns, "v/d"));
+    assert!(pin.is_mounted());
+    assert_eq!(
+        ns.resolve(&pin, "../..", Last::Follow).unwrap().0,
+        ns.resolve(ROOT, "w", Last::Follow).unwrap().0
+    );
+    assert_eq!(ns.move_mount((ROOT, "w/d"), (ROOT, "w/d/d")), Err(Error::IntoItself));
+    assert_eq!(ns.move_mount((ROOT, "w"), (ROOT, "v")), Err(Error::NotMountRoot));
+    assert!(matches!(ns.move_mount((ROOT, "/"), (ROOT, "v")), Err(Error::NotAllowed { .. })));
+    ns.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    assert!(matches!(ns.move_mount((ROOT, "w/d"), (ROOT, "v")), Err(Error::NotAllowed { .. })));
+}
+
+#[test]
+fn a_container_pivots_and_drops_the_old_root() {
+    let (host, host_root) = namespace(&["new/", "v0/", "v1/"]);
+    let volumes = ["v0", "v1"].map(|path| attach(&host, path, &["f"]));
+    let container = host.try_clone().unwrap();
+    let fs = attach(&container, "new", &["old/", "data/"]);
+    container.bind((ROOT, "v0"), (ROOT, "new/data"), false).unwrap();
+    container.pivot((ROOT, "new"), (ROOT, "new/old")).unwrap();
+    assert!(has(&container, "data/f") && has(&container, "old/v1/f") && !has(&container, "new"));
+    container.umount(ROOT, "old", Umount::DETACH).unwrap();
+    assert!(!has(&container, "old/v1"));
+    assert!(has(&host, "v0/f") && has(&host, "v1/f"), "the host keeps its own");
+    host.end();
+    assert_eq!(host_root.shutdowns(), 1);
+    assert_eq!(volumes.each_ref().map(|fs| fs.shutdowns()), [0, 1], "the container has one of them");
+    container.end();
+    assert_eq!((fs.shutdowns(), volumes[0].shutdowns()), (1, 1));
+}
+
+#[test]
+fn peers_pass_on_slaves_receive_and_private_ones_do_neither() {
+    let (host, _) = namespace(&["v/"]);
+    host.set_propagation(ROOT, "/", Propagation::Shared, true).unwrap();
+    let peer = host.try_clone().unwrap();
+    let slave = host.try_clone().unwrap();
+    slave.set_propagation(ROOT, "/", Propagation::Slave, true).unwrap();
+    let private = host.try_clone().unwrap();
+    private.set_propagation(ROOT, "/", Propagation::Private, true).unwrap();
+    let all = |path: &str| [&host, &peer, &slave, &private].map(|ns| has(ns, path));
+
+    let fs = attach(&peer, "v", &["f", "d/"]);
+    assert_eq!(all("v/f"), [true, true, true, false]);
+    assert_eq!(host.mounts()[1].shared, peer.mounts()[1].shared);
+    assert_eq!(slave.mounts()[1].master, peer.mounts()[1].shared);
+    attach(&slave, "v/d", &["x"]);
+    assert_eq!(all("v/d/x"), [false, false, true, false]);
+    host.umount(ROOT, "v", SYNC).unwrap();
+    assert_eq!(all("v/f"), [false, false, true, false], "a copy with others on it stays");
+    assert_eq!(fs.shutdowns(), 0);
+    slave.umount(ROOT, "v", Umount::DETACH).unwrap();
+    assert_eq!(fs.shutdowns(), 1);
+}
+
+#[test]
+fn a_slave_that_is_shared_passes_on_what_it_receives() {
+    let (host, _) = namespace(&["v/"]);
+    host.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    let middle = host.try_clone().unwrap();
+    middle.set_propagation(ROOT, "/", Propagation::Slave, false).unwrap();
+    middle.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    let below = middle.try_clone().unwrap();
+    let end = middle.try_clone().unwrap();
+    end.set_propagation(ROOT, "/", Propagation::Slave, false).unwrap();
+    let all = |path: &str| [&host, &middle, &below, &end].map(|ns| has(ns, path));
+    attach(&host, "v", &["f"]);
+    assert_eq!(all("v/f"), [true; 4]);
+    middle.umount(ROOT, "v", SYNC).unwrap();
+    assert_eq!(all("v/f"), [true, false, false, false]);
+    host.umount(ROOT, "v", SYNC).unwrap();
+    attach(&end, "v", &["f"]);
+    assert_eq!(all("v/f"), [false, false, false, true]);
+}
+
+#[test]
+fn slaves_of_a_group_that_is_gone_receive_from_its_master() {
+    let (host, _) = namespace(&["v/"]);
+    host.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    let middle = host.try_clone().unwrap();
+    middle.set_propagation(ROOT, "/", Propagation::Slave, false).unwrap();
+    middle.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    let end = middle.try_clone().unwrap();
+    end.set_propagation(ROOT, "/", Propagation::Slave, false).unwrap();
+    middle.end();
+    attach(&host, "v", &["f"]);
+    assert!(has(&end, "v/f"));
+    host.end();
+    assert_eq!(end.mounts()[0].master, None);
+    assert!(has(&end, "v/f"));
+}
+
+#[test]
+fn unbindable_mounts_are_left_out() {
+    let (ns, _) = namespace(&["v/", "w/"]);
+    attach(&ns, "v", &["d/"]);
+    attach(&ns, "v/d", &["x"]);
+    ns.set_propagation(ROOT, "v/d", Propagation::Unbindable, false).unwrap();
+    assert!(matches!(ns.bind((ROOT, "v/d"), (ROOT, "w"), false), Err(Error::NotAllowed { .. })));
+    ns.bind((ROOT, "v"), (ROOT, "w"), true).unwrap();
+    assert!(has(&ns, "w/d") && !has(&ns, "w/d/x"));
+    assert!(has(&ns.try_clone().unwrap(), "v/d/x"), "a clone has everything");
+}
+
+#[test]
+fn what_a_receiver_has_there_already_goes_on_top() {
+    let (host, _) = namespace(&["v/"]);
+    host.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    let slave = host.try_clone().unwrap();
+    slave.set_propagation(ROOT, "/", Propagation::Slave, false).unwrap();
+    attach(&slave, "v", &["own"]);
+    let late = attach(&host, "v", &["late"]);
+    assert!(has(&slave, "v/own") && has(&host, "v/late"));
+    slave.umount(ROOT, "v", SYNC).unwrap();
+    assert!(has(&slave, "v/late"));
+    host.umount(ROOT, "v", SYNC).unwrap();
+    assert_eq!(late.shutdowns(), 1);
+}
+
+#[test]
+fn a_mount_that_nobody_uses_expires_at_the_second_call() {
+    let (ns, _) = namespace(&["v/"]);
+    let fs = attach(&ns, "v", &["f"]);
+    let pin = ns.pin(ROOT, "v/f", Last::Follow, "pid 1").unwrap();
+    assert!(matches!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Busy(_))));
+    drop(pin);
+    assert_eq!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Expiring));
+    drop(ns.pin(ROOT, "v/f", Last::Follow, "pid 1").unwrap());
+    assert_eq!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Expiring), "it was used");
+    ns.umount(ROOT, "v", Umount::EXPIRE).unwrap();
+    assert_eq!(fs.shutdowns(), 1);
+}
+
+#[test]
+fn a_clone_counts_its_own_mounts() {
+    let (ns, _) = namespace(&["v/"]);
+    attach(&ns, "v", &[]);
+    let other = ns.try_clone().unwrap();
+    assert_eq!((ns.stats().mounts, other.stats().mounts), (2, 2));
+    other.umount(ROOT, "v", SYNC).unwrap();
+    assert_eq!((ns.stats().mounts, other.stats().mounts), (2, 1));
+    let pin = ns.pin(ROOT, "v", Last::Follow, "test").unwrap();
+    assert_eq!(other.resolve(&pin, ".", Last::Follow), Err(Error::NotHere), "another namespace's");
+}

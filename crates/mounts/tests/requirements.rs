@@ -1,0 +1,278 @@
+//! The requirements MN-R1 to MN-R5 and MN-R10 of the specification. MN-R6 is the lab's, MN-R7 to R9 are `loom_mounts`' and
+//! [`walks`](./walks.rs)'.
+#![cfg(not(any(loom, shuttle)))]
+#![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use sync::Mutex;
+
+use common::{Fs, Medium, namespace};
+use watertight_mounts::strategy::{Gone, Teardown, Why};
+use watertight_mounts::{Busy, Error, Holder, Last, Namespace, Options, Propagation, Start, Umount};
+
+const ROOT: Start<'static> = Start::Root;
+
+/// Runs `work` beside threads that walk a path again and again.
+fn beside_walkers(ns: &Namespace, path: &str, work: impl FnOnce()) {
+    let (is_over, begun) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                begun.fetch_add(1, Ordering::Relaxed);
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = ns.resolve(ROOT, path, Last::Follow);
+                }
+            });
+        }
+        while begun.load(Ordering::Relaxed) < 3 {
+            thread::yield_now();
+        }
+        work();
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn mn_r1_the_store_is_free_and_intact_after_each_lazy_unmount() {
+    let (ns, _) = namespace(&["v/"]);
+    let medium = Arc::new(Medium::default());
+    beside_walkers(&ns, "v/f", || {
+        for round in 0..100 {
+            // Taking the medium fails if the last round's superblock has it still.
+            let (fs, sb) = Fs::new(&["f"]).on(&medium).mountable();
+            ns.attach(ROOT, "v", &sb).unwrap();
+            fs.write(round);
+            ns.umount(ROOT, "v", Umount::DETACH).unwrap();
+            assert_eq!(fs.ended_by(), Some(thread::current().id()));
+        }
+    });
+    assert_eq!(*medium.content.lock(), (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn mn_r2_the_end_of_a_namespace_frees_all_its_mounts_first() {
+    let names: Vec<String> = (0..50).map(|n| format!("v{n}/sub/")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (ns, root) = namespace(&names);
+    let mut all = vec![root];
+    for name in &names {
+        let (fs, sb) = Fs::new(&["f"]).mountable();
+        ns.attach(ROOT, name, &sb).unwrap();
+        all.push(fs);
+    }
+    let pin = ns.pin(ROOT, "v7/sub/f", Last::Follow, "somebody else").unwrap();
+    let pinned = all.remove(8);
+    ns.end();
+    assert!(all.iter().all(|fs| fs.shutdowns() == 1));
+    assert_eq!(pinned.shutdowns(), 0, "somebody has it");
+    assert!(!pin.is_mounted());
+    drop(pin);
+    assert_eq!(pinned.shutdowns(), 1);
+}
+
+#[test]
+fn mn_r3_a_synchronous_unmount_under_walks_is_never_busy_and_ends_it_itself() {
+    for is_cached in [true, false] {
+        let (ns, _) = namespace(&["v/"]);
+        beside_walkers(&ns, "v/d/f", || {
+            for _ in 0..500 {
+                let fs = Fs::new(&["d/f"]);
+                let (fs, sb) = if is_cached { fs } else { fs.uncached() }.mountable();
+                ns.attach(ROOT, "v", &sb).unwrap();
+                ns.umount(ROOT, "v", Umount::empty()).unwrap();
+                assert_eq!((fs.shutdowns(), fs.ended_by()), (1, Some(thread::current().id())));
+                assert_eq!(fs.used_after_end.load(Ordering::SeqCst), 0);
+            }
+        });
+    }
+}
+
+#[test]
+fn mn_r3_who_is_in_the_way_is_named() {
+    let (ns, _) = namespace(&["v/"]);
+    let (fs, sb) = Fs::new(&["d/f"]).mountable();
+    ns.attach(ROOT, "v", &sb).unwrap();
+    let pins = ["pid 7", "pid 8"].map(|who| ns.pin(ROOT, "v/d", Last::Follow, who).unwrap());
+    let Err(Error::Busy(Busy { mut holders, children: 0, is_copy: false })) =
+        ns.umount(ROOT, "v", Umount::empty())
+    else {
+        panic!("it is busy");
+    };
+    holders.sort_by(|a, b| a.name().cmp(b.name()));
+    assert_eq!(holders, [Holder::from("pid 7"), Holder::from("pid 8")]);
+    drop(pins);
+    ns.umount(ROOT, "v", Umount::empty()).unwrap();
+    assert_eq!(fs.shutdowns(), 1);
+}
+
+#[test]
+fn mn_r3_pins_beside_synchronous_unmounts_are_before_or_after() {
+    let (ns, _) = namespace(&["v/f"]);
+    let (is_over, refused) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let pin = ns.pin(ROOT, "v/f", Last::Follow, "a walker").unwrap();
+                    assert!(pin.superblock().mounts() > 0);
+                }
+            });
+        }
+        for _ in 0..300 {
+            let (fs, sb) = Fs::new(&["f"]).mountable();
+            ns.attach(ROOT, "v", &sb).unwrap();
+            loop {
+                match ns.umount(ROOT, "v", Umount::empty()) {
+                    Ok(()) => break,
+                    Err(Error::Busy(busy)) => {
+                        // By the time the names are asked for the walkers may have gone on.
+                        assert!(busy.holders.iter().all(|holder| holder.name() == "a walker"));
+                        refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            assert_eq!((fs.shutdowns(), fs.ended_by()), (1, Some(thread::current().id())));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn mn_r4_a_superblock_that_hangs_holds_up_its_own_unmount_only() {
+    let (ns, _) = namespace(&["hung/", "other/", "third/"]);
+    let (hung, sb) = Fs::new(&[]).hanging().mountable();
+    ns.attach(ROOT, "hung", &sb).unwrap();
+    thread::scope(|scope| {
+        let unmount = scope.spawn(|| ns.umount(ROOT, "hung", Umount::DETACH));
+        hung.is_hanging.pass();
+        for flags in [Umount::empty(), Umount::DETACH] {
+            let (fs, sb) = Fs::new(&["f"]).mountable();
+            ns.attach(ROOT, "other", &sb).unwrap();
+            ns.resolve(ROOT, "other/f", Last::Follow).unwrap();
+            ns.umount(ROOT, "other", flags).unwrap();
+            assert_eq!(fs.shutdowns(), 1);
+        }
+        let (fs, sb) = Fs::new(&["f"]).mountable();
+        ns.attach(ROOT, "third", &sb).unwrap();
+        let pin = ns.pin(ROOT, "third", Last::Follow, "test").unwrap();
+        ns.umount(ROOT, "third", Umount::DETACH).unwrap();
+        drop(pin);
+        assert_eq!(fs.shutdowns(), 1);
+        assert_eq!(hung.shutdowns(), 0);
+        hung.hangs.as_ref().unwrap().open();
+        unmount.join().unwrap().unwrap();
+    });
+    assert_eq!(hung.shutdowns(), 1);
+}
+
+/// Waits for nothing, and notes whether each mount's stamp is of a grace period that has not passed.
+#[derive(Debug, Default)]
+struct Stamps(Mutex<Vec<bool>>);
+
+impl Teardown for Stamps {
+    fn finish(&self, gone: Vec<Gone>, _: Why) {
+        for gone in gone {
+            self.0.lock().push(gone.domain().poll_state(gone.stamp()));
+            if let Some(last) = gone.complete(false, || ()) {
+                last.clean_up();
+            }
+        }
+    }
+}
+
+#[test]
+fn mn_r5_whatever_leaves_a_namespace_is_stamped_after_it_left() {
+    let options = || {
+        let domain = rcu::DomainOptions { first_number: u64::MAX - 3, ..Default::default() };
+        Options { domain, ..Options::default() }
+    };
+    let stamps = Arc::new(Stamps::default());
+    let (_, root) = Fs::new(&["a/", "b/", "c/"]).mountable();
+    let ns = Namespace::with_teardown(&root, options(), Arc::clone(&stamps) as _).unwrap();
+    ns.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    let other = ns.try_clone().unwrap();
+    let attach = |path: &str| {
+        let (_, sb) = Fs::new(&["d/"]).mountable();
+        ns.attach(ROOT, path, &sb).unwrap();
+    };
+    ["a", "b", "b/d", "c"].into_iter().for_each(attach);
+    for passed in 0..4 {
+        // While this section is open no grace period ends: a stamp that has passed was taken too early.
+        let sections = [ns.domain().read(), other.domain().read()];
+        match passed {
+            0 => ns.umount(ROOT, "a", Umount::empty()).unwrap(),
+            1 => ns.umount(ROOT, "b", Umount::DETACH).unwrap(),
+            _ => {}
+        }
+        drop(sections);
+        ns.domain().synchronize_expedited();
+        other.domain().synchronize_expedited();
+    }
+    let seen = std::mem::take(&mut *stamps.0.lock());
+    assert_eq!(seen, [false; 6], "each mount and its copy");
+    let domain = ns.domain().clone();
+    let section = domain.read();
+    ns.end();
+    drop(section);
+    assert_eq!(*stamps.0.lock(), [false; 2], "what was left");
+}
+
+#[test]
+fn mn_r5_numbers_of_grace_periods_go_around_beside_unmounts() {
+    let domain = rcu::DomainOptions { first_number: u64::MAX - 41, ..Default::default() };
+    let (_, root) = Fs::new(&["v/"]).mountable();
+    let ns = Namespace::new(&root, Options { domain, ..Options::default() }).unwrap();
+    for _ in 0..100 {
+        let (fs, sb) = Fs::new(&["f"]).mountable();
+        ns.attach(ROOT, "v", &sb).unwrap();
+        let pin = ns.pin(ROOT, "v/f", Last::Follow, "test").unwrap();
+        ns.umount(ROOT, "v", Umount::DETACH).unwrap();
+        assert_eq!(fs.shutdowns(), 0);
+        drop(pin);
+        assert_eq!(fs.shutdowns(), 1);
+    }
+    assert_eq!(ns.stats().waits, 100, "each had a user");
+    assert!(ns.domain().stats().grace_periods >= 100);
+}
+
+#[test]
+fn mn_r10_one_unmount_takes_thousands_of_copies_down() {
+    const PEERS: usize = 2000;
+    let names: Vec<String> = (0..PEERS).map(|n| format!("p/{n}/")).chain(["m/".to_owned()]).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (ns, _) = namespace(&names);
+    let (_, volume) = Fs::new(&["sub/"]).mountable();
+    ns.attach(ROOT, "m", &volume).unwrap();
+    ns.set_propagation(ROOT, "m", Propagation::Shared, false).unwrap();
+    for n in 0..PEERS {
+        ns.bind((ROOT, "m"), (ROOT, format!("p/{n}")), false).unwrap();
+    }
+    let (fs, sb) = Fs::new(&["f"]).mountable();
+    ns.attach(ROOT, "m/sub", &sb).unwrap();
+    assert_eq!(sb.mounts(), PEERS + 1);
+    let pin = ns.pin(ROOT, "p/1234/sub/f", Last::Follow, "pid 9").unwrap();
+    let busy = ns.umount(ROOT, "m/sub", Umount::empty());
+    let holders = vec![Holder::from("pid 9")];
+    assert_eq!(busy, Err(Error::Busy(Busy { holders, children: 0, is_copy: true })));
+    assert_eq!(sb.mounts(), PEERS + 1, "all or none");
+    drop(pin);
+    let pin = ns.pin(ROOT, "m/sub/f", Last::Follow, "pid 9").unwrap();
+    drop(pin);
+    ns.umount(ROOT, "m/sub", Umount::empty()).unwrap();
+    assert_eq!((sb.mounts(), fs.shutdowns(), fs.ended_by()), (0, 1, Some(thread::current().id())));
+    assert!(ns.resolve(ROOT, "p/77/sub/f", Last::Follow).is_err());
+
+    let (fs, sb) = Fs::new(&["f"]).mountable();
+    ns.attach(ROOT, "p/5/sub", &sb).unwrap();
+    let pin = ns.pin(ROOT, "p/6/sub/f", Last::Follow, "pid 9").unwrap();
+    ns.umount(ROOT, "p/7/sub", Umount::DETACH).unwrap();
+    assert_eq!((sb.mounts(), fs.shutdowns()), (1, 0));
+    drop(pin);
+    assert_eq!((sb.mounts(), fs.shutdowns()), (0, 1));
+}
