@@ -76,6 +76,8 @@ mod keeper;
 mod lane;
 mod seat;
 mod server;
+#[allow(unsafe_code, reason = "sched_setscheduler(2), which rustix has not")]
+mod stay;
 mod switch;
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -196,6 +198,7 @@ pub(crate) struct Ring {
     /// Entries of each queue that may keep their memory.
     warm: u64,
     cpus: cpus::Cpus,
+    guard: Arc<stay::Guard>,
     crew: Crew,
     inbox: Mutex<Inbox>,
     /// Tells the keeper that there is something in the inbox.
@@ -221,6 +224,7 @@ impl Ring {
             depth,
             warm,
             cpus: cpus::Cpus::new(),
+            guard: Arc::new(stay::Guard::new()),
             crew: Crew::new(threads_max + count * depth),
             inbox: Mutex::new(Inbox { entries: Vec::with_capacity(count * depth), ended: false }),
             bell,
@@ -279,6 +283,7 @@ impl Ring {
         }
         drop(inbox);
         self.ring_bell();
+        self.guard.end();
         self.crew.end();
     }
 

@@ -16,6 +16,7 @@ use super::crew::{Bunk, Recruit};
 use super::entry::{Entry, Place, Received};
 use super::lane::{Event, Lane};
 use super::seat::{Left, Seat};
+use super::stay::Stayer;
 use super::{Ring, ends_connection};
 use crate::buffer::Buffer;
 use crate::dispatch::Worker;
@@ -48,6 +49,7 @@ struct Server {
     scratch: Option<Buffer>,
     /// Missing when the host had no io_uring for this thread, which then keeps no entry.
     lane: Option<Lane>,
+    stayer: Stayer,
     /// The CPU that this thread is kept on, if any; not known in the beginning.
     cpu: Option<Option<u16>>,
 }
@@ -84,6 +86,7 @@ impl Server {
             seat,
             scratch: Buffer::new().ok(),
             lane: lane.ok(),
+            stayer: ring.guard.join(),
             cpu: None,
         }
     }
@@ -165,7 +168,7 @@ impl Server {
 
     /// Hands an answered entry over and waits for its next request.
     fn pass_on(&mut self, entry: Entry, begun: i64) -> Next {
-        let Self { ring, shared, lane, .. } = self;
+        let Self { ring, shared, lane, stayer, cpu, .. } = self;
         let queue = ring.queue(&entry);
         let is_slow = coarse_ms() - begun > SLOW_MS;
         let Some(lane) = lane.as_mut().filter(|_| !(ring.crew.is_needed() || (is_slow && queue.has_idle())))
@@ -179,7 +182,12 @@ impl Server {
         if release && lane.submit().is_ok() && !lane.has_news() {
             lane.release_away();
         }
-        if let Err(errno) = lane.wait() {
+        if matches!(cpu, Some(Some(_))) {
+            stayer.before_wait(&ring.guard, begun);
+        }
+        let waited = lane.wait();
+        stayer.after_wait();
+        if let Err(errno) = waited {
             ring.fail(shared, errno);
             return Next::End;
         }
