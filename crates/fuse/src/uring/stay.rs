@@ -144,7 +144,7 @@ impl Guard {
             self.is_banned.store(ban.holds(), Ordering::Relaxed);
             quiet = if is_quiet { quiet + 1 } else { 0 };
             let mut bell = self.bell.lock();
-            if quiet > QUIET && !bell.rung {
+            if quiet > QUIET && !bell.rung && !ban.holds() {
                 // ORDERING: SeqCst, P1.
                 self.is_asleep.store(true, Ordering::SeqCst);
                 if self.nobody_waits() {
@@ -155,7 +155,10 @@ impl Guard {
                 quiet = 0;
             } else if !bell.ended {
                 // Not in place of a wake-up: nothing tells when a thread starves.
-                self.rung.wait_until(&mut bell, Instant::now() + TICK);
+                let next = Instant::now() + TICK;
+                // Nobody takes the class until the ban's end.
+                let next = ban.until.filter(|until| is_quiet && *until > next).unwrap_or(next);
+                self.rung.wait_until(&mut bell, next);
             }
             bell.rung = false;
             if bell.ended {
@@ -378,9 +381,12 @@ mod tests {
         // It yields, so that it is always ready to run.
         until(|| class_of(stayer.stay.tid) == libc::SCHED_OTHER);
         until(|| guard.is_banned.load(Ordering::Relaxed));
+        let number = stayer.number;
         stayer.after_wait();
         stayer.before_wait(&guard, 1000);
-        assert_eq!(class_of(stayer.stay.tid), libc::SCHED_OTHER);
+        assert_eq!((class_of(stayer.stay.tid), stayer.number), (libc::SCHED_OTHER, number));
+        // The ban ends without anybody asking for it.
+        until(|| !guard.is_banned.load(Ordering::Relaxed));
         guard.end();
     }
 
