@@ -195,7 +195,8 @@ impl Guard {
                 // Twice: the first look may be between its wake-up and its turn.
                 let is_ready = is_ready(stay.tid);
                 std::thread::sleep(Duration::from_micros(500));
-                let is_ready = is_ready && is_ready_now(stay.tid) && stay.waits.load(Ordering::SeqCst) == *waits;
+                let is_ready =
+                    is_ready && is_ready_now(stay.tid) && stay.waits.load(Ordering::SeqCst) == *waits;
                 set_class(Some(stay.tid), Class::Normal);
                 // ORDERING: SeqCst, P1. Not if the thread has moved meanwhile.
                 let _moved = stay.waits.compare_exchange(*waits, 0, Ordering::SeqCst, Ordering::SeqCst);
