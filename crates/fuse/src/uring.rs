@@ -68,6 +68,7 @@
 //! A signal that arrives between a request's queueing and its copying is not passed on by the kernel (Linux 6.18);
 //! with `/dev/fuse` it is.
 
+mod alone;
 mod cpus;
 mod crew;
 mod entry;
@@ -198,6 +199,7 @@ pub(crate) struct Ring {
     /// Entries of each queue that may keep their memory.
     warm: u64,
     cpus: cpus::Cpus,
+    callers: alone::Callers,
     guard: Arc<stay::Guard>,
     crew: Crew,
     inbox: Mutex<Inbox>,
@@ -218,13 +220,15 @@ impl Ring {
         let depth = (ENTRIES / count).max(DEPTH_MIN);
         let warm = (WARM / count).max(2) as u64;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let cpus = cpus::Cpus::new();
         Ok(Self {
             dev,
             queues: std::iter::repeat_with(Queue::default).take(count).collect(),
             depth,
             warm,
-            cpus: cpus::Cpus::new(),
-            guard: Arc::new(stay::Guard::new()),
+            guard: Arc::new(stay::Guard::new(cpus.clone())),
+            cpus,
+            callers: alone::Callers::default(),
             crew: Crew::new(threads_max + count * depth),
             inbox: Mutex::new(Inbox { entries: Vec::with_capacity(count * depth), ended: false }),
             bell,

@@ -25,7 +25,7 @@ fn count(list: &str) -> Option<u16> {
 }
 
 /// Which CPUs this process may use.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Cpus(Option<CpuSet>);
 
 impl Cpus {

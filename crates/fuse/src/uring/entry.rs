@@ -87,6 +87,8 @@ pub(super) enum Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Received {
     pub(super) unique: u64,
+    /// Thread that called; 0 where the kernel does not say.
+    pub(super) caller: u32,
     /// Bytes of the message.
     pub(super) len: usize,
     pub(super) place: Place,
@@ -179,7 +181,7 @@ impl Entry {
             scratch.space()[fixed..len].copy_from_slice(&self.buffer.data()[..payload]);
         }
         let reads_ahead = place == Place::Lent && payload == 0;
-        Ok(Received { unique: header.unique, len, place, reads_ahead })
+        Ok(Received { unique: header.unique, caller: header.pid, len, place, reads_ahead })
     }
 
     /// Writes the answer; data that is in the entry's buffer already is left there.

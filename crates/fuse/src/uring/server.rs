@@ -25,7 +25,7 @@ use crate::line::Line;
 use crate::session::Shared;
 
 /// A request that takes longer than this is slow: what its thread does afterwards does not matter.
-const SLOW_MS: i64 = 10;
+const SLOW_MS: u64 = 10;
 
 /// Starts a thread.
 pub(super) fn spawn(ring: &Arc<Ring>, shared: &Arc<Shared>, recruit: Recruit) -> io::Result<JoinHandle<()>> {
@@ -50,6 +50,8 @@ struct Server {
     /// Missing when the host had no io_uring for this thread, which then keeps no entry.
     lane: Option<Lane>,
     stayer: Stayer,
+    /// Whether the request was of a caller who is alone on the mount.
+    is_alone: bool,
     /// The CPU that this thread is kept on, if any; not known in the beginning.
     cpu: Option<Option<u16>>,
 }
@@ -87,6 +89,7 @@ impl Server {
             scratch: Buffer::new().ok(),
             lane: lane.ok(),
             stayer: ring.guard.join(),
+            is_alone: false,
             cpu: None,
         }
     }
@@ -113,14 +116,14 @@ impl Server {
 
     fn serve_and_pass_on(&mut self, entry: Entry) -> Next {
         let begun = coarse_ms();
-        match self.serve(entry) {
+        match self.serve(entry, begun) {
             Some(entry) => self.pass_on(entry, begun),
             None => Next::Rest,
         }
     }
 
     /// Serves; gives the entry back with its answer, unless somebody else has it now.
-    fn serve(&mut self, mut entry: Entry) -> Option<Entry> {
+    fn serve(&mut self, mut entry: Entry, now_ms: u64) -> Option<Entry> {
         let Some(scratch) = &mut self.scratch else {
             entry.refuse(Errno::NOMEM);
             return Some(entry);
@@ -134,7 +137,8 @@ impl Server {
                 return Some(entry);
             }
         };
-        let Received { unique, len, place, reads_ahead } = received;
+        let Received { unique, caller, len, place, reads_ahead } = received;
+        self.is_alone = self.ring.callers.is_alone(caller, now_ms);
         let cpu = if reads_ahead { None } else { Some(entry.queue()) };
         if self.cpu != Some(cpu) {
             self.ring.cpus.keep_to(cpu);
@@ -167,8 +171,8 @@ impl Server {
     }
 
     /// Hands an answered entry over and waits for its next request.
-    fn pass_on(&mut self, entry: Entry, begun: i64) -> Next {
-        let Self { ring, shared, lane, stayer, cpu, .. } = self;
+    fn pass_on(&mut self, entry: Entry, begun: u64) -> Next {
+        let Self { ring, shared, lane, stayer, cpu, is_alone, .. } = self;
         let queue = ring.queue(&entry);
         let is_slow = coarse_ms() - begun > SLOW_MS;
         let Some(lane) = lane.as_mut().filter(|_| !(ring.crew.is_needed() || (is_slow && queue.has_idle())))
@@ -183,7 +187,7 @@ impl Server {
             lane.release_away();
         }
         if matches!(cpu, Some(Some(_))) {
-            stayer.before_wait(&ring.guard, begun);
+            stayer.before_wait(&ring.guard, begun, *is_alone);
         }
         let waited = lane.wait();
         stayer.after_wait();
@@ -216,7 +220,8 @@ fn log_panic(served: std::thread::Result<()>) {
 }
 
 /// Milliseconds of a clock that is quick to read and exact to some milliseconds.
-fn coarse_ms() -> i64 {
+fn coarse_ms() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
-    now.tv_sec * 1000 + now.tv_nsec / 1_000_000
+    // Never before the host's start.
+    u64::try_from(now.tv_sec * 1000 + now.tv_nsec / 1_000_000).unwrap_or(0)
 }

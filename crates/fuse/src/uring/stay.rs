@@ -7,12 +7,14 @@
 //! most requests do. A thread of the class SCHED_IDLE does not make its CPU busy: the client stays, and takes over at once.
 //!
 //! # How
-//! While requests come fast, a thread takes that class before it hands an answer over, and gives it up as soon as it has the
-//! next request: it serves, and holds locks, as any other thread. So what can happen to it is this: a request has
-//! arrived, and the CPU goes to somebody else, for a thread of that class has next to no claim. The **guard**, a thread of
-//! the normal class, looks at all such threads each [`TICK`] as long as there are any: one that has not moved for
-//! a tick gets its class back; if it was ready to run all the same, the CPU is contended, and nobody takes the class for a
-//! while, each time for longer. So a request waits for two ticks at most, and not often.
+//! While one client is alone on the mount (module `alone`) and its requests come fast, a thread takes that class before it hands an answer over, and
+//! gives it up as soon as it has the next request: it serves, and holds locks, as any other thread. Two clients would end up on one CPU.
+//!
+//! So what can happen to a thread is this: a request has arrived, and the CPU goes to somebody else, for a thread of that class has next to
+//! no claim. The **guard**, a thread of the normal class, looks at all such threads each [`TICK`] as long as there are any: one that has
+//! not moved for a tick gets its class back. If it then turns out to have waited for the CPU all the time, and not for a
+//! request, the CPU is contended, and nobody takes the class for a while, each time for longer. So a request waits for two ticks at
+//! most, and not often.
 //!
 //! # State
 //! [`Stay::waits`]: 0 while the thread has its own class; otherwise the number of its wait, another one each time.
@@ -32,15 +34,19 @@ use rustix::thread::{Pid, gettid};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Condvar, Mutex};
 
+use super::cpus::Cpus;
+
 /// How often the guard looks.
 const TICK: Duration = Duration::from_millis(2);
 /// Ticks without any thread in the class after which the guard sleeps.
 const QUIET: u32 = 50;
 /// How long nobody takes the class after a thread starved: at first, and at most.
 const BAN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+/// For how many ticks a thread that got its class back may not run before that is forgotten.
+const PATIENCE: u32 = 8;
 /// Requests that a thread must have served within [`PACE_MS`] to be worth it.
 const PACE: u32 = 16;
-const PACE_MS: i64 = 8;
+const PACE_MS: u64 = 8;
 
 /// A serving thread, as the guard sees it.
 #[derive(Debug)]
@@ -54,15 +60,15 @@ pub(super) struct Stay {
 pub(super) struct Stayer {
     stay: Arc<Stay>,
     number: u64,
-    served: u32,
-    since_ms: i64,
+    pace: Pace,
 }
 
 /// The guard, and whom it looks at.
 #[derive(Debug)]
 pub(super) struct Guard {
-    /// Whether this process may change classes back and forth.
+    /// Whether this process may change classes back and forth, and can see who starves.
     is_possible: bool,
+    cpus: Cpus,
     list: Mutex<Vec<Weak<Stay>>>,
     is_asleep: AtomicBool,
     is_banned: AtomicBool,
@@ -78,9 +84,11 @@ struct Bell {
 }
 
 impl Guard {
-    pub(super) fn new() -> Self {
+    /// One that runs on any of `cpus`.
+    pub(super) fn new(cpus: Cpus) -> Self {
         Self {
-            is_possible: can_come_back(),
+            is_possible: can_come_back() && RunQueue::of(gettid()).is_some(),
+            cpus,
             list: Mutex::default(),
             is_asleep: AtomicBool::new(true),
             is_banned: AtomicBool::new(false),
@@ -96,7 +104,7 @@ impl Guard {
         let mut list = self.list.lock();
         list.retain(|known| known.strong_count() > 0);
         list.push(Arc::downgrade(&stay));
-        Stayer { stay, number: 0, served: 0, since_ms: 0 }
+        Stayer { stay, number: 0, pace: Pace::default() }
     }
 
     /// Ends the guard's thread.
@@ -135,16 +143,17 @@ impl Guard {
     }
 
     fn run(&self) {
-        let mut ban = Ban::default();
-        let mut seen: Vec<(Arc<Stay>, u64)> = Vec::new();
+        // The thread that started this one is kept on its client's CPU.
+        self.cpus.keep_to(None);
+        let mut watch = Watch::default();
         let mut quiet = 0;
         loop {
-            let is_quiet = self.look(&mut seen, &mut ban);
+            let is_quiet = watch.look(self.threads());
             // ORDERING: Relaxed, a hint: a thread that sees it late is looked at all the same.
-            self.is_banned.store(ban.holds(), Ordering::Relaxed);
+            self.is_banned.store(watch.ban.holds(), Ordering::Relaxed);
             quiet = if is_quiet { quiet + 1 } else { 0 };
             let mut bell = self.bell.lock();
-            if quiet > QUIET && !bell.rung && !ban.holds() {
+            if quiet > QUIET && !bell.rung && !watch.ban.holds() {
                 // ORDERING: SeqCst, P1.
                 self.is_asleep.store(true, Ordering::SeqCst);
                 if self.nobody_waits() {
@@ -157,7 +166,7 @@ impl Guard {
                 // Not in place of a wake-up: nothing tells when a thread starves.
                 let next = Instant::now() + TICK;
                 // Nobody takes the class until the ban's end.
-                let next = ban.until.filter(|until| is_quiet && *until > next).unwrap_or(next);
+                let next = watch.ban.until.filter(|until| is_quiet && *until > next).unwrap_or(next);
                 self.rung.wait_until(&mut bell, next);
             }
             bell.rung = false;
@@ -180,37 +189,6 @@ impl Guard {
         self.threads().iter().all(|stay| stay.waits.load(Ordering::SeqCst) == 0)
     }
 
-    /// Gives the class back to whoever has not moved since the last look. Says whether there was nobody.
-    fn look(&self, seen: &mut Vec<(Arc<Stay>, u64)>, ban: &mut Ban) -> bool {
-        let now: Vec<(Arc<Stay>, u64)> = self
-            .threads()
-            .into_iter()
-            // ORDERING: SeqCst, P1.
-            .map(|stay| (stay.waits.load(Ordering::SeqCst), stay))
-            .filter(|(waits, _)| *waits != 0)
-            .map(|(waits, stay)| (stay, waits))
-            .collect();
-        for (stay, waits) in &now {
-            if seen.iter().any(|(known, before)| Arc::ptr_eq(known, stay) && before == waits) {
-                // Twice: the first look may be between its wake-up and its turn.
-                let is_ready = is_ready(stay.tid);
-                std::thread::sleep(Duration::from_micros(500));
-                let is_ready =
-                    is_ready && is_ready_now(stay.tid) && stay.waits.load(Ordering::SeqCst) == *waits;
-                set_class(Some(stay.tid), Class::Normal);
-                // ORDERING: SeqCst, P1. Not if the thread has moved meanwhile.
-                let _moved = stay.waits.compare_exchange(*waits, 0, Ordering::SeqCst, Ordering::SeqCst);
-                if is_ready {
-                    tracing::debug!(tid = stay.tid.as_raw_nonzero(), "its CPU is wanted by others");
-                    ban.begin();
-                }
-            }
-        }
-        let is_quiet = now.is_empty();
-        *seen = now;
-        is_quiet
-    }
-
     fn release_all(&self) {
         for stay in self.threads() {
             set_class(Some(stay.tid), Class::Normal);
@@ -219,9 +197,10 @@ impl Guard {
 }
 
 impl Stayer {
-    /// A request was served that began at `now_ms` of any clock; the thread is about to hand the answer over and to wait.
-    pub(super) fn before_wait(&mut self, guard: &Arc<Guard>, now_ms: i64) {
-        if !guard.is_possible || !self.is_fast(now_ms) {
+    /// A request was served that began at `now_ms` of any clock, for a caller who `is_alone` or not; the thread is about to hand
+    /// the answer over and to wait.
+    pub(super) fn before_wait(&mut self, guard: &Arc<Guard>, now_ms: u64, is_alone: bool) {
+        if !guard.is_possible || !self.pace.is_fast(now_ms) || !is_alone {
             return;
         }
         // ORDERING: Relaxed, a hint.
@@ -240,22 +219,107 @@ impl Stayer {
 
     /// The thread has something to do again.
     pub(super) fn after_wait(&mut self) {
-        // ORDERING: SeqCst, P1.
+        // ORDERING: Relaxed, the thread's own value, which the guard only ever sets to 0.
+        if self.stay.waits.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // ORDERING: SeqCst, P1. If the guard was faster it has set the class, or is about to.
         if self.stay.waits.swap(0, Ordering::SeqCst) != 0 {
             set_class(None, Class::Normal);
         }
     }
+}
 
-    fn is_fast(&mut self, now_ms: i64) -> bool {
+/// How fast a thread's requests come.
+#[derive(Debug, Default)]
+struct Pace {
+    served: u32,
+    since_ms: u64,
+}
+
+impl Pace {
+    fn is_fast(&mut self, now_ms: u64) -> bool {
         self.served = self.served.saturating_add(1);
-        if now_ms - self.since_ms <= PACE_MS {
+        let time = now_ms - self.since_ms;
+        if time <= PACE_MS {
             return self.served > PACE;
         }
-        let was_fast = self.served > PACE && now_ms - self.since_ms <= 2 * PACE_MS;
+        let was_fast = self.served > PACE && time <= 2 * PACE_MS;
         self.since_ms = now_ms;
         // Who was fast until now goes on so.
         self.served = if was_fast { PACE } else { 0 };
         was_fast
+    }
+}
+
+/// What the guard knows from its last look.
+#[derive(Debug, Default)]
+struct Watch {
+    /// Who was in the class, with the number of its wait.
+    seen: Vec<(Arc<Stay>, u64)>,
+    /// Who got its class back and has not run since.
+    released: Vec<Released>,
+    ban: Ban,
+}
+
+#[derive(Debug)]
+struct Released {
+    stay: Arc<Stay>,
+    before: RunQueue,
+    ticks: u32,
+}
+
+impl Watch {
+    /// Gives the class back to whoever has not moved since the last look, and bans it where somebody starved. Says whether there
+    /// was nobody to look at.
+    fn look(&mut self, threads: Vec<Arc<Stay>>) -> bool {
+        let ban = &mut self.ban;
+        self.released.retain_mut(|released| released.is_open(ban));
+        let mut now = Vec::new();
+        for stay in threads {
+            // ORDERING: SeqCst, P1.
+            let waits = stay.waits.load(Ordering::SeqCst);
+            if waits == 0 {
+                continue;
+            }
+            if self.seen.iter().any(|(known, before)| Arc::ptr_eq(known, &stay) && *before == waits) {
+                self.released.extend(release(&stay, waits));
+            }
+            now.push((stay, waits));
+        }
+        self.seen = now;
+        self.seen.is_empty() && self.released.is_empty()
+    }
+}
+
+/// Gives a thread its class back.
+fn release(stay: &Arc<Stay>, waits: u64) -> Option<Released> {
+    let before = RunQueue::of(stay.tid);
+    set_class(Some(stay.tid), Class::Normal);
+    // ORDERING: SeqCst, P1. Not if the thread has moved meanwhile, which then has its class by itself, or takes it again at its next wait.
+    let moved = stay.waits.compare_exchange(waits, 0, Ordering::SeqCst, Ordering::SeqCst).is_err();
+    let before = before.filter(|_| !moved)?;
+    Some(Released { stay: Arc::clone(stay), before, ticks: 0 })
+}
+
+impl Released {
+    /// Whether it has not run yet since. If it has, and had waited for the CPU for a tick before, that is a reason for a ban.
+    fn is_open(&mut self, ban: &mut Ban) -> bool {
+        let Some(now) = RunQueue::of(self.stay.tid) else { return false };
+        if now.turns == self.before.turns {
+            self.ticks += 1;
+            return self.ticks < PATIENCE;
+        }
+        let waited = now.waited.saturating_sub(self.before.waited);
+        if waited >= TICK {
+            tracing::debug!(
+                tid = self.stay.tid.as_raw_nonzero(),
+                ?waited,
+                "others want the CPU of a serving thread"
+            );
+            ban.begin();
+        }
+        false
     }
 }
 
@@ -279,21 +343,30 @@ impl Ban {
     }
 }
 
+/// What the kernel counts of a thread's waits for a CPU, each when it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RunQueue {
+    waited: Duration,
+    turns: u64,
+}
+
+impl RunQueue {
+    /// Missing where the kernel does not count.
+    fn of(tid: Pid) -> Option<Self> {
+        let path = PathBuf::from(format!("/proc/self/task/{}/schedstat", tid.as_raw_nonzero()));
+        let text = std::fs::read_to_string(path).ok()?;
+        let mut numbers = text.split_whitespace().skip(1).map_while(|number| number.parse().ok());
+        let (waited, turns) = (numbers.next()?, numbers.next()?);
+        Some(Self { waited: Duration::from_nanos(waited), turns })
+    }
+}
+
 /// Whether a thread of this process that takes the class may give it up again, which an ordinary user's may not.
 /// Tried out on a thread that ends: a capability does not tell, in a user namespace.
 fn can_come_back() -> bool {
     let attempt = || set_class(None, Class::Idle) && set_class(None, Class::Normal);
     std::thread::Builder::new().spawn(attempt).is_ok_and(|thread| thread.join().unwrap_or(false))
 }
-
-/// Whether the thread would run if it could.
-fn is_ready(tid: Pid) -> bool {
-    let path = PathBuf::from(format!("/proc/self/task/{}/stat", tid.as_raw_nonzero()));
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('R'))
-}
-
-use is_ready as is_ready_now;
 
 #[derive(Debug, Clone, Copy)]
 enum Class {
@@ -314,122 +387,4 @@ fn set_class(tid: Option<Pid>, class: Class) -> bool {
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use super::*;
-
-    fn stayer() -> Stayer {
-        Guard::new().join()
-    }
-
-    #[test]
-    fn only_fast_requests_are_worth_it() {
-        let mut slow = stayer();
-        assert!((0..100).all(|n| !slow.is_fast(1000 + n * 10)));
-        let mut fast = stayer();
-        assert!((0..=PACE).all(|_| !fast.is_fast(1000)) || PACE == 0);
-        assert!((0..1000).all(|n| fast.is_fast(1001 + n / 20)), "and as long as it goes on");
-        assert!(!fast.is_fast(5000));
-    }
-
-    #[test]
-    fn bans_grow_while_they_are_needed() {
-        let mut ban = Ban::default();
-        assert!(!ban.holds());
-        ban.begin();
-        assert!(ban.holds());
-        assert_eq!(ban.last, BAN[0]);
-        ban.begin();
-        assert_eq!(ban.last, BAN[0] * 2);
-        for _ in 0..10 {
-            ban.begin();
-        }
-        assert_eq!(ban.last, BAN[1]);
-    }
-
-    /// The guard, and a thread of this test that has taken the class.
-    fn in_the_class() -> Option<(Arc<Guard>, Stayer)> {
-        let guard = Arc::new(Guard::new());
-        if !guard.is_possible {
-            testing::skipped("threads may not change their scheduling class back here");
-            return None;
-        }
-        let mut stayer = guard.join();
-        for _ in 0..=PACE + 1 {
-            stayer.after_wait();
-            stayer.before_wait(&guard, 1000);
-        }
-        // ORDERING: Relaxed here and below, values that are polled.
-        assert_eq!(stayer.stay.waits.load(Ordering::Relaxed), stayer.number);
-        Some((guard, stayer))
-    }
-
-    fn class_of(tid: Pid) -> i32 {
-        // SAFETY: only asks.
-        unsafe { libc::sched_getscheduler(tid.as_raw_nonzero().get()) }
-    }
-
-    fn until(done: impl Fn() -> bool) {
-        let end = Instant::now() + Duration::from_secs(30);
-        while !done() {
-            assert!(Instant::now() < end, "the guard does nothing");
-            std::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn a_thread_that_waits_for_the_cpu_gets_its_class_back_and_nobody_takes_it_for_a_while() {
-        let Some((guard, mut stayer)) = in_the_class() else { return };
-        // It yields, so that it is always ready to run.
-        until(|| class_of(stayer.stay.tid) == libc::SCHED_OTHER);
-        until(|| guard.is_banned.load(Ordering::Relaxed));
-        let number = stayer.number;
-        stayer.after_wait();
-        stayer.before_wait(&guard, 1000);
-        assert_eq!((class_of(stayer.stay.tid), stayer.number), (libc::SCHED_OTHER, number));
-        // The ban ends without anybody asking for it.
-        until(|| !guard.is_banned.load(Ordering::Relaxed));
-        guard.end();
-    }
-
-    #[test]
-    fn a_thread_without_requests_gets_its_class_back_and_may_take_it_again() {
-        let (tell, told) = std::sync::mpsc::channel();
-        let (leave, left) = std::sync::mpsc::channel::<()>();
-        let waiter = std::thread::spawn(move || {
-            let Some((guard, mut stayer)) = in_the_class() else { return };
-            tell.send((Arc::clone(&guard), stayer.stay.tid)).unwrap();
-            left.recv().unwrap();
-            stayer.after_wait();
-            stayer.before_wait(&guard, 1000);
-            assert_eq!(class_of(stayer.stay.tid), libc::SCHED_IDLE);
-            stayer.after_wait();
-            assert_eq!(class_of(stayer.stay.tid), libc::SCHED_OTHER);
-            guard.end();
-        });
-        if let Ok((guard, tid)) = told.recv() {
-            until(|| class_of(tid) == libc::SCHED_OTHER);
-            assert!(!guard.is_banned.load(Ordering::Relaxed));
-            leave.send(()).unwrap();
-        }
-        waiter.join().unwrap();
-    }
-
-    #[test]
-    fn the_guard_has_a_class_of_its_own() {
-        let Some((guard, mut stayer)) = in_the_class() else { return };
-        let own = || {
-            let mut tasks = std::fs::read_dir("/proc/self/task").unwrap();
-            tasks.find_map(|task| {
-                let task = task.unwrap();
-                let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
-                (name.trim() == "wt-ring-guard").then(|| task.file_name().into_string().unwrap())
-            })
-        };
-        // It takes its name itself.
-        until(|| own().is_some());
-        let tid: i32 = own().unwrap().parse().unwrap();
-        assert_eq!(class_of(Pid::from_raw(tid).unwrap()), libc::SCHED_OTHER);
-        guard.end();
-        stayer.after_wait();
-    }
-}
+mod tests;

@@ -30,7 +30,10 @@ fn names_come_from_the_payload() {
     let mut entry = filled(Opcode::Lookup as u32, &[], b"name\0");
     let mut scratch = Buffer::new().unwrap();
     let received = entry.receive(&mut scratch).unwrap();
-    assert_eq!(received, Received { unique: 42, len: 45, place: Place::Scratch, reads_ahead: false });
+    assert_eq!(
+        received,
+        Received { unique: 42, caller: 0, len: 45, place: Place::Scratch, reads_ahead: false }
+    );
     let (header, body) = decode::header(scratch.message(45)).unwrap();
     let Op::Lookup { name } = decode::operation(&header, body, Agreed::default()).unwrap() else {
         panic!("not a look-up")

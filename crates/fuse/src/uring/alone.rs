@@ -1,0 +1,104 @@
+//! Whether one caller is alone on a mount.
+//!
+//! # State
+//! [`Callers::last`]: who called last, and when. [`Callers::crowd`]: until when there are several. Both in milliseconds of one clock that
+//! is exact to some milliseconds. Nothing depends on them but speed: all operations are Relaxed, and a value that is seen
+//! late is as good.
+//!
+//! Written once in some milliseconds only, so that threads on several CPUs do not take the line from each other at each request: while there
+//! is a crowd nobody writes until half of its time is over.
+
+use sync::atomic::{AtomicU64, Ordering};
+
+/// Two callers within this time are several.
+const TOGETHER_MS: u32 = 16;
+/// For how long they are.
+const CROWD_MS: u64 = 100;
+
+/// Who called of late.
+#[derive(Debug, Default)]
+pub(super) struct Callers {
+    /// Caller in the upper half, when in the lower.
+    last: AtomicU64,
+    crowd: AtomicU64,
+}
+
+impl Callers {
+    /// A request of the thread `caller` came at `now_ms`; says whether nobody else calls. What has no caller (0) tells nothing, and is
+    /// not alone.
+    pub(super) fn is_alone(&self, caller: u32, now_ms: u64) -> bool {
+        if caller == 0 {
+            return false;
+        }
+        // ORDERING: Relaxed here and below, hints; see the module's head.
+        let crowd = self.crowd.load(Ordering::Relaxed);
+        if now_ms + CROWD_MS / 2 < crowd {
+            return false;
+        }
+        let now = stamp(now_ms);
+        let present = u64::from(caller) << 32 | u64::from(now);
+        let last = self.last.load(Ordering::Relaxed);
+        if last == present {
+            return now_ms >= crowd;
+        }
+        self.last.store(present, Ordering::Relaxed);
+        let (before, then) = ((last >> 32), stamp(last));
+        if before != u64::from(caller) && before != 0 && now.wrapping_sub(then) <= TOGETHER_MS {
+            self.crowd.store(now_ms + CROWD_MS, Ordering::Relaxed);
+            return false;
+        }
+        now_ms >= crowd
+    }
+}
+
+/// The lower half.
+fn stamp(value: u64) -> u32 {
+    u32::try_from(value & u64::from(u32::MAX)).unwrap_or(0)
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_caller_is_alone_as_long_as_nobody_else_calls() {
+        let callers = Callers::default();
+        assert!((0..1000).all(|n| callers.is_alone(7, 5_000_000_000 + n / 10)));
+    }
+
+    #[test]
+    fn two_callers_are_a_crowd_until_one_has_gone() {
+        let callers = Callers::default();
+        assert!(callers.is_alone(7, 1000));
+        for n in 0..500 {
+            assert!(!callers.is_alone(8, 1001 + n));
+            assert!(!callers.is_alone(7, 1001 + n));
+        }
+        // Renewed when half of its time was over, at the latest.
+        assert!(!callers.is_alone(7, 1500 + CROWD_MS / 2 - 1));
+        assert!(callers.is_alone(7, 1500 + CROWD_MS + 1));
+    }
+
+    #[test]
+    fn one_after_the_other_are_each_alone() {
+        let callers = Callers::default();
+        assert!(callers.is_alone(7, 1000));
+        assert!(callers.is_alone(8, 1000 + u64::from(TOGETHER_MS) + 1));
+    }
+
+    #[test]
+    fn what_has_no_caller_tells_nothing() {
+        let callers = Callers::default();
+        assert!(callers.is_alone(7, 1000));
+        assert!(!callers.is_alone(0, 1000));
+        assert!(callers.is_alone(7, 1001));
+    }
+
+    #[test]
+    fn the_clock_may_pass_the_end_of_its_lower_half() {
+        let callers = Callers::default();
+        let end = u64::from(u32::MAX);
+        assert!(callers.is_alone(7, end - 1));
+        assert!(!callers.is_alone(8, end + 2));
+    }
+}
