@@ -24,12 +24,9 @@ pub(super) struct Callers {
 }
 
 impl Callers {
-    /// A request of the thread `caller` came at `now_ms`; says whether nobody else calls. What has no caller (0) tells nothing, and is
-    /// not alone.
+    /// A request of the thread `caller` came at `now_ms`; says whether nobody else calls. One without a caller (0), as the kernel sends
+    /// them on its own, counts for whoever called just before.
     pub(super) fn is_alone(&self, caller: u32, now_ms: u64) -> bool {
-        if caller == 0 {
-            return false;
-        }
         // ORDERING: Relaxed here and below, hints; see the module's head.
         let crowd = self.crowd.load(Ordering::Relaxed);
         if now_ms + CROWD_MS / 2 < crowd {
@@ -38,6 +35,9 @@ impl Callers {
         let now = stamp(now_ms);
         let present = u64::from(caller) << 32 | u64::from(now);
         let last = self.last.load(Ordering::Relaxed);
+        if caller == 0 {
+            return now_ms >= crowd && last != 0 && now.wrapping_sub(stamp(last)) <= TOGETHER_MS;
+        }
         if last == present {
             return now_ms >= crowd;
         }
@@ -87,11 +87,15 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_caller_tells_nothing() {
+    fn what_has_no_caller_counts_for_who_called_before() {
         let callers = Callers::default();
+        assert!(!callers.is_alone(0, 5));
         assert!(callers.is_alone(7, 1000));
-        assert!(!callers.is_alone(0, 1000));
+        assert!(callers.is_alone(0, 1001));
         assert!(callers.is_alone(7, 1001));
+        assert!(!callers.is_alone(8, 1002));
+        assert!(!callers.is_alone(0, 1003));
+        assert!(!callers.is_alone(0, 2000));
     }
 
     #[test]

@@ -94,6 +94,8 @@ pub(super) struct Received {
     pub(super) place: Place,
     /// Whether the kernel reads ahead, so that the caller goes on meanwhile.
     pub(super) reads_ahead: bool,
+    /// Whether its handler starts threads.
+    pub(super) makes_threads: bool,
 }
 
 /// An entry in the hands of this side.
@@ -181,7 +183,11 @@ impl Entry {
             scratch.space()[fixed..len].copy_from_slice(&self.buffer.data()[..payload]);
         }
         let reads_ahead = place == Place::Lent && payload == 0;
-        Ok(Received { unique: header.unique, caller: header.pid, len, place, reads_ahead })
+        let makes_threads = matches!(
+            Opcode::from_number(header.opcode),
+            Some(Opcode::SyncFs | Opcode::Destroy | Opcode::Init)
+        );
+        Ok(Received { unique: header.unique, caller: header.pid, len, place, reads_ahead, makes_threads })
     }
 
     /// Writes the answer; data that is in the entry's buffer already is left there.

@@ -137,7 +137,10 @@ impl Server {
                 return Some(entry);
             }
         };
-        let Received { unique, caller, len, place, reads_ahead } = received;
+        let Received { unique, caller, len, place, reads_ahead, makes_threads } = received;
+        if makes_threads {
+            self.stayer.leave();
+        }
         self.is_alone = self.ring.callers.is_alone(caller, now_ms);
         let cpu = if reads_ahead { None } else { Some(entry.queue()) };
         if self.cpu != Some(cpu) {
@@ -177,6 +180,7 @@ impl Server {
         let is_slow = coarse_ms() - begun > SLOW_MS;
         let Some(lane) = lane.as_mut().filter(|_| !(ring.crew.is_needed() || (is_slow && queue.has_idle())))
         else {
+            stayer.leave();
             ring.keep(entry);
             return Next::Rest;
         };
@@ -186,12 +190,8 @@ impl Server {
         if release && lane.submit().is_ok() && !lane.has_news() {
             lane.release_away();
         }
-        if matches!(cpu, Some(Some(_))) {
-            stayer.before_wait(&ring.guard, begun, *is_alone);
-        }
-        let waited = lane.wait();
-        stayer.after_wait();
-        if let Err(errno) = waited {
+        stayer.before_wait(&ring.guard, begun, *is_alone && matches!(cpu, Some(Some(_))));
+        if let Err(errno) = lane.wait() {
             ring.fail(shared, errno);
             return Next::End;
         }

@@ -7,21 +7,23 @@
 //! most requests do. A thread of the class SCHED_IDLE does not make its CPU busy: the client stays, and takes over at once.
 //!
 //! # How
-//! While one client is alone on the mount (module `alone`) and its requests come fast, a thread takes that class before it hands an answer over, and
-//! gives it up as soon as it has the next request: it serves, and holds locks, as any other thread. Two clients would end up on one CPU.
+//! While one client is alone on the mount (module `alone`) and its requests come fast, the threads that serve it are in that class. Two clients
+//! would end up on one CPU; so each thread leaves the class with the first answer to one of several.
 //!
-//! So what can happen to a thread is this: a request has arrived, and the CPU goes to somebody else, for a thread of that class has next to
-//! no claim. The **guard**, a thread of the normal class, looks at all such threads each [`TICK`] as long as there are any: one that has
-//! not moved for a tick gets its class back. If it then turns out to have waited for the CPU all the time, and not for a
+//! A thread of that class has next to no claim to a CPU that others want: a request, and whoever wants a lock that its handler
+//! holds, would wait. The **guard**, a thread of the normal class, bounds that. It looks at all such threads each [`TICK`] as long as there are
+//! any: one that has not moved for a tick gets its class back. If it then turns out to have waited for the CPU, and not for a
 //! request, the CPU is contended, and nobody takes the class for a while, each time for longer. So a request waits for two ticks at
-//! most, and not often.
+//! most: once, and then once in a minute.
+//!
+//! Threads inherit the class. Requests whose handlers make threads ([`Stayer::leave`] before them) are served outside of it.
 //!
 //! # State
-//! [`Stay::waits`]: 0 while the thread has its own class; otherwise the number of its wait, another one each time.
+//! [`Stay::waits`]: 0 while the thread has its own class; otherwise a number that changes with each request.
 //!
 //! # Orderings
 //! * P1 thread: store `waits`, load `Guard::is_asleep`. Guard: store `is_asleep`, load every `waits`. At least one sees the other,
-//!   so that no thread waits in the class while the guard sleeps. (SeqCst on these four.)
+//!   so that no thread is in the class while the guard sleeps. (SeqCst on these four.)
 //!
 //! # Lock order
 //! `Guard::list` and `Guard::bell` are leaves.
@@ -44,6 +46,8 @@ const QUIET: u32 = 50;
 const BAN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// For how many ticks a thread that got its class back may not run before that is forgotten.
 const PATIENCE: u32 = 8;
+/// After how many requests a thread takes the class although it has it already.
+const AGAIN: u64 = 64;
 /// Requests that a thread must have served within [`PACE_MS`] to be worth it.
 const PACE: u32 = 16;
 const PACE_MS: u64 = 8;
@@ -200,15 +204,21 @@ impl Stayer {
     /// A request was served that began at `now_ms` of any clock, for a caller who `is_alone` or not; the thread is about to hand
     /// the answer over and to wait.
     pub(super) fn before_wait(&mut self, guard: &Arc<Guard>, now_ms: u64, is_alone: bool) {
-        if !guard.is_possible || !self.pace.is_fast(now_ms) || !is_alone {
-            return;
-        }
+        let is_fast = self.pace.is_fast(now_ms);
         // ORDERING: Relaxed, a hint.
         let is_banned = guard.is_banned.load(Ordering::Relaxed);
-        if is_banned || !guard.has_guard() || !set_class(None, Class::Idle) {
+        if !guard.is_possible || !is_fast || !is_alone || is_banned {
+            self.leave();
             return;
         }
         self.number += 1;
+        // The guard may take the class at the moment in which this thread goes on; then the thread takes it again soon.
+        if !self.is_in_class() || self.number.is_multiple_of(AGAIN) {
+            // The guard first: a new thread inherits the class.
+            if !guard.has_guard() || !set_class(None, Class::Idle) {
+                return;
+            }
+        }
         // ORDERING: SeqCst, P1.
         self.stay.waits.store(self.number, Ordering::SeqCst);
         // ORDERING: SeqCst, P1.
@@ -217,16 +227,17 @@ impl Stayer {
         }
     }
 
-    /// The thread has something to do again.
-    pub(super) fn after_wait(&mut self) {
-        // ORDERING: Relaxed, the thread's own value, which the guard only ever sets to 0.
-        if self.stay.waits.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        // ORDERING: SeqCst, P1. If the guard was faster it has set the class, or is about to.
-        if self.stay.waits.swap(0, Ordering::SeqCst) != 0 {
+    /// Gives the class up, if the thread has it.
+    pub(super) fn leave(&mut self) {
+        // ORDERING: SeqCst, P1. If the guard was faster it has set the class.
+        if self.is_in_class() && self.stay.waits.swap(0, Ordering::SeqCst) != 0 {
             set_class(None, Class::Normal);
         }
+    }
+
+    fn is_in_class(&self) -> bool {
+        // ORDERING: Relaxed, the thread's own value, which the guard only ever sets to 0, after it has set the class.
+        self.stay.waits.load(Ordering::Relaxed) != 0
     }
 }
 
@@ -296,7 +307,7 @@ impl Watch {
 fn release(stay: &Arc<Stay>, waits: u64) -> Option<Released> {
     let before = RunQueue::of(stay.tid);
     set_class(Some(stay.tid), Class::Normal);
-    // ORDERING: SeqCst, P1. Not if the thread has moved meanwhile, which then has its class by itself, or takes it again at its next wait.
+    // ORDERING: SeqCst, P1. Not if the thread has moved meanwhile.
     let moved = stay.waits.compare_exchange(waits, 0, Ordering::SeqCst, Ordering::SeqCst).is_err();
     let before = before.filter(|_| !moved)?;
     Some(Released { stay: Arc::clone(stay), before, ticks: 0 })
