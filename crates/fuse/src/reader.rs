@@ -5,6 +5,10 @@
 //! the last one reading wakes or makes another before it goes on. Threads beyond [`IDLE_MAX`] rest;
 //! those that rest for [`REST`] end.
 //!
+//! Where io_uring brings the requests, the kernel sends by `/dev/fuse` only what nobody waits for: FORGET, and INTERRUPT. Each of them would
+//! wake a reader at the expense of the client, which is what most of a small operation costs. So one thread reads then, and pauses
+//! for [`PAUSE`] after what it has read: what comes meanwhile wakes nobody, and FORGETs come many at a time. ([`Pool::is_relaxed`])
+//!
 //! # State
 //! `Pool::idle` counts threads that read or are on their way there. `PoolState` is under its mutex.
 //!
@@ -23,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use sync::atomic::{AtomicUsize, Ordering};
+use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
 
@@ -37,6 +41,10 @@ use crate::spin::History;
 
 /// Threads that read at the same time at most, when there is nothing to do.
 const IDLE_MAX: usize = 4;
+/// The same while io_uring brings the requests.
+const IDLE_MAX_RELAXED: usize = 1;
+/// How long FORGETs are collected then, and an INTERRUPT may be late.
+const PAUSE: Duration = Duration::from_millis(2);
 /// Threads at the beginning.
 const THREADS_AT_FIRST: usize = 2;
 /// How long a thread that is not needed is kept.
@@ -57,6 +65,8 @@ pub(crate) enum ReadEnd {
 #[derive(Debug)]
 pub(crate) struct Pool {
     idle: AtomicUsize,
+    /// Set once, by [`Pool::relax`].
+    is_relaxed: AtomicBool,
     threads_max: usize,
     state: Mutex<PoolState>,
     changed: Condvar,
@@ -110,6 +120,7 @@ impl Pool {
     pub(crate) fn new(threads_max: usize) -> Self {
         Self {
             idle: AtomicUsize::new(0),
+            is_relaxed: AtomicBool::new(false),
             threads_max: threads_max.max(THREADS_AT_FIRST),
             state: Mutex::default(),
             changed: Condvar::default(),
@@ -122,6 +133,22 @@ impl Pool {
             self.spawn(shared, &mut self.state.lock())?;
         }
         Ok(())
+    }
+
+    /// From now on nobody waits for what is read.
+    pub(crate) fn relax(&self) {
+        // ORDERING: Relaxed, how many threads read is not exact anyway.
+        self.is_relaxed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nobody waits for what is read.
+    fn is_relaxed(&self) -> bool {
+        // ORDERING: Relaxed, as in `relax`.
+        self.is_relaxed.load(Ordering::Relaxed)
+    }
+
+    fn idle_max(&self) -> usize {
+        if self.is_relaxed() { IDLE_MAX_RELAXED } else { IDLE_MAX }
     }
 
     /// A request was taken: sees to it that somebody reads.
@@ -178,7 +205,7 @@ impl Pool {
     fn served(&self, resting: &Arc<Resting>) -> bool {
         // ORDERING: SeqCst, P1. A value that is too large or too small by a few is harmless: it is looked at again
         // under the lock before anything depends on it.
-        if self.idle.load(Ordering::SeqCst) < IDLE_MAX {
+        if self.idle.load(Ordering::SeqCst) < self.idle_max() {
             // ORDERING: SeqCst, as in `took`.
             self.idle.fetch_add(1, Ordering::SeqCst);
             return true;
@@ -316,6 +343,10 @@ fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<
                 worker.serve(buffer, len, false);
                 if !shared.pool.served(resting) {
                     return None;
+                }
+                if shared.pool.is_relaxed() {
+                    // Not in place of a wake-up, but to be woken less often.
+                    std::thread::sleep(PAUSE);
                 }
             }
             // NOENT: the request was taken back while it was read.

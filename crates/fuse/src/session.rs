@@ -345,7 +345,10 @@ impl Session {
     fn start_ring(&mut self) -> Result<(), SessionError> {
         let Some(prepared) = self.prepared.take() else { return Ok(()) };
         match prepared.start(&self.shared) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.shared.pool.relax();
+                Ok(())
+            }
             Err(reason) if self.needs_uring => Err(SessionError::NoUring { reason }),
             Err(reason) => {
                 tracing::warn!(reason, "requests come over /dev/fuse after all");

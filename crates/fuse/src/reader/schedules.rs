@@ -13,14 +13,29 @@ use super::*;
 /// while nobody reads, nothing wakes it any more.
 #[test]
 fn somebody_always_reads() {
-    model::check(|| {
+    check(false);
+}
+
+/// The same where one thread reads.
+#[test]
+fn somebody_always_reads_where_nobody_waits() {
+    check(true);
+}
+
+fn check(is_relaxed: bool) {
+    model::check(move || {
         let options = Options { flushers: 1, ..Options::default() };
         let volume = Volume::new(MemStore::new(1 << 20), options).unwrap();
         let (_kernel, device) = rustix::pipe::pipe().unwrap();
-        let pool = Pool { idle: AtomicUsize::new(IDLE_MAX), threads_max: 0, ..Pool::new(0) };
+        let mut pool = Pool { threads_max: 0, ..Pool::new(0) };
+        if is_relaxed {
+            pool.relax();
+        }
+        let readers = pool.idle_max();
+        pool.idle = AtomicUsize::new(readers);
         let shared = Shared::without_kernel(Arc::clone(&volume), Arc::new(Dev::new(device)), pool);
         let shared = Arc::new(shared);
-        let readers = (0..IDLE_MAX).map(|_| {
+        let readers = (0..readers).map(|_| {
             let shared = Arc::clone(&shared);
             thread::spawn(move || shared.pool.took(&shared))
         });
@@ -42,6 +57,8 @@ fn somebody_always_reads() {
 
 #[test]
 fn a_pool_without_a_reader_is_caught() {
-    let test = "reader::schedules::somebody_always_reads";
-    mutant::assert_caught(test, &["reader-rests-unchecked", "reader-not-counted"], "deadlock");
+    for test in ["somebody_always_reads", "somebody_always_reads_where_nobody_waits"] {
+        let test = format!("reader::schedules::{test}");
+        mutant::assert_caught(&test, &["reader-rests-unchecked", "reader-not-counted"], "deadlock");
+    }
 }

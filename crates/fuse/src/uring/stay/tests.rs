@@ -79,7 +79,9 @@ impl Hog {
 impl Drop for Hog {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
-        self.1.take().unwrap().join().unwrap();
+        if let Some(thread) = self.1.take() {
+            assert!(thread.join().is_ok());
+        }
     }
 }
 
