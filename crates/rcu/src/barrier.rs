@@ -5,17 +5,17 @@
 //! thread of the process pass a full fence (`membarrier(2)`, private expedited), so that the light one needs
 //! to keep only the compiler from reordering. Where the call is missing both are full fences.
 //!
-//! Under the model checkers both are full fences: they know nothing of membarrier.
+//! Under the model checkers and miri both are full fences: they know nothing of membarrier.
 
 use sync::atomic::{Ordering, fence};
 
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, miri)))]
 pub(crate) use real::{heavy, is_asymmetric, light};
 
-#[cfg(any(loom, shuttle))]
+#[cfg(any(loom, shuttle, miri))]
 pub(crate) use checked::{heavy, is_asymmetric, light};
 
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, miri)))]
 mod real {
     use std::sync::LazyLock;
     use std::sync::atomic::compiler_fence;
@@ -55,7 +55,7 @@ mod real {
     }
 }
 
-#[cfg(any(loom, shuttle))]
+#[cfg(any(loom, shuttle, miri))]
 mod checked {
     use super::{Ordering, fence};
 

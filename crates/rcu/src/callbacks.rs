@@ -1,37 +1,65 @@
 //! Deferred calls, their bound, and their barrier.
 //!
-//! A domain with work to do has one worker thread, which ends when it has had none for a while. A worker of its
-//! own for each domain: one whose readers or callbacks take long must hold up no other domain's.
+//! A thread puts its callbacks into a queue of its own ([`crate::queue`]), without a lock and without a line that
+//! others write. A domain with work to do has one worker thread, which ends when it has had none for a while. A
+//! worker of its own for each domain: one whose readers or callbacks take long must hold up no other domain's.
 //!
-//! # State (all under `Callbacks::state`)
-//! | field | holds |
-//! |---|---|
-//! | `waiting` | callbacks not yet taken, in order |
-//! | `queued`, `run` | how many were ever queued, and have run to their end; they wrap with `u64` |
-//! | `wanted` | a grace period that somebody polls for |
-//! | `worker` | the worker's thread, while there is one |
+//! # A pass
+//! The worker looks how much each queue holds, lets a grace period pass, runs that much of each queue in order and
+//! counts it *after* it ran: a barrier waits for the counts, so that it waits for callbacks that are running, too.
+//! One grace period that begins after the look serves all that were seen.
 //!
-//! The worker takes all that waits, lets a grace period pass, runs them in order and counts each *after* it
-//! ran: a barrier waits for the count, so that it waits for callbacks that are running, too. One grace period
-//! that begins after the taking serves all that were taken.
+//! A pass begins at a tick, or earlier: if somebody waits for callbacks, or many are waiting.
 //!
-//! Lock order: `state` is a leaf; callbacks run with no lock held.
+//! # State
+//! | field | holds | protected by |
+//! |---|---|---|
+//! | `queues` | every thread's queue | `state` |
+//! | `removed` | how many works ran in queues that are gone | `state` |
+//! | `wanted` | a grace period that somebody polls for | `state` |
+//! | `has_worker`, `is_urgent`, `waiters` | whether there is a worker; it must not wait for the tick; who waits for callbacks | `state` |
+//! | `alert` | what the worker has to be told of | atomic, C1 |
+//! | `backlog` | callbacks that wait, in whole blocks of each thread's | atomic, C2 |
+//!
+//! # Orderings
+//! * C1 caller: put a work in, light fence, load `alert`. Worker: store `alert`, heavy fence, look at the queues. Either
+//!   the caller sees that the worker rests, and wakes it, or the worker sees the work.
+//! * C2 `backlog` counts in blocks: the caller adds one when it puts in the last work of it, the worker takes it away
+//!   when it has run that one. So a call writes a shared line once in a block only, and what is counted never drifts, whoever ends.
+//!
+//! # Lock order
+//! `state` is a leaf. Callbacks run under the lock of their queue's running end, which only who runs them takes.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::Cell;
 use std::sync::Arc;
-use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+use sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use sync::mutant::is_on;
 use sync::{Condvar, Mutex, MutexGuard};
 
+use crate::barrier::{heavy, light};
 use crate::domain::Inner;
+use crate::local::Place;
+use crate::queue::{Queue, Sender};
 use crate::seq::{Cookie, is_at_least};
+use crate::work::Work;
 
 /// A worker that has had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_millis(250);
 
+/// A pass begins before its tick if so many wait: what they hold is still in the processor's cache, and grace periods
+/// are shared by enough of them.
+const CROWD: u64 = 4096;
+
 /// Callbacks run between two counts of them.
-const COUNTED_AT_ONCE: usize = 64;
+const COUNTED_AT_ONCE: u64 = 64;
+
+/// Works of a thread that are counted together, where the bound is large enough.
+const BLOCK: u64 = 64;
+
+/// There is neither a clock nor an idle time in a model: the worker ends when there is nothing to do.
+const IS_MODEL: bool = cfg!(any(loom, shuttle));
 
 /// Something that runs what it is given, later and elsewhere.
 pub trait WorkQueue: Send + Sync + 'static {
@@ -39,11 +67,71 @@ pub trait WorkQueue: Send + Sync + 'static {
     fn push(&self, work: Box<dyn FnOnce() + Send>);
 }
 
-type Work = Box<dyn FnOnce() + Send>;
+/// What a worker has to be told of.
+#[derive(Debug)]
+pub struct Alert(AtomicU8);
+
+/// Of every callback: it rests, or there is none.
+const OF_ANY: u8 = 0;
+/// Of a crowd: it waits for its tick.
+const OF_A_CROWD: u8 = 1;
+/// Of nothing: it is at work, and looks again.
+const OF_NOTHING: u8 = 2;
+
+impl Alert {
+    /// Nobody is at work.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(AtomicU8::new(OF_ANY))
+    }
+
+    /// Who looks at the queues after this misses no callback whose caller does not find that it must tell.
+    pub fn of_any(&self, is_asymmetric: bool) {
+        // ORDERING: Relaxed, C1 with the fence.
+        self.0.store(OF_ANY, Ordering::Relaxed);
+        if !is_on("rcu-no-heavy-fence-before-rest") {
+            heavy(is_asymmetric);
+        }
+    }
+
+    /// Whether who has just put a callback in must tell.
+    #[inline]
+    pub fn is_of_any(&self, is_asymmetric: bool) -> bool {
+        if !is_on("rcu-no-light-fence-on-call") {
+            light(is_asymmetric);
+        }
+        // ORDERING: Relaxed, C1 with the fence.
+        self.0.load(Ordering::Relaxed) == OF_ANY
+    }
+
+    /// Who calls is at work, and looks at the queues again before it rests.
+    pub fn of_nothing(&self) {
+        self.set(OF_NOTHING);
+    }
+
+    fn is_of_a_crowd(&self) -> bool {
+        // ORDERING: Relaxed. Who misses it looks again a block later, and the tick comes.
+        self.0.load(Ordering::Relaxed) == OF_A_CROWD
+    }
+
+    fn set(&self, level: u8) {
+        // ORDERING: Relaxed. Who still sees `OF_ANY` takes the lock for nothing.
+        self.0.store(level, Ordering::Relaxed);
+    }
+}
+
+impl Default for Alert {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 /// A domain's callbacks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Callbacks {
+    alert: Alert,
+    backlog: AtomicU64,
+    bounds: Bounds,
     state: Mutex<State>,
     /// For the worker: there is work.
     work: Condvar,
@@ -51,73 +139,153 @@ pub(crate) struct Callbacks {
     ran: Condvar,
 }
 
-#[derive(Default)]
-struct State {
-    waiting: Vec<Work>,
-    queued: u64,
-    run: u64,
-    wanted: Option<Cookie>,
-    worker: Option<Option<ThreadId>>,
-    /// Somebody waits for callbacks: do not wait for a tick.
-    is_urgent: bool,
+/// How much may wait.
+#[derive(Debug)]
+struct Bounds {
+    /// Who finds so many waits.
+    max: u64,
+    /// Who waits goes on below: a quarter is free, for one callback's sake nobody is woken.
+    low: u64,
+    /// Works of a thread that are counted together.
+    block: u64,
 }
 
-impl std::fmt::Debug for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State")
-            .field("waiting", &self.waiting.len())
-            .field("run", &self.run)
-            .finish_non_exhaustive()
-    }
+#[derive(Debug, Default)]
+struct State {
+    queues: Vec<Arc<Queue>>,
+    removed: u64,
+    wanted: Option<Cookie>,
+    has_worker: bool,
+    is_urgent: bool,
+    waiters: usize,
+}
+
+sync::thread_local! {
+    /// The domain whose callbacks this thread runs: it must not wait for them.
+    static RUNS: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Callbacks {
+    pub(crate) fn new(max: usize) -> Self {
+        let max = u64::try_from(max).unwrap_or(u64::MAX);
+        let block = if max >= 16 * BLOCK { BLOCK } else { 1 };
+        Self {
+            alert: Alert::new(),
+            backlog: AtomicU64::new(0),
+            bounds: Bounds { max, low: max - max / 4, block },
+            state: Mutex::new(State::default()),
+            work: Condvar::new(),
+            ran: Condvar::new(),
+        }
+    }
+
     /// How many were ever queued, and how many have run.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let state = self.state.lock();
-        (state.queued, state.run)
+        let sum = |count: fn(&Queue) -> u64| {
+            state.queues.iter().fold(state.removed, |sum, queue| sum + count(queue))
+        };
+        // In this order, so that no more have run than were queued.
+        let ran = sum(Queue::ran);
+        (sum(Queue::put), ran)
+    }
+
+    /// A queue for a thread.
+    fn join(&self) -> Sender {
+        let sender = Sender::new();
+        self.state.lock().queues.push(Arc::clone(sender.queue()));
+        sender
+    }
+
+    /// A thread's queue has got its last work.
+    pub(crate) fn part(&self, sender: Sender) {
+        drop(sender);
+        self.state.lock().forget_what_is_over();
+    }
+
+    fn backlog(&self) -> u64 {
+        // ORDERING: Relaxed, C2: a count. Who sleeps because of it looks under the lock.
+        self.backlog.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Callbacks {
+    /// The domain has no readers any more, and no worker: what is left, because no thread could be had, runs here.
+    fn drop(&mut self) {
+        for queue in std::mem::take(&mut self.state.lock().queues) {
+            queue.run(queue.put(), COUNTED_AT_ONCE, |_, _| ());
+        }
     }
 }
 
 impl Inner {
-    /// Queues a callback; waits first while there are too many, if it may.
-    pub(crate) fn call(self: &Arc<Self>, work: Work, may_wait: bool) {
+    /// Queues a callback. Who fills the domain's queues up waits until there is room again, if it may.
+    #[inline]
+    pub(crate) fn call(self: &Arc<Self>, place: &Place, work: Work) {
         let callbacks = &self.callbacks;
-        let mut state = callbacks.state.lock();
-        let is_full = |state: &State| {
-            usize::try_from(state.queued.wrapping_sub(state.run)).unwrap_or(usize::MAX)
-                >= self.options.callbacks_max
+        let block = callbacks.bounds.block;
+        let put_in = |sender: &mut Sender| {
+            let ends_block = (sender.put() + 1).is_multiple_of(block);
+            // ORDERING: Relaxed, C2; counted first, so that the worker takes away what is there.
+            let backlog = ends_block.then(|| callbacks.backlog.fetch_add(block, Ordering::Relaxed) + block);
+            sender.push(work);
+            backlog
         };
-        if is_full(&state) && may_wait && !state.is_worker() {
-            self.counters.slowed.add(1);
-            while is_full(&state) {
-                state = self.wait_for_callbacks(state);
-            }
+        let backlog = place.with_sender(|| callbacks.join(), put_in);
+        if callbacks.alert.is_of_any(self.gate.is_asymmetric()) {
+            self.wake_worker(&mut callbacks.state.lock());
         }
-        state.waiting.push(work);
-        state.queued = state.queued.wrapping_add(1);
-        if state.waiting.len() == 1 {
-            self.wake_worker(&mut state);
+        if let Some(backlog) = backlog {
+            self.has_filled_block(place, backlog);
         }
     }
 
+    fn has_filled_block(self: &Arc<Self>, place: &Place, backlog: u64) {
+        let callbacks = &self.callbacks;
+        if backlog >= CROWD && callbacks.alert.is_of_a_crowd() {
+            callbacks.alert.of_nothing();
+            drop(callbacks.state.lock());
+            callbacks.work.notify_one();
+        }
+        if backlog < callbacks.bounds.max || place.is_inside() || self.is_run_here() {
+            return;
+        }
+        self.counters.slowed.add(1);
+        let mut state = callbacks.state.lock();
+        while callbacks.backlog() >= callbacks.bounds.low {
+            state = self.wait_for_callbacks(state);
+        }
+    }
+
+    /// Whether the caller is in a callback of this domain.
+    pub(crate) fn is_run_here(&self) -> bool {
+        RUNS.try_with(Cell::get).is_ok_and(|runs| runs == self.address())
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// Sees to it that this grace period comes.
-    pub(crate) fn ask(self: &Arc<Self>, cookie: Cookie) {
+    pub(crate) fn ask(self: &Arc<Self>, cookie: Cookie, is_urgent: bool) {
         let mut state = self.callbacks.state.lock();
         // The later of the two: it serves both.
         if state.wanted.is_none_or(|wanted| is_at_least(cookie.0, wanted.0)) {
             state.wanted = Some(cookie);
         }
+        state.is_urgent |= is_urgent;
         self.wake_worker(&mut state);
     }
 
     pub(crate) fn barrier(self: &Arc<Self>) {
-        let callbacks = &self.callbacks;
-        let mut state = callbacks.state.lock();
-        assert!(!state.is_worker(), "a barrier in a callback of the same domain would wait for itself");
-        let queued = state.queued;
-        // By distance: both counts go around.
-        while state.run.wrapping_sub(queued) >= 1 << 63 {
+        assert!(!self.is_run_here(), "a barrier in a callback of the same domain would wait for itself");
+        let mut state = self.callbacks.state.lock();
+        let mut awaited: Vec<_> = state.queues.iter().map(|queue| (Arc::clone(queue), queue.put())).collect();
+        loop {
+            awaited.retain(|(queue, put)| !queue.has_run(*put));
+            if awaited.is_empty() {
+                return;
+            }
             state = self.wait_for_callbacks(state);
         }
     }
@@ -127,29 +295,33 @@ impl Inner {
         self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
     ) -> MutexGuard<'a, State> {
+        let callbacks = &self.callbacks;
         state.is_urgent = true;
         self.wake_worker(&mut state);
-        if state.worker.is_some() {
-            self.callbacks.ran.wait(&mut state);
+        if state.has_worker {
+            state.waiters += 1;
+            callbacks.ran.wait(&mut state);
+            state.waiters -= 1;
             return state;
         }
-        let work = std::mem::take(&mut state.waiting);
         drop(state);
-        self.wait_for(self.gate.get_state());
-        self.run_all(work);
-        self.callbacks.state.lock()
+        self.pass();
+        callbacks.state.lock()
     }
 
     fn wake_worker(self: &Arc<Self>, state: &mut State) {
-        if state.worker.is_some() {
-            self.callbacks.work.notify_one();
+        let callbacks = &self.callbacks;
+        if state.has_worker {
+            callbacks.work.notify_one();
             return;
         }
         let inner = Arc::clone(self);
-        let spawned = std::thread::Builder::new().name("rcu-worker".into()).spawn(move || inner.serve());
+        let spawned = sync::thread::Builder::new().name("rcu-worker".into()).spawn(move || inner.serve());
         match spawned {
-            // Its number is noted by itself; until then it runs no callback.
-            Ok(_detached) => state.worker = Some(None),
+            Ok(_detached) => {
+                state.has_worker = true;
+                callbacks.alert.of_nothing();
+            }
             // Whoever calls, polls or waits next tries again.
             Err(error) => tracing::error!(%error, "no thread for callbacks"),
         }
@@ -157,58 +329,101 @@ impl Inner {
 
     /// The worker.
     fn serve(&self) {
-        self.callbacks.state.lock().worker = Some(Some(std::thread::current().id()));
-        while let Some((work, wanted)) = self.next_work() {
-            let cookie = if work.is_empty() { wanted } else { Some(self.gate.get_state()) };
-            if let Some(cookie) = cookie {
+        while let Some(wanted) = self.gather() {
+            self.pass();
+            if let Some(cookie) = wanted {
                 self.wait_for(cookie);
             }
-            self.run_all(work);
         }
     }
 
-    /// Waits for work, and then for the tick; `None`: the worker has ended.
-    fn next_work(&self) -> Option<(Vec<Work>, Option<Cookie>)> {
+    /// Waits for work, and then for the tick; gives the grace period that is wanted besides. `None`: the worker has ended.
+    fn gather(&self) -> Option<Option<Cookie>> {
         let callbacks = &self.callbacks;
         let mut state = callbacks.state.lock();
+        if !state.has_work() {
+            state = self.free_all(state);
+        }
         let idle_until = Instant::now() + IDLE;
-        while state.waiting.is_empty() && state.wanted.is_none() {
-            if callbacks.work.wait_until(&mut state, idle_until)
-                && state.waiting.is_empty()
-                && state.wanted.is_none()
-            {
-                state.worker = None;
+        while !state.has_work() {
+            // C1: the look that follows is the one that counts.
+            callbacks.alert.of_any(self.gate.is_asymmetric());
+            if state.has_work() && !is_on("rcu-rest-unchecked") {
+                break;
+            }
+            if IS_MODEL || callbacks.work.wait_until(&mut state, idle_until) && !state.has_work() {
+                state.has_worker = false;
                 return None;
             }
         }
-        let tick = Instant::now() + self.until_tick();
-        let is_crowded = |state: &State| state.waiting.len() >= self.options.callbacks_max / 2;
-        while !state.is_urgent && !is_crowded(&state) && !callbacks.work.wait_until(&mut state, tick) {}
+        callbacks.alert.set(OF_A_CROWD);
+        let tick = self.next_tick();
+        while !(IS_MODEL || state.is_urgent || callbacks.backlog() >= CROWD || self.now() >= tick) {
+            callbacks.work.wait_until(&mut state, self.instant(tick));
+        }
+        callbacks.alert.of_nothing();
         state.is_urgent = false;
-        Some((std::mem::take(&mut state.waiting), state.wanted.take()))
+        Some(state.wanted.take())
     }
 
-    fn run_all(&self, work: Vec<Work>) {
-        let mut work = work.into_iter();
-        while work.len() > 0 {
-            let mut run = 0;
-            for one in work.by_ref().take(COUNTED_AT_ONCE) {
-                if catch_unwind(AssertUnwindSafe(one)).is_err() {
-                    tracing::error!("a callback panicked");
-                }
-                run += 1;
-            }
-            let mut state = self.callbacks.state.lock();
-            state.run = state.run.wrapping_add(run);
-            drop(state);
-            self.callbacks.ran.notify_all();
+    /// Frees what the callers have not freed: they may never come again.
+    fn free_all<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let queues = state.queues.clone();
+        drop(state);
+        queues.iter().for_each(|queue| queue.free(true));
+        self.callbacks.state.lock()
+    }
+
+    /// Runs what is there now.
+    fn pass(&self) {
+        let mut state = self.callbacks.state.lock();
+        state.forget_what_is_over();
+        let queues = state.queues.clone();
+        drop(state);
+        // What a caller left since the last pass: it does not queue much any more.
+        queues.iter().for_each(|queue| queue.free(false));
+        let mut seen: Vec<_> = queues.into_iter().map(|queue| (queue.put(), queue)).collect();
+        seen.retain(|(put, queue)| !queue.has_run(*put));
+        if seen.is_empty() {
+            return;
+        }
+        // After the look: it serves all that were seen.
+        self.wait_for(self.gate.get_state());
+        let outer = RUNS.with(|runs| runs.replace(self.address()));
+        for (put, queue) in seen {
+            queue.run(put, COUNTED_AT_ONCE, |from, to| self.count(from, to, to == put));
+        }
+        RUNS.with(|runs| runs.set(outer));
+    }
+
+    /// Counts callbacks of one queue that have run.
+    fn count(&self, from: u64, to: u64, is_last: bool) {
+        let callbacks = &self.callbacks;
+        let Bounds { low, block, .. } = callbacks.bounds;
+        let ended = (to / block - from / block) * block;
+        // ORDERING: Relaxed, C2.
+        let before = callbacks.backlog.fetch_sub(ended, Ordering::Relaxed);
+        let makes_room = before >= low && before - ended < low;
+        if (makes_room || is_last) && !is_on("rcu-ran-untold") && callbacks.state.lock().waiters > 0 {
+            callbacks.ran.notify_all();
         }
     }
 }
 
 impl State {
-    /// Whether the caller is the worker, in a callback.
-    fn is_worker(&self) -> bool {
-        self.worker == Some(Some(std::thread::current().id()))
+    fn has_work(&self) -> bool {
+        self.wanted.is_some() || self.queues.iter().any(|queue| !queue.has_run(queue.put()))
+    }
+
+    /// Lets go of the queues of threads that have ended.
+    fn forget_what_is_over(&mut self) {
+        let removed = &mut self.removed;
+        self.queues.retain(|queue| {
+            let is_over = queue.is_over();
+            if is_over {
+                *removed += queue.ran();
+            }
+            !is_over
+        });
     }
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::domain::{Domain, Guard};
 use crate::seq::Cookie;
+use crate::work::Work;
 
 /// A value that is replaced while others read it.
 ///
@@ -138,11 +139,8 @@ impl<T: Send + 'static> Drop for Retired<T> {
             drop(unsafe { value.into_box() });
             return;
         }
-        self.domain.call(move || {
-            let value = value;
-            // SAFETY: the callback runs after a grace period.
-            drop(unsafe { value.into_box() });
-        });
+        // SAFETY: made of a box; it runs after a grace period, and readers are all who may see it until then.
+        self.domain.queue(unsafe { Work::drop_raw(value.0.as_ptr()) });
     }
 }
 

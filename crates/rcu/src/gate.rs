@@ -113,6 +113,12 @@ impl Gate {
         self.slots.lock().len()
     }
 
+    /// Whether light fences are the compiler's alone.
+    #[inline]
+    pub(crate) fn is_asymmetric(&self) -> bool {
+        self.is_asymmetric
+    }
+
     /// Begins a read section. The caller is the only one that uses `slot`, and outside.
     #[inline]
     pub fn enter(&self, slot: &Slot) {

@@ -33,12 +33,15 @@
 //! | `local` | which slot of a domain is this thread's |
 //! | `domain` | the interface |
 //! | `callbacks` | deferred calls, their bound, and their barrier |
+//! | `queue` | the callbacks of one thread |
+//! | `work` | one callback |
 //! | `cell` | pointers that live as long as a guard |
 
 #![deny(unsafe_code)]
 
 mod barrier;
-mod callbacks;
+#[doc(hidden)]
+pub mod callbacks;
 #[allow(unsafe_code, reason = "pointers whose life a guard proves")]
 mod cell;
 mod domain;
@@ -46,8 +49,14 @@ mod domain;
 pub mod gate;
 #[allow(unsafe_code, reason = "a thread's own pointer to its slot, without counting")]
 mod local;
+#[allow(unsafe_code, reason = "one thread fills, another empties")]
+#[doc(hidden)]
+pub mod queue;
 mod seq;
 mod stats;
+#[allow(unsafe_code, reason = "closures without a box")]
+#[doc(hidden)]
+pub mod work;
 
 pub use callbacks::WorkQueue;
 pub use cell::{RcuCell, Retired};

@@ -20,6 +20,7 @@ use std::sync::{Arc, Weak};
 
 use crate::domain::Inner;
 use crate::gate::Slot;
+use crate::queue::Sender;
 
 /// A thread's place in a domain.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(crate) struct Place {
     pub(crate) slot: Arc<Slot>,
     /// Sections that are open, one inside the other.
     nest: Cell<usize>,
+    /// The thread's callbacks, once there was one.
+    sender: RefCell<Option<Sender>>,
     /// Nobody remembers it: the last section's end gives it back.
     is_temporary: Cell<bool>,
 }
@@ -42,7 +45,7 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Local(Vec<Entry>);
 
-thread_local! {
+sync::thread_local! {
     static LAST: Cell<(u64, Option<NonNull<Place>>)> = const { Cell::new((0, None)) };
     static LOCAL: RefCell<Local> = const { RefCell::new(Local(Vec::new())) };
 }
@@ -50,7 +53,7 @@ thread_local! {
 /// This thread's place in the domain with this number, which the caller keeps alive.
 #[inline]
 pub(crate) fn place(domain: u64, inner: &Arc<Inner>) -> NonNull<Place> {
-    match LAST.get() {
+    match LAST.with(Cell::get) {
         (last, Some(place)) if last == domain => place,
         _ => find(domain, inner),
     }
@@ -70,7 +73,7 @@ fn find(domain: u64, inner: &Arc<Inner>) -> NonNull<Place> {
     });
     match found {
         Ok(place) => {
-            LAST.set((domain, Some(place)));
+            remember((domain, Some(place)));
             place
         }
         // The thread is ending.
@@ -78,14 +81,28 @@ fn find(domain: u64, inner: &Arc<Inner>) -> NonNull<Place> {
     }
 }
 
+/// Does nothing where the thread is ending: nobody looks there any more.
+fn remember(place: (u64, Option<NonNull<Place>>)) {
+    let _ = LAST.try_with(|last| last.set(place));
+}
+
 /// Makes a place; `give_back` or `LOCAL` frees it.
 fn join(inner: &Arc<Inner>, is_temporary: bool) -> NonNull<Place> {
-    let thread = std::thread::current();
-    let name = format!("{} ({})", thread.name().unwrap_or("unnamed"), rustix::thread::gettid());
-    let slot = Slot::new(name);
+    let slot = Slot::new(name_of_this_thread());
     inner.gate.join(Arc::clone(&slot));
-    let place = Place { slot, nest: Cell::new(0), is_temporary: Cell::new(is_temporary) };
+    let place =
+        Place { slot, nest: Cell::new(0), sender: RefCell::new(None), is_temporary: Cell::new(is_temporary) };
     NonNull::from(Box::leak(Box::new(place)))
+}
+
+fn name_of_this_thread() -> String {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("unnamed");
+    if cfg!(miri) {
+        // It has no such call.
+        return name.to_owned();
+    }
+    format!("{name} ({})", rustix::thread::gettid())
 }
 
 /// Takes a place out of its domain and frees it.
@@ -96,6 +113,22 @@ unsafe fn give_back(inner: &Inner, place: NonNull<Place>) {
     // SAFETY: a leaked box, by the caller's promise used by nobody else.
     let place = unsafe { Box::from_raw(place.as_ptr()) };
     inner.gate.part(&place.slot);
+    if let Some(sender) = place.sender.into_inner() {
+        inner.callbacks.part(sender);
+    }
+}
+
+/// Calls `use_place` with this thread's place in a domain.
+#[inline]
+pub(crate) fn with_place(domain: u64, inner: &Arc<Inner>, use_place: impl FnOnce(&Place)) {
+    let place = place(domain, inner);
+    // SAFETY: this thread's, and alive until the thread or its last section ends.
+    let used = unsafe { place.as_ref() };
+    use_place(used);
+    if used.is_temporary() && !used.is_inside() {
+        // SAFETY: made for this call, and not used again.
+        unsafe { end_temporary(inner, place) };
+    }
 }
 
 impl Place {
@@ -113,6 +146,16 @@ impl Place {
         let nest = self.nest.get() - 1;
         self.nest.set(nest);
         nest == 0
+    }
+
+    /// The end at which callbacks are put in.
+    #[inline]
+    pub(crate) fn with_sender<T>(
+        &self,
+        join: impl FnOnce() -> Sender,
+        put_in: impl FnOnce(&mut Sender) -> T,
+    ) -> T {
+        put_in(self.sender.borrow_mut().get_or_insert_with(join))
     }
 
     /// Whether a section is open.
@@ -150,7 +193,7 @@ pub(crate) unsafe fn end_temporary(inner: &Inner, place: NonNull<Place>) {
 impl Local {
     /// Frees places in domains that are gone. The remembered place is of a living one, or is never asked for again.
     fn forget_the_dead(&mut self) {
-        LAST.set((0, None));
+        remember((0, None));
         self.0.retain(|entry| {
             let is_alive = entry.inner.strong_count() > 0;
             if !is_alive {
@@ -165,7 +208,7 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        LAST.set((0, None));
+        remember((0, None));
         for entry in self.0.drain(..) {
             // SAFETY: the entry kept it alive until here.
             let place = unsafe { entry.place.as_ref() };

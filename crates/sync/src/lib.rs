@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cell;
 mod clock;
 mod counter;
 mod lock;
@@ -19,12 +20,33 @@ pub use clock::{Clock, ManualClock, RealClock};
 pub use counter::Counter;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+#[cfg(loom)]
+#[doc(hidden)]
+pub use loom as __loom;
+#[cfg(shuttle)]
+pub use shuttle::thread_local;
+#[cfg(not(any(loom, shuttle)))]
+pub use std::thread_local;
+
+/// Thread-locals of the model's threads. Loom's own macro knows no constants.
+#[cfg(loom)]
+#[macro_export]
+macro_rules! thread_local {
+    ($($(#[$attribute:meta])* $vis:vis static $name:ident: $type:ty = const { $value:expr };)*) => {
+        $crate::__loom::thread_local! {
+            $($(#[$attribute])* $vis static $name: $type = $value;)*
+        }
+    };
+}
+
 /// Atomics of the chosen build.
 pub mod atomic {
     #[cfg(loom)]
-    pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     #[cfg(shuttle)]
-    pub use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub use shuttle::sync::atomic::{
+        AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
     #[cfg(not(any(loom, shuttle)))]
-    pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }

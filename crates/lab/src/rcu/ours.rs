@@ -57,7 +57,7 @@ impl Subject for Ours {
     }
 
     fn callbacks(&self, values: u64) {
-        (0..values).for_each(|n| self.domain.defer_drop(Box::new(Counted(n))));
+        (0..values).for_each(|n| self.domain.defer_free(Box::new(Counted(n))));
         self.domain.barrier();
     }
 }

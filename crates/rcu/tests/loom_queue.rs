@@ -1,0 +1,114 @@
+//! A thread's callbacks, between it and who runs them, under loom.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p watertight-rcu --release --test loom_queue`
+#![cfg(loom)]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize as Plain;
+
+use loom::cell::UnsafeCell;
+use sync::atomic::{AtomicBool, Ordering};
+use sync::mutant::assert_caught;
+use sync::thread;
+use watertight_rcu::callbacks::Alert;
+use watertight_rcu::queue::Sender;
+use watertight_rcu::work::Work;
+
+/// Works that assert that they run in order.
+fn work(number: usize, ran: &Arc<Plain>) -> Work {
+    let ran = Arc::clone(ran);
+    // ORDERING: SeqCst, plain counting that the model does not see.
+    Work::call(move || assert_eq!(ran.fetch_add(1, std::sync::atomic::Ordering::SeqCst), number))
+}
+
+#[test]
+fn who_runs_finds_what_was_put_in() {
+    loom::model(|| {
+        let ran = Arc::new(Plain::new(0));
+        let mut sender = Sender::new();
+        let queue = Arc::clone(sender.queue());
+        let caller = {
+            let ran = Arc::clone(&ran);
+            thread::spawn(move || {
+                // Through segments of one, two, and one that is used again if it is free by then.
+                for number in 0..4 {
+                    sender.push(work(number, &ran));
+                }
+                sender.push(Work::drop_box(Box::new(7)));
+            })
+        };
+        queue.run(queue.put(), 2, |_, _| ());
+        queue.free(true);
+        caller.join().expect("the caller ends");
+        queue.run(queue.put(), 2, |_, _| ());
+        assert!(queue.has_run(5));
+        assert_eq!(ran.load(std::sync::atomic::Ordering::SeqCst), 4);
+    });
+}
+
+/// What a callback writes and who waits for it reads.
+struct Written(UnsafeCell<bool>);
+
+// SAFETY: that nobody writes while another one reads is what is tested.
+unsafe impl Sync for Written {}
+// SAFETY: as above.
+unsafe impl Send for Written {}
+
+#[test]
+fn what_is_counted_has_run() {
+    loom::model(|| {
+        let written = Arc::new(Written(UnsafeCell::new(false)));
+        let mut sender = Sender::new();
+        let queue = Arc::clone(sender.queue());
+        let writes = Arc::clone(&written);
+        sender.push(Work::call(move || {
+            writes.0.with_mut(|written| {
+                // SAFETY: that nobody else is there is what is tested.
+                unsafe { *written = true };
+            });
+        }));
+        let runner = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || queue.run(1, 1, |_, _| ()))
+        };
+        if queue.has_run(1) {
+            // SAFETY: that nobody else is there is what is tested.
+            written.0.with(|written| assert!(unsafe { *written }));
+        }
+        runner.join().expect("the runner ends");
+    });
+}
+
+#[test]
+fn a_caller_tells_or_is_seen() {
+    loom::model(|| {
+        let alert = Arc::new(Alert::default());
+        alert.of_nothing();
+        let told = Arc::new(AtomicBool::new(false));
+        let mut sender = Sender::new();
+        let queue = Arc::clone(sender.queue());
+        let caller = {
+            let (alert, told) = (Arc::clone(&alert), Arc::clone(&told));
+            thread::spawn(move || {
+                sender.push(Work::call(|| ()));
+                // ORDERING: Relaxed, read after the join.
+                told.store(alert.is_of_any(false), Ordering::Relaxed);
+            })
+        };
+        alert.of_any(false);
+        let is_seen = !queue.has_run(queue.put());
+        caller.join().expect("the caller ends");
+        assert!(is_seen || told.load(Ordering::Relaxed), "the worker rests beside a callback");
+    });
+}
+
+#[test]
+fn each_mutant_is_caught() {
+    assert_caught("who_runs_finds_what_was_put_in", &["rcu-put-before-work"], "panicked");
+    assert_caught("what_is_counted_has_run", &["rcu-counted-before-run"], "panicked");
+    assert_caught(
+        "a_caller_tells_or_is_seen",
+        &["rcu-no-light-fence-on-call", "rcu-no-heavy-fence-before-rest"],
+        "the worker rests beside a callback",
+    );
+}

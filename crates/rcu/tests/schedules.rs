@@ -1,0 +1,153 @@
+//! Domains as they are, under random schedules.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-rcu --test schedules`
+#![cfg(shuttle)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use sync::model::check;
+use sync::mutant::assert_caught;
+use sync::{Condvar, Mutex, thread};
+use watertight_rcu::{Domain, DomainOptions, RcuCell};
+
+// ORDERING: SeqCst here and below: oracles, which the schedules do not see.
+const SC: Ordering = Ordering::SeqCst;
+
+fn small(callbacks_max: usize) -> Domain {
+    Domain::with_options(DomainOptions { callbacks_max, ..DomainOptions::default() })
+}
+
+/// A value that knows whether it was dropped while somebody reads it.
+struct Watched(Arc<AtomicUsize>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        assert_eq!(self.0.load(SC), 0, "dropped under a reader");
+    }
+}
+
+#[test]
+fn a_section_lasts_as_long_as_its_outermost_guard() {
+    check(|| {
+        let domain = Domain::new();
+        let readers = Arc::new(AtomicUsize::new(0));
+        let cell = Arc::new(RcuCell::new(&domain, Watched(Arc::clone(&readers))));
+        let reader = {
+            let (domain, cell) = (domain.clone(), Arc::clone(&cell));
+            thread::spawn(move || {
+                let outer = domain.read();
+                let seen = Arc::clone(&cell.load(&outer).0);
+                seen.fetch_add(1, SC);
+                thread::yield_now();
+                drop(domain.read());
+                thread::yield_now();
+                seen.fetch_sub(1, SC);
+                drop(outer);
+            })
+        };
+        drop(cell.replace(Watched(Arc::new(AtomicUsize::new(0)))).wait());
+        reader.join().expect("the reader ends");
+    });
+}
+
+#[test]
+fn a_barrier_waits_for_callbacks_that_run() {
+    check(|| {
+        let domain = Domain::new();
+        let ran = Arc::new(AtomicBool::new(false));
+        let sets = Arc::clone(&ran);
+        domain.call(move || {
+            thread::yield_now();
+            sets.store(true, SC);
+        });
+        domain.barrier();
+        assert!(ran.load(SC), "the barrier did not wait");
+    });
+}
+
+#[test]
+fn who_fills_the_queues_up_goes_on() {
+    check(|| {
+        let domain = small(2);
+        let callers: Vec<_> = (0..2)
+            .map(|_| {
+                let domain = domain.clone();
+                thread::spawn(move || {
+                    for _ in 0..3 {
+                        domain.call(thread::yield_now);
+                        let stats = domain.stats();
+                        // Each of the two has one more before it looks.
+                        assert!(stats.callbacks_queued - stats.callbacks_run <= 3, "{stats:?}");
+                    }
+                })
+            })
+            .collect();
+        for caller in callers {
+            caller.join().expect("a caller ends");
+        }
+        domain.barrier();
+        assert_eq!(domain.stats().callbacks_run, 6);
+    });
+}
+
+#[test]
+fn a_callback_runs_though_nobody_waits_for_it() {
+    check(|| {
+        let domain = small(100);
+        let ran = Arc::new((Mutex::new(0), Condvar::new()));
+        let callers: Vec<_> = (0..2)
+            .map(|_| {
+                let (domain, ran) = (domain.clone(), Arc::clone(&ran));
+                // Each ends at once: its callbacks outlive it.
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        let ran = Arc::clone(&ran);
+                        domain.call(move || {
+                            *ran.0.lock() += 1;
+                            ran.1.notify_all();
+                        });
+                        thread::yield_now();
+                    }
+                })
+            })
+            .collect();
+        let mut count = ran.0.lock();
+        while *count < 4 {
+            ran.1.wait(&mut count);
+        }
+        drop(count);
+        for caller in callers {
+            caller.join().expect("a caller ends");
+        }
+    });
+}
+
+#[test]
+fn a_grace_period_comes_to_who_polls() {
+    check(|| {
+        let domain = Domain::new();
+        let reader = {
+            let domain = domain.clone();
+            thread::spawn(move || drop(domain.read()))
+        };
+        let cookie = domain.start_poll();
+        while !domain.poll_state(cookie) {
+            thread::yield_now();
+        }
+        reader.join().expect("the reader ends");
+    });
+}
+
+#[test]
+fn each_mutant_is_caught() {
+    assert_caught(
+        "a_section_lasts_as_long_as_its_outermost_guard",
+        &["rcu-nested-end"],
+        "dropped under a reader",
+    );
+    assert_caught("a_barrier_waits_for_callbacks_that_run", &["rcu-counted-before-run"], "did not wait");
+    assert_caught("a_barrier_waits_for_callbacks_that_run", &["rcu-ran-untold"], "deadlock");
+    assert_caught("who_fills_the_queues_up_goes_on", &["rcu-ran-untold"], "deadlock");
+    assert_caught("a_callback_runs_though_nobody_waits_for_it", &["rcu-rest-unchecked"], "deadlock");
+}
