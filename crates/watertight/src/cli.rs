@@ -72,7 +72,8 @@ pub enum Verb {
 
     /// Show the volumes of this host and what they have still to write.
     #[command(
-        after_help = "Examples:\n  watertight status\n  watertight status --json /mnt/data | jq .volumes[0].state"
+        after_help = "Examples:\n  watertight status\n  watertight status --json /mnt/data | jq .volumes[0].state\n  \
+            watertight status --metrics > /var/lib/prometheus/node-exporter/watertight.prom"
     )]
     Status(StatusArgs),
 
@@ -167,6 +168,9 @@ pub struct StatusArgs {
     /// For programs.
     #[arg(long)]
     pub json: bool,
+    /// For Prometheus, in its text format: what `GET /metrics` of each mount process says.
+    #[arg(long, conflicts_with = "json")]
+    pub metrics: bool,
     /// Only this volume: its mountpoint, store or id.
     pub path: Option<OsString>,
 }

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `cli`, `opts`, `units` | what a person types |
 //! | `checks` | what is wrong with it, in words |
-//! | `mount_cmd`, `background`, `supervisor`, `live` | the mount process |
-//! | `control`, `registry`, `target` | finding mount processes and talking to them |
+//! | `mount_cmd`, `background`, `supervisor`, `live`, `process` | the mount process |
+//! | `control`, `registry`, `target`, `metrics` | finding mount processes and talking to them; their figures for Prometheus |
 //! | `umount_cmd`, `sync_cmd`, `status_cmd`, `wait_cmd` | the other verbs |
 //! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
 //! | `console`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
@@ -25,12 +25,14 @@ pub mod holders;
 pub mod kernel_side;
 pub mod live;
 pub mod logging;
+pub mod metrics;
 pub mod mount_cmd;
 pub mod mountinfo;
 pub mod notify;
 pub mod opts;
 pub mod privileges;
 pub mod problem;
+pub mod process;
 pub mod progress;
 pub mod registry;
 pub mod signals;

@@ -22,13 +22,14 @@ use tokio::sync::watch;
 use volume::{DrainReport, LifeState, Volume};
 
 use crate::control::api::{
-    Ended, FILES_NAMED_MAX, FileError, How, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
-    now_ms,
+    Ended, FILES_NAMED_MAX, FileError, How, Requests, State, Status, Synced, UmountReply, UmountRequest,
+    Unwritten, now_ms,
 };
 use crate::control::server::Service;
 use crate::holders::Holders;
 use crate::kernel_side::{Ask, ask};
 use crate::mountinfo::{self, Device, Mount, MountTable};
+use crate::process;
 use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
 
@@ -201,6 +202,19 @@ impl Live {
         })
     }
 
+    fn requests(&self) -> Requests {
+        let stats = self.session.stats();
+        let (under_way, waiting_for_locks) = self.session.under_way();
+        Requests {
+            by_kind: stats.requests.iter().map(|(op, n)| (op.name().to_ascii_lowercase(), *n)).collect(),
+            errors: stats.errors,
+            panics: stats.panics,
+            unknown: stats.unknown,
+            under_way: under_way as u64,
+            waiting_for_locks: waiting_for_locks as u64,
+        }
+    }
+
     /// Blocks until the supervisor says how the volume ended. Only from the control server's blocking threads.
     fn wait_ended(&self) -> Ended {
         let mut ended = self.ended.subscribe();
@@ -243,7 +257,13 @@ impl Service for Live {
             written_bytes: volume.bytes_written_back,
             nodes: volume.nodes,
             open_files: volume.open_files,
+            writeback_errors: volume.writeback_errors,
+            writer_waits: volume.writer_waits,
+            failing_files: volume.failing.len() as u64,
+            failing_bytes: volume.failing.iter().map(|file| file.bytes).sum(),
             errors: volume.failing.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
+            requests: self.requests(),
+            process: process::figures(self.session.threads() as u64),
         }
     }
 

@@ -9,6 +9,7 @@ use crate::cli::StatusArgs;
 use crate::console::{Colour, console};
 use crate::control::api::{State, Status};
 use crate::holders::{self, Holders};
+use crate::metrics::{self, Of};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
 use crate::registry::Record;
@@ -71,6 +72,8 @@ pub fn run(args: &StatusArgs) -> Result<()> {
         let text =
             serde_json::to_string_pretty(&report).map_err(|error| Problem::failure(error.to_string()))?;
         console().print(&text);
+    } else if args.metrics {
+        console().print(report.metrics().trim_end());
     } else {
         report.print();
     }
@@ -136,6 +139,13 @@ impl Report {
             .filter(|record| !mounted_again(record))
             .cloned()
             .collect();
+    }
+
+    fn metrics(&self) -> String {
+        let volumes: Vec<&Status> = self.volumes.iter().map(|shown| &shown.status).collect();
+        let silent = self.silent.iter().map(|v| Of { id: &v.id, mountpoint: &v.mountpoint });
+        let ended = self.ended.iter().map(|v| Of { id: &v.id, mountpoint: &v.mountpoint });
+        metrics::page(&volumes, &silent.chain(ended).collect::<Vec<_>>())
     }
 
     fn print(&self) {

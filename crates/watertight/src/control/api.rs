@@ -1,6 +1,7 @@
 //! What goes over the control socket, and into the records of mounts that ended. Keys never change
 //! their meaning; new ones may be added.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -29,6 +30,12 @@ pub enum State {
     Stalled,
     /// It ended with data that was not written.
     Failed,
+}
+
+impl State {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Active, Self::Detached, Self::Draining, Self::Released, Self::Stalled, Self::Failed];
 }
 
 impl fmt::Display for State {
@@ -93,8 +100,58 @@ pub struct Status {
     pub nodes: u64,
     /// Open files.
     pub open_files: u64,
+    /// Attempts to write a file back that failed, since the start.
+    #[serde(default)]
+    pub writeback_errors: u64,
+    /// Writes that had to wait for room in the cache, since the start.
+    #[serde(default)]
+    pub writer_waits: u64,
     /// Files whose write-back failed and whose data waits in the cache.
+    #[serde(default)]
+    pub failing_files: u64,
+    /// The bytes of theirs that wait.
+    #[serde(default)]
+    pub failing_bytes: u64,
+    /// The same files by name, the first thousand.
     pub errors: Vec<FileError>,
+    /// What the kernel asked for.
+    #[serde(default)]
+    pub requests: Requests,
+    /// What the process uses.
+    #[serde(default)]
+    pub process: Process,
+}
+
+/// Requests of the kernel since the start, and those that are under way.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requests {
+    /// How many came of each kind, by the kernel's name for it (`lookup`, `write`); only kinds that came.
+    pub by_kind: BTreeMap<String, u64>,
+    /// Answered with an error, look-ups of names that do not exist left out.
+    pub errors: u64,
+    /// Ended by a defect of the program; answered with EIO.
+    pub panics: u64,
+    /// Messages that are no known request.
+    pub unknown: u64,
+    /// Being handled now, those that wait for a lock left out.
+    pub under_way: u64,
+    /// Waiting for a lock now.
+    pub waiting_for_locks: u64,
+}
+
+/// What a mount process uses of the host; 0 where the kernel does not tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Threads.
+    pub threads: u64,
+    /// Of these, the ones that serve requests or wait for them.
+    pub serving_threads: u64,
+    /// Open descriptors.
+    pub open_fds: u64,
+    /// How many may be open.
+    pub max_fds: u64,
+    /// Memory in use (the resident set).
+    pub resident_bytes: u64,
 }
 
 impl Status {
@@ -103,6 +160,22 @@ impl Status {
     pub fn unwritten(&self) -> String {
         let files = units::count(self.dirty_files, "file", "files");
         format!("{} of {files}", units::bytes(self.dirty_bytes))
+    }
+
+    /// What keeps data from getting to the store, if anything does.
+    ///
+    /// # Errors
+    /// That, in words.
+    pub fn health(&self) -> Result<(), String> {
+        match self.state {
+            State::Stalled => Err(format!("stalled: the store does not take {}", self.unwritten())),
+            State::Failed => Err("failed: it ended with data that was not written".to_owned()),
+            _ if self.failing_files > 0 => {
+                let files = units::count(self.failing_files, "file", "files");
+                Err(format!("{} of {files} could not be written", units::bytes(self.failing_bytes)))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -27,6 +27,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::api::{Ended, ErrorReply, Status, Synced, UmountReply, UmountRequest, WaitReply};
+use crate::metrics;
 
 /// Connections at one time; more wait in the socket's queue.
 const CONNECTIONS_MAX: usize = 64;
@@ -42,6 +43,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 /// How long connections may take to hear the end.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The type of a line for a person.
+const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// What the server serves: a mounted volume.
 pub trait Service: Send + Sync + 'static {
@@ -188,7 +192,13 @@ type Reply = Response<Full<Bytes>>;
 async fn answer(request: Request<Incoming>, service: Arc<dyn Service>) -> Result<Reply, Infallible> {
     let path = request.uri().path().to_owned();
     Ok(match (request.method(), path.as_str()) {
-        (&Method::GET, "/healthz") => Response::new(Full::from("ok\n")),
+        (&Method::GET, "/healthz") => match service.status().health() {
+            Ok(()) => text(StatusCode::OK, PLAIN, "ok\n".to_owned()),
+            Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("{why}\n")),
+        },
+        (&Method::GET, "/metrics") => {
+            text(StatusCode::OK, metrics::CONTENT_TYPE, metrics::page(&[&service.status()], &[]))
+        }
         (&Method::GET, "/v1/status") => json(StatusCode::OK, &service.status()),
         (&Method::GET, "/v1/wait") => wait(request.uri().query(), &*service).await,
         (&Method::POST, "/v1/sync") => blocking(move || service.sync()).await,
@@ -196,7 +206,7 @@ async fn answer(request: Request<Incoming>, service: Arc<dyn Service>) -> Result
             Ok(body) => blocking(move || service.umount(body)).await,
             Err(error) => refuse(StatusCode::BAD_REQUEST, error),
         },
-        (method, "/healthz" | "/v1/status" | "/v1/wait" | "/v1/sync" | "/v1/umount") => {
+        (method, "/healthz" | "/metrics" | "/v1/status" | "/v1/wait" | "/v1/sync" | "/v1/umount") => {
             refuse(StatusCode::METHOD_NOT_ALLOWED, format!("{path} does not take {method}"))
         }
         _ => refuse(StatusCode::NOT_FOUND, format!("there is no {path}")),
@@ -239,6 +249,13 @@ fn refuse(status: StatusCode, error: String) -> Reply {
     json(status, &ErrorReply { error })
 }
 
+fn text(status: StatusCode, kind: &'static str, text: String) -> Reply {
+    let mut reply = Response::new(Full::from(text));
+    *reply.status_mut() = status;
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    reply
+}
+
 fn json<T: Serialize>(status: StatusCode, value: &T) -> Reply {
     let (status, body) = match serde_json::to_vec(value) {
         Ok(body) => (status, body),
@@ -246,6 +263,6 @@ fn json<T: Serialize>(status: StatusCode, value: &T) -> Reply {
     };
     let mut reply = Response::new(Full::from(body));
     *reply.status_mut() = status;
-    reply.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/json"));
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     reply
 }

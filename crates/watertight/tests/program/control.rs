@@ -13,9 +13,9 @@ use watertight::control::api::{Ended, State, Status, Synced, UmountReply, Umount
 use watertight::control::client::{CallError, Client};
 use watertight::control::server::{Server, Service};
 use watertight::holders::Holders;
-use watertight::mountinfo::Device;
 
 use crate::rig::LONG;
+use crate::sample;
 
 /// A volume that only says what it was told to say.
 struct Fake {
@@ -24,31 +24,7 @@ struct Fake {
 
 impl Service for Fake {
     fn status(&self) -> Status {
-        Status {
-            id: "fake".to_owned(),
-            pid: 1,
-            uid: 0,
-            source: "mem:".to_owned(),
-            mountpoint: "/x".to_owned(),
-            device: Device { major: 0, minor: 1 },
-            state: State::Active,
-            mount_type: "fuse".to_owned(),
-            mount_type_reason: None,
-            transport: "dev-fuse".to_owned(),
-            transport_reason: None,
-            mode: "write-through".to_owned(),
-            read_only: false,
-            started_ms: 0,
-            dirty_bytes: 5,
-            writeback_bytes: 0,
-            dirty_files: 1,
-            cached_bytes: 0,
-            cache_bytes_max: 0,
-            written_bytes: 0,
-            nodes: 0,
-            open_files: 0,
-            errors: Vec::new(),
-        }
+        Status { failing_files: 0, ..sample::status() }
     }
 
     fn sync(&self) -> Result<Synced, String> {
@@ -96,7 +72,7 @@ fn raw(path: &Path, request: &[u8]) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-fn call(path: &Path, head: &str, body: &str) -> String {
+pub(crate) fn call(path: &Path, head: &str, body: &str) -> String {
     let length = body.len();
     let request =
         format!("{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}");
@@ -127,6 +103,7 @@ fn what_is_wrong_is_refused_and_harms_nobody() {
         ("POST /v1/status", "", "405"),
         ("GET /v1/umount", "", "405"),
         ("DELETE /v1/sync", "", "405"),
+        ("POST /metrics", "", "405"),
         ("POST /v1/umount", "", "400"),
         ("POST /v1/umount", "{\"how\":\"hard\"}", "400"),
         ("POST /v1/umount", "[[[[[[", "400"),

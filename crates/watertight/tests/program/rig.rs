@@ -40,9 +40,15 @@ pub(crate) fn can_mount() -> bool {
 
 /// Whether the program `name` is installed; says so if not.
 pub(crate) fn has(name: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
-    if !found {
+    tool(name).is_some()
+}
+
+/// Where the program `name` is, in `WATERTIGHT_TOOLS` or `PATH`; says so if it is in neither.
+pub(crate) fn tool(name: &str) -> Option<PathBuf> {
+    let dirs = ["WATERTIGHT_TOOLS", "PATH"].map(|variable| std::env::var_os(variable).unwrap_or_default());
+    let found =
+        dirs.iter().flat_map(std::env::split_paths).map(|dir| dir.join(name)).find(|path| path.is_file());
+    if found.is_none() {
         skipped(&format!("{name} is not installed"));
     }
     found

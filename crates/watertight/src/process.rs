@@ -1,0 +1,62 @@
+//! What this process uses of the host, as `/proc/self` tells it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::control::api::Process;
+
+/// The figures now; of the threads, `serving_threads` serve requests.
+#[must_use]
+pub fn figures(serving_threads: u64) -> Process {
+    Process {
+        threads: threads(),
+        serving_threads,
+        open_fds: open_fds(),
+        max_fds: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
+        resident_bytes: resident_bytes(),
+    }
+}
+
+/// A directory's links are itself, its name, and each directory in it: here, each thread.
+fn threads() -> u64 {
+    fs::metadata("/proc/self/task").map_or(0, |meta| meta.nlink().saturating_sub(2))
+}
+
+/// Since Linux 6.2 the directory's size is their number; before, they have to be counted (the one that reads is
+/// among them).
+fn open_fds() -> u64 {
+    match fs::metadata("/proc/self/fd") {
+        Ok(meta) if meta.size() > 0 => meta.size(),
+        _ => fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1) as u64),
+    }
+}
+
+fn resident_bytes() -> u64 {
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    pages * rustix::param::page_size() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_follow_what_the_process_does() {
+        let before = figures(3);
+        assert_eq!(before.serving_threads, 3);
+        assert!(before.threads >= 1 && before.resident_bytes > 0, "{before:?}");
+        assert!(before.open_fds >= 3 && before.open_fds <= before.max_fds, "{before:?}");
+        // Far more than tests that run beside this one open and close.
+        let open: Vec<_> = (0..200).map(|_| fs::File::open("/dev/null").unwrap()).collect();
+        assert!(figures(0).open_fds >= before.open_fds + 100, "{:?}", figures(0));
+        drop(open);
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || stopped.recv().is_err());
+        assert!(figures(0).threads >= 2);
+        drop(stop);
+        assert!(thread.join().unwrap());
+    }
+}

@@ -1,0 +1,194 @@
+//! `/metrics`, `/healthz` and `status --metrics`: every figure of `status`, in a form that Prometheus takes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use watertight::metrics;
+
+use crate::control::call;
+use crate::rig::{Rig, eventually, run, tool};
+use crate::sample;
+
+/// The control socket of the one running volume.
+fn socket(rig: &Rig) -> PathBuf {
+    rig.runtime.join(format!("{}.sock", rig.volume()["id"].as_str().unwrap()))
+}
+
+/// A page by series (`name{labels}`), each of which must be there once.
+fn series(page: &str) -> BTreeMap<String, f64> {
+    let mut all = BTreeMap::new();
+    for line in page.lines().filter(|line| !line.starts_with('#')) {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        assert!(all.insert(series.to_owned(), value.parse().unwrap()).is_none(), "twice: {line}");
+    }
+    all
+}
+
+/// The value of a figure without labels of its own.
+fn value(page: &str, name: &str) -> f64 {
+    let all = series(page);
+    let mut of_name = all.iter().filter(|(series, _)| series.starts_with(&format!("watertight_{name}{{")));
+    let (_, value) = of_name.next().unwrap_or_else(|| panic!("no {name} in: {page}"));
+    assert!(of_name.next().is_none(), "{name} is not alone in: {page}");
+    *value
+}
+
+fn get(rig: &Rig, path: &str) -> (String, String) {
+    let answer = call(&socket(rig), &format!("GET {path}"), "");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.to_owned(), body.to_owned())
+}
+
+/// All numbers in a value, but for those under `left_out`.
+fn numbers(value: &Value, left_out: &[&str], found: &mut Vec<f64>) {
+    match value {
+        Value::Number(n) => found.push(n.as_f64().unwrap()),
+        Value::Array(all) => all.iter().for_each(|value| numbers(value, left_out, found)),
+        Value::Object(all) => all
+            .iter()
+            .filter(|(key, _)| !left_out.contains(&key.as_str()))
+            .for_each(|(_, value)| numbers(value, left_out, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
+    let status = sample::status();
+    let page = metrics::page(&[&status], &[]);
+    let mut values: Vec<f64> = series(&page).into_values().map(|value| value * 1000.0).collect();
+    let json = serde_json::to_value(&status).unwrap();
+    let mut figures = Vec::new();
+    // Names of things, and what is told of single files.
+    let mut known = json.clone();
+    let files = known.as_object_mut().unwrap().remove("errors").unwrap();
+    assert_eq!(files[0]["bytes"], 117, "told of single files: never a metric");
+    numbers(&known, &["pid", "uid", "device", "started_ms"], &mut figures);
+    assert!(figures.len() > 20, "{figures:?}");
+    for figure in figures {
+        let at = values.iter().position(|value| *value == figure * 1000.0);
+        values.remove(at.unwrap_or_else(|| panic!("no metric has {figure} of {json}")));
+    }
+    assert_eq!(value(&page, "start_time_seconds"), 1_700_000_000.123);
+    assert!(page.contains(r#"watertight_state{volume="fa4e",mountpoint="/x",state="active"} 1"#), "{page}");
+    assert!(page.contains(r#"watertight_state{volume="fa4e",mountpoint="/x",state="stalled"} 0"#), "{page}");
+    assert!(page.contains(r#"source="mem:",mount_type="fuse",transport="dev-fuse",mode="write-through"} 1"#));
+
+    // Families in one piece, each with its head; no more of them than are known.
+    let mut heads = Vec::new();
+    for line in page.lines() {
+        if let Some(head) = line.strip_prefix("# TYPE ") {
+            heads.push(head.split(' ').next().unwrap());
+        } else if !line.starts_with("# HELP ") {
+            assert!(line.starts_with(&format!("{}{{", heads.last().unwrap())), "{line}");
+        }
+    }
+    let number = heads.len();
+    heads.sort_unstable();
+    heads.dedup();
+    assert_eq!(heads.len(), number, "a family is there twice");
+    assert_eq!(page.matches("# HELP ").count(), number);
+}
+
+#[test]
+fn series_do_not_grow_with_files() {
+    let mut status = sample::status();
+    let before = series(&metrics::page(&[&status], &[])).len();
+    status.errors = vec![status.errors[0].clone(); 1000];
+    assert_eq!(series(&metrics::page(&[&status], &[])).len(), before);
+}
+
+#[test]
+fn a_mount_process_serves_its_figures() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("dirty_after=1h,cache=8M");
+    fs::write(rig.mnt.join("a"), vec![7; 100_000]).unwrap();
+    let open = fs::File::open(rig.mnt.join("a")).unwrap();
+    let (head, page) = get(&rig, "/metrics");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+    assert_eq!(value(&page, "up"), 1.0);
+    assert_eq!(value(&page, "dirty_bytes"), 100_000.0);
+    assert_eq!(value(&page, "cache_limit_bytes"), 8.0 * 1024.0 * 1024.0);
+    assert_eq!(value(&page, "open_files"), 1.0);
+    assert_eq!(value(&page, "writeback_errors_total"), 0.0);
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.pid)).unwrap().count();
+    assert!(value(&page, "open_fds") > 3.0 && descriptors > 3, "{page}");
+    assert!(value(&page, "threads") > value(&page, "serving_threads"), "{page}");
+    assert!(value(&page, "serving_threads") >= 1.0 && value(&page, "resident_memory_bytes") > 1e6, "{page}");
+    let writes = |page: &str| {
+        let all = series(page);
+        all.iter().find(|(series, _)| series.contains(r#"kind="write""#)).map_or(0.0, |(_, n)| *n)
+    };
+    assert!(writes(&page) >= 1.0, "{page}");
+    drop(open);
+
+    rig.verb("sync", &[]).ok();
+    fs::write(rig.mnt.join("b"), "more").unwrap();
+    let (_, later) = get(&rig, "/metrics");
+    assert_eq!(value(&later, "dirty_bytes"), 4.0);
+    assert_eq!(value(&later, "written_bytes_total"), 100_000.0);
+    assert!(writes(&later) > writes(&page), "{later}");
+
+    // The same for all volumes of the host, from the command line.
+    let all = rig.run(&["status", "--metrics"]).ok().stdout;
+    assert_eq!(value(&all, "dirty_bytes"), 4.0);
+    assert_eq!(
+        series(&all).keys().filter(|series| !series.contains("_requests_total")).collect::<Vec<_>>(),
+        series(&later).keys().filter(|series| !series.contains("_requests_total")).collect::<Vec<_>>()
+    );
+    daemon.kill();
+    let all = rig.run(&["status", "--metrics"]).ok().stdout;
+    assert_eq!(value(&all, "up"), 0.0, "a volume whose process was killed");
+    rig.verb("umount", &[]).ends(1, "died");
+}
+
+#[test]
+fn health_is_whether_data_gets_to_the_store() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write:fail=ENOSPC", "dirty_after=10ms,drain_timeout=1s");
+    let (head, body) = get(&rig, "/healthz");
+    assert!(head.starts_with("HTTP/1.1 200") && body == "ok\n", "{head} {body}");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    eventually("it is not healthy", || get(&rig, "/healthz").0.starts_with("HTTP/1.1 503"));
+    assert_eq!(get(&rig, "/healthz").1, "5 B of 1 file could not be written\n");
+    let (_, page) = get(&rig, "/metrics");
+    assert_eq!((value(&page, "failing_files"), value(&page, "failing_bytes")), (1.0, 5.0));
+    assert!(value(&page, "writeback_errors_total") >= 1.0, "{page}");
+    rig.verb("umount", &["--force"]).ends(1, "5 bytes");
+    assert_eq!(daemon.end(), Some(1));
+
+    let daemon = rig.mount_faulty("write:hang", "dirty_after=10ms");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    eventually("the store that hangs is told of", || get(&rig, "/healthz").0.starts_with("HTTP/1.1 503"));
+    assert_eq!(get(&rig, "/healthz").1, "stalled: the store does not take 5 B of 1 file\n");
+    rig.verb("umount", &["--force"]).ends(1, "5 bytes");
+    assert_eq!(daemon.end(), Some(1));
+}
+
+#[test]
+fn prometheus_own_checker_takes_the_page() {
+    let Some(promtool) = tool("promtool") else { return };
+    let mut status = sample::status();
+    status.mountpoint = "/a \"b\" \\ \n é".to_owned();
+    let mut other = status.clone();
+    other.id = "0the4".to_owned();
+    let down = metrics::Of { id: "d0", mountpoint: "/d" };
+    let check = |page: String| {
+        let mut command = Command::new("sh");
+        // Its standard input is the page.
+        command.args(["-c", "exec \"$0\" check metrics < \"$1\""]).arg(&promtool);
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(page.as_bytes()).unwrap();
+        command.arg(file.path()).stdin(Stdio::null());
+        run(command)
+    };
+    let good = check(metrics::page(&[&status, &other], &[down])).ok();
+    assert_eq!((good.stdout.as_str(), good.stderr.as_str()), ("", ""));
+    // It does find what is wrong.
+    check("# TYPE x counter\nx 1\nx 2\n".to_owned()).ends(3, "x");
+}
