@@ -7,7 +7,7 @@ use std::sync::Arc;
 use store::{Access, ErrorKind, SetAttr, TimeSet};
 use sync::atomic::Ordering;
 use sync::mutant::is_on;
-use writeback::{Outcome, Owner};
+use writeback::{Link, Outcome, Owner};
 
 use crate::cache::Run;
 use crate::inode::{Inode, Io, State};
@@ -27,6 +27,10 @@ impl writeback::Inode for Inode {
             self.core.retire(self.id);
         }
         outcome
+    }
+
+    fn link(&self) -> &Link<Self> {
+        &self.link
     }
 }
 
@@ -200,7 +204,7 @@ impl Inode {
 
     /// Drops everything that is not written, for nobody can read it any more, and takes the inode off the lists, so
     /// that its space on the store is free at once. If it is being written at this moment, the flusher ends it.
-    pub(crate) fn discard(&self) {
+    pub(crate) fn discard(self: &Arc<Self>) {
         let Some(io) = self.try_io() else { return };
         let (gone, permit) = {
             let mut state = self.state();
@@ -214,7 +218,7 @@ impl Inode {
                 self.core.note_settled();
             }
             self.note_held(&state);
-            if state.listed && self.core.bdi.unlist(self, Owner::ROOT) {
+            if state.listed && self.core.bdi.unlist(self) {
                 state.listed = false;
             }
             (gone, permit)

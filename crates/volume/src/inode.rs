@@ -21,7 +21,7 @@ use store::{Access, Attr, ErrorKind, File, Timestamp};
 use sync::atomic::AtomicU64;
 use sync::mutant::is_on;
 use sync::{Mutex, MutexGuard};
-use writeback::{ErrSeq, Permit};
+use writeback::{ErrSeq, Link, Permit};
 
 use crate::cache::Cache;
 use crate::core::Core;
@@ -32,6 +32,8 @@ pub(crate) struct Inode {
     pub(crate) id: NodeId,
     pub(crate) core: Arc<Core>,
     pub(crate) errors: ErrSeq<ErrorKind>,
+    /// Write-back's part.
+    pub(crate) link: Link<Self>,
     /// Pages in the cache, for the budget's thresholds.
     pub(crate) held: Arc<AtomicU64>,
     io: Mutex<()>,
@@ -105,6 +107,7 @@ impl Inode {
             id,
             core: Arc::clone(core),
             errors: ErrSeq::default(),
+            link: Link::default(),
             held: Arc::new(AtomicU64::new(0)),
             io: Mutex::new(()),
             state: Mutex::new(State::new(core.budget.nothing())),

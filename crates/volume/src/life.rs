@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use store::ErrorKind;
 use sync::{Condvar, Mutex, thread};
-use writeback::Owner;
 
 use crate::inode::Inode;
 use crate::page::PAGE;
@@ -288,7 +287,7 @@ impl Volume {
     }
 
     fn dirty_inodes(&self) -> Vec<Arc<Inode>> {
-        self.core.bdi.wb(Owner::ROOT).snapshot()
+        self.core.bdi.snapshot()
     }
 }
 

@@ -46,7 +46,7 @@ impl Volume {
             retry_pause: options.retry_pause.max(Duration::from_millis(1)),
             clock: Arc::clone(&options.clock),
         };
-        let bdi = Bdi::start("wt", bdi_options, Arc::clone(&budget)).map_err(|error| {
+        let bdi = Bdi::start("wt", bdi_options, Arc::clone(&budget), &Arc::default()).map_err(|error| {
             store::Error::with(store::ErrorKind::NoMemory, "start flushers", error.to_string())
         })?;
         Ok(Arc::new(Self {
@@ -105,6 +105,6 @@ impl Drop for Volume {
             self.shutdown();
         }
         // What could not be written is lost with the volume; its memory must not be.
-        self.core.bdi.clear();
+        self.core.bdi.evict();
     }
 }

@@ -1,28 +1,36 @@
-//! One backing device with its flushers.
+//! One backing device with its flushers, and the superblock on it.
 //!
 //! Flushers wait on `control` for one of: an inode's time has come, the cache is over its background
 //! threshold, somebody asked, or the end. Each takes one inode at a time, so that one that hangs holds up
-//! one flusher; `fsync` and `sync` write inodes themselves and need no flusher at all.
+//! one flusher; `fsync` and `sync` write inodes themselves and need no flusher at all. Flushers serve the device's wbs in
+//! turn, so that a cgroup with many dirty inodes holds up no other.
 //!
-//! Lock order: `Bdi::control`, then a wb's lists. Inodes are written with neither held.
+//! Lock order: `Bdi::control`, then `Bdi::switching`, then `Wbs::writer`, then a wb's lists. Inodes are written with none held.
 //!
 //! Shutdown: `stop` sets `stopping`; each flusher ends after the inode it is writing, and says so by
 //! `Control::running` and `ended`. Whoever drains does so before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize as StdAtomicUsize;
 use std::time::{Duration, Instant};
 
+use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::is_on;
-use sync::{Clock, Condvar, Counter, Mutex, thread};
+use sync::{Clock, Condvar, Counter, Mutex, RwLock, thread};
 
-use crate::wb::{Inode, Owner, Wb};
-use crate::{Budget, Outcome};
+use crate::Budget;
+use crate::cgroup::Owner;
+use crate::drain::Drain;
+use crate::link::{Inode, Link, NONE, Outcome, Place};
+use crate::switcher::Switcher;
+use crate::wb::{Entry, Listed, Lists, Wb, WbStatus};
+use crate::wbs::Wbs;
 
 /// How a backing device is flushed.
 #[derive(Debug, Clone)]
 pub struct BdiOptions {
-    /// Flusher threads; at least one.
+    /// Flusher threads; with none, inodes are written by who syncs them.
     pub flushers: usize,
     /// Dirty data rests this long before it is written without need.
     pub dirty_after: Duration,
@@ -38,15 +46,41 @@ pub struct BdiOptions {
 
 /// One backing device.
 #[derive(Debug)]
-pub struct Bdi<I: Inode + ?Sized> {
+pub struct Bdi<I: Inode> {
     options: BdiOptions,
     budget: Arc<Budget>,
-    root: Wb<I>,
+    pub(crate) switcher: Arc<Switcher<I>>,
+    pub(crate) wbs: Wbs<I>,
+    /// Of the one superblock that is on this device.
+    pub(crate) superblock: Drain,
+    /// The superblock was unmounted: nobody may touch it.
+    is_gone: AtomicBool,
+    touched_late: Counter,
+    drains: Counter,
+    drain_nanos: Counter,
+    /// `wb_switch_rwsem`: shared by who moves an inode, alone for who must find every dirty one.
+    pub(crate) switching: RwLock<()>,
     control: Mutex<Control>,
     changed: Condvar,
     /// A flusher has ended.
     ended: Condvar,
     written: Counter,
+    /// The wb that is served next.
+    turn: StdAtomicUsize,
+    sequence: std::sync::atomic::AtomicU64,
+}
+
+/// A device's figures.
+#[derive(Debug, Clone)]
+pub struct BdiStatus {
+    /// Each of its wbs.
+    pub wbs: Vec<WbStatus>,
+    /// Switches in flight for its superblock, inode by inode.
+    pub switches_in_flight: u64,
+    /// Drains so far.
+    pub drains: u64,
+    /// Time spent inside of them.
+    pub drain_time: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -60,31 +94,46 @@ struct Control {
 }
 
 /// One flusher, for as long as it runs.
-struct Running<'a, I: Inode + ?Sized>(&'a Bdi<I>);
+struct Running<'a, I: Inode>(&'a Bdi<I>);
 
-impl<I: Inode + ?Sized> Drop for Running<'_, I> {
+impl<I: Inode> Drop for Running<'_, I> {
     fn drop(&mut self) {
         self.0.control.lock().running -= 1;
         self.0.ended.notify_all();
     }
 }
 
-impl<I: Inode + ?Sized> Bdi<I> {
+impl<I: Inode> Bdi<I> {
     /// A backing device whose pages count against `budget`; its flushers start at once.
     ///
     /// # Errors
     /// When the host gives no thread.
-    pub fn start(name: &str, options: BdiOptions, budget: Arc<Budget>) -> std::io::Result<Arc<Self>> {
+    pub fn start(
+        name: &str,
+        options: BdiOptions,
+        budget: Arc<Budget>,
+        switcher: &Arc<Switcher<I>>,
+    ) -> std::io::Result<Arc<Self>> {
         let bdi = Arc::new(Self {
             options,
             budget,
-            root: Wb::new(Owner::ROOT),
+            switcher: Arc::clone(switcher),
+            wbs: Wbs::new(switcher.grace(), switcher.cgroups().root()),
+            superblock: Drain::new(),
+            is_gone: AtomicBool::new(false),
+            touched_late: Counter::default(),
+            drains: Counter::default(),
+            drain_nanos: Counter::default(),
+            switching: RwLock::new(()),
             control: Mutex::new(Control::default()),
             changed: Condvar::new(),
             ended: Condvar::new(),
             written: Counter::default(),
+            turn: StdAtomicUsize::new(0),
+            sequence: std::sync::atomic::AtomicU64::new(0),
         });
-        for number in 0..bdi.options.flushers.max(1) {
+        switcher.register(&bdi);
+        for number in 0..bdi.options.flushers {
             if let Err(error) = bdi.add_flusher(format!("flush-{name}-{number}")) {
                 // Those that were made have nothing to write yet.
                 bdi.stop(Instant::now() + Duration::from_secs(1));
@@ -97,7 +146,7 @@ impl<I: Inode + ?Sized> Bdi<I> {
     fn add_flusher(self: &Arc<Self>, name: String) -> std::io::Result<()> {
         let this = Arc::clone(self);
         let body = move || {
-            let _running = Running(&*this);
+            let _running = Running(&this);
             this.flush_loop();
         };
         // Under the lock: the thread cannot count itself out before it is counted.
@@ -108,14 +157,96 @@ impl<I: Inode + ?Sized> Bdi<I> {
         Ok(())
     }
 
-    /// The wb of an owner. All data has one owner so far: the root.
-    pub fn wb(&self, _owner: Owner) -> &Wb<I> {
-        &self.root
+    pub(crate) fn wb_at(&self, index: u32) -> Option<Arc<Wb<I>>> {
+        self.wbs.with(&self.switcher.grace().read(), index, Arc::clone)
     }
 
-    /// Lists an inode that has just become dirty. The caller may hold the lock under which it became so.
-    pub fn mark_dirty(&self, inode: Arc<I>, owner: Owner) {
-        if self.wb(owner).push(inode, self.options.clock.now()) {
+    fn all_wbs(&self) -> Vec<Arc<Wb<I>>> {
+        self.wbs.all(&self.switcher.grace().read())
+    }
+
+    /// Locks the lists of the wb that owns the inode; `None` before it has one.
+    fn with_lists<R>(&self, link: &Link<I>, run: impl FnOnce(&Wb<I>, &mut Lists<I>) -> R) -> Option<R> {
+        loop {
+            let index = link.index();
+            if index == NONE {
+                return None;
+            }
+            // None there: it has moved and its wb was given back.
+            let Some(wb) = self.wb_at(index) else { continue };
+            let mut lists = wb.lists();
+            if link.index() == index {
+                let result = run(&wb, &mut lists);
+                wb.note_length(&lists);
+                return Some(result);
+            }
+        }
+    }
+
+    /// Gives an inode that was never dirty to the wb of `owner`, or of its nearest ancestor that lives.
+    pub fn attach(self: &Arc<Self>, inode: &Arc<I>, owner: Owner) {
+        let link = inode.link();
+        while link.index() == NONE {
+            let wb = {
+                let known = self.wbs.find(&self.switcher.grace().read(), owner);
+                known.unwrap_or_else(|| Arc::clone(self.target(owner).wb()))
+            };
+            let mut lists = wb.lists();
+            if lists.dying {
+                continue;
+            }
+            let mut state = link.state();
+            if link.index() == NONE {
+                link.attach_to(self);
+                // ORDERING: Release, as in a switch: who finds the index finds the wb.
+                link.wb.store(wb.index, Ordering::Release);
+                lists.insert(link, &mut state, Entry::Attached(Arc::downgrade(inode)));
+            }
+            drop(state);
+            wb.note_length(&lists);
+        }
+    }
+
+    /// An inode that goes.
+    pub(crate) fn detach(&self, link: &Link<I>) {
+        let gone = self.with_lists(link, |wb, lists| {
+            for (bytes, sum) in [(&link.dirty, &wb.dirty), (&link.writeback, &wb.writeback)] {
+                // ORDERING: Relaxed, nobody else has the inode.
+                sum.fetch_sub(bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            }
+            lists.remove(link, &mut link.state())
+        });
+        drop(gone);
+    }
+
+    fn next_key(&self, since: Duration) -> (Duration, u64) {
+        // ORDERING: Relaxed, only a number.
+        (since, self.sequence.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Lists an inode that has just become dirty; it is `owner`'s if it has none yet. The caller may hold the lock under which it became
+    /// dirty.
+    pub fn mark_dirty(self: &Arc<Self>, inode: Arc<I>, owner: Owner) {
+        self.attach(&inode, owner);
+        let now = self.options.clock.now();
+        let link = inode.link();
+        let wakes = self.with_lists(link, |_, lists| {
+            let mut state = link.state();
+            match state.place {
+                Place::Io => state.redirtied = Some(now),
+                Place::Attached => {
+                    let clean = lists.remove(link, &mut state);
+                    let listed = Listed { inode: Arc::clone(&inode), failures: 0 };
+                    lists.insert(link, &mut state, Entry::Dirty(self.next_key(now), listed));
+                    drop(clean);
+                    return lists.has_one_dirty();
+                }
+                // Listed already, or taken off for good.
+                _ => {}
+            }
+            false
+        });
+        if wakes == Some(true) {
             // The list was empty: flushers may be waiting without a time. Taking `control` orders this
             // after a flusher's look at the list and before its wait, or the wake-up would be lost.
             if !is_on("bdi-wake-unordered") {
@@ -126,20 +257,167 @@ impl<I: Inode + ?Sized> Bdi<I> {
     }
 
     /// Takes an inode off the list of dirty ones; `false` if it is not there, because it is being written or waits
-    /// for another attempt. The caller may hold the inode's lock.
-    pub fn unlist(&self, inode: &I, owner: Owner) -> bool {
-        self.wb(owner).unlist(inode)
+    /// for another attempt. The caller may hold the inode's lock, and has a reference on it.
+    pub fn unlist(&self, inode: &Arc<I>) -> bool {
+        let link = inode.link();
+        let removed = self.with_lists(link, |_, lists| {
+            let mut state = link.state();
+            if !matches!(state.place, Place::Dirty(_)) {
+                return None;
+            }
+            let removed = lists.remove(link, &mut state);
+            lists.insert(link, &mut state, Entry::Attached(Arc::downgrade(inode)));
+            removed
+        });
+        removed.flatten().is_some()
     }
 
-    /// Forgets every inode, written or not; for the end, when flushers were stopped and nobody asks any more. Inodes
-    /// that hold this device would keep each other for ever.
-    pub fn clear(&self) {
-        self.root.clear();
+    /// Puts an inode back, or among the clean ones, after its write-back.
+    fn done(self: &Arc<Self>, listed: Listed<I>, outcome: Outcome) {
+        let now = self.options.clock.now();
+        let pause = self.options.retry_pause * (1 << listed.failures.min(5));
+        let inode = Arc::clone(&listed.inode);
+        let link = inode.link();
+        let cleans = self.with_lists(link, |wb, lists| {
+            let mut state = link.state();
+            let redirtied = state.redirtied.take();
+            // Not there: taken off for good meanwhile.
+            lists.remove(link, &mut state)?;
+            let entry = match (outcome, redirtied) {
+                (Outcome::Clean, None) => Entry::Attached(Arc::downgrade(&inode)),
+                (Outcome::Clean | Outcome::Dirty, since) => {
+                    let key = self.next_key(since.unwrap_or(now));
+                    Entry::Dirty(key, Listed { failures: 0, ..listed })
+                }
+                (Outcome::Failed, _) => {
+                    let failures = listed.failures + 1;
+                    Entry::MoreIo(self.next_key(now + pause), Listed { failures, ..listed })
+                }
+            };
+            lists.insert(link, &mut state, entry);
+            (lists.dying && outcome == Outcome::Clean).then_some(wb.index)
+        });
+        if let Some(wb) = cleans.flatten().and_then(|index| self.wb_at(index)) {
+            self.clean_up(&wb);
+        }
+    }
+
+    /// Tells how many bytes of an inode are dirty and under writeback now; its wb is charged the difference. One call at a time for
+    /// each inode.
+    pub fn account(&self, inode: &I, dirty: u64, writeback: u64) {
+        let link = inode.link();
+        let section = self.switcher.grace().read();
+        // With the flag set the inode may move while we look (P1 of `link`).
+        let _pages = link.is_switching().then(|| link.pages.lock());
+        self.wbs.with(&section, link.index(), |wb| {
+            for (bytes, now, sum) in
+                [(&link.dirty, dirty, &wb.dirty), (&link.writeback, writeback, &wb.writeback)]
+            {
+                // ORDERING: Relaxed; P1 of `link` keeps a transfer away, callers come one at a time.
+                let before = bytes.swap(now, Ordering::Relaxed);
+                sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Counts bytes that somebody dirtied, for the question whose the inode should be.
+    pub fn note_write(&self, inode: &I, by: Owner, bytes: u64) {
+        let link = inode.link();
+        let Some(owner) = self.owner_of(inode) else { return };
+        if by != owner && self.switcher.cgroups().get(by).is_none() {
+            return;
+        }
+        let mut state = link.state();
+        let begun = state.foreign.begin(owner);
+        state.round.get_or_insert(begun).count(by, bytes);
+    }
+
+    /// Who owns the inode.
+    pub fn owner_of(&self, inode: &I) -> Option<Owner> {
+        self.wbs.with(&self.switcher.grace().read(), inode.link().index(), |wb| wb.owner())
+    }
+
+    /// What was counted since the last call was written back: `bytes` in the time `took`. Begins a switch if the inode should be
+    /// somebody else's.
+    pub fn end_round(self: &Arc<Self>, inode: &Arc<I>, bytes: u64, took: Duration) {
+        let link = inode.link();
+        let Some(wb) = self.wb_at(link.index()) else { return };
+        if bytes > 0 {
+            wb.note_written(bytes, took);
+        }
+        let winner = {
+            let mut state = link.state();
+            let round = state.round.take();
+            round.and_then(|round| state.foreign.end(&round, wb.bandwidth()))
+        };
+        let cgroups = self.switcher.cgroups();
+        // The number was given again, or the removal was told too early: the one that lives has a wb of its own.
+        let again = || (!wb.cgroup().is_living() && cgroups.get(wb.owner()).is_some()).then_some(wb.owner());
+        if let Some(owner) = winner.or_else(again) {
+            self.switch_to(inode, owner);
+        }
+    }
+
+    /// Every inode that is dirty or being written at this moment. Waits for inodes that are moving, so that none is missed.
+    pub fn snapshot(&self) -> Vec<Arc<I>> {
+        let _nobody_moves = (!is_on("sync-beside-switch")).then(|| self.switching.write());
+        self.all_wbs().iter().flat_map(|wb| wb.snapshot()).collect()
+    }
+
+    /// The superblock's part of an unmount: no inode is switched any more when it returns, and none will be. Says how long that took.
+    pub fn drain(&self) -> Duration {
+        let begun = Instant::now();
+        self.switcher.world.discipline.drain(&self.superblock, &*self.switcher);
+        let took = begun.elapsed();
+        self.drains.add(1);
+        self.drain_nanos.add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        took
+    }
+
+    /// The end of the superblock, after its [`drain`](Self::drain) and when nobody else has one of its inodes any more: takes every inode off,
+    /// written or not. Inodes that hold this device would keep each other for ever. Says how many are still on
+    /// their way to another wb ("busy inodes after unmount"): anything but 0 is a defect.
+    pub fn evict(&self) -> usize {
+        let mut busy = 0;
+        for wb in self.all_wbs() {
+            let (gone, of_this) = wb.evict();
+            drop(gone);
+            busy += of_this;
+        }
+        // ORDERING: Relaxed: in the right discipline nobody looks any more, in the wrong ones a late look is what is counted.
+        self.is_gone.store(true, Ordering::Relaxed);
+        if busy > 0 {
+            tracing::error!(busy, "busy inodes after unmount");
+        }
+        busy
+    }
+
+    /// Counts who touches a superblock that is gone.
+    pub(crate) fn note_touch(&self) {
+        // ORDERING: Relaxed, see `evict`.
+        if self.is_gone.load(Ordering::Relaxed) {
+            self.touched_late.add(1);
+        }
+    }
+
+    /// Switches that touched the superblock after its unmount. Anything but 0 is a defect.
+    pub fn touched_late(&self) -> u64 {
+        self.touched_late.get()
+    }
+
+    /// Its figures.
+    pub fn status(&self) -> BdiStatus {
+        BdiStatus {
+            wbs: self.all_wbs().iter().map(|wb| wb.status()).collect(),
+            switches_in_flight: self.superblock.in_flight(),
+            drains: self.drains.get(),
+            drain_time: Duration::from_nanos(self.drain_nanos.get()),
+        }
     }
 
     /// Inodes that wait for write-back, as of a moment ago.
     pub fn dirty_inodes(&self) -> usize {
-        self.root.dirty_inodes()
+        self.wbs.dirty_inodes()
     }
 
     /// Wakes the flushers if the cache is over its background threshold.
@@ -152,7 +430,7 @@ impl<I: Inode + ?Sized> Bdi<I> {
     /// Whether more than the `part`th part of the background thresholds is used.
     fn is_above(&self, part: u64) -> bool {
         self.budget.used() > self.options.background_pages / part
-            || self.root.dirty_inodes() as u64 > self.options.background_inodes as u64 / part
+            || self.dirty_inodes() as u64 > self.options.background_inodes as u64 / part
     }
 
     /// Asks the flushers to write without regard to age, until half of both thresholds is free.
@@ -192,7 +470,7 @@ impl<I: Inode + ?Sized> Bdi<I> {
         left
     }
 
-    fn flush_loop(&self) {
+    fn flush_loop(self: &Arc<Self>) {
         while let Some(listed) = self.next() {
             // A panic over one inode must not end write-back for all others.
             let attempt = catch_unwind(AssertUnwindSafe(|| listed.inode.write_back()));
@@ -201,13 +479,12 @@ impl<I: Inode + ?Sized> Bdi<I> {
                 Outcome::Failed
             });
             self.written.add(1);
-            let pause = self.options.retry_pause * (1 << listed.failures.min(5));
-            self.root.done(listed, outcome, self.options.clock.now(), pause);
+            self.done(listed, outcome);
         }
     }
 
     /// Waits for the next inode to write; `None` at the end.
-    fn next(&self) -> Option<crate::wb::Listed<I>> {
+    fn next(&self) -> Option<Listed<I>> {
         let mut control = self.control.lock();
         loop {
             if control.stopping {
@@ -216,11 +493,15 @@ impl<I: Inode + ?Sized> Bdi<I> {
             let now = self.options.clock.now();
             let urgent = control.kicked && self.is_above(2);
             let before = if urgent { Some(now) } else { now.checked_sub(self.options.dirty_after) };
-            if let Some(listed) = self.root.take(before, now) {
+            let wbs = self.all_wbs();
+            // ORDERING: Relaxed, only so that all have their turn.
+            let first = self.turn.fetch_add(1, Ordering::Relaxed) % wbs.len();
+            let (later, earlier) = wbs.split_at(first);
+            if let Some(listed) = earlier.iter().chain(later).find_map(|wb| wb.take(before, now)) {
                 return Some(listed);
             }
             control.kicked = false;
-            match self.root.next_due(self.options.dirty_after) {
+            match wbs.iter().filter_map(|wb| wb.next_due(self.options.dirty_after)).min() {
                 None => self.changed.wait(&mut control),
                 Some(due) => {
                     let until = Instant::now() + due.saturating_sub(now);
@@ -242,6 +523,7 @@ mod tests {
     /// Says that it is being written, and is until it is told to end.
     #[derive(Debug)]
     struct Slow {
+        link: Link<Self>,
         begun: Mutex<Sender<()>>,
         go_on: Mutex<Receiver<()>>,
     }
@@ -252,6 +534,10 @@ mod tests {
             // An error: the test has ended.
             let _end = self.go_on.lock().recv();
             Outcome::Clean
+        }
+
+        fn link(&self) -> &Link<Self> {
+            &self.link
         }
     }
 
@@ -264,7 +550,7 @@ mod tests {
             retry_pause: Duration::from_secs(1),
             clock: Arc::new(RealClock::default()),
         };
-        Bdi::start("test", options, Budget::new(1)).expect("the host gives threads")
+        Bdi::start("test", options, Budget::new(1), &Arc::default()).expect("the host gives threads")
     }
 
     #[test]
@@ -279,7 +565,8 @@ mod tests {
         let bdi = bdi(1);
         let (begun, has_begun) = channel();
         let (go_on, going_on) = channel();
-        let slow = Arc::new(Slow { begun: Mutex::new(begun), go_on: Mutex::new(going_on) });
+        let slow =
+            Arc::new(Slow { link: Link::default(), begun: Mutex::new(begun), go_on: Mutex::new(going_on) });
         bdi.mark_dirty(slow, Owner::ROOT);
         has_begun.recv().unwrap();
         assert_eq!(bdi.stop(Instant::now() + Duration::from_millis(10)), 1);

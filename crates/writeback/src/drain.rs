@@ -296,6 +296,11 @@ mod shard {
 pub struct Memory(loom::cell::UnsafeCell<()>);
 
 #[cfg(loom)]
+#[allow(unsafe_code, reason = "a cell that loom watches, in models only")]
+// SAFETY: nothing is read or written through it; loom checks who could.
+unsafe impl Sync for Memory {}
+
+#[cfg(loom)]
 impl Memory {
     /// As a switcher does.
     pub fn touch(&self) {

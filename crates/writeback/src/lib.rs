@@ -1,31 +1,52 @@
-//! Write-back: who holds dirty data, who writes it and who waits for it.
+//! Write-back: who owns dirty data, who writes it, who waits for it, and what an unmount waits for.
 //!
 //! The names are those of Linux' `fs/fs-writeback.c` and `mm/page-writeback.c`:
 //!
 //! | type | is |
 //! |---|---|
-//! | [`Bdi`] | one backing device (here: one store) with its wbs and its flusher threads |
-//! | [`Wb`] | the dirty inodes of one owner on one backing device |
-//! | [`Inode`] | what a wb lists: something with dirty data that can be written |
-//! | [`Budget`] | the hard bound on cached pages, and who must wait when it is near |
+//! | [`Switcher`] | what all devices of a process share: cgroups, read sections, the threads that switch inodes |
+//! | [`Bdi`] | one backing device (here: one store) with its wbs, its flusher threads and its superblock |
+//! | [`Wb`] | the inodes of one cgroup on one backing device |
+//! | [`Inode`] | what a wb lists: something with dirty data that can be written; [`Link`] is the part of it that is here |
+//! | [`Cgroups`] | the tree of those who dirty data |
+//! | [`Foreign`] | whether an inode's owner should change, from who writes it |
 //! | [`Drain`] | what unmount waits for: the ownership switches of one superblock |
+//! | [`Budget`] | the hard bound on cached pages, and who must wait when it is near |
 //! | [`ErrSeq`] | write-back errors, reported once to everyone who had the file open |
 //!
 //! The crate knows nothing of files, stores or FUSE.
 
-#![forbid(unsafe_code)]
+#![cfg_attr(not(loom), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 
 mod bdi;
 mod budget;
+mod cgroup;
+mod discipline;
 mod drain;
 mod errseq;
+mod foreign;
+mod grace;
+mod link;
+mod offline;
+mod queue;
+mod switch;
+mod switcher;
 mod wb;
+mod wbs;
 
-pub use bdi::{Bdi, BdiOptions};
+pub use bdi::{Bdi, BdiOptions, BdiStatus};
 pub use budget::{Budget, Permit, Queued, Waiter};
+pub use cgroup::{Cgroup, Cgroups, Owner};
+pub use discipline::{Discipline, Others, PerSuperblock, Unmounting};
 #[cfg(loom)]
 #[doc(hidden)]
 pub use drain::Memory;
 pub use drain::{Drain, Drained, Pin};
 pub use errseq::{Cursor, ErrSeq};
-pub use wb::{Inode, Outcome, Owner, Wb};
+pub use foreign::{Foreign, Round};
+pub use grace::{Grace, Section};
+pub use link::{Inode, Link, Outcome};
+pub use offline::BATCH;
+pub use switcher::{IN_FLIGHT_MAX, SwitchStats, Switcher};
+pub use wb::{Wb, WbStatus};

@@ -1,182 +1,321 @@
-//! The dirty inodes of one owner on one backing device.
+//! The inodes of one cgroup on one backing device.
 //!
-//! An inode is on the lists of its wb exactly while it says it is dirty: whoever makes it dirty (and is
-//! told so by the inode's own state, under the inode's own lock) pushes it with [`Bdi::mark_dirty`] before
-//! releasing that lock, so that who finds the inode dirty finds it listed; the flusher that found it clean
-//! takes it off.
+//! An inode is on one list of its wb from its first dirtying until it goes; on which one, it remembers itself. It is on `dirty`, `io` or `more_io`
+//! exactly while it says it is dirty: whoever makes it dirty lists it with [`Bdi::mark_dirty`] before releasing the lock under
+//! which it became so, so that who finds the inode dirty finds it listed.
 //!
 //! | list | holds |
 //! |---|---|
-//! | `dirty` | inodes by the time they were first dirtied |
-//! | `io` | inodes that a flusher writes now |
-//! | `more_io` | inodes whose write-back failed, to be tried again at a later time |
+//! | `dirty` (`b_dirty`) | inodes by the time they were first dirtied |
+//! | `io` (`b_io`) | inodes that a flusher writes now |
+//! | `more_io` (`b_more_io`) | inodes whose write-back failed, to be tried again at a later time |
+//! | `attached` (`b_attached`) | clean inodes, without keeping them |
 //!
-//! Lock order: `Wb::lists` may be taken under an inode's lock; none of an inode is taken under it.
+//! A wb whose cgroup was removed is *dying*: no inode is attached to it any more, its clean ones move on, and it is given
+//! back when it has none.
+//!
+//! Lock order: the inode's own locks, then `Wb::lists` (two: lower address first), then what is in the inode's link. The last reference on
+//! an inode is never dropped under `lists`: its end takes that lock.
 //!
 //! [`Bdi::mark_dirty`]: crate::Bdi::mark_dirty
 
-use std::collections::VecDeque;
-use std::fmt;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use sync::atomic::{AtomicUsize, Ordering};
-use sync::{Mutex, MutexGuard};
+use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use sync::{Counter, Mutex, MutexGuard};
 
-/// Something with dirty data.
-pub trait Inode: Send + Sync + fmt::Debug + 'static {
-    /// Writes what was dirty when the call began, and says what is left.
-    ///
-    /// Only one flusher calls it at a time for one inode; others (`fsync`) may write it meanwhile.
-    fn write_back(&self) -> Outcome;
-}
+use crate::cgroup::{Cgroup, Owner};
+use crate::link::{Inode, Link, Place, State};
+use crate::switch::Isw;
 
-/// What a write-back left behind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
-pub enum Outcome {
-    /// Nothing: the inode is clean, and will be pushed again when it becomes dirty.
-    Clean,
-    /// It was dirtied again meanwhile.
-    Dirty,
-    /// It could not be written; try again later.
-    Failed,
-}
+/// Where an inode stands on a list that is ordered by time; the second number keeps the order of equal times.
+pub(crate) type Key = (Duration, u64);
 
-/// Who owns the data of a wb.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Owner(pub u64);
+/// 100 MiB/s, until something is known: pages a second.
+const BANDWIDTH_AT_FIRST: u64 = 25_600;
 
-impl Owner {
-    /// The root of all owners.
-    pub const ROOT: Self = Self(0);
-}
-
-/// The dirty inodes of one owner on one backing device.
+/// The inodes of one cgroup on one backing device.
 #[derive(Debug)]
-pub struct Wb<I: ?Sized> {
-    owner: Owner,
+pub struct Wb<I: Inode> {
+    cgroup: Arc<Cgroup>,
+    /// Its place among the device's wbs.
+    pub(crate) index: u32,
     lists: Mutex<Lists<I>>,
     /// The length of `dirty`, to be read without the lock.
     dirty_inodes: AtomicUsize,
+    /// The sum of these over the device.
+    dirty_inodes_of_all: Arc<AtomicUsize>,
+    /// Inodes of all lists, to be read without the lock.
+    owned: AtomicUsize,
+    /// `b_stat`: bytes.
+    pub(crate) dirty: AtomicU64,
+    pub(crate) writeback: AtomicU64,
+    /// Switches that wait for their worker.
+    pub(crate) switches: Mutex<Vec<Isw<I>>>,
+    /// Switches to this wb that have not ended: it must stay.
+    pub(crate) incoming: AtomicUsize,
+    pub(crate) is_cleaning: AtomicBool,
+    /// Pages a second.
+    bandwidth: AtomicU64,
+    pub(crate) switched: Counter,
 }
 
-/// An inode on a list, with the time (of the bdi's clock) that decides when it is its turn.
+/// An inode on a list, with how often its write-back failed.
 #[derive(Debug)]
-pub(crate) struct Listed<I: ?Sized> {
+pub(crate) struct Listed<I> {
     pub(crate) inode: Arc<I>,
-    pub(crate) since: Duration,
     pub(crate) failures: u32,
 }
 
 #[derive(Debug)]
-struct Lists<I: ?Sized> {
-    dirty: VecDeque<Listed<I>>,
-    io: Vec<Arc<I>>,
-    more_io: Vec<(Duration, Listed<I>)>,
+pub(crate) struct Lists<I> {
+    dirty: BTreeMap<Key, Listed<I>>,
+    io: BTreeMap<u64, Arc<I>>,
+    more_io: BTreeMap<Key, Listed<I>>,
+    pub(crate) attached: BTreeMap<u64, Weak<I>>,
+    /// The cgroup was removed: nobody attaches an inode any more.
+    pub(crate) dying: bool,
 }
 
-impl<I: Inode + ?Sized> Wb<I> {
-    pub(crate) fn new(owner: Owner) -> Self {
-        let lists = Lists { dirty: VecDeque::new(), io: Vec::new(), more_io: Vec::new() };
-        Self { owner, lists: Mutex::new(lists), dirty_inodes: AtomicUsize::new(0) }
+/// What a list holds of one inode.
+#[derive(Debug)]
+pub(crate) enum Entry<I> {
+    Attached(Weak<I>),
+    Dirty(Key, Listed<I>),
+    Io(Arc<I>),
+    MoreIo(Key, Listed<I>),
+}
+
+/// A wb's figures, as of a moment ago.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WbStatus {
+    /// Whose it is.
+    pub owner: Owner,
+    /// The cgroup was removed.
+    pub is_dying: bool,
+    /// Inodes that it owns, clean ones included.
+    pub owned: usize,
+    /// Bytes to be written.
+    pub dirty: u64,
+    /// Bytes on their way to the store.
+    pub writeback: u64,
+    /// Switches to it under way.
+    pub switches_in_flight: usize,
+    /// Inodes that were switched to it.
+    pub switched: u64,
+}
+
+impl<I: Inode> Lists<I> {
+    fn new() -> Self {
+        Self {
+            dirty: BTreeMap::new(),
+            io: BTreeMap::new(),
+            more_io: BTreeMap::new(),
+            attached: BTreeMap::new(),
+            dying: false,
+        }
     }
 
-    /// Who owns this data.
+    fn len(&self) -> usize {
+        self.dirty.len() + self.io.len() + self.more_io.len() + self.attached.len()
+    }
+
+    /// Takes an inode off the list that it is on.
+    pub(crate) fn remove(&mut self, link: &Link<I>, state: &mut State) -> Option<Entry<I>> {
+        match std::mem::take(&mut state.place) {
+            Place::Off => None,
+            Place::Attached => self.attached.remove(&link.number).map(Entry::Attached),
+            Place::Dirty(key) => self.dirty.remove(&key).map(|listed| Entry::Dirty(key, listed)),
+            Place::Io => self.io.remove(&link.number).map(Entry::Io),
+            Place::MoreIo(key) => self.more_io.remove(&key).map(|listed| Entry::MoreIo(key, listed)),
+        }
+    }
+
+    /// Puts an inode that is on no list on one.
+    pub(crate) fn insert(&mut self, link: &Link<I>, state: &mut State, entry: Entry<I>) {
+        debug_assert_eq!(state.place, Place::Off, "an inode on two lists");
+        state.place = match entry {
+            Entry::Attached(inode) => {
+                self.attached.insert(link.number, inode);
+                Place::Attached
+            }
+            Entry::Dirty(key, listed) => {
+                self.dirty.insert(key, listed);
+                Place::Dirty(key)
+            }
+            Entry::Io(inode) => {
+                self.io.insert(link.number, inode);
+                Place::Io
+            }
+            Entry::MoreIo(key, listed) => {
+                self.more_io.insert(key, listed);
+                Place::MoreIo(key)
+            }
+        };
+    }
+
+    /// Whether `dirty` holds one inode.
+    pub(crate) fn has_one_dirty(&self) -> bool {
+        self.dirty.len() == 1
+    }
+}
+
+impl<I: Inode> Wb<I> {
+    pub(crate) fn new(cgroup: Arc<Cgroup>, index: u32, dirty_inodes_of_all: &Arc<AtomicUsize>) -> Self {
+        Self {
+            dirty_inodes_of_all: Arc::clone(dirty_inodes_of_all),
+            cgroup,
+            index,
+            lists: Mutex::new(Lists::new()),
+            dirty_inodes: AtomicUsize::new(0),
+            owned: AtomicUsize::new(0),
+            dirty: AtomicU64::new(0),
+            writeback: AtomicU64::new(0),
+            switches: Mutex::default(),
+            incoming: AtomicUsize::new(0),
+            is_cleaning: AtomicBool::new(false),
+            bandwidth: AtomicU64::new(BANDWIDTH_AT_FIRST),
+            switched: Counter::default(),
+        }
+    }
+
+    /// Whose data this is.
+    pub fn cgroup(&self) -> &Arc<Cgroup> {
+        &self.cgroup
+    }
+
+    /// The cgroup's number.
     pub fn owner(&self) -> Owner {
-        self.owner
+        self.cgroup.number()
     }
 
-    /// Lists an inode that has just become dirty, and says whether it is the only one on the list.
-    pub(crate) fn push(&self, inode: Arc<I>, since: Duration) -> bool {
-        let mut lists = self.lists.lock();
-        lists.dirty.push_back(Listed { inode, since, failures: 0 });
-        self.note_length(&lists);
-        lists.dirty.len() == 1
+    pub(crate) fn lists(&self) -> MutexGuard<'_, Lists<I>> {
+        self.lists.lock()
     }
 
-    /// Takes an inode off the list of dirty ones; says whether it was there. The newest are looked at first: what
-    /// is removed soon after it was written is the usual case.
-    pub(crate) fn unlist(&self, inode: &I) -> bool {
-        let mut lists = self.lists.lock();
-        let found =
-            lists.dirty.iter().rposition(|listed| std::ptr::addr_eq(Arc::as_ptr(&listed.inode), inode));
-        let removed = found.and_then(|at| lists.dirty.remove(at));
-        self.note_length(&lists);
-        removed.is_some()
+    /// The locks of two wbs, in the order of their addresses.
+    pub(crate) fn both<'a>(
+        a: &'a Arc<Self>,
+        b: &'a Arc<Self>,
+    ) -> (MutexGuard<'a, Lists<I>>, MutexGuard<'a, Lists<I>>) {
+        debug_assert!(!Arc::ptr_eq(a, b));
+        if Arc::as_ptr(a) < Arc::as_ptr(b) {
+            let first = a.lists();
+            (first, b.lists())
+        } else {
+            let first = b.lists();
+            (a.lists(), first)
+        }
     }
 
     /// Takes the next inode whose turn it is: one that failed and whose pause is over, or one that is
     /// dirty since before `before` (none, if that is `None`).
     pub(crate) fn take(&self, before: Option<Duration>, now: Duration) -> Option<Listed<I>> {
-        let mut lists = self.lists.lock();
-        let listed = if let Some(due) = lists.more_io.iter().position(|(at, _)| *at <= now) {
-            lists.more_io.swap_remove(due).1
-        } else if before.is_some_and(|before| lists.dirty.front().is_some_and(|first| first.since <= before))
-        {
-            lists.dirty.pop_front()?
+        let mut lists = self.lists();
+        let is_due = |at: &Key, until: Duration| at.0 <= until;
+        let retry = lists.more_io.first_entry().filter(|first| is_due(first.key(), now));
+        let listed = if let Some(retry) = retry {
+            retry.remove()
         } else {
-            return None;
+            let before = before?;
+            lists.dirty.first_entry().filter(|first| is_due(first.key(), before))?.remove()
         };
-        lists.io.push(Arc::clone(&listed.inode));
+        let link = listed.inode.link();
+        let mut state = link.state();
+        state.place = Place::Off;
+        lists.insert(link, &mut state, Entry::Io(Arc::clone(&listed.inode)));
+        drop(state);
         self.note_length(&lists);
         Some(listed)
     }
 
-    /// Puts an inode back, or off the lists, after its write-back.
-    pub(crate) fn done(&self, listed: Listed<I>, outcome: Outcome, now: Duration, pause: Duration) {
-        let mut lists = self.lists.lock();
-        // One of them: the inode may have been listed, and taken, again meanwhile.
-        if let Some(at) = lists.io.iter().position(|inode| Arc::ptr_eq(inode, &listed.inode)) {
-            lists.io.swap_remove(at);
-        }
-        match outcome {
-            Outcome::Clean => {}
-            Outcome::Dirty => lists.dirty.push_back(Listed { since: now, failures: 0, ..listed }),
-            Outcome::Failed => {
-                let failures = listed.failures + 1;
-                lists.more_io.push((now + pause, Listed { failures, ..listed }));
-            }
-        }
-        self.note_length(&lists);
-    }
-
-    fn note_length(&self, lists: &MutexGuard<'_, Lists<I>>) {
-        // ORDERING: Relaxed, see `dirty_inodes`.
-        self.dirty_inodes.store(lists.dirty.len(), Ordering::Relaxed);
-    }
-
-    /// Inodes that wait for their first write-back.
-    pub(crate) fn dirty_inodes(&self) -> usize {
-        // ORDERING: Relaxed, a figure for a threshold; written under the lists' lock.
-        self.dirty_inodes.load(Ordering::Relaxed)
+    /// Notes the lengths; for whoever changed a list.
+    pub(crate) fn note_length(&self, lists: &MutexGuard<'_, Lists<I>>) {
+        // ORDERING: Relaxed, figures for thresholds and people.
+        let before = self.dirty_inodes.swap(lists.dirty.len(), Ordering::Relaxed);
+        self.dirty_inodes_of_all.fetch_add(lists.dirty.len().wrapping_sub(before), Ordering::Relaxed);
+        self.owned.store(lists.len(), Ordering::Relaxed);
     }
 
     /// When the next inode is due, given how long data may rest.
     pub(crate) fn next_due(&self, rest: Duration) -> Option<Duration> {
-        let lists = self.lists.lock();
-        let dirty = lists.dirty.front().map(|first| first.since + rest);
-        let retry = lists.more_io.iter().map(|(at, _)| *at).min();
+        let lists = self.lists();
+        let dirty = lists.dirty.first_key_value().map(|(key, _)| key.0 + rest);
+        let retry = lists.more_io.first_key_value().map(|(key, _)| key.0);
         dirty.into_iter().chain(retry).min()
     }
 
-    /// Forgets every inode.
-    pub(crate) fn clear(&self) {
-        let gone = {
-            let mut lists = self.lists.lock();
-            let none = Lists { dirty: VecDeque::new(), io: Vec::new(), more_io: Vec::new() };
-            let gone = std::mem::replace(&mut *lists, none);
-            self.note_length(&lists);
-            gone
-        };
-        drop(gone);
+    /// Takes every inode off for good; says how many are on their way to another wb, which is one too many. What is returned
+    /// first is to be dropped without a lock.
+    pub(crate) fn evict(&self) -> (Vec<Entry<I>>, usize) {
+        let mut lists = self.lists();
+        let Lists { dirty, io, more_io, attached, .. } = &mut *lists;
+        let mut busy = 0;
+        let mut gone: Vec<Entry<I>> = Vec::new();
+        gone.extend(std::mem::take(dirty).into_iter().map(|(key, listed)| Entry::Dirty(key, listed)));
+        gone.extend(std::mem::take(io).into_values().map(Entry::Io));
+        gone.extend(std::mem::take(more_io).into_iter().map(|(key, listed)| Entry::MoreIo(key, listed)));
+        let clean = std::mem::take(attached).into_values().filter_map(|weak| weak.upgrade());
+        gone.extend(clean.map(Entry::Io));
+        for entry in &gone {
+            let inode = match entry {
+                Entry::Attached(_) => continue,
+                Entry::Dirty(_, listed) | Entry::MoreIo(_, listed) => &listed.inode,
+                Entry::Io(inode) => inode,
+            };
+            let link = inode.link();
+            let mut state = link.state();
+            state.place = Place::Off;
+            state.freeing = true;
+            busy += usize::from(link.is_switching());
+        }
+        self.note_length(&lists);
+        (gone, busy)
     }
 
     /// Every inode that is dirty or being written at this moment.
     pub fn snapshot(&self) -> Vec<Arc<I>> {
-        let lists = self.lists.lock();
-        let dirty = lists.dirty.iter().map(|listed| &listed.inode);
-        let retry = lists.more_io.iter().map(|(_, listed)| &listed.inode);
-        lists.io.iter().chain(dirty).chain(retry).map(Arc::clone).collect()
+        let lists = self.lists();
+        let dirty = lists.dirty.values().map(|listed| &listed.inode);
+        let retry = lists.more_io.values().map(|listed| &listed.inode);
+        lists.io.values().chain(dirty).chain(retry).map(Arc::clone).collect()
+    }
+
+    /// Pages a second that the device writes for this wb.
+    pub(crate) fn bandwidth(&self) -> u64 {
+        // ORDERING: Relaxed, an estimate.
+        self.bandwidth.load(Ordering::Relaxed)
+    }
+
+    /// Learns from a write-back of so many bytes.
+    pub(crate) fn note_written(&self, bytes: u64, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+        let now = (bytes / 4096).saturating_mul(1_000_000) / micros;
+        // ORDERING: Relaxed, an estimate: one of two that come at once may be lost.
+        let before = self.bandwidth();
+        self.bandwidth.store((before - before / 8 + now / 8).max(1), Ordering::Relaxed);
+    }
+
+    /// Its figures.
+    #[must_use]
+    pub fn status(&self) -> WbStatus {
+        // ORDERING: Relaxed, figures for people.
+        WbStatus {
+            owner: self.owner(),
+            is_dying: !self.cgroup.is_living(),
+            owned: self.owned.load(Ordering::Relaxed),
+            dirty: self.dirty.load(Ordering::Relaxed),
+            writeback: self.writeback.load(Ordering::Relaxed),
+            switches_in_flight: self.incoming.load(Ordering::Relaxed),
+            switched: self.switched.get(),
+        }
+    }
+
+    /// Whether it can be given back, under its lists' lock.
+    pub(crate) fn is_unused(&self, lists: &MutexGuard<'_, Lists<I>>) -> bool {
+        // ORDERING: Relaxed; a switch to a wb is counted under the lock of the device's wbs, which the caller holds.
+        lists.dying && lists.len() == 0 && self.incoming.load(Ordering::Relaxed) == 0
     }
 }

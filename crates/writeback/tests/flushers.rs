@@ -6,13 +6,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use sync::{Clock, ManualClock, Mutex};
-use watertight_writeback::{Bdi, BdiOptions, Budget, Inode, Outcome, Owner, Permit};
+use watertight_writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Permit};
 
 const LONG: Duration = Duration::from_secs(30);
 
 /// Dirty until it is written, which it tells with the time.
 #[derive(Debug)]
 struct File {
+    link: Link<Self>,
     name: usize,
     clock: Arc<ManualClock>,
     pages: Mutex<Option<Permit>>,
@@ -24,6 +25,10 @@ impl Inode for File {
         drop(self.pages.lock().take());
         self.written.send((self.name, self.clock.now().as_secs())).expect("the test listens");
         Outcome::Clean
+    }
+
+    fn link(&self) -> &Link<Self> {
+        &self.link
     }
 }
 
@@ -48,7 +53,7 @@ impl Rig {
             retry_pause: Duration::from_millis(1),
             clock: Arc::clone(&clock) as _,
         };
-        let bdi = Bdi::start("test", options, Arc::clone(&budget)).expect("flushers");
+        let bdi = Bdi::start("test", options, Arc::clone(&budget), &Arc::default()).expect("flushers");
         let (tell, written) = channel();
         Self { clock, budget, bdi, tell, written }
     }
@@ -56,7 +61,7 @@ impl Rig {
     fn dirty(&self, name: usize, pages: u64) {
         let permit = self.budget.try_take(pages, 0).expect("room");
         let (clock, written) = (Arc::clone(&self.clock), self.tell.clone());
-        let file = File { name, clock, pages: Mutex::new(Some(permit)), written };
+        let file = File { link: Link::default(), name, clock, pages: Mutex::new(Some(permit)), written };
         self.bdi.mark_dirty(Arc::new(file), Owner::ROOT);
         self.bdi.check_background();
     }

@@ -1,0 +1,122 @@
+//! The other ways in which switchers and an unmount can agree: slower than the product's, or wrong.
+//!
+//! They live here and in the tests of `writeback`, which share this file, and run on the same engine, with the same workers, grace
+//! periods and callbacks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use writeback::{Discipline, Drain, Grace, Others, Pin, Unmounting};
+
+/// What is called between the preparation of a switch and its queueing.
+#[derive(Clone, Default)]
+pub(crate) struct Between(Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl Between {
+    #[allow(dead_code, reason = "not everybody who shares this file waits in between")]
+    pub(crate) fn new(hook: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(hook)))
+    }
+
+    pub(crate) fn call(&self) {
+        if let Some(hook) = &self.0 {
+            hook();
+        }
+    }
+}
+
+impl fmt::Debug for Between {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Between").field(&self.0.is_some()).finish()
+    }
+}
+
+/// Looks at `SB_ACTIVE` and pins nothing.
+fn look(superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+    if superblock.is_active() { Ok(None) } else { Err(Unmounting) }
+}
+
+/// `base`: if any switch is in flight anywhere, wait for all callbacks and for the queue of switches. **Wrong**: a switcher
+/// that has looked at `SB_ACTIVE` and has not queued yet is missed.
+#[derive(Debug, Default)]
+pub(crate) struct Base {
+    pub(crate) between: Between,
+}
+
+impl Discipline for Base {
+    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+        look(superblock)
+    }
+
+    fn between(&self) {
+        self.between.call();
+    }
+
+    fn drain(&self, superblock: &Drain, others: &dyn Others) {
+        superblock.close();
+        if others.in_flight() > 0 {
+            others.grace().barrier();
+            others.flush();
+        }
+    }
+}
+
+/// `race`: switchers look, prepare and queue in a read section; unmount waits for a grace period, for all callbacks, and for the queue.
+#[derive(Debug, Default)]
+pub(crate) struct Race {
+    pub(crate) between: Between,
+}
+
+impl Discipline for Race {
+    fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
+        let _section = grace.read();
+        steps();
+    }
+
+    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+        look(superblock)
+    }
+
+    fn between(&self) {
+        self.between.call();
+    }
+
+    fn drain(&self, superblock: &Drain, others: &dyn Others) {
+        superblock.close();
+        others.grace().synchronize();
+        others.grace().barrier();
+        others.flush();
+    }
+}
+
+/// `rmbarrier`: as `race` without waiting for callbacks. **Wrong** where switches are queued by a callback.
+#[derive(Debug, Default)]
+pub(crate) struct RmBarrier {
+    pub(crate) between: Between,
+    pub(crate) is_deferred: bool,
+}
+
+impl Discipline for RmBarrier {
+    fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
+        let _section = grace.read();
+        steps();
+    }
+
+    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+        look(superblock)
+    }
+
+    fn between(&self) {
+        self.between.call();
+    }
+
+    fn is_deferred(&self) -> bool {
+        self.is_deferred
+    }
+
+    fn drain(&self, superblock: &Drain, others: &dyn Others) {
+        superblock.close();
+        others.grace().synchronize();
+        others.flush();
+    }
+}

@@ -1,0 +1,147 @@
+//! Cgroups: who dirties data, as a tree.
+//!
+//! A cgroup that was removed is not found by its number any more, but whoever has it still finds its parents: what it
+//! owned goes to the nearest one that lives. Numbers are the kernel's, and may be given again.
+//!
+//! Lock order: `Cgroups::by_number` is a leaf.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sync::Mutex;
+use sync::atomic::{AtomicBool, Ordering};
+
+/// The number of a cgroup: who owns data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owner(pub u64);
+
+impl Owner {
+    /// The root of all cgroups.
+    pub const ROOT: Self = Self(0);
+}
+
+/// One cgroup.
+#[derive(Debug)]
+pub struct Cgroup {
+    number: Owner,
+    parent: Option<Arc<Cgroup>>,
+    is_living: AtomicBool,
+}
+
+/// The cgroups that live.
+#[derive(Debug)]
+pub struct Cgroups {
+    root: Arc<Cgroup>,
+    by_number: Mutex<HashMap<Owner, Arc<Cgroup>>>,
+}
+
+impl Default for Cgroups {
+    fn default() -> Self {
+        let root = Arc::new(Cgroup { number: Owner::ROOT, parent: None, is_living: AtomicBool::new(true) });
+        let by_number = Mutex::new(HashMap::from([(Owner::ROOT, Arc::clone(&root))]));
+        Self { root, by_number }
+    }
+}
+
+impl Cgroup {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> Owner {
+        self.number
+    }
+
+    /// Whether it has not been removed.
+    #[must_use]
+    pub fn is_living(&self) -> bool {
+        // ORDERING: Relaxed, only ever cleared; whoever sees it too late owns data of a removed cgroup, which the
+        // clean-up of its wb finds.
+        self.is_living.load(Ordering::Relaxed)
+    }
+
+    /// Itself if it lives, else the nearest of its ancestors that does.
+    #[must_use]
+    pub fn nearest_living(self: &Arc<Self>) -> Arc<Self> {
+        let mut at = self;
+        while let Some(parent) = at.parent.as_ref().filter(|_| !at.is_living()) {
+            at = parent;
+        }
+        Arc::clone(at)
+    }
+}
+
+impl Cgroups {
+    /// The root, which is never removed.
+    #[must_use]
+    pub fn root(&self) -> &Arc<Cgroup> {
+        &self.root
+    }
+
+    /// A cgroup that lives.
+    #[must_use]
+    pub fn get(&self, number: Owner) -> Option<Arc<Cgroup>> {
+        self.by_number.lock().get(&number).cloned()
+    }
+
+    /// The cgroup `number`; if it was not known, one that has just been made below `parent` (below the root if that does not live).
+    pub fn add(&self, number: Owner, parent: Owner) -> Arc<Cgroup> {
+        let mut by_number = self.by_number.lock();
+        if let Some(known) = by_number.get(&number) {
+            return Arc::clone(known);
+        }
+        let parent = by_number.get(&parent).unwrap_or(&self.root);
+        let made = Cgroup { number, parent: Some(Arc::clone(parent)), is_living: AtomicBool::new(true) };
+        let made = Arc::new(made);
+        by_number.insert(number, Arc::clone(&made));
+        made
+    }
+
+    /// Takes a cgroup that was removed out of the tree; `None` if it is not there or is the root.
+    pub(crate) fn remove(&self, number: Owner) -> Option<Arc<Cgroup>> {
+        if number == Owner::ROOT {
+            return None;
+        }
+        let removed = self.by_number.lock().remove(&number)?;
+        // ORDERING: Relaxed, see `is_living`.
+        removed.is_living.store(false, Ordering::Relaxed);
+        Some(removed)
+    }
+
+    /// The numbers of all that live, the root's too.
+    #[must_use]
+    pub fn living(&self) -> Vec<Owner> {
+        self.by_number.lock().keys().copied().collect()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_removed_cgroup_had_is_its_nearest_living_ancestors() {
+        let cgroups = Cgroups::default();
+        let (a, b, c) = (Owner(1), Owner(2), Owner(3));
+        cgroups.add(a, Owner::ROOT);
+        cgroups.add(b, a);
+        let c = cgroups.add(c, b);
+        assert_eq!(c.nearest_living().number(), Owner(3));
+        assert!(cgroups.remove(Owner(3)).is_some());
+        assert_eq!(c.nearest_living().number(), b);
+        cgroups.remove(b);
+        assert_eq!(c.nearest_living().number(), a);
+        cgroups.remove(a);
+        assert_eq!(c.nearest_living().number(), Owner::ROOT);
+        assert!(cgroups.remove(a).is_none() && cgroups.remove(Owner::ROOT).is_none());
+    }
+
+    #[test]
+    fn a_number_that_is_given_again_is_another_cgroup() {
+        let cgroups = Cgroups::default();
+        let old = cgroups.add(Owner(1), Owner::ROOT);
+        cgroups.remove(Owner(1));
+        let new = cgroups.add(Owner(1), Owner::ROOT);
+        assert!(!old.is_living() && new.is_living());
+        assert!(Arc::ptr_eq(&cgroups.add(Owner(1), Owner::ROOT), &new));
+        assert_eq!(cgroups.living().len(), 2);
+    }
+}

@@ -1,0 +1,63 @@
+//! How switchers and an unmount agree.
+//!
+//! There is one right way here, [`PerSuperblock`]. That it is a trait lets the lab and the tests run other ways, which
+//! are slower or wrong, on the same engine; a device has a way from its making, and the product makes none with another.
+
+use crate::drain::{Drain, Pin};
+use crate::grace::Grace;
+
+/// How switchers and an unmount agree.
+pub trait Discipline: Send + Sync + std::fmt::Debug + 'static {
+    /// Runs `steps`: the look at `SB_ACTIVE`, the preparation of a switch, its queueing.
+    fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
+        let _ = grace;
+        steps();
+    }
+
+    /// What keeps the superblock there for one switch; an error if it is being unmounted.
+    ///
+    /// # Errors
+    /// [`Unmounting`].
+    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting>;
+
+    /// Called between the preparation of a switch and its queueing.
+    fn between(&self) {}
+
+    /// Whether a switch is queued by a callback, after a grace period, instead of directly.
+    fn is_deferred(&self) -> bool {
+        false
+    }
+
+    /// What unmount does: when it returns, no switch of the superblock is under way.
+    fn drain(&self, superblock: &Drain, others: &dyn Others);
+}
+
+/// The superblock is being unmounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unmounting;
+
+/// What all superblocks share: what an unmount should not wait for.
+pub trait Others {
+    /// The read sections.
+    fn grace(&self) -> &Grace;
+
+    /// Switches in flight, of all superblocks.
+    fn in_flight(&self) -> usize;
+
+    /// Returns when every switch that was queued before the call has been done.
+    fn flush(&self);
+}
+
+/// Each superblock has its own count (`persb`): unmount waits for its own switches, and for nothing else.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PerSuperblock;
+
+impl Discipline for PerSuperblock {
+    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+        superblock.pin().map(Some).ok_or(Unmounting)
+    }
+
+    fn drain(&self, superblock: &Drain, _: &dyn Others) {
+        superblock.drain();
+    }
+}

@@ -1,0 +1,160 @@
+//! Read sections and grace periods, as the rest of the crate needs them.
+//!
+//! Plain builds use a domain of `rcu`. Under the model checkers a lock of readers and writers stands for it: a grace
+//! period is the moment at which nobody reads. That promises what a domain does, and what is checked here is who relies on it,
+//! not the domain, which has its own models.
+
+#[cfg(any(loom, shuttle))]
+pub(crate) use checked::Cell;
+#[cfg(any(loom, shuttle))]
+pub use checked::{Grace, Section};
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use real::Cell;
+#[cfg(not(any(loom, shuttle)))]
+pub use real::{Grace, Section};
+
+#[cfg(not(any(loom, shuttle)))]
+mod real {
+    use rcu::{Domain, Guard, RcuCell};
+
+    /// Read sections, and those who wait for them.
+    #[derive(Debug, Clone, Default)]
+    pub struct Grace(Domain);
+
+    /// A read section.
+    #[derive(Debug)]
+    pub struct Section<'a>(Guard<'a>);
+
+    impl Grace {
+        /// In a domain that is there already.
+        #[must_use]
+        pub fn of(domain: Domain) -> Self {
+            Self(domain)
+        }
+
+        /// Begins a read section.
+        #[inline]
+        pub fn read(&self) -> Section<'_> {
+            Section(self.0.read())
+        }
+
+        /// Returns when every section that was open on the call has ended.
+        pub fn synchronize(&self) {
+            self.0.synchronize();
+        }
+
+        /// Runs `work` after a grace period.
+        pub fn call(&self, work: impl FnOnce() + Send + 'static) {
+            self.0.call(work);
+        }
+
+        /// Returns when everything that was given to [`call`](Self::call) before has run.
+        pub fn barrier(&self) {
+            self.0.barrier();
+        }
+
+        /// Grace periods so far.
+        #[must_use]
+        pub fn periods(&self) -> u64 {
+            self.0.stats().grace_periods
+        }
+    }
+
+    /// A value that is replaced while others read it.
+    #[derive(Debug)]
+    pub(crate) struct Cell<T: Send + 'static>(RcuCell<T>);
+
+    impl<T: Send + 'static> Cell<T> {
+        pub(crate) fn new(grace: &Grace, value: T) -> Self {
+            Self(RcuCell::new(&grace.0, value))
+        }
+
+        #[inline]
+        pub(crate) fn with<R>(&self, section: &Section<'_>, look: impl FnOnce(&T) -> R) -> R {
+            look(self.0.load(&section.0))
+        }
+
+        pub(crate) fn publish(&self, value: T) {
+            self.0.publish(value);
+        }
+    }
+}
+
+#[cfg(any(loom, shuttle))]
+mod checked {
+    use std::sync::Arc;
+
+    use sync::atomic::{AtomicUsize, Ordering};
+    use sync::{Mutex, RwLock, RwLockReadGuard, thread};
+
+    /// Read sections, and those who wait for them.
+    #[derive(Debug, Clone, Default)]
+    pub struct Grace(Arc<Inner>);
+
+    #[derive(Debug, Default)]
+    struct Inner {
+        sections: RwLock<()>,
+        callbacks: Mutex<Vec<thread::JoinHandle<()>>>,
+    }
+
+    /// A read section. These do not nest.
+    #[derive(Debug)]
+    pub struct Section<'a>(#[allow(dead_code, reason = "held")] RwLockReadGuard<'a, ()>);
+
+    impl Grace {
+        /// Begins a read section.
+        pub fn read(&self) -> Section<'_> {
+            Section(self.0.sections.read())
+        }
+
+        /// Returns when every section that was open on the call has ended.
+        pub fn synchronize(&self) {
+            drop(self.0.sections.write());
+        }
+
+        /// Runs `work` after a grace period.
+        pub fn call(&self, work: impl FnOnce() + Send + 'static) {
+            let this = self.clone();
+            let callback = thread::spawn(move || {
+                this.synchronize();
+                work();
+            });
+            self.0.callbacks.lock().push(callback);
+        }
+
+        /// Returns when everything that was given to [`call`](Self::call) before has run.
+        pub fn barrier(&self) {
+            let callbacks = std::mem::take(&mut *self.0.callbacks.lock());
+            for callback in callbacks {
+                callback.join().expect("callbacks do not panic");
+            }
+        }
+    }
+
+    /// A value that is replaced while others read it; who reads may get an old one, as far as the orderings allow.
+    #[derive(Debug)]
+    pub(crate) struct Cell<T> {
+        versions: Mutex<Vec<Arc<T>>>,
+        current: AtomicUsize,
+    }
+
+    impl<T> Cell<T> {
+        pub(crate) fn new(_: &Grace, value: T) -> Self {
+            Self { versions: Mutex::new(vec![Arc::new(value)]), current: AtomicUsize::new(0) }
+        }
+
+        pub(crate) fn with<R>(&self, _: &Section<'_>, look: impl FnOnce(&T) -> R) -> R {
+            // ORDERING: Acquire, as `RcuCell::load`.
+            let current = self.current.load(Ordering::Acquire);
+            let version = Arc::clone(&self.versions.lock()[current]);
+            look(&version)
+        }
+
+        pub(crate) fn publish(&self, value: T) {
+            let mut versions = self.versions.lock();
+            versions.push(Arc::new(value));
+            // ORDERING: Release, as `RcuCell::replace`.
+            self.current.store(versions.len() - 1, Ordering::Release);
+        }
+    }
+}

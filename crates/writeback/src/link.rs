@@ -1,0 +1,156 @@
+//! What write-back keeps in each inode.
+//!
+//! # State
+//! | field | is | protected by |
+//! |---|---|---|
+//! | `wb` | `i_wb`: the index of the owning wb, or [`NONE`] before the first dirtying | written under the lists' lock of both wbs and `state`; read under any of these, or in a read section that found `switching` unset |
+//! | `switching` | `I_WB_SWITCH`: on its way to another wb | set under `state`; cleared by the worker of the switch |
+//! | `state` | on which list the inode is, the history of who writes it | its own lock, `i_lock` |
+//! | `pages` | nothing: orders page accounting against a transfer | its own lock, a leaf |
+//! | `dirty`, `writeback` | the inode's bytes as its wb counts them | callers of `Bdi::account`, one at a time; read by the transfer under `pages` |
+//!
+//! # Lock order
+//! A wb's lists (two: lower address first), then `state`, then `pages`.
+//!
+//! # Orderings
+//! * P1 page accounting: in a read section, load `switching` with acquire; if unset, charge the wb that `wb` names, without a lock. Worker: after
+//!   `switching` was set, wait for a grace period, then move the counts. An accounting that found it unset is over
+//!   before they move; one that finds it set takes `pages`.
+//! * P2 worker: store `wb`, clear `switching` with release. Accounting that finds it unset again finds the new wb.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64 as StdAtomicU64;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use sync::{Mutex, MutexGuard};
+
+use crate::Bdi;
+use crate::foreign::{Foreign, Round};
+use crate::wb::Key;
+
+/// No wb.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Something with dirty data.
+pub trait Inode: Send + Sync + fmt::Debug + Sized + 'static {
+    /// Writes what was dirty when the call began, and says what is left.
+    ///
+    /// Only one flusher calls it at a time for one inode; others (`fsync`) may write it meanwhile.
+    fn write_back(&self) -> Outcome;
+
+    /// The part of the inode that is write-back's.
+    fn link(&self) -> &Link<Self>;
+}
+
+/// What a write-back left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Outcome {
+    /// Nothing: the inode is clean, and will be listed again when it becomes dirty.
+    Clean,
+    /// It was dirtied again meanwhile.
+    Dirty,
+    /// It could not be written; try again later.
+    Failed,
+}
+
+/// What write-back keeps in each inode. See the module.
+pub struct Link<I: Inode> {
+    pub(crate) number: u64,
+    bdi: OnceLock<Weak<Bdi<I>>>,
+    pub(crate) wb: AtomicU32,
+    pub(crate) switching: AtomicBool,
+    state: Mutex<State>,
+    pub(crate) pages: Mutex<()>,
+    pub(crate) dirty: AtomicU64,
+    pub(crate) writeback: AtomicU64,
+}
+
+/// What `i_lock` protects.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) place: Place,
+    /// Dirtied while it was on `io`, at that time.
+    pub(crate) redirtied: Option<Duration>,
+    /// Taken off for good (`I_FREEING`).
+    pub(crate) freeing: bool,
+    pub(crate) foreign: Foreign,
+    pub(crate) round: Option<Round>,
+}
+
+/// On which of its wb's lists an inode is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Place {
+    #[default]
+    Off,
+    Attached,
+    Dirty(Key),
+    Io,
+    MoreIo(Key),
+}
+
+impl<I: Inode> Default for Link<I> {
+    fn default() -> Self {
+        static NEXT: StdAtomicU64 = StdAtomicU64::new(1);
+        Self {
+            // ORDERING: Relaxed, only a number of its own for each.
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            bdi: OnceLock::new(),
+            wb: AtomicU32::new(NONE),
+            switching: AtomicBool::new(false),
+            state: Mutex::default(),
+            pages: Mutex::default(),
+            dirty: AtomicU64::new(0),
+            writeback: AtomicU64::new(0),
+        }
+    }
+}
+
+impl<I: Inode> Link<I> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The index of the owning wb, for who holds one of the locks or looks again under one.
+    pub(crate) fn index(&self) -> u32 {
+        // ORDERING: Acquire, P2 for who has no lock: with the index comes what made it valid.
+        self.wb.load(Ordering::Acquire)
+    }
+
+    /// Whether the inode is on its way to another wb.
+    pub fn is_switching(&self) -> bool {
+        // ORDERING: Acquire, P2.
+        self.switching.load(Ordering::Acquire)
+    }
+
+    /// Dirty bytes, and those under writeback, as the owner's wb counts them.
+    pub fn bytes(&self) -> (u64, u64) {
+        // ORDERING: Relaxed, figures.
+        (self.dirty.load(Ordering::Relaxed), self.writeback.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn attach_to(&self, bdi: &Arc<Bdi<I>>) {
+        let _again = self.bdi.set(Arc::downgrade(bdi));
+    }
+}
+
+impl<I: Inode> Drop for Link<I> {
+    fn drop(&mut self) {
+        // Nobody else has the inode: a switch would hold it, and so would the lists of what is dirty.
+        if let Some(bdi) = self.bdi.get().and_then(Weak::upgrade) {
+            bdi.detach(self);
+        }
+    }
+}
+
+impl<I: Inode> fmt::Debug for Link<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("number", &self.number)
+            .field("wb", &self.wb)
+            .field("switching", &self.switching)
+            .finish_non_exhaustive()
+    }
+}

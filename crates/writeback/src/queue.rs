@@ -1,0 +1,99 @@
+//! Threads for work that waits: switches and clean-ups.
+//!
+//! A thread is made when work comes and fewer than `threads_max` run, and ends when there is none left: bursts
+//! of work are rare, and a grace period takes longer than a thread's beginning. Where the host gives no thread the caller does the work.
+//!
+//! Lock order: `Queue::state` is a leaf.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use sync::{Condvar, Mutex, thread};
+
+/// Something to be done once.
+pub(crate) trait Work: Send + 'static {
+    fn run(self);
+}
+
+/// A queue with its threads. Clones are the same queue.
+#[derive(Debug)]
+pub(crate) struct Queue<W>(Arc<Inner<W>>);
+
+#[derive(Debug)]
+struct Inner<W> {
+    name: &'static str,
+    threads_max: usize,
+    state: Mutex<State<W>>,
+    /// Something has been done.
+    done: Condvar,
+}
+
+#[derive(Debug)]
+struct State<W> {
+    waiting: VecDeque<(u64, W)>,
+    /// Numbers of what waits or is being done.
+    unfinished: BTreeSet<u64>,
+    next: u64,
+    threads: usize,
+}
+
+impl<W> Clone for Queue<W> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<W: Work> Queue<W> {
+    pub(crate) fn new(name: &'static str, threads_max: usize) -> Self {
+        let state = State { waiting: VecDeque::new(), unfinished: BTreeSet::new(), next: 0, threads: 0 };
+        Self(Arc::new(Inner { name, threads_max, state: Mutex::new(state), done: Condvar::default() }))
+    }
+
+    /// Has `work` done, elsewhere and later.
+    pub(crate) fn push(&self, work: W) {
+        let mut state = self.0.state.lock();
+        let number = state.next;
+        state.next += 1;
+        state.unfinished.insert(number);
+        state.waiting.push_back((number, work));
+        if state.threads == self.0.threads_max {
+            return;
+        }
+        state.threads += 1;
+        drop(state);
+        let this = self.clone();
+        let made = thread::Builder::new().name(self.0.name.into()).spawn(move || this.serve());
+        if let Err(error) = made {
+            tracing::warn!(%error, "no thread for {}; the caller does the work", self.0.name);
+            self.serve();
+        }
+    }
+
+    fn serve(&self) {
+        loop {
+            let (number, work) = {
+                let mut state = self.0.state.lock();
+                let Some(next) = state.waiting.pop_front() else {
+                    state.threads -= 1;
+                    return;
+                };
+                next
+            };
+            if catch_unwind(AssertUnwindSafe(|| work.run())).is_err() {
+                tracing::error!("{} panicked", self.0.name);
+            }
+            self.0.state.lock().unfinished.remove(&number);
+            self.0.done.notify_all();
+        }
+    }
+
+    /// Returns when everything that was pushed before the call has been done.
+    pub(crate) fn flush(&self) {
+        let mut state = self.0.state.lock();
+        let until = state.next;
+        while state.unfinished.first().is_some_and(|first| *first < until) {
+            self.0.done.wait(&mut state);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Moving inodes from one wb to another.
+//!
+//! 1. *Prepare*, under the inode's lock: pin the superblock (which looks at `SB_ACTIVE` again), look that the inode is not on its way already,
+//!    not being freed, not there already; set `I_WB_SWITCH`; take a reference. Whatever fails gives the pin back.
+//! 2. *Queue*: push the inodes on the target's list; whoever finds it empty queues the target's worker.
+//! 3. *Work*: take the whole list, **once**; wait for a grace period, so that page accounting sees the flags; then move inode
+//!    after inode, each under both wbs' locks, clear its flag, drop the reference, **then** the pin.
+//!
+//! A worker that looked at the list again would find switches whose flags no grace period has followed, and would have no end
+//! while new ones come: each push on an empty list has queued a worker of its own.
+//!
+//! Locks: `Bdi::switching` (shared; sync has it alone while it looks for dirty inodes, so that it misses none that moves), then as in
+//! `link`. They are given up between two inodes: thousands at a cgroup's end must not hold up who dirties one.
+
+use std::sync::Arc;
+
+use sync::atomic::Ordering;
+use sync::mutant::is_on;
+use sync::thread;
+
+use crate::Bdi;
+use crate::cgroup::Owner;
+use crate::drain::Pin;
+use crate::link::{Inode, Link, Place, State};
+use crate::queue::Work;
+use crate::switcher::InFlight;
+use crate::wb::Wb;
+
+/// Inodes between two offers to let another thread run.
+const YIELD_AFTER: usize = 16;
+
+/// `isw`: inodes on their way to one wb.
+#[derive(Debug)]
+pub(crate) struct Isw<I: Inode> {
+    items: Vec<Item<I>>,
+    target: Incoming<I>,
+    _in_flight: InFlight,
+}
+
+/// One of them. Dropped in this order: the reference, then the pin.
+#[derive(Debug)]
+pub(crate) struct Item<I> {
+    inode: Option<Arc<I>>,
+    pin: Option<Pin>,
+}
+
+impl<I> Drop for Item<I> {
+    fn drop(&mut self) {
+        if is_on("switch-unpin-before-put") {
+            drop(self.pin.take());
+        }
+        drop(self.inode.take());
+    }
+}
+
+/// A wb that stays because a switch to it is under way.
+#[derive(Debug)]
+pub(crate) struct Incoming<I: Inode>(Arc<Wb<I>>);
+
+impl<I: Inode> Drop for Incoming<I> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed; whoever then gives the wb back takes a lock first.
+        self.0.incoming.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A worker's call: the switches that wait at one wb.
+#[derive(Debug)]
+pub(crate) struct Switch<I: Inode> {
+    bdi: Arc<Bdi<I>>,
+    target: Arc<Wb<I>>,
+}
+
+impl<I: Inode> Bdi<I> {
+    /// The wb of `owner`, or of its nearest ancestor that lives.
+    pub(crate) fn target(&self, owner: Owner) -> Incoming<I> {
+        let mut cgroup =
+            self.switcher.cgroups().get(owner).unwrap_or_else(|| Arc::clone(self.switcher.cgroups().root()));
+        loop {
+            // Removed in between: its parent.
+            match self.wbs.get_or_make(&cgroup) {
+                Some(wb) => return Incoming(wb),
+                None => cgroup = cgroup.nearest_living(),
+            }
+        }
+    }
+
+    /// A foreign switch: lets `owner` have the inode. `false` if it is on its way already, if too many are, or if
+    /// the superblock is being unmounted.
+    pub fn switch_to(self: &Arc<Self>, inode: &Arc<I>, owner: Owner) -> bool {
+        let world = &self.switcher.world;
+        if inode.link().is_switching() || !self.superblock.is_active() {
+            return false;
+        }
+        let Some(in_flight) = world.begin_foreign() else { return false };
+        let mut parts = Some((self.target(owner), in_flight));
+        let mut is_queued = false;
+        world.discipline.section(&world.grace, &mut || {
+            let Some((target, in_flight)) = parts.take() else { return };
+            let prepared = self.prepare(inode, &mut inode.link().state(), &target);
+            let Some(item) = prepared else { return };
+            world.discipline.between();
+            self.queue_switch(Isw::new(vec![item], target, in_flight));
+            is_queued = true;
+        });
+        is_queued
+    }
+
+    /// Step 1. The caller holds the inode's lock: `state`.
+    pub(crate) fn prepare(&self, inode: &Arc<I>, state: &mut State, target: &Incoming<I>) -> Option<Item<I>> {
+        let link = inode.link();
+        let pin = self.switcher.world.discipline.pin(&self.superblock).ok()?;
+        let is_there = link.index() == target.0.index;
+        if state.freeing || state.place == Place::Off || link.is_switching() || is_there {
+            if is_on("switch-failed-kept") {
+                self.superblock.pin().into_iter().for_each(std::mem::forget);
+            }
+            return None;
+        }
+        // ORDERING: Relaxed: the grace period of the worker orders it against accounting, the lock against all others.
+        link.switching.store(true, Ordering::Relaxed);
+        Some(Item { inode: Some(Arc::clone(inode)), pin })
+    }
+
+    /// Step 2.
+    pub(crate) fn queue_switch(self: &Arc<Self>, isw: Isw<I>) {
+        let bdi = Arc::clone(self);
+        let push = move || {
+            let target = Arc::clone(&isw.target.0);
+            let mut switches = target.switches.lock();
+            switches.push(isw);
+            let is_first = switches.len() == 1;
+            drop(switches);
+            if is_first {
+                let queue = bdi.switcher.switches.clone();
+                queue.push(Switch { bdi, target });
+            }
+        };
+        let world = &self.switcher.world;
+        if world.discipline.is_deferred() { world.grace.call(push) } else { push() }
+    }
+
+    /// One inode of step 3; gives the wb that it came from.
+    fn move_inode(&self, inode: &Arc<I>, to: &Arc<Wb<I>>) -> Option<Arc<Wb<I>>> {
+        let link = inode.link();
+        // It stays the same: only we may change it, as long as the flag is set.
+        let from = self.wb_at(link.index()).filter(|from| !Arc::ptr_eq(from, to))?;
+        self.note_touch();
+        let _sync_waits = self.switching.read();
+        let (mut from_lists, mut to_lists) = Wb::both(&from, to);
+        let mut state = link.state();
+        if !state.freeing {
+            transfer(link, &from, to);
+            if let Some(entry) = from_lists.remove(link, &mut state) {
+                to_lists.insert(link, &mut state, entry);
+            }
+            state.foreign = crate::Foreign::default();
+            state.round = None;
+            to.switched.add(1);
+            from.note_length(&from_lists);
+            to.note_length(&to_lists);
+        }
+        // ORDERING: Release, P2 of `link`.
+        let order = if is_on("switch-clear-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        link.switching.store(false, order);
+        drop((state, from_lists, to_lists));
+        Some(from)
+    }
+
+    /// Step 3 of one batch; gives the wbs that its inodes came from.
+    fn process(&self, mut isw: Isw<I>) -> Vec<Arc<Wb<I>>> {
+        let mut left: Vec<Arc<Wb<I>>> = Vec::new();
+        for (number, item) in isw.items.drain(..).enumerate() {
+            let from = item.inode.as_ref().and_then(|inode| self.move_inode(inode, &isw.target.0));
+            drop(item);
+            if let Some(from) = from
+                && !left.iter().any(|known| Arc::ptr_eq(known, &from))
+            {
+                left.push(from);
+            }
+            if number % YIELD_AFTER == YIELD_AFTER - 1 {
+                thread::yield_now();
+            }
+        }
+        left
+    }
+}
+
+impl<I: Inode> Isw<I> {
+    pub(crate) fn new(items: Vec<Item<I>>, target: Incoming<I>, in_flight: InFlight) -> Self {
+        Self { items, target, _in_flight: in_flight }
+    }
+}
+
+impl<I: Inode> Incoming<I> {
+    pub(crate) fn wb(&self) -> &Arc<Wb<I>> {
+        &self.0
+    }
+}
+
+/// Moves an inode's bytes to another wb, and the inode itself (`i_wb`). Both wbs' lists and the inode are locked.
+fn transfer<I: Inode>(link: &Link<I>, from: &Wb<I>, to: &Wb<I>) {
+    let _accounting_waits = link.pages.lock();
+    for (bytes, from, to) in
+        [(&link.dirty, &from.dirty, &to.dirty), (&link.writeback, &from.writeback, &to.writeback)]
+    {
+        // ORDERING: Relaxed: by P1 of `link` accounting is over, or waits for the lock; the sums are figures.
+        let bytes = bytes.load(Ordering::Relaxed);
+        from.fetch_sub(bytes, Ordering::Relaxed);
+        to.fetch_add(bytes, Ordering::Relaxed);
+    }
+    // ORDERING: Release, P2 of `link` for who has no lock.
+    let order = if is_on("switch-clear-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+    link.wb.store(to.index, order);
+}
+
+impl<I: Inode> Work for Switch<I> {
+    fn run(self) {
+        let Self { bdi, target } = self;
+        let take = || std::mem::take(&mut *target.switches.lock());
+        let list = take();
+        if !is_on("switch-no-grace") {
+            bdi.switcher.world.grace.synchronize();
+        }
+        let mut left: Vec<Arc<Wb<I>>> = list.into_iter().flat_map(|isw| bdi.process(isw)).collect();
+        while is_on("switch-worker-loops") {
+            let more = take();
+            if more.is_empty() {
+                break;
+            }
+            left.extend(more.into_iter().flat_map(|isw| bdi.process(isw)));
+        }
+        // From here on the superblock may be gone; the device is not.
+        for wb in left {
+            bdi.wbs.give_back(&wb);
+        }
+        if target.lists().dying {
+            bdi.clean_up(&target);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What all backing devices of a process share: cgroups, read sections, and the threads that switch inodes.
+
+use std::sync::atomic::AtomicUsize as StdAtomicUsize;
+use std::sync::{Arc, Weak};
+
+use sync::atomic::{AtomicUsize, Ordering};
+use sync::{Counter, Mutex};
+
+use crate::Bdi;
+use crate::cgroup::{Cgroups, Owner};
+use crate::discipline::{Discipline, Others, PerSuperblock};
+use crate::grace::Grace;
+use crate::link::Inode;
+use crate::offline::CleanUp;
+use crate::queue::Queue;
+use crate::switch::Switch;
+
+/// Foreign switches are refused when so many are in flight (`WB_FRN_MAX_IN_FLIGHT`).
+pub const IN_FLIGHT_MAX: usize = 1024;
+
+/// Threads that switch: each wait of a grace period serves one wb. Loom has few threads.
+const THREADS_MAX: usize = if cfg!(loom) { 1 } else { 4 };
+
+/// What all backing devices of a process share.
+#[derive(Debug)]
+pub struct Switcher<I: Inode> {
+    pub(crate) world: Arc<World>,
+    cgroups: Cgroups,
+    pub(crate) switches: Queue<Switch<I>>,
+    pub(crate) clean_ups: Queue<CleanUp<I>>,
+    bdis: Mutex<Vec<Weak<Bdi<I>>>>,
+}
+
+/// The part that knows nothing of inodes.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) grace: Grace,
+    pub(crate) discipline: Box<dyn Discipline>,
+    in_flight: AtomicUsize,
+    most_in_flight: StdAtomicUsize,
+    refused: Counter,
+}
+
+/// One switch in flight, until dropped.
+#[derive(Debug)]
+pub(crate) struct InFlight(Arc<World>);
+
+/// What the switching did so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwitchStats {
+    /// Switches in flight.
+    pub in_flight: usize,
+    /// The most that there were at a time, foreign ones and clean-ups together.
+    pub most_in_flight: usize,
+    /// Foreign switches that were refused because too many were in flight.
+    pub refused: u64,
+}
+
+impl<I: Inode> Default for Switcher<I> {
+    fn default() -> Self {
+        Self::new(Grace::default(), Box::new(PerSuperblock))
+    }
+}
+
+impl<I: Inode> Switcher<I> {
+    /// With read sections in a given domain, and another discipline than the right one.
+    #[must_use]
+    pub fn new(grace: Grace, discipline: Box<dyn Discipline>) -> Self {
+        let world = World {
+            grace,
+            discipline,
+            in_flight: AtomicUsize::new(0),
+            most_in_flight: StdAtomicUsize::new(0),
+            refused: Counter::default(),
+        };
+        Self {
+            world: Arc::new(world),
+            cgroups: Cgroups::default(),
+            switches: Queue::new("wb-switch", THREADS_MAX),
+            clean_ups: Queue::new("wb-clean-up", 1),
+            bdis: Mutex::default(),
+        }
+    }
+
+    /// The cgroups that live.
+    pub fn cgroups(&self) -> &Cgroups {
+        &self.cgroups
+    }
+
+    /// The read sections.
+    pub fn grace(&self) -> &Grace {
+        &self.world.grace
+    }
+
+    pub(crate) fn register(&self, bdi: &Arc<Bdi<I>>) {
+        let mut bdis = self.bdis.lock();
+        bdis.retain(|known| known.strong_count() > 0);
+        bdis.push(Arc::downgrade(bdi));
+    }
+
+    /// A cgroup was removed: its wbs are not found any more, and their inodes go to the nearest ancestor that lives. Returns
+    /// at once; the inodes move on other threads.
+    pub fn remove_cgroup(&self, number: Owner) {
+        let Some(cgroup) = self.cgroups.remove(number) else { return };
+        let bdis: Vec<Arc<Bdi<I>>> = self.bdis.lock().iter().filter_map(Weak::upgrade).collect();
+        for bdi in bdis {
+            if let Some(wb) = bdi.wbs.unlink(&cgroup) {
+                bdi.clean_up(&wb);
+            }
+        }
+    }
+
+    /// Returns when all switches and clean-ups that were queued before the call have been done.
+    pub fn flush(&self) {
+        self.clean_ups.flush();
+        self.switches.flush();
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> SwitchStats {
+        let world = &self.world;
+        // ORDERING: Relaxed, figures for people.
+        SwitchStats {
+            in_flight: world.in_flight.load(Ordering::Relaxed),
+            most_in_flight: world.most_in_flight.load(Ordering::Relaxed),
+            refused: world.refused.get(),
+        }
+    }
+}
+
+impl<I: Inode> Others for Switcher<I> {
+    fn grace(&self) -> &Grace {
+        &self.world.grace
+    }
+
+    fn in_flight(&self) -> usize {
+        self.world.in_flight()
+    }
+
+    fn flush(&self) {
+        self.switches.flush();
+    }
+}
+
+impl World {
+    fn in_flight(&self) -> usize {
+        // ORDERING: Relaxed, for `base`, which is wrong at any ordering, and for people.
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Counts a switch in, unless too many are in flight.
+    pub(crate) fn begin_foreign(self: &Arc<Self>) -> Option<InFlight> {
+        // ORDERING: Relaxed, the exchange alone keeps the bound.
+        let below = |n: usize| (n < IN_FLIGHT_MAX).then_some(n + 1);
+        let before = self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below);
+        let Ok(before) = before else {
+            self.refused.add(1);
+            return None;
+        };
+        Some(self.begun(before))
+    }
+
+    /// Counts a switch in whose inodes must move: their cgroup was removed.
+    pub(crate) fn begin_clean_up(self: &Arc<Self>) -> InFlight {
+        // ORDERING: Relaxed, only counted.
+        self.begun(self.in_flight.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn begun(self: &Arc<Self>, before: usize) -> InFlight {
+        // ORDERING: Relaxed, a figure for people.
+        self.most_in_flight.fetch_max(before + 1, Ordering::Relaxed);
+        InFlight(Arc::clone(self))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed, only counted.
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,133 @@
+//! The wbs of one backing device.
+//!
+//! They are found without a lock, in a read section, by number of their cgroup or by index. An index names the same wb as long as an inode
+//! has it; it is given again after that. The root's wb has index 0 and stays.
+//!
+//! Lock order: `Wbs::writer`, then a wb's lists.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sync::Mutex;
+use sync::atomic::{AtomicUsize, Ordering};
+
+use crate::cgroup::{Cgroup, Owner};
+use crate::grace::{Cell, Grace, Section};
+use crate::link::Inode;
+use crate::wb::Wb;
+
+/// The wbs of one backing device.
+#[derive(Debug)]
+pub(crate) struct Wbs<I: Inode> {
+    current: Cell<Table<I>>,
+    /// For who changes the table; holds a copy of it.
+    writer: Mutex<Table<I>>,
+    /// Inodes that wait for their first write-back, of all wbs.
+    dirty_inodes: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Table<I: Inode> {
+    by_index: Vec<Option<Arc<Wb<I>>>>,
+    by_owner: HashMap<Owner, Arc<Wb<I>>>,
+}
+
+impl<I: Inode> Clone for Table<I> {
+    fn clone(&self) -> Self {
+        Self { by_index: self.by_index.clone(), by_owner: self.by_owner.clone() }
+    }
+}
+
+impl<I: Inode> Wbs<I> {
+    pub(crate) fn new(grace: &Grace, root: &Arc<Cgroup>) -> Self {
+        let dirty_inodes = Arc::default();
+        let root = Arc::new(Wb::new(Arc::clone(root), 0, &dirty_inodes));
+        let table = Table {
+            by_index: vec![Some(Arc::clone(&root))],
+            by_owner: HashMap::from([(root.owner(), Arc::clone(&root))]),
+        };
+        Self { current: Cell::new(grace, table.clone()), writer: Mutex::new(table), dirty_inodes }
+    }
+
+    /// Inodes that wait for their first write-back, as of a moment ago.
+    pub(crate) fn dirty_inodes(&self) -> usize {
+        // ORDERING: Relaxed, a figure for thresholds.
+        self.dirty_inodes.load(Ordering::Relaxed)
+    }
+
+    /// Looks at the wb with an index that an inode has; `None` for [`NONE`](crate::link::NONE), and where the index is out of date.
+    pub(crate) fn with<R>(
+        &self,
+        section: &Section<'_>,
+        index: u32,
+        look: impl FnOnce(&Arc<Wb<I>>) -> R,
+    ) -> Option<R> {
+        self.current.with(section, |table| {
+            let index = usize::try_from(index).ok()?;
+            table.by_index.get(index)?.as_ref().map(look)
+        })
+    }
+
+    pub(crate) fn find(&self, section: &Section<'_>, owner: Owner) -> Option<Arc<Wb<I>>> {
+        self.current.with(section, |table| table.by_owner.get(&owner).cloned())
+    }
+
+    /// All of them, the dying ones too.
+    pub(crate) fn all(&self, section: &Section<'_>) -> Vec<Arc<Wb<I>>> {
+        self.current.with(section, |table| table.by_index.iter().flatten().cloned().collect())
+    }
+
+    /// The wb of a cgroup, made if there is none, and counted as having a switch under way, so that it stays. `None` if
+    /// the cgroup was removed.
+    pub(crate) fn get_or_make(&self, cgroup: &Arc<Cgroup>) -> Option<Arc<Wb<I>>> {
+        let mut table = self.writer.lock();
+        // Under the lock: who removes it marks it first, and looks for its wb afterwards.
+        if !cgroup.is_living() {
+            return None;
+        }
+        let known = table.by_owner.get(&cgroup.number()).cloned();
+        let wb = known.unwrap_or_else(|| {
+            let free = table.by_index.iter().position(Option::is_none);
+            let index = free.unwrap_or(table.by_index.len());
+            let number = u32::try_from(index).expect("fewer cgroups than numbers");
+            let made = Arc::new(Wb::new(Arc::clone(cgroup), number, &self.dirty_inodes));
+            if index == table.by_index.len() {
+                table.by_index.push(None);
+            }
+            table.by_index[index] = Some(Arc::clone(&made));
+            table.by_owner.insert(cgroup.number(), Arc::clone(&made));
+            self.current.publish(table.clone());
+            made
+        });
+        // ORDERING: Relaxed, under `writer`, as is the look in `give_back`.
+        wb.incoming.fetch_add(1, Ordering::Relaxed);
+        Some(wb)
+    }
+
+    /// Takes the wb of a removed cgroup out of those that are found by number: it is dying.
+    pub(crate) fn unlink(&self, cgroup: &Arc<Cgroup>) -> Option<Arc<Wb<I>>> {
+        let mut table = self.writer.lock();
+        // Another cgroup may have the number by now.
+        if !Arc::ptr_eq(table.by_owner.get(&cgroup.number())?.cgroup(), cgroup) {
+            return None;
+        }
+        let wb = table.by_owner.remove(&cgroup.number())?;
+        self.current.publish(table.clone());
+        wb.lists().dying = true;
+        Some(wb)
+    }
+
+    /// Gives a dying wb back if nothing is left of it.
+    pub(crate) fn give_back(&self, wb: &Arc<Wb<I>>) {
+        let mut table = self.writer.lock();
+        let is_unused = wb.is_unused(&wb.lists());
+        let Some(slot) = usize::try_from(wb.index).ok().and_then(|index| table.by_index.get_mut(index))
+        else {
+            return;
+        };
+        if is_unused && slot.as_ref().is_some_and(|there| Arc::ptr_eq(there, wb)) {
+            *slot = None;
+            self.current.publish(table.clone());
+        }
+    }
+}

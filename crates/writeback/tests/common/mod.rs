@@ -1,0 +1,136 @@
+//! What the tests of switching share: inodes that know when their superblock has gone, and devices without flushers.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+#[path = "../../../lab/src/drain/variants.rs"]
+pub(crate) mod variants;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sync::{Clock, ManualClock};
+use writeback::{Bdi, BdiOptions, Budget, Discipline, Grace, Inode, Link, Outcome, Owner, Switcher};
+
+pub(crate) const A: Owner = Owner(1);
+pub(crate) const B: Owner = Owner(2);
+/// A child of `A`.
+pub(crate) const CHILD: Owner = Owner(3);
+
+/// An inode; objects to being there when its superblock is not.
+#[derive(Debug, Default)]
+pub(crate) struct File {
+    link: Link<Self>,
+    is_gone: Arc<AtomicBool>,
+    at_end: AtEnd,
+}
+
+/// What is called when an inode goes.
+#[derive(Default)]
+pub(crate) struct AtEnd(sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl std::fmt::Debug for AtEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AtEnd").finish_non_exhaustive()
+    }
+}
+
+impl File {
+    pub(crate) fn at_end(&self, call: impl FnOnce() + Send + 'static) {
+        *self.at_end.0.lock() = Some(Box::new(call));
+    }
+}
+
+impl Inode for File {
+    fn write_back(&self) -> Outcome {
+        Outcome::Clean
+    }
+
+    fn link(&self) -> &Link<Self> {
+        &self.link
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let is_gone = self.is_gone.load(Ordering::Relaxed);
+        assert!(!is_gone || std::thread::panicking(), "an inode outlived its superblock");
+        let call = self.at_end.0.lock().take();
+        if let Some(call) = call {
+            call();
+        }
+    }
+}
+
+/// A device with a superblock.
+pub(crate) struct Rig {
+    pub(crate) switcher: Arc<Switcher<File>>,
+    pub(crate) bdi: Arc<Bdi<File>>,
+    pub(crate) clock: Arc<ManualClock>,
+    is_gone: Arc<AtomicBool>,
+}
+
+impl Rig {
+    pub(crate) fn new(discipline: impl Discipline) -> Self {
+        let switcher = Arc::new(Switcher::new(Grace::default(), Box::new(discipline)));
+        switcher.cgroups().add(A, Owner::ROOT);
+        switcher.cgroups().add(B, Owner::ROOT);
+        switcher.cgroups().add(CHILD, A);
+        Self::on(&switcher)
+    }
+
+    pub(crate) fn on(switcher: &Arc<Switcher<File>>) -> Self {
+        Self::with_flushers(switcher, 0)
+    }
+
+    pub(crate) fn with_flushers(switcher: &Arc<Switcher<File>>, flushers: usize) -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let options = BdiOptions {
+            flushers,
+            dirty_after: Duration::from_secs(5),
+            background_pages: 100,
+            background_inodes: 1 << 20,
+            retry_pause: Duration::from_secs(1),
+            clock: Arc::clone(&clock) as Arc<dyn Clock>,
+        };
+        let bdi = Bdi::start("test", options, Budget::new(1000), switcher).expect("flushers");
+        Self { switcher: Arc::clone(switcher), bdi, clock, is_gone: Arc::default() }
+    }
+
+    /// An inode that `owner` owns.
+    pub(crate) fn file(&self, owner: Owner) -> Arc<File> {
+        let file = Arc::new(File {
+            link: Link::default(),
+            is_gone: Arc::clone(&self.is_gone),
+            at_end: AtEnd::default(),
+        });
+        self.bdi.attach(&file, owner);
+        file
+    }
+
+    /// Unmounts. `users`, who have inodes of their own, end between the drain and the eviction, as a flusher does that the eviction waits for.
+    pub(crate) fn unmount(&self, users: impl FnOnce()) {
+        self.bdi.drain();
+        users();
+        let busy = self.bdi.evict();
+        self.is_gone.store(true, Ordering::Relaxed);
+        assert_eq!(busy, 0, "busy inodes after unmount");
+    }
+
+    /// When nothing is under way: nobody came late, and the pins are all back.
+    pub(crate) fn check_after(&self) {
+        assert_eq!(self.bdi.touched_late(), 0, "a superblock that is gone was touched");
+        assert_eq!(self.bdi.status().switches_in_flight, 0, "a pin is left");
+        assert_eq!(self.switcher.stats().in_flight, 0, "a switch is left");
+    }
+
+    /// WB-R8: each wb counts what its inodes have.
+    pub(crate) fn check_sums(&self, files: &[Arc<File>]) {
+        for wb in self.bdi.status().wbs {
+            let of = |file: &&Arc<File>| self.bdi.owner_of(file) == Some(wb.owner);
+            let bytes = files.iter().filter(of).map(|file| file.link().bytes());
+            let sum = bytes.fold((0, 0), |sum, bytes| (sum.0 + bytes.0, sum.1 + bytes.1));
+            assert_eq!((wb.dirty, wb.writeback), sum, "the bytes of {:?}", wb.owner);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Switching under shuttle: the product's own engine, under random schedules and under such with few switches.
+//!
+//! | requirement | test | mutants |
+//! |---|---|---|
+//! | WB-R1, WB-R2 | [`wb_r1_an_unmount_beside_switches`] | `switch-unpin-before-put` |
+//! | WB-R2 | [`wb_r2_who_comes_second_gives_the_pin_back`] | `switch-failed-kept` |
+//! | WB-R1 (`base` is caught without help) | [`wb_r1_base_is_caught`] | it is one |
+//! | WB-R6 | [`wb_r6_rmbarrier_is_right_with_direct_queueing`], [`wb_r6_rmbarrier_is_caught_with_deferred_queueing`] | it is one |
+//! | WB-R8 | [`wb_r8_switching_keeps_the_sums`] | `switch-no-grace` |
+//! | a sync misses no inode that moves | [`a_sync_finds_what_moves`] | `sync-beside-switch` |
+//! | a removed cgroup's inodes are found at its parent | [`inodes_of_a_removed_cgroup_are_its_parents`] | |
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --test schedules`
+#![cfg(shuttle)]
+
+extern crate watertight_writeback as writeback;
+
+mod common;
+
+use std::sync::Arc;
+
+use common::variants::{Base, Race, RmBarrier};
+use common::{A, B, CHILD, File, Rig};
+use sync::model::check;
+use sync::{mutant, thread};
+use writeback::{Bdi, Discipline, Inode, Owner, PerSuperblock};
+
+fn switcher(bdi: &Arc<Bdi<File>>, file: Arc<File>, to: Owner) -> thread::JoinHandle<()> {
+    let bdi = Arc::clone(bdi);
+    thread::spawn(move || {
+        bdi.switch_to(&file, to);
+    })
+}
+
+/// Both sources of switches, on two inodes, one of which two want.
+fn unmount_beside_switches(discipline: impl Discipline) {
+    let rig = Rig::new(discipline);
+    let (foreign, dying) = (rig.file(A), rig.file(CHILD));
+    let threads = [switcher(&rig.bdi, Arc::clone(&foreign), B), switcher(&rig.bdi, foreign, Owner::ROOT), {
+        let rig = rig.switcher.clone();
+        thread::spawn(move || {
+            rig.remove_cgroup(CHILD);
+            drop(dying);
+        })
+    }];
+    rig.unmount(|| threads.into_iter().for_each(|thread| thread.join().expect("no assertion failed")));
+    rig.switcher.flush();
+    rig.switcher.grace().barrier();
+    rig.switcher.flush();
+    rig.check_after();
+}
+
+#[test]
+fn wb_r1_an_unmount_beside_switches() {
+    check(|| unmount_beside_switches(PerSuperblock));
+}
+
+#[test]
+fn wb_r2_who_comes_second_gives_the_pin_back() {
+    check(|| {
+        let rig = Rig::new(PerSuperblock);
+        let file = rig.file(A);
+        let other = switcher(&rig.bdi, Arc::clone(&file), B);
+        rig.bdi.switch_to(&file, B);
+        other.join().expect("no assertion failed");
+        rig.switcher.flush();
+        rig.check_after();
+    });
+}
+
+#[test]
+fn wb_r1_race_is_right() {
+    check(|| unmount_beside_switches(Race::default()));
+}
+
+#[test]
+#[should_panic(expected = "busy inodes after unmount")]
+fn wb_r1_base_is_caught() {
+    check(|| unmount_beside_switches(Base::default()));
+}
+
+#[test]
+fn wb_r6_rmbarrier_is_right_with_direct_queueing() {
+    check(|| unmount_beside_switches(RmBarrier::default()));
+}
+
+#[test]
+#[should_panic(expected = "busy inodes after unmount")]
+fn wb_r6_rmbarrier_is_caught_with_deferred_queueing() {
+    check(|| unmount_beside_switches(RmBarrier { is_deferred: true, ..RmBarrier::default() }));
+}
+
+/// Pages are dirtied and written while their inodes move, two of them to the same wb.
+fn sums() {
+    let rig = Rig::new(PerSuperblock);
+    let files = [rig.file(A), rig.file(A)];
+    let mut threads = Vec::new();
+    for file in &files {
+        threads.push(switcher(&rig.bdi, Arc::clone(file), B));
+        let (bdi, file) = (Arc::clone(&rig.bdi), Arc::clone(file));
+        threads.push(thread::spawn(move || {
+            for (dirty, writeback) in [(4096, 0), (0, 4096), (8192, 0)] {
+                bdi.account(&file, dirty, writeback);
+            }
+        }));
+    }
+    for thread in threads {
+        thread.join().expect("no assertion failed");
+    }
+    rig.switcher.flush();
+    rig.check_sums(&files);
+    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(B) && !file.link().is_switching()));
+}
+
+#[test]
+fn wb_r8_switching_keeps_the_sums() {
+    check(sums);
+}
+
+#[test]
+fn a_sync_finds_what_moves() {
+    check(|| {
+        let rig = Rig::new(PerSuperblock);
+        let file = rig.file(A);
+        rig.bdi.mark_dirty(Arc::clone(&file), A);
+        let moves = switcher(&rig.bdi, Arc::clone(&file), B);
+        assert_eq!(rig.bdi.snapshot().len(), 1, "a sync missed a dirty inode");
+        moves.join().expect("no assertion failed");
+        assert_eq!(rig.bdi.snapshot().len(), 1, "a dirty inode is on two lists, or on none");
+        drop(file);
+        rig.unmount(|| ());
+    });
+}
+
+#[test]
+fn inodes_of_a_removed_cgroup_are_its_parents() {
+    check(|| {
+        let rig = Rig::new(PerSuperblock);
+        let files = [rig.file(CHILD), rig.file(CHILD)];
+        let removal = {
+            let switcher = Arc::clone(&rig.switcher);
+            thread::spawn(move || switcher.remove_cgroup(CHILD))
+        };
+        let late = rig.file(CHILD);
+        removal.join().expect("no assertion failed");
+        // A switch to a wb that dies meanwhile queues another clean-up.
+        for _ in 0..3 {
+            rig.switcher.flush();
+        }
+        for file in files.iter().chain([&late]) {
+            assert!(matches!(rig.bdi.owner_of(file), Some(A | Owner::ROOT)), "{:?}", rig.bdi.owner_of(file));
+        }
+        let wbs = rig.bdi.status().wbs;
+        assert!(!wbs.iter().any(|wb| wb.owner == CHILD), "the wb was not given back: {wbs:?}");
+    });
+}
+
+#[test]
+fn each_mutant_is_caught() {
+    let test = "wb_r1_an_unmount_beside_switches";
+    mutant::assert_caught(test, &["switch-unpin-before-put"], "outlived its superblock");
+    let test = "wb_r2_who_comes_second_gives_the_pin_back";
+    mutant::assert_caught(test, &["switch-failed-kept"], "a pin is left");
+    mutant::assert_caught("wb_r8_switching_keeps_the_sums", &["switch-no-grace"], "the bytes of");
+    mutant::assert_caught("a_sync_finds_what_moves", &["sync-beside-switch"], "a sync missed");
+}

@@ -1,0 +1,402 @@
+//! Switching on the real engine: real threads, grace periods and callbacks. Which inodes move when, which requirement is shown where.
+#![cfg(not(any(loom, shuttle)))]
+
+extern crate watertight_writeback as writeback;
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use common::variants::{Base, Between, Race, RmBarrier};
+use common::{A, B, CHILD, File, Rig};
+use sync::Mutex;
+use writeback::{BATCH, Discipline, Drain, Grace, IN_FLIGHT_MAX, Others, Owner, PerSuperblock, Switcher};
+
+/// 4 KiB written by `by`, and written back.
+fn write(rig: &Rig, file: &Arc<File>, by: Owner, bytes: u64) {
+    rig.bdi.note_write(file, by, bytes);
+    // As fast as the estimate says at first.
+    let took = Duration::from_micros(bytes / 4096 * 1_000_000 / 25_600);
+    rig.bdi.end_round(file, bytes, took);
+}
+
+fn owner_after(rig: &Rig, file: &Arc<File>) -> Option<Owner> {
+    rig.switcher.flush();
+    rig.bdi.owner_of(file)
+}
+
+#[test]
+fn of_short_synchronous_writes_the_ninth_foreign_one_moves_the_inode() {
+    let rig = Rig::new(PerSuperblock);
+    let file = rig.file(A);
+    for number in 1..=8 {
+        write(&rig, &file, B, 4096);
+        assert_eq!(owner_after(&rig, &file), Some(A), "write {number}");
+    }
+    write(&rig, &file, B, 4096);
+    assert_eq!(owner_after(&rig, &file), Some(B));
+    // Its history begins anew.
+    write(&rig, &file, A, 4096);
+    assert_eq!(owner_after(&rig, &file), Some(B));
+}
+
+#[test]
+fn two_long_foreign_rounds_move_the_inode() {
+    let rig = Rig::new(PerSuperblock);
+    let file = rig.file(A);
+    write(&rig, &file, B, 100 << 20);
+    assert_eq!(owner_after(&rig, &file), Some(A));
+    write(&rig, &file, B, 100 << 20);
+    assert_eq!(owner_after(&rig, &file), Some(B));
+}
+
+#[test]
+fn bytes_of_a_removed_cgroup_do_not_count() {
+    let rig = Rig::new(PerSuperblock);
+    let file = rig.file(A);
+    rig.switcher.remove_cgroup(B);
+    for _ in 0..20 {
+        write(&rig, &file, B, 4096);
+    }
+    assert_eq!(owner_after(&rig, &file), Some(A));
+}
+
+#[test]
+fn a_dying_owner_whose_cgroup_lives_on_gets_its_inode_back_at_once() {
+    let rig = Rig::new(PerSuperblock);
+    let file = rig.file(CHILD);
+    rig.bdi.mark_dirty(Arc::clone(&file), CHILD);
+    rig.switcher.remove_cgroup(CHILD);
+    rig.switcher.flush();
+    rig.switcher.cgroups().add(CHILD, A);
+    assert_eq!(rig.bdi.status().wbs.iter().filter(|wb| wb.owner == CHILD && wb.is_dying).count(), 1);
+    write(&rig, &file, CHILD, 4096);
+    rig.switcher.flush();
+    let wbs = rig.bdi.status().wbs;
+    let owns: Vec<_> = wbs.iter().filter(|wb| wb.owned > 0).map(|wb| (wb.owner, wb.is_dying)).collect();
+    assert_eq!(owns, [(CHILD, false)]);
+}
+
+#[test]
+fn the_inodes_of_a_removed_cgroup_go_to_the_nearest_ancestor_that_lives_in_batches() {
+    let rig = Rig::new(PerSuperblock);
+    let files: Vec<_> = (0..2 * BATCH + 1).map(|_| rig.file(CHILD)).collect();
+    for file in &files {
+        rig.bdi.account(file, 4096, 8192);
+    }
+    rig.switcher.remove_cgroup(CHILD);
+    rig.switcher.flush();
+    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(A)));
+    rig.check_sums(&files);
+    rig.switcher.remove_cgroup(A);
+    rig.switcher.flush();
+    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(Owner::ROOT)));
+    rig.check_sums(&files);
+    let wbs = rig.bdi.status().wbs;
+    assert_eq!(wbs.len(), 1, "wbs of removed cgroups are given back: {wbs:?}");
+    assert_eq!(wbs[0].switched, files.len() as u64);
+}
+
+#[test]
+fn a_dirty_inode_of_a_removed_cgroup_moves_when_it_has_been_written() {
+    let switcher = Arc::new(Switcher::<File>::default());
+    switcher.cgroups().add(A, Owner::ROOT);
+    let rig = Rig::with_flushers(&switcher, 1);
+    let (dirty, clean) = (rig.file(A), rig.file(A));
+    rig.bdi.mark_dirty(Arc::clone(&dirty), A);
+    switcher.remove_cgroup(A);
+    switcher.flush();
+    assert_eq!(rig.bdi.owner_of(&clean), Some(Owner::ROOT));
+    assert_eq!(rig.bdi.owner_of(&dirty), Some(A), "its data is still the removed cgroup's");
+    rig.clock.advance(Duration::from_secs(6));
+    rig.bdi.kick();
+    while rig.bdi.owner_of(&dirty) == Some(A) {
+        thread::yield_now();
+        switcher.flush();
+    }
+    assert_eq!(rig.bdi.owner_of(&dirty), Some(Owner::ROOT));
+    rig.bdi.stop(std::time::Instant::now() + Duration::from_secs(600));
+}
+
+#[test]
+fn an_inode_that_goes_leaves_its_wb() {
+    let rig = Rig::new(PerSuperblock);
+    let file = rig.file(A);
+    rig.bdi.account(&file, 4096, 0);
+    drop(file);
+    let status = rig.bdi.status();
+    let wb = status.wbs.iter().find(|wb| wb.owner == A).expect("the wb stays");
+    assert_eq!((wb.owned, wb.dirty), (0, 0));
+}
+
+/// Devices that share a switcher; switchers of both kinds at each, and unmounts beside them.
+fn stress(discipline: impl Discipline) {
+    let seconds = std::env::var("STRESS_SECONDS").ok().and_then(|value| value.parse().ok());
+    let until = std::time::Instant::now() + Duration::from_secs(seconds.unwrap_or(1));
+    let base = Rig::new(discipline);
+    let next = Mutex::new(100);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while std::time::Instant::now() < until {
+                    one_life(&base.switcher, {
+                        let mut next = next.lock();
+                        *next += 1;
+                        *next
+                    });
+                }
+            });
+        }
+    });
+    base.switcher.flush();
+    assert_eq!(base.switcher.stats().in_flight, 0);
+}
+
+/// Mounts, switches in all ways, unmounts while that goes on.
+fn one_life(switcher: &Arc<Switcher<File>>, number: u64) {
+    let rig = Rig::on(switcher);
+    let ours = switcher.cgroups().add(Owner(number), A).number();
+    let (tell, told) = channel();
+    let user = {
+        let (bdi, switcher) = (Arc::clone(&rig.bdi), Arc::clone(switcher));
+        let files: Vec<_> = (0..20).map(|_| rig.file(ours)).collect();
+        thread::spawn(move || {
+            for (n, file) in files.iter().enumerate() {
+                bdi.account(file, 4096 * n as u64, 4096);
+                bdi.switch_to(file, if n % 3 == 0 { B } else { Owner::ROOT });
+                if n == 10 {
+                    switcher.remove_cgroup(ours);
+                    tell.send(()).expect("the test waits");
+                }
+            }
+        })
+    };
+    told.recv().expect("the user comes so far");
+    rig.unmount(|| user.join().expect("no assertion failed"));
+    switcher.flush();
+    assert_eq!(rig.bdi.touched_late(), 0);
+    assert_eq!(rig.bdi.status().switches_in_flight, 0);
+}
+
+#[test]
+fn wb_r1_stress_persb() {
+    stress(PerSuperblock);
+}
+
+#[test]
+fn wb_r1_stress_race() {
+    stress(Race::default());
+}
+
+#[test]
+fn wb_r1_stress_rmbarrier_with_direct_queueing() {
+    stress(RmBarrier::default());
+}
+
+/// Unmounts while a switcher stands between prepare and queue, and says how many inodes were busy.
+fn unmount_in_between(make: impl FnOnce(Between) -> Box<dyn Discipline>) -> usize {
+    let (reach, reached) = channel();
+    let (go_on, going_on) = channel::<()>();
+    let (reach, going_on) = (Mutex::new(reach), Mutex::new(going_on));
+    let between = Between::new(move || {
+        reach.lock().send(()).expect("the test waits");
+        // An error: the test has gone on.
+        let _end = going_on.lock().recv();
+    });
+    let switcher = Arc::new(Switcher::new(Grace::default(), make(between)));
+    switcher.cgroups().add(B, Owner::ROOT);
+    let rig = Rig::on(&switcher);
+    let file = rig.file(Owner::ROOT);
+    let switch = {
+        let bdi = Arc::clone(&rig.bdi);
+        thread::spawn(move || assert!(bdi.switch_to(&file, B)))
+    };
+    reached.recv().expect("the switcher comes so far");
+    let is_drained = Arc::new(AtomicBool::new(false));
+    let drain = {
+        let (bdi, is_drained) = (Arc::clone(&rig.bdi), Arc::clone(&is_drained));
+        thread::spawn(move || {
+            bdi.drain();
+            is_drained.store(true, Ordering::SeqCst);
+            bdi.evict()
+        })
+    };
+    // One that is wrong comes back soon; one that is right must not until the switcher goes on.
+    let patience = std::time::Instant::now() + Duration::from_millis(200);
+    while !is_drained.load(Ordering::SeqCst) && std::time::Instant::now() < patience {
+        thread::sleep(Duration::from_millis(1));
+    }
+    if is_drained.load(Ordering::SeqCst) {
+        let busy = drain.join().expect("no assertion failed");
+        drop(go_on);
+        switch.join().expect("no assertion failed");
+        switcher.flush();
+        return busy;
+    }
+    drop(go_on);
+    switch.join().expect("no assertion failed");
+    let busy = drain.join().expect("no assertion failed");
+    switcher.flush();
+    assert_eq!(rig.bdi.touched_late(), 0);
+    busy
+}
+
+#[test]
+fn wb_r1_base_has_busy_inodes_after_unmount() {
+    let busy = unmount_in_between(|between| Box::new(Base { between }));
+    assert_eq!(busy, 1, "the race of base was not seen");
+}
+
+#[test]
+fn wb_r1_race_waits_for_who_stands_in_between() {
+    assert_eq!(unmount_in_between(|between| Box::new(Race { between })), 0);
+    let rmbarrier = |between| Box::new(RmBarrier { between, is_deferred: false }) as _;
+    assert_eq!(unmount_in_between(rmbarrier), 0);
+}
+
+/// `persb` with somebody in between.
+#[derive(Debug)]
+struct Slow(Between);
+
+impl Discipline for Slow {
+    fn pin(&self, superblock: &Drain) -> Result<Option<writeback::Pin>, writeback::Unmounting> {
+        PerSuperblock.pin(superblock)
+    }
+
+    fn between(&self) {
+        self.0.call();
+    }
+
+    fn drain(&self, superblock: &Drain, others: &dyn Others) {
+        PerSuperblock.drain(superblock, others);
+    }
+}
+
+#[test]
+fn wb_r1_persb_waits_for_who_stands_in_between() {
+    assert_eq!(unmount_in_between(|between| Box::new(Slow(between))), 0);
+}
+
+#[test]
+fn wb_r3_a_drain_asks_nothing_of_the_rest() {
+    /// Objects to every question.
+    struct Nothing;
+
+    impl Others for Nothing {
+        fn grace(&self) -> &Grace {
+            panic!("a drain looked at the read sections")
+        }
+
+        fn in_flight(&self) -> usize {
+            panic!("a drain looked at the others' switches")
+        }
+
+        fn flush(&self) {
+            panic!("a drain flushed the queue")
+        }
+    }
+
+    let drain = Drain::new();
+    drop(drain.pin());
+    PerSuperblock.drain(&drain, &Nothing);
+    assert!(!drain.is_active());
+}
+
+#[test]
+fn wb_r3_an_idle_superblock_is_drained_beside_a_reader_and_a_full_queue() {
+    let busy = Rig::new(PerSuperblock);
+    let idle = Rig::on(&busy.switcher);
+    // As long as this is open no grace period ends, and no switch.
+    let section = busy.switcher.grace().read();
+    let files: Vec<_> = (0..100).map(|_| busy.file(A)).collect();
+    assert!(files.iter().all(|file| busy.bdi.switch_to(file, B)));
+    let periods = busy.switcher.grace().periods();
+    idle.unmount(|| ());
+    assert_eq!(busy.switcher.grace().periods(), periods);
+    assert_eq!(busy.bdi.status().switches_in_flight, 100);
+    drop(section);
+    busy.switcher.flush();
+    busy.check_after();
+}
+
+#[test]
+fn wb_r5_the_cap_holds_and_the_count_returns_to_zero() {
+    let rig = Rig::new(PerSuperblock);
+    let files: Vec<_> = (0..IN_FLIGHT_MAX + 100).map(|_| rig.file(A)).collect();
+    let dying: Vec<_> = (0..BATCH).map(|_| rig.file(CHILD)).collect();
+    let section = rig.switcher.grace().read();
+    let begun = files.iter().filter(|file| rig.bdi.switch_to(file, B)).count();
+    assert_eq!(begun, IN_FLIGHT_MAX);
+    assert_eq!((rig.switcher.stats().in_flight, rig.switcher.stats().refused), (IN_FLIGHT_MAX, 100));
+    // What a removed cgroup had is not refused.
+    rig.switcher.remove_cgroup(CHILD);
+    while rig.switcher.stats().in_flight == IN_FLIGHT_MAX {
+        thread::yield_now();
+    }
+    assert_eq!(rig.switcher.stats().most_in_flight, IN_FLIGHT_MAX + 1);
+    drop(section);
+    rig.switcher.flush();
+    rig.check_after();
+    assert_eq!(files.iter().filter(|file| rig.bdi.owner_of(file) == Some(B)).count(), IN_FLIGHT_MAX);
+    assert!(dying.iter().all(|file| rig.bdi.owner_of(file) == Some(A)));
+}
+
+#[test]
+fn wb_r8_sums_stay_beside_accounting() {
+    let rig = Rig::new(PerSuperblock);
+    let files: Vec<_> = (0..8).map(|_| rig.file(A)).collect();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writers: Vec<_> = files
+            .chunks(4)
+            .map(|files| {
+                let (bdi, is_over) = (&rig.bdi, &is_over);
+                scope.spawn(move || {
+                    let mut n = 0;
+                    while !is_over.load(Ordering::Relaxed) {
+                        n += 1;
+                        files.iter().for_each(|file| bdi.account(file, n % 7 * 4096, n % 5 * 4096));
+                    }
+                })
+            })
+            .collect();
+        for round in 0..100 {
+            let to = [B, A, Owner::ROOT][round % 3];
+            files.iter().for_each(|file| {
+                rig.bdi.switch_to(file, to);
+            });
+            rig.switcher.flush();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        writers.into_iter().for_each(|writer| writer.join().expect("no assertion failed"));
+    });
+    rig.check_sums(&files);
+}
+
+#[test]
+fn wb_r9_thousands_of_inodes_at_a_removal_hold_up_nobody() {
+    const INODES: usize = 5000;
+    let rig = Rig::new(PerSuperblock);
+    let dying: Vec<_> = (0..INODES).map(|_| rig.file(CHILD)).collect();
+    let victim = rig.file(B);
+    // The switches wait for this; the victim must not wait for them.
+    let section = rig.switcher.grace().read();
+    rig.switcher.remove_cgroup(CHILD);
+    while rig.bdi.status().switches_in_flight < INODES as u64 {
+        thread::yield_now();
+    }
+    for n in 0..1000 {
+        rig.bdi.mark_dirty(Arc::clone(&victim), B);
+        rig.bdi.account(&victim, n * 4096, 0);
+        rig.bdi.unlist(&victim);
+    }
+    assert_eq!(rig.bdi.status().switches_in_flight, INODES as u64, "the victim's writes were before the end");
+    drop(section);
+    rig.switcher.flush();
+    assert!(dying.iter().all(|file| rig.bdi.owner_of(file) == Some(A)));
+    rig.check_after();
+}
