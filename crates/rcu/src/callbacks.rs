@@ -203,6 +203,12 @@ impl Callbacks {
         self.state.lock().forget_what_is_over();
     }
 
+    /// Somebody has moved the clock.
+    pub(crate) fn clock_moved(&self) {
+        drop(self.state.lock());
+        self.work.notify_all();
+    }
+
     fn backlog(&self) -> u64 {
         // ORDERING: Relaxed, C2: a count. Who sleeps because of it looks under the lock.
         self.backlog.load(Ordering::Relaxed)
@@ -358,8 +364,8 @@ impl Inner {
         }
         callbacks.alert.set(OF_A_CROWD);
         let tick = self.next_tick();
-        while !(IS_MODEL || state.is_urgent || callbacks.backlog() >= CROWD || self.now() >= tick) {
-            callbacks.work.wait_until(&mut state, self.instant(tick));
+        while !(IS_MODEL || state.is_urgent || callbacks.backlog() >= CROWD || self.gate.now() >= tick) {
+            callbacks.work.wait_until(&mut state, self.gate.instant(tick));
         }
         callbacks.alert.of_nothing();
         state.is_urgent = false;

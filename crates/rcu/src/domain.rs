@@ -5,7 +5,9 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use sync::{Clock, Condvar, Mutex, RealClock};
 
 use crate::callbacks::{Callbacks, WorkQueue};
 use crate::gate::Gate;
@@ -25,11 +27,15 @@ pub struct DomainOptions {
     pub callbacks_max: usize,
     /// The number of the first grace period, for tests of the wrap-around. Must be even.
     pub first_number: u64,
+    /// The clock of ticks and of stall warnings. One that is set by hand needs [`Domain::clock_moved`].
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Default for DomainOptions {
     fn default() -> Self {
-        Self { tick: Duration::from_millis(4), callbacks_max: 100_000, first_number: 0 }
+        static CLOCK: LazyLock<Arc<RealClock>> = LazyLock::new(Arc::default);
+        let clock = Arc::clone(&*CLOCK);
+        Self { tick: Duration::from_millis(4), callbacks_max: 100_000, first_number: 0, clock }
     }
 }
 
@@ -51,7 +57,10 @@ pub(crate) struct Inner {
     pub(crate) callbacks: Callbacks,
     pub(crate) options: DomainOptions,
     /// Ticks are counted from here.
-    begun: Instant,
+    begun: Duration,
+    /// For those who wait for a tick.
+    ticks: Mutex<()>,
+    ticked: Condvar,
 }
 
 /// A read section: what is read under it stays until it is dropped.
@@ -89,11 +98,13 @@ impl Domain {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         assert!(options.callbacks_max > 0, "a domain must take callbacks");
         let inner = Inner {
-            gate: Gate::new(options.first_number),
+            gate: Gate::with_clock(options.first_number, Arc::clone(&options.clock)),
             counters: Counters::default(),
             callbacks: Callbacks::new(options.callbacks_max),
+            begun: options.clock.now(),
+            ticks: Mutex::new(()),
+            ticked: Condvar::new(),
             options,
-            begun: Instant::now(),
         };
         // ORDERING: Relaxed, only a number of its own for each.
         Self { id: NEXT.fetch_add(1, Ordering::Relaxed), inner: Arc::new(inner) }
@@ -151,6 +162,13 @@ impl Domain {
         cookie
     }
 
+    /// The same without waiting for a tick.
+    pub fn start_poll_expedited(&self) -> Cookie {
+        let cookie = self.get_state();
+        self.inner.ask(cookie, true);
+        cookie
+    }
+
     /// Whether that grace period has passed. Never waits.
     #[must_use]
     pub fn poll_state(&self, cookie: Cookie) -> bool {
@@ -179,6 +197,7 @@ impl Domain {
             return;
         }
         self.check_outside("synchronize");
+        self.inner.counters.waiters.add(1);
         self.inner.wait_for(cookie);
     }
 
@@ -229,6 +248,11 @@ impl Domain {
         self.inner.stats()
     }
 
+    /// Who waits for time to pass looks at the clock again: for whoever sets the domain's clock by hand.
+    pub fn clock_moved(&self) {
+        self.inner.clock_moved();
+    }
+
     fn check_outside(&self, what: &str) {
         assert!(
             !local::is_inside(self.id),
@@ -239,39 +263,31 @@ impl Domain {
 
 impl Inner {
     pub(crate) fn wait_for(&self, cookie: Cookie) {
-        self.counters.waiters.add(1);
         self.gate.wait_for(cookie, &self.counters);
     }
 
-    pub(crate) fn now(&self) -> Duration {
-        self.begun.elapsed()
-    }
-
+    /// When the next tick comes, by the domain's clock.
     pub(crate) fn next_tick(&self) -> Duration {
-        self.now() + self.until_tick()
+        let (now, tick) = (self.gate.now(), self.options.tick.as_nanos().max(1));
+        let since = now.saturating_sub(self.begun).as_nanos() % tick;
+        now + Duration::from_nanos(u64::try_from(tick - since).unwrap_or(u64::MAX))
     }
 
-    pub(crate) fn instant(&self, at: Duration) -> Instant {
-        self.begun + at
-    }
-
-    /// The time from now to the next tick.
-    pub(crate) fn until_tick(&self) -> Duration {
-        let tick = self.options.tick.as_nanos().max(1);
-        let since = self.begun.elapsed().as_nanos() % tick;
-        Duration::from_nanos(u64::try_from(tick - since).unwrap_or(u64::MAX))
-    }
-
+    /// Waits for the tick, at which one grace period serves all who came. Returns early if another one does.
     fn wait_for_tick(&self, cookie: Cookie) {
-        let tick = Instant::now() + self.until_tick();
-        // Not in place of a wake-up: the batch is what is waited for. An expedited one that ends earlier is
-        // noticed at the tick.
-        while !self.gate.poll_state(cookie)
-            && let left = tick.saturating_duration_since(Instant::now())
-            && !left.is_zero()
-        {
-            std::thread::sleep(left);
+        let tick = self.next_tick();
+        self.counters.waiters.add(1);
+        let mut ticks = self.ticks.lock();
+        while !self.gate.poll_state(cookie) && self.gate.now() < tick {
+            self.ticked.wait_until(&mut ticks, self.gate.instant(tick));
         }
+    }
+
+    fn clock_moved(&self) {
+        drop(self.ticks.lock());
+        self.ticked.notify_all();
+        self.gate.clock_moved();
+        self.callbacks.clock_moved();
     }
 
     fn stats(&self) -> Stats {

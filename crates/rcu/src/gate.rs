@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use sync::mutant::is_on;
-use sync::{Condvar, Mutex};
+use sync::{Clock, Condvar, Mutex, RealClock};
 
 use crate::barrier::{heavy, is_asymmetric, light};
 use crate::seq::{Cookie, is_at_least, next};
@@ -77,12 +77,18 @@ pub struct Gate {
     turn: Mutex<()>,
     left: Mutex<()>,
     leaving: Condvar,
+    clock: Arc<dyn Clock>,
 }
 
 impl Gate {
     /// A gate whose numbers begin at `first`, which must be even.
     #[must_use]
     pub fn new(first: u64) -> Self {
+        Self::with_clock(first, Arc::new(RealClock::default()))
+    }
+
+    /// The same, with a clock that says how long readers stay.
+    pub(crate) fn with_clock(first: u64, clock: Arc<dyn Clock>) -> Self {
         assert_eq!(first % 2, 0, "the lowest bit is the readers'");
         Self {
             started: AtomicU64::new(first),
@@ -93,7 +99,24 @@ impl Gate {
             turn: Mutex::new(()),
             left: Mutex::new(()),
             leaving: Condvar::new(),
+            clock,
         }
+    }
+
+    /// The clock's time.
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// When a wait until `at` on the clock has to look again at the latest.
+    pub(crate) fn instant(&self, at: Duration) -> Instant {
+        Instant::now() + at.saturating_sub(self.now())
+    }
+
+    /// Somebody has moved the clock.
+    pub(crate) fn clock_moved(&self) {
+        drop(self.left.lock());
+        self.leaving.notify_all();
     }
 
     /// Makes a place known. From here on grace periods look at it.
@@ -211,7 +234,7 @@ impl Gate {
     }
 
     fn sleep_until_left(&self, mut late: Vec<Arc<Slot>>, number: u64, counters: &Counters) {
-        let begun = Instant::now();
+        let begun = self.now();
         let mut next_warning = STALL;
         // ORDERING: Relaxed, P4 with the fence below.
         self.awaited.store(true, Ordering::Relaxed);
@@ -228,9 +251,11 @@ impl Gate {
                 self.leaving.wait(&mut left);
                 continue;
             }
-            self.leaving.wait_until(&mut left, begun + next_warning);
-            if begun.elapsed() >= next_warning {
-                warn_of_stall(&late, begun.elapsed());
+            self.leaving.wait_until(&mut left, self.instant(begun + next_warning));
+            let waited = self.now().saturating_sub(begun);
+            if waited >= next_warning {
+                late.retain(|slot| is_late(slot, number));
+                warn_of_stall(&late, waited);
                 counters.stalls.add(1);
                 next_warning *= 2;
             }
@@ -238,7 +263,7 @@ impl Gate {
         // ORDERING: Relaxed. A reader that still sees it takes the lock for nothing.
         self.awaited.store(false, Ordering::Relaxed);
         drop(left);
-        counters.note_reader(begun.elapsed());
+        counters.note_reader(self.now().saturating_sub(begun));
     }
 }
 

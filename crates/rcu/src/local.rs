@@ -15,6 +15,7 @@
 //! goes keeps its slot in the same way.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
@@ -37,17 +38,21 @@ pub(crate) struct Place {
 
 #[derive(Debug)]
 struct Entry {
-    domain: u64,
     inner: Weak<Inner>,
     place: NonNull<Place>,
 }
 
-#[derive(Debug, Default)]
-struct Local(Vec<Entry>);
+/// This thread's places, by the numbers of their domains: there may be thousands.
+#[derive(Debug)]
+struct Local {
+    places: BTreeMap<u64, Entry>,
+    /// Those in domains that are gone are looked for when there are so many.
+    sweep_at: usize,
+}
 
 sync::thread_local! {
     static LAST: Cell<(u64, Option<NonNull<Place>>)> = const { Cell::new((0, None)) };
-    static LOCAL: RefCell<Local> = const { RefCell::new(Local(Vec::new())) };
+    static LOCAL: RefCell<Local> = const { RefCell::new(Local { places: BTreeMap::new(), sweep_at: 16 }) };
 }
 
 /// This thread's place in the domain with this number, which the caller keeps alive.
@@ -63,12 +68,14 @@ pub(crate) fn place(domain: u64, inner: &Arc<Inner>) -> NonNull<Place> {
 fn find(domain: u64, inner: &Arc<Inner>) -> NonNull<Place> {
     let found = LOCAL.try_with(|local| {
         let mut local = local.borrow_mut();
-        if let Some(entry) = local.0.iter().find(|entry| entry.domain == domain) {
+        if let Some(entry) = local.places.get(&domain) {
             return entry.place;
         }
-        local.forget_the_dead();
+        if local.places.len() >= local.sweep_at {
+            local.forget_the_dead();
+        }
         let place = join(inner, false);
-        local.0.push(Entry { domain, inner: Arc::downgrade(inner), place });
+        local.places.insert(domain, Entry { inner: Arc::downgrade(inner), place });
         place
     });
     match found {
@@ -173,7 +180,7 @@ impl Place {
 pub(crate) fn is_inside(domain: u64) -> bool {
     let look = |local: &RefCell<Local>| {
         let local = local.borrow();
-        let entry = local.0.iter().find(|entry| entry.domain == domain);
+        let entry = local.places.get(&domain);
         // SAFETY: the entry keeps its place alive, and only this thread touches it.
         entry.is_some_and(|entry| unsafe { entry.place.as_ref() }.is_inside())
     };
@@ -194,7 +201,7 @@ impl Local {
     /// Frees places in domains that are gone. The remembered place is of a living one, or is never asked for again.
     fn forget_the_dead(&mut self) {
         remember((0, None));
-        self.0.retain(|entry| {
+        self.places.retain(|_, entry| {
             let is_alive = entry.inner.strong_count() > 0;
             if !is_alive {
                 // SAFETY: made by `join`; guards borrow their domain, so that none is left; the remembered pointer
@@ -203,13 +210,14 @@ impl Local {
             }
             is_alive
         });
+        self.sweep_at = 16.max(self.places.len() * 2);
     }
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
         remember((0, None));
-        for entry in self.0.drain(..) {
+        for entry in std::mem::take(&mut self.places).into_values() {
             // SAFETY: the entry kept it alive until here.
             let place = unsafe { entry.place.as_ref() };
             if place.is_inside() {

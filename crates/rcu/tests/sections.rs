@@ -2,12 +2,14 @@
 #![cfg(not(any(loom, shuttle)))]
 
 use std::cell::RefCell;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use sync::ManualClock;
 use watertight_rcu::{Domain, DomainOptions, Guard, RcuCell, WorkQueue};
 
 /// Miri is a thousand times slower.
@@ -28,11 +30,13 @@ impl Reader {
         let (leave, told) = channel();
         let (inside, entered) = channel();
         let domain = domain.clone();
-        let thread = thread::spawn(move || {
+        let thread = thread::Builder::new().name("a slow reader".into());
+        let thread = thread.spawn(move || {
             let _guard = domain.read();
             inside.send(()).expect("the test waits");
             told.recv().expect("the test tells");
         });
+        let thread = thread.expect("a thread");
         entered.recv_timeout(LONG).expect("the reader enters");
         Self { leave, thread }
     }
@@ -139,8 +143,8 @@ fn a_thousand_waiters_share_grace_periods() {
     let domain =
         Domain::with_options(DomainOptions { tick: Duration::from_secs(3600), ..DomainOptions::default() });
     let reader = Reader::start(&domain);
-    let all = Arc::new(Barrier::new(201));
-    let waiters: Vec<_> = (0..200)
+    let all = Arc::new(Barrier::new(size(200) + 1));
+    let waiters: Vec<_> = (0..size(200))
         .map(|_| {
             let (domain, all) = (domain.clone(), Arc::clone(&all));
             thread::spawn(move || {
@@ -177,15 +181,15 @@ fn callbacks_run_in_order_after_readers_left() {
     let domain = Domain::new();
     let (ran, runs) = channel();
     let reader = Reader::start(&domain);
-    for n in 0..1000 {
+    for n in 0..size(1000) {
         let ran = ran.clone();
         domain.call(move || ran.send(n).expect("the test listens"));
     }
     assert!(runs.try_recv().is_err());
     reader.leave();
     domain.barrier();
-    assert_eq!(runs.try_iter().collect::<Vec<_>>(), (0..1000).collect::<Vec<_>>());
-    assert_eq!(domain.stats().callbacks_run, 1000);
+    assert_eq!(runs.try_iter().collect::<Vec<_>>(), (0..size(1000)).collect::<Vec<_>>());
+    assert_eq!(domain.stats().callbacks_run, size(1000) as u64);
 }
 
 #[test]
@@ -277,7 +281,7 @@ fn what_is_left_when_a_domain_is_dropped_runs() {
 #[test]
 fn threads_come_and_go() {
     let domain = Domain::new();
-    for _ in 0..50 {
+    for _ in 0..size(50) {
         let domain = domain.clone();
         thread::spawn(move || drop(domain.read())).join().expect("it ends");
     }
@@ -326,18 +330,116 @@ fn many_domains_in_one_thread() {
     one.cond_synchronize(cookie);
 }
 
+/// What is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic under it").write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[test]
-fn a_stalled_reader_is_named() {
-    let domain = Domain::new();
+fn a_reader_that_stays_for_over_a_second_is_named() {
+    let clock = Arc::new(ManualClock::default());
+    let options = DomainOptions { clock: Arc::clone(&clock) as _, ..DomainOptions::default() };
+    let domain = Domain::with_options(options);
     let reader = Reader::start(&domain);
+    let log = Log::default();
     let waiting = {
-        let domain = domain.clone();
-        thread::spawn(move || domain.synchronize_expedited())
+        let (domain, log) = (domain.clone(), log.clone());
+        let logger = tracing_subscriber::fmt().with_writer(move || log.clone()).finish();
+        thread::spawn(move || {
+            tracing::subscriber::with_default(logger, || domain.synchronize_expedited());
+        })
     };
+    let cookie = domain.get_state();
+    clock.advance(Duration::from_millis(900));
+    domain.clock_moved();
+    assert_eq!(domain.stats().stalls, 0);
+    // The waiter reads the clock when it begins to wait, which may be after the first step.
     while domain.stats().stalls == 0 {
+        clock.advance(Duration::from_millis(100));
+        domain.clock_moved();
         thread::yield_now();
     }
+    assert!(!domain.poll_state(cookie));
     reader.leave();
     waiting.join().expect("it ends");
-    assert!(domain.stats().longest_reader >= Duration::from_secs(1));
+    assert!(domain.stats().longest_reader >= Duration::from_secs(1), "{:?}", domain.stats());
+    let text = String::from_utf8(log.0.lock().expect("no panic under it").clone()).expect("text");
+    assert!(text.contains("a grace period waits for readers") && text.contains("a slow reader"), "{text}");
+}
+
+#[test]
+fn a_normal_grace_period_comes_with_the_tick() {
+    let clock = Arc::new(ManualClock::default());
+    let (clock_of_domain, tick) = (Arc::clone(&clock) as _, Duration::from_millis(20));
+    let domain =
+        Domain::with_options(DomainOptions { clock: clock_of_domain, tick, ..DomainOptions::default() });
+    let (ran, runs) = channel();
+    domain.call(move || ran.send(()).expect("the test listens"));
+    let waiters: Vec<_> = (0..size(1000))
+        .map(|_| {
+            let domain = domain.clone();
+            thread::spawn(move || domain.synchronize())
+        })
+        .collect();
+    while domain.stats().waiters < size(1000) as u64 {
+        thread::yield_now();
+    }
+    clock.advance(Duration::from_millis(19));
+    domain.clock_moved();
+    assert_eq!(domain.stats().grace_periods, 0, "before the tick");
+    assert!(runs.try_recv().is_err(), "before the tick");
+    clock.advance(Duration::from_millis(1));
+    domain.clock_moved();
+    for waiter in waiters {
+        waiter.join().expect("a waiter ends");
+    }
+    // All came before the tick: one for all of them, and one more at most for the callback.
+    assert!(domain.stats().grace_periods <= 2, "{:?}", domain.stats());
+    // The worker may have looked at the clock later than they.
+    while runs.try_recv().is_err() {
+        clock.advance(tick);
+        domain.clock_moved();
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn who_polls_need_not_wait_for_the_tick() {
+    let tick = Duration::from_secs(3600);
+    let domain = Domain::with_options(DomainOptions { tick, ..DomainOptions::default() });
+    let cookie = domain.start_poll_expedited();
+    while !domain.poll_state(cookie) {
+        thread::yield_now();
+    }
+    // Barriers do not wait for it either.
+    domain.call(|| ());
+    domain.barrier();
+}
+
+#[test]
+fn a_thread_that_ends_leaves_its_callbacks_and_memory() {
+    let domain = Domain::new();
+    let counted = Arc::new(());
+    for n in 0..size(500) {
+        let (domain, counted) = (domain.clone(), Arc::clone(&counted));
+        let thread = thread::spawn(move || {
+            for _ in 0..n {
+                domain.defer_free(Box::new(Arc::clone(&counted)));
+            }
+        });
+        thread.join().expect("it ends");
+    }
+    domain.barrier();
+    assert_eq!(Arc::strong_count(&counted), 1);
+    let stats = domain.stats();
+    assert_eq!((stats.callbacks_queued, stats.readers), (stats.callbacks_run, 0));
 }
