@@ -1,8 +1,8 @@
 //! Deferred calls, their bound, and their barrier.
 //!
 //! A thread puts its callbacks into a queue of its own ([`crate::queue`]), without a lock and without a line that
-//! others write. A domain with work to do has one worker thread, which ends when it has had none for a while. A
-//! worker of its own for each domain: one whose readers or callbacks take long must hold up no other domain's.
+//! others write. A domain with work to do has one worker thread, of its own while it has work ([`crate::workers`]):
+//! one whose readers or callbacks take long must hold up no other domain's.
 //!
 //! # A pass
 //! The worker looks how much each queue holds, lets a grace period pass, runs that much of each queue in order and
@@ -23,7 +23,7 @@
 //!
 //! # Orderings
 //! * C1 caller: put a work in, light fence, load `alert`. Worker: store `alert`, heavy fence, look at the queues. Either
-//!   the caller sees that the worker rests, and wakes it, or the worker sees the work.
+//!   the caller sees that there is no worker, and gets one, or the worker sees the work.
 //! * C2 `backlog` counts in blocks: the caller adds one when it puts in the last work of it, the worker takes it away
 //!   when it has run that one. So a call writes a shared line once in a block only, and what is counted never drifts, whoever ends.
 //!
@@ -32,7 +32,6 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use sync::mutant::is_on;
@@ -44,9 +43,7 @@ use crate::local::Place;
 use crate::queue::{Queue, Sender};
 use crate::seq::{Cookie, is_at_least};
 use crate::work::Work;
-
-/// A worker that has had nothing to do for so long ends.
-const IDLE: Duration = Duration::from_millis(250);
+use crate::workers;
 
 /// A pass begins before its tick if so many wait: what they hold is still in the processor's cache, and grace periods
 /// are shared by enough of them.
@@ -58,7 +55,7 @@ const COUNTED_AT_ONCE: u64 = 64;
 /// Works of a thread that are counted together, where the bound is large enough.
 const BLOCK: u64 = 64;
 
-/// There is neither a clock nor an idle time in a model: the worker ends when there is nothing to do.
+/// There is no clock in a model: no tick is waited for.
 const IS_MODEL: bool = cfg!(any(loom, shuttle));
 
 /// Something that runs what it is given, later and elsewhere.
@@ -71,7 +68,7 @@ pub trait WorkQueue: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Alert(AtomicU8);
 
-/// Of every callback: it rests, or there is none.
+/// Of every callback: there is none.
 const OF_ANY: u8 = 0;
 /// Of a crowd: it waits for its tick.
 const OF_A_CROWD: u8 = 1;
@@ -79,7 +76,7 @@ const OF_A_CROWD: u8 = 1;
 const OF_NOTHING: u8 = 2;
 
 impl Alert {
-    /// Nobody is at work.
+    /// There is no worker.
     #[must_use]
     pub fn new() -> Self {
         Self(AtomicU8::new(OF_ANY))
@@ -133,7 +130,7 @@ pub(crate) struct Callbacks {
     backlog: AtomicU64,
     bounds: Bounds,
     state: Mutex<State>,
-    /// For the worker: there is work.
+    /// For the worker: do not wait for the tick.
     work: Condvar,
     /// For callers and barriers: callbacks have run.
     ran: Condvar,
@@ -321,10 +318,8 @@ impl Inner {
             callbacks.work.notify_one();
             return;
         }
-        let inner = Arc::clone(self);
-        let spawned = sync::thread::Builder::new().name("rcu-worker".into()).spawn(move || inner.serve());
-        match spawned {
-            Ok(_detached) => {
+        match workers::serve(Arc::clone(self)) {
+            Ok(()) => {
                 state.has_worker = true;
                 callbacks.alert.of_nothing();
             }
@@ -333,8 +328,8 @@ impl Inner {
         }
     }
 
-    /// The worker.
-    fn serve(&self) {
+    /// The worker, until there is nothing to do.
+    pub(crate) fn serve(&self) {
         while let Some(wanted) = self.gather() {
             self.pass();
             if let Some(cookie) = wanted {
@@ -343,21 +338,18 @@ impl Inner {
         }
     }
 
-    /// Waits for work, and then for the tick; gives the grace period that is wanted besides. `None`: the worker has ended.
+    /// Waits for work, and then for the tick; gives the grace period that is wanted besides. `None`: there
+    /// is nothing to do, and the domain has no worker any more.
     fn gather(&self) -> Option<Option<Cookie>> {
         let callbacks = &self.callbacks;
         let mut state = callbacks.state.lock();
         if !state.has_work() {
             state = self.free_all(state);
         }
-        let idle_until = Instant::now() + IDLE;
-        while !state.has_work() {
+        if !state.has_work() {
             // C1: the look that follows is the one that counts.
             callbacks.alert.of_any(self.gate.is_asymmetric());
-            if state.has_work() && !is_on("rcu-rest-unchecked") {
-                break;
-            }
-            if IS_MODEL || callbacks.work.wait_until(&mut state, idle_until) && !state.has_work() {
+            if !state.has_work() || is_on("rcu-rest-unchecked") {
                 state.has_worker = false;
                 return None;
             }

@@ -35,6 +35,7 @@
 //! | `callbacks` | deferred calls, their bound, and their barrier |
 //! | `queue` | the callbacks of one thread |
 //! | `work` | one callback |
+//! | `workers` | the threads that run them |
 //! | `cell` | pointers that live as long as a guard |
 
 #![deny(unsafe_code)]
@@ -57,6 +58,7 @@ mod stats;
 #[allow(unsafe_code, reason = "closures without a box")]
 #[doc(hidden)]
 pub mod work;
+mod workers;
 
 pub use callbacks::WorkQueue;
 pub use cell::{RcuCell, Retired};

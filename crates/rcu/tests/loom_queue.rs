@@ -98,7 +98,7 @@ fn a_caller_tells_or_is_seen() {
         alert.of_any(false);
         let is_seen = !queue.has_run(queue.put());
         caller.join().expect("the caller ends");
-        assert!(is_seen || told.load(Ordering::Relaxed), "the worker rests beside a callback");
+        assert!(is_seen || told.load(Ordering::Relaxed), "nobody runs a callback");
     });
 }
 
@@ -109,6 +109,6 @@ fn each_mutant_is_caught() {
     assert_caught(
         "a_caller_tells_or_is_seen",
         &["rcu-no-light-fence-on-call", "rcu-no-heavy-fence-before-rest"],
-        "the worker rests beside a callback",
+        "nobody runs a callback",
     );
 }

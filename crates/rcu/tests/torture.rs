@@ -118,7 +118,8 @@ impl Arena {
 }
 
 fn torture(first_number: u64, duration: Duration) {
-    let options = DomainOptions { tick: Duration::from_micros(200), callbacks_max: 16, first_number };
+    let tick = Duration::from_micros(200);
+    let options = DomainOptions { tick, callbacks_max: 16, first_number, ..DomainOptions::default() };
     let arena = Arc::new(Arena {
         domain: Domain::with_options(options),
         current: AtomicUsize::new(0),
