@@ -8,6 +8,7 @@ mod child;
 mod cli;
 mod experiment;
 mod machine;
+mod mounts;
 mod null_server;
 mod progress;
 mod rcu;

@@ -249,7 +249,7 @@ impl Ns {
     pub(crate) fn new(family: Arc<Family>, options: Options, teardown: Arc<dyn Teardown>) -> Arc<Self> {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let domain = Domain::with_options(options.domain.clone());
+        let domain = teardown.domain(&options.domain);
         Arc::new(Self {
             by_place: Map::new(&domain),
             by_id: Map::new(&domain),

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rcu::{Cookie, Domain};
+use rcu::{Cookie, Domain, DomainOptions};
 
 use crate::change::Departure;
 use crate::mount::Mount;
@@ -21,6 +21,11 @@ pub trait Teardown: fmt::Debug + Send + Sync + 'static {
     /// Whether an unmount that finds the count to be 1 may take the clean-up at once.
     fn may_be_alone(&self) -> bool {
         true
+    }
+
+    /// The readers of a namespace that is made: its own, or those of others, too.
+    fn domain(&self, options: &DomainOptions) -> Domain {
+        Domain::with_options(options.clone())
     }
 
     /// Ends all of them.
@@ -82,7 +87,13 @@ impl Gone {
         &self.0.mount.superblock
     }
 
-    /// Gives the unmount's reference back, after `grace_period` if somebody else may have one. A synchronous unmount waits
+    /// Gives the unmount's reference back, whoever else may have one.
+    pub fn put(self) -> Option<Last> {
+        let mount = self.0.mount;
+        (mount.refs.put_slow(&mount.home.lock, 0) == Put::Last).then(|| Last(mount))
+    }
+
+    /// The same, after `grace_period` if somebody else may have one. A synchronous unmount waits
     /// until it is alone.
     pub fn complete(self, is_sync: bool, grace_period: impl FnOnce()) -> Option<Last> {
         let mount = self.0.mount;
@@ -104,8 +115,8 @@ impl Last {
 }
 
 /// The default.
-#[derive(Debug)]
-pub(crate) struct OnDemand;
+#[derive(Debug, Clone, Copy)]
+pub struct OnDemand;
 
 impl Teardown for OnDemand {
     fn finish(&self, gone: Vec<Gone>, why: Why) {

@@ -80,6 +80,15 @@ impl Recorder {
         }
     }
 
+    /// The same where the metric's unit is milliseconds.
+    pub(crate) fn operations_ms(&mut self, scenario: &str, variant: &str, metric: Metric, took: &Histogram) {
+        let entry =
+            self.entry(scenario, variant, metric, || Measured::Operations(Box::default(), 1_000_000.0));
+        if let Measured::Operations(histogram, _) = &mut entry.measured {
+            histogram.merge(took);
+        }
+    }
+
     /// Says why there is no figure: a short reason that fits into a cell, and what a reader has to know.
     /// Replaces what was measured before: a variant that fails in one of its runs has no figure.
     pub(crate) fn absent(&mut self, scenario: &str, variant: &str, metric: Metric, why: &str) {

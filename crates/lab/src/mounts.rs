@@ -1,0 +1,112 @@
+//! `mounts`: what does an unmount cost, and what does it promise?
+//!
+//! A round takes each scenario in turn and gives each variant a slice of it, starting with another one each round.
+//! [`mod@strategy`] has the strategies, [`scenario`] what is measured, [`oracle`] what a strategy gets wrong.
+
+mod kernel;
+mod names;
+mod oracle;
+mod scenario;
+mod strategy;
+mod subject;
+mod trees;
+
+use std::time::Duration;
+
+use crate::experiment::{Experiment, Settings};
+use crate::progress::Progress;
+use crate::report::{Metric, Recorder, Shown};
+use scenario::Scenario;
+
+/// The experiment.
+#[derive(Debug)]
+pub(crate) struct Mounts;
+
+const VARIANTS: [&str; 12] = [
+    "default",
+    "expedited",
+    "deferred",
+    "deferred-all",
+    "global-worker",
+    "polled-global",
+    "polled-mount",
+    "polled-mount-corrected",
+    "gp-on-demand",
+    "walker-count",
+    "kernel",
+    "kernel-rcu-normal",
+];
+
+const PER_MOUNT: Metric =
+    Metric { name: "per_mount", unit: "us", shown: Shown::P50, larger_is_better: false };
+
+impl Experiment for Mounts {
+    fn name(&self) -> &'static str {
+        "mounts"
+    }
+
+    fn question(&self) -> &'static str {
+        "what does an unmount cost, and what does it promise?"
+    }
+
+    fn variants(&self) -> &'static [&'static str] {
+        &VARIANTS
+    }
+
+    fn scenarios(&self) -> &'static [&'static str] {
+        &scenario::NAMES
+    }
+
+    fn run(
+        &self,
+        settings: &Settings,
+        progress: &Progress,
+        recorder: &mut Recorder,
+    ) -> anyhow::Result<Vec<String>> {
+        let slice = Duration::from_millis(if settings.quick { 40 } else { 250 });
+        let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 5 });
+        let scenarios: Vec<Scenario> =
+            settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
+        let variants = &settings.variants;
+        let round: Duration = scenarios.iter().map(|scenario| scenario.takes(slice)).sum();
+        progress.expect(self.name(), round * u32::try_from(rounds * variants.len()).unwrap_or(u32::MAX));
+        for round in 0..rounds {
+            for scenario in &scenarios {
+                for turn in 0..variants.len() {
+                    if settings.stop.is_set() {
+                        return Ok(notes(slice, round));
+                    }
+                    // Another one begins each round: nobody always follows the same neighbour.
+                    let variant = variants[(turn + round) % variants.len()];
+                    progress.now(&format!("round {} of {rounds}: {} {variant}", round + 1, scenario.name()));
+                    scenario.slice(variant, slice, recorder);
+                    progress.done(scenario.takes(slice));
+                }
+            }
+        }
+        Ok(notes(slice, rounds))
+    }
+}
+
+fn notes(slice: Duration, rounds: usize) -> Vec<String> {
+    vec![
+        format!("{rounds} rounds, interleaved, slices of {} ms.", slice.as_millis()),
+        "`umount`, `umount-lazy`: from the call to its return, with all clean-up that the strategy does in it; `_p99` is the same, \
+         its tail. Something is mounted before each call."
+            .to_owned(),
+        "`expedited`: grace periods as short as they get. `rt`: normal ones with a tick of 20 ms, as on a real-time kernel; the \
+         default waits, where it has to, for its own expedited ones in both. `-loaded`: a thread on each processor walks \
+         through the mount without rest."
+            .to_owned(),
+        "`container`: clone a namespace, attach 50 volumes and a root, change the root, detach the old one (`umount-lazy`), end \
+         (`namespace-end`). `tree-N`: a tree of N mounts is detached. `peers-1000`: an unmount that takes 1 000 copies along. \
+         `walks-N`: N threads walk, `-storm`: beside one that mounts and unmounts without rest."
+            .to_owned(),
+        "`oracle`: how often a strategy shut down under a walk (`finalised_inside`), returned before it had shut down (`late`), had \
+         another thread do it (`foreign`), or waited for another superblock that hung (`held_up`): 0 never, 1 always."
+            .to_owned(),
+        "`deferred`, `deferred-all`, `polled-mount` are faulty; `global-worker` and `walker-count` were rejected. `kernel`: tmpfs, \
+         umount2(2); its walks are access(2). `kernel-rcu-normal`: with /sys/kernel/rcu_normal set for each call."
+            .to_owned(),
+    ]
+}

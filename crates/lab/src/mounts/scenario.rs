@@ -1,0 +1,222 @@
+//! What is measured.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::kernel::Kernel;
+use super::strategy::Engine;
+use super::subject::{Ours, Subject};
+use super::{oracle, trees};
+use crate::report::{Metric, Recorder, Shown};
+use crate::stats::Histogram;
+
+const fn ms(name: &'static str) -> Metric {
+    Metric { name, unit: "ms", shown: Shown::P50, larger_is_better: false }
+}
+
+pub(super) const UMOUNT: Metric = ms("umount");
+pub(super) const LAZY: Metric = ms("umount-lazy");
+pub(super) const END: Metric = ms("namespace-end");
+pub(super) const CONTAINER: Metric = ms("container");
+const UMOUNT_P99: Metric =
+    Metric { name: "umount_p99", unit: "ms", shown: Shown::P99, larger_is_better: false };
+const LAZY_P99: Metric =
+    Metric { name: "umount-lazy_p99", unit: "ms", shown: Shown::P99, larger_is_better: false };
+const WALKS: Metric = Metric { name: "walks_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+
+/// Of eight walks one goes elsewhere.
+const WALKS_AT_ONCE: u64 = 8;
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scenario {
+    /// Something is mounted and unmounted, again and again.
+    Unmount { engine: Engine, is_loaded: bool },
+    /// The life of a container.
+    Container { engine: Engine },
+    /// A tree with so many mounts goes.
+    Tree { mounts: usize },
+    /// One unmount takes so many copies along.
+    Peers { peers: usize },
+    /// Walks of so many threads, beside somebody who mounts and unmounts or alone.
+    Walks { threads: usize, is_storm: bool },
+    /// What a strategy gets wrong.
+    Oracle,
+}
+
+use Scenario::{Container, Oracle, Peers, Tree, Unmount, Walks};
+
+const ALL: [(&str, Scenario); 18] = [
+    ("expedited", Unmount { engine: Engine::Expedited, is_loaded: false }),
+    ("expedited-loaded", Unmount { engine: Engine::Expedited, is_loaded: true }),
+    ("rt", Unmount { engine: Engine::Normal, is_loaded: false }),
+    ("rt-loaded", Unmount { engine: Engine::Normal, is_loaded: true }),
+    ("container", Container { engine: Engine::Expedited }),
+    ("container-rt", Container { engine: Engine::Normal }),
+    ("tree-10", Tree { mounts: 10 }),
+    ("tree-100", Tree { mounts: 100 }),
+    ("tree-1000", Tree { mounts: 1000 }),
+    ("tree-10000", Tree { mounts: 10_000 }),
+    ("peers-1000", Peers { peers: 1000 }),
+    ("walks-1", Walks { threads: 1, is_storm: false }),
+    ("walks-2", Walks { threads: 2, is_storm: false }),
+    ("walks-8", Walks { threads: 8, is_storm: false }),
+    ("walks-1-storm", Walks { threads: 1, is_storm: true }),
+    ("walks-2-storm", Walks { threads: 2, is_storm: true }),
+    ("walks-8-storm", Walks { threads: 8, is_storm: true }),
+    ("oracle", Oracle),
+];
+
+/// All names, in the order of the table.
+pub(crate) const NAMES: [&str; ALL.len()] = {
+    let mut names = [""; ALL.len()];
+    let mut at = 0;
+    while at < ALL.len() {
+        names[at] = ALL[at].0;
+        at += 1;
+    }
+    names
+};
+
+impl Scenario {
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        ALL.iter().find(|(known, _)| *known == name).map(|(_, scenario)| *scenario)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        ALL.iter().find(|(_, known)| *known == self).map_or("", |(name, _)| name)
+    }
+
+    /// About how long a slice of it takes.
+    pub(crate) fn takes(self, slice: Duration) -> Duration {
+        match self {
+            Unmount { engine: Engine::Normal, .. } => slice * 2,
+            Tree { mounts: 10_000 } => Duration::from_millis(150),
+            Container { engine: Engine::Normal } | Oracle => Duration::from_millis(100),
+            Container { .. } | Tree { .. } | Peers { .. } => Duration::from_millis(15),
+            Unmount { .. } | Walks { .. } => slice,
+        }
+    }
+
+    fn metric(self) -> Metric {
+        match self {
+            Unmount { .. } | Peers { .. } => UMOUNT,
+            Container { .. } => CONTAINER,
+            Tree { .. } => LAZY,
+            Walks { .. } => WALKS,
+            Oracle => oracle::INSIDE,
+        }
+    }
+
+    /// A slice of it.
+    pub(crate) fn slice(self, variant: &str, slice: Duration, recorder: &mut Recorder) {
+        let result = match self {
+            Unmount { engine, is_loaded } => subject(variant, engine)
+                .and_then(|s| unmounts(self, variant, &*s, is_loaded, slice * 2, recorder)),
+            Walks { threads, is_storm } => subject(variant, Engine::Expedited)
+                .and_then(|subject| walks(&*subject, threads, is_storm, slice))
+                .map(|rate| recorder.rate(self.name(), variant, WALKS, rate)),
+            _ if variant.starts_with("kernel") => {
+                Err("not ours: only single mounts are measured there".into())
+            }
+            Container { engine } => trees::container(self.name(), variant, engine, recorder),
+            Tree { mounts } => trees::tree(self.name(), variant, mounts, recorder),
+            Peers { peers } => trees::peers(self.name(), variant, peers, recorder),
+            Oracle => oracle::record(self.name(), variant, recorder),
+        };
+        if let Err(why) = result {
+            recorder.absent(self.name(), variant, self.metric(), &why);
+        }
+    }
+}
+
+fn subject(variant: &str, engine: Engine) -> Result<Box<dyn Subject>, String> {
+    let is_normal = engine == Engine::Normal;
+    Ok(match variant {
+        "kernel" if is_normal => return Err("see expedited: the kernel as it runs".into()),
+        "kernel-rcu-normal" if !is_normal => return Err("see rt: only with the switch on".into()),
+        "kernel" | "kernel-rcu-normal" => Box::new(Kernel::new(is_normal)?),
+        _ => Box::new(Ours::new(variant, engine)),
+    })
+}
+
+/// Walks beside `work`, on so many threads; gives the number of walks.
+fn beside_walkers<T>(subject: &dyn Subject, threads: usize, work: impl FnOnce() -> T) -> (T, u64) {
+    let (is_over, begun, walks) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicU64::new(0));
+    let result = std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let mut mine = 0;
+                // ORDERING: Relaxed here and below: flags that are polled, and counts.
+                begun.fetch_add(1, Ordering::Relaxed);
+                while !is_over.load(Ordering::Relaxed) {
+                    (1..WALKS_AT_ONCE).for_each(|_| subject.walk());
+                    subject.walk_elsewhere();
+                    mine += WALKS_AT_ONCE;
+                }
+                walks.fetch_add(mine, Ordering::Relaxed);
+            });
+        }
+        while begun.load(Ordering::Relaxed) < threads {
+            std::thread::yield_now();
+        }
+        let result = work();
+        is_over.store(true, Ordering::Relaxed);
+        result
+    });
+    (result, walks.into_inner())
+}
+
+fn unmounts(
+    scenario: Scenario,
+    variant: &str,
+    subject: &dyn Subject,
+    is_loaded: bool,
+    slice: Duration,
+    recorder: &mut Recorder,
+) -> Result<(), String> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let (took, _) = beside_walkers(subject, if is_loaded { threads } else { 0 }, || {
+        let mut took = [Histogram::default(), Histogram::default()];
+        let end = Instant::now() + slice;
+        while Instant::now() < end {
+            for (is_lazy, took) in [false, true].into_iter().zip(&mut took) {
+                subject.attach()?;
+                took.add(subject.umount(is_lazy)?);
+            }
+        }
+        Ok::<_, String>(took)
+    });
+    subject.settle();
+    let [sync, lazy] = took?;
+    for (metrics, took) in [([UMOUNT, UMOUNT_P99], sync), ([LAZY, LAZY_P99], lazy)] {
+        for metric in metrics {
+            recorder.operations_ms(scenario.name(), variant, metric, &took);
+        }
+    }
+    Ok(())
+}
+
+fn walks(subject: &dyn Subject, threads: usize, is_storm: bool, slice: Duration) -> Result<f64, String> {
+    if !is_storm {
+        subject.attach()?;
+    }
+    let begun = Instant::now();
+    let (result, walks) = beside_walkers(subject, threads, || {
+        while begun.elapsed() < slice {
+            if is_storm {
+                subject.attach()?;
+                subject.umount(true)?;
+            } else {
+                std::thread::sleep(slice);
+            }
+        }
+        Ok::<_, String>(())
+    });
+    let rate = walks as f64 / begun.elapsed().as_secs_f64();
+    if !is_storm {
+        subject.umount(true)?;
+    }
+    subject.settle();
+    result.map(|()| rate)
+}

@@ -1,0 +1,215 @@
+//! The strategies that are compared, the faulty ones included.
+//!
+//! All but the default have one domain for all their namespaces, as a kernel has. Their grace periods are those of the
+//! engine that a scenario names; the default's are always its own.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, LazyLock};
+
+use mounts::strategy::{Gone, Last, OnDemand, Teardown, Why};
+use rcu::{Cookie, Domain, DomainOptions};
+
+/// Whose grace periods are waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// As short as they get.
+    Expedited,
+    /// With a tick, as a real-time kernel has them.
+    Normal,
+}
+
+/// What is done with mounts that left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A grace period, then the puts.
+    Expedited,
+    /// A lazy unmount leaves the puts to a callback.
+    Deferred,
+    /// The end of a namespace does so, too.
+    DeferredAll,
+    /// One thread does it for all.
+    GlobalWorker,
+    /// A cookie after the unhashing, and a wait only if it has not passed.
+    PolledGlobal,
+    /// A cookie for each mount; `is_inverted`: waits if they *have* passed.
+    PolledMount { is_inverted: bool },
+    /// No grace period where nobody else has a reference.
+    OnDemand,
+    /// Each walk counts itself; the count's end is waited for.
+    WalkerCount,
+}
+
+/// A strategy with its engine.
+pub(crate) struct Strategy {
+    kind: Kind,
+    engine: Engine,
+    domain: Domain,
+    /// Those that walk, by the phase in which they began.
+    walkers: [AtomicUsize; 2],
+    phase: AtomicUsize,
+    flip: sync::Mutex<()>,
+}
+
+impl fmt::Debug for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Strategy")
+            .field("kind", &self.kind)
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The names in the table; the default is the crate's own and none of these.
+pub(crate) const KINDS: [(&str, Kind); 9] = [
+    ("expedited", Kind::Expedited),
+    ("deferred", Kind::Deferred),
+    ("deferred-all", Kind::DeferredAll),
+    ("global-worker", Kind::GlobalWorker),
+    ("polled-global", Kind::PolledGlobal),
+    ("polled-mount", Kind::PolledMount { is_inverted: true }),
+    ("polled-mount-corrected", Kind::PolledMount { is_inverted: false }),
+    ("gp-on-demand", Kind::OnDemand),
+    ("walker-count", Kind::WalkerCount),
+];
+
+/// The teardown of this name; and the strategy behind it, if it is not the default.
+pub(crate) fn teardown(
+    name: &str,
+    engine: Engine,
+    options: &DomainOptions,
+) -> (Arc<dyn Teardown>, Option<Arc<Strategy>>) {
+    let Some((_, kind)) = KINDS.iter().find(|(known, _)| *known == name) else {
+        return (Arc::new(OnDemand), None);
+    };
+    let strategy = Arc::new(Strategy {
+        kind: *kind,
+        engine,
+        domain: Domain::with_options(options.clone()),
+        walkers: [AtomicUsize::new(0), AtomicUsize::new(0)],
+        phase: AtomicUsize::new(0),
+        flip: sync::Mutex::new(()),
+    });
+    (Arc::clone(&strategy) as _, Some(strategy))
+}
+
+impl Strategy {
+    fn wait(&self, cookie: Cookie) {
+        match self.engine {
+            Engine::Expedited => self.domain.cond_synchronize_expedited(cookie),
+            Engine::Normal => self.domain.cond_synchronize(cookie),
+        }
+    }
+
+    /// A walk, counted where the strategy wants that.
+    pub(crate) fn counted<T>(&self, walk: impl FnOnce() -> T) -> T {
+        if self.kind != Kind::WalkerCount {
+            return walk();
+        }
+        // ORDERING: SeqCst throughout: the simplest form of what is to be shown.
+        let phase = self.phase.load(Ordering::SeqCst) & 1;
+        self.walkers[phase].fetch_add(1, Ordering::SeqCst);
+        let result = walk();
+        self.walkers[phase].fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    /// Waits until all who walk now have ended: two phases, since one who read the phase may count itself late.
+    fn wait_for_walkers(&self) {
+        let _turn = self.flip.lock();
+        for _ in 0..2 {
+            let phase = self.phase.fetch_add(1, Ordering::SeqCst) & 1;
+            while self.walkers[phase].load(Ordering::SeqCst) > 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Whether somebody waits in [`wait_for_walkers`](Self::wait_for_walkers).
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.kind == Kind::WalkerCount && self.flip.try_lock().is_none()
+    }
+
+    /// What has been left to callbacks is over.
+    pub(crate) fn settle(&self) {
+        self.domain.barrier();
+    }
+}
+
+/// After the wait: the puts, and the clean-ups of those that were the last.
+fn put_all(gone: Vec<Gone>, is_sync: bool) {
+    let last: Vec<Last> = gone.into_iter().filter_map(|gone| gone.complete(is_sync, || ())).collect();
+    last.into_iter().for_each(Last::clean_up);
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The one worker: whoever waits for its turn waits for all before.
+static WORKER: LazyLock<Sender<(Job, Sender<()>)>> = LazyLock::new(|| {
+    let (jobs, queue) = channel::<(Job, Sender<()>)>();
+    std::thread::spawn(move || {
+        for (job, done) in queue {
+            job();
+            let _ = done.send(());
+        }
+    });
+    jobs
+});
+
+impl Teardown for Strategy {
+    fn may_be_alone(&self) -> bool {
+        self.kind == Kind::OnDemand
+    }
+
+    fn domain(&self, _: &DomainOptions) -> Domain {
+        self.domain.clone()
+    }
+
+    fn finish(&self, gone: Vec<Gone>, why: Why) {
+        let is_sync = why == Why::Sync;
+        match self.kind {
+            Kind::Deferred if why == Why::Lazy => self.domain.call(move || put_all(gone, false)),
+            Kind::DeferredAll if !is_sync => self.domain.call(move || put_all(gone, false)),
+            Kind::Expedited | Kind::Deferred | Kind::DeferredAll | Kind::PolledGlobal => {
+                self.wait(self.domain.get_state());
+                put_all(gone, is_sync);
+            }
+            Kind::GlobalWorker => {
+                let (done, is_done) = channel();
+                let (domain, engine) = (self.domain.clone(), self.engine);
+                let job = move || {
+                    match engine {
+                        Engine::Expedited => domain.synchronize_expedited(),
+                        Engine::Normal => domain.synchronize(),
+                    }
+                    put_all(gone, is_sync);
+                };
+                if WORKER.send((Box::new(job), done)).is_ok() {
+                    let _ = is_done.recv();
+                }
+            }
+            Kind::PolledMount { is_inverted: false } => {
+                gone.iter().for_each(|gone| self.wait(gone.stamp()));
+                put_all(gone, is_sync);
+            }
+            Kind::PolledMount { is_inverted: true } => {
+                if gone.iter().all(|gone| self.domain.poll_state(gone.stamp())) {
+                    self.wait(self.domain.get_state());
+                }
+                // Not `complete`: whoever is in the way may never say so.
+                gone.into_iter().filter_map(Gone::put).for_each(Last::clean_up);
+            }
+            Kind::OnDemand => {
+                if !gone.iter().all(Gone::is_alone) {
+                    self.wait(self.domain.get_state());
+                }
+                put_all(gone, is_sync);
+            }
+            Kind::WalkerCount => {
+                self.wait_for_walkers();
+                put_all(gone, is_sync);
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Who is measured: a place on which something is mounted again and again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mounts::{Error, Last, Namespace, Options, Start, Umount};
+use rcu::DomainOptions;
+
+use super::names::Names;
+use super::strategy::{Engine, Strategy, teardown};
+
+/// The tick of a real-time kernel's normal grace periods.
+const RT_TICK: Duration = Duration::from_millis(20);
+
+/// A place that walks go through.
+pub(crate) trait Subject: Send + Sync {
+    /// Mounts something there.
+    ///
+    /// # Errors
+    /// Words for the table.
+    fn attach(&self) -> Result<(), String>;
+
+    /// Unmounts it; what it takes until the call returns. Tries again while it is busy.
+    ///
+    /// # Errors
+    /// Words for the table.
+    fn umount(&self, is_lazy: bool) -> Result<Duration, String>;
+
+    /// One walk to a file on it, or to where that would be.
+    fn walk(&self);
+
+    /// One walk to a file on something else.
+    fn walk_elsewhere(&self);
+
+    /// Ends what was begun, outside of what is measured.
+    fn settle(&self) {}
+}
+
+/// Our crate with one of the strategies.
+pub(crate) struct Ours {
+    pub(crate) ns: Namespace,
+    pub(crate) strategy: Option<Arc<Strategy>>,
+}
+
+/// How a namespace of this engine is made.
+pub(crate) fn options(engine: Engine) -> Options {
+    let tick = if engine == Engine::Normal { RT_TICK } else { DomainOptions::default().tick };
+    Options { domain: DomainOptions { tick, ..DomainOptions::default() }, ..Options::default() }
+}
+
+impl Ours {
+    /// A namespace with something on `m1` that stays.
+    pub(crate) fn new(variant: &str, engine: Engine) -> Self {
+        let options = options(engine);
+        let (teardown, strategy) = teardown(variant, engine, &options.domain);
+        let (_, root) = Names::mountable();
+        let ns = Namespace::with_teardown(&root, options, teardown).expect("a new superblock");
+        let (_, stays) = Names::mountable();
+        ns.attach(Start::Root, "m1", &stays).expect("nothing is there");
+        Self { ns, strategy }
+    }
+
+    /// Whether an unmount has come to where its strategy waits for walks, other than by grace periods.
+    pub(crate) fn is_waiting_for_walkers(&self) -> bool {
+        self.strategy.as_ref().is_some_and(|strategy| strategy.is_waiting())
+    }
+
+    fn counted<T>(&self, walk: impl FnOnce() -> T) -> T {
+        match &self.strategy {
+            Some(strategy) => strategy.counted(walk),
+            None => walk(),
+        }
+    }
+}
+
+impl Subject for Ours {
+    fn attach(&self) -> Result<(), String> {
+        let (_, volume) = Names::mountable();
+        self.ns.attach(Start::Root, "m0", &volume).map(drop).map_err(|error| format!("failed: {error}"))
+    }
+
+    fn umount(&self, is_lazy: bool) -> Result<Duration, String> {
+        let flags = if is_lazy { Umount::DETACH } else { Umount::empty() };
+        let begun = Instant::now();
+        loop {
+            match self.ns.umount(Start::Root, "m0", flags) {
+                Ok(()) => return Ok(begun.elapsed()),
+                Err(Error::Busy(_)) => {}
+                Err(error) => return Err(format!("failed: {error}")),
+            }
+        }
+    }
+
+    fn walk(&self) {
+        let _ = self.counted(|| std::hint::black_box(self.ns.resolve(Start::Root, "m0/d/f", Last::Follow)));
+    }
+
+    fn walk_elsewhere(&self) {
+        let _ = self.counted(|| std::hint::black_box(self.ns.resolve(Start::Root, "m1/d/f", Last::Follow)));
+    }
+
+    fn settle(&self) {
+        if let Some(strategy) = &self.strategy {
+            strategy.settle();
+        }
+        self.ns.domain().barrier();
+    }
+}

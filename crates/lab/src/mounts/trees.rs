@@ -1,0 +1,105 @@
+//! Many mounts at once: a container's life, a tree that goes, an unmount that takes copies along.
+
+use std::time::Instant;
+
+use mounts::{Error, Last, Namespace, Propagation, Start, Umount};
+
+use super::names::Names;
+use super::scenario::{CONTAINER, END, LAZY, UMOUNT};
+use super::strategy::Engine;
+use super::subject::Ours;
+use crate::report::Recorder;
+
+const ROOT: Start<'static> = Start::Root;
+const VOLUMES: usize = 50;
+
+fn words(error: Error) -> String {
+    format!("failed: {error}")
+}
+
+fn attach(ns: &Namespace, path: &str) -> mounts::Result<()> {
+    ns.attach(ROOT, path, &Names::mountable().1).map(drop)
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// A namespace is cloned, 50 volumes and a root attached, the root changed, the old one detached, and all ended.
+pub(super) fn container(
+    scenario: &str,
+    variant: &str,
+    engine: Engine,
+    recorder: &mut Recorder,
+) -> Result<(), String> {
+    let host = Ours::new(variant, engine);
+    let begun = Instant::now();
+    let container = host.ns.try_clone().map_err(words)?;
+    attach(&container, "m2").map_err(words)?;
+    for volume in 0..VOLUMES {
+        attach(&container, &format!("m2/m{volume}")).map_err(words)?;
+    }
+    container.pivot((ROOT, "m2"), (ROOT, "m2/d")).map_err(words)?;
+    let detach = Instant::now();
+    container.umount(ROOT, "d", Umount::DETACH).map_err(words)?;
+    recorder.value(scenario, variant, LAZY, milliseconds(detach));
+    let end = Instant::now();
+    container.end();
+    recorder.value(scenario, variant, END, milliseconds(end));
+    recorder.value(scenario, variant, CONTAINER, milliseconds(begun));
+    super::subject::Subject::settle(&host);
+    Ok(())
+}
+
+/// So many mounts, below one that is detached.
+pub(super) fn tree(
+    scenario: &str,
+    variant: &str,
+    mounts: usize,
+    recorder: &mut Recorder,
+) -> Result<(), String> {
+    let ours = Ours::new(variant, Engine::Expedited);
+    attach(&ours.ns, "m0").map_err(words)?;
+    for n in 1..mounts {
+        attach(&ours.ns, &format!("m0/m{n}")).map_err(words)?;
+    }
+    // What building it left to callbacks is not what is measured.
+    ours.ns.domain().barrier();
+    let begun = Instant::now();
+    ours.ns.umount(ROOT, "m0", Umount::DETACH).map_err(words)?;
+    let took = milliseconds(begun);
+    recorder.value(scenario, variant, LAZY, took);
+    recorder.value(scenario, variant, super::PER_MOUNT, took * 1e3 / mounts as f64);
+    super::subject::Subject::settle(&ours);
+    Ok(())
+}
+
+/// Something is mounted on a mount with so many peers, and unmounted.
+pub(super) fn peers(
+    scenario: &str,
+    variant: &str,
+    peers: usize,
+    recorder: &mut Recorder,
+) -> Result<(), String> {
+    let ours = Ours::new(variant, Engine::Expedited);
+    let ns = &ours.ns;
+    attach(ns, "m0").map_err(words)?;
+    ns.set_propagation(ROOT, "m0", Propagation::Shared, false).map_err(words)?;
+    for n in 0..peers {
+        ns.bind((ROOT, "m0"), (ROOT, format!("m{}", n + 2)), false).map_err(words)?;
+    }
+    for (is_lazy, metric) in [(false, UMOUNT), (true, LAZY)] {
+        attach(ns, "m0/d").map_err(words)?;
+        ns.domain().barrier();
+        let begun = Instant::now();
+        let flags = if is_lazy { Umount::DETACH } else { Umount::empty() };
+        ns.umount(ROOT, "m0/d", flags).map_err(words)?;
+        recorder.value(scenario, variant, metric, milliseconds(begun));
+        super::subject::Subject::settle(&ours);
+        let place = ns.resolve(ROOT, "m3/d", Last::Follow).map_err(words)?.0;
+        if ns.mounted_on(place).is_some() {
+            return Err("failed: a copy is left".into());
+        }
+    }
+    Ok(())
+}
