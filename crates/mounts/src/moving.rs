@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::attach::Draft;
 use crate::change::{AllLocked, Change};
 use crate::error::{Error, Result};
 use crate::mount::{Mount, MountId, Parent};
@@ -93,12 +92,16 @@ impl Tree {
         if self.is_shared(to.0) && drafts.iter().any(|draft| draft.tie.is_unbindable) {
             return Err(Error::NotAllowed { why: "an unbindable mount would become shared" });
         }
+        // In the order of the drafts; copies may come below some of them.
+        let ids = self.breadth_first(mount.id);
         let sites = self.sites(drafts.iter_mut().map(|draft| &mut draft.tie), to);
         if !sites.is_empty() {
             self.plant(&drafts, &sites, change)?;
         }
         if self.is_shared(to.0) {
-            self.share_subtree(from.mount, &drafts);
+            for (id, draft) in ids.into_iter().zip(drafts) {
+                self.set_tie(id, draft.tie);
+            }
         }
         let namespaces = BTreeMap::from([(ns.home.id, Arc::clone(ns))]);
         let _locked = AllLocked::lock(&namespaces);
@@ -106,17 +109,10 @@ impl Tree {
         Ok(())
     }
 
-    /// Gives the mounts of a subtree the ties of its drafts, which are in the same order.
-    fn share_subtree(&mut self, top: MountId, drafts: &[Draft]) {
-        let mut ids = vec![top];
-        let mut next = 0;
-        while let Some(&id) = ids.get(next) {
-            let Some(node) = self.nodes.get(&id) else { break };
-            let tie = node.tie;
-            ids.extend(node.children.iter().copied());
-            self.untie(id, tie);
-            self.tie(id, drafts[next].tie);
-            next += 1;
+    fn set_tie(&mut self, id: MountId, tie: Tie) {
+        if let Some(was) = self.nodes.get(&id).map(|node| node.tie) {
+            self.untie(id, was);
+            self.tie(id, tie);
         }
     }
 
@@ -224,8 +220,7 @@ impl Tree {
             Propagation::Private => Tie::default(),
             Propagation::Unbindable => Tie { is_unbindable: true, ..Tie::default() },
         };
-        self.untie(id, Tie { group, master, is_unbindable: false });
-        self.tie(id, tie);
+        self.set_tie(id, tie);
     }
 
     fn clone_all(&mut self, from: &Arc<Ns>, to: &Arc<Ns>, change: &mut Change) -> Result<()> {

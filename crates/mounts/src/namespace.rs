@@ -193,9 +193,7 @@ impl Namespace {
         };
         let tree = self.ns.family.tree.lock();
         let Some(root) = root.filter(|root| tree.nodes.contains_key(root)) else { return Vec::new() };
-        let mut order = tree.subtree(root);
-        order.reverse();
-        order.into_iter().filter_map(|id| tree.nodes.get(&id)).map(info).collect()
+        tree.breadth_first(root).into_iter().filter_map(|id| tree.nodes.get(&id)).map(info).collect()
     }
 
     /// What it did so far.

@@ -117,8 +117,8 @@ impl Tree {
         }
     }
 
-    /// `top` and all mounts below it, children before parents.
-    pub(crate) fn subtree(&self, top: MountId) -> Vec<MountId> {
+    /// `top` and all mounts below it, parents before children.
+    pub(crate) fn breadth_first(&self, top: MountId) -> Vec<MountId> {
         let mut order = vec![top];
         let mut at = 0;
         while let Some(&id) = order.get(at) {
@@ -127,6 +127,12 @@ impl Tree {
             }
             at += 1;
         }
+        order
+    }
+
+    /// The same, children before parents.
+    pub(crate) fn subtree(&self, top: MountId) -> Vec<MountId> {
+        let mut order = self.breadth_first(top);
         order.reverse();
         order
     }

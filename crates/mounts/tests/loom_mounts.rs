@@ -141,10 +141,14 @@ fn use_and_put(world: &World) {
     }
 }
 
-/// All interleavings with at most three that are forced: what needs more of them has not been found in this protocol.
+/// All interleavings with at most three that are forced.
 fn check(model: impl Fn() + Sync + Send + 'static) {
+    check_bound(3, model);
+}
+
+fn check_bound(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
@@ -172,6 +176,36 @@ fn a_put_beside_a_lazy_unmount() {
         user.join().expect("the user ends");
         assert_eq!(world.ends(), 1, "nobody ended it");
     });
+}
+
+/// Three threads: the walk, the put and the unmount decide together who is the last.
+fn three(is_sync: bool) {
+    check_bound(2, move || {
+        let world = World::new();
+        world.refs.get(0);
+        let walker = in_thread(&world, use_and_put);
+        let user = in_thread(&world, |world| {
+            world.use_it();
+            world.put(0);
+        });
+        world.umount(is_sync);
+        if is_sync {
+            assert_eq!(world.ends(), 1, "it has not ended on return");
+        }
+        walker.join().expect("the walker ends");
+        user.join().expect("the user ends");
+        assert_eq!(world.ends(), 1, "nobody ended it");
+    });
+}
+
+#[test]
+fn a_walk_and_a_put_beside_a_lazy_unmount() {
+    three(false);
+}
+
+#[test]
+fn a_walk_and_a_put_beside_a_synchronous_unmount() {
+    three(true);
 }
 
 #[test]

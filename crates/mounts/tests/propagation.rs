@@ -70,6 +70,25 @@ fn a_move_takes_everything_along_and_not_into_itself() {
 }
 
 #[test]
+fn a_tree_that_is_moved_onto_a_shared_mount_becomes_shared_and_is_copied() {
+    let (host, _) = namespace(&["v/", "own/"]);
+    attach(&host, "own", &["stage/"]);
+    attach(&host, "own/stage", &["d/"]);
+    let inner = attach(&host, "own/stage/d", &["x"]);
+    host.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    let peer = host.try_clone().unwrap();
+    assert!(!has(&peer, "v/d"));
+    host.move_mount((ROOT, "own/stage"), (ROOT, "v")).unwrap();
+    assert!(has(&host, "v/d/x") && has(&peer, "v/d/x"));
+    assert!(!has(&host, "own/stage/d") && has(&peer, "own/stage/d/x"), "the clone has its own copy there");
+    peer.umount(ROOT, "v/d", SYNC).unwrap();
+    assert!(!has(&host, "v/d/x"), "they are peers");
+    assert_eq!(inner.shutdowns(), 0);
+    peer.umount(ROOT, "own/stage/d", SYNC).unwrap();
+    assert_eq!(inner.shutdowns(), 1);
+}
+
+#[test]
 fn a_container_pivots_and_drops_the_old_root() {
     let (host, host_root) = namespace(&["new/", "v0/", "v1/"]);
     let volumes = ["v0", "v1"].map(|path| attach(&host, path, &["f"]));
