@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Command, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::kernel_side::Ask;
@@ -104,12 +104,31 @@ pub enum Verb {
     #[command(hide = true)]
     KernelSide(KernelSideArgs),
 
+    /// Write the manual's pages into a directory.
+    #[command(
+        after_help = "Example:\n  watertight man-pages /usr/local/share/man/man1 && man watertight-mount"
+    )]
+    ManPages(ManPagesArgs),
+
     /// Print a completion script for a shell.
-    #[command(after_help = "Example:\n  watertight completions bash > /etc/bash_completion.d/watertight")]
+    #[command(after_help = "Examples:\n  \
+        watertight completions bash > /etc/bash_completion.d/watertight\n  \
+        watertight completions zsh > /usr/local/share/zsh/site-functions/_watertight\n  \
+        watertight completions fish > /etc/fish/completions/watertight.fish")]
     Completions {
         /// Which shell.
         shell: Shell,
     },
+}
+
+/// The command line without what is hidden, for completion scripts, which would offer it.
+#[must_use]
+pub fn visible() -> Command {
+    let all = Cli::command();
+    Command::new("watertight")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(all.get_arguments().filter(|argument| !argument.is_hide_set()).cloned())
+        .subcommands(all.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned())
 }
 
 /// `mount`.
@@ -185,6 +204,13 @@ pub struct WaitArgs {
     pub timeout: Option<Duration>,
 }
 
+/// `man-pages`.
+#[derive(Debug, Args)]
+pub struct ManPagesArgs {
+    /// Where to; a directory that exists.
+    pub directory: PathBuf,
+}
+
 /// `demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
@@ -195,8 +221,6 @@ pub struct DemoArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

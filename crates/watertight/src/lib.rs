@@ -9,7 +9,7 @@
 //! | `umount_cmd`, `sync_cmd`, `status_cmd`, `wait_cmd` | the other verbs |
 //! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
 //! | `console`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
-//! | `demo` | `watertight demo` |
+//! | `demo`, `man_pages` | `watertight demo`, `watertight man-pages` |
 //!
 //! The binary is [`main`] and nothing else; everything is a library so that tests reach it.
 
@@ -25,6 +25,7 @@ pub mod holders;
 pub mod kernel_side;
 pub mod live;
 pub mod logging;
+pub mod man_pages;
 pub mod metrics;
 pub mod mount_cmd;
 pub mod mountinfo;
@@ -47,7 +48,7 @@ pub mod wait_cmd;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 
 use crate::cli::{Cli, Verb};
 use crate::console::{Colour, console};
@@ -86,8 +87,9 @@ fn run(cli: &Cli) -> Result<ExitCode> {
             ));
         }
         Verb::KernelSide(args) => kernel_side::run(args)?,
+        Verb::ManPages(args) => man_pages::run(args)?,
         Verb::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Cli::command(), "watertight", &mut std::io::stdout());
+            clap_complete::generate(*shell, &mut cli::visible(), "watertight", &mut std::io::stdout());
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -11,6 +11,7 @@ mod control;
 mod demo;
 mod holders;
 mod limits;
+mod manual;
 mod metrics;
 mod rig;
 mod sample;
