@@ -10,6 +10,7 @@
 pub mod cell;
 mod clock;
 mod counter;
+mod futex;
 mod lock;
 #[cfg(shuttle)]
 pub mod model;
@@ -18,6 +19,7 @@ pub mod thread;
 
 pub use clock::{Clock, ManualClock, RealClock};
 pub use counter::Counter;
+pub use futex::Futex;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 #[cfg(loom)]

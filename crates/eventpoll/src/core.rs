@@ -1,0 +1,439 @@
+//! Items and scans: what an eventpoll shares with the sources that it watches.
+//!
+//! # State
+//! | field | who touches it |
+//! |---|---|
+//! | `Core::ready`, `Core::waiters` | who signals and who waits; their modules say how |
+//! | `Core::scan` | who waits, adds, modifies, deletes: one at a time, under its lock |
+//! | `Item::mask` | written under the scan's lock, read by who signals |
+//! | `Core::is_closed`, `Core::interrupts` | written before all are woken, read before one sleeps |
+//!
+//! # A scan
+//! Takes what was queued, and asks the sources one by one, until as many are reported as there is room for. An item
+//! whose source is not ready leaves the list. One that is reported once (edge, one-shot) leaves it *before* its
+//! source is asked, so that whoever signals afterwards queues it again. One of level kind is asked where it is; if it
+//! is ready it stays, so that sources which are busy are signalled and scanned without anybody writing a word that the
+//! other reads. If it is not ready it leaves the list, and is asked once more.
+//!
+//! The order afterwards: what was not reached, what was queued meanwhile, what was reported and stays.
+//!
+//! # Orderings
+//! * P6 modify: store `mask`, full barrier, ask the source. Signal: change the source, full barrier, load `mask`.
+//!   Either the modifier sees the change, or who signals sees the mask.
+//! * P7 add: listen to the source, full barrier, ask. Signal: change, full barrier, load the listeners.
+//!
+//! # Lock order
+//! `nest`'s lock; the scan's lock of an eventpoll; that of one that it watches (there are no circles); locks of sources
+//! that are taken in [`Poll::poll`](crate::Poll::poll). A listener is called under whatever lock its caller holds, and takes none.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sync::Mutex;
+use sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use sync::mutant::is_on;
+
+use crate::barrier::full;
+use crate::eventpoll::Watches;
+use crate::protect::Retired;
+use crate::queue::{Listener, Listeners, WaitQueue};
+use crate::ready::{Pending, ReadyList};
+use crate::source::{Queue, Watched};
+use crate::waiters::Waiters;
+use crate::{Error, Event, Events, Interest, Result, nest};
+
+/// What is left of an eventpoll while somebody signals one of its sources.
+#[repr(align(128))]
+pub(crate) struct Core<R: ReadyList> {
+    pub(crate) ready: R,
+    pub(crate) waiters: Waiters,
+    pub(crate) is_closed: AtomicBool,
+    /// How often all waits were interrupted.
+    pub(crate) interrupts: AtomicU32,
+    /// Who watches the eventpoll itself.
+    pub(crate) poll_wait: WaitQueue,
+    pub(crate) watches: Arc<Watches>,
+    scan: Mutex<Scan<R>>,
+}
+
+/// A source in an interest set.
+#[repr(align(128))]
+struct Item<R: ReadyList> {
+    /// The events that queue it; none while it is disarmed.
+    mask: AtomicU32,
+    place: R::Place,
+    core: Arc<Core<R>>,
+    source: Arc<dyn Watched>,
+}
+
+/// An item, and what only scans need to know.
+struct Watch<R: ReadyList> {
+    item: Arc<Item<R>>,
+    interest: Interest,
+    token: u64,
+}
+
+enum Slot<R: ReadyList> {
+    Free,
+    Taken(Watch<R>),
+    /// Deleted, and still in the list.
+    Gone(Arc<Item<R>>),
+}
+
+struct Scan<R: ReadyList> {
+    is_closed: bool,
+    taken: R::Taken,
+    pending: Pending,
+    /// Reported in this scan, and still ready.
+    again: Vec<usize>,
+    slots: Vec<Slot<R>>,
+    free: Vec<usize>,
+    by_source: HashMap<u64, usize>,
+    /// To be dropped without the lock.
+    trash: Vec<Arc<Item<R>>>,
+}
+
+/// What is left to do when no lock is held any more: the list of listeners that was replaced is dropped, and the
+/// source of a new item is asked.
+#[must_use = "to be finished without a lock"]
+pub(crate) struct Changed<R: ReadyList> {
+    retired: Retired<Listeners>,
+    added: Option<Arc<Item<R>>>,
+}
+
+impl<R: ReadyList> Changed<R> {
+    pub(crate) fn finish(self) {
+        drop(self.retired);
+        if let Some(item) = self.added {
+            item.look();
+        }
+    }
+}
+
+/// What a source answered.
+enum Answer {
+    NotReady,
+    /// Reported, and out of the list.
+    Once(Event),
+    /// Reported, and still in the list.
+    Again(Event),
+}
+
+impl<R: ReadyList> Core<R> {
+    pub(crate) fn new(watches: Arc<Watches>) -> Self {
+        Self {
+            ready: R::default(),
+            waiters: Waiters::default(),
+            is_closed: AtomicBool::new(false),
+            interrupts: AtomicU32::new(0),
+            poll_wait: WaitQueue::new(),
+            watches,
+            scan: Mutex::new(Scan {
+                is_closed: false,
+                taken: R::Taken::default(),
+                pending: Pending::new(),
+                again: Vec::new(),
+                slots: Vec::new(),
+                free: Vec::new(),
+                by_source: HashMap::new(),
+                trash: Vec::new(),
+            }),
+        }
+    }
+
+    pub(crate) fn add(
+        self: &Arc<Self>,
+        source: Arc<dyn Watched>,
+        interest: Interest,
+        token: u64,
+    ) -> Result<Changed<R>> {
+        let mut scan = self.scan.lock();
+        let id = source.queue().0.id();
+        if scan.is_closed {
+            return Err(Error::Closed);
+        }
+        if scan.by_source.contains_key(&id) {
+            return Err(Error::Exists);
+        }
+        self.watches.take()?;
+        let slot = scan.free.pop().unwrap_or_else(|| {
+            scan.slots.push(Slot::Free);
+            scan.slots.len() - 1
+        });
+        let item = Arc::new(Item {
+            mask: AtomicU32::new(mask_of(interest)),
+            place: self.ready.place(&mut scan.taken, slot),
+            core: Arc::clone(self),
+            source: Arc::clone(&source),
+        });
+        scan.slots[slot] = Slot::Taken(Watch { item: Arc::clone(&item), interest, token });
+        scan.by_source.insert(id, slot);
+        // P7
+        let attached = source.queue().0.attach(Arc::clone(&item) as _, interest.is_exclusive);
+        if attached.is_err() {
+            scan.take_out(&self.ready, id);
+            self.watches.give(1);
+        }
+        drop(scan);
+        Ok(Changed { retired: attached?, added: Some(item) })
+    }
+
+    pub(crate) fn modify(&self, source: u64, interest: Interest, token: u64) -> Result<()> {
+        let mut scan = self.scan.lock();
+        if scan.is_closed {
+            return Err(Error::Closed);
+        }
+        let slot = *scan.by_source.get(&source).ok_or(Error::NotFound)?;
+        let Slot::Taken(watch) = &mut scan.slots[slot] else { return Err(Error::NotFound) };
+        if interest.is_exclusive || watch.interest.is_exclusive {
+            return Err(Error::Exclusive);
+        }
+        (watch.interest, watch.token) = (interest, token);
+        // ORDERING: Relaxed, P6 with the barrier.
+        watch.item.mask.store(mask_of(interest), Ordering::Relaxed);
+        let item = Arc::clone(&watch.item);
+        drop(scan);
+        if !is_on("eventpoll-modify-no-fence") {
+            full();
+        }
+        item.look();
+        Ok(())
+    }
+
+    pub(crate) fn delete(&self, source: &dyn Watched) -> Result<Changed<R>> {
+        let queue = source.queue();
+        let mut scan = self.scan.lock();
+        if scan.is_closed {
+            return Err(Error::Closed);
+        }
+        let item = scan.take_out(&self.ready, queue.0.id()).ok_or(Error::NotFound)?;
+        drop(scan);
+        self.watches.give(1);
+        Ok(Changed { retired: queue.0.detach(&(item as Arc<dyn Listener>)), added: None })
+    }
+
+    /// A source is gone, of itself: as `delete`, but there is no queue any more.
+    fn forget(&self, source: u64) {
+        let item = self.scan.lock().take_out(&self.ready, source);
+        if let Some(item) = item {
+            self.watches.give(1);
+            if item.source.is_eventpoll() {
+                nest::unlink(self.poll_wait.id(), source);
+            }
+        }
+    }
+
+    /// Reports up to `max` events, and wakes one more if there are more.
+    pub(crate) fn harvest(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
+        let mut scan = self.scan.lock();
+        if scan.is_closed {
+            return Err(Error::Closed);
+        }
+        scan.report(&self.ready, events, max);
+        let is_more = !scan.pending.is_empty();
+        let trash = std::mem::take(&mut scan.trash);
+        drop(scan);
+        drop(trash);
+        if is_more {
+            // `waiters` P1: what is in the list is there since before the lock was given back.
+            full();
+            self.waiters.wake_one();
+        }
+        Ok(events.len())
+    }
+
+    /// Wakes all who wait, and lets go of the sources.
+    pub(crate) fn close(&self) {
+        let slots = {
+            let mut scan = self.scan.lock();
+            if std::mem::replace(&mut scan.is_closed, true) {
+                return;
+            }
+            scan.pending.clear();
+            scan.by_source.clear();
+            std::mem::take(&mut scan.slots)
+        };
+        // ORDERING: AcqRel; before the number that sleepers read changes.
+        self.is_closed.swap(true, Ordering::AcqRel);
+        self.waiters.wake_all();
+        for slot in slots {
+            if let Slot::Taken(Watch { item, .. }) = slot {
+                // ORDERING: Relaxed: only so that nobody queues it for nothing.
+                item.mask.store(0, Ordering::Relaxed);
+                let source = Arc::clone(&item.source);
+                drop(source.queue().0.detach(&(item as Arc<dyn Listener>)));
+                self.watches.give(1);
+            }
+        }
+        self.poll_wait.close();
+        nest::forget(self.poll_wait.id());
+    }
+
+    /// Sources that are watched.
+    pub(crate) fn len(&self) -> usize {
+        self.scan.lock().by_source.len()
+    }
+}
+
+impl<R: ReadyList> Watched for Core<R> {
+    fn queue(&self) -> Queue<'_> {
+        Queue(&self.poll_wait)
+    }
+
+    fn ask(&self) -> Events {
+        let mut scan = self.scan.lock();
+        if !scan.is_closed && scan.is_any_ready(&self.ready) { Events::IN } else { Events::empty() }
+    }
+
+    fn is_watchable(&self) -> bool {
+        true
+    }
+
+    fn is_eventpoll(&self) -> bool {
+        true
+    }
+}
+
+impl<R: ReadyList> Item<R> {
+    /// What the source is ready for, of what is of interest; for nothing while the item is disarmed. Under the scan's
+    /// lock.
+    fn ask(&self) -> Events {
+        // ORDERING: Relaxed, written under the lock that the caller holds.
+        match self.mask.load(Ordering::Relaxed) {
+            0 => Events::empty(),
+            mask => self.source.ask() & Events::from_bits_truncate(mask),
+        }
+    }
+
+    /// Asks the source, and queues the item if it is ready.
+    fn look(&self) {
+        let now = self.source.ask();
+        if !now.is_empty() {
+            // `ready` P3: what was just seen is not older than what a scan sees later.
+            full();
+            self.fire(now);
+        }
+    }
+}
+
+impl<R: ReadyList> Listener for Item<R> {
+    #[inline]
+    fn fire(&self, events: Events) -> bool {
+        let core = &*self.core;
+        let mut hold = core.ready.hold();
+        // ORDERING: Relaxed, P6 with the caller's barrier.
+        if self.mask.load(Ordering::Relaxed) & events.bits() == 0 {
+            return false;
+        }
+        core.ready.queue(&mut hold, &self.place);
+        let is_awake = core.waiters.wake_one();
+        drop(hold);
+        core.poll_wait.fire_if_any(Events::IN);
+        is_awake
+    }
+
+    fn source_closed(&self, source: u64) {
+        self.core.forget(source);
+    }
+}
+
+impl<R: ReadyList> Scan<R> {
+    fn report(&mut self, ready: &R, events: &mut Vec<Event>, max: usize) {
+        ready.start(&mut self.taken, &mut self.pending);
+        while events.len() < max
+            && let Some(slot) = self.pending.pop_front()
+        {
+            match self.ask(ready, slot) {
+                Answer::NotReady => {}
+                Answer::Once(event) => events.push(event),
+                Answer::Again(event) => {
+                    events.push(event);
+                    self.again.push(slot);
+                }
+            }
+        }
+        ready.end(&mut self.taken, &mut self.pending, !events.is_empty());
+        self.pending.extend(self.again.drain(..));
+    }
+
+    /// Whether any source is ready. Those at the front that are not leave the list.
+    fn is_any_ready(&mut self, ready: &R) -> bool {
+        ready.start(&mut self.taken, &mut self.pending);
+        let mut is_ready = false;
+        while !is_ready && let Some(&slot) = self.pending.front() {
+            let Slot::Taken(Watch { item, .. }) = &self.slots[slot] else {
+                self.pending.pop_front();
+                self.tidy(ready, slot);
+                continue;
+            };
+            is_ready = !item.ask().is_empty();
+            if !is_ready {
+                ready.unqueue(&mut self.taken, &item.place);
+                is_ready = !item.ask().is_empty();
+                if !is_ready || !ready.requeue(&mut self.taken, &item.place) {
+                    self.pending.pop_front();
+                }
+            }
+        }
+        ready.end(&mut self.taken, &mut self.pending, is_ready);
+        is_ready
+    }
+
+    /// Asks the source of an item that was just taken from the front of the list.
+    fn ask(&mut self, ready: &R, slot: usize) -> Answer {
+        let Slot::Taken(Watch { item, interest, token }) = &self.slots[slot] else {
+            self.tidy(ready, slot);
+            return Answer::NotReady;
+        };
+        let is_level = !interest.is_edge && !interest.is_one_shot;
+        let event = |events| Event { token: *token, events };
+        if is_level {
+            let events = item.ask();
+            if !events.is_empty() {
+                return Answer::Again(event(events));
+            }
+        }
+        let early = is_on("eventpoll-unqueue-after-asking").then(|| item.ask());
+        ready.unqueue(&mut self.taken, &item.place);
+        let events = early.unwrap_or_else(|| item.ask());
+        if events.is_empty() {
+            return Answer::NotReady;
+        }
+        if interest.is_one_shot {
+            // ORDERING: Relaxed: who signals and sees it late queues it for nothing.
+            item.mask.store(0, Ordering::Relaxed);
+        }
+        if is_level && ready.requeue(&mut self.taken, &item.place) {
+            return Answer::Again(event(events));
+        }
+        Answer::Once(event(events))
+    }
+
+    /// A slot came by whose item is gone: it is free.
+    fn tidy(&mut self, ready: &R, slot: usize) {
+        if let Slot::Gone(item) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
+            ready.unqueue(&mut self.taken, &item.place);
+            self.free.push(slot);
+            self.trash.push(item);
+        }
+    }
+
+    /// Takes a source out of the set.
+    fn take_out(&mut self, ready: &R, source: u64) -> Option<Arc<Item<R>>> {
+        let slot = self.by_source.remove(&source)?;
+        let Slot::Taken(watch) = std::mem::replace(&mut self.slots[slot], Slot::Free) else { return None };
+        // ORDERING: Relaxed: only so that nobody queues it for nothing.
+        watch.item.mask.store(0, Ordering::Relaxed);
+        if ready.remove(&mut self.taken, &watch.item.place) {
+            self.slots[slot] = Slot::Gone(Arc::clone(&watch.item));
+        } else {
+            self.free.push(slot);
+        }
+        Some(watch.item)
+    }
+}
+
+/// The events that queue an item.
+fn mask_of(interest: Interest) -> u32 {
+    (interest.events | Events::ERR | Events::HUP).bits()
+}

@@ -1,0 +1,255 @@
+//! The interface of an eventpoll.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sync::atomic::{AtomicUsize, Ordering};
+use sync::mutant::is_on;
+
+use crate::barrier::after_rmw;
+use crate::core::Core;
+use crate::ready::{Bits, ReadyList};
+use crate::source::Watched;
+use crate::{AsSource, Error, Event, Interest, Result, nest};
+
+/// Watches sources, and tells those who wait which are ready.
+///
+/// Any number of threads may wait, signal, add, modify and delete at the same time. An eventpoll is a source itself: ready
+/// for [`Events::IN`](crate::Events::IN) while one of its sources is. Dropped, it lets go of its sources.
+pub struct EventPoll<R: ReadyList = Bits> {
+    core: Arc<Core<R>>,
+}
+
+/// How an eventpoll behaves.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// What limits how many sources it watches, alone or together with others.
+    pub watches: Arc<Watches>,
+}
+
+/// A limit of watched sources, for one eventpoll or for several.
+#[derive(Debug)]
+pub struct Watches {
+    max: usize,
+    used: AtomicUsize,
+}
+
+impl Default for Watches {
+    fn default() -> Self {
+        Self::new(usize::MAX)
+    }
+}
+
+impl Watches {
+    /// At most `max` of them.
+    #[must_use]
+    pub fn new(max: usize) -> Self {
+        Self { max, used: AtomicUsize::new(0) }
+    }
+
+    /// How many are watched.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        // ORDERING: Relaxed, a number alone.
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take(&self) -> Result<()> {
+        // ORDERING: Relaxed here and below, a number alone.
+        let is_room = |used: usize| (used < self.max).then(|| used + 1);
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_room);
+        taken.map(|_| ()).map_err(|_| Error::WatchLimit { max: self.max })
+    }
+
+    pub(crate) fn give(&self, count: usize) {
+        self.used.fetch_sub(count, Ordering::Relaxed);
+    }
+}
+
+impl Default for EventPoll {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl EventPoll {
+    /// One that watches nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_options(Options::default())
+    }
+
+    /// One that behaves as `options` say.
+    #[must_use]
+    pub fn with_options(options: Options) -> Self {
+        Self::with_ready_list(options)
+    }
+}
+
+impl<R: ReadyList> EventPoll<R> {
+    /// One with another ready list; for experiments.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_ready_list(options: Options) -> Self {
+        Self { core: Arc::new(Core::new(options.watches)) }
+    }
+
+    /// Watches a source. If it is ready, that is reported even if nobody signals.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::Itself`], [`Error::NotPollable`], [`Error::WatchLimit`], [`Error::Closed`]; for eventpolls
+    /// also [`Error::Loop`], [`Error::TooDeep`] and, with exclusive interest, [`Error::Exclusive`].
+    pub fn add(&self, source: &impl AsSource, interest: Interest, token: u64) -> Result<()> {
+        let source = source.watched();
+        if !source.is_watchable() {
+            return Err(Error::NotPollable);
+        }
+        if !source.is_eventpoll() {
+            self.core.add(source, interest, token)?.finish();
+            return Ok(());
+        }
+        let (outer, inner) = (self.core.poll_wait.id(), source.queue().0.id());
+        if outer == inner {
+            return Err(Error::Itself);
+        }
+        if interest.is_exclusive {
+            return Err(Error::Exclusive);
+        }
+        nest::link(outer, inner, || self.core.add(source, interest, token))?.finish();
+        Ok(())
+    }
+
+    /// Changes what is reported of a source, and arms it. If it is ready, that is reported even if nobody signals.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Exclusive`], [`Error::Closed`].
+    pub fn modify(&self, source: &impl AsSource, interest: Interest, token: u64) -> Result<()> {
+        self.core.modify(source.watched().queue().0.id(), interest, token)
+    }
+
+    /// Watches a source no more. Waits that begin later do not report it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Closed`].
+    pub fn delete(&self, source: &impl AsSource) -> Result<()> {
+        let source = source.watched();
+        if !source.is_eventpoll() {
+            self.core.delete(&*source)?.finish();
+            return Ok(());
+        }
+        let (outer, inner) = (self.core.poll_wait.id(), source.queue().0.id());
+        nest::cut(outer, inner, || self.core.delete(&*source))?.finish();
+        Ok(())
+    }
+
+    /// Waits until something is ready, and reports up to `max` events in `events`, in place of what was there. Returns how
+    /// many; 0 when `timeout` has passed. Without a timeout it waits as long as it takes; with one of zero it does
+    /// not wait, and never says 0 while something is ready.
+    ///
+    /// Of several who wait one is woken for each source that becomes ready; who leaves something wakes another.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] if `max` is 0; [`Error::Closed`]; [`Error::Interrupted`].
+    pub fn wait(&self, events: &mut Vec<Event>, max: usize, timeout: Option<Duration>) -> Result<usize> {
+        events.clear();
+        if max == 0 {
+            return Err(Error::NoRoom);
+        }
+        if timeout == Some(Duration::ZERO) {
+            return self.harvest_at_once(events, max);
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        // ORDERING: Acquire: an interrupt that was over before does not count.
+        let interrupts = self.core.interrupts.load(Ordering::Acquire);
+        loop {
+            if !self.core.ready.is_empty() && self.core.harvest(events, max)? > 0 {
+                return Ok(events.len());
+            }
+            // ORDERING: Acquire here and below, pairs with the release before all are woken.
+            if self.core.interrupts.load(Ordering::Acquire) != interrupts {
+                return Err(Error::Interrupted);
+            }
+            if self.core.is_closed.load(Ordering::Acquire) {
+                return Err(Error::Closed);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                // Once more: one who was woken at the last moment must not leave with empty hands.
+                return self.core.harvest(events, max);
+            }
+            self.sleep(deadline, interrupts);
+        }
+    }
+
+    /// The scan's lock makes two places, what was queued and what a scan holds, one: there is no moment at which
+    /// something is in neither.
+    fn harvest_at_once(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
+        if is_on("eventpoll-look-without-lock") && self.core.ready.is_empty() {
+            return Ok(0);
+        }
+        self.core.harvest(events, max)
+    }
+
+    fn sleep(&self, deadline: Option<Instant>, interrupts: u32) {
+        let sleeper = self.core.waiters.come();
+        let must_stay = is_on("eventpoll-sleep-unchecked")
+            // ORDERING: Acquire, as in `wait`; after the number that `wake_all` changes (`waiters` P2).
+            || (self.core.ready.is_empty()
+                && self.core.interrupts.load(Ordering::Acquire) == interrupts
+                && !self.core.is_closed.load(Ordering::Acquire));
+        if must_stay {
+            sleeper.sleep(deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())));
+        }
+    }
+
+    /// Ends all waits that have begun, with [`Error::Interrupted`] where nothing is ready.
+    pub fn interrupt(&self) {
+        // ORDERING: AcqRel, before the number that sleepers read changes.
+        self.core.interrupts.fetch_add(1, Ordering::AcqRel);
+        after_rmw();
+        self.core.waiters.wake_all();
+    }
+
+    /// Lets go of all sources and ends all waits, which fail with [`Error::Closed`], as does everything later.
+    pub fn close(&self) {
+        self.core.close();
+    }
+
+    /// Who sleeps in a wait and was not woken; for tests.
+    #[cfg(any(loom, shuttle))]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn asleep(&self) -> usize {
+        self.core.waiters.asleep()
+    }
+
+    /// How many sources are watched.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.core.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<R: ReadyList> AsSource for EventPoll<R> {
+    fn watched(&self) -> Arc<dyn Watched> {
+        Arc::clone(&self.core) as Arc<dyn Watched>
+    }
+}
+
+impl<R: ReadyList> Drop for EventPoll<R> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<R: ReadyList> fmt::Debug for EventPoll<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventPoll").field("ready", &self.core.ready).finish_non_exhaustive()
+    }
+}

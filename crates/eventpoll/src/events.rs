@@ -1,0 +1,66 @@
+//! Events, and what one wants to know of them.
+
+bitflags::bitflags! {
+    /// What a source is ready for.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Events: u32 {
+        /// There is something to take.
+        const IN = 1;
+        /// Something urgent.
+        const PRI = 2;
+        /// Something can be given.
+        const OUT = 4;
+        /// An error; always reported.
+        const ERR = 8;
+        /// The other side is gone; always reported.
+        const HUP = 16;
+        /// The other side gives nothing more.
+        const RDHUP = 32;
+    }
+}
+
+/// What is reported of a source, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Interest {
+    pub(crate) events: Events,
+    pub(crate) is_edge: bool,
+    pub(crate) is_one_shot: bool,
+    pub(crate) is_exclusive: bool,
+}
+
+impl Interest {
+    /// Report the source as long as it is ready for any of `events`.
+    #[must_use]
+    pub const fn level(events: Events) -> Self {
+        Self { events, is_edge: false, is_one_shot: false, is_exclusive: false }
+    }
+
+    /// Report it once for each time that it is signalled, if it is ready then. Signals that come before the
+    /// report count as one.
+    #[must_use]
+    pub const fn edge(events: Events) -> Self {
+        Self { is_edge: true, ..Self::level(events) }
+    }
+
+    /// Report it once; then never until [`EventPoll::modify`](crate::EventPoll::modify).
+    #[must_use]
+    pub const fn one_shot(self) -> Self {
+        Self { is_one_shot: true, ..self }
+    }
+
+    /// Where several eventpolls watch the source, one signal wakes at least one of them, and not all. Those that
+    /// are not exclusive are always woken.
+    #[must_use]
+    pub const fn exclusive(self) -> Self {
+        Self { is_exclusive: true, ..self }
+    }
+}
+
+/// A source that is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Event {
+    /// What was given when the source was added or modified.
+    pub token: u64,
+    /// What it is ready for.
+    pub events: Events,
+}

@@ -1,0 +1,75 @@
+//! epoll for things inside a process.
+//!
+//! A [`Source`] is something that can be ready. An [`EventPoll`] watches many of them, and whoever calls
+//! [`EventPoll::wait`] is told which are. Both may be dropped at any time, with callers inside.
+//!
+//! ```
+//! use watertight_eventpoll::{Event, EventPoll, Events, Flag, Interest};
+//! use std::time::Duration;
+//!
+//! # fn main() -> Result<(), watertight_eventpoll::Error> {
+//! let poll = EventPoll::new();
+//! let has_work = Flag::new();
+//! poll.add(&has_work, Interest::level(Events::IN), 7)?;
+//!
+//! let mut ready = Vec::new();
+//! assert_eq!(poll.wait(&mut ready, 8, Some(Duration::ZERO))?, 0);
+//! has_work.set(); // from any thread
+//! assert_eq!(poll.wait(&mut ready, 8, None)?, 1);
+//! assert_eq!(ready, [Event { token: 7, events: Events::IN }]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it promises
+//! * **Whoever signals never waits**: not for another who signals, not for who waits. It takes no lock, and
+//!   makes a system call only if somebody sleeps and nobody has woken it.
+//! * **A signal that has returned is seen** by every wait that begins later, whatever other threads were stopped
+//!   in the middle of, at whatever point. So a consumer of high priority never waits for a producer of low priority.
+//! * A source that is ready is queued once, however often it is signalled and by however many threads.
+//! * What became ready between two waits comes after what was left over before, and before what is ready again.
+//!   Within such a batch the order is not that of the signals.
+//! * A source is asked for its readiness when it is reported, not when it was signalled.
+//!
+//! Those who wait for the same eventpoll, and those who add, modify and delete, take turns by a lock of their own.
+//!
+//! | type | is |
+//! |---|---|
+//! | [`Source`], [`Flag`], [`Counter`] | what can be ready: of a kind of one's own, or ready-made |
+//! | [`EventPoll`] | an interest set and who waits for it; a source itself |
+//! | [`Interest`] | which events, and how they are reported |
+//! | [`wait_for`] | poll(2) for one source |
+//!
+//! | module | holds |
+//! |---|---|
+//! | `ready` | which items may be ready: the protocol between those who signal and those who wait |
+//! | `waiters` | who sleeps, and who wakes them |
+//! | `barrier` | memory barriers |
+//! | `queue` | who listens to a source; `protect` keeps them alive |
+//! | `core` | items and scans |
+//! | `nest` | chains of eventpolls |
+//! | `source`, `kinds`, `eventpoll`, `pollone` | the interface |
+
+#![forbid(unsafe_code)]
+
+mod barrier;
+mod core;
+mod error;
+mod eventpoll;
+mod events;
+mod kinds;
+mod nest;
+mod pollone;
+mod protect;
+mod queue;
+#[doc(hidden)]
+pub mod ready;
+mod source;
+mod waiters;
+
+pub use error::{Error, Result};
+pub use eventpoll::{EventPoll, Options, Watches};
+pub use events::{Event, Events, Interest};
+pub use kinds::{Counter, Flag};
+pub use pollone::wait_for;
+pub use source::{AsSource, Poll, Source};

@@ -1,0 +1,166 @@
+//! Who listens to a source: its wait queue.
+//!
+//! # State
+//! `listeners` is read by whoever signals, in a read section, and replaced under `change`. Those who are exclusive
+//! come last.
+//!
+//! # Lock order
+//! The scan's lock of an eventpoll, then `change`. Listeners are called with neither; what was replaced is dropped
+//! without a lock.
+
+use std::sync::Arc;
+
+use sync::Mutex;
+use sync::atomic::{AtomicBool, Ordering};
+
+use crate::barrier::full;
+use crate::protect::{Cell, Retired};
+use crate::{Error, Events, Result};
+
+/// One who is told when a source becomes ready.
+pub(crate) trait Listener: Send + Sync {
+    /// The source may have become ready for `events`. Must not block. Says whether somebody was asleep.
+    fn fire(&self, events: Events) -> bool;
+
+    /// The source has gone.
+    fn source_closed(&self, source: u64);
+}
+
+/// What a source has for those who watch it.
+pub(crate) struct WaitQueue {
+    id: u64,
+    /// Whether there are any; written under `change`.
+    is_listened: AtomicBool,
+    listeners: Cell<Listeners>,
+    change: Mutex<Change>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    listener: Arc<dyn Listener>,
+    is_exclusive: bool,
+}
+
+/// The first apart: most sources have one listener, which is then one step nearer.
+#[derive(Clone, Default)]
+pub(crate) struct Listeners {
+    first: Option<Entry>,
+    others: Vec<Entry>,
+}
+
+#[derive(Debug, Default)]
+struct Change {
+    is_closed: bool,
+}
+
+impl WaitQueue {
+    pub(crate) fn new() -> Self {
+        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+        Self {
+            // ORDERING: Relaxed, only a number of its own for each.
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            is_listened: AtomicBool::new(false),
+            listeners: Cell::new(Listeners::default()),
+            change: Mutex::new(Change::default()),
+        }
+    }
+
+    /// A number that no other queue of the process has or had.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Tells the listeners. The caller has changed the source, with a full barrier behind it.
+    #[inline]
+    pub(crate) fn fire(&self, events: Events) {
+        self.listeners.with(|listeners| {
+            if let Some(first) = &listeners.first {
+                let is_awake = first.listener.fire(events);
+                if !listeners.others.is_empty() && !(first.is_exclusive && is_awake) {
+                    tell(&listeners.others, events);
+                }
+            }
+        });
+    }
+
+    /// The same, where mostly nobody listens.
+    #[inline]
+    pub(crate) fn fire_if_any(&self, events: Events) {
+        // ORDERING: Relaxed: the barriers of both sides are full ones, as for the list.
+        if self.is_listened.load(Ordering::Relaxed) {
+            self.fire(events);
+        }
+    }
+
+    /// Adds a listener, which is told from here on; a full barrier follows. What it returns is to be dropped without
+    /// a lock.
+    pub(crate) fn attach(
+        &self,
+        listener: Arc<dyn Listener>,
+        is_exclusive: bool,
+    ) -> Result<Retired<Listeners>> {
+        let change = self.change.lock();
+        if change.is_closed {
+            return Err(Error::Closed);
+        }
+        let retired = self.edit(|entries| {
+            let at = if is_exclusive { entries.len() } else { 0 };
+            entries.insert(at, Entry { listener, is_exclusive });
+        });
+        full();
+        Ok(retired)
+    }
+
+    /// Takes a listener out; calls that are under way may still reach it. To be dropped as above.
+    pub(crate) fn detach(&self, listener: &Arc<dyn Listener>) -> Retired<Listeners> {
+        let _change = self.change.lock();
+        self.edit(|entries| entries.retain(|entry| !is_same(&entry.listener, listener)))
+    }
+
+    /// Nobody is added any more, and those who listen are told that the source has gone.
+    pub(crate) fn close(&self) {
+        let mut gone = Vec::new();
+        let retired = {
+            let mut change = self.change.lock();
+            change.is_closed = true;
+            self.edit(|entries| std::mem::swap(entries, &mut gone))
+        };
+        drop(retired);
+        for entry in gone {
+            entry.listener.source_closed(self.id);
+        }
+    }
+
+    /// Puts another list in place of the present one. The caller holds `change`.
+    fn edit(&self, edit: impl FnOnce(&mut Vec<Entry>)) -> Retired<Listeners> {
+        let mut entries = self
+            .listeners
+            .with(|listeners| listeners.first.iter().chain(&listeners.others).cloned().collect::<Vec<_>>());
+        edit(&mut entries);
+        // ORDERING: Relaxed, as in `fire_if_any`; who adds has a full barrier behind it.
+        self.is_listened.store(!entries.is_empty(), Ordering::Relaxed);
+        let mut entries = entries.into_iter();
+        self.listeners.replace(Listeners { first: entries.next(), others: entries.collect() })
+    }
+}
+
+/// Whether both are one object, whatever it is seen as.
+fn is_same(one: &Arc<dyn Listener>, other: &Arc<dyn Listener>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+}
+
+/// All of them, until one that is exclusive was asleep.
+#[cold]
+fn tell(entries: &[Entry], events: Events) {
+    for entry in entries {
+        if entry.listener.fire(events) && entry.is_exclusive {
+            return;
+        }
+    }
+}
+
+impl std::fmt::Debug for WaitQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WaitQueue").field("id", &self.id).finish_non_exhaustive()
+    }
+}

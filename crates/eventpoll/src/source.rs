@@ -1,0 +1,152 @@
+//! Things that can be ready.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::Events;
+use crate::barrier::{after_rmw, full};
+use crate::queue::WaitQueue;
+
+/// What a source is asked.
+pub trait Poll: Send + Sync + 'static {
+    /// What it is ready for at this moment.
+    ///
+    /// Called by those who wait, with their lock held: it must not block for long, and must not call into an
+    /// eventpoll. It may take locks under which the source is signalled.
+    fn poll(&self) -> Events;
+
+    /// Whether it makes sense to wait for it.
+    fn is_pollable(&self) -> bool {
+        true
+    }
+}
+
+/// Something that can be ready, and those who want to know.
+///
+/// ```
+/// use std::collections::VecDeque;
+/// use std::sync::Mutex;
+/// use watertight_eventpoll::{EventPoll, Events, Interest, Poll, Source};
+///
+/// #[derive(Default)]
+/// struct Inbox(Mutex<VecDeque<String>>);
+///
+/// impl Poll for Inbox {
+///     fn poll(&self) -> Events {
+///         if self.0.lock().unwrap().is_empty() { Events::empty() } else { Events::IN }
+///     }
+/// }
+///
+/// # fn main() -> Result<(), watertight_eventpoll::Error> {
+/// let inbox = Source::new(Inbox::default());
+/// let poll = EventPoll::new();
+/// poll.add(&inbox, Interest::edge(Events::IN), 1)?;
+/// inbox.0.lock().unwrap().push_back("hello".to_owned()); // first the change,
+/// inbox.signal(Events::IN); // then the signal
+/// assert_eq!(poll.wait(&mut Vec::new(), 1, None)?, 1);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Dropped, it disappears from all eventpolls. Its value is dropped when none of them can see it any more, which may
+/// be a little later and on another thread.
+pub struct Source<T: Poll>(Arc<Shared<T>>);
+
+/// A source of whatever type, as those who watch it see it.
+pub trait Watched: Send + Sync {
+    #[doc(hidden)]
+    fn queue(&self) -> Queue<'_>;
+
+    #[doc(hidden)]
+    fn ask(&self) -> Events;
+
+    #[doc(hidden)]
+    fn is_watchable(&self) -> bool;
+
+    /// Whether it is an eventpoll.
+    #[doc(hidden)]
+    fn is_eventpoll(&self) -> bool {
+        false
+    }
+}
+
+/// A wait queue that others only hand on.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Queue<'s>(pub(crate) &'s WaitQueue);
+
+#[derive(Debug)]
+struct Shared<T> {
+    queue: WaitQueue,
+    value: T,
+}
+
+impl<T: Poll> Watched for Shared<T> {
+    fn queue(&self) -> Queue<'_> {
+        Queue(&self.queue)
+    }
+
+    fn ask(&self) -> Events {
+        self.value.poll()
+    }
+
+    fn is_watchable(&self) -> bool {
+        self.value.is_pollable()
+    }
+}
+
+/// What an eventpoll can watch: a [`Source`], what is made of one, and another [`EventPoll`](crate::EventPoll).
+pub trait AsSource {
+    #[doc(hidden)]
+    fn watched(&self) -> Arc<dyn Watched>;
+}
+
+impl<T: Poll> Source<T> {
+    /// A source that is asked through `value`.
+    #[must_use]
+    pub fn new(value: T) -> Self {
+        Self(Arc::new(Shared { queue: WaitQueue::new(), value }))
+    }
+
+    /// Says that the source may have become ready for `events`. From any thread, and as often as one likes; never
+    /// waits. What is to be seen must have been changed before.
+    #[inline]
+    pub fn signal(&self, events: Events) {
+        full();
+        self.0.queue.fire(events);
+    }
+
+    /// The same, where the last thing that was done to the source is a read-modify-write of an atomic.
+    #[inline]
+    pub(crate) fn signal_after_rmw(&self, events: Events) {
+        after_rmw();
+        self.0.queue.fire(events);
+    }
+}
+
+impl<T: Poll> Deref for Source<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0.value
+    }
+}
+
+impl<T: Poll> AsSource for Source<T> {
+    fn watched(&self) -> Arc<dyn Watched> {
+        Arc::clone(&self.0) as Arc<dyn Watched>
+    }
+}
+
+impl<T: Poll> Drop for Source<T> {
+    fn drop(&mut self) {
+        self.0.queue.close();
+    }
+}
+
+impl<T: Poll + fmt::Debug> fmt::Debug for Source<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Source").field(&self.0.value).finish()
+    }
+}

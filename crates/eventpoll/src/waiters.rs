@@ -1,0 +1,127 @@
+//! Who sleeps, and who wakes them.
+//!
+//! # State
+//! `word`, from the top: how often somebody came or left (35 bits, wraps around); who sleeps or is about to (20);
+//! how many of these were woken and have not left yet (8, not counted above 255). `number` changes with each wake-up.
+//!
+//! # The protocol
+//! Waiter: come (`word`), read `number`, look once more whether there is nothing to do, sleep on `number`, leave.
+//! Waker: make something to do, look at `word`; if more sleep than were woken, change `number`, wake one, and *then*
+//! note in `word` that one was woken.
+//!
+//! That the note comes last is what keeps a waker that is preempted from holding up the sleepers: until it has
+//! really woken somebody, everybody else who comes by does it. The price is a system call too many now and then.
+//! The note is only made if nobody came or left since the look: it never counts one who has left already, so that
+//! there are never fewer on their way than noted. That there are more only costs a wake-up.
+//!
+//! # Orderings
+//! * P1 waiter: change `word`, full barrier, look for work. Waker: make work, full barrier, load `word`. Either the
+//!   waiter sees the work, or the waker sees the waiter.
+//! * P2 waiter: load `number` with acquire, look for work, sleep. Waker: make work, change `number` with release. A
+//!   waiter that has seen the new number sees the work; one that has not does not fall asleep on the old one.
+
+use std::time::Duration;
+
+use sync::Futex;
+use sync::atomic::{AtomicU64, Ordering};
+use sync::mutant::is_on;
+
+use crate::barrier::after_rmw;
+
+const WOKEN: u64 = 1;
+const WOKEN_MASK: u64 = (1 << 8) - 1;
+const ASLEEP: u64 = 1 << 8;
+const ASLEEP_MASK: u64 = ((1 << 20) - 1) << 8;
+const CHANGE: u64 = 1 << 28;
+
+/// The sleepers of an eventpoll.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    word: AtomicU64,
+    number: Futex,
+}
+
+/// One who is counted as asleep.
+#[derive(Debug)]
+#[must_use = "who came must leave"]
+pub(crate) struct Sleeper<'w> {
+    waiters: &'w Waiters,
+    number: u32,
+}
+
+impl Waiters {
+    /// Comes. The caller looks for work once more before it sleeps.
+    pub(crate) fn come(&self) -> Sleeper<'_> {
+        // ORDERING: AcqRel and the barrier, P1.
+        let before = self.word.fetch_add(CHANGE + ASLEEP, Ordering::AcqRel);
+        assert_ne!(before & ASLEEP_MASK, ASLEEP_MASK, "a million threads wait");
+        if !is_on("eventpoll-no-sleeper-fence") {
+            after_rmw();
+        }
+        Sleeper { waiters: self, number: self.number.get() }
+    }
+
+    /// Wakes one sleeper, if there is one who was not woken. Says whether somebody was asleep at all. The caller
+    /// has made work, with a full barrier behind it (P1).
+    #[inline]
+    pub(crate) fn wake_one(&self) -> bool {
+        // ORDERING: Acquire, P1 with the caller's barrier.
+        let word = self.word.load(Ordering::Acquire);
+        if word & ASLEEP_MASK == 0 {
+            return false;
+        }
+        if word & WOKEN_MASK < (word & ASLEEP_MASK) / ASLEEP {
+            self.wake(word);
+        }
+        true
+    }
+
+    #[cold]
+    fn wake(&self, seen: u64) {
+        if is_on("eventpoll-note-before-wake") {
+            // ORDERING: as below; the order of steps is what is wrong.
+            let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        self.number.bump();
+        let is_awake = self.number.wake(1) == 1;
+        if is_awake && seen & WOKEN_MASK != WOKEN_MASK && !is_on("eventpoll-note-before-wake") {
+            // ORDERING: AcqRel, so that who leaves sees the work. Failing is no matter: it only keeps others waking.
+            let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Who sleeps and was not woken; for tests.
+    #[cfg(any(loom, shuttle))]
+    pub(crate) fn asleep(&self) -> usize {
+        self.number.asleep()
+    }
+
+    /// Wakes all sleepers; the caller as for [`wake_one`](Self::wake_one).
+    pub(crate) fn wake_all(&self) {
+        self.number.bump();
+        self.number.wake(u32::MAX);
+    }
+}
+
+impl Sleeper<'_> {
+    /// Sleeps until woken, `timeout` at most.
+    pub(crate) fn sleep(&self, timeout: Option<Duration>) {
+        self.waiters.number.wait(self.number, timeout);
+    }
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed, the exchange decides.
+        let mut word = self.waiters.word.load(Ordering::Relaxed);
+        loop {
+            let one_less = word - ASLEEP - if word & WOKEN_MASK > 0 { WOKEN } else { 0 };
+            let left = one_less.wrapping_add(CHANGE);
+            // ORDERING: AcqRel: what the one who woke us made is seen.
+            match self.waiters.word.compare_exchange_weak(word, left, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The protocols between those who signal, those who wait and those who change the interest set, under loom: the
+//! crate's own code, with few sources and few switches between threads that could go on.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p watertight-eventpoll --release --test loom_eventpoll`
+#![cfg(loom)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sync::{mutant, thread};
+use watertight_eventpoll::{Counter, Error, EventPoll, Events, Flag, Interest};
+
+const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
+const LT: Interest = Interest::level(Events::IN);
+const ET: Interest = Interest::edge(Events::IN);
+
+/// Every interleaving with at most this many switches away from a thread that could go on.
+fn model(switches: usize, test: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(switches);
+    builder.check(test);
+}
+
+fn watching<S: watertight_eventpoll::AsSource>(source: S, mode: Interest) -> (Arc<EventPoll>, Arc<S>) {
+    let poll = EventPoll::new();
+    poll.add(&source, mode, 0).expect("a new source");
+    (Arc::new(poll), Arc::new(source))
+}
+
+fn count(poll: &EventPoll) -> usize {
+    poll.wait(&mut Vec::new(), 4, AT_ONCE).expect("it is open")
+}
+
+fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> thread::JoinHandle<T> {
+    thread::spawn(work)
+}
+
+/// EP-R1.
+#[test]
+fn who_waits_is_woken() {
+    model(3, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        let signals = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        assert_eq!(poll.wait(&mut Vec::new(), 1, None), Ok(1));
+        signals.join().expect("it ends");
+    });
+}
+
+/// EP-R4: wherever the other one was stopped, also with the same source.
+#[test]
+fn a_signal_that_has_returned_is_seen() {
+    model(3, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        let other = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        flag.set();
+        assert_eq!(count(&poll), 1, "held up by one who was stopped");
+        other.join().expect("it ends");
+    });
+}
+
+/// EP-R4 and EP-R3: while somebody scans, who finds nothing and tidies up.
+#[test]
+fn a_signal_that_has_returned_is_seen_beside_a_scan() {
+    model(2, || {
+        let (poll, flag) = watching(Flag::new(), ET);
+        // Something was found: the scan left its marks for the next one.
+        flag.set();
+        assert_eq!(count(&poll), 1);
+        let scans = {
+            let poll = Arc::clone(&poll);
+            spawn(move || count(&poll))
+        };
+        flag.set();
+        let mine = count(&poll);
+        let theirs = scans.join().expect("it ends");
+        assert_eq!(mine + theirs, 1, "missed beside a scan");
+    });
+}
+
+/// EP-R3: of level kind it is there for everybody.
+#[test]
+fn what_stays_ready_is_never_missed() {
+    model(2, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        flag.set();
+        assert_eq!(count(&poll), 1);
+        flag.take();
+        let scans = {
+            let poll = Arc::clone(&poll);
+            spawn(move || count(&poll))
+        };
+        flag.set();
+        assert_eq!(count(&poll), 1, "a false negative");
+        scans.join().expect("it ends");
+    });
+}
+
+/// EP-R4: one of two who signal is stopped on its way to wake.
+#[test]
+fn after_a_signal_nobody_sleeps() {
+    model(2, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        let waits = {
+            let poll = Arc::clone(&poll);
+            spawn(move || poll.wait(&mut Vec::new(), 1, None))
+        };
+        let other = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        flag.set();
+        assert_eq!(poll.asleep(), 0, "asleep until another is finished");
+        assert_eq!(waits.join().expect("it ends"), Ok(1));
+        other.join().expect("it ends");
+    });
+}
+
+/// EP-R1: of edge kind, each signal is answered.
+#[test]
+fn no_signal_is_lost_between_scans() {
+    model(3, || {
+        let (poll, counter) = watching(Counter::new(), ET);
+        counter.add(1);
+        let signals = {
+            let counter = Arc::clone(&counter);
+            spawn(move || counter.add(1))
+        };
+        let mut taken = 0;
+        for _ in 0..2 {
+            if count(&poll) == 1 {
+                taken += counter.take();
+            }
+        }
+        signals.join().expect("it ends");
+        if count(&poll) == 1 {
+            taken += counter.take();
+        }
+        assert_eq!(taken, 2, "lost between scans");
+    });
+}
+
+#[test]
+fn modify_or_the_signal_sees_the_other() {
+    model(3, || {
+        let (poll, flag) = watching(Flag::new(), Interest::level(Events::OUT));
+        let signals = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        poll.modify(&*flag, LT, 0).expect("it is watched");
+        signals.join().expect("it ends");
+        assert_eq!(count(&poll), 1, "neither saw the other");
+    });
+}
+
+#[test]
+fn add_or_the_signal_sees_the_other() {
+    model(2, || {
+        let (poll, flag) = (EventPoll::new(), Arc::new(Flag::new()));
+        let signals = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        poll.add(&*flag, LT, 0).expect("a new source");
+        signals.join().expect("it ends");
+        assert_eq!(count(&poll), 1, "neither saw the other");
+    });
+}
+
+/// EP-R5.
+#[test]
+fn what_is_deleted_stays_while_it_is_called() {
+    model(2, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        let signals = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        poll.delete(&*flag).expect("it is watched");
+        assert_eq!(count(&poll), 0);
+        signals.join().expect("it ends");
+        assert_eq!(count(&poll), 0);
+    });
+}
+
+/// EP-R5.
+#[test]
+fn a_close_ends_a_wait_beside_a_signal() {
+    model(2, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        let waits = {
+            let poll = Arc::clone(&poll);
+            spawn(move || poll.wait(&mut Vec::new(), 1, None))
+        };
+        let signals = spawn(move || flag.set());
+        poll.close();
+        let result = waits.join().expect("it ends");
+        assert!(matches!(result, Ok(1) | Err(Error::Closed)), "{result:?}");
+        signals.join().expect("it ends");
+    });
+}
+
+#[test]
+fn an_interrupt_ends_a_wait_that_has_begun() {
+    model(3, || {
+        let poll = Arc::new(EventPoll::new());
+        let waits = {
+            let poll = Arc::clone(&poll);
+            spawn(move || poll.wait(&mut Vec::new(), 1, None))
+        };
+        // One that comes before the wait begins does not count: the close ends that one.
+        poll.interrupt();
+        poll.close();
+        let result = waits.join().expect("it ends");
+        assert!(matches!(result, Err(Error::Interrupted | Error::Closed)), "{result:?}");
+    });
+}
+
+/// EP-R6.
+#[test]
+fn two_that_would_watch_each_other() {
+    model(2, || {
+        let polls = [Arc::new(EventPoll::new()), Arc::new(EventPoll::new())];
+        let other = {
+            let [a, b] = polls.clone();
+            spawn(move || b.add(&*a, LT, 0))
+        };
+        let results = [polls[0].add(&*polls[1], LT, 0), other.join().expect("it ends")];
+        assert!(results.contains(&Ok(())) && results.contains(&Err(Error::Loop)), "a circle: {results:?}");
+    });
+}
+
+#[test]
+fn each_mutant_is_caught() {
+    for (test, mutants, objection) in [
+        (
+            "who_waits_is_woken",
+            &["eventpoll-sleep-unchecked", "eventpoll-no-sleeper-fence", "eventpoll-no-waker-fence"][..],
+            "deadlock",
+        ),
+        (
+            "a_signal_that_has_returned_is_seen",
+            &["eventpoll-link-in-two-steps"],
+            "held up by one who was stopped",
+        ),
+        (
+            "a_signal_that_has_returned_is_seen_beside_a_scan",
+            &["eventpoll-no-queue-fence", "eventpoll-no-root-fence"],
+            "missed beside a scan",
+        ),
+        ("what_stays_ready_is_never_missed", &["eventpoll-look-without-lock"], "a false negative"),
+        ("after_a_signal_nobody_sleeps", &["eventpoll-note-before-wake"], "asleep until another is finished"),
+        (
+            "no_signal_is_lost_between_scans",
+            &["eventpoll-unqueue-after-asking", "eventpoll-no-unqueue-fence"],
+            "lost between scans",
+        ),
+        ("modify_or_the_signal_sees_the_other", &["eventpoll-modify-no-fence"], "neither saw the other"),
+        (
+            "what_is_deleted_stays_while_it_is_called",
+            &["eventpoll-free-under-callback"],
+            "freed under the callback",
+        ),
+        ("two_that_would_watch_each_other", &["eventpoll-link-unlocked"], "a circle"),
+    ] {
+        mutant::assert_caught(test, mutants, objection);
+    }
+}

@@ -1,0 +1,341 @@
+//! The requirements EP-R1 to EP-R8, with real threads. What they say of memory orderings and of every interleaving is
+//! checked by the models (`loom_*`); EP-R4 is measured by the lab as well.
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{Closing, PATIENCE, until};
+use watertight_eventpoll::{Counter, Error, EventPoll, Events, Flag, Interest, Poll, Source};
+
+const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
+const LT: Interest = Interest::level(Events::IN);
+const ET: Interest = Interest::edge(Events::IN);
+
+/// Producers signal, waiters take, until all that was given was taken.
+fn no_lost_wakeup(mode: Interest, producers: u64, waiters: usize) {
+    const SIGNALS: u64 = 20_000;
+    let polls = [EventPoll::new(), EventPoll::new()];
+    let sources: Vec<Counter> = (0..producers).map(|_| Counter::new()).collect();
+    for poll in &polls {
+        for (token, source) in (0..).zip(&sources) {
+            poll.add(source, mode, token).unwrap();
+        }
+    }
+    let taken = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let _closing = Closing(&polls);
+        for waiter in 0..waiters {
+            let (poll, sources, taken) = (&polls[waiter % polls.len()], &sources, &taken);
+            scope.spawn(move || {
+                let mut events = Vec::new();
+                while poll.wait(&mut events, 3, None).is_ok() {
+                    for event in &events {
+                        let source = &sources[usize::try_from(event.token).unwrap()];
+                        // ORDERING: SeqCst, a test's count.
+                        taken.fetch_add(source.take(), Ordering::SeqCst);
+                        if mode == LT.one_shot() {
+                            let _ = poll.modify(source, mode, event.token);
+                        }
+                    }
+                }
+            });
+        }
+        for source in &sources {
+            scope.spawn(move || {
+                for signal in 0..SIGNALS {
+                    source.add(1);
+                    if signal % 64 == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        until("all is taken", || taken.load(Ordering::SeqCst) == producers * SIGNALS);
+    });
+}
+
+#[test]
+fn ep_r1_no_lost_wakeup_level() {
+    no_lost_wakeup(LT, 4, 4);
+}
+
+#[test]
+fn ep_r1_no_lost_wakeup_edge() {
+    no_lost_wakeup(ET, 4, 4);
+}
+
+#[test]
+fn ep_r1_no_lost_wakeup_one_shot() {
+    no_lost_wakeup(LT.one_shot(), 4, 4);
+}
+
+#[test]
+fn ep_r1_no_lost_wakeup_exclusive() {
+    no_lost_wakeup(LT.exclusive(), 4, 4);
+    no_lost_wakeup(ET.exclusive(), 2, 2);
+}
+
+/// One event at a time, each answered before the next: every wake-up counts.
+#[test]
+fn ep_r1_no_lost_wakeup_one_by_one() {
+    for mode in [LT, ET] {
+        let (ping, pong) = (EventPoll::new(), EventPoll::new());
+        let (there, back) = (Flag::new(), Flag::new());
+        ping.add(&there, mode, 0).unwrap();
+        pong.add(&back, mode, 0).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..20_000 {
+                    assert_eq!(ping.wait(&mut Vec::new(), 1, Some(PATIENCE)), Ok(1));
+                    assert!(there.take());
+                    back.set();
+                }
+            });
+            for _ in 0..20_000 {
+                there.set();
+                assert_eq!(pong.wait(&mut Vec::new(), 1, Some(PATIENCE)), Ok(1));
+                assert!(back.take());
+            }
+        });
+    }
+}
+
+#[test]
+fn ep_r2_a_source_is_queued_once() {
+    for mode in [LT, ET] {
+        let (poll, source, is_over) = (EventPoll::new(), Counter::new(), AtomicBool::new(false));
+        poll.add(&source, mode, 0).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    // ORDERING: SeqCst, a test's flag.
+                    while !is_over.load(Ordering::SeqCst) {
+                        source.add(1);
+                    }
+                });
+            }
+            for _ in 0..20_000 {
+                assert!(poll.wait(&mut Vec::new(), 8, AT_ONCE).unwrap() <= 1);
+                source.take();
+            }
+            is_over.store(true, Ordering::SeqCst);
+        });
+        source.add(1);
+        source.add(1);
+        assert_eq!(poll.wait(&mut Vec::new(), 8, AT_ONCE), Ok(1));
+    }
+}
+
+#[test]
+fn ep_r3_what_is_ready_is_never_missed_while_others_scan() {
+    let (poll, sources) = (EventPoll::new(), [(); 3].map(|()| Counter::new()));
+    for source in &sources {
+        poll.add(source, LT, 0).unwrap();
+        source.add(1);
+    }
+    std::thread::scope(|scope| {
+        for room in 1..=4 {
+            let poll = &poll;
+            scope.spawn(move || {
+                for wait in 0..50_000 {
+                    let count = poll.wait(&mut Vec::new(), room, AT_ONCE).unwrap();
+                    assert!(count >= 1, "wait {wait} with room for {room}");
+                }
+            });
+        }
+    });
+}
+
+/// With one kind of signal in between: what the signaller itself looks for is there.
+#[test]
+fn ep_r3_a_signal_that_has_returned_is_seen() {
+    let poll = EventPoll::new();
+    let (mine, theirs) = (Counter::new(), Counter::new());
+    poll.add(&mine, LT, 0).unwrap();
+    poll.add(&theirs, LT, 1).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // ORDERING: SeqCst, a test's flag.
+            while !is_over.load(Ordering::SeqCst) {
+                theirs.add(1);
+                let _ = poll.wait(&mut Vec::new(), 1, AT_ONCE);
+                theirs.take();
+            }
+        });
+        for round in 0..100_000 {
+            mine.add(1);
+            let mut events = Vec::new();
+            poll.wait(&mut events, 2, AT_ONCE).unwrap();
+            assert!(events.iter().any(|event| event.token == 0), "round {round}: {events:?}");
+            mine.take();
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn ep_r5_sources_come_and_go_under_signals_and_waits() {
+    let polls = [EventPoll::new(), EventPoll::new(), EventPoll::new()];
+    polls[0].add(&polls[1], LT, 100).unwrap();
+    polls[0].add(&polls[2], ET, 100).unwrap();
+    let steady = Counter::new();
+    polls.iter().for_each(|poll| poll.add(&steady, ET, 200).unwrap());
+    let (seen, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    // ORDERING: SeqCst here and below, a test's flag and count.
+    let goes_on = || !is_over.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let _closing = Closing(&polls);
+        for poll in &polls {
+            let seen = &seen;
+            scope.spawn(move || {
+                let mut events = Vec::new();
+                while poll.wait(&mut events, 2, None).is_ok() {
+                    seen.fetch_add(events.len() as u64, Ordering::SeqCst);
+                }
+            });
+        }
+        scope.spawn(|| {
+            while goes_on() {
+                steady.add(1);
+            }
+        });
+        for poll in &polls[1..] {
+            let goes_on = &goes_on;
+            scope.spawn(move || {
+                while goes_on() {
+                    // One that is deleted, one that is dropped, one that goes with its eventpoll, each under signals.
+                    let sources = [(); 3].map(|()| Counter::new());
+                    let gone = EventPoll::new();
+                    std::thread::scope(|scope| {
+                        scope.spawn(|| sources.iter().for_each(|source| source.add(1)));
+                        for source in &sources {
+                            poll.add(source, LT, 1).unwrap();
+                            gone.add(source, ET, 1).unwrap();
+                        }
+                        poll.modify(&sources[0], ET, 2).unwrap();
+                        poll.delete(&sources[0]).unwrap();
+                        assert_eq!(poll.delete(&sources[0]), Err(Error::NotFound));
+                        drop(gone);
+                    });
+                }
+            });
+        }
+        scope.spawn(|| {
+            while goes_on() {
+                let inner = EventPoll::new();
+                inner.add(&steady, LT, 3).unwrap();
+                polls[0].add(&inner, ET, 3).unwrap();
+                drop(inner);
+            }
+        });
+        let begun = std::time::Instant::now();
+        until("it went on for a while", || begun.elapsed() > Duration::from_millis(500));
+        is_over.store(true, Ordering::SeqCst);
+        assert!(seen.load(Ordering::SeqCst) > 0);
+        assert!(polls.iter().all(|poll| poll.len() >= 1));
+    });
+}
+
+#[test]
+fn ep_r5_a_close_ends_every_wait() {
+    for _ in 0..200 {
+        let (outer, inner, source) = (EventPoll::new(), EventPoll::new(), Counter::new());
+        inner.add(&source, LT, 0).unwrap();
+        outer.add(&inner, LT, 0).unwrap();
+        std::thread::scope(|scope| {
+            let waiters = [&inner, &inner, &outer]
+                .map(|poll| scope.spawn(move || while poll.wait(&mut Vec::new(), 1, None).is_ok() {}));
+            let signals = scope.spawn(|| (0..50).for_each(|_| source.add(1)));
+            inner.close();
+            outer.close();
+            waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+            signals.join().unwrap();
+        });
+        assert!(outer.is_empty() && inner.is_empty());
+    }
+}
+
+#[test]
+fn ep_r6_two_that_would_watch_each_other() {
+    for _ in 0..2_000 {
+        let (a, b) = (EventPoll::new(), EventPoll::new());
+        let results = std::thread::scope(|scope| {
+            let other = scope.spawn(|| b.add(&a, LT, 0));
+            [a.add(&b, LT, 0), other.join().unwrap()]
+        });
+        assert!(results.contains(&Ok(())) && results.contains(&Err(Error::Loop)), "{results:?}");
+    }
+}
+
+#[test]
+fn ep_r7_exclusive_wakes_at_least_one_and_not_all() {
+    const POLLS: usize = 8;
+    let polls: Vec<EventPoll> = (0..POLLS).map(|_| EventPoll::new()).collect();
+    let source = Flag::new();
+    polls.iter().for_each(|poll| poll.add(&source, ET.exclusive(), 0).unwrap());
+    let [ready, woken, ended] = [(); 3].map(|()| AtomicUsize::new(0));
+    let mut fewest = POLLS;
+    for round in 1..=20 {
+        // ORDERING: SeqCst here and below, a test's counts.
+        woken.store(0, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            for poll in &polls {
+                scope.spawn(|| {
+                    ready.fetch_add(1, Ordering::SeqCst);
+                    if poll.wait(&mut Vec::new(), 1, None).is_ok() {
+                        woken.fetch_add(1, Ordering::SeqCst);
+                    }
+                    ended.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+            until("all are ready", || ready.load(Ordering::SeqCst) == round * POLLS);
+            // Those who are asleep by now count: whoever is not finds it when it comes to wait.
+            std::thread::sleep(Duration::from_millis(5));
+            source.set();
+            until("one is woken", || woken.load(Ordering::SeqCst) > 0);
+            fewest = fewest.min(woken.load(Ordering::SeqCst));
+            while polls.iter().any(|poll| poll.wait(&mut Vec::new(), 1, AT_ONCE) == Ok(1)) {}
+            source.take();
+            // Whoever still waits, or comes only now.
+            until("all have ended", || {
+                polls.iter().for_each(EventPoll::interrupt);
+                ended.load(Ordering::SeqCst) == round * POLLS
+            });
+        });
+    }
+    assert!(fewest < POLLS, "each signal woke all {POLLS}");
+}
+
+#[test]
+fn ep_r8_a_source_may_be_signalled_under_the_lock_that_its_poll_takes() {
+    #[derive(Default)]
+    struct Inbox(Mutex<VecDeque<u32>>);
+    impl Poll for Inbox {
+        fn poll(&self) -> Events {
+            if self.0.lock().unwrap().is_empty() { Events::empty() } else { Events::IN }
+        }
+    }
+    for mode in [LT, ET] {
+        let (outer, inner, inbox) = (EventPoll::new(), EventPoll::new(), Source::new(Inbox::default()));
+        inner.add(&inbox, mode, 0).unwrap();
+        outer.add(&inner, mode, 0).unwrap();
+        std::thread::scope(|scope| {
+            for poll in [&inner, &outer] {
+                scope.spawn(|| while poll.wait(&mut Vec::new(), 1, None).is_ok() {});
+            }
+            let _closing = (Closing(std::slice::from_ref(&inner)), Closing(std::slice::from_ref(&outer)));
+            for number in 0..20_000 {
+                let mut queue = inbox.0.lock().unwrap();
+                queue.push_back(number);
+                inbox.signal(Events::IN);
+                queue.pop_front();
+            }
+        });
+    }
+}
