@@ -76,7 +76,8 @@ impl WaitQueue {
         self.listeners.with(|listeners| {
             if let Some(first) = &listeners.first {
                 let is_awake = first.listener.fire(events);
-                if !listeners.others.is_empty() && !(first.is_exclusive && is_awake) {
+                let is_enough = first.is_exclusive && is_awake;
+                if !is_enough && !listeners.others.is_empty() {
                     tell(&listeners.others, events);
                 }
             }

@@ -1,5 +1,6 @@
 //! Every error of the table, and what does not count as one.
 #![cfg(not(any(loom, shuttle)))]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! What is reported, in which order, and what is not.
 #![cfg(not(any(loom, shuttle)))]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 
@@ -14,7 +15,7 @@ const ET: Interest = Interest::edge(Events::IN);
 
 fn tokens(poll: &EventPoll, max: usize) -> Vec<u64> {
     let mut events = Vec::new();
-    poll.wait(&mut events, max, Some(Duration::ZERO)).unwrap();
+    poll.wait(&mut events, max, Some(Duration::ZERO)).expect("it is open");
     events.into_iter().map(|event| event.token).collect()
 }
 
@@ -23,7 +24,7 @@ fn watched(count: u64, mode: Interest) -> (EventPoll, Vec<Counter>) {
     let poll = EventPoll::new();
     let sources: Vec<Counter> = (0..count).map(|_| Counter::new()).collect();
     for (token, source) in (0..).zip(&sources) {
-        poll.add(source, mode, token).unwrap();
+        poll.add(source, mode, token).expect("a new source");
     }
     (poll, sources)
 }

@@ -4,6 +4,7 @@
 //! `e0 > e1 > s0` is an eventpoll that watches an eventpoll that watches a source; nobody takes anything from a
 //! source. "ew" waits, "p" polls and then takes without waiting.
 #![cfg(not(any(loom, shuttle)))]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 
