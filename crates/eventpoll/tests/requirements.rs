@@ -206,9 +206,10 @@ fn ep_r5_sources_come_and_go_under_signals_and_waits() {
                 steady.add(1);
             }
         });
+        let mut changers = Vec::new();
         for poll in &polls[1..] {
             let goes_on = &goes_on;
-            scope.spawn(move || {
+            changers.push(scope.spawn(move || {
                 while goes_on() {
                     // One that is deleted, one that is dropped, one that goes with its eventpoll, each under signals.
                     let sources = [(); 3].map(|()| Counter::new());
@@ -225,19 +226,21 @@ fn ep_r5_sources_come_and_go_under_signals_and_waits() {
                         drop(gone);
                     });
                 }
-            });
+            }));
         }
-        scope.spawn(|| {
+        changers.push(scope.spawn(|| {
             while goes_on() {
                 let inner = EventPoll::new();
                 inner.add(&steady, LT, 3).unwrap();
                 polls[0].add(&inner, ET, 3).unwrap();
                 drop(inner);
             }
-        });
+        }));
         let begun = std::time::Instant::now();
         until("it went on for a while", || begun.elapsed() > Duration::from_millis(500));
         is_over.store(true, Ordering::SeqCst);
+        // Not closed under those who change.
+        until("they have ended", || changers.iter().all(std::thread::ScopedJoinHandle::is_finished));
         assert!(seen.load(Ordering::SeqCst) > 0);
         assert!(polls.iter().all(|poll| !poll.is_empty()));
     });
