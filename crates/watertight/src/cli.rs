@@ -9,6 +9,7 @@ use clap::{Args, Command, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::kernel_side::Ask;
+use crate::logging::LogFormat;
 use crate::units::parse_duration;
 
 const STYLES: Styles = Styles::styled()
@@ -41,6 +42,11 @@ pub struct Cli {
     /// What to log: error, warn, info, debug or trace, or filters as RUST_LOG takes them.
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<String>,
+
+    /// The form of the log on standard error [default for `mount`: text on a terminal, journald where the journal reads
+    /// it, json otherwise; for other verbs: text].
+    #[arg(long, global = true, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
 
     /// This process is the background one of `mount -d`; its parent waits for its first line.
     #[arg(long, hide = true)]
@@ -144,7 +150,7 @@ pub struct MountArgs {
     /// Return when the mount is up, and serve it in the background.
     #[arg(short = 'd', long = "daemon", visible_alias = "background")]
     pub background: bool,
-    /// Where the background process logs; it is silent otherwise.
+    /// Where the background process logs, as JSON unless --log-format says otherwise; it is silent without this.
     #[arg(long, value_name = "FILE", requires = "background")]
     pub log_file: Option<PathBuf>,
 }

@@ -52,6 +52,7 @@ use clap::Parser;
 
 use crate::cli::{Cli, Verb};
 use crate::console::{Colour, console};
+use crate::logging::LogFormat;
 use crate::problem::{Problem, Result};
 
 /// Runs the program with the process's own arguments.
@@ -70,10 +71,11 @@ pub fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<ExitCode> {
     let level = cli.log_level.as_deref();
     if let Verb::Mount(args) = &cli.verb {
-        logging::start(level, "info")?;
+        let format = cli.log_format.unwrap_or_else(|| LogFormat::for_mount(args.log_file.is_some()));
+        logging::start(format, level, "info")?;
         return mount_cmd::run(args, cli.in_background);
     }
-    logging::start(level, "warn")?;
+    logging::start(cli.log_format.unwrap_or(LogFormat::Text), level, "warn")?;
     match &cli.verb {
         Verb::Mount(_) => {}
         Verb::Umount(args) => umount_cmd::run(args)?,

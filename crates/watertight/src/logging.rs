@@ -1,18 +1,65 @@
-//! The log: text on standard error, above the status line.
+//! The log, on standard error.
+//!
+//! | form | where it is the default | what a line is |
+//! |---|---|---|
+//! | text | a terminal (above the status line), and all verbs but `mount` | time, level, message, fields |
+//! | json | all else: files, pipes | an object with `timestamp`, `level`, `message`, `target` and the event's fields |
+//! | journald | where standard error is the journal's own stream | `<PRIORITY>` and the text without time and level, which the journal keeps itself |
+//!
+//! What a verb has to say to who called it (its result, its problem) is no log, and plain text in any case.
 
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::registry::LookupSpan;
 
 use crate::console::console;
 use crate::problem::{Problem, Result};
 
-/// Starts logging at `level`, or as `RUST_LOG` says, or `default`.
+/// The form of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object in each line, for programs.
+    Json,
+    /// Text with the priority that systemd reads from the beginning of a line.
+    Journald,
+}
+
+impl LogFormat {
+    /// The form for a mount process whose log goes to a file, or to standard error as it is now.
+    #[must_use]
+    pub fn for_mount(to_file: bool) -> Self {
+        if to_file {
+            Self::Json
+        } else if console().is_terminal() {
+            Self::Text
+        } else if is_journal() {
+            Self::Journald
+        } else {
+            Self::Json
+        }
+    }
+}
+
+/// Whether standard error is the stream that the service manager connected with the journal, and not one that was put
+/// in its place since.
+fn is_journal() -> bool {
+    let stream = std::env::var("JOURNAL_STREAM").ok();
+    let stat = rustix::fs::fstat(io::stderr().as_fd()).ok();
+    matches!((stream, stat), (Some(stream), Some(stat)) if stream == format!("{}:{}", stat.st_dev, stat.st_ino))
+}
+
+/// Starts logging in `format`, at `level`, or as `RUST_LOG` says, or `default`.
 ///
 /// # Errors
 /// A level that is none.
-pub fn start(level: Option<&str>, default: &str) -> Result<()> {
+pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()> {
     let filter = match (level, std::env::var("RUST_LOG")) {
         (Some(level), _) => EnvFilter::try_new(level).map_err(|error| {
             Problem::usage(format!("--log-level {level}: {error}; give error, warn, info, debug or trace"))
@@ -22,12 +69,52 @@ pub fn start(level: Option<&str>, default: &str) -> Result<()> {
         })?,
         (None, Err(_)) => EnvFilter::new(default),
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(console().has_colours())
-        .with_writer(AboveStatus)
-        .try_init()
-        .map_err(|error| Problem::failure(format!("the log cannot be started: {error}")))
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(AboveStatus);
+    match format {
+        LogFormat::Text => log.with_ansi(console().has_colours()).try_init(),
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+        LogFormat::Journald => log.with_ansi(false).event_format(ForJournal::default()).try_init(),
+    }
+    .map_err(|error| Problem::failure(format!("the log cannot be started: {error}")))
+}
+
+/// Lines as systemd takes them from a service's standard error; see sd-daemon(3).
+#[derive(Debug)]
+struct ForJournal(Format<Full, ()>);
+
+impl Default for ForJournal {
+    fn default() -> Self {
+        Self(Format::default().without_time().with_level(false))
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for ForJournal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let mut text = String::new();
+        self.0.format_event(context, Writer::new(&mut text), event)?;
+        // A line without a priority would be a message of its own, of another one.
+        let priority = priority(*event.metadata().level());
+        text.lines().try_for_each(|line| writeln!(writer, "<{priority}>{line}"))
+    }
+}
+
+/// The level as syslog(3) has it.
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -35,17 +122,17 @@ struct AboveStatus;
 
 /// Gathers one event's text, so that it is written in one piece.
 #[derive(Debug, Default)]
-struct Event(Vec<u8>);
+struct Lines(Vec<u8>);
 
 impl<'a> MakeWriter<'a> for AboveStatus {
-    type Writer = Event;
+    type Writer = Lines;
 
-    fn make_writer(&'a self) -> Event {
-        Event::default()
+    fn make_writer(&'a self) -> Lines {
+        Lines::default()
     }
 }
 
-impl Write for Event {
+impl Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes)
     }
@@ -55,8 +142,52 @@ impl Write for Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for Lines {
     fn drop(&mut self) {
         console().write_err(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_journal_gets_a_priority_in_each_line() {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let log = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(Level::TRACE)
+            .event_format(ForJournal::default())
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(log, || {
+            tracing::error!(target: "t", file = "/a", "not written");
+            tracing::warn!(target: "t", "held by\none\ntwo");
+            tracing::info!(target: "t", "up");
+            tracing::debug!(target: "t", "x");
+            tracing::trace!(target: "t", "y");
+        });
+        let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(
+            text,
+            "<3>t: not written file=\"/a\"\n<4>t: held by\n<4>one\n<4>two\n<6>t: up\n<7>t: x\n<7>t: y\n"
+        );
     }
 }

@@ -11,6 +11,7 @@ mod control;
 mod demo;
 mod holders;
 mod limits;
+mod logs;
 mod manual;
 mod metrics;
 mod rig;

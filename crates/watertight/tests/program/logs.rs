@@ -1,0 +1,127 @@
+//! The log: text for people, JSON for programs, priorities for the journal.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::rig::{Out, PROGRAM, Rig, eventually, has, run};
+
+/// Mounts a store that fails, so that something is logged, and gives all of the log.
+fn log_of(rig: &mut Rig, format: &[&str]) -> String {
+    let mut command = rig.command(&["mount"]);
+    command.arg(format!("fault:write:fail=ENOSPC,dir:{}", rig.store.display())).arg(&rig.mnt);
+    command.args(["-o", "dirty_after=10ms,drain_timeout=1s"]).args(format);
+    let daemon = rig.start(command);
+    fs::write(rig.mnt.join("a \"b\" 'c'\n"), "12345").unwrap();
+    daemon.says("write-back failed");
+    rig.verb("umount", &["--force"]).ends(1, "5 bytes");
+    assert_eq!(daemon.end(), Some(1));
+    daemon.stderr()
+}
+
+/// The events of a log in JSON; what follows is the verb's own last word.
+fn events(log: &str) -> Vec<Value> {
+    let (events, rest): (Vec<&str>, Vec<&str>) = log.lines().partition(|line| line.starts_with('{'));
+    assert!(rest.first().is_none_or(|line| line.starts_with("watertight: ")), "{log}");
+    events
+        .into_iter()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect()
+}
+
+#[test]
+fn a_log_that_nobody_reads_on_a_terminal_is_json() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let log = log_of(&mut rig, &[]);
+    let events = events(&log);
+    let failed = events
+        .iter()
+        .find(|event| event["message"].as_str().is_some_and(|m| m.contains("write-back failed")));
+    let failed = failed.unwrap_or_else(|| panic!("{log}"));
+    assert!(["WARN", "ERROR"].contains(&failed["level"].as_str().unwrap()), "{failed}");
+    assert!(failed["target"].as_str().unwrap().contains("watertight"), "{failed}");
+    let time = failed["timestamp"].as_str().unwrap();
+    assert!(time.ends_with('Z') && time.contains('T'), "{time}");
+    assert!(failed.as_object().unwrap().len() > 4, "the event has fields of its own: {failed}");
+}
+
+#[test]
+fn the_form_can_be_chosen() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let text = log_of(&mut rig, &["--log-format", "text"]);
+    assert!(!text.contains("{\""), "{text}");
+    assert!(text.lines().any(|line| line.contains("write-back failed") && !line.starts_with('<')), "{text}");
+    let journal = log_of(&mut rig, &["--log-format", "journald"]);
+    assert!(
+        journal.lines().any(|line| line.starts_with('<') && line.contains("write-back failed")),
+        "{journal}"
+    );
+    rig.run(&["--log-format", "xml", "status"]).ends(2, "possible values: text, json, journald");
+}
+
+#[test]
+fn where_standard_error_is_the_journals_it_gets_priorities() {
+    let Some(rig) = Rig::mounting() else { return };
+    let path = rig.root.join("stream");
+    let mount = |stream: &str| {
+        let file = File::create(&path).unwrap();
+        let meta = file.metadata().unwrap();
+        let mut command = rig.command(&["mount", "mem:", "--log-level", "debug"]);
+        command
+            .arg(&rig.mnt)
+            .env("JOURNAL_STREAM", stream.replace("OURS", &format!("{}:{}", meta.dev(), meta.ino())));
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn().unwrap();
+        eventually("it is mounted", || {
+            rig.is_mounted() && !rig.status()["volumes"].as_array().unwrap().is_empty()
+        });
+        rig.verb("umount", &[]).ok();
+        assert!(child.wait().unwrap().success());
+        fs::read_to_string(&path).unwrap()
+    };
+    let log = mount("OURS");
+    assert!(
+        !log.is_empty() && log.lines().all(|line| line.starts_with("<6>") || line.starts_with("<7>")),
+        "{log}"
+    );
+    // The variable is inherited by those whose standard error is something else.
+    let log = mount("1:1");
+    assert!(!events(&log).is_empty(), "{log}");
+}
+
+#[test]
+fn a_terminal_has_text() {
+    let Some(rig) = Rig::mounting().filter(|_| has("script")) else { return };
+    let typescript = rig.root.join("typescript");
+    let line = format!("exec {PROGRAM} mount --log-level debug mem: {}", rig.mnt.display());
+    let mut script = Command::new("script")
+        .args(["--quiet", "--flush", "--return", "--command", &line])
+        .arg(&typescript)
+        .env("WATERTIGHT_RUNTIME_DIR", &rig.runtime)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let screen = || String::from_utf8_lossy(&fs::read(&typescript).unwrap_or_default()).into_owned();
+    eventually("it is ready", || screen().contains("ready: "));
+    rig.verb("umount", &[]).ok();
+    assert!(script.wait().unwrap().success());
+    assert!(screen().contains("DEBUG") && !screen().contains("\"level\""), "{}", screen());
+}
+
+#[test]
+fn a_log_file_is_json_and_the_verbs_talk_as_before() {
+    let Some(rig) = Rig::mounting() else { return };
+    let log = rig.root.join("log");
+    let (log_file, mnt) = (log.to_str().unwrap(), rig.mnt.to_str().unwrap());
+    rig.run(&["mount", "-d", "--log-file", log_file, "mem:", mnt]).ok().says("ready: mem:");
+    rig.verb("umount", &[]).ok();
+    let ended = |log: &Path| fs::read_to_string(log).is_ok_and(|log| log.contains("everything is on"));
+    eventually("the log says how it ended", || ended(&log));
+    let log = fs::read_to_string(&log).unwrap();
+    assert!(events(&log).iter().any(|event| event["level"] == "INFO"), "{log}");
+    let refused: Out = run(rig.command(&["umount", "/no/such/mount"]));
+    refused.ends(2, "watertight: there is no /no/such/mount");
+}
