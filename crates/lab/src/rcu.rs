@@ -48,7 +48,7 @@ impl Experiment for Rcu {
         recorder: &mut Recorder,
     ) -> anyhow::Result<Vec<String>> {
         let slice = Duration::from_millis(if settings.quick { 200 } else { 500 });
-        let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 15 });
+        let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 10 });
         let subjects: Vec<(&'static str, Made)> =
             settings.variants.iter().map(|&name| (name, subject(name))).collect();
         let scenarios: Vec<Scenario> =
@@ -98,7 +98,11 @@ fn notes(slice: Duration, rounds: usize) -> Vec<String> {
          leave sections of about a microsecond without rest; with more threads than processors a grace period waits for readers \
          that are not running."
             .to_owned(),
-        "`callbacks`: 100 000 boxed values given up in read sections one after the other, until the last one is dropped.".to_owned(),
+        "`poll-idle`: a grace period asked for, and looked at with a yield in between until it has passed; no reader.".to_owned(),
+        "`callbacks`: one thread gives up 100 000 boxed values one after the other, until the last one is dropped, each library by its \
+         shortest way: ours `defer_free`, crossbeam-epoch `pin` and `defer`, seize `retire`, liburcu `call_rcu`. crossbeam-epoch and \
+         seize drop them in the calling thread, ours and liburcu in another one."
+            .to_owned(),
         "`default`: ours, expedited. `normal`: ours, a tick of 4 ms, shared by who waits. crossbeam-epoch and seize have no call \
          that waits for readers. liburcu: the flavour with membarrier(2), its inline functions, compiled on the spot."
             .to_owned(),

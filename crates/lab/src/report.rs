@@ -35,14 +35,25 @@ pub(crate) enum Shown {
     P50,
     /// The 99th percentile.
     P99,
+    /// The median, and the 99th percentile in a table of its own.
+    Both,
 }
 
 impl Shown {
     /// How the table names the figure.
     pub(crate) fn label(self) -> &'static str {
         match self {
-            Self::P50 => "median",
+            Self::P50 | Self::Both => "median",
             Self::P99 => "p99",
+        }
+    }
+
+    /// What there is a table of.
+    pub(crate) fn tables(self) -> &'static [Self] {
+        match self {
+            Self::P50 => &[Self::P50],
+            Self::P99 => &[Self::P99],
+            Self::Both => &[Self::P50, Self::P99],
         }
     }
 }
@@ -88,7 +99,7 @@ impl Row {
     /// The figure that stands for the row.
     pub(crate) fn shown(&self) -> Option<f64> {
         match self.metric.shown {
-            Shown::P50 => self.p50,
+            Shown::P50 | Shown::Both => self.p50,
             Shown::P99 => self.p99,
         }
     }

@@ -64,8 +64,9 @@ pub trait WorkQueue: Send + Sync + 'static {
     fn push(&self, work: Box<dyn FnOnce() + Send>);
 }
 
-/// What a worker has to be told of.
+/// What a worker has to be told of. On a line of its own: every caller reads it.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Alert(AtomicU8);
 
 /// Of every callback: there is none.

@@ -3,9 +3,9 @@
 //! # State
 //! | field | holds | who writes it |
 //! |---|---|---|
-//! | `Gate::started` | the number of the last grace period that began | who holds `Gate::turn` |
+//! | `Seen::started` | the number of the last grace period that began | who holds `Gate::turn` |
 //! | `Gate::completed` | the number of the last one that ended | who holds `Gate::turn` |
-//! | `Gate::awaited` | whether somebody sleeps until readers leave | who holds `Gate::turn`, under `Gate::left` |
+//! | `Seen::awaited` | whether somebody sleeps until readers leave | who holds `Gate::turn`, under `Gate::left` |
 //! | `Slot::active` | 0: outside; else the number that the reader found on entering, with the lowest bit set | its reader |
 //!
 //! Grace periods of a gate follow one after the other (`turn`), so that who asks while one is under way waits
@@ -66,13 +66,20 @@ impl Slot {
     }
 }
 
+/// What readers look at, on a line of its own: only a new grace period takes it away from them.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Seen {
+    started: AtomicU64,
+    awaited: AtomicBool,
+    is_asymmetric: bool,
+}
+
 /// Readers' places, and the grace periods that wait for them.
 #[derive(Debug)]
 pub struct Gate {
-    started: AtomicU64,
+    seen: Seen,
     completed: AtomicU64,
-    awaited: AtomicBool,
-    is_asymmetric: bool,
     slots: Mutex<Vec<Arc<Slot>>>,
     turn: Mutex<()>,
     left: Mutex<()>,
@@ -91,10 +98,12 @@ impl Gate {
     pub(crate) fn with_clock(first: u64, clock: Arc<dyn Clock>) -> Self {
         assert_eq!(first % 2, 0, "the lowest bit is the readers'");
         Self {
-            started: AtomicU64::new(first),
+            seen: Seen {
+                started: AtomicU64::new(first),
+                awaited: AtomicBool::new(false),
+                is_asymmetric: is_asymmetric(),
+            },
             completed: AtomicU64::new(first),
-            awaited: AtomicBool::new(false),
-            is_asymmetric: is_asymmetric(),
             slots: Mutex::new(Vec::new()),
             turn: Mutex::new(()),
             left: Mutex::new(()),
@@ -139,18 +148,18 @@ impl Gate {
     /// Whether light fences are the compiler's alone.
     #[inline]
     pub(crate) fn is_asymmetric(&self) -> bool {
-        self.is_asymmetric
+        self.seen.is_asymmetric
     }
 
     /// Begins a read section. The caller is the only one that uses `slot`, and outside.
     #[inline]
     pub fn enter(&self, slot: &Slot) {
         // ORDERING: Acquire, P2.
-        let number = self.started.load(Ordering::Acquire);
+        let number = self.seen.started.load(Ordering::Acquire);
         // ORDERING: Release, P3; before the loads that follow by P1.
         slot.active.store(number | 1, Ordering::Release);
         if !is_on("rcu-no-light-fence") {
-            light(self.is_asymmetric);
+            light(self.seen.is_asymmetric);
         }
     }
 
@@ -160,10 +169,10 @@ impl Gate {
         // ORDERING: Release, P3; before the load of `awaited` by P4.
         slot.active.store(0, Ordering::Release);
         if !is_on("rcu-no-light-fence-on-leaving") {
-            light(self.is_asymmetric);
+            light(self.seen.is_asymmetric);
         }
         // ORDERING: Relaxed, P4; the lock orders the rest.
-        if self.awaited.load(Ordering::Relaxed) {
+        if self.seen.awaited.load(Ordering::Relaxed) {
             self.tell_left();
         }
     }
@@ -182,7 +191,7 @@ impl Gate {
             fence(Ordering::SeqCst);
         }
         // ORDERING: Acquire, so that a cookie that was passed on counts from there.
-        Cookie(next(self.started.load(Ordering::Acquire)))
+        Cookie(next(self.seen.started.load(Ordering::Acquire)))
     }
 
     /// Whether that grace period has ended.
@@ -207,14 +216,14 @@ impl Gate {
     /// One grace period. The caller holds `turn`.
     fn grace_period(&self, counters: &Counters) {
         // ORDERING: Relaxed, only written under `turn`.
-        let number = next(self.started.load(Ordering::Relaxed));
+        let number = next(self.seen.started.load(Ordering::Relaxed));
         // ORDERING: Release, P2.
-        self.started.store(number, Ordering::Release);
+        self.seen.started.store(number, Ordering::Release);
         // Readers that join from here on see what was unpublished by the lock (and P5).
         let has_readers = !self.slots.lock().is_empty();
         if !is_on("rcu-no-heavy-fence") {
             // P1 and P5; without readers P5 alone.
-            heavy(self.is_asymmetric && has_readers);
+            heavy(self.seen.is_asymmetric && has_readers);
         }
         let mut late: Vec<Arc<Slot>> =
             self.slots.lock().iter().filter(|slot| is_late(slot, number)).cloned().collect();
@@ -237,9 +246,9 @@ impl Gate {
         let begun = self.now();
         let mut next_warning = STALL;
         // ORDERING: Relaxed, P4 with the fence below.
-        self.awaited.store(true, Ordering::Relaxed);
+        self.seen.awaited.store(true, Ordering::Relaxed);
         if !is_on("rcu-no-heavy-fence-before-sleep") {
-            heavy(self.is_asymmetric);
+            heavy(self.seen.is_asymmetric);
         }
         let mut left = self.left.lock();
         loop {
@@ -261,7 +270,7 @@ impl Gate {
             }
         }
         // ORDERING: Relaxed. A reader that still sees it takes the lock for nothing.
-        self.awaited.store(false, Ordering::Relaxed);
+        self.seen.awaited.store(false, Ordering::Relaxed);
         drop(left);
         counters.note_reader(self.now().saturating_sub(begun));
     }

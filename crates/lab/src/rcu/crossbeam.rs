@@ -48,6 +48,10 @@ impl Subject for Crossbeam {
         Err("crossbeam-epoch has no call that waits for readers")
     }
 
+    fn poll(&self) -> Result<(), &'static str> {
+        Err("crossbeam-epoch has no grace periods to poll")
+    }
+
     fn callbacks(&self, values: u64) {
         let before = dropped();
         let handle = Collector::new().register();

@@ -2,6 +2,7 @@
 #define _LGPL_SOURCE
 #define RCU_MEMBARRIER
 #include <stdlib.h>
+#include <sched.h>
 #include <urcu.h>
 
 static unsigned long value = 1;
@@ -39,6 +40,19 @@ void lab_read(unsigned long pairs, int nested)
 void lab_lock(void) { rcu_read_lock(); load(); }
 void lab_unlock(void) { rcu_read_unlock(); }
 void lab_synchronize(void) { synchronize_rcu(); }
+
+// Returns 0 where this version of liburcu (before 0.14) has no grace periods to poll.
+int lab_poll(void)
+{
+#if __has_include(<urcu/urcu-poll.h>)
+    struct urcu_gp_poll_state state = start_poll_synchronize_rcu();
+    while (!poll_state_synchronize_rcu(state))
+        sched_yield();
+    return 1;
+#else
+    return 0;
+#endif
+}
 
 static void drop_counted(struct rcu_head *head)
 {

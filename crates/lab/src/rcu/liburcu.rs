@@ -90,6 +90,19 @@ impl Subject for Liburcu {
         Ok(())
     }
 
+    fn poll(&self) -> Result<(), &'static str> {
+        // SAFETY: the function of this type in `liburcu.c`.
+        let poll: Symbol<'_, unsafe extern "C" fn() -> c_int> =
+            unsafe { self.library.get(b"lab_poll") }.expect("a function of liburcu.c");
+        // SAFETY: called by a registered thread, outside of read sections.
+        let is_there = self.registered(|| unsafe { poll() });
+        if is_there == 0 {
+            Err("this liburcu has no polled grace periods (0.14 and later have)")
+        } else {
+            Ok(())
+        }
+    }
+
     fn callbacks(&self, values: u64) {
         // SAFETY: the function of this type in `liburcu.c`.
         let callbacks: Symbol<'_, unsafe extern "C" fn(c_ulong) -> c_ulong> =

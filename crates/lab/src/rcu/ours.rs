@@ -56,6 +56,15 @@ impl Subject for Ours {
         Ok(())
     }
 
+    fn poll(&self) -> Result<(), &'static str> {
+        let cookie =
+            if self.is_normal { self.domain.start_poll() } else { self.domain.start_poll_expedited() };
+        while !self.domain.poll_state(cookie) {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
     fn callbacks(&self, values: u64) {
         (0..values).for_each(|n| self.domain.defer_free(Box::new(Counted(n))));
         self.domain.barrier();

@@ -8,7 +8,8 @@ use crate::report::{Metric, Recorder, Shown};
 use crate::stats::Histogram;
 
 const READ: Metric = Metric { name: "read_pair", unit: "ns", shown: Shown::P50, larger_is_better: false };
-const GRACE: Metric = Metric { name: "grace", unit: "us", shown: Shown::P50, larger_is_better: false };
+const GRACE: Metric = Metric { name: "grace", unit: "us", shown: Shown::Both, larger_is_better: false };
+const POLL: Metric = Metric { name: "poll", unit: "us", shown: Shown::Both, larger_is_better: false };
 const CALLBACKS: Metric =
     Metric { name: "callbacks_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
 
@@ -22,28 +23,31 @@ const VALUES: u64 = 100_000;
 pub(crate) enum Scenario {
     Read { nested: bool },
     Grace { readers: usize },
+    Poll,
     Callbacks,
 }
 
 impl Scenario {
     /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 7] = [
+    pub(crate) const NAMES: [&'static str; 8] = [
         "read",
         "read-nested",
         "grace-idle",
         "grace-readers-2",
         "grace-readers-8",
         "grace-readers-32",
+        "poll-idle",
         "callbacks",
     ];
 
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Read { nested: false },
         Self::Read { nested: true },
         Self::Grace { readers: 0 },
         Self::Grace { readers: 2 },
         Self::Grace { readers: 8 },
         Self::Grace { readers: 32 },
+        Self::Poll,
         Self::Callbacks,
     ];
 
@@ -59,6 +63,7 @@ impl Scenario {
         match self {
             Self::Read { .. } => READ,
             Self::Grace { .. } => GRACE,
+            Self::Poll => POLL,
             Self::Callbacks => CALLBACKS,
         }
     }
@@ -87,6 +92,10 @@ impl Scenario {
             }
             Self::Grace { readers } => match graces(subject, readers, slice) {
                 Ok(took) => recorder.operations_us(self.name(), variant, GRACE, &took),
+                Err(why) => self.absent(variant, why, recorder),
+            },
+            Self::Poll => match polls(subject, slice) {
+                Ok(took) => recorder.operations_us(self.name(), variant, POLL, &took),
                 Err(why) => self.absent(variant, why, recorder),
             },
             Self::Callbacks => {
@@ -145,4 +154,15 @@ fn graces(subject: &dyn Subject, readers: usize, slice: Duration) -> Result<Hist
         result
     })
     .map(|()| took)
+}
+
+fn polls(subject: &dyn Subject, slice: Duration) -> Result<Histogram, &'static str> {
+    let mut took = Histogram::default();
+    let end = Instant::now() + slice;
+    while Instant::now() < end {
+        let begun = Instant::now();
+        subject.poll()?;
+        took.add(begun.elapsed());
+    }
+    Ok(took)
 }

@@ -14,6 +14,9 @@ pub(crate) trait Subject: Send + Sync {
     /// One grace period; an error if there is no such call.
     fn grace(&self) -> Result<(), &'static str>;
 
+    /// One grace period that is asked for and looked at until it has passed; an error if there is no such call.
+    fn poll(&self) -> Result<(), &'static str>;
+
     /// Gives up `values` boxed [`Counted`]s, and returns when all are dropped.
     fn callbacks(&self, values: u64);
 }

@@ -17,9 +17,13 @@ pub(super) fn render(document: &Document, default_variant: &str) -> String {
         let _ = writeln!(text, "- {note}");
     }
     for metric in distinct(document.rows.iter().map(|row| row.metric)) {
-        let rows: Vec<&Row> = document.rows.iter().filter(|row| row.metric == metric).collect();
-        text.push('\n');
-        one_table(&mut text, metric, &rows, default_variant);
+        for &shown in metric.shown.tables() {
+            let metric = Metric { shown, ..metric };
+            let rows = document.rows.iter().filter(|row| row.metric.name == metric.name).cloned();
+            let rows: Vec<Row> = rows.map(|row| Row { metric, ..row }).collect();
+            text.push('\n');
+            one_table(&mut text, metric, &rows.iter().collect::<Vec<_>>(), default_variant);
+        }
     }
     notes(&mut text, &document.rows);
     text
