@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `GET /healthz` | `ok`, or with status 503 what keeps data from getting to the store. Not a reason to kill the process: that would lose this data |
 //! | `GET /metrics` | the figures of [`api::Status`] in Prometheus' text format |
+//! | `GET /v1/openapi.json` | the description of all this, `openapi.json` beside `Cargo.toml` |
 //! | `GET /v1/status` | [`api::Status`] |
 //! | `POST /v1/sync` | [`api::Synced`], once what was dirty in the volume at the call is durable. What the kernel holds (mapped memory, kernel write-back) needs a syncfs(2) first; the mount process cannot ask its own kernel side for it |
 //! | `POST /v1/umount` with [`api::UmountRequest`] | [`api::UmountReply`]; for `force` at once, else once all is written |

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -46,6 +46,48 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The type of a line for a person.
 const PLAIN: &str = "text/plain; charset=utf-8";
+/// The type of all other answers but the metrics.
+const JSON: &str = "application/json";
+
+/// The description of the API. A test holds it against this server.
+pub const OPENAPI: &str = include_str!("../../openapi.json");
+
+/// What a call asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Health,
+    Metrics,
+    OpenApi,
+    Status,
+    Wait,
+    Sync,
+    Umount,
+}
+
+/// A call that the server takes.
+#[derive(Debug)]
+pub struct Route {
+    /// The one method of the path.
+    pub method: Method,
+    /// The path.
+    pub path: &'static str,
+    call: Call,
+}
+
+const fn route(method: Method, path: &'static str, call: Call) -> Route {
+    Route { method, path, call }
+}
+
+/// All calls.
+pub static ROUTES: [Route; 7] = [
+    route(Method::GET, "/healthz", Call::Health),
+    route(Method::GET, "/metrics", Call::Metrics),
+    route(Method::GET, "/v1/openapi.json", Call::OpenApi),
+    route(Method::GET, "/v1/status", Call::Status),
+    route(Method::GET, "/v1/wait", Call::Wait),
+    route(Method::POST, "/v1/sync", Call::Sync),
+    route(Method::POST, "/v1/umount", Call::Umount),
+];
 
 /// What the server serves: a mounted volume.
 pub trait Service: Send + Sync + 'static {
@@ -191,25 +233,35 @@ type Reply = Response<Full<Bytes>>;
 
 async fn answer(request: Request<Incoming>, service: Arc<dyn Service>) -> Result<Reply, Infallible> {
     let path = request.uri().path().to_owned();
-    Ok(match (request.method(), path.as_str()) {
-        (&Method::GET, "/healthz") => match service.status().health() {
-            Ok(()) => text(StatusCode::OK, PLAIN, "ok\n".to_owned()),
-            Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("{why}\n")),
-        },
-        (&Method::GET, "/metrics") => {
-            text(StatusCode::OK, metrics::CONTENT_TYPE, metrics::page(&[&service.status()], &[]))
+    let Some(route) = ROUTES.iter().find(|route| route.path == path) else {
+        return Ok(refuse(StatusCode::NOT_FOUND, format!("there is no {path}")));
+    };
+    if request.method() != route.method {
+        let error = format!("{path} takes {}, not {}", route.method, request.method());
+        let mut reply = refuse(StatusCode::METHOD_NOT_ALLOWED, error);
+        if let Ok(allowed) = HeaderValue::from_str(route.method.as_str()) {
+            reply.headers_mut().insert(ALLOW, allowed);
         }
-        (&Method::GET, "/v1/status") => json(StatusCode::OK, &service.status()),
-        (&Method::GET, "/v1/wait") => wait(request.uri().query(), &*service).await,
-        (&Method::POST, "/v1/sync") => blocking(move || service.sync()).await,
-        (&Method::POST, "/v1/umount") => match body::<UmountRequest>(request).await {
+        return Ok(reply);
+    }
+    Ok(match route.call {
+        Call::Health => match service.status().health() {
+            Ok(()) => text(PLAIN, "ok\n".to_owned()),
+            Err(why) => {
+                let mut reply = text(PLAIN, format!("{why}\n"));
+                *reply.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+                reply
+            }
+        },
+        Call::Metrics => text(metrics::CONTENT_TYPE, metrics::page(&[&service.status()], &[])),
+        Call::OpenApi => text(JSON, OPENAPI.to_owned()),
+        Call::Status => json(StatusCode::OK, &service.status()),
+        Call::Wait => wait(request.uri().query(), &*service).await,
+        Call::Sync => blocking(move || service.sync()).await,
+        Call::Umount => match body::<UmountRequest>(request).await {
             Ok(body) => blocking(move || service.umount(body)).await,
             Err(error) => refuse(StatusCode::BAD_REQUEST, error),
         },
-        (method, "/healthz" | "/metrics" | "/v1/status" | "/v1/wait" | "/v1/sync" | "/v1/umount") => {
-            refuse(StatusCode::METHOD_NOT_ALLOWED, format!("{path} does not take {method}"))
-        }
-        _ => refuse(StatusCode::NOT_FOUND, format!("there is no {path}")),
     })
 }
 
@@ -249,9 +301,8 @@ fn refuse(status: StatusCode, error: String) -> Reply {
     json(status, &ErrorReply { error })
 }
 
-fn text(status: StatusCode, kind: &'static str, text: String) -> Reply {
+fn text(kind: &'static str, text: String) -> Reply {
     let mut reply = Response::new(Full::from(text));
-    *reply.status_mut() = status;
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     reply
 }
@@ -263,6 +314,6 @@ fn json<T: Serialize>(status: StatusCode, value: &T) -> Reply {
     };
     let mut reply = Response::new(Full::from(body));
     *reply.status_mut() = status;
-    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
     reply
 }

@@ -114,6 +114,8 @@ fn what_is_wrong_is_refused_and_harms_nobody() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{head} {body}: {answer}");
         assert!(answer.contains("\"error\""), "{head} {body}: {answer}");
     }
+    let wrong = call(&world.path, "DELETE /v1/sync", "");
+    assert!(wrong.contains("allow: POST") && wrong.contains("takes POST, not DELETE"), "{wrong}");
     let large = "x".repeat(100 << 10);
     let answer = call(&world.path, "POST /v1/umount", &large);
     assert!(answer.starts_with("HTTP/1.1 400") || answer.is_empty(), "{answer}");

@@ -14,6 +14,7 @@ mod limits;
 mod logs;
 mod manual;
 mod metrics;
+mod openapi;
 mod rig;
 mod sample;
 mod signals;

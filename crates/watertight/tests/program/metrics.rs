@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -12,11 +11,6 @@ use watertight::metrics;
 use crate::control::call;
 use crate::rig::{Rig, eventually, run, tool};
 use crate::sample;
-
-/// The control socket of the one running volume.
-fn socket(rig: &Rig) -> PathBuf {
-    rig.runtime.join(format!("{}.sock", rig.volume()["id"].as_str().unwrap()))
-}
 
 /// A page by series (`name{labels}`), each of which must be there once.
 fn series(page: &str) -> BTreeMap<String, f64> {
@@ -38,7 +32,7 @@ fn value(page: &str, name: &str) -> f64 {
 }
 
 fn get(rig: &Rig, path: &str) -> (String, String) {
-    let answer = call(&socket(rig), &format!("GET {path}"), "");
+    let answer = call(&rig.socket(), &format!("GET {path}"), "");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     (head.to_owned(), body.to_owned())
 }

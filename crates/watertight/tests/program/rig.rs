@@ -149,6 +149,11 @@ impl Rig {
         volumes[0].clone()
     }
 
+    /// The control socket of the one running volume.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.runtime.join(format!("{}.sock", self.volume()["id"].as_str().unwrap()))
+    }
+
     /// Nothing runs, and nothing ended badly. (Dead mounts may be other people's.)
     #[track_caller]
     pub(crate) fn is_quiet(&self) {

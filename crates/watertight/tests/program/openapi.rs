@@ -1,0 +1,229 @@
+//! `openapi.json` against the server: the same routes, and in each answer the fields that it describes, no fewer and
+//! no more.
+
+mod schema;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use watertight::control::api::{Ended, How, State, Status, Synced, UmountReply, UmountRequest, Unwritten};
+use watertight::control::server::{OPENAPI, ROUTES, Server, Service};
+use watertight::holders::{self, Holder, Holders};
+
+use self::schema::Checker;
+use crate::control::call;
+use crate::rig::Rig;
+use crate::sample;
+
+/// Answers with everything that an answer can have.
+struct Full {
+    ended: watch::Sender<Option<Ended>>,
+    calls: AtomicU32,
+}
+
+impl Full {
+    /// How many calls there were before.
+    fn next(&self) -> u32 {
+        // ORDERING: Relaxed, only this number; calls come one after the other.
+        self.calls.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+fn ended() -> Ended {
+    let named = sample::status().errors;
+    let unwritten = Unwritten { bytes: 5, files: 1, named };
+    Ended { state: State::Failed, ended_ms: 1, unwritten, error: Some("full".to_owned()) }
+}
+
+/// A holder of each kind.
+fn held() -> Holders {
+    use holders::How::{Bind, LoopDevice, Mapping, Mount, OpenFile, Program, Root, WorkingDirectory};
+    let all = [OpenFile, WorkingDirectory, Root, Program, Mapping, Mount, Bind, LoopDevice];
+    let found = all.map(|how| {
+        let pid = match how {
+            OpenFile | WorkingDirectory | Root | Program | Mapping => Some(7),
+            Mount | Bind | LoopDevice => None,
+        };
+        Holder { pid, name: "cat".to_owned(), how, file: "/f".to_owned(), direct: true }
+    });
+    Holders { found: found.into(), unseen: 1 }
+}
+
+impl Service for Full {
+    fn status(&self) -> Status {
+        let failing_files = u64::from(self.next() > 0);
+        Status { failing_files, ..sample::status() }
+    }
+
+    fn sync(&self) -> Result<Synced, String> {
+        match self.next() {
+            0 => Ok(Synced { id: "fa4e".to_owned() }),
+            1 => Err("the store is full".to_owned()),
+            _ => panic!("as it is meant to"),
+        }
+    }
+
+    fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
+        match (request.how, self.next()) {
+            (How::Plain, 0) => Ok(UmountReply { ended: None, holders: held() }),
+            (How::Lazy, _) => Ok(UmountReply { ended: Some(ended()), holders: Holders::default() }),
+            (How::Force, _) => Err("it has ended already".to_owned()),
+            (How::Plain, _) => panic!("as it is meant to"),
+        }
+    }
+
+    fn ended(&self) -> watch::Receiver<Option<Ended>> {
+        self.ended.subscribe()
+    }
+}
+
+/// One answer: status, type, body.
+fn ask(path: &Path, head: &str, body: &str) -> (u16, String, String) {
+    let answer = call(path, head, body);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let kind = head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap();
+    (status, kind.to_owned(), body.to_owned())
+}
+
+/// Checks one answer; gives `METHOD path status`.
+#[track_caller]
+fn check(document: &Value, checker: &mut Checker<'_>, socket: &Path, head: &str, body: &str) -> String {
+    let (status, kind, answer) = ask(socket, head, body);
+    let (method, target) = head.split_once(' ').unwrap();
+    let path = target.split('?').next().unwrap();
+    let operation = &document["paths"][path][method.to_lowercase()];
+    let response = &operation["responses"][status.to_string()];
+    assert!(response.is_object(), "{head}: {status} is not in the document");
+    let schema = &response["content"][&kind]["schema"];
+    assert!(schema.is_object(), "{head}: {status} with {kind} is not in the document");
+    let value = if kind == "application/json" {
+        serde_json::from_str(&answer).unwrap()
+    } else {
+        Value::String(answer)
+    };
+    checker.check(schema, &value, head).unwrap_or_else(|error| panic!("{head}: {error}: {value}"));
+    format!("{method} {path} {status}")
+}
+
+fn document() -> Value {
+    serde_json::from_str(OPENAPI).unwrap()
+}
+
+/// `METHOD path` of the document, with what it says of them.
+fn operations(document: &Value) -> Vec<(String, &Value)> {
+    let mut all = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            all.push((format!("{} {path}", method.to_uppercase()), operation));
+        }
+    }
+    all
+}
+
+#[test]
+fn the_document_has_the_routes_of_the_server() {
+    let document = document();
+    let described: BTreeSet<String> = operations(&document).into_iter().map(|(name, _)| name).collect();
+    let served = ROUTES.iter().map(|route| format!("{} {}", route.method, route.path)).collect();
+    assert_eq!(described, served);
+    let version = document["info"]["version"].as_str().unwrap();
+    let major = version.split('.').next().unwrap();
+    assert!(described.iter().all(|name| !name.contains("/v") || name.contains(&format!("/v{major}/"))));
+}
+
+#[test]
+fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
+    let document = document();
+    let mut checker = Checker::new(&document);
+    let mut given = BTreeSet::new();
+    // Each row of calls meets a new server.
+    let rows: [&[(&str, &str)]; 6] = [
+        &[("GET /healthz", ""), ("GET /healthz", ""), ("GET /metrics", ""), ("GET /v1/openapi.json", "")],
+        &[("GET /v1/status", ""), ("GET /v1/wait?timeout_ms=0", ""), ("GET /v1/wait?timeout_ms=x", "")],
+        &[("POST /v1/sync", ""), ("POST /v1/sync", ""), ("POST /v1/sync", "")],
+        &[("POST /v1/umount", r#"{"how":"plain"}"#), ("POST /v1/umount", r#"{"how":"plain"}"#)],
+        &[("POST /v1/umount", r#"{"how":"lazy"}"#), ("POST /v1/umount", r#"{"how":"force"}"#)],
+        &[("POST /v1/umount", r#"{"how":"hard"}"#)],
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    for (n, row) in rows.into_iter().enumerate() {
+        let socket = dir.path().join(n.to_string());
+        let full = Arc::new(Full { ended: watch::Sender::new(None), calls: AtomicU32::new(0) });
+        let uid = rustix::process::geteuid().as_raw();
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = Server::start(listener, uid, Arc::clone(&full) as Arc<_>).unwrap();
+        for (head, body) in row {
+            given.insert(check(&document, &mut checker, &socket, head, body));
+        }
+        full.ended.send_replace(Some(ended()));
+        check(&document, &mut checker, &socket, "GET /v1/wait", "");
+        server.finish();
+    }
+
+    let described: BTreeSet<String> = operations(&document)
+        .into_iter()
+        .flat_map(|(name, operation)| {
+            let responses = operation["responses"].as_object().unwrap().keys();
+            responses.map(move |status| format!("{name} {status}")).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(given, described, "an answer that is described was not given");
+    for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+        for (key, property) in schema["properties"].as_object().into_iter().flatten() {
+            let field = format!("{name}.{key}");
+            assert!(name == "UmountRequest" || checker.seen.contains(&field), "{field} is in no answer");
+            assert!(
+                property.get("description").is_some() || property.get("$ref").is_some(),
+                "{field}: what is it?"
+            );
+        }
+    }
+    let states = State::ALL.map(|state| state.to_string());
+    assert_eq!(document["components"]["schemas"]["State"]["enum"], json!(states));
+}
+
+#[test]
+fn what_the_document_does_not_say_is_found() {
+    let document = document();
+    let reference = json!({ "$ref": "#/components/schemas/Ended" });
+    let good = serde_json::to_value(ended()).unwrap();
+    let refused = |change: &dyn Fn(&mut Value)| {
+        let mut value = good.clone();
+        change(&mut value);
+        Checker::new(&document).check(&reference, &value, "").unwrap_err()
+    };
+    Checker::new(&document).check(&reference, &good, "").unwrap();
+    assert!(refused(&|value| value["more"] = json!(1)).contains("Ended.more is not in the document"));
+    assert!(refused(&|value| value["ended_ms"] = json!("1")).contains("is not of type"));
+    assert!(refused(&|value| value["ended_ms"] = json!(-1)).contains("is below 0"));
+    assert!(refused(&|value| value["state"] = json!("lost")).contains("is none of"));
+    assert!(
+        refused(&|value| drop(value.as_object_mut().unwrap().remove("unwritten")))
+            .contains("has no unwritten")
+    );
+}
+
+#[test]
+fn a_mount_process_answers_so_too() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    let (document, socket) = (document(), rig.socket());
+    let mut checker = Checker::new(&document);
+    for head in
+        ["GET /healthz", "GET /metrics", "GET /v1/status", "GET /v1/wait?timeout_ms=0", "POST /v1/sync"]
+    {
+        assert!(check(&document, &mut checker, &socket, head, "").ends_with(" 200"), "{head}");
+    }
+    let (status, kind, text) = ask(&socket, "GET /v1/openapi.json", "");
+    assert_eq!((status, kind.as_str(), text.as_str()), (200, "application/json", OPENAPI));
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}
