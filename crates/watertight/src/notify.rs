@@ -20,6 +20,15 @@ pub fn notify(state: &str) {
     }
 }
 
+/// Tells the service manager's watchdog, if it has one for this process, that we are alive. Whoever calls has to do so
+/// more often than each half of the time that was agreed.
+pub fn alive() {
+    let own = std::process::id().to_string();
+    if env::var_os("WATCHDOG_USEC").is_some() && env::var("WATCHDOG_PID").is_ok_and(|pid| pid == own) {
+        notify("WATCHDOG=1");
+    }
+}
+
 /// Asks the service manager for `time` more before it kills us.
 pub fn more_time(time: Duration) {
     notify(&format!("EXTEND_TIMEOUT_USEC={}", time.as_micros()));

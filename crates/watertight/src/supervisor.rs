@@ -107,6 +107,7 @@ impl Supervisor {
     /// Serves until the volume has ended, and says how.
     pub fn run(&mut self) -> Ended {
         let ended = loop {
+            notify::alive();
             match self.next(if console().is_terminal() { REDRAW } else { LOOK }) {
                 None => {
                     if let Some(ended) = self.look() {

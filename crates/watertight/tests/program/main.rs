@@ -17,6 +17,7 @@ mod metrics;
 mod openapi;
 mod rig;
 mod sample;
+mod service;
 mod signals;
 mod terminal;
 mod unmounting;

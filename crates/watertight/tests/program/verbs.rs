@@ -196,26 +196,6 @@ fn help_has_examples() {
 }
 
 #[test]
-fn the_service_manager_is_told() {
-    let Some(mut rig) = Rig::mounting() else { return };
-    let path = rig.root.join("notify");
-    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(crate::rig::LONG)).unwrap();
-    let mut command = rig.command(&["mount"]);
-    command.arg(&rig.store).arg(&rig.mnt).env("NOTIFY_SOCKET", &path);
-    let daemon = rig.start(command);
-    let receive = || {
-        let mut bytes = [0; 4096];
-        let n = socket.recv(&mut bytes).unwrap();
-        String::from_utf8_lossy(&bytes[..n]).into_owned()
-    };
-    assert!(receive().starts_with("READY=1\n"));
-    daemon.signal(rustix::process::Signal::TERM);
-    assert_eq!(receive(), "STOPPING=1");
-    assert_eq!(daemon.end(), Some(0));
-}
-
-#[test]
 fn nothing_but_the_program_is_needed() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount_source("mem:size=16M", "");

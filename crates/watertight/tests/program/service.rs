@@ -1,0 +1,133 @@
+//! Under a service manager: what it is told, and the unit for systemd.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::rig::{LONG, PROGRAM, Rig, has, run};
+
+const UNIT: &str = include_str!("../../../../packaging/systemd/watertight@.service");
+
+/// A service manager's ear.
+struct Manager(UnixDatagram);
+
+impl Manager {
+    fn new(path: &Path) -> Self {
+        let socket = UnixDatagram::bind(path).unwrap();
+        socket.set_read_timeout(Some(LONG)).unwrap();
+        Self(socket)
+    }
+
+    fn hears(&self) -> String {
+        let mut bytes = [0; 4096];
+        let n = self.0.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..n]).into_owned()
+    }
+}
+
+/// A key's value in the unit.
+fn value(key: &str) -> &'static str {
+    let mut lines = UNIT.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    let value = lines.next().unwrap_or_else(|| panic!("no {key} in the unit"));
+    assert!(lines.next().is_none(), "{key} is there twice");
+    value
+}
+
+/// The command that starts the service, with its variables as systemd would fill them in.
+fn start(rig: &Rig, options: &str) -> Command {
+    let words = value("ExecStart").split(' ').flat_map(|word| match word {
+        "/usr/bin/watertight" => vec![PROGRAM],
+        "$OPTIONS" => options.split_whitespace().collect(),
+        "${SOURCE}" => vec![rig.store.to_str().unwrap()],
+        "${MOUNTPOINT}" => vec![rig.mnt.to_str().unwrap()],
+        word => vec![word],
+    });
+    let words: Vec<_> = words.collect();
+    assert_eq!(words[0], PROGRAM);
+    rig.command(&words[1..])
+}
+
+#[test]
+fn the_service_manager_hears_when_the_mount_is_there_and_when_it_goes() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let path = rig.root.join("notify");
+    let manager = Manager::new(&path);
+    let mut command = start(&rig, "-o cache=8M");
+    // A watchdog that is another process's.
+    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "30000000").env("WATCHDOG_PID", "1");
+    let daemon = rig.start(command);
+    let ready = manager.hears();
+    assert!(ready.starts_with("READY=1\n") && ready.contains(rig.mnt.to_str().unwrap()), "{ready}");
+    assert!(rig.is_mounted());
+    assert_eq!(rig.volume()["cache_bytes_max"], 8 << 20);
+    fs::write(rig.mnt.join("a"), "a").unwrap();
+    daemon.signal(Signal::TERM);
+    assert_eq!(manager.hears(), "STOPPING=1");
+    assert_eq!(daemon.end(), Some(0));
+    assert_eq!(rig.stored("a").unwrap(), b"a");
+}
+
+#[test]
+fn a_watchdog_is_answered() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let path = rig.root.join("notify");
+    let manager = Manager::new(&path);
+    // Its own process id is known to a process only when it runs, so the shell sets it.
+    let line = format!("export WATCHDOG_PID=$$; exec {PROGRAM} mount mem: {}", rig.mnt.display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]).env("WATERTIGHT_RUNTIME_DIR", &rig.runtime);
+    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "30000000");
+    let daemon = rig.start(command);
+    assert!(manager.hears().starts_with("READY=1\n"));
+    for _ in 0..3 {
+        assert_eq!(manager.hears(), "WATCHDOG=1");
+    }
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
+fn a_killed_service_leaves_no_dead_mount() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let command = start(&rig, "");
+    let daemon = rig.start(command);
+    let script = value("ExecStopPost").strip_prefix("-/bin/sh -c '").unwrap().strip_suffix('\'').unwrap();
+    let after = |result: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &script.replace("/usr/bin/watertight", PROGRAM)]);
+        command.env("SERVICE_RESULT", result).env("MOUNTPOINT", &rig.mnt);
+        command.env("WATERTIGHT_RUNTIME_DIR", &rig.runtime);
+        run(command)
+    };
+    after("success").ok();
+    assert!(rig.is_mounted(), "after a good end it does nothing");
+    daemon.kill();
+    assert!(rig.is_mounted(), "the mount is dead and there");
+    after("signal").ends(1, "died");
+    assert!(!rig.is_mounted());
+}
+
+#[test]
+fn systemd_takes_the_unit() {
+    if !has("systemd-analyze") {
+        return;
+    }
+    let rig = Rig::new();
+    let verify = |unit: &str| {
+        let path = rig.root.join("watertight@.service");
+        fs::write(&path, unit).unwrap();
+        let mut command = Command::new("systemd-analyze");
+        // The pages are installed with the package; here they are not.
+        command.args(["verify", "--man=no", "--recursive-errors=no"]).arg(path);
+        run(command)
+    };
+    let here = UNIT.replace("/usr/bin/watertight", PROGRAM);
+    let good = verify(&here).ok();
+    assert_eq!((good.stdout.as_str(), good.stderr.as_str()), ("", ""));
+    // It does find what is wrong: in a line, and in the program's path.
+    assert!(verify(&here.replace("KillMode=mixed", "KillMode=some")).stderr.contains("kill mode"));
+    assert!(verify(&here.replace(PROGRAM, "/no/such/program")).stderr.contains("/no/such/program"));
+}
