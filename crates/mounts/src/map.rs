@@ -12,8 +12,9 @@ use crate::mount::{Mount, Parent};
 
 /// Buckets of an empty table.
 const FIRST: usize = 16;
-/// Entries for each bucket before the table doubles.
-const LOAD: usize = 2;
+/// How much larger a table gets that has more entries than buckets. A change copies the other entries of its bucket,
+/// and so touches their mounts: buckets should be short.
+const GROWTH: usize = 4;
 
 /// Two numbers that name an entry.
 pub(crate) type Key = (u64, u64);
@@ -67,7 +68,7 @@ impl Map {
     pub(crate) fn insert(&self, key: Key, mount: &Arc<Mount>, len: usize, old: &mut Old) {
         let guard = self.domain.read();
         let buckets = self.buckets.load(&guard);
-        if len > buckets.len() * LOAD {
+        if len > buckets.len() {
             self.grow(buckets, &guard, old);
         }
         let buckets = self.buckets.load(&guard);
@@ -89,7 +90,7 @@ impl Map {
     }
 
     fn grow(&self, buckets: &Buckets, guard: &Guard<'_>, old: &mut Old) {
-        let mut grown: Vec<Bucket> = vec![Vec::new(); buckets.len() * 4];
+        let mut grown: Vec<Bucket> = vec![Vec::new(); buckets.len() * GROWTH];
         for cell in buckets {
             for (key, mount) in cell.load(guard) {
                 let at = index(*key, grown.len());

@@ -96,11 +96,16 @@ impl Gone {
     /// The same, after `grace_period` if somebody else may have one. A synchronous unmount waits
     /// until it is alone.
     pub fn complete(self, is_sync: bool, grace_period: impl FnOnce()) -> Option<Last> {
+        self.complete_with(is_sync, |_, _| grace_period())
+    }
+
+    /// The same; `grace_period` is told whose readers, and which one.
+    pub fn complete_with(self, is_sync: bool, grace_period: impl FnOnce(&Domain, Cookie)) -> Option<Last> {
         let mount = self.0.mount;
         let waits = &self.0.ns.counters.waits;
         let grace_period = || {
             waits.add(1);
-            grace_period();
+            grace_period(&mount.home.domain, self.0.stamp);
         };
         let put = mount.refs.complete(&mount.home.lock, self.0.found, is_sync, grace_period);
         (put == Put::Last).then(|| Last(mount))
@@ -127,8 +132,9 @@ impl Teardown for OnDemand {
         }
         let mut last = Vec::with_capacity(gone.len());
         for gone in gone {
-            let (domain, stamp) = (gone.domain().clone(), gone.stamp());
-            last.extend(gone.complete(is_sync, || domain.cond_synchronize_expedited(stamp)));
+            last.extend(
+                gone.complete_with(is_sync, |domain, stamp| domain.cond_synchronize_expedited(stamp)),
+            );
         }
         last.into_iter().for_each(Last::clean_up);
     }

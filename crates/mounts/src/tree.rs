@@ -65,6 +65,11 @@ impl Tree {
         self.last_group
     }
 
+    /// Whether anything propagates at all.
+    pub(crate) fn has_groups(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
     pub(crate) fn members(&self, group: GroupId) -> Vec<MountId> {
         self.groups.get(&group).map_or(Vec::new(), |group| group.members.iter().copied().collect())
     }

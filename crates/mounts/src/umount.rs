@@ -138,6 +138,9 @@ impl Tree {
     /// What else goes with `victims`: whatever is mounted on the same places of those who receive the change, unless
     /// something is mounted on it that stays.
     fn with_copies(&self, victims: Vec<MountId>) -> Vec<MountId> {
+        if !self.has_groups() {
+            return victims;
+        }
         let mut going: HashSet<MountId> = victims.iter().copied().collect();
         let mut order = victims.clone();
         // Children first: a copy whose children all go can go, too.
@@ -166,9 +169,11 @@ impl Tree {
             self.close_all(&leaving.victims, &locked)?;
         }
         let mut gone = Vec::with_capacity(leaving.victims.len());
-        for &id in &leaving.victims {
+        // Parents first: then nothing has to be taken out of their lists.
+        for &id in leaving.victims.iter().rev() {
             gone.extend(self.unhash_victim(id, change));
         }
+        gone.reverse();
         let departed: Vec<_> = gone
             .iter()
             .map(|node| {
@@ -204,21 +209,26 @@ impl Tree {
 
     /// Takes a mount out of the tables and the tree.
     fn unhash_victim(&mut self, id: MountId, change: &mut Change) -> Option<Node> {
-        let (ns, mount, tie) = {
-            let node = self.nodes.get(&id)?;
-            (Arc::clone(&node.ns), Arc::clone(&node.mount), node.tie)
-        };
-        let old = change.old(&ns);
-        self.unhash(&ns, &mount, old);
+        let node = self.nodes.remove(&id)?;
+        let (ns, mount) = (&node.ns, &node.mount);
+        let old = change.old(ns);
+        if let Some((on, at)) = node.parent {
+            ns.by_place.remove((on.0, at.0), old);
+            old.parents.push(mount.parent.replace(None));
+            // Unless that one went before.
+            if let Some(parent) = self.nodes.get_mut(&on) {
+                parent.children.remove(&id);
+            }
+        }
         ns.by_id.remove((id.0, 0), old);
-        self.untie(id, tie);
+        self.untie(id, node.tie);
         if let Some(count) = self.counts.get_mut(&ns.home.id) {
             *count -= 1;
             if *count == 0 {
                 self.counts.remove(&ns.home.id);
             }
         }
-        self.nodes.remove(&id)
+        Some(node)
     }
 }
 

@@ -5,8 +5,8 @@
 //! which needs nothing more, or a reference, for which the last mount is legitimized.
 //!
 //! A superblock that would have to wait ends the first part: the walk makes the mount that it is on its own, leaves the
-//! section, and goes on with one reference at a time. If mounts changed meanwhile it starts again, with references from
-//! the beginning. So nobody waits in a section, and whoever waits keeps one mount, which is the one it waits for.
+//! section, and goes on with one reference at a time. If mounts changed meanwhile it starts again, after some
+//! attempts with references from the beginning. So nobody waits in a section, and whoever waits keeps one mount, which is the one it waits for.
 
 mod path;
 pub mod step;
@@ -23,6 +23,9 @@ use crate::protocol::Legitimized;
 use crate::superblock::{Entry, Inode, Kind};
 use path::Rest;
 use step::{At, Changed, View, check, cross_down, cross_up};
+
+/// Attempts in sections before a walk goes on with references: these cost it more, and unmounts wait for them.
+const SECTIONS: usize = 4;
 
 /// Attempts to get a reference before changes are kept away for one.
 const ATTEMPTS: usize = 8;
@@ -103,6 +106,13 @@ enum Stop {
     Leave(Passing, Inode, Kind),
 }
 
+/// What became of the part in sections.
+enum Found<'p, T> {
+    Done(T),
+    /// On with references: from here, or from the beginning.
+    GoOn(Option<(Here, Rest<'p>)>),
+}
+
 impl From<Changed> for Stop {
     fn from(Changed: Changed) -> Self {
         Self::Again(None)
@@ -129,25 +139,25 @@ impl Here {
 impl Ns {
     /// Where a path leads, without keeping anything.
     pub(crate) fn resolve(&self, start: Start<'_>, path: &Path, last: Last) -> Result<(Place, Kind)> {
-        let stop = {
-            let seq = self.home.lock.sample();
-            let guard = self.home.domain.read();
-            let mut rest = Rest::new(path);
-            let stop = match self.in_section(&guard, seq, start, &mut rest, last) {
-                Ok((at, kind)) => return Ok((Place { mount: at.mount.id, inode: at.inode }, kind)),
-                Err(stop) => stop,
-            };
-            drop(guard);
-            self.leave(start, stop, rest)?
+        let place = |at: At<&Arc<Mount>>, kind, _| Ok((Place { mount: at.mount.id, inode: at.inode }, kind));
+        let begun = match self.in_sections(start, path, last, place)? {
+            Found::Done(found) => return Ok(found),
+            Found::GoOn(begun) => begun,
         };
-        let here = self.with_references(stop, start, path, last)?;
+        let here = self.with_references(begun, start, path, last)?;
         Ok((Place { mount: here.on.mount().id, inode: here.inode }, here.kind))
     }
 
     /// Where a path leads, kept.
     pub(crate) fn pin(&self, start: Start<'_>, path: &Path, last: Last, holder: &Holder) -> Result<Pin> {
+        let keep = |at: At<&Arc<Mount>>, kind, seq| {
+            own(at.mount, seq).map(|on| Here { on, inode: at.inode, kind, is_at_start: false })
+        };
         loop {
-            let here = self.walk(start, path, last)?;
+            let here = match self.in_sections(start, path, last, keep)? {
+                Found::Done(here) => here,
+                Found::GoOn(begun) => self.with_references(begun, start, path, last)?,
+            };
             // Refused: a synchronous unmount has it, and the path leads elsewhere by now.
             if let Some(pin) = here.on.pin(here.inode, holder.clone()) {
                 return Ok(pin);
@@ -155,37 +165,35 @@ impl Ns {
         }
     }
 
-    fn walk(&self, start: Start<'_>, path: &Path, last: Last) -> Result<Here> {
-        let stop = {
-            let seq = self.home.lock.sample();
-            let guard = self.home.domain.read();
+    /// Walks in sections as often as mounts change meanwhile, within reason, and takes what is wanted in the section.
+    fn in_sections<'p, T>(
+        &self,
+        start: Start<'_>,
+        path: &'p Path,
+        last: Last,
+        take: impl Fn(At<&Arc<Mount>>, Kind, u64) -> std::result::Result<T, Stop>,
+    ) -> Result<Found<'p, T>> {
+        for _ in 0..SECTIONS {
             let mut rest = Rest::new(path);
-            let stop = match self.in_section(&guard, seq, start, &mut rest, last) {
-                Ok((at, kind)) => match own(at.mount, seq) {
-                    Ok(on) => return Ok(Here { on, inode: at.inode, kind, is_at_start: false }),
+            let stop = {
+                let seq = self.home.lock.sample();
+                let guard = self.home.domain.read();
+                let found = self.in_section(&guard, seq, start, &mut rest, last);
+                match found.and_then(|(at, kind)| take(at, kind, seq)) {
+                    Ok(found) => return Ok(Found::Done(found)),
                     Err(stop) => stop,
-                },
-                Err(stop) => stop,
+                }
             };
-            drop(guard);
-            self.leave(start, stop, rest)?
-        };
-        self.with_references(stop, start, path, last)
-    }
-
-    /// The end of the part in a section.
-    fn leave<'p>(&self, start: Start<'_>, stop: Stop, rest: Rest<'p>) -> Result<Option<(Here, Rest<'p>)>> {
-        match stop {
-            Stop::Err(error) => Err(error),
-            Stop::Again(_) => {
-                self.counters.restarts.add(1);
-                Ok(None)
-            }
-            Stop::Leave(on, inode, kind) => {
-                let is_at_start = matches!(start, Start::Pin(pin) if Arc::ptr_eq(pin.arc(), on.mount()));
-                Ok(Some((Here { on, inode, kind, is_at_start }, rest)))
+            match stop {
+                Stop::Err(error) => return Err(error),
+                Stop::Again(_) => self.counters.restarts.add(1),
+                Stop::Leave(on, inode, kind) => {
+                    let is_at_start = matches!(start, Start::Pin(pin) if Arc::ptr_eq(pin.arc(), on.mount()));
+                    return Ok(Found::GoOn(Some((Here { on, inode, kind, is_at_start }, rest))));
+                }
             }
         }
+        Ok(Found::GoOn(None))
     }
 
     /// Walks in the caller's section, begun with `seq`.
