@@ -19,8 +19,46 @@ const GROWTH: usize = 4;
 /// Two numbers that name an entry.
 pub(crate) type Key = (u64, u64);
 
-type Bucket = Vec<(Key, Arc<Mount>)>;
+type Entry = (Key, Arc<Mount>);
 type Buckets = Box<[RcuCell<Bucket>]>;
+
+/// Most have one entry or none: it is found without another pointer.
+#[derive(Debug, Clone)]
+pub(crate) enum Bucket {
+    Empty,
+    One(Entry),
+    Many(Vec<Entry>),
+}
+
+impl Bucket {
+    fn entries(&self) -> &[Entry] {
+        match self {
+            Self::Empty => &[],
+            Self::One(entry) => std::slice::from_ref(entry),
+            Self::Many(entries) => entries,
+        }
+    }
+
+    fn with(&self, entry: Entry) -> Self {
+        match self {
+            Self::Empty => Self::One(entry),
+            _ => Self::Many(self.entries().iter().cloned().chain([entry]).collect()),
+        }
+    }
+
+    fn without(&self, key: Key) -> Self {
+        let mut left: Vec<Entry> = match self {
+            Self::Empty => Vec::new(),
+            Self::One((known, _)) if *known == key => Vec::new(),
+            _ => self.entries().iter().filter(|(known, _)| *known != key).cloned().collect(),
+        };
+        match left.len() {
+            0 => Self::Empty,
+            1 => left.pop().map_or(Self::Empty, Self::One),
+            _ => Self::Many(left),
+        }
+    }
+}
 
 /// What readers may still see of a change.
 #[derive(Debug, Default)]
@@ -61,7 +99,7 @@ impl Map {
     pub(crate) fn find<'g>(&self, key: Key, guard: &'g Guard<'_>) -> Option<&'g Arc<Mount>> {
         let buckets = self.buckets.load(guard);
         let bucket = buckets[index(key, buckets.len())].load(guard);
-        bucket.iter().find(|(known, _)| *known == key).map(|(_, mount)| mount)
+        bucket.entries().iter().find(|(known, _)| *known == key).map(|(_, mount)| mount)
     }
 
     /// Adds an entry to `len` others. The caller holds the tree's lock.
@@ -73,11 +111,7 @@ impl Map {
         }
         let buckets = self.buckets.load(&guard);
         let cell = &buckets[index(key, buckets.len())];
-        let known = cell.load(&guard);
-        let mut bucket = Vec::with_capacity(known.len() + 1);
-        bucket.extend(known.iter().cloned());
-        bucket.push((key, Arc::clone(mount)));
-        old.buckets.push(cell.replace(bucket));
+        old.buckets.push(cell.replace(cell.load(&guard).with((key, Arc::clone(mount)))));
     }
 
     /// Takes an entry out. The caller holds the tree's lock.
@@ -85,16 +119,15 @@ impl Map {
         let guard = self.domain.read();
         let buckets = self.buckets.load(&guard);
         let cell = &buckets[index(key, buckets.len())];
-        let bucket = cell.load(&guard).iter().filter(|(known, _)| *known != key).cloned().collect();
-        old.buckets.push(cell.replace(bucket));
+        old.buckets.push(cell.replace(cell.load(&guard).without(key)));
     }
 
     fn grow(&self, buckets: &Buckets, guard: &Guard<'_>, old: &mut Old) {
-        let mut grown: Vec<Bucket> = vec![Vec::new(); buckets.len() * GROWTH];
+        let mut grown = vec![Bucket::Empty; buckets.len() * GROWTH];
         for cell in buckets {
-            for (key, mount) in cell.load(guard) {
+            for (key, mount) in cell.load(guard).entries() {
                 let at = index(*key, grown.len());
-                grown[at].push((*key, Arc::clone(mount)));
+                grown[at] = grown[at].with((*key, Arc::clone(mount)));
             }
         }
         let cells = grown.into_iter().map(|bucket| RcuCell::new(&self.domain, bucket)).collect();
@@ -103,7 +136,7 @@ impl Map {
 }
 
 fn empty(domain: &Domain, len: usize) -> Buckets {
-    (0..len).map(|_| RcuCell::new(domain, Vec::new())).collect()
+    (0..len).map(|_| RcuCell::new(domain, Bucket::Empty)).collect()
 }
 
 /// `len` is a power of two.

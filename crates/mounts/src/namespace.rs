@@ -291,7 +291,7 @@ impl Tree {
             mount: Arc::clone(mount),
             ns: Arc::clone(ns),
             parent: None,
-            children: std::collections::HashSet::new(),
+            children: std::collections::HashSet::default(),
             tie: Tie::default(),
         };
         self.nodes.insert(mount.id, node);

@@ -4,6 +4,7 @@
 //! nothing to do with each other, and no lock in common. Nothing that can wait is done under the lock.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use sync::Mutex;
@@ -11,6 +12,25 @@ use sync::Mutex;
 use crate::mount::{Mount, MountId};
 use crate::namespace::Ns;
 use crate::superblock::Inode;
+
+/// Spreads numbers that nobody chooses.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct ByNumber(u64);
+
+impl Hasher for ByNumber {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
 
 /// Mounts that propagate to each other.
 pub(crate) type GroupId = u64;
@@ -24,7 +44,7 @@ pub(crate) struct Family {
 /// All mounts of a family.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
-    pub(crate) nodes: HashMap<MountId, Node>,
+    pub(crate) nodes: HashMap<MountId, Node, BuildHasherDefault<ByNumber>>,
     groups: HashMap<GroupId, Group>,
     last_group: GroupId,
     /// Mounts of each namespace.
@@ -38,7 +58,7 @@ pub(crate) struct Node {
     pub(crate) ns: Arc<Ns>,
     /// None: the root of its namespace.
     pub(crate) parent: Option<(MountId, Inode)>,
-    pub(crate) children: HashSet<MountId>,
+    pub(crate) children: HashSet<MountId, BuildHasherDefault<ByNumber>>,
     pub(crate) tie: Tie,
 }
 

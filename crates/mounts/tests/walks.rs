@@ -145,6 +145,9 @@ fn walks_beside_changes_find_what_was_there_all_the_time() {
                     }
                 });
             }
+            while walks.load(Ordering::Relaxed) < 10 {
+                std::thread::yield_now();
+            }
             // On `a` comes a tree that has the file only on the mount on its `b`, and goes again.
             for _ in 0..300 {
                 let (_, outer) = as_told(Fs::new(&["b/", "g"])).mountable();
@@ -156,6 +159,5 @@ fn walks_beside_changes_find_what_was_there_all_the_time() {
             }
             is_over.store(true, Ordering::Relaxed);
         });
-        assert!(walks.load(Ordering::Relaxed) > 0);
     }
 }
