@@ -76,8 +76,7 @@ impl Experiment for Mounts {
                     if settings.stop.is_set() {
                         return Ok(notes(slice, round));
                     }
-                    // Another one begins each round: nobody always follows the same neighbour.
-                    let variant = variants[(turn + round) % variants.len()];
+                    let variant = variants[order(turn, round, variants.len())];
                     progress.now(&format!("round {} of {rounds}: {} {variant}", round + 1, scenario.name()));
                     scenario.slice(variant, slice, recorder);
                     progress.done(scenario.takes(slice));
@@ -85,6 +84,26 @@ impl Experiment for Mounts {
             }
         }
         Ok(notes(slice, rounds))
+    }
+}
+
+/// Who has this turn of a round: another one begins each round, and nobody always follows the same neighbour.
+fn order(turn: usize, round: usize, variants: usize) -> usize {
+    let fits =
+        |stride: &usize| (2..=*stride).all(|n| !(stride.is_multiple_of(n) && variants.is_multiple_of(n)));
+    let strides: Vec<usize> = (1..variants.max(2)).filter(fits).collect();
+    (turn * strides[round % strides.len()] + round) % variants
+}
+
+#[cfg(test)]
+#[test]
+fn each_variant_has_a_turn_in_each_round() {
+    for variants in 1..14 {
+        for round in 0..9 {
+            let mut turns: Vec<usize> = (0..variants).map(|turn| order(turn, round, variants)).collect();
+            turns.sort_unstable();
+            assert_eq!(turns, (0..variants).collect::<Vec<_>>(), "{variants} {round}");
+        }
     }
 }
 

@@ -136,12 +136,12 @@ fn walks_beside_changes_find_what_was_there_all_the_time() {
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !is_over.load(Ordering::Relaxed) {
+                        walks.fetch_add(1, Ordering::Relaxed);
                         ns.resolve(Start::Root, "a/b/f", Last::Follow).expect("there all the time");
                         let up =
                             ns.resolve(Start::Root, "a/b/..", Last::Follow).expect("there all the time").0;
                         let found = ns.resolve(up, "g", Last::Follow);
                         assert!(found.is_ok() || found == Err(Error::NotHere), "{found:?}");
-                        walks.fetch_add(1, Ordering::Relaxed);
                     }
                 });
             }

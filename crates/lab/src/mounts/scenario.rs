@@ -27,6 +27,11 @@ const WALKS: Metric = Metric { name: "walks_per_s", unit: "1/s", shown: Shown::P
 /// Of eight walks one goes elsewhere.
 const WALKS_AT_ONCE: u64 = 8;
 
+/// Mounts and unmounts of each kind before the measured ones.
+const WARM_UP: usize = 2;
+/// Trees, containers and peers of one slice, one after the other.
+const REPEATED: u32 = 3;
+
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
@@ -91,9 +96,10 @@ impl Scenario {
     pub(crate) fn takes(self, slice: Duration) -> Duration {
         match self {
             Unmount { engine: Engine::Normal, .. } => slice * 2,
-            Tree { mounts: 10_000 } => Duration::from_millis(150),
-            Container { engine: Engine::Normal } | Oracle => Duration::from_millis(100),
-            Container { .. } | Tree { .. } | Peers { .. } => Duration::from_millis(15),
+            Tree { mounts: 10_000 } => Duration::from_millis(100) * REPEATED,
+            Container { engine: Engine::Normal } => Duration::from_millis(40) * REPEATED,
+            Container { .. } | Tree { .. } | Peers { .. } => Duration::from_millis(10) * REPEATED,
+            Oracle => Duration::from_millis(100),
             Unmount { .. } | Walks { .. } => slice,
         }
     }
@@ -119,13 +125,25 @@ impl Scenario {
             _ if variant.starts_with("kernel") => {
                 Err("not ours: only single mounts are measured there".into())
             }
-            Container { engine } => trees::container(self.name(), variant, engine, recorder),
-            Tree { mounts } => trees::tree(self.name(), variant, mounts, recorder),
-            Peers { peers } => trees::peers(self.name(), variant, peers, recorder),
+            Container { .. } | Tree { .. } | Peers { .. } => {
+                (0..REPEATED).try_for_each(|_| self.many(variant, recorder))
+            }
             Oracle => oracle::record(self.name(), variant, recorder),
         };
         if let Err(why) = result {
             recorder.absent(self.name(), variant, self.metric(), &why);
+        }
+    }
+}
+
+impl Scenario {
+    /// Once what has many mounts.
+    fn many(self, variant: &str, recorder: &mut Recorder) -> Result<(), String> {
+        match self {
+            Container { engine } => trees::container(self.name(), variant, engine, recorder),
+            Tree { mounts } => trees::tree(self.name(), variant, mounts, recorder),
+            Peers { peers } => trees::peers(self.name(), variant, peers, recorder),
+            Unmount { .. } | Walks { .. } | Oracle => Ok(()),
         }
     }
 }
@@ -178,6 +196,10 @@ fn unmounts(
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let (took, _) = beside_walkers(subject, if is_loaded { threads } else { 0 }, || {
         let mut took = [Histogram::default(), Histogram::default()];
+        for is_lazy in [false, true].repeat(WARM_UP) {
+            subject.attach()?;
+            subject.umount(is_lazy)?;
+        }
         let end = Instant::now() + slice;
         while Instant::now() < end {
             for (is_lazy, took) in [false, true].into_iter().zip(&mut took) {
