@@ -53,8 +53,9 @@ impl Experiment for Rcu {
             settings.variants.iter().map(|&name| (name, subject(name))).collect();
         let scenarios: Vec<Scenario> =
             settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
-        let steps = u32::try_from(rounds * subjects.len() * scenarios.len()).unwrap_or(u32::MAX);
-        progress.expect(self.name(), slice * steps);
+        let slices = scenarios.iter().map(|scenario| scenario.slices()).sum::<u32>();
+        let turns = u32::try_from(rounds * subjects.len()).unwrap_or(u32::MAX);
+        progress.expect(self.name(), slice * slices * turns);
         for round in 0..rounds {
             for scenario in &scenarios {
                 for turn in 0..subjects.len() {
@@ -64,6 +65,7 @@ impl Experiment for Rcu {
                     // Another subject begins each round: nobody always follows the same neighbour.
                     let (name, subject) = &subjects[(turn + round) % subjects.len()];
                     progress.now(&format!("round {} of {rounds}: {} {name}", round + 1, scenario.name()));
+                    let slice = slice * scenario.slices();
                     match subject {
                         Ok(subject) => scenario.slice(name, &**subject, slice, recorder),
                         Err(why) => scenario.absent(name, why, recorder),
@@ -95,7 +97,7 @@ fn notes(slice: Duration, rounds: usize) -> Vec<String> {
         "`read`: enter a section, load a pointer, leave; one thread. `read-nested`: the same inside another section."
             .to_owned(),
         "`grace-idle`: one grace period after the other, no reader. `grace-readers-N`: the same beside N threads that enter and \
-         leave sections of about a microsecond without rest; with more threads than processors a grace period waits for readers \
+         leave sections of a few microseconds without rest, and a millisecond apart, so that none finds the readers where the last one put them; with more threads than processors a grace period waits for readers \
          that are not running."
             .to_owned(),
         "`poll-idle`: a grace period asked for, and looked at with a yield in between until it has passed; no reader.".to_owned(),

@@ -366,7 +366,8 @@ impl Inner {
     }
 
     /// Frees what the callers have not freed: they may never come again.
-    fn free_all<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn free_all<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.forget_what_is_over();
         let queues = state.queues.clone();
         drop(state);
         queues.iter().for_each(|queue| queue.free(true));

@@ -22,8 +22,8 @@
 //!   that carries the new number sees what was unpublished, so that it need not be waited for.
 //! * P3 reader: its loads, store 0 to `active` with release; the next section's store is a release as well.
 //!   Grace period: load `active` with acquire. What a reader did is over before the grace period is.
-//! * P4 reader: store 0, light fence, load `awaited`. Grace period: store `awaited`, heavy fence, load `active`.
-//!   Either the reader sees that it is awaited, or the grace period sees that it has left.
+//! * P4 reader: store 0, light fence, load `awaited` and `started`. Grace period: store `started` and `awaited`, heavy
+//!   fence, load `active`. Either the reader sees that it is awaited, or the grace period sees that it has left.
 //! * P5 taker of a cookie: unpublish, full fence, load `started`. Grace period: store `started`, heavy fence,
 //!   load `active`. A number that the taker did not see belongs to a grace period that sees the unpublishing.
 //! * P6 grace period: store `completed` with release; who polls loads it with acquire.
@@ -166,6 +166,8 @@ impl Gate {
     /// Ends it.
     #[inline]
     pub fn leave(&self, slot: &Slot) {
+        // ORDERING: Relaxed, the reader's own store.
+        let active = slot.active.load(Ordering::Relaxed);
         // ORDERING: Release, P3; before the load of `awaited` by P4.
         slot.active.store(0, Ordering::Release);
         if !is_on("rcu-no-light-fence-on-leaving") {
@@ -173,12 +175,18 @@ impl Gate {
         }
         // ORDERING: Relaxed, P4; the lock orders the rest.
         if self.seen.awaited.load(Ordering::Relaxed) {
-            self.tell_left();
+            self.tell_left(active & !1);
         }
     }
 
+    /// A reader has left who carried `number`. Only one who is late is waited for.
     #[cold]
-    fn tell_left(&self) {
+    fn tell_left(&self, number: u64) {
+        // ORDERING: Relaxed, P4: who is waited for sees the number that it is late for, as it saw `awaited`.
+        let is_late = !is_at_least(number, self.seen.started.load(Ordering::Relaxed));
+        if !is_late || is_on("rcu-late-reader-untold") {
+            return;
+        }
         // Whoever looked before we left is asleep by now, or looks again.
         drop(self.left.lock());
         self.leaving.notify_all();

@@ -115,6 +115,7 @@ fn each_mutant_is_caught() {
         "rcu-no-light-fence-on-leaving",
         "rcu-no-heavy-fence",
         "rcu-no-heavy-fence-before-sleep",
+        "rcu-late-reader-untold",
         "rcu-no-fence-before-cookie",
         "rcu-cookie-before-unpublish",
         "rcu-poll-inverted",

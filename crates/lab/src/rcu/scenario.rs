@@ -18,6 +18,10 @@ const PAIRS: u64 = 1_000_000;
 /// Values given up between two looks at the clock.
 const VALUES: u64 = 100_000;
 
+/// Between two grace periods beside readers. One right after the other would find readers where the first one put
+/// them: after waking who waits they are all outside, and thousands of short ones would hide those that wait.
+const REST: Duration = Duration::from_millis(1);
+
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
@@ -57,6 +61,11 @@ impl Scenario {
 
     pub(crate) fn name(self) -> &'static str {
         Self::ALL.iter().position(|known| *known == self).map_or("", |at| Self::NAMES[at])
+    }
+
+    /// How many times the usual time it takes: the longer an operation, the fewer there are of it.
+    pub(crate) fn slices(self) -> u32 {
+        if self == (Self::Grace { readers: 32 }) { 3 } else { 1 }
     }
 
     fn metric(self) -> Metric {
@@ -149,6 +158,9 @@ fn graces(subject: &dyn Subject, readers: usize, slice: Duration) -> Result<Hist
             let begun = Instant::now();
             result = subject.grace();
             took.add(begun.elapsed());
+            if readers > 0 {
+                std::thread::sleep(REST);
+            }
         }
         is_over.store(true, Ordering::Relaxed);
         result
