@@ -1,7 +1,7 @@
 //! Deferred calls, their bound, and their barrier.
 //!
 //! A thread puts its callbacks into a queue of its own ([`crate::queue`]), without a lock and without a line that
-//! others write. A domain with work to do has one worker thread, of its own while it has work ([`crate::workers`]):
+//! others write. A domain with work to do has one worker thread, of its own while it has work (module `workers`):
 //! one whose readers or callbacks take long must hold up no other domain's.
 //!
 //! # A pass
