@@ -38,7 +38,12 @@ pub(crate) trait Experiment {
 
 /// The experiments of this build.
 pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
-    vec![Box::new(crate::mounts::Mounts), Box::new(crate::rcu::Rcu), Box::new(crate::volumes::Volumes)]
+    vec![
+        Box::new(crate::drain::Drain),
+        Box::new(crate::mounts::Mounts),
+        Box::new(crate::rcu::Rcu),
+        Box::new(crate::volumes::Volumes),
+    ]
 }
 
 /// What the command line asked for.

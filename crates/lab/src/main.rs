@@ -6,6 +6,7 @@
 
 mod child;
 mod cli;
+mod drain;
 mod experiment;
 mod machine;
 mod mounts;

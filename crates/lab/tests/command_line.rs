@@ -95,3 +95,31 @@ fn a_run_measures_what_is_there_and_says_what_is_not() {
     let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| name == "out.json" || name == "out.svg"), "left: {left:?}");
 }
+
+#[test]
+fn every_variant_of_drain_unmounts() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_lab"))
+        .args(["drain", "--quick", "--runs", "1", "--scenario", "churning,idle", "--json", "out.json"])
+        .current_dir(directory.path())
+        .output()
+        .expect("the lab runs");
+    assert!(output.status.success(), "{}", complaint(&output));
+    let text = std::fs::read_to_string(directory.path().join("out.json")).expect("the lab wrote it");
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    let rows = document["rows"].as_array().expect("rows");
+    for variant in ["persb", "base", "race", "rmbarrier"] {
+        for scenario in ["churning", "idle"] {
+            for metric in ["umount", "drain"] {
+                let is = |row: &&Value| {
+                    row["scenario"] == scenario && row["variant"] == variant && row["metric"] == metric
+                };
+                let row =
+                    rows.iter().find(is).unwrap_or_else(|| panic!("no row {scenario} {variant} {metric}"));
+                assert!(row["n"].as_u64() > Some(0) && row["max"].as_f64() > Some(0.0), "{row}");
+            }
+        }
+    }
+    let notes = document["notes"].to_string();
+    assert!(notes.contains("`persb` in all") && notes.contains(" 0 busy inodes"), "{notes}");
+}

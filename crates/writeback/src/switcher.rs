@@ -39,6 +39,7 @@ pub(crate) struct World {
     in_flight: AtomicUsize,
     most_in_flight: StdAtomicUsize,
     refused: Counter,
+    pub(crate) switched: Counter,
 }
 
 /// One switch in flight, until dropped.
@@ -54,6 +55,8 @@ pub struct SwitchStats {
     pub most_in_flight: usize,
     /// Foreign switches that were refused because too many were in flight.
     pub refused: u64,
+    /// Inodes that were switched.
+    pub switched: u64,
 }
 
 impl<I: Inode> Default for Switcher<I> {
@@ -72,6 +75,7 @@ impl<I: Inode> Switcher<I> {
             in_flight: AtomicUsize::new(0),
             most_in_flight: StdAtomicUsize::new(0),
             refused: Counter::default(),
+            switched: Counter::default(),
         };
         Self {
             world: Arc::new(world),
@@ -124,6 +128,7 @@ impl<I: Inode> Switcher<I> {
             in_flight: world.in_flight.load(Ordering::Relaxed),
             most_in_flight: world.most_in_flight.load(Ordering::Relaxed),
             refused: world.refused.get(),
+            switched: world.switched.get(),
         }
     }
 }

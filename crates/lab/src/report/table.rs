@@ -81,7 +81,8 @@ pub(super) fn figure(value: f64) -> String {
         v if v >= 100.0 || v == 0.0 => 0,
         v if v >= 10.0 => 1,
         v if v >= 1.0 => 2,
-        _ => 3,
+        v if v >= 0.01 => 3,
+        _ => 6,
     };
     let plain = format!("{value:.decimals$}");
     let (whole, fraction) = plain.split_once('.').map_or((plain.as_str(), ""), |(w, f)| (w, f));
@@ -137,6 +138,7 @@ mod tests {
     fn figures_are_readable() {
         for (value, text) in [
             (0.0, "0"),
+            (0.000_123_4, "0.000123"),
             (0.1234, "0.123"),
             (1.234, "1.23"),
             (12.34, "12.3"),

@@ -1,0 +1,126 @@
+//! `drain`: what does an unmount wait for?
+//!
+//! Superblocks without files under them: an inode whose pages are counted, on a store that takes its time. The engine is the
+//! product's: wbs, workers, grace periods, callbacks. Each variant has an engine of its own, of which only the one
+//! that is measured runs. What is done is in [`load`], who differs in [`variants`].
+
+mod load;
+mod scenario;
+mod subject;
+pub(crate) mod variants;
+
+use std::time::Duration;
+
+use crate::experiment::{Experiment, Settings};
+use crate::progress::Progress;
+use crate::report::{Metric, Recorder, Shown};
+use scenario::Scenario;
+use subject::Subject;
+
+/// The experiment.
+#[derive(Debug)]
+pub(crate) struct Drain;
+
+const VARIANTS: [&str; 4] = ["persb", "base", "race", "rmbarrier"];
+
+/// Grace periods begin at the next tick. Those of the published figures took some 20 ms.
+const TICK_MS: u64 = 20;
+
+const UMOUNT: Metric = Metric { name: "umount", unit: "ms", shown: Shown::P50, larger_is_better: false };
+const DRAIN: Metric = Metric { name: "drain", unit: "ms", shown: Shown::P50, larger_is_better: false };
+
+impl Experiment for Drain {
+    fn name(&self) -> &'static str {
+        "drain"
+    }
+
+    fn question(&self) -> &'static str {
+        "what does an unmount wait for?"
+    }
+
+    fn variants(&self) -> &'static [&'static str] {
+        &VARIANTS
+    }
+
+    fn scenarios(&self) -> &'static [&'static str] {
+        &Scenario::NAMES
+    }
+
+    fn run(
+        &self,
+        settings: &Settings,
+        progress: &Progress,
+        recorder: &mut Recorder,
+    ) -> anyhow::Result<Vec<String>> {
+        let slice = Duration::from_millis(if settings.quick { 120 } else { 400 });
+        let rounds = settings.runs.unwrap_or(if settings.quick { 3 } else { 12 });
+        let make = |tick| -> Vec<Subject> {
+            settings.variants.iter().map(|name| Subject::new(name, Duration::from_millis(tick))).collect()
+        };
+        let (mut subjects, mut short) = (make(TICK_MS), make(4));
+        let scenarios: Vec<Scenario> =
+            settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
+        let expected = slice + load::SETTLE * 2;
+        let steps = u32::try_from(rounds * subjects.len() * scenarios.len()).unwrap_or(u32::MAX);
+        progress.expect(self.name(), expected * steps);
+        'rounds: for round in 0..rounds {
+            for scenario in &scenarios {
+                for turn in 0..subjects.len() {
+                    if settings.stop.is_set() {
+                        break 'rounds;
+                    }
+                    let at = (turn + round) % subjects.len();
+                    let of = if *scenario == Scenario::IdleShort { &mut short } else { &mut subjects };
+                    let subject = &mut of[at];
+                    progress.now(&format!(
+                        "round {} of {rounds}: {} {}",
+                        round + 1,
+                        scenario.name(),
+                        subject.name
+                    ));
+                    for unmounted in scenario.slice(subject, slice) {
+                        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+                        recorder.value(scenario.name(), subject.name, UMOUNT, ms(unmounted.umount));
+                        recorder.value(scenario.name(), subject.name, DRAIN, ms(unmounted.drain));
+                    }
+                    progress.done(expected);
+                }
+            }
+        }
+        Ok(notes(&subjects, slice, rounds))
+    }
+}
+
+fn notes(subjects: &[Subject], slice: Duration, rounds: usize) -> Vec<String> {
+    let mut notes = vec![
+        format!("{rounds} rounds, interleaved, slices of {} ms.", slice.as_millis()),
+        format!(
+            "Stores: {} us for a write of 4 KiB, {} ms for the last sync of an unmount, slept. `neighbours-N` share one disk: so many \
+             writes a second as four have otherwise.",
+            load::WRITE.as_micros(),
+            load::SYNC.as_millis()
+        ),
+        format!(
+            "Grace periods begin every {TICK_MS} ms, about as long as those of the published figures took; in `idle-tick-4` every 4 ms, as in \
+             the product."
+        ),
+        "`umount`: write what is dirty, drain, take the inodes off, sync the store. `drain`: the drain alone; its row has the number of calls \
+         and their sum."
+            .to_owned(),
+        "Each neighbour: make a cgroup, 256 synchronous overwrites of 4 KiB in it, remove it. A removal leaves callbacks of other \
+         subsystems in the queue, as a cgroup's teardown does. `control`: nobody else is there. `control-busy`: the same writes and callbacks, \
+         nobody's inode changes its owner."
+            .to_owned(),
+    ];
+    for subject in subjects {
+        notes.push(format!(
+            "`{}` in all: {} unmounts, {} busy inodes, {} inodes switched, {} grace periods.",
+            subject.name,
+            subject.unmounts,
+            subject.busy,
+            subject.switcher.stats().switched,
+            subject.switcher.grace().periods()
+        ));
+    }
+    notes
+}

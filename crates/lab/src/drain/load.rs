@@ -1,0 +1,146 @@
+//! What neighbours and targets do.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use writeback::{Bdi, Owner};
+
+use super::subject::{File, Subject};
+
+/// What a store takes for 4 KiB.
+pub(crate) const WRITE: Duration = Duration::from_micros(100);
+/// What a store takes to make everything durable at the end.
+pub(crate) const SYNC: Duration = Duration::from_millis(2);
+/// How long a load runs before anything is measured.
+pub(crate) const SETTLE: Duration = Duration::from_millis(30);
+
+/// Overwrites in the life of a neighbour's cgroup.
+const OVERWRITES: usize = 256;
+/// Neighbours that one disk serves at its full speed.
+const AT_FULL_SPEED: usize = 4;
+/// Callbacks of other subsystems for each cgroup that is torn down.
+const CALLBACKS: usize = 64;
+const PAGE: u64 = 4096;
+
+/// How an unmount went.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unmounted {
+    pub(crate) umount: Duration,
+    pub(crate) drain: Duration,
+    pub(crate) busy: usize,
+}
+
+/// A synchronous overwrite of 4 KiB by a process in `by`.
+fn overwrite(bdi: &Arc<Bdi<File>>, file: &Arc<File>, by: Owner, store_takes: Duration) {
+    bdi.mark_dirty(Arc::clone(file), by);
+    bdi.account(file, PAGE, 0);
+    bdi.note_write(file, by, PAGE);
+    let begun = Instant::now();
+    bdi.account(file, 0, PAGE);
+    thread::sleep(store_takes);
+    bdi.account(file, 0, 0);
+    bdi.unlist(file);
+    bdi.end_round(file, PAGE, begun.elapsed());
+}
+
+/// A cgroup is made, writes, is removed.
+fn one_life(
+    subject: &Subject,
+    bdi: &Arc<Bdi<File>>,
+    file: &Arc<File>,
+    store_takes: Duration,
+    overwrites: usize,
+    goes_on: &dyn Fn() -> bool,
+) {
+    let cgroup = subject.cgroup();
+    for _ in 0..overwrites {
+        if !goes_on() {
+            break;
+        }
+        overwrite(bdi, file, cgroup, store_takes);
+    }
+    subject.switcher.remove_cgroup(cgroup);
+    tear_down(subject);
+}
+
+/// What other subsystems give up with a cgroup.
+fn tear_down(subject: &Subject) {
+    for _ in 0..CALLBACKS {
+        let gone = vec![0_u8; 256];
+        subject.switcher.grace().call(move || drop(std::hint::black_box(gone)));
+    }
+}
+
+/// The load of `neighbours`, as long as `measure` runs; with `switches`, their inodes change their owners.
+pub(crate) fn beside<R>(
+    subject: &Subject,
+    neighbours: usize,
+    switches: bool,
+    measure: impl FnOnce(&Subject) -> R,
+) -> R {
+    let is_over = AtomicBool::new(false);
+    // ORDERING: Relaxed, a flag that is polled.
+    let goes_on = || !is_over.load(Ordering::Relaxed);
+    let share = u32::try_from(neighbours.div_ceil(AT_FULL_SPEED).max(1)).unwrap_or(u32::MAX);
+    let devices: Vec<_> = (0..neighbours).map(|_| subject.mount()).collect();
+    let measured = thread::scope(|scope| {
+        for bdi in &devices {
+            let body = || {
+                let file = Arc::new(File::default());
+                bdi.attach(&file, Owner::ROOT);
+                while goes_on() {
+                    if switches {
+                        one_life(subject, bdi, &file, WRITE * share, OVERWRITES, &goes_on);
+                    } else {
+                        (0..OVERWRITES)
+                            .take_while(|_| goes_on())
+                            .for_each(|_| overwrite(bdi, &file, Owner::ROOT, WRITE * share));
+                        tear_down(subject);
+                    }
+                }
+            };
+            let made = thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, body);
+            made.expect("the host gives threads");
+        }
+        if neighbours > 0 {
+            thread::sleep(SETTLE);
+        }
+        let measured = measure(subject);
+        is_over.store(true, Ordering::Relaxed);
+        measured
+    });
+    subject.switcher.flush();
+    measured
+}
+
+/// A superblock that nobody writes to, mounted and unmounted.
+pub(crate) fn idle(subject: &Subject) -> Unmounted {
+    let bdi = subject.mount();
+    let file = Arc::new(File::default());
+    bdi.attach(&file, Owner::ROOT);
+    unmount(&bdi, file)
+}
+
+/// A superblock whose inode has just changed its owner, and has lost that one.
+pub(crate) fn churning(subject: &Subject) -> Unmounted {
+    let bdi = subject.mount();
+    let file = Arc::new(File::default());
+    bdi.attach(&file, Owner::ROOT);
+    one_life(subject, &bdi, &file, WRITE, 16, &|| true);
+    unmount(&bdi, file)
+}
+
+fn unmount(bdi: &Arc<Bdi<File>>, file: Arc<File>) -> Unmounted {
+    let begun = Instant::now();
+    let dirty = bdi.snapshot();
+    for _inode in &dirty {
+        thread::sleep(WRITE);
+    }
+    drop((dirty, file));
+    let drain = bdi.drain();
+    let busy = bdi.evict();
+    thread::sleep(SYNC);
+    Unmounted { umount: begun.elapsed(), drain, busy }
+}

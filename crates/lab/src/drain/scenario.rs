@@ -1,0 +1,96 @@
+//! What is measured.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::load::{self, Unmounted};
+use super::subject::Subject;
+
+/// Neighbours, where it is not them who are counted.
+const NEIGHBOURS: usize = 4;
+
+/// One of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scenario {
+    Control,
+    ControlBusy,
+    Churning,
+    Idle,
+    Concurrent,
+    /// As `Idle`, with the grace periods of the product's own domains.
+    IdleShort,
+    Neighbours(usize),
+}
+
+impl Scenario {
+    /// All names, in the order of the table.
+    pub(crate) const NAMES: [&'static str; 12] = [
+        "control",
+        "control-busy",
+        "churning",
+        "idle",
+        "concurrent-8",
+        "idle-tick-4",
+        "neighbours-0",
+        "neighbours-1",
+        "neighbours-4",
+        "neighbours-16",
+        "neighbours-64",
+        "neighbours-256",
+    ];
+
+    const ALL: [Self; 12] = [
+        Self::Control,
+        Self::ControlBusy,
+        Self::Churning,
+        Self::Idle,
+        Self::Concurrent,
+        Self::IdleShort,
+        Self::Neighbours(0),
+        Self::Neighbours(1),
+        Self::Neighbours(4),
+        Self::Neighbours(16),
+        Self::Neighbours(64),
+        Self::Neighbours(256),
+    ];
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::NAMES.iter().position(|known| *known == name).map(|at| Self::ALL[at])
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL.iter().position(|known| *known == self).map_or("", |at| Self::NAMES[at])
+    }
+
+    /// Unmounts for about `slice`.
+    pub(crate) fn slice(self, subject: &mut Subject, slice: Duration) -> Vec<Unmounted> {
+        let (neighbours, switches) = match self {
+            Self::Control => (0, false),
+            Self::ControlBusy => (NEIGHBOURS, false),
+            Self::Churning | Self::Idle | Self::IdleShort | Self::Concurrent => (NEIGHBOURS, true),
+            Self::Neighbours(neighbours) => (neighbours, true),
+        };
+        let unmounts = load::beside(subject, neighbours, switches, |subject| {
+            let until = Instant::now() + slice;
+            let mut unmounts = Vec::new();
+            while unmounts.is_empty() || Instant::now() < until {
+                match self {
+                    Self::Churning => unmounts.push(load::churning(subject)),
+                    Self::Concurrent => unmounts.extend(eight_at_once(subject)),
+                    _ => unmounts.push(load::idle(subject)),
+                }
+            }
+            unmounts
+        });
+        subject.unmounts += unmounts.len() as u64;
+        subject.busy += unmounts.iter().map(|unmounted| unmounted.busy as u64).sum::<u64>();
+        unmounts
+    }
+}
+
+fn eight_at_once(subject: &Subject) -> Vec<Unmounted> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| load::idle(subject))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("an unmount does not panic")).collect()
+    })
+}

@@ -1,0 +1,75 @@
+//! One variant: an engine, and what it did.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rcu::{Domain, DomainOptions};
+use sync::RealClock;
+use writeback::{
+    Bdi, BdiOptions, Budget, Discipline, Grace, Inode, Link, Outcome, Owner, PerSuperblock, Switcher,
+};
+
+use super::variants::{Base, Race, RmBarrier};
+
+/// A file of one page that matters.
+#[derive(Debug, Default)]
+pub(crate) struct File {
+    link: Link<Self>,
+}
+
+impl Inode for File {
+    fn write_back(&self) -> Outcome {
+        // Devices here have no flushers: whoever writes, writes through.
+        Outcome::Clean
+    }
+
+    fn link(&self) -> &Link<Self> {
+        &self.link
+    }
+}
+
+/// One variant.
+pub(crate) struct Subject {
+    pub(crate) name: &'static str,
+    pub(crate) switcher: Arc<Switcher<File>>,
+    next_cgroup: AtomicU64,
+    pub(crate) unmounts: u64,
+    /// Inodes that a switcher still had after a drain.
+    pub(crate) busy: u64,
+}
+
+impl Subject {
+    /// `tick`: grace periods begin at most so often.
+    pub(crate) fn new(name: &'static str, tick: Duration) -> Self {
+        let discipline: Box<dyn Discipline> = match name {
+            "base" => Box::new(Base::default()),
+            "race" => Box::new(Race::default()),
+            "rmbarrier" => Box::new(RmBarrier::default()),
+            _ => Box::new(PerSuperblock),
+        };
+        let domain = Domain::with_options(DomainOptions { tick, ..DomainOptions::default() });
+        let switcher = Arc::new(Switcher::new(Grace::of(domain), discipline));
+        Self { name, switcher, next_cgroup: AtomicU64::new(1), unmounts: 0, busy: 0 }
+    }
+
+    /// A superblock on a device of its own.
+    pub(crate) fn mount(&self) -> Arc<Bdi<File>> {
+        let options = BdiOptions {
+            flushers: 0,
+            dirty_after: Duration::from_secs(5),
+            background_pages: 1 << 20,
+            background_inodes: 1 << 20,
+            retry_pause: Duration::from_secs(1),
+            clock: Arc::new(RealClock::default()),
+        };
+        Bdi::start("lab", options, Budget::new(1 << 20), &self.switcher).expect("no thread is needed")
+    }
+
+    /// A new cgroup below the root.
+    pub(crate) fn cgroup(&self) -> Owner {
+        // ORDERING: Relaxed, only a number.
+        let number = Owner(self.next_cgroup.fetch_add(1, Ordering::Relaxed));
+        self.switcher.cgroups().add(number, Owner::ROOT).number()
+    }
+}
