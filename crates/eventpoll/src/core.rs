@@ -3,7 +3,7 @@
 //! # State
 //! | field | who touches it |
 //! |---|---|
-//! | `Core::ready`, `Core::waiters` | who signals and who waits; their modules say how |
+//! | `Core::shared` | who signals and who waits; their modules say how |
 //! | `Core::scan` | who waits, adds, modifies, deletes: one at a time, under its lock |
 //! | `Item::mask` | written under the scan's lock, read by who signals |
 //! | `Core::is_closed`, `Core::interrupts` | written before all are woken, read before one sleeps |
@@ -43,17 +43,36 @@ use crate::waiters::Waiters;
 use crate::{Error, Event, Events, Interest, Result, nest};
 
 /// What is left of an eventpoll while somebody signals one of its sources.
-#[repr(align(128))]
+///
+/// What who signals writes, what who waits writes, and what is mostly read lie in cache lines of their own.
 pub(crate) struct Core<R: ReadyList> {
-    pub(crate) ready: R,
-    pub(crate) waiters: Waiters,
+    pub(crate) shared: Shared<R>,
+    scan: Alone<Mutex<Scan<R>>>,
     pub(crate) is_closed: AtomicBool,
     /// How often all waits were interrupted.
     pub(crate) interrupts: AtomicU32,
     /// Who watches the eventpoll itself.
     pub(crate) poll_wait: WaitQueue,
     pub(crate) watches: Arc<Watches>,
-    scan: Mutex<Scan<R>>,
+}
+
+/// What those who signal and those who wait have between them.
+#[repr(align(128))]
+pub(crate) struct Shared<R: ReadyList> {
+    pub(crate) ready: R,
+    pub(crate) waiters: Waiters,
+}
+
+/// Alone in its cache lines.
+#[repr(align(128))]
+struct Alone<T>(T);
+
+impl<T> std::ops::Deref for Alone<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
 }
 
 /// A source in an interest set.
@@ -122,13 +141,12 @@ enum Answer {
 impl<R: ReadyList> Core<R> {
     pub(crate) fn new(watches: Arc<Watches>) -> Self {
         Self {
-            ready: R::default(),
-            waiters: Waiters::default(),
+            shared: Shared { ready: R::default(), waiters: Waiters::default() },
             is_closed: AtomicBool::new(false),
             interrupts: AtomicU32::new(0),
             poll_wait: WaitQueue::new(),
             watches,
-            scan: Mutex::new(Scan {
+            scan: Alone(Mutex::new(Scan {
                 is_closed: false,
                 taken: R::Taken::default(),
                 pending: Pending::new(),
@@ -137,7 +155,7 @@ impl<R: ReadyList> Core<R> {
                 free: Vec::new(),
                 by_source: HashMap::new(),
                 trash: Vec::new(),
-            }),
+            })),
         }
     }
 
@@ -162,7 +180,7 @@ impl<R: ReadyList> Core<R> {
         });
         let item = Arc::new(Item {
             mask: AtomicU32::new(mask_of(interest)),
-            place: self.ready.place(&mut scan.taken, slot),
+            place: self.shared.ready.place(&mut scan.taken, slot),
             core: Arc::clone(self),
             source: Arc::clone(&source),
         });
@@ -171,7 +189,7 @@ impl<R: ReadyList> Core<R> {
         // P7
         let attached = source.queue().0.attach(Arc::clone(&item) as _, interest.is_exclusive);
         if attached.is_err() {
-            scan.take_out(&self.ready, id);
+            scan.take_out(&self.shared.ready, id);
             self.watches.give(1);
         }
         drop(scan);
@@ -206,7 +224,7 @@ impl<R: ReadyList> Core<R> {
         if scan.is_closed {
             return Err(Error::Closed);
         }
-        let item = scan.take_out(&self.ready, queue.0.id()).ok_or(Error::NotFound)?;
+        let item = scan.take_out(&self.shared.ready, queue.0.id()).ok_or(Error::NotFound)?;
         drop(scan);
         self.watches.give(1);
         Ok(Changed { retired: queue.0.detach(&(item as Arc<dyn Listener>)), added: None })
@@ -214,7 +232,7 @@ impl<R: ReadyList> Core<R> {
 
     /// A source is gone, of itself: as `delete`, but there is no queue any more.
     fn forget(&self, source: u64) {
-        let item = self.scan.lock().take_out(&self.ready, source);
+        let item = self.scan.lock().take_out(&self.shared.ready, source);
         if let Some(item) = item {
             self.watches.give(1);
             if item.source.is_eventpoll() {
@@ -229,7 +247,7 @@ impl<R: ReadyList> Core<R> {
         if scan.is_closed {
             return Err(Error::Closed);
         }
-        scan.report(&self.ready, events, max);
+        scan.report(&self.shared.ready, events, max);
         let is_more = !scan.pending.is_empty();
         let trash = std::mem::take(&mut scan.trash);
         drop(scan);
@@ -237,7 +255,7 @@ impl<R: ReadyList> Core<R> {
         if is_more {
             // `waiters` P1: what is in the list is there since before the lock was given back.
             full();
-            self.waiters.wake_one();
+            self.shared.waiters.wake_one();
         }
         Ok(events.len())
     }
@@ -255,7 +273,7 @@ impl<R: ReadyList> Core<R> {
         };
         // ORDERING: AcqRel; before the number that sleepers read changes.
         self.is_closed.swap(true, Ordering::AcqRel);
-        self.waiters.wake_all();
+        self.shared.waiters.wake_all();
         for slot in slots {
             if let Slot::Taken(Watch { item, .. }) = slot {
                 // ORDERING: Relaxed: only so that nobody queues it for nothing.
@@ -282,7 +300,7 @@ impl<R: ReadyList> Watched for Core<R> {
 
     fn ask(&self) -> Events {
         let mut scan = self.scan.lock();
-        if !scan.is_closed && scan.is_any_ready(&self.ready) { Events::IN } else { Events::empty() }
+        if !scan.is_closed && scan.is_any_ready(&self.shared.ready) { Events::IN } else { Events::empty() }
     }
 
     fn is_watchable(&self) -> bool {
@@ -320,13 +338,13 @@ impl<R: ReadyList> Listener for Item<R> {
     #[inline]
     fn fire(&self, events: Events) -> bool {
         let core = &*self.core;
-        let mut hold = core.ready.hold();
+        let mut hold = core.shared.ready.hold();
         // ORDERING: Relaxed, P6 with the caller's barrier.
         if self.mask.load(Ordering::Relaxed) & events.bits() == 0 {
             return false;
         }
-        core.ready.queue(&mut hold, &self.place);
-        let is_awake = core.waiters.wake_one();
+        core.shared.ready.queue(&mut hold, &self.place);
+        let is_awake = core.shared.waiters.wake_one();
         drop(hold);
         core.poll_wait.fire_if_any(Events::IN);
         is_awake

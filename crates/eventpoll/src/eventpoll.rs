@@ -163,7 +163,7 @@ impl<R: ReadyList> EventPoll<R> {
         // ORDERING: Acquire: an interrupt that was over before does not count.
         let interrupts = self.core.interrupts.load(Ordering::Acquire);
         loop {
-            if !self.core.ready.is_empty() && self.core.harvest(events, max)? > 0 {
+            if !self.core.shared.ready.is_empty() && self.core.harvest(events, max)? > 0 {
                 return Ok(events.len());
             }
             // ORDERING: Acquire here and below, pairs with the release before all are woken.
@@ -184,17 +184,17 @@ impl<R: ReadyList> EventPoll<R> {
     /// The scan's lock makes two places, what was queued and what a scan holds, one: there is no moment at which
     /// something is in neither.
     fn harvest_at_once(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
-        if is_on("eventpoll-look-without-lock") && self.core.ready.is_empty() {
+        if is_on("eventpoll-look-without-lock") && self.core.shared.ready.is_empty() {
             return Ok(0);
         }
         self.core.harvest(events, max)
     }
 
     fn sleep(&self, deadline: Option<Instant>, interrupts: u32) {
-        let sleeper = self.core.waiters.come();
+        let sleeper = self.core.shared.waiters.come();
         let must_stay = is_on("eventpoll-sleep-unchecked")
             // ORDERING: Acquire, as in `wait`; after the number that `wake_all` changes (`waiters` P2).
-            || (self.core.ready.is_empty()
+            || (self.core.shared.ready.is_empty()
                 && self.core.interrupts.load(Ordering::Acquire) == interrupts
                 && !self.core.is_closed.load(Ordering::Acquire));
         if must_stay {
@@ -207,7 +207,7 @@ impl<R: ReadyList> EventPoll<R> {
         // ORDERING: AcqRel, before the number that sleepers read changes.
         self.core.interrupts.fetch_add(1, Ordering::AcqRel);
         after_rmw();
-        self.core.waiters.wake_all();
+        self.core.shared.waiters.wake_all();
     }
 
     /// Lets go of all sources and ends all waits, which fail with [`Error::Closed`], as does everything later.
@@ -220,7 +220,7 @@ impl<R: ReadyList> EventPoll<R> {
     #[doc(hidden)]
     #[must_use]
     pub fn asleep(&self) -> usize {
-        self.core.waiters.asleep()
+        self.core.shared.waiters.asleep()
     }
 
     /// How many sources are watched.
@@ -250,6 +250,6 @@ impl<R: ReadyList> Drop for EventPoll<R> {
 
 impl<R: ReadyList> fmt::Debug for EventPoll<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventPoll").field("ready", &self.core.ready).finish_non_exhaustive()
+        f.debug_struct("EventPoll").field("ready", &self.core.shared.ready).finish_non_exhaustive()
     }
 }

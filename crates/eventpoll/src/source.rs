@@ -76,7 +76,9 @@ pub trait Watched: Send + Sync {
 #[derive(Debug)]
 pub struct Queue<'s>(pub(crate) &'s WaitQueue);
 
+/// Alone in its cache lines: different sources are signalled by different threads.
 #[derive(Debug)]
+#[repr(align(128))]
 struct Shared<T> {
     queue: WaitQueue,
     value: T,

@@ -40,6 +40,7 @@ pub(crate) trait Experiment {
 pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
     vec![
         Box::new(crate::drain::Drain),
+        Box::new(crate::eventpoll::EventPoll),
         Box::new(crate::mounts::Mounts),
         Box::new(crate::rcu::Rcu),
         Box::new(crate::volumes::Volumes),

@@ -7,6 +7,7 @@
 mod child;
 mod cli;
 mod drain;
+mod eventpoll;
 mod experiment;
 mod machine;
 mod mounts;

@@ -1,0 +1,125 @@
+//! `eventpoll`: how many events get through, and who holds up whom?
+//!
+//! A round takes each scenario in turn and gives each subject one run of it, starting with another one each round.
+//! What is measured is in [`scenario`]; who, in [`subject`] and beside it: ours with three ready lists ([`lists`]), the
+//! running kernel's epoll, and what one would take inside a process otherwise ([`peers`]).
+
+mod kernel;
+mod lists;
+mod ours;
+mod peers;
+mod scenario;
+mod subject;
+
+use std::time::Duration;
+
+use crate::experiment::{Experiment, Settings};
+use crate::progress::Progress;
+use crate::report::Recorder;
+use scenario::{Scenario, Sizes};
+
+/// The experiment.
+#[derive(Debug)]
+pub(crate) struct EventPoll;
+
+const VARIANTS: [&str; 8] = [
+    "default",
+    "rwlock",
+    "spinlock",
+    "kernel",
+    "mutex-condvar",
+    "futures-unordered",
+    "crossbeam-channel",
+    "tokio-mpsc",
+];
+
+impl Experiment for EventPoll {
+    fn name(&self) -> &'static str {
+        "eventpoll"
+    }
+
+    fn question(&self) -> &'static str {
+        "how many events get through, and who holds up whom?"
+    }
+
+    fn variants(&self) -> &'static [&'static str] {
+        &VARIANTS
+    }
+
+    fn scenarios(&self) -> &'static [&'static str] {
+        &Scenario::NAMES
+    }
+
+    fn run(
+        &self,
+        settings: &Settings,
+        progress: &Progress,
+        recorder: &mut Recorder,
+    ) -> anyhow::Result<Vec<String>> {
+        let sizes = if settings.quick { Sizes::QUICK } else { Sizes::FULL };
+        let rounds = settings.runs.unwrap_or(sizes.rounds);
+        let scenarios: Vec<Scenario> =
+            settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
+        let steps = u32::try_from(rounds * settings.variants.len() * scenarios.len()).unwrap_or(u32::MAX);
+        let expected = Duration::from_millis(if settings.quick { 160 } else { 700 });
+        progress.expect(self.name(), expected * steps);
+        for round in 0..rounds {
+            for scenario in &scenarios {
+                for turn in 0..settings.variants.len() {
+                    if settings.stop.is_set() {
+                        return Ok(notes(sizes, round));
+                    }
+                    // Another subject begins each round: nobody always follows the same neighbour.
+                    let name = settings.variants[(turn + round) % settings.variants.len()];
+                    progress.now(&format!("round {} of {rounds}: {} {name}", round + 1, scenario.name()));
+                    run(*scenario, name, sizes, recorder);
+                    progress.done(expected);
+                }
+            }
+        }
+        Ok(notes(sizes, rounds))
+    }
+}
+
+fn run(scenario: Scenario, variant: &str, sizes: Sizes, recorder: &mut Recorder) {
+    match variant {
+        "default" => scenario.run::<ours::Default>(variant, sizes, recorder),
+        "rwlock" => scenario.run::<ours::Ours<lists::RwLocked>>(variant, sizes, recorder),
+        "spinlock" => scenario.run::<ours::Ours<lists::SpinLocked>>(variant, sizes, recorder),
+        "kernel" => scenario.run::<kernel::Kernel>(variant, sizes, recorder),
+        "mutex-condvar" => scenario.run::<peers::MutexCondvar>(variant, sizes, recorder),
+        "futures-unordered" => scenario.run::<peers::Unordered>(variant, sizes, recorder),
+        "crossbeam-channel" => scenario.run::<peers::Crossbeam>(variant, sizes, recorder),
+        _ => scenario.run::<peers::Tokio>(variant, sizes, recorder),
+    }
+}
+
+fn notes(sizes: Sizes, rounds: usize) -> Vec<String> {
+    [
+        format!("{rounds} rounds, interleaved."),
+        format!(
+            "`stress-N`: N threads signal a source of their own, {} times all together; one consumer waits (room for N), reads \
+             and adds up until all are seen.",
+            sizes.signals
+        ),
+        "`wait`: two workers share one eventpoll of 128 sources, room for 1; one writer signals all, then pauses 500 ns; \
+         operations of one worker."
+            .to_owned(),
+        "`wake`: from the signal until the consumer, which slept, has the event.".to_owned(),
+        "`inversion-N`: a SCHED_FIFO consumer asks again and again, without waiting, on one CPU with N SCHED_OTHER producers, which \
+         it preempts wherever they are: the longest that one question took."
+            .to_owned(),
+        "`rwlock`: as Linux 2018 to 6.17, producers add under the read lock (parking_lot's). `spinlock`: as Linux 6.18, under one \
+         lock, which spins and then sleeps with priority inheritance (FUTEX_LOCK_PI). Both are our eventpoll with another list. \
+         `kernel`: epoll with eventfds."
+            .to_owned(),
+        "What each promises: (a) a source is queued once; (b) producers do not wait for each other or for the consumer; (c) a \
+         producer that stops half-way holds up neither the consumer nor other sources; (d) a signal that has returned is seen by who asks \
+         next; (e) a source that is still ready is reported again. default: a b c d e. rwlock, spinlock, kernel: a d e. \
+         mutex-condvar: a d. futures-unordered and tokio-mpsc (queues that link in two steps): a b. crossbeam-channel (Select, a \
+         channel of one for each source): a d. The flag that makes (a) true of mutex-condvar and tokio-mpsc is ours. No peer \
+         has c."
+            .to_owned(),
+    ]
+    .into()
+}

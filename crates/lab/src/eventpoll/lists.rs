@@ -1,0 +1,284 @@
+//! The kernel's two ready lists, as they hold their locks: the callback looks, adds and wakes under the lock (shared in
+//! one, alone in the other); the scan takes it alone to take the list, and again to put back what it did not deliver.
+//! While a scan runs, what is queued goes to a second list.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use eventpoll::ready::{Pending, ReadyList};
+use parking_lot::{RwLock, RwLockReadGuard};
+use rustix::thread::futex;
+
+/// An item's place. Whoever queues has the lock; the scan changes `is_linked` without it, while nobody else looks.
+#[derive(Debug)]
+pub(crate) struct Node {
+    slot: usize,
+    is_linked: AtomicBool,
+    is_in_overflow: AtomicBool,
+}
+
+impl Node {
+    fn new(slot: usize) -> Arc<Self> {
+        Arc::new(Self { slot, is_linked: AtomicBool::new(false), is_in_overflow: AtomicBool::new(false) })
+    }
+}
+
+/// Slots that many threads add at the same time, and one takes when none of them does.
+#[derive(Debug, Default)]
+struct Array {
+    slots: Vec<AtomicUsize>,
+    len: AtomicUsize,
+}
+
+impl Array {
+    fn grow(&mut self, slot: usize) {
+        // Items that are gone may add theirs once more: room for twice as many.
+        while self.slots.len() < 2 * slot + 2 {
+            self.slots.push(AtomicUsize::new(0));
+        }
+    }
+
+    /// The two steps that the write lock makes one.
+    fn add(&self, slot: usize) {
+        // ORDERING: Relaxed here and below, the lock orders all.
+        let at = self.len.fetch_add(1, Ordering::Relaxed);
+        if let Some(place) = self.slots.get(at) {
+            place.store(slot, Ordering::Relaxed);
+        }
+    }
+
+    fn take(&mut self) -> impl Iterator<Item = usize> {
+        let len = std::mem::take(self.len.get_mut()).min(self.slots.len());
+        self.slots[..len].iter_mut().map(|slot| *slot.get_mut())
+    }
+}
+
+/// What both lists have behind their locks.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    ready: Array,
+    overflow: Array,
+    is_scanning: bool,
+    nodes: Vec<Option<Arc<Node>>>,
+}
+
+impl State {
+    fn place(&mut self, slot: usize) -> Arc<Node> {
+        self.ready.grow(slot);
+        self.overflow.grow(slot);
+        if self.nodes.len() <= slot {
+            self.nodes.resize(slot + 1, None);
+        }
+        let node = Node::new(slot);
+        self.nodes[slot] = Some(Arc::clone(&node));
+        node
+    }
+
+    fn queue(&self, node: &Node, listed: &AtomicUsize) {
+        // ORDERING: Relaxed: under the lock; SeqCst for the count, which is the full barrier that is asked for.
+        let (mark, list) = if self.is_scanning {
+            (&node.is_in_overflow, &self.overflow)
+        } else {
+            (&node.is_linked, &self.ready)
+        };
+        if !mark.load(Ordering::Relaxed) && !mark.swap(true, Ordering::Relaxed) {
+            list.add(node.slot);
+            listed.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn start(&mut self, pending: &mut Pending) {
+        pending.extend(self.ready.take());
+        self.is_scanning = true;
+    }
+
+    fn end(&mut self, pending: &mut Pending, listed: &AtomicUsize) {
+        self.is_scanning = false;
+        for slot in self.overflow.take() {
+            let Some(node) = &self.nodes[slot] else { continue };
+            // ORDERING: Relaxed: under the lock.
+            node.is_in_overflow.store(false, Ordering::Relaxed);
+            if node.is_linked.swap(true, Ordering::Relaxed) {
+                listed.fetch_sub(1, Ordering::SeqCst);
+            } else {
+                pending.push_back(slot);
+            }
+        }
+    }
+}
+
+/// By the scan: the item leaves the list.
+fn unlink(node: &Node, listed: &AtomicUsize) {
+    // ORDERING: Relaxed: nobody else looks while a scan runs; SeqCst, the full barrier that is asked for.
+    if node.is_linked.swap(false, Ordering::Relaxed) {
+        listed.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// By the scan: it stays after all.
+fn link(node: &Node, listed: &AtomicUsize) -> bool {
+    // ORDERING: as in `unlink`.
+    node.is_linked.store(true, Ordering::Relaxed);
+    listed.fetch_add(1, Ordering::SeqCst);
+    true
+}
+
+/// Producers under the read lock, which they add under without another lock (2018 to 6.17).
+#[derive(Debug, Default)]
+pub(crate) struct RwLocked {
+    state: RwLock<State>,
+    listed: AtomicUsize,
+}
+
+impl ReadyList for RwLocked {
+    type Place = Arc<Node>;
+    type Taken = ();
+    type Hold<'a> = RwLockReadGuard<'a, State>;
+
+    fn place(&self, (): &mut (), slot: usize) -> Arc<Node> {
+        self.state.write().place(slot)
+    }
+
+    fn hold(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read()
+    }
+
+    fn queue(&self, state: &mut RwLockReadGuard<'_, State>, node: &Arc<Node>) {
+        state.queue(node, &self.listed);
+    }
+
+    fn is_empty(&self) -> bool {
+        // ORDERING: SeqCst, with the count's changes.
+        self.listed.load(Ordering::SeqCst) == 0
+    }
+
+    fn start(&self, (): &mut (), pending: &mut Pending) {
+        self.state.write().start(pending);
+    }
+
+    fn unqueue(&self, (): &mut (), node: &Arc<Node>) {
+        unlink(node, &self.listed);
+    }
+
+    fn requeue(&self, (): &mut (), node: &Arc<Node>) -> bool {
+        link(node, &self.listed)
+    }
+
+    fn remove(&self, (): &mut (), node: &Arc<Node>) -> bool {
+        let _state = self.state.write();
+        node.is_linked.load(Ordering::Relaxed)
+    }
+
+    fn end(&self, (): &mut (), pending: &mut Pending, _found: bool) {
+        self.state.write().end(pending, &self.listed);
+    }
+}
+
+/// A lock that spins, and then sleeps with priority inheritance: the one who has it runs with the priority of the one
+/// who waits for it.
+#[derive(Debug, Default)]
+struct PiLock(AtomicU32);
+
+/// Looks before one sleeps.
+const SPINS: usize = 100;
+
+fn thread_id() -> u32 {
+    thread_local!(static ID: u32 = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+    ID.with(|id| *id)
+}
+
+impl PiLock {
+    fn lock(&self) {
+        let me = thread_id();
+        for _ in 0..SPINS {
+            // ORDERING: Acquire, pairs with the release in `unlock`.
+            if self.0.load(Ordering::Relaxed) == 0
+                && self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        while futex::lock_pi(&self.0, futex::Flags::PRIVATE, None).is_err() {}
+    }
+
+    fn unlock(&self) {
+        // ORDERING: Release, pairs with the acquire in `lock`. Somebody sleeps if the number is not ours alone.
+        if self.0.compare_exchange(thread_id(), 0, Ordering::Release, Ordering::Relaxed).is_err() {
+            futex::unlock_pi(&self.0, futex::Flags::PRIVATE).expect("we have the lock");
+        }
+    }
+}
+
+/// Everybody under one lock (6.18).
+#[derive(Debug, Default)]
+pub(crate) struct SpinLocked {
+    lock: PiLock,
+    state: UnsafeCell<State>,
+    listed: AtomicUsize,
+}
+
+// SAFETY: `state` is only reached through `SpinLocked::hold`, which has the lock.
+unsafe impl Sync for SpinLocked {}
+
+/// Who has the lock.
+pub(crate) struct Held<'a>(&'a SpinLocked);
+
+impl Held<'_> {
+    fn state(&mut self) -> &mut State {
+        // SAFETY: the lock is ours until this is dropped, and `&mut self` makes the reference the only one.
+        unsafe { &mut *self.0.state.get() }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.lock.unlock();
+    }
+}
+
+impl ReadyList for SpinLocked {
+    type Place = Arc<Node>;
+    type Taken = ();
+    type Hold<'a> = Held<'a>;
+
+    fn place(&self, (): &mut (), slot: usize) -> Arc<Node> {
+        self.hold().state().place(slot)
+    }
+
+    fn hold(&self) -> Held<'_> {
+        self.lock.lock();
+        Held(self)
+    }
+
+    fn queue(&self, held: &mut Held<'_>, node: &Arc<Node>) {
+        held.state().queue(node, &self.listed);
+    }
+
+    fn is_empty(&self) -> bool {
+        // ORDERING: SeqCst, with the count's changes.
+        self.listed.load(Ordering::SeqCst) == 0
+    }
+
+    fn start(&self, (): &mut (), pending: &mut Pending) {
+        self.hold().state().start(pending);
+    }
+
+    fn unqueue(&self, (): &mut (), node: &Arc<Node>) {
+        unlink(node, &self.listed);
+    }
+
+    fn requeue(&self, (): &mut (), node: &Arc<Node>) -> bool {
+        link(node, &self.listed)
+    }
+
+    fn remove(&self, (): &mut (), node: &Arc<Node>) -> bool {
+        let _held = self.hold();
+        node.is_linked.load(Ordering::Relaxed)
+    }
+
+    fn end(&self, (): &mut (), pending: &mut Pending, _found: bool) {
+        self.hold().state().end(pending, &self.listed);
+    }
+}

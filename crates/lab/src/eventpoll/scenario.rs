@@ -1,0 +1,262 @@
+//! What is measured.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::subject::Subject;
+use crate::report::{Metric, Recorder, Shown};
+use crate::stats::Histogram;
+
+const EVENTS: Metric =
+    Metric { name: "events_per_ms", unit: "1/ms", shown: Shown::P50, larger_is_better: true };
+const OPS: Metric = Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+const WAKE: Metric = Metric { name: "wake", unit: "us", shown: Shown::P50, larger_is_better: false };
+const WAKE_TAIL: Metric = Metric { name: "wake_p99", unit: "us", shown: Shown::P99, larger_is_better: false };
+const LONGEST: Metric =
+    Metric { name: "longest_wait", unit: "us", shown: Shown::P50, larger_is_better: false };
+
+/// Sources that each worker of `wait` has.
+const SOURCES_OF_WORKER: usize = 64;
+const WORKERS: usize = 2;
+/// Between two questions of `inversion`: long enough for producers to be anywhere, never in step with a tick.
+const QUESTION_EVERY: Duration = Duration::from_micros(730);
+
+/// How much of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Of all producers in `stress` together.
+    pub(crate) signals: u64,
+    /// Of `wait` and `inversion`.
+    pub(crate) slice: Duration,
+    /// Of `wake`.
+    pub(crate) wakes: u32,
+    pub(crate) rounds: usize,
+}
+
+impl Sizes {
+    pub(crate) const QUICK: Self =
+        Self { signals: 80_000, slice: Duration::from_millis(100), wakes: 200, rounds: 2 };
+    pub(crate) const FULL: Self =
+        Self { signals: 800_000, slice: Duration::from_millis(400), wakes: 1_000, rounds: 3 };
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scenario {
+    Stress { threads: usize },
+    Wait,
+    Wake,
+    Inversion { producers: usize },
+}
+
+impl Scenario {
+    /// All names, in the order of the table.
+    pub(crate) const NAMES: [&'static str; 10] = [
+        "stress-8",
+        "stress-16",
+        "stress-32",
+        "stress-64",
+        "stress-128",
+        "wait",
+        "wake",
+        "inversion-1",
+        "inversion-4",
+        "inversion-16",
+    ];
+
+    const ALL: [Self; 10] = [
+        Self::Stress { threads: 8 },
+        Self::Stress { threads: 16 },
+        Self::Stress { threads: 32 },
+        Self::Stress { threads: 64 },
+        Self::Stress { threads: 128 },
+        Self::Wait,
+        Self::Wake,
+        Self::Inversion { producers: 1 },
+        Self::Inversion { producers: 4 },
+        Self::Inversion { producers: 16 },
+    ];
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::NAMES.iter().position(|known| *known == name).map(|at| Self::ALL[at])
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL.iter().position(|known| *known == self).map_or("", |at| Self::NAMES[at])
+    }
+
+    /// One run.
+    pub(crate) fn run<S: Subject>(self, variant: &str, sizes: Sizes, recorder: &mut Recorder) {
+        let name = self.name();
+        match self {
+            Self::Stress { threads } => {
+                recorder.rate(name, variant, EVENTS, stress::<S>(threads, sizes.signals / threads as u64));
+            }
+            Self::Wait => recorder.rate(name, variant, OPS, wait::<S>(sizes.slice)),
+            Self::Wake => {
+                let took = wake::<S>(sizes.wakes);
+                recorder.operations_us(name, variant, WAKE, &took);
+                recorder.operations_us(name, variant, WAKE_TAIL, &took);
+            }
+            Self::Inversion { producers } => match inversion::<S>(producers, sizes.slice) {
+                Ok(longest) => recorder.value(name, variant, LONGEST, longest.as_secs_f64() * 1e6),
+                Err(why) => recorder.absent(name, variant, LONGEST, &why),
+            },
+        }
+    }
+}
+
+/// Signals in a millisecond: each thread signals its own source, one consumer adds up until all are seen.
+fn stress<S: Subject>(threads: usize, signals: u64) -> f64 {
+    let subject = S::new(threads);
+    let (begin, ready) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let total = signals * threads as u64;
+    let took = std::thread::scope(|scope| {
+        for source in 0..threads {
+            let (subject, begin, ready) = (&subject, &begin, &ready);
+            scope.spawn(move || {
+                ready.fetch_add(1, Ordering::SeqCst);
+                // ORDERING: SeqCst here and below: outside of what is measured.
+                while !begin.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                (0..signals).for_each(|_| subject.signal(source));
+            });
+        }
+        while ready.load(Ordering::SeqCst) < threads {
+            std::thread::yield_now();
+        }
+        let mut consumer = subject.consumer();
+        let begun = Instant::now();
+        begin.store(true, Ordering::SeqCst);
+        let mut seen = 0;
+        while seen < total {
+            seen += subject.wait(&mut consumer, threads);
+        }
+        begun.elapsed()
+    });
+    total as f64 / (took.as_secs_f64() * 1e3)
+}
+
+/// Operations of one worker in a second: they share what one writer signals.
+fn wait<S: Subject>(slice: Duration) -> f64 {
+    let sources = SOURCES_OF_WORKER * WORKERS;
+    let subject = S::new(sources);
+    let (is_over, ended) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let operations = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                let (mut consumer, mut done) = (subject.consumer(), 0);
+                while !is_over.load(Ordering::Relaxed) {
+                    subject.wait(&mut consumer, 1);
+                    done += 1;
+                }
+                operations.fetch_add(done, Ordering::Relaxed);
+                ended.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < slice {
+            (0..sources).for_each(|source| subject.signal(source));
+            let paused = Instant::now();
+            while paused.elapsed() < Duration::from_nanos(500) {
+                std::hint::spin_loop();
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        // Those who sleep have to be told.
+        while ended.load(Ordering::SeqCst) < WORKERS {
+            (0..sources).for_each(|source| subject.signal(source));
+            std::thread::yield_now();
+        }
+    });
+    operations.into_inner() as f64 / WORKERS as f64 / slice.as_secs_f64()
+}
+
+/// From a signal until the consumer, which slept, has it.
+fn wake<S: Subject>(wakes: u32) -> Histogram {
+    let subject = S::new(1);
+    let epoch = Instant::now();
+    let (signalled, answered) = (AtomicU64::new(0), AtomicU64::new(0));
+    let nanos = || u64::try_from(epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    std::thread::scope(|scope| {
+        let consumer = scope.spawn(|| {
+            let (mut consumer, mut took) = (subject.consumer(), Histogram::default());
+            for _ in 0..wakes {
+                while subject.wait(&mut consumer, 1) == 0 {}
+                let now = nanos();
+                // ORDERING: SeqCst here and below, one at a time.
+                took.add(Duration::from_nanos(now.saturating_sub(signalled.load(Ordering::SeqCst))));
+                answered.fetch_add(1, Ordering::SeqCst);
+            }
+            took
+        });
+        for turn in 1..=u64::from(wakes) {
+            // The consumer falls asleep meanwhile; the pause is part of the question.
+            std::thread::sleep(Duration::from_micros(150));
+            signalled.store(nanos(), Ordering::SeqCst);
+            subject.signal(0);
+            while answered.load(Ordering::SeqCst) < turn {
+                std::thread::yield_now();
+            }
+        }
+        consumer.join().expect("the consumer does not panic")
+    })
+}
+
+/// The longest question of a real-time consumer on one CPU with producers that it preempts.
+fn inversion<S: Subject>(producers: usize, slice: Duration) -> Result<Duration, String> {
+    let subject = S::new(producers);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let consumer = scope.spawn(|| {
+            let result = stay_on_first_cpu().and_then(|()| be_real_time());
+            let longest = result.map(|()| questions(&subject, producers, slice));
+            is_over.store(true, Ordering::SeqCst);
+            longest
+        });
+        for source in 0..producers {
+            let (subject, is_over) = (&subject, &is_over);
+            scope.spawn(move || {
+                let _ = stay_on_first_cpu();
+                // ORDERING: Relaxed, a flag that is polled.
+                while !is_over.load(Ordering::Relaxed) {
+                    subject.signal(source);
+                }
+            });
+        }
+        consumer.join().expect("the consumer does not panic")
+    })
+    .map_err(|why| format!("not permitted: {why}"))
+}
+
+fn questions<S: Subject>(subject: &S, sources: usize, slice: Duration) -> Duration {
+    let (mut consumer, mut longest) = (subject.consumer(), Duration::ZERO);
+    let end = Instant::now() + slice;
+    while Instant::now() < end {
+        // Meanwhile the producers run; this thread preempts whoever runs when it wakes.
+        std::thread::sleep(QUESTION_EVERY);
+        let begun = Instant::now();
+        subject.poll(&mut consumer, sources);
+        longest = longest.max(begun.elapsed());
+    }
+    longest
+}
+
+fn stay_on_first_cpu() -> std::io::Result<()> {
+    let allowed = rustix::thread::sched_getaffinity(None)?;
+    let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).unwrap_or(0);
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(first);
+    Ok(rustix::thread::sched_setaffinity(None, &one)?)
+}
+
+fn be_real_time() -> std::io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 10 };
+    // SAFETY: the structure is complete and outlives the call; 0 is the calling thread.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } == 0 {
+        return Ok(());
+    }
+    Err(std::io::Error::last_os_error())
+}
