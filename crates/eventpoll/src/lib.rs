@@ -39,6 +39,7 @@
 //! | [`EventPoll`] | an interest set and who waits for it; a source itself |
 //! | [`Interest`] | which events, and how they are reported |
 //! | [`wait_for`] | poll(2) for one source |
+//! | [`EventStream`], [`PollFd`] | an eventpoll for async code, and for somebody else's poll loop |
 //!
 //! | module | holds |
 //! |---|---|
@@ -48,10 +49,12 @@
 //! | `queue` | who listens to a source; `protect` keeps them alive |
 //! | `core` | items and scans |
 //! | `nest` | chains of eventpolls |
-//! | `source`, `kinds`, `eventpoll`, `pollone` | the interface |
+//! | `source`, `kinds`, `eventpoll`, `pollone`, `adapt` | the interface |
 
 #![forbid(unsafe_code)]
 
+#[cfg(not(any(loom, shuttle)))]
+mod adapt;
 mod barrier;
 mod core;
 mod error;
@@ -67,6 +70,8 @@ pub mod ready;
 mod source;
 mod waiters;
 
+#[cfg(not(any(loom, shuttle)))]
+pub use adapt::{EventStream, PollFd};
 pub use error::{Error, Result};
 pub use eventpoll::{EventPoll, Options, Watches};
 pub use events::{Event, Events, Interest};
