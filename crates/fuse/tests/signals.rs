@@ -19,13 +19,7 @@ use watertight_fuse::{SessionOptions, Uring};
 
 /// A mount with the file `slow` in it, whose store hangs in one operation while the gate is shut.
 fn hanging_in(hanging: &'static str) -> Option<(Mounted, Arc<Gate>)> {
-    let gate = Arc::new(Gate::default());
-    let hung = Arc::clone(&gate);
-    let setup = Setup::with_hook(move |op| {
-        if op == hanging {
-            hung.pass();
-        }
-    });
+    let (setup, gate) = Setup::hanging_in(hanging);
     let mounted = setup.mount()?;
     fs::write(mounted.store_path().join("slow"), "content").unwrap();
     Some((mounted, gate))
@@ -180,14 +174,8 @@ fn hung_requests_do_not_hold_up_another_file() {
 
 #[test]
 fn killed_callers_end_even_when_no_thread_is_left() {
-    let gate = Arc::new(Gate::default());
+    let (setup, gate) = Setup::hanging_in("statfs");
     let _open = OpenAtEnd(Arc::clone(&gate));
-    let hung = Arc::clone(&gate);
-    let setup = Setup::with_hook(move |op| {
-        if op == "statfs" {
-            hung.pass();
-        }
-    });
     let session = SessionOptions { threads_max: 4, ..SessionOptions::default() };
     let Some(mounted) = (Setup { session, uring: Uring::Off, ..setup }).mount() else { return };
     gate.shut();

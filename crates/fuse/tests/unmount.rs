@@ -117,14 +117,8 @@ fn umount_in_use_is_busy_and_nothing_ends() {
 #[test]
 fn forced_umount_fails_requests_in_flight() {
     for wanted in [Wanted::Fuse, Wanted::FuseBlk] {
-        let gate = Arc::new(Gate::default());
+        let (setup, gate) = Setup::hanging_in("statfs");
         let _open = OpenAtEnd(Arc::clone(&gate));
-        let hung = Arc::clone(&gate);
-        let setup = Setup::with_hook(move |op| {
-            if op == "statfs" {
-                hung.pass();
-            }
-        });
         let Some(mut mounted) = (Setup { wanted, ..setup }).mount() else { return };
         gate.shut();
         let path = mounted.path();
@@ -163,14 +157,8 @@ fn an_aborted_connection_says_so() {
 
 #[test]
 fn calls_that_do_not_return_are_counted_and_left_behind() {
-    let gate = Arc::new(Gate::default());
+    let (setup, gate) = Setup::hanging_in("statfs");
     let _open = OpenAtEnd(Arc::clone(&gate));
-    let hung = Arc::clone(&gate);
-    let setup = Setup::with_hook(move |op| {
-        if op == "statfs" {
-            hung.pass();
-        }
-    });
     let session = SessionOptions { exit_grace: Duration::from_millis(50), ..SessionOptions::default() };
     let Some(mut mounted) = (Setup { session, ..setup }).mount() else { return };
     gate.shut();

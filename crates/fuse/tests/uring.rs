@@ -60,13 +60,7 @@ fn on_cpu<T: Send + 'static>(cpu: usize, body: impl FnOnce() -> T + Send + 'stat
 
 /// A mount whose store hangs in one operation while the gate is shut.
 fn hanging_in(hanging: &'static str) -> Option<(Mounted, Arc<Gate>)> {
-    let gate = Arc::new(Gate::default());
-    let hung = Arc::clone(&gate);
-    let setup = Setup::with_hook(move |op| {
-        if op == hanging {
-            hung.pass();
-        }
-    });
+    let (setup, gate) = Setup::hanging_in(hanging);
     Some((over_uring(setup)?, gate))
 }
 

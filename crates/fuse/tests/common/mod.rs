@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hook::Gate;
 use rustix::mount::{MountFlags, UnmountFlags};
 use store::{At, HookStore, Store};
 use tempfile::TempDir;
@@ -92,6 +93,18 @@ impl Setup {
             hooked
         });
         Self { wrap, ..Self::default() }
+    }
+
+    /// The store hangs in the operation `hanging` while the gate is shut.
+    pub fn hanging_in(hanging: &'static str) -> (Self, Arc<Gate>) {
+        let gate = Arc::new(Gate::default());
+        let hung = Arc::clone(&gate);
+        let setup = Self::with_hook(move |op| {
+            if op == hanging {
+                hung.pass();
+            }
+        });
+        (setup, gate)
     }
 
     /// Mounts; `None` (with a line on stderr) where this host does not let us.
