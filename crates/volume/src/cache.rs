@@ -9,22 +9,31 @@
 //! | yes | no | to be written |
 //! | no | yes | being written |
 //! | yes | yes | being written, and changed since |
+//!
+//! Neighbouring pages share an entry of the tree: a sequential write would otherwise spend more time in the tree than anywhere but in
+//! copying. Entries are small enough that a page on its own costs little more.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use crate::page::{PAGE, PAGE_SIZE, Page, Pool};
 
 /// Pages in one call to the store.
 const RUN_MAX: usize = 256;
+/// Pages in one entry of the tree.
+const GROUP: u64 = 16;
 
 /// The dirty pages of one inode; protected by the inode's state lock.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
-    slots: BTreeMap<u64, Slot>,
+    /// By index / [`GROUP`]; none is empty.
+    groups: BTreeMap<u64, Box<Group>>,
+    held: u64,
     dirty: u64,
 }
+
+#[derive(Debug, Default)]
+struct Group([Option<Slot>; GROUP as usize]);
 
 #[derive(Debug)]
 struct Slot {
@@ -43,7 +52,7 @@ pub(crate) struct Run {
 impl Cache {
     /// Pages held.
     pub(crate) fn held(&self) -> u64 {
-        self.slots.len() as u64
+        self.held
     }
 
     /// Pages to be written.
@@ -53,7 +62,7 @@ impl Cache {
 
     /// Whether page `index` is here.
     pub(crate) fn has(&self, index: u64) -> bool {
-        self.slots.contains_key(&index)
+        self.groups.get(&(index / GROUP)).is_some_and(|group| group.0[place(index)].is_some())
     }
 
     /// Writes `data` into page `index` from byte `at` on; says whether that made a page. A page that is not
@@ -67,9 +76,9 @@ impl Cache {
         base: Option<Arc<Page>>,
     ) -> bool {
         let end = at + data.len();
-        match self.slots.entry(index) {
-            Entry::Occupied(mut slot) => {
-                let slot = slot.get_mut();
+        let group = self.groups.entry(index / GROUP).or_default();
+        match &mut group.0[place(index)] {
+            Some(slot) => {
                 if Arc::get_mut(&mut slot.page).is_none() {
                     let mut copy = pool.page();
                     own(&mut copy).copy_from_slice(slot.page.bytes());
@@ -80,7 +89,7 @@ impl Cache {
                 slot.dirty = true;
                 false
             }
-            Entry::Vacant(slot) => {
+            vacant => {
                 let mut page = base.unwrap_or_else(|| {
                     let mut page = pool.page();
                     let bytes = own(&mut page);
@@ -89,7 +98,8 @@ impl Cache {
                     page
                 });
                 own(&mut page)[at..end].copy_from_slice(data);
-                slot.insert(Slot { page, dirty: true, writing: false });
+                *vacant = Some(Slot { page, dirty: true, writing: false });
+                self.held += 1;
                 self.dirty += 1;
                 true
             }
@@ -98,7 +108,11 @@ impl Cache {
 
     /// The pages among `first..=last` that are here.
     pub(crate) fn range(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, &Arc<Page>)> {
-        self.slots.range(first..=last).map(|(index, slot)| (*index, &slot.page))
+        let groups = self.groups.range(first / GROUP..=last / GROUP);
+        let slots = groups.flat_map(|(number, group)| (number * GROUP..).zip(&group.0));
+        slots
+            .filter(move |(index, _)| (first..=last).contains(index))
+            .filter_map(|(index, slot)| slot.as_ref().map(|slot| (index, &slot.page)))
     }
 
     /// The next run of dirty pages in `from..=last`, marked as being written.
@@ -108,7 +122,10 @@ impl Cache {
             // The whole file is written; what is dirty again is so before `from`.
             return None;
         }
-        for (&index, slot) in self.slots.range_mut(from..=last) {
+        let groups = self.groups.range_mut(from / GROUP..=last / GROUP);
+        let slots = groups.flat_map(|(number, group)| (number * GROUP..).zip(&mut group.0));
+        let slots = slots.filter_map(|(index, slot)| slot.as_mut().map(|slot| (index, slot)));
+        for (index, slot) in slots.filter(|(index, _)| (from..=last).contains(index)) {
             match &mut run {
                 None if !slot.dirty => continue,
                 None => run = Some(Run { first: index, pages: vec![Arc::clone(&slot.page)] }),
@@ -132,40 +149,83 @@ impl Cache {
     #[must_use]
     pub(crate) fn end_run(&mut self, first: u64, pages: usize, written: bool) -> Vec<Arc<Page>> {
         let mut freed = Vec::with_capacity(pages);
-        for index in first..first + pages as u64 {
-            let Some(slot) = self.slots.get_mut(&index) else { continue };
-            slot.writing = false;
-            if !written && !slot.dirty {
-                slot.dirty = true;
-                self.dirty += 1;
+        let end = first + pages as u64;
+        let mut index = first;
+        while index < end {
+            let number = index / GROUP;
+            let indexes = index..end.min((number + 1) * GROUP);
+            index = indexes.end;
+            let Some(group) = self.groups.get_mut(&number) else { continue };
+            for slot in indexes.map(place) {
+                freed.extend(group.end_write(slot, written, &mut self.dirty));
             }
-            if !slot.dirty
-                && let Some(slot) = self.slots.remove(&index)
-            {
-                freed.push(slot.page);
+            if group.is_empty() {
+                self.groups.remove(&number);
             }
         }
+        self.held -= freed.len() as u64;
         freed
     }
 
     /// Empties the cache, and returns the pages so that they are freed outside the lock.
     pub(crate) fn clear(&mut self) -> Vec<Arc<Page>> {
-        self.dirty = 0;
-        std::mem::take(&mut self.slots).into_values().map(|slot| slot.page).collect()
+        std::mem::take(self).groups.into_values().flat_map(|group| group.into_pages()).collect()
     }
 
     /// Drops what is beyond `size`, and zeroes the rest of the page that it falls into; the caller keeps
     /// write-back away.
     pub(crate) fn truncate(&mut self, pool: &Pool, size: u64) -> Vec<Arc<Page>> {
         let keep = size.div_ceil(PAGE);
-        let gone: Vec<Arc<Page>> = self.slots.split_off(&keep).into_values().map(|slot| slot.page).collect();
-        self.dirty = self.slots.values().filter(|slot| slot.dirty).count() as u64;
+        let mut gone = Vec::new();
+        let mut beyond = self.groups.split_off(&(keep / GROUP));
+        if let Some(mut first) = beyond.remove(&(keep / GROUP)) {
+            gone.extend(
+                first.0[place(keep)..].iter_mut().filter_map(|slot| slot.take()).map(|slot| slot.page),
+            );
+            if !first.is_empty() {
+                self.groups.insert(keep / GROUP, first);
+            }
+        }
+        gone.extend(beyond.into_values().flat_map(|group| group.into_pages()));
+        self.held -= gone.len() as u64;
+        let left = self.groups.values().flat_map(|group| group.0.iter().flatten());
+        self.dirty = left.filter(|slot| slot.dirty).count() as u64;
         let at = usize::try_from(size % PAGE).unwrap_or(0);
         if at != 0 && self.has(size / PAGE) {
             self.write(pool, size / PAGE, at, &[0; PAGE_SIZE][at..], None);
         }
         gone
     }
+}
+
+impl Group {
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    fn into_pages(self) -> impl Iterator<Item = Arc<Page>> {
+        self.0.into_iter().flatten().map(|slot| slot.page)
+    }
+
+    /// The page of slot `place`, if it leaves the cache now that it is not being written any more.
+    fn end_write(&mut self, place: usize, written: bool, dirty: &mut u64) -> Option<Arc<Page>> {
+        let slot = self.0[place].as_mut()?;
+        slot.writing = false;
+        if !written && !slot.dirty {
+            slot.dirty = true;
+            *dirty += 1;
+        }
+        if slot.dirty {
+            return None;
+        }
+        self.0[place].take().map(|slot| slot.page)
+    }
+}
+
+/// Where in its group a page is.
+fn place(index: u64) -> usize {
+    // Less than GROUP.
+    usize::try_from(index % GROUP).unwrap_or(0)
 }
 
 /// The bytes of a page that nobody else has.

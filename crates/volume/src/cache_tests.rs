@@ -76,3 +76,51 @@ fn a_run_past_the_last_page_is_none() {
     assert_eq!(cache.dirty(), 1);
     assert!(cache.take_run(2, 1).is_none());
 }
+
+/// What the cache holds, as a plain map from a page's number to its first byte and whether it is dirty.
+type Model = std::collections::BTreeMap<u64, (u8, bool)>;
+
+fn held_as(cache: &Cache, model: &Model) {
+    let held: Vec<_> =
+        cache.range(0, u64::MAX / PAGE).map(|(index, page)| (index, page.bytes()[0])).collect();
+    let expected: Vec<_> = model.iter().map(|(index, (byte, _))| (*index, *byte)).collect();
+    assert_eq!(held, expected);
+    assert_eq!(cache.held(), model.len() as u64);
+    assert_eq!(cache.dirty(), model.values().filter(|(_, dirty)| *dirty).count() as u64);
+    assert!(cache.groups.values().all(|group| !group.is_empty()), "an entry that holds nothing");
+}
+
+/// Every length of run, of gap and of rest, across the borders of groups.
+#[test]
+fn runs_and_truncation_do_not_care_for_groups() {
+    let pool = Pool::new(200);
+    for (first, gap, size) in
+        (0..40).flat_map(|first| [(first, 1, 20), (first, 17, 33), (first, 3, first + 1)])
+    {
+        let (mut cache, mut model) = (Cache::default(), Model::new());
+        for index in (first..first + 20).chain(first + 20 + gap..first + 40 + gap) {
+            let byte = u8::try_from(index % 251).unwrap();
+            assert!(cache.write(&pool, index, 0, &[byte; PAGE_SIZE], None));
+            model.insert(index, (byte, true));
+        }
+        held_as(&cache, &model);
+        let run = cache.take_run(first, u64::MAX / PAGE).unwrap();
+        assert_eq!((run.first, run.pages.len()), (first, 20));
+        drop(run);
+        model.values_mut().take(20).for_each(|(_, dirty)| *dirty = false);
+        held_as(&cache, &model);
+        assert_eq!(
+            cache.range(first + 5, first + 24).count(),
+            15 + usize::try_from(5_u64.saturating_sub(gap)).unwrap()
+        );
+        assert_eq!(cache.end_run(first, 20, true).len(), 20);
+        model.retain(|_, (_, dirty)| *dirty);
+        held_as(&cache, &model);
+        let before = model.len();
+        model.retain(|index, _| *index < size);
+        assert_eq!(cache.truncate(&pool, size * PAGE).len(), before - model.len());
+        held_as(&cache, &model);
+        assert_eq!(cache.clear().len(), model.len());
+        held_as(&cache, &Model::new());
+    }
+}
