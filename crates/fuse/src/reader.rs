@@ -6,8 +6,9 @@
 //! those that rest for [`REST`] end.
 //!
 //! Where io_uring brings the requests, the kernel sends by `/dev/fuse` only what nobody waits for: FORGET, and INTERRUPT. Each of them would
-//! wake a reader at the expense of the client, which is what most of a small operation costs. So one thread reads then, and pauses
-//! for [`PAUSE`] after what it has read: what comes meanwhile wakes nobody, and FORGETs come many at a time. ([`Pool::is_relaxed`])
+//! wake a reader at the expense of the client, which is what most of a small operation costs. So one thread waits then, and whoever is about
+//! to do so after a FORGET pauses for [`PAUSE`] first: what comes meanwhile wakes nobody, and FORGETs come many at a time.
+//! ([`Pool::is_relaxed`])
 //!
 //! # State
 //! `Pool::idle` counts threads that read or are on their way there. `PoolState` is under its mutex.
@@ -30,7 +31,9 @@ use rustix::io::Errno;
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
+use zerocopy::FromBytes as _;
 
+use crate::abi::{InHeader, Opcode};
 use crate::buffer::Buffer;
 use crate::dev::Dev;
 use crate::dispatch::Worker;
@@ -43,12 +46,15 @@ use crate::spin::History;
 const IDLE_MAX: usize = 4;
 /// The same while io_uring brings the requests.
 const IDLE_MAX_RELAXED: usize = 1;
-/// How long FORGETs are collected then, and an INTERRUPT may be late.
+/// How long FORGETs are collected then, and an INTERRUPT among them may be late.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Threads at the beginning.
 const THREADS_AT_FIRST: usize = 2;
 /// How long a thread that is not needed is kept.
 const REST: Duration = Duration::from_secs(10);
+
+/// How long a thread waits for memory before it tries again.
+const MEMORY: Duration = Duration::from_millis(100);
 
 /// Why reading ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -310,15 +316,7 @@ impl Drop for Member<'_> {
 /// A reading thread.
 fn run(shared: &Arc<Shared>, number: usize) {
     let mut member = Member { shared, slot: None, number };
-    let mut buffer = match Buffer::new() {
-        Ok(buffer) => buffer,
-        Err(error) => {
-            tracing::error!(%error, "no memory to read requests into");
-            // ORDERING: SeqCst, as in `Pool::took`.
-            shared.pool.idle.fetch_sub(1, Ordering::SeqCst);
-            return;
-        }
-    };
+    let Some(mut buffer) = buffer(&shared.pool) else { return };
     // A descriptor of its own spares the threads each other's locks; without it they share the first.
     let dev = shared.master.try_clone(false).map_or_else(|_| Arc::clone(&shared.master), Arc::new);
     let slot = Arc::new(Slot::new(Line::Dev(Arc::clone(&dev))));
@@ -332,6 +330,30 @@ fn run(shared: &Arc<Shared>, number: usize) {
     }
 }
 
+/// Memory to read into. The thread counts as one that reads, and may be the only one: it does not give up while the connection lasts.
+fn buffer(pool: &Pool) -> Option<Buffer> {
+    loop {
+        match Buffer::new() {
+            Ok(buffer) => return Some(buffer),
+            Err(error) => tracing::error!(%error, "no memory to read requests into"),
+        }
+        let mut state = pool.state.lock();
+        // Nothing tells when there is memory.
+        let next = Instant::now() + MEMORY;
+        while state.ended.is_none() && !pool.changed.wait_until(&mut state, next) {}
+        if state.ended.is_some() {
+            return None;
+        }
+    }
+}
+
+/// Whether the kernel only says what it has forgotten.
+fn is_forget(message: &[u8]) -> bool {
+    let header = InHeader::read_from_prefix(message);
+    let opcode = header.ok().and_then(|(header, _)| Opcode::from_number(header.opcode));
+    matches!(opcode, Some(Opcode::Forget | Opcode::BatchForget))
+}
+
 fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<Resting>) -> Option<ReadEnd> {
     let shared = Arc::clone(&worker.shared);
     let mut history = History::default();
@@ -340,11 +362,12 @@ fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<
         match dev.read(buffer.space()) {
             Ok(len) => {
                 shared.pool.took(&shared);
+                let is_forget = is_forget(buffer.message(len));
                 worker.serve(buffer, len, false);
                 if !shared.pool.served(resting) {
                     return None;
                 }
-                if shared.pool.is_relaxed() {
+                if is_forget && shared.pool.is_relaxed() {
                     // Not in place of a wake-up, but to be woken less often.
                     std::thread::sleep(PAUSE);
                 }

@@ -303,7 +303,9 @@ impl Ring {
 
     /// Waits for the threads to end, until `until` at the latest. Says how many are left.
     pub(crate) fn wait(&self, until: Instant) -> usize {
-        self.crew.wait(until)
+        let left = self.crew.wait(until);
+        self.guard.wait();
+        left
     }
 
     /// How many threads there are.

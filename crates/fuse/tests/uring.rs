@@ -359,3 +359,47 @@ fn what_is_not_wanted_is_said() {
     assert_eq!(reason, "not wanted");
     mounted.unmount();
 }
+
+/// Threads of this process with their scheduling classes.
+fn classes() -> Vec<(String, i32)> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let tids = tasks.filter_map(|task| task.ok()?.file_name().into_string().ok());
+    let class = |tid: String| {
+        let name = fs::read_to_string(format!("/proc/self/task/{tid}/comm")).ok()?;
+        // SAFETY: only asks.
+        let class = unsafe { libc::sched_getscheduler(tid.parse().ok()?) };
+        Some((name.trim().to_owned(), class))
+    };
+    tids.filter_map(class).collect()
+}
+
+#[test]
+fn a_lone_client_is_served_in_the_idle_class_and_nobody_else_is_in_it() {
+    let Some(mounted) = over_uring(Setup::default()) else { return };
+    let may_be_real_time = std::thread::spawn(|| {
+        let param = libc::sched_param { sched_priority: 1 };
+        // SAFETY: the structure is there for the call, and not kept.
+        unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) == 0 }
+    });
+    if !may_be_real_time.join().unwrap() {
+        return skipped("threads may not be of real time here");
+    }
+    let root = mounted.path();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let client = std::thread::spawn(move || {
+        let mut served = 0_u64;
+        while ended.try_recv().is_err() {
+            rustix::fs::statvfs(&root).unwrap();
+            served += 1;
+        }
+        served
+    });
+    eventually("a serving thread in the idle class", || {
+        let idle: Vec<_> = classes().into_iter().filter(|(_, class)| *class == libc::SCHED_IDLE).collect();
+        assert!(idle.iter().all(|(name, _)| name.starts_with("wt-ring-")), "{idle:?}");
+        !idle.is_empty()
+    });
+    end.send(()).unwrap();
+    assert!(client.join().unwrap() > 0);
+    mounted.unmount();
+}

@@ -32,6 +32,13 @@ pub fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     }
 }
 
+/// Yes in some schedules, no in others.
+#[must_use]
+pub fn maybe() -> bool {
+    use shuttle::rand::Rng as _;
+    shuttle::rand::thread_rng().gen_bool(0.5)
+}
+
 fn run(scheduler: impl Scheduler + 'static, test: impl Fn() + Send + Sync + 'static) {
     let mut config = Config::new();
     config.stack_size = STACK_SIZE;

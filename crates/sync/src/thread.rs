@@ -22,11 +22,34 @@ pub fn is_finished<T>(thread: &JoinHandle<T>) -> bool {
     is_finished
 }
 
+#[cfg(not(any(loom, shuttle)))]
+std::thread_local! {
+    static BEFORE: std::cell::RefCell<Option<Box<dyn Fn()>>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Has `before` called on this thread each time before it makes others: what threads inherit can be set right.
+pub fn before_making_threads(before: impl Fn() + 'static) {
+    #[cfg(not(any(loom, shuttle)))]
+    BEFORE.set(Some(Box::new(before)));
+    // Threads of models inherit nothing.
+    #[cfg(any(loom, shuttle))]
+    let _ = before;
+}
+
+/// To be called by whoever makes threads in a call that may come from any thread; [`together`] does.
+pub fn will_make_threads() {
+    #[cfg(not(any(loom, shuttle)))]
+    BEFORE.with_borrow(|before| before.iter().for_each(|before| before()));
+}
+
 /// Calls `work` on this thread and on up to `others` more with stacks of `stack_size` bytes, fewer if the host
 /// gives no more; returns when all calls have.
 ///
 /// Loom has no threads that borrow: it makes the one call.
 pub fn together(others: usize, stack_size: usize, work: impl Fn() + Sync) {
+    if others > 0 {
+        will_make_threads();
+    }
     #[cfg(loom)]
     let _ = (others, stack_size);
     #[cfg(loom)]

@@ -21,6 +21,8 @@ use crate::page::{PAGE, PAGE_SIZE, Page, Pool};
 /// Pages in one call to the store.
 const RUN_MAX: usize = 256;
 /// Pages in one entry of the tree.
+const GROUP_SIZE: usize = 16;
+/// The same, as indexes count.
 const GROUP: u64 = 16;
 
 /// The dirty pages of one inode; protected by the inode's state lock.
@@ -33,7 +35,7 @@ pub(crate) struct Cache {
 }
 
 #[derive(Debug, Default)]
-struct Group([Option<Slot>; GROUP as usize]);
+struct Group([Option<Slot>; GROUP_SIZE]);
 
 #[derive(Debug)]
 struct Slot {

@@ -232,6 +232,7 @@ impl Volume {
         let sync = move || drop(tell.send(store.sync()));
         let late = "given up before the store had made everything durable";
         let given_up = || store::Error::with(ErrorKind::Interrupted, "sync", late);
+        thread::will_make_threads();
         std::thread::Builder::new().spawn(sync).map_err(|_| given_up())?;
         told.recv_timeout(FORCED_SYNC).unwrap_or_else(|_| Err(given_up()))
     }

@@ -15,6 +15,17 @@ const TOGETHER_MS: u32 = 16;
 /// For how long they are.
 const CROWD_MS: u64 = 100;
 
+/// Who makes a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// A thread with this number.
+    Thread(u32),
+    /// The kernel on its own: it counts for whoever called just before.
+    Kernel,
+    /// Somebody in another pid namespace; there may be many.
+    Hidden,
+}
+
 /// Who called of late.
 #[derive(Debug, Default)]
 pub(super) struct Callers {
@@ -24,20 +35,26 @@ pub(super) struct Callers {
 }
 
 impl Callers {
-    /// A request of the thread `caller` came at `now_ms`; says whether nobody else calls. One without a caller (0), as the kernel sends
-    /// them on its own, counts for whoever called just before.
-    pub(super) fn is_alone(&self, caller: u32, now_ms: u64) -> bool {
+    /// A request of `caller` came at `now_ms`; says whether nobody else calls.
+    pub(super) fn is_alone(&self, caller: Caller, now_ms: u64) -> bool {
         // ORDERING: Relaxed here and below, hints; see the module's head.
         let crowd = self.crowd.load(Ordering::Relaxed);
         if now_ms + CROWD_MS / 2 < crowd {
             return false;
         }
         let now = stamp(now_ms);
-        let present = u64::from(caller) << 32 | u64::from(now);
         let last = self.last.load(Ordering::Relaxed);
-        if caller == 0 {
-            return now_ms >= crowd && last != 0 && now.wrapping_sub(stamp(last)) <= TOGETHER_MS;
-        }
+        let caller = match caller {
+            Caller::Thread(caller) => caller,
+            Caller::Kernel => {
+                return now_ms >= crowd && last != 0 && now.wrapping_sub(stamp(last)) <= TOGETHER_MS;
+            }
+            Caller::Hidden => {
+                self.crowd.store(now_ms + CROWD_MS, Ordering::Relaxed);
+                return false;
+            }
+        };
+        let present = u64::from(caller) << 32 | u64::from(now);
         if last == present {
             return now_ms >= crowd;
         }
@@ -59,50 +76,60 @@ fn stamp(value: u64) -> u32 {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use Caller::{Hidden, Kernel, Thread};
 
     #[test]
     fn one_caller_is_alone_as_long_as_nobody_else_calls() {
         let callers = Callers::default();
-        assert!((0..1000).all(|n| callers.is_alone(7, 5_000_000_000 + n / 10)));
+        assert!((0..1000).all(|n| callers.is_alone(Thread(7), 5_000_000_000 + n / 10)));
     }
 
     #[test]
     fn two_callers_are_a_crowd_until_one_has_gone() {
         let callers = Callers::default();
-        assert!(callers.is_alone(7, 1000));
+        assert!(callers.is_alone(Thread(7), 1000));
         for n in 0..500 {
-            assert!(!callers.is_alone(8, 1001 + n));
-            assert!(!callers.is_alone(7, 1001 + n));
+            assert!(!callers.is_alone(Thread(8), 1001 + n));
+            assert!(!callers.is_alone(Thread(7), 1001 + n));
         }
         // Renewed when half of its time was over, at the latest.
-        assert!(!callers.is_alone(7, 1500 + CROWD_MS / 2 - 1));
-        assert!(callers.is_alone(7, 1500 + CROWD_MS + 1));
+        assert!(!callers.is_alone(Thread(7), 1500 + CROWD_MS / 2 - 1));
+        assert!(callers.is_alone(Thread(7), 1500 + CROWD_MS + 1));
     }
 
     #[test]
     fn one_after_the_other_are_each_alone() {
         let callers = Callers::default();
-        assert!(callers.is_alone(7, 1000));
-        assert!(callers.is_alone(8, 1000 + u64::from(TOGETHER_MS) + 1));
+        assert!(callers.is_alone(Thread(7), 1000));
+        assert!(callers.is_alone(Thread(8), 1000 + u64::from(TOGETHER_MS) + 1));
     }
 
     #[test]
-    fn what_has_no_caller_counts_for_who_called_before() {
+    fn what_the_kernel_does_counts_for_who_called_before() {
         let callers = Callers::default();
-        assert!(!callers.is_alone(0, 5));
-        assert!(callers.is_alone(7, 1000));
-        assert!(callers.is_alone(0, 1001));
-        assert!(callers.is_alone(7, 1001));
-        assert!(!callers.is_alone(8, 1002));
-        assert!(!callers.is_alone(0, 1003));
-        assert!(!callers.is_alone(0, 2000));
+        assert!(!callers.is_alone(Kernel, 5));
+        assert!(callers.is_alone(Thread(7), 1000));
+        assert!(callers.is_alone(Kernel, 1001));
+        assert!(callers.is_alone(Thread(7), 1001));
+        assert!(!callers.is_alone(Thread(8), 1002));
+        assert!(!callers.is_alone(Kernel, 1003));
+        assert!(!callers.is_alone(Kernel, 2000));
     }
 
     #[test]
     fn the_clock_may_pass_the_end_of_its_lower_half() {
         let callers = Callers::default();
         let end = u64::from(u32::MAX);
-        assert!(callers.is_alone(7, end - 1));
-        assert!(!callers.is_alone(8, end + 2));
+        assert!(callers.is_alone(Thread(7), end - 1));
+        assert!(!callers.is_alone(Thread(8), end + 2));
+    }
+
+    #[test]
+    fn who_cannot_be_told_apart_is_a_crowd() {
+        let callers = Callers::default();
+        assert!(callers.is_alone(Thread(7), 1000));
+        assert!(!callers.is_alone(Hidden, 1001));
+        assert!(!callers.is_alone(Thread(7), 1002));
+        assert!(callers.is_alone(Thread(7), 1002 + CROWD_MS));
     }
 }

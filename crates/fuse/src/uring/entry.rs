@@ -18,6 +18,7 @@
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::alone::Caller;
 use super::seat::LentAnswer;
 use crate::abi::{InHeader, Opcode, OutHeader, ReadIn, WriteIn};
 use crate::buffer::Buffer;
@@ -87,15 +88,12 @@ pub(super) enum Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Received {
     pub(super) unique: u64,
-    /// Thread that called; 0 where the kernel does not say.
-    pub(super) caller: u32,
+    pub(super) caller: Caller,
     /// Bytes of the message.
     pub(super) len: usize,
     pub(super) place: Place,
     /// Whether the kernel reads ahead, so that the caller goes on meanwhile.
     pub(super) reads_ahead: bool,
-    /// Whether its handler starts threads.
-    pub(super) makes_threads: bool,
 }
 
 /// An entry in the hands of this side.
@@ -183,11 +181,7 @@ impl Entry {
             scratch.space()[fixed..len].copy_from_slice(&self.buffer.data()[..payload]);
         }
         let reads_ahead = place == Place::Lent && payload == 0;
-        let makes_threads = matches!(
-            Opcode::from_number(header.opcode),
-            Some(Opcode::SyncFs | Opcode::Destroy | Opcode::Init)
-        );
-        Ok(Received { unique: header.unique, caller: header.pid, len, place, reads_ahead, makes_threads })
+        Ok(Received { unique: header.unique, caller: caller(&header), len, place, reads_ahead })
     }
 
     /// Writes the answer; data that is in the entry's buffer already is left there.
@@ -251,6 +245,15 @@ impl Entry {
     pub(super) fn release(&mut self) {
         self.buffer.release_data();
         self.used = 0;
+    }
+}
+
+/// Who makes the request.
+fn caller(header: &InHeader) -> Caller {
+    match (header.pid, Opcode::from_number(header.opcode)) {
+        (0, Some(Opcode::Release | Opcode::ReleaseDir)) => Caller::Kernel,
+        (0, _) => Caller::Hidden,
+        (tid, _) => Caller::Thread(tid),
     }
 }
 

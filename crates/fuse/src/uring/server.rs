@@ -137,10 +137,7 @@ impl Server {
                 return Some(entry);
             }
         };
-        let Received { unique, caller, len, place, reads_ahead, makes_threads } = received;
-        if makes_threads {
-            self.stayer.leave();
-        }
+        let Received { unique, caller, len, place, reads_ahead } = received;
         self.is_alone = self.ring.callers.is_alone(caller, now_ms);
         let cpu = if reads_ahead { None } else { Some(entry.queue()) };
         if self.cpu != Some(cpu) {
@@ -190,7 +187,7 @@ impl Server {
         if release && lane.submit().is_ok() && !lane.has_news() {
             lane.release_away();
         }
-        stayer.before_wait(&ring.guard, begun, *is_alone && matches!(cpu, Some(Some(_))));
+        stayer.before_wait(begun, *is_alone && matches!(cpu, Some(Some(_))));
         if let Err(errno) = lane.wait() {
             ring.fail(shared, errno);
             return Next::End;

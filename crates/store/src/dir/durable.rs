@@ -54,6 +54,8 @@ use crate::{Error, ErrorKind, FileType, Result};
 const BATCH: usize = 256;
 /// Threads that sync at a time.
 const THREADS: usize = 4;
+/// Stack of each but the calling one.
+const STACK_SIZE: usize = 256 << 10;
 
 /// Names that an object may have noted before they are looked through.
 const NAMES_LOOK: usize = 8;
@@ -539,7 +541,7 @@ pub(crate) fn spare_descriptor(any: &OwnedFd) -> Option<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(any, 0).ok()
 }
 
-/// Calls `work` for each job, on a few threads where there are enough.
+/// Calls `work` for each job, on a few threads where there are enough. Without another thread this one does it all.
 fn parallel<J: Sync>(jobs: &[J], work: impl Fn(&J) + Sync) {
     let next = AtomicUsize::new(0);
     let run = || {
@@ -549,11 +551,5 @@ fn parallel<J: Sync>(jobs: &[J], work: impl Fn(&J) + Sync) {
         }
     };
     let helpers = (jobs.len() / 2).min(THREADS).saturating_sub(1);
-    std::thread::scope(|scope| {
-        for _ in 0..helpers {
-            // Without another thread this one does it all.
-            let _ = std::thread::Builder::new().name("store-sync".into()).spawn_scoped(scope, run);
-        }
-        run();
-    });
+    sync::thread::together(helpers, STACK_SIZE, run);
 }

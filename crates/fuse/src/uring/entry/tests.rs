@@ -32,14 +32,7 @@ fn names_come_from_the_payload() {
     let received = entry.receive(&mut scratch).unwrap();
     assert_eq!(
         received,
-        Received {
-            unique: 42,
-            caller: 0,
-            len: 45,
-            place: Place::Scratch,
-            reads_ahead: false,
-            makes_threads: false
-        }
+        Received { unique: 42, caller: Caller::Hidden, len: 45, place: Place::Scratch, reads_ahead: false }
     );
     let (header, body) = decode::header(scratch.message(45)).unwrap();
     let Op::Lookup { name } = decode::operation(&header, body, Agreed::default()).unwrap() else {

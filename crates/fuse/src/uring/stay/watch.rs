@@ -1,0 +1,211 @@
+//! What the guard looks for: threads in the class that do not move, and whether they starved.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sync::atomic::Ordering;
+use sync::mutant::is_on;
+
+use super::class::{self, Class, RunQueue};
+use super::{Stay, TAKING, TICK};
+
+/// How long nobody takes the class after a thread starved: at first, and at most.
+const BAN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+/// For how many ticks a thread that got its class back and wants to run may not get to it.
+const PATIENCE: u32 = 8;
+
+/// What the guard knows from its last looks.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    /// Who was in the class, with the number of its wait; and room for the next look.
+    seen: Vec<(Arc<Stay>, u64)>,
+    now: Vec<(Arc<Stay>, u64)>,
+    /// Who got its class back, wanted to run, and has not been seen to since.
+    released: Vec<Released>,
+    pub(super) ban: Ban,
+}
+
+#[derive(Debug)]
+struct Released {
+    stay: Arc<Stay>,
+    before: RunQueue,
+    ticks: u32,
+}
+
+/// What became of a thread that wanted to run when it got its class back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It has not run yet.
+    Open,
+    /// It had waited for something else, or is gone.
+    Fine,
+    /// It had waited for the CPU.
+    Starved,
+}
+
+impl Watch {
+    /// Gives the class back to whoever has not moved since the last look, and bans it where somebody starved. Says whether there
+    /// was nobody to look at.
+    pub(super) fn look(&mut self, threads: &[Arc<Stay>]) -> bool {
+        let Self { seen, now, released, ban } = self;
+        released.retain_mut(|released| match released.look() {
+            Verdict::Open => true,
+            Verdict::Fine => false,
+            Verdict::Starved => {
+                tracing::debug!(tid = ?released.stay.tid, "others want the CPU of a serving thread");
+                ban.begin();
+                false
+            }
+        });
+        now.clear();
+        for stay in threads {
+            // ORDERING: SeqCst, P1.
+            let waits = stay.waits.load(Ordering::SeqCst);
+            if waits == 0 {
+                continue;
+            }
+            if seen.iter().any(|(known, before)| Arc::ptr_eq(known, stay) && *before == waits) {
+                released.extend(release(stay, waits, ban));
+            }
+            now.push((Arc::clone(stay), waits));
+        }
+        std::mem::swap(seen, now);
+        seen.is_empty() && released.is_empty()
+    }
+
+    /// Whether nobody may take the class now: it is banned, or about to be.
+    pub(super) fn is_banned(&self) -> bool {
+        self.ban.holds() || !self.released.is_empty()
+    }
+
+    /// Gives everybody their class back; says whether nobody is left who could still take it.
+    pub(super) fn release_all(&mut self, threads: &[Arc<Stay>]) -> bool {
+        let mut is_all = true;
+        for stay in threads {
+            // ORDERING: SeqCst, P1.
+            let waits = stay.waits.load(Ordering::SeqCst);
+            if waits != 0 {
+                release(stay, waits, &mut self.ban);
+                is_all &= waits & TAKING == 0;
+            }
+        }
+        is_all
+    }
+}
+
+/// Gives a thread its class back. It is one to be watched if it wants to run all the same.
+fn release(stay: &Arc<Stay>, waits: u64, ban: &mut Ban) -> Option<Released> {
+    let wants_to_run = class::wants_to_run(&stay.tid);
+    let before = RunQueue::of(&stay.tid);
+    if !class::set(&stay.tid, Class::Normal) {
+        return None;
+    }
+    if waits & TAKING == 0 || is_on("stay-clears-taking") {
+        // ORDERING: SeqCst, P2. Not if the thread has moved meanwhile. Who is about to take the class would still do so.
+        let cleared = stay.waits.compare_exchange(waits, 0, Ordering::SeqCst, Ordering::SeqCst);
+        if cleared.is_err() {
+            return None;
+        }
+    }
+    if before.is_none() {
+        // It cannot be told.
+        ban.begin();
+    }
+    Some(Released { stay: Arc::clone(stay), before: before.filter(|_| wants_to_run)?, ticks: 0 })
+}
+
+impl Released {
+    fn look(&mut self) -> Verdict {
+        self.ticks += 1;
+        let now = RunQueue::of(&self.stay.tid);
+        match verdict(self.before, now) {
+            Verdict::Open if self.ticks >= PATIENCE => {
+                if class::wants_to_run(&self.stay.tid) {
+                    Verdict::Starved
+                } else {
+                    Verdict::Fine
+                }
+            }
+            verdict => verdict,
+        }
+    }
+}
+
+/// What two readings say, the first from when it got its class back.
+pub(super) fn verdict(before: RunQueue, now: Option<RunQueue>) -> Verdict {
+    match now {
+        None => Verdict::Fine,
+        Some(now) if now.turns == before.turns => Verdict::Open,
+        Some(now) if now.waited.saturating_sub(before.waited) >= TICK => Verdict::Starved,
+        Some(_) => Verdict::Fine,
+    }
+}
+
+/// For how long nobody takes the class.
+#[derive(Debug, Default)]
+pub(super) struct Ban {
+    until: Option<Instant>,
+    last: Duration,
+    is_for_good: bool,
+}
+
+impl Ban {
+    pub(super) fn begin(&mut self) {
+        if self.holds() {
+            return;
+        }
+        let now = Instant::now();
+        let is_soon = self.until.is_some_and(|until| now < until + self.last);
+        self.last = if is_soon { (self.last * 2).min(BAN[1]) } else { BAN[0] };
+        self.until = Some(now + self.last);
+    }
+
+    pub(super) fn for_good(&mut self) {
+        self.is_for_good = true;
+    }
+
+    pub(super) fn holds(&self) -> bool {
+        self.is_for_good || self.until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// When it ends, if it holds and does.
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.until.filter(|_| self.holds() && !self.is_for_good)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bans_grow_while_they_are_needed() {
+        let mut ban = Ban::default();
+        assert!(!ban.holds());
+        ban.begin();
+        assert!(ban.holds());
+        assert_eq!(ban.last, BAN[0]);
+        ban.begin();
+        assert_eq!(ban.last, BAN[0], "one event is one ban");
+        for expected in [2, 4, 8, 16, 32, 60, 60] {
+            // It has just ended.
+            ban.until = Some(Instant::now());
+            ban.begin();
+            assert_eq!(ban.last, Duration::from_secs(expected));
+        }
+        ban.until = Some(Instant::now() - 2 * BAN[1]);
+        assert!(!ban.holds());
+        ban.begin();
+        assert_eq!(ban.last, BAN[0], "long after");
+    }
+
+    #[test]
+    fn who_waited_for_the_cpu_has_starved() {
+        let at = |waited_ms, turns| RunQueue { waited: Duration::from_millis(waited_ms), turns };
+        let before = at(10, 5);
+        assert_eq!(verdict(before, Some(before)), Verdict::Open);
+        assert_eq!(verdict(before, Some(at(11, 6))), Verdict::Fine);
+        assert_eq!(verdict(before, Some(at(12, 6))), Verdict::Starved);
+        assert_eq!(verdict(before, None), Verdict::Fine, "the thread is gone");
+    }
+}
