@@ -77,7 +77,6 @@ mod keeper;
 mod lane;
 mod seat;
 mod server;
-#[allow(unsafe_code, reason = "sched_setscheduler(2), which rustix has not")]
 mod stay;
 mod switch;
 

@@ -54,6 +54,7 @@ use class::{Class, Tid};
 use watch::Watch;
 
 #[cfg(not(any(loom, shuttle)))]
+#[allow(unsafe_code, reason = "sched_setscheduler(2) and ioprio_set(2), which rustix has not")]
 mod class;
 #[cfg(any(loom, shuttle))]
 #[path = "stay/class_model.rs"]
@@ -366,4 +367,5 @@ impl Pace {
 #[cfg(all(test, shuttle))]
 mod schedules;
 #[cfg(all(test, not(any(loom, shuttle))))]
+#[allow(unsafe_code, reason = "asks the kernel for a thread's class")]
 mod tests;
