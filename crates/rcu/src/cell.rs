@@ -13,14 +13,32 @@ use crate::work::Work;
 /// A value that is replaced while others read it.
 ///
 /// A cell that is dropped leaves its value to the domain, as a replaced one.
+///
+/// What it gives out does not outlive the guard:
+/// ```compile_fail,E0505
+/// # use watertight_rcu::{Domain, RcuCell};
+/// let domain = Domain::new();
+/// let cell = RcuCell::new(&domain, 1);
+/// let guard = domain.read();
+/// let value = cell.load(&guard);
+/// drop(guard);
+/// assert_eq!(*value, 1);
+/// ```
+/// and a cell goes to another thread only if its value may be looked at from several:
+/// ```compile_fail,E0277
+/// # use watertight_rcu::{Domain, RcuCell};
+/// let cell = RcuCell::new(&Domain::new(), std::cell::Cell::new(1));
+/// std::thread::spawn(move || drop(cell));
+/// ```
 pub struct RcuCell<T: Send + 'static> {
     domain: Domain,
     current: AtomicPtr<T>,
     owns: PhantomData<Box<T>>,
 }
 
-// SAFETY: the cell owns its value, and hands it to other threads when it is replaced and freed there.
-unsafe impl<T: Send + 'static> Send for RcuCell<T> {}
+// SAFETY: the cell owns its value, and hands it to other threads when it is replaced and freed there. `Sync` as well: references to the
+// value live as long as a guard, not as long as a borrow of the cell, so that they may be on the thread that the cell leaves.
+unsafe impl<T: Send + Sync + 'static> Send for RcuCell<T> {}
 // SAFETY: several threads get `&T` at a time, and any of them may replace the value and take the old one.
 unsafe impl<T: Send + Sync + 'static> Sync for RcuCell<T> {}
 

@@ -270,15 +270,19 @@ impl Rest {
             spent.lock().push_back(Spent { segment, freed: self.freed });
             (self.done, self.freed) = (0, 0);
         }
-        self.segment.places[self.done].with_mut(|place| {
+        let place = self.done;
+        // Before it runs: whatever happens, it is not run again. Who counts waits for the lock that is held here.
+        self.done += 1;
+        self.ran += 1;
+        self.segment.places[place].with_mut(|place| {
             // SAFETY: counted in `put`, so that it was written and the sender is done with it; run once.
             let run = AssertUnwindSafe(|| unsafe { (*place).assume_init_mut().run() });
-            if catch_unwind(run).is_err() {
+            if let Err(payload) = catch_unwind(run) {
+                // Its drop may panic as well.
+                std::mem::forget(payload);
                 tracing::error!("a callback panicked");
             }
         });
-        self.done += 1;
-        self.ran += 1;
     }
 }
 

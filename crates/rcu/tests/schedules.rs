@@ -139,6 +139,34 @@ fn a_grace_period_comes_to_who_polls() {
     });
 }
 
+/// One caller finds the worker busy, another one has it run everything and rest meanwhile.
+#[test]
+fn a_callback_beside_the_end_of_a_pass_runs() {
+    check(|| {
+        let domain = small(100);
+        let ran = Arc::new((Mutex::new(0), Condvar::new()));
+        let call = {
+            let (domain, ran) = (domain.clone(), Arc::clone(&ran));
+            move || {
+                let ran = Arc::clone(&ran);
+                domain.call(move || {
+                    *ran.0.lock() += 1;
+                    ran.1.notify_all();
+                });
+            }
+        };
+        let three = call.clone();
+        let caller = thread::spawn(move || (0..3).for_each(|_| three()));
+        call();
+        let mut count = ran.0.lock();
+        while *count < 4 {
+            ran.1.wait(&mut count);
+        }
+        drop(count);
+        caller.join().expect("the caller ends");
+    });
+}
+
 #[test]
 fn each_mutant_is_caught() {
     assert_caught(
@@ -150,4 +178,5 @@ fn each_mutant_is_caught() {
     assert_caught("a_barrier_waits_for_callbacks_that_run", &["rcu-ran-untold"], "deadlock");
     assert_caught("who_fills_the_queues_up_goes_on", &["rcu-ran-untold"], "deadlock");
     assert_caught("a_callback_runs_though_nobody_waits_for_it", &["rcu-rest-unchecked"], "deadlock");
+    assert_caught("a_callback_beside_the_end_of_a_pass_runs", &["rcu-crowd-unlocked"], "deadlock");
 }

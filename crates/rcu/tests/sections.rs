@@ -253,6 +253,29 @@ fn callbacks_of_callbacks_and_of_panics() {
     assert_eq!(domain.stats().callbacks_run, 3);
 }
 
+/// What a panic leaves behind may panic when it is dropped: the callback has run all the same, once, and the next one runs.
+#[test]
+fn a_panic_within_a_panic_runs_nothing_twice() {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("on purpose, the second one");
+        }
+    }
+    let domain = Domain::new();
+    let count = Arc::new(AtomicUsize::new(0));
+    for _ in 0..3 {
+        let counted = Arc::clone(&count);
+        domain.call(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            std::panic::panic_any(Payload);
+        });
+        domain.barrier();
+    }
+    drop(domain);
+    assert_eq!((count.load(Ordering::SeqCst), Arc::strong_count(&count)), (3, 1));
+}
+
 #[test]
 fn work_goes_to_its_queue() {
     struct Channel(Sender<Box<dyn FnOnce() + Send>>);

@@ -20,7 +20,7 @@ mod checked {
 
     const VARIABLE: &str = "WATERTIGHT_MUTANT";
     /// Schedules that a mutant is looked for in; the first that shows it is the last.
-    const SCHEDULES: &str = "5000";
+    const SCHEDULES: &str = "50000";
 
     fn under_test() -> Option<&'static str> {
         static NAME: OnceLock<Option<String>> = OnceLock::new();
