@@ -24,7 +24,7 @@
 //! `rest`, then `spent`. `rest` is held while callbacks run, and only who runs them takes it.
 
 use std::collections::VecDeque;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -279,7 +279,7 @@ impl Rest {
             let run = AssertUnwindSafe(|| unsafe { (*place).assume_init_mut().run() });
             if let Err(payload) = catch_unwind(run) {
                 // Its drop may panic as well.
-                std::mem::forget(payload);
+                let _kept = ManuallyDrop::new(payload);
                 tracing::error!("a callback panicked");
             }
         });
