@@ -29,6 +29,7 @@
 //! slot raises `early_len`, then looks at the slots again. Both sides are SeqCst: one of them sees the other.
 
 mod long;
+mod pending;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -41,6 +42,7 @@ use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
 use volume::{Cancel, LockWait, Volume};
 
+use self::pending::Pending;
 use crate::line::Line;
 
 /// How often callers of interrupted requests are looked at.
@@ -245,16 +247,20 @@ impl Interrupts {
         }
     }
 
-    /// Says how to end a parked request's wait, and whether to end it at once.
+    /// Says how to end the wait of a parked request of thread `caller`, and whether to end it at once.
+    ///
+    /// Over io_uring the kernel sends no INTERRUPT for a signal that came before it had copied the request. That signal
+    /// waits until the request is answered, so a look at it finds it; for each later one an INTERRUPT comes.
     #[must_use]
-    pub(crate) fn parked(&self, unique: u64, wait: &LockWait) -> bool {
-        match self.parked.lock().get_mut(&unique) {
+    pub(crate) fn parked(&self, unique: u64, wait: &LockWait, caller: u32) -> bool {
+        let was_interrupted = match self.parked.lock().get_mut(&unique) {
             Some(parked) => {
                 parked.wait = Some(wait.clone());
                 parked.interrupted
             }
-            None => false,
-        }
+            None => return false,
+        };
+        was_interrupted || pending::has_signal(caller)
     }
 
     /// Forgets a parked request, which is about to be answered.
@@ -364,7 +370,7 @@ impl Interrupts {
         if !slot.holds(*unique) {
             return false;
         }
-        if !is_being_killed(slot.pid()) {
+        if !Pending::of(slot.pid()).has_kill() {
             return true;
         }
         slot.end(*unique);
@@ -376,28 +382,6 @@ impl Interrupts {
         self.watched.lock().ended = true;
         self.changed.notify_all();
     }
-}
-
-/// Whether SIGKILL is on its way to this thread.
-fn is_being_killed(tid: u32) -> bool {
-    if tid == 0 {
-        return false;
-    }
-    match std::fs::read_to_string(format!("/proc/{tid}/status")) {
-        Ok(status) => has_sigkill(&status),
-        // Nothing is known of threads outside this process' view.
-        Err(_) => false,
-    }
-}
-
-/// Whether a status file says that SIGKILL is pending, for the thread or the process.
-fn has_sigkill(status: &str) -> bool {
-    const SIGKILL_BIT: u64 = 1 << (9 - 1);
-    status
-        .lines()
-        .filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")))
-        .filter_map(|set| u64::from_str_radix(set.trim(), 16).ok())
-        .any(|set| set & SIGKILL_BIT != 0)
 }
 
 #[cfg(all(test, shuttle))]

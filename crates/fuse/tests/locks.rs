@@ -24,6 +24,9 @@ const WRITE: libc::c_int = libc::F_WRLCK;
 const READ: libc::c_int = libc::F_RDLCK;
 const NONE: libc::c_int = libc::F_UNLCK;
 
+/// The task of waiting until signals come.
+const ALARMS: &str = "alarms";
+
 fn range(kind: libc::c_int, start: i64, len: i64) -> libc::flock {
     libc::flock { l_type: i16::try_from(kind).unwrap(), l_whence: 0, l_start: start, l_len: len, l_pid: 0 }
 }
@@ -109,6 +112,9 @@ fn child() {
     println!("\nsaid: {}", rustix::thread::gettid().as_raw_nonzero());
     let (path, how) = task.split_once('\n').unwrap();
     let file = open(Path::new(path));
+    if how == ALARMS {
+        return alarms(&file);
+    }
     let words: Vec<_> = how.split(' ').collect();
     let locked = match words[..] {
         ["flock"] => rustix::fs::flock(&file, FlockOperation::LockExclusive),
@@ -122,6 +128,29 @@ fn child() {
     std::io::stdout().flush().unwrap();
     let mut end = String::new();
     std::io::stdin().read_to_string(&mut end).unwrap();
+}
+
+/// Waits for a lock again and again, each time until a signal comes, at whatever moment.
+fn alarms(file: &File) {
+    let each = libc::timespec { tv_sec: 0, tv_nsec: 230_000 };
+    let times = libc::itimerspec { it_interval: each, it_value: each };
+    // SAFETY: the handler does nothing; the structures are valid when zeroed, and there for the calls.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as *const () as usize;
+        libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut());
+        let mut event: libc::sigevent = std::mem::zeroed();
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = libc::SIGALRM;
+        event.sigev_notify_thread_id = libc::gettid();
+        let mut timer = std::ptr::null_mut();
+        assert_eq!(libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer), 0);
+        assert_eq!(libc::timer_settime(timer, 0, &raw const times, std::ptr::null_mut()), 0);
+    }
+    for _ in 0..2000 {
+        assert_eq!(fcntl(file, libc::F_SETLKW, &mut range(WRITE, 0, 0)), Err(Errno::INTR));
+    }
+    std::process::exit(0);
 }
 
 fn waits(mounted: &Mounted, n: u64) {
@@ -202,6 +231,24 @@ fn any_signal_interrupts_a_wait() {
     let file = open(&path);
     fcntl(&file, libc::F_SETLK, &mut range(WRITE, 0, 0)).unwrap();
     drop(file);
+    mounted.unmount();
+}
+
+#[test]
+fn a_signal_at_any_moment_interrupts_a_wait() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let path = mounted.path().join("file");
+    let mut holder = Holder::start(&path, "posix 0 0");
+    assert_eq!(holder.said(), "locked");
+    let mut waiter = Holder::start(&path, ALARMS);
+    // A signal that was forgotten would leave it waiting for ever, whatever comes later.
+    let mut status = None;
+    eventually("the end of all waits", || {
+        status = waiter.process.try_wait().unwrap();
+        status.is_some()
+    });
+    assert!(status.unwrap().success());
+    holder.end();
     mounted.unmount();
 }
 

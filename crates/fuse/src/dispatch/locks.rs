@@ -99,7 +99,8 @@ pub(super) fn wait(cx: &Cx<'_>, reply: ParkedReply, arg: &LkIn) {
         }
         Some(Wish::Lock(lock)) => {
             remember(cx, arg, &lock);
-            wait_parked(cx.volume(), &cx.shared.interrupts, (cx.node(), &lock), cx.header.unique, reply);
+            let request = (cx.header.unique, cx.header.pid);
+            wait_parked(cx.volume(), &cx.shared.interrupts, (cx.node(), &lock), request, reply);
         }
     }
 }
@@ -109,14 +110,14 @@ pub(crate) fn wait_parked(
     volume: &Volume,
     interrupts: &Interrupts,
     (node, lock): (NodeId, &Lock),
-    unique: u64,
+    (unique, caller): (u64, u32),
     reply: ParkedReply,
 ) {
     let done = Box::new(move |result| {
         let _sent = reply.unit(result);
     });
     if let Some(wait) = volume.wait_lock(node, lock, done)
-        && interrupts.parked(unique, &wait)
+        && interrupts.parked(unique, &wait, caller)
     {
         volume.cancel_lock(&wait);
     }

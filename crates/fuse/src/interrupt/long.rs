@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, Ordering};
 
-use super::{Slot, is_being_killed};
+use super::Slot;
+use super::pending::Pending;
 
 /// How often, and how long a request must have been in hand.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
@@ -72,7 +73,7 @@ impl Long {
             round.in_hand.insert(key, word);
             if before.get(&key) == Some(&word) {
                 has_long = true;
-                if is_being_killed(slot.pid()) {
+                if Pending::of(slot.pid()).has_kill() {
                     slot.end(unique);
                 }
             }

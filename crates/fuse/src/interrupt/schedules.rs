@@ -129,7 +129,7 @@ fn wait_for_lock(is_freed: bool) {
         thread::spawn(move || volume.unlock(node, LockFamily::Posix, 1, 0, 9).unwrap())
     });
     let reply = ParkedReply::new(&slot, &interrupts, UNIQUE);
-    wait_parked(&volume, &interrupts, (node, &lock(2)), UNIQUE, reply);
+    wait_parked(&volume, &interrupts, (node, &lock(2)), (UNIQUE, 0), reply);
     kernel.join().unwrap();
     if let Some(holder) = holder {
         holder.join().unwrap();

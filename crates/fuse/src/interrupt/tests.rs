@@ -2,23 +2,6 @@ use zerocopy::FromBytes as _;
 
 use super::*;
 
-#[test]
-fn sigkill_is_found_for_thread_and_process() {
-    let status = |thread: &str, process: &str| {
-        format!("Name:\tcat\nSigQ:\t0/1\nSigPnd:\t{thread}\nShdPnd:\t{process}\nSigBlk:\t0000000000000100\n")
-    };
-    assert!(has_sigkill(&status("0000000000000100", "0000000000000000")));
-    assert!(has_sigkill(&status("0000000000000000", "0000000000000102")));
-    assert!(!has_sigkill(&status("0000000000000000", "0000000000000002")));
-    assert!(!has_sigkill(""));
-}
-
-#[test]
-fn nobody_is_being_killed_here() {
-    assert!(!is_being_killed(0));
-    assert!(!is_being_killed(std::process::id()));
-}
-
 /// Answers as they come out of a device, by request.
 fn answers(reader: &rustix::fd::OwnedFd, n: usize) -> Vec<(u64, i32)> {
     let mut found = Vec::new();
@@ -118,11 +101,11 @@ fn an_interrupt_that_comes_before_its_request_is_kept() {
     interrupts.interrupt(10, &volume);
     interrupts.park(10);
     let wait = LockWait { node: store::ObjectId(1), number: 1 };
-    assert!(interrupts.parked(10, &wait), "to be ended at once");
+    assert!(interrupts.parked(10, &wait, 0), "to be ended at once");
     interrupts.unpark(10);
-    assert!(!interrupts.parked(10, &wait));
+    assert!(!interrupts.parked(10, &wait, 0));
     // And one that is known already.
     interrupts.park(12);
-    assert!(!interrupts.parked(12, &wait));
+    assert!(!interrupts.parked(12, &wait, 0));
     assert_eq!(interrupts.waiting(), 1);
 }

@@ -31,7 +31,8 @@ pub(super) fn is_possible() -> bool {
             && set(&me(), Class::Normal)
             && become_guard()
     };
-    std::thread::Builder::new().spawn(attempt).is_ok_and(|thread| thread.join().unwrap_or(false))
+    let builder = std::thread::Builder::new().name("wt-ring-try".into());
+    builder.spawn(attempt).is_ok_and(|thread| thread.join().unwrap_or(false))
 }
 
 fn is_normal() -> bool {
