@@ -4,6 +4,7 @@
 //! starting with another one each round. What is measured is in [`scenario`], who in [`mod@subject`].
 
 mod crossbeam;
+#[cfg(has_liburcu)]
 mod liburcu;
 mod ours;
 mod scenario;
@@ -87,8 +88,18 @@ fn subject(name: &str) -> Made {
         "normal" => Ok(Box::new(ours::Ours::normal())),
         "crossbeam" => Ok(Box::new(crossbeam::Crossbeam::default())),
         "seize" => Ok(Box::new(seize::Seize::default())),
-        _ => liburcu::Liburcu::load().map(|subject| Box::new(subject) as _).map_err(|why| format!("{why:#}")),
+        _ => liburcu(),
     }
+}
+
+#[cfg(has_liburcu)]
+fn liburcu() -> Made {
+    Ok(Box::new(liburcu::Liburcu))
+}
+
+#[cfg(not(has_liburcu))]
+fn liburcu() -> Made {
+    Err(env!("LAB_NO_LIBURCU").to_owned())
 }
 
 fn notes(slice: Duration, rounds: usize) -> Vec<String> {
@@ -106,7 +117,7 @@ fn notes(slice: Duration, rounds: usize) -> Vec<String> {
          seize drop them in the calling thread, ours and liburcu in another one."
             .to_owned(),
         "`default`: ours, expedited. `normal`: ours, a tick of 4 ms, shared by who waits. crossbeam-epoch and seize have no call \
-         that waits for readers. liburcu: the flavour with membarrier(2), its inline functions, compiled on the spot."
+         that waits for readers. liburcu: the flavour with membarrier(2), its inline functions, linked."
             .to_owned(),
     ]
 }

@@ -18,7 +18,8 @@ static unsigned long dropped;
 static void load(void)
 {
     unsigned long *seen = rcu_dereference(current);
-    __asm__ __volatile__("" : : "r"(seen) : "memory");
+    // As Rust's black_box: the pointer is put where it could be read.
+    __asm__ __volatile__("" : : "r"(&seen) : "memory");
 }
 
 void lab_enter_thread(void) { rcu_register_thread(); }
