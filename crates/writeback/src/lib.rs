@@ -12,6 +12,7 @@
 //! | [`Foreign`] | whether an inode's owner should change, from who writes it |
 //! | [`Drain`] | what unmount waits for: the ownership switches of one superblock |
 //! | [`Budget`] | the hard bound on cached pages, and who must wait when it is near |
+//! | [`Throttle`] | `io.max`: the limits of cgroups on one store, and who need not wait for them |
 //! | [`ErrSeq`] | write-back errors, reported once to everyone who had the file open |
 //!
 //! The crate knows nothing of files, stores or FUSE.
@@ -27,11 +28,14 @@ mod drain;
 mod errseq;
 mod foreign;
 mod grace;
+mod group;
+mod limit;
 mod link;
 mod offline;
 mod queue;
 mod switch;
 mod switcher;
+mod throttle;
 mod wb;
 mod wbs;
 
@@ -46,7 +50,10 @@ pub use drain::{Drain, Drained, Pin};
 pub use errseq::{Cursor, ErrSeq};
 pub use foreign::{Foreign, Round};
 pub use grace::{Grace, Section};
+pub use group::{Group, Request};
+pub use limit::{CgroupPath, Direction, LimitError, Limits};
 pub use link::{Inode, Link, Outcome};
 pub use offline::BATCH;
 pub use switcher::{IN_FLIGHT_MAX, SwitchStats, Switcher};
+pub use throttle::{Admission, Boost, Chain, Listening, Throttle, Ticket};
 pub use wb::{Wb, WbStatus};
