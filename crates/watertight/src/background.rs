@@ -5,9 +5,11 @@
 //! up; until then its standard error is the parent's, so errors reach whoever asked.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -17,19 +19,21 @@ use crate::problem::{Problem, Result};
 /// The word that the child's line starts with.
 pub const READY: &str = "ready";
 
-/// Starts the background process with this process's own arguments, and waits until it is ready or has
-/// failed; gives the exit code for either.
+/// Starts the background process with these arguments, and waits until it is ready or has failed; gives the
+/// exit code for either. Its first line is printed if `tells`.
 ///
 /// # Errors
 /// When it cannot be started.
-pub fn start() -> Result<ExitCode> {
+pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Result<ExitCode> {
     let failed = |error: &dyn std::fmt::Display| {
         Problem::failure(format!("cannot start the background process: {error}"))
     };
     let program = env::current_exe().map_err(|error| failed(&error))?;
     let mut child = Command::new(program)
+        // Not as one of mount(8)'s helpers.
+        .arg0("watertight")
         .arg("--in-background")
-        .args(env::args_os().skip(1))
+        .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -39,7 +43,9 @@ pub fn start() -> Result<ExitCode> {
         BufReader::new(pipe).read_line(&mut line).map_err(|error| failed(&error))?;
     }
     if line.starts_with(READY) {
-        console().print(line.trim_end());
+        if tells {
+            console().print(line.trim_end());
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let status = child.wait().map_err(|error| failed(&error))?;

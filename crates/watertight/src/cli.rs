@@ -79,6 +79,7 @@ pub enum Verb {
     /// Show the volumes of this host and what they have still to write.
     #[command(
         after_help = "Examples:\n  watertight status\n  watertight status --json /mnt/data | jq .volumes[0].state\n  \
+            watertight status --holders /mnt/data\n  \
             watertight status --metrics > /var/lib/prometheus/node-exporter/watertight.prom"
     )]
     Status(StatusArgs),
@@ -115,6 +116,16 @@ pub enum Verb {
         after_help = "Example:\n  watertight man-pages /usr/local/share/man/man1 && man watertight-mount"
     )]
     ManPages(ManPagesArgs),
+
+    /// Have mount(8) and umount(8) call this program for its mounts: fstab entries, `mount -t fuse.watertight`.
+    #[command(after_help = "Examples:\n  \
+        watertight install-helpers\n  \
+        watertight install-helpers --directory /usr/local/sbin\n  \
+        watertight install-helpers --remove\n\n\
+        In /etc/fstab:\n  \
+        /srv/data  /mnt/data  fuse.watertight  cache=1G,nofail  0  0\n\n\
+        Makes symbolic links to this program. The Debian package has them already.")]
+    InstallHelpers(InstallHelpersArgs),
 
     /// Print a completion script for a shell.
     #[command(after_help = "Examples:\n  \
@@ -196,6 +207,9 @@ pub struct StatusArgs {
     /// For Prometheus, in its text format: what `GET /metrics` of each mount process says.
     #[arg(long, conflicts_with = "json")]
     pub metrics: bool,
+    /// Also who holds each volume: processes and their files. Looking disturbs an unmount of that moment.
+    #[arg(long, conflicts_with = "metrics")]
+    pub holders: bool,
     /// Only this volume: its mountpoint, store or id.
     pub path: Option<OsString>,
 }
@@ -215,6 +229,17 @@ pub struct WaitArgs {
 pub struct ManPagesArgs {
     /// Where to; a directory that exists.
     pub directory: PathBuf,
+}
+
+/// `install-helpers`.
+#[derive(Debug, Args)]
+pub struct InstallHelpersArgs {
+    /// Where to; mount(8) looks in /sbin (and /sbin/fs.d, /sbin/fs).
+    #[arg(long, default_value = "/sbin")]
+    pub directory: PathBuf,
+    /// Take them away again.
+    #[arg(long)]
+    pub remove: bool,
 }
 
 /// `demo`.

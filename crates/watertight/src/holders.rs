@@ -136,6 +136,9 @@ pub fn of(mount: &Mount) -> io::Result<Holders> {
 /// # Errors
 /// Those of reading `/proc`.
 pub fn of_device(device: Device) -> io::Result<Holders> {
+    if let Some(mount) = MountTable::read().of_device(device).next() {
+        return of(mount);
+    }
     let Device { major, minor } = device;
     // A mount that is none of the table's.
     let (mountpoint, fstype, source) = Default::default();

@@ -8,6 +8,7 @@
 //! | `control`, `registry`, `target`, `metrics` | finding mount processes and talking to them; their figures for Prometheus |
 //! | `umount_cmd`, `sync_cmd`, `status_cmd`, `wait_cmd` | the other verbs |
 //! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
+//! | `helpers`, `utab` | what mount(8) and umount(8) call, and why they call it |
 //! | `console`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
 //! | `demo`, `man_pages` | `watertight demo`, `watertight man-pages` |
 //!
@@ -21,6 +22,7 @@ pub mod cli;
 pub mod console;
 pub mod control;
 pub mod demo;
+pub mod helpers;
 pub mod holders;
 pub mod kernel_side;
 pub mod live;
@@ -44,6 +46,7 @@ pub mod target;
 pub mod umount_cmd;
 pub mod units;
 pub mod unmount;
+pub mod utab;
 pub mod wait_cmd;
 
 use std::process::ExitCode;
@@ -52,12 +55,16 @@ use clap::Parser;
 
 use crate::cli::{Cli, Verb};
 use crate::console::{Colour, console};
+use crate::helpers::Helper;
 use crate::logging::LogFormat;
 use crate::problem::{Problem, Result};
 
 /// Runs the program with the process's own arguments.
 #[must_use]
 pub fn main() -> ExitCode {
+    if let Some(helper) = std::env::args_os().next().as_deref().and_then(Helper::named) {
+        return helpers::main(helper);
+    }
     match run(&Cli::parse()) {
         Ok(code) => code,
         Err(problem) => {
@@ -89,6 +96,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
             ));
         }
         Verb::KernelSide(args) => kernel_side::run(args)?,
+        Verb::InstallHelpers(args) => helpers::install(args)?,
         Verb::ManPages(args) => man_pages::run(args)?,
         Verb::Completions { shell } => {
             clap_complete::generate(*shell, &mut cli::visible(), "watertight", &mut std::io::stdout());

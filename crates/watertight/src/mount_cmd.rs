@@ -30,6 +30,7 @@ use crate::signals;
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
 use crate::unmount;
+use crate::utab;
 
 /// How long a reader looks for the next request, where it was asked to.
 const SPIN: Duration = Duration::from_micros(30);
@@ -58,7 +59,7 @@ pub fn help() -> String {
 /// Exit 2 for what cannot be mounted as it was asked for, 1 for what fails, and for data that was lost.
 pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if args.background && !in_background {
-        return background::start();
+        return background::start(std::env::args_os().skip(1), true);
     }
     let options = MountOptions::parse(&args.options)?;
     let source = checks::source(&args.source)?;
@@ -111,6 +112,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         }
     };
 
+    let utab = utab::Entry::add(&live.facts().mount, &live.facts().id);
     announce(&live);
     if in_background && let Err(problem) = background::settle(log) {
         // The mount is up all the same.
@@ -118,6 +120,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     }
     let mut supervisor = Supervisor::new(Arc::clone(&live), events, sender);
     let ended = supervisor.run();
+    drop(utab);
     supervisor.finish(&ended, registration, server);
     supervisor::outcome(&source.spec, &mountpoint.to_string_lossy(), &ended).map(|()| ExitCode::SUCCESS)
 }

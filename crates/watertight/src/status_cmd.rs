@@ -37,7 +37,7 @@ struct Report {
 struct Shown {
     #[serde(flatten)]
     status: Status,
-    /// Who holds it, if it is detached.
+    /// Who holds it, if it is detached or that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     holders: Option<Holders>,
 }
@@ -57,7 +57,7 @@ struct Silent {
 /// Exit 2 when a volume was named that does not exist.
 pub fn run(args: &StatusArgs) -> Result<()> {
     let report = match &args.path {
-        None => gather(target::volumes(), None),
+        None => gather(target::volumes(), None, args.holders),
         Some(name) => {
             let Target { mount, volume, .. } = target::resolve(name);
             let mount = mount.filter(mountinfo::is_ours);
@@ -65,7 +65,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
                 let shown = name.to_string_lossy();
                 return Err(Problem::usage(format!("{shown} is no volume; `watertight status` lists them")));
             }
-            gather(volume.into_iter().collect(), Some(mount.into_iter().collect()))
+            gather(volume.into_iter().collect(), Some(mount.into_iter().collect()), args.holders)
         }
     };
     if args.json {
@@ -80,15 +80,16 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     Ok(())
 }
 
-/// Asks each of `volumes`; `mounts`: those to look for dead ones among, by default all.
-fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>) -> Report {
+/// Asks each of `volumes`; `mounts`: those to look for dead ones among, by default all; `holders`: look for those of
+/// all volumes, not only of detached ones.
+fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>, holders: bool) -> Report {
     let mut report = Report::default();
     let one = mounts.is_some();
     for volume in volumes {
         match volume.status() {
             Ok(Some(status)) => {
-                let detached = status.state == State::Detached;
-                let holders = detached.then(|| holders::of_device(status.device).unwrap_or_default());
+                let wanted = holders || status.state == State::Detached;
+                let holders = wanted.then(|| holders::of_device(status.device).unwrap_or_default());
                 report.volumes.push(Shown { status, holders });
             }
             // Its process may have ended between: read again how.
@@ -247,9 +248,22 @@ pub const fn colour_of(state: State) -> Colour {
 fn print_notes(shown: &Shown) {
     let Shown { status: volume, holders } = shown;
     let at = &volume.mountpoint;
-    if let Some(holders) = holders {
-        console().print(&format!("{at}: no path leads there any more; it is held by"));
-        holders.lines().iter().for_each(|line| console().print(&format!("  {line}")));
+    match (holders, volume.state) {
+        (Some(holders), State::Detached) => {
+            let left = volume.unwritten();
+            console().print(&format!(
+                "{at}: no path leads there any more, {left} to be written; its store is free when these let go:"
+            ));
+            holders.lines().iter().for_each(|line| console().print(&format!("  {line}")));
+        }
+        (Some(holders), _) if holders.found.is_empty() && holders.unseen == 0 => {
+            console().print(&format!("{at}: held by nobody"));
+        }
+        (Some(holders), _) => {
+            console().print(&format!("{at}: held by"));
+            holders.lines().iter().for_each(|line| console().print(&format!("  {line}")));
+        }
+        (None, _) => {}
     }
     if let Some(reason) = &volume.mount_type_reason {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");

@@ -43,3 +43,25 @@ fn every_way_to_hold_a_mount_is_named() {
     eventually("the loop device lets go", || rig.verb("umount", &[]).code == Some(0));
     assert_eq!(daemon.end(), Some(0));
 }
+
+#[test]
+fn status_names_holders_where_it_is_asked_to() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("");
+    let status = |argument: &str| rig.run(&["status", argument]).ok().stdout;
+    assert!(status("--holders").contains("held by nobody"));
+    let open = File::create(rig.mnt.join("open")).unwrap();
+    let who = format!("(pid {}), open: {}/open", std::process::id(), rig.mnt.display());
+    assert!(status("--holders").contains(&who), "{}", status("--holders"));
+    assert!(!status("--json").contains("holders"), "looking disturbs others");
+    let report: serde_json::Value =
+        serde_json::from_str(&rig.run(&["status", "--json", "--holders"]).ok().stdout).unwrap();
+    let found = report["volumes"][0]["holders"]["found"].as_array().unwrap();
+    assert!(
+        found.iter().any(|holder| holder["pid"] == std::process::id() && holder["how"] == "open-file"),
+        "{report}"
+    );
+    drop(open);
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}

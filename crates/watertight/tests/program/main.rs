@@ -9,6 +9,7 @@ mod background;
 mod bad_input;
 mod control;
 mod demo;
+mod helpers;
 mod holders;
 mod limits;
 mod logs;

@@ -1,0 +1,168 @@
+//! mount(8), umount(8) and fstab by way of the helpers.
+//!
+//! Each test works in a mount namespace of its own, where `/sbin` is an overlay and `/run/mount` is empty, so that
+//! the host's are not touched.
+
+use std::fs;
+use std::process::Command;
+
+use crate::rig::{Out, PROGRAM, Rig, has, run, skipped};
+
+/// What each script begins with. An overlay cannot be had everywhere.
+const PREAMBLE: &str = r#"
+set -eu
+mount --make-rprivate /
+# This namespace has copies of the mounts of tests that run beside this one; they would outlive the originals.
+sed -n 's/^[^ ]* \([^ ]*\) fuse[a-z]*.watertight .*/\1/p' /proc/self/mounts | while read -r copy; do umount -i -l "$copy" || true; done
+mkdir -p "$ROOT/over" /run/mount
+mount -t tmpfs tmpfs "$ROOT/over"
+mkdir "$ROOT/over/upper" "$ROOT/over/work"
+sbin=$(readlink -f /sbin)
+mount -t overlay overlay -o "lowerdir=$sbin,upperdir=$ROOT/over/upper,workdir=$ROOT/over/work" "$sbin" || { echo NO-OVERLAY; exit 0; }
+mount -t tmpfs tmpfs /run/mount
+"$PROGRAM" install-helpers >/dev/null
+trap '"$PROGRAM" umount --force "$MNT" >/dev/null 2>&1 || true' EXIT
+# Somebody who holds the volume.
+hold() { exec 9>"$MNT/held"; }
+"#;
+
+/// Runs a script as root in a namespace of its own; none where that is not possible here.
+fn script(rig: &Rig, text: &str) -> Option<Out> {
+    if !has("unshare") {
+        return None;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &format!("{PREAMBLE}{text}")]);
+    command.env("PROGRAM", PROGRAM).env("ROOT", &rig.root).env("STORE", &rig.store).env("MNT", &rig.mnt);
+    command.env("WATERTIGHT_RUNTIME_DIR", &rig.runtime);
+    let out = run(command);
+    if out.stdout.contains("NO-OVERLAY") {
+        skipped("this kernel lets nobody put an overlay over /sbin");
+        return None;
+    }
+    Some(out)
+}
+
+#[test]
+fn mount_and_umount_call_the_helpers() {
+    for kind in ["auto", "fuse"] {
+        let Some(rig) = Rig::mounting() else { return };
+        let text = format!(
+            r#"
+mount -t fuse.watertight -o "cache=64M,dirty_after=1h,type={kind}" "fault:write:delay=100ms,dir:$STORE" "$MNT"
+echo hello > "$MNT/a"
+test ! -s "$STORE/a"
+grep -q "TARGET=$MNT " /run/mount/utab
+# By its plain absolute path, as root: without our entry in utab the helper would not be called.
+umount "$MNT"
+test "$(cat "$STORE/a")" = hello
+! mountpoint -q "$MNT"
+! grep -q "$MNT" /run/mount/utab
+echo done
+"#
+        );
+        let Some(out) = script(&rig, &text) else { return };
+        // The helper says this, umount2(2) says nothing.
+        out.ok().says("unmounted; everything is on").says("done");
+        rig.is_quiet();
+    }
+}
+
+#[test]
+fn umount_with_l_and_f_is_lazy_and_force() {
+    let Some(rig) = Rig::mounting() else { return };
+    let text = r#"
+mount -t fuse.watertight -o dirty_after=1h "$STORE" "$MNT"
+hold
+echo hello >&9
+if umount "$MNT" 2>"$ROOT/said"; then exit 1; else test $? = 32; fi
+grep -q "held by" "$ROOT/said"
+umount -l "$MNT"
+! mountpoint -q "$MNT"
+exec 9>&-
+"$PROGRAM" wait "$STORE"
+test "$(cat "$STORE/held")" = hello
+mount -t fuse.watertight -o dirty_after=1h "fault:write:hang,dir:$STORE" "$MNT"
+echo lost > "$MNT/b"
+if umount -f "$MNT" 2>"$ROOT/said"; then exit 1; else test $? = 32; fi
+cat "$ROOT/said"
+! mountpoint -q "$MNT"
+"#;
+    let Some(out) = script(&rig, text) else { return };
+    out.ok().says("its data follows").says("b: 5 bytes");
+}
+
+#[test]
+fn an_entry_of_fstab_is_mounted_and_unmounted() {
+    let Some(rig) = Rig::mounting() else { return };
+    let fstab = format!(
+        "{} {} fuse.watertight defaults,cache=64M,nofail,x-systemd.device-timeout=5 0 0\n",
+        rig.store.display(),
+        rig.mnt.display()
+    );
+    fs::write(rig.root.join("fstab"), fstab).unwrap();
+    let text = r#"
+mount --bind "$ROOT/fstab" /etc/fstab
+mount "$MNT"
+mountpoint -q "$MNT"
+# Again by `mount -a`: it is there, which is no failure.
+mount -a
+echo hello > "$MNT/a"
+umount "$MNT"
+test "$(cat "$STORE/a")" = hello
+mount -a
+umount "$MNT"
+! mountpoint -q "$MNT"
+"#;
+    let Some(out) = script(&rig, text) else { return };
+    out.ok();
+    rig.is_quiet();
+}
+
+#[test]
+fn what_is_wrong_is_said_in_the_words_of_the_verb() {
+    let Some(rig) = Rig::mounting() else { return };
+    let text = r#"
+said() {
+    code=0
+    "$@" 2>"$ROOT/said" || code=$?
+    echo "exit $code"
+    cat "$ROOT/said"
+    test "$code" = "$want"
+}
+want=1 said mount -t fuse.watertight /does/not/exist "$MNT"
+want=1 said mount -t fuse.watertight -o frobnicate "$STORE" "$MNT"
+mount -f -t fuse.watertight "$STORE" "$MNT"
+mount -s -t fuse.watertight -o frobnicate "$STORE" "$MNT"
+mount -t fuse.watertight "$STORE" "$MNT"
+want=1 said mount.fuse.watertight "$STORE" "$MNT" -o remount,ro
+umount "$MNT"
+"#;
+    let Some(out) = script(&rig, text) else { return };
+    out.ok()
+        .says("source /does/not/exist does not exist")
+        .says("no mount option frobnicate")
+        .says("cannot be changed by -o remount");
+}
+
+#[test]
+fn helpers_are_installed_and_removed_by_a_verb() {
+    let rig = Rig::new();
+    let dir = rig.root.join("sbin");
+    let directory = format!("--directory={}", dir.display());
+    rig.run(&["install-helpers", &directory]).ends(2, "is not the absolute path of a directory");
+    fs::create_dir(&dir).unwrap();
+    for _ in 0..2 {
+        rig.run(&["install-helpers", &directory]).ok().says("umount.fuseblk.watertight -> ");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 4);
+    }
+    let helper = dir.join("umount.fuse.watertight");
+    let mut command = Command::new(&helper);
+    command.arg("--version");
+    run(command).ok().says("umount.fuse.watertight ");
+    rig.run(&["install-helpers", &directory, "--remove"]).ok();
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+    fs::write(&helper, "somebody else's").unwrap();
+    rig.run(&["install-helpers", &directory]).ends(2, "it is not replaced");
+    assert_eq!(fs::read(&helper).unwrap(), b"somebody else's");
+}
