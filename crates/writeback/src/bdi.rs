@@ -15,15 +15,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize as StdAtomicUsize;
 use std::time::{Duration, Instant};
 
-use sync::atomic::{AtomicBool, Ordering};
+use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Clock, Condvar, Counter, Mutex, RwLock, thread};
 
 use crate::Budget;
 use crate::cgroup::Owner;
 use crate::drain::Drain;
+use crate::group::Request;
+use crate::limit::Direction;
 use crate::link::{Inode, Link, NONE, Outcome, Place};
 use crate::switcher::Switcher;
+use crate::throttle::Throttle;
 use crate::wb::{Entry, Listed, Lists, Wb, WbStatus};
 use crate::wbs::Wbs;
 
@@ -68,6 +71,9 @@ pub struct Bdi<I: Inode> {
     /// The wb that is served next.
     turn: StdAtomicUsize,
     sequence: std::sync::atomic::AtomicU64,
+    throttle: Arc<Throttle>,
+    /// Inodes that are dirty or being written, those on their way to another wb included.
+    unwritten: AtomicUsize,
 }
 
 /// A device's figures.
@@ -114,6 +120,7 @@ impl<I: Inode> Bdi<I> {
         budget: Arc<Budget>,
         switcher: &Arc<Switcher<I>>,
     ) -> std::io::Result<Arc<Self>> {
+        let throttle = Arc::new(Throttle::new(Arc::clone(&options.clock)));
         let bdi = Arc::new(Self {
             options,
             budget,
@@ -131,7 +138,15 @@ impl<I: Inode> Bdi<I> {
             written: Counter::default(),
             turn: StdAtomicUsize::new(0),
             sequence: std::sync::atomic::AtomicU64::new(0),
+            throttle,
+            unwritten: AtomicUsize::new(0),
         });
+        let flushers = Arc::downgrade(&bdi);
+        bdi.throttle.listen_always(Arc::new(move || {
+            if let Some(bdi) = flushers.upgrade() {
+                bdi.wake_flushers();
+            }
+        }));
         switcher.register(&bdi);
         for number in 0..bdi.options.flushers {
             if let Err(error) = bdi.add_flusher(format!("flush-{name}-{number}")) {
@@ -161,8 +176,32 @@ impl<I: Inode> Bdi<I> {
         self.wbs.with(&self.switcher.grace().read(), index, Arc::clone)
     }
 
-    fn all_wbs(&self) -> Vec<Arc<Wb<I>>> {
+    pub(crate) fn all_wbs(&self) -> Vec<Arc<Wb<I>>> {
         self.wbs.all(&self.switcher.grace().read())
+    }
+
+    /// The limits of cgroups on this device.
+    pub fn throttle(&self) -> &Arc<Throttle> {
+        &self.throttle
+    }
+
+    /// Inodes that are dirty or being written.
+    pub(crate) fn unwritten(&self) -> usize {
+        // ORDERING: Relaxed: who made an inode dirty before a sync began counted it before that; the count falls only when it is clean.
+        self.unwritten.load(Ordering::Relaxed)
+    }
+
+    /// Counts an inode that became dirty, or clean.
+    fn note_unwritten(&self, change: isize) {
+        // ORDERING: Relaxed, see `unwritten`.
+        self.unwritten.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
+    }
+
+    /// Limits changed, or somebody may write sooner than was told.
+    fn wake_flushers(&self) {
+        // As in `mark_dirty`: after a flusher's look, and before its wait.
+        drop(self.control.lock());
+        self.changed.notify_all();
     }
 
     /// Locks the lists of the wb that owns the inode; `None` before it has one.
@@ -238,6 +277,7 @@ impl<I: Inode> Bdi<I> {
                     let clean = lists.remove(link, &mut state);
                     let listed = Listed { inode: Arc::clone(&inode), failures: 0 };
                     lists.insert(link, &mut state, Entry::Dirty(self.next_key(now), listed));
+                    self.note_unwritten(1);
                     drop(clean);
                     return lists.has_one_dirty();
                 }
@@ -267,6 +307,7 @@ impl<I: Inode> Bdi<I> {
             }
             let removed = lists.remove(link, &mut state);
             lists.insert(link, &mut state, Entry::Attached(Arc::downgrade(inode)));
+            self.note_unwritten(-1);
             removed
         });
         removed.flatten().is_some()
@@ -284,7 +325,14 @@ impl<I: Inode> Bdi<I> {
             // Not there: taken off for good meanwhile.
             lists.remove(link, &mut state)?;
             let entry = match (outcome, redirtied) {
-                (Outcome::Clean, None) => Entry::Attached(Arc::downgrade(&inode)),
+                (Outcome::Clean, None) => {
+                    self.note_unwritten(-1);
+                    Entry::Attached(Arc::downgrade(&inode))
+                }
+                // Its time has come already; its owner's limits have to let it go.
+                (Outcome::Held, _) => {
+                    Entry::Dirty(self.next_key(now.saturating_sub(self.options.dirty_after)), listed)
+                }
                 (Outcome::Clean | Outcome::Dirty, since) => {
                     let key = self.next_key(since.unwrap_or(now));
                     Entry::Dirty(key, Listed { failures: 0, ..listed })
@@ -494,14 +542,21 @@ impl<I: Inode> Bdi<I> {
             let urgent = control.kicked && self.is_above(2);
             let before = if urgent { Some(now) } else { now.checked_sub(self.options.dirty_after) };
             let wbs = self.all_wbs();
+            let mut due: Vec<Option<Duration>> = wbs.iter().map(|wb| self.due(wb, urgent)).collect();
             // ORDERING: Relaxed, only so that all have their turn.
             let first = self.turn.fetch_add(1, Ordering::Relaxed) % wbs.len();
-            let (later, earlier) = wbs.split_at(first);
-            if let Some(listed) = earlier.iter().chain(later).find_map(|wb| wb.take(before, now)) {
-                return Some(listed);
+            for at in (first..wbs.len()).chain(0..first) {
+                if due[at].is_some_and(|due| due <= now)
+                    && let Some(listed) = wbs[at].take(before, now)
+                {
+                    return Some(listed);
+                }
+                // Taken by another flusher meanwhile.
+                due[at] = due[at].filter(|due| *due > now);
             }
-            control.kicked = false;
-            match wbs.iter().filter_map(|wb| wb.next_due(self.options.dirty_after)).min() {
+            let next = due.into_iter().flatten().min();
+            control.kicked &= urgent && next.is_some();
+            match next {
                 None => self.changed.wait(&mut control),
                 Some(due) => {
                     let until = Instant::now() + due.saturating_sub(now);
@@ -509,6 +564,18 @@ impl<I: Inode> Bdi<I> {
                 }
             }
         }
+    }
+
+    /// When a flusher has something to do for `wb`: an inode's time has come (at once, if it is `urgent`), and its limits let it go.
+    fn due(&self, wb: &Wb<I>, urgent: bool) -> Option<Duration> {
+        let due = wb.next_due(if urgent { Duration::ZERO } else { self.options.dirty_after })?;
+        let chain = wb.chain(&self.throttle);
+        if chain.is_empty() {
+            return Some(due);
+        }
+        let request =
+            Request { direction: Direction::Write, bytes: 1, operations: 1, epoch: u64::MAX, inode: 0 };
+        Some(due.max(self.throttle.ready_at(&chain, &request)))
     }
 }
 

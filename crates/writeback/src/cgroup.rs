@@ -1,11 +1,13 @@
 //! Cgroups: who dirties data, as a tree.
 //!
 //! A cgroup that was removed is not found by its number any more, but whoever has it still finds its parents: what it
-//! owned goes to the nearest one that lives. Numbers are the kernel's, and may be given again.
+//! owned goes to the nearest one that lives. Numbers are the kernel's; where one is given again it names another cgroup.
 //!
-//! Lock order: `Cgroups::by_number` is a leaf.
+//! Lock order: `Cgroups::by_number`, then `Cgroup::name`, which is a leaf.
 
 use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sync::Mutex;
@@ -25,6 +27,8 @@ impl Owner {
 pub struct Cgroup {
     number: Owner,
     parent: Option<Arc<Cgroup>>,
+    /// Its directory's, which may be changed.
+    name: Mutex<OsString>,
     is_living: AtomicBool,
 }
 
@@ -37,13 +41,33 @@ pub struct Cgroups {
 
 impl Default for Cgroups {
     fn default() -> Self {
-        let root = Arc::new(Cgroup { number: Owner::ROOT, parent: None, is_living: AtomicBool::new(true) });
+        let root = Arc::new(Cgroup::new(Owner::ROOT, None, OsStr::new("")));
         let by_number = Mutex::new(HashMap::from([(Owner::ROOT, Arc::clone(&root))]));
         Self { root, by_number }
     }
 }
 
 impl Cgroup {
+    fn new(number: Owner, parent: Option<&Arc<Cgroup>>, name: &OsStr) -> Self {
+        let name = Mutex::new(name.to_owned());
+        Self { number, parent: parent.cloned(), name, is_living: AtomicBool::new(true) }
+    }
+
+    /// The cgroup that it is in; `None` for the root.
+    #[must_use]
+    pub fn parent(&self) -> Option<&Arc<Cgroup>> {
+        self.parent.as_ref()
+    }
+
+    /// Its path from the root of the tree, such as `/a/b`; for the root `/`.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        match &self.parent {
+            None => PathBuf::from("/"),
+            Some(parent) => parent.path().join(&*self.name.lock()),
+        }
+    }
+
     /// Its number.
     #[must_use]
     pub fn number(&self) -> Owner {
@@ -82,17 +106,29 @@ impl Cgroups {
         self.by_number.lock().get(&number).cloned()
     }
 
-    /// The cgroup `number`; if it was not known, one that has just been made below `parent` (below the root if that does not live).
+    /// The cgroup `number`; if it was not known, one that has just been made below `parent` (below the root if that does not live), and is
+    /// called by its number.
     pub fn add(&self, number: Owner, parent: Owner) -> Arc<Cgroup> {
+        self.add_named(number, parent, OsStr::new(&number.0.to_string()))
+    }
+
+    /// The same with a name.
+    pub fn add_named(&self, number: Owner, parent: Owner, name: &OsStr) -> Arc<Cgroup> {
         let mut by_number = self.by_number.lock();
         if let Some(known) = by_number.get(&number) {
             return Arc::clone(known);
         }
         let parent = by_number.get(&parent).unwrap_or(&self.root);
-        let made = Cgroup { number, parent: Some(Arc::clone(parent)), is_living: AtomicBool::new(true) };
-        let made = Arc::new(made);
+        let made = Arc::new(Cgroup::new(number, Some(parent), name));
         by_number.insert(number, Arc::clone(&made));
         made
+    }
+
+    /// A cgroup has another name; the root has none.
+    pub fn rename(&self, number: Owner, name: &OsStr) {
+        if let Some(cgroup) = self.get(number).filter(|cgroup| cgroup.parent.is_some()) {
+            *cgroup.name.lock() = name.to_owned();
+        }
     }
 
     /// Takes a cgroup that was removed out of the tree; `None` if it is not there or is the root.
@@ -132,6 +168,16 @@ mod tests {
         cgroups.remove(a);
         assert_eq!(c.nearest_living().number(), Owner::ROOT);
         assert!(cgroups.remove(a).is_none() && cgroups.remove(Owner::ROOT).is_none());
+    }
+
+    #[test]
+    fn paths_follow_renaming() {
+        let cgroups = Cgroups::default();
+        cgroups.add_named(Owner(1), Owner::ROOT, OsStr::new("a"));
+        let b = cgroups.add_named(Owner(2), Owner(1), OsStr::new("b"));
+        assert_eq!((b.path(), cgroups.root().path()), ("/a/b".into(), "/".into()));
+        cgroups.rename(Owner(1), OsStr::new("c"));
+        assert_eq!(b.path(), PathBuf::from("/c/b"));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -55,6 +56,13 @@ impl CgroupPath {
     pub fn is_within(&self, other: &Self) -> bool {
         let below = |rest: &str| rest.is_empty() || rest.starts_with('/') || &*other.0 == "/";
         self.0.strip_prefix(&*other.0).is_some_and(below)
+    }
+}
+
+/// A path of which it is known that it is a cgroup's. What of it is not UTF-8 is replaced.
+impl From<&Path> for CgroupPath {
+    fn from(path: &Path) -> Self {
+        Self(path.to_string_lossy().into())
     }
 }
 

@@ -52,6 +52,8 @@ pub enum Outcome {
     Clean,
     /// It was dirtied again meanwhile.
     Dirty,
+    /// A limit is in the way; go on as soon as it lets one.
+    Held,
     /// It could not be written; try again later.
     Failed,
 }
@@ -76,6 +78,8 @@ pub(crate) struct State {
     pub(crate) redirtied: Option<Duration>,
     /// Taken off for good (`I_FREEING`).
     pub(crate) freeing: bool,
+    /// The index of the wb that it is on its way to, if it is.
+    pub(crate) heading: u32,
     pub(crate) foreign: Foreign,
     pub(crate) round: Option<Round>,
 }
@@ -123,6 +127,12 @@ impl<I: Inode> Link<I> {
     pub fn is_switching(&self) -> bool {
         // ORDERING: Acquire, P2.
         self.switching.load(Ordering::Acquire)
+    }
+
+    /// The wb that it is on its way to.
+    pub(crate) fn heading(&self) -> Option<u32> {
+        let state = self.state();
+        self.is_switching().then_some(state.heading)
     }
 
     /// Dirty bytes, and those under writeback, as the owner's wb counts them.

@@ -44,7 +44,7 @@ pub struct Throttle {
 }
 
 /// The limits that one cgroup is under: its own and those of its ancestors.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Chain {
     /// Outer ones first.
     groups: Vec<Arc<Group>>,
@@ -75,6 +75,7 @@ pub struct Ticket<'a> {
 /// Data that somebody else waits for goes on without regard to limits, until dropped.
 #[derive(Debug)]
 pub struct Boost {
+    throttle: Arc<Throttle>,
     /// Those that have the token: it is taken back from these, whatever has become of the waiter's cgroup.
     groups: Vec<Arc<Group>>,
     number: u64,
@@ -186,6 +187,27 @@ impl Throttle {
         if ready_at <= now { Admission::Now } else { Admission::At(ready_at) }
     }
 
+    /// The same, with the right to give back what was not done.
+    ///
+    /// # Errors
+    /// When it may go on.
+    pub fn try_reserve(&self, chain: &Arc<Chain>, request: Request) -> Result<Ticket<'_>, Duration> {
+        match self.try_admit(chain, &request) {
+            Admission::Now => Ok(self.ticket(chain, request, Vec::new())),
+            Admission::At(time) => Err(time),
+        }
+    }
+
+    /// Charges what goes on in any case, with the right to give back what was not done.
+    pub fn charge_ahead(&self, chain: &Arc<Chain>, request: Request) -> Ticket<'_> {
+        self.charge(chain, &request);
+        self.ticket(chain, request, Vec::new())
+    }
+
+    fn ticket(&self, chain: &Arc<Chain>, request: Request, starts: Vec<Duration>) -> Ticket<'_> {
+        Ticket { throttle: self, chain: Arc::clone(chain), request, starts, is_used: false }
+    }
+
     /// When a request of the least size could go on.
     pub fn ready_at(&self, chain: &Chain, request: &Request) -> Duration {
         chain.groups.iter().map(|group| group.buckets().ready_at(request)).max().unwrap_or_default()
@@ -202,7 +224,7 @@ impl Throttle {
                 buckets.charge(&request, now);
             }
         }
-        Ticket { throttle: self, chain: Arc::clone(chain), request, starts, is_used: false }
+        self.ticket(chain, request, starts)
     }
 
     /// Charges what goes on in any case: a debt.
@@ -232,7 +254,13 @@ impl Throttle {
     /// Lets data of the cgroups of `chains` go on that is dirty since `epoch` or before, of one inode or of all, because somebody in
     /// cgroup `waiter` waits for it. Limits of the waiter's own cgroup and of its ancestors hold as before: a group's limits
     /// are waived only for who is neither in it nor below it. Whoever waits for these limits now is woken.
-    pub fn boost(&self, waiter: &CgroupPath, chains: &[Arc<Chain>], epoch: u64, inode: Option<u64>) -> Boost {
+    pub fn boost(
+        self: &Arc<Self>,
+        waiter: &CgroupPath,
+        chains: &[Arc<Chain>],
+        epoch: u64,
+        inode: Option<u64>,
+    ) -> Boost {
         let epoch = if is_on("boost-unbounded") { u64::MAX } else { epoch };
         let mut groups: Vec<Arc<Group>> = Vec::new();
         for group in chains.iter().flat_map(|chain| &chain.groups) {
@@ -241,8 +269,9 @@ impl Throttle {
                 groups.push(Arc::clone(group));
             }
         }
+        let throttle = Arc::clone(self);
         if groups.is_empty() {
-            return Boost { groups, number: 0 };
+            return Boost { throttle, groups, number: 0 };
         }
         let number = self.listeners.lock().number();
         let token = Token { number, epoch, inode };
@@ -252,7 +281,7 @@ impl Throttle {
         if !is_on("boost-no-kick") {
             self.kick();
         }
-        Boost { groups, number }
+        Boost { throttle, groups, number }
     }
 
     /// Calls `wake` whenever somebody who waits should ask again, before the time that was told: there is a boost, or a limit was changed.
@@ -263,6 +292,13 @@ impl Throttle {
         let number = listeners.number();
         listeners.by_number.insert(number, wake);
         Listening { throttle: self, number }
+    }
+
+    /// The same, for as long as there are limits.
+    pub fn listen_always(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        let mut listeners = self.listeners.lock();
+        let number = listeners.number();
+        listeners.by_number.insert(number, wake);
     }
 
     /// Wakes all who listen.
@@ -358,6 +394,11 @@ impl Boost {
         self.groups.is_empty()
     }
 
+    /// Takes back only what a waiter in `cgroup` would have been given: a mutant.
+    pub(crate) fn keep_for(&mut self, cgroup: &CgroupPath) {
+        self.groups.retain(|group| !cgroup.is_within(group.path()));
+    }
+
     /// Those whose limits are waived.
     #[must_use]
     pub fn groups(&self) -> &[Arc<Group>] {
@@ -369,6 +410,10 @@ impl Drop for Boost {
     fn drop(&mut self) {
         for group in &self.groups {
             group.buckets().remove_token(self.number);
+        }
+        if !self.groups.is_empty() {
+            // Who waited for the same data has nothing to wait for any more.
+            self.throttle.kick();
         }
     }
 }

@@ -27,8 +27,10 @@ use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::{Counter, Mutex, MutexGuard};
 
 use crate::cgroup::{Cgroup, Owner};
+use crate::limit::CgroupPath;
 use crate::link::{Inode, Link, Place, State};
 use crate::switch::Isw;
+use crate::throttle::{Chain, Throttle};
 
 /// Where an inode stands on a list that is ordered by time; the second number keeps the order of equal times.
 pub(crate) type Key = (Duration, u64);
@@ -60,6 +62,8 @@ pub struct Wb<I: Inode> {
     /// Pages a second.
     bandwidth: AtomicU64,
     pub(crate) switched: Counter,
+    /// The limits that it is under, as of the last look.
+    chain: Mutex<Option<Arc<Chain>>>,
 }
 
 /// An inode on a list, with how often its write-back failed.
@@ -178,12 +182,35 @@ impl<I: Inode> Wb<I> {
             is_cleaning: AtomicBool::new(false),
             bandwidth: AtomicU64::new(BANDWIDTH_AT_FIRST),
             switched: Counter::default(),
+            chain: Mutex::default(),
         }
     }
 
     /// Whose data this is.
     pub fn cgroup(&self) -> &Arc<Cgroup> {
         &self.cgroup
+    }
+
+    /// Where its cgroup is.
+    pub(crate) fn cgroup_path(&self) -> CgroupPath {
+        CgroupPath::from(&*self.cgroup.path())
+    }
+
+    /// The limits that it is under.
+    pub(crate) fn chain(&self, throttle: &Throttle) -> Arc<Chain> {
+        let mut chain = self.chain.lock();
+        match chain.as_ref() {
+            Some(chain) if throttle.is_current(chain) => Arc::clone(chain),
+            _ => Arc::clone(chain.insert(throttle.chain(&self.cgroup_path()))),
+        }
+    }
+
+    /// Nothing is to be written, and nothing is on its way here.
+    pub(crate) fn is_settled(&self) -> bool {
+        let lists = self.lists();
+        // ORDERING: Relaxed; a switch ends after its inode came onto the lists, under their lock: who has the lock and finds no inode finds the switch.
+        let is_empty = lists.dirty.is_empty() && lists.io.is_empty() && lists.more_io.is_empty();
+        is_empty && self.incoming.load(Ordering::Relaxed) == 0
     }
 
     /// The cgroup's number.

@@ -1,0 +1,264 @@
+//! Files whose data is only counted, on a store that takes its time by a clock that is set: the product's own write-back engine, with nothing else
+//! beneath it. Who sleeps sets the clock on.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sync::{Clock, Condvar, ManualClock, Mutex};
+use writeback::{
+    Bdi, BdiOptions, Budget, Caller, CgroupPath, How, Inode, Limits, Link, Outcome, Owner, Passed, Pieces,
+    Policy, Switcher, Syncing,
+};
+
+/// A file.
+#[derive(Debug)]
+pub(crate) struct File {
+    link: Link<Self>,
+    store: Arc<Store>,
+    /// Bytes that are dirty since an epoch, the oldest first.
+    dirty: Mutex<VecDeque<(u64, u64)>>,
+}
+
+/// Where it goes.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) clock: Arc<ManualClock>,
+    bytes_per_second: u64,
+    /// When what of whom was written.
+    written: Mutex<Vec<(Duration, Owner, u64)>>,
+}
+
+/// A device with its cgroups.
+pub(crate) struct Model {
+    pub(crate) store: Arc<Store>,
+    pub(crate) switcher: Arc<Switcher<File>>,
+    pub(crate) bdi: Arc<Bdi<File>>,
+}
+
+impl Inode for File {
+    fn write_back(&self) -> Outcome {
+        Outcome::Dirty
+    }
+
+    fn link(&self) -> &Link<Self> {
+        &self.link
+    }
+}
+
+impl File {
+    /// Bytes to be written.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty.lock().iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// One who writes a file back.
+struct Writer<'a> {
+    file: &'a File,
+    owner: Owner,
+    woken: Arc<Woken>,
+    /// Called for each sleep, with its end; says when it is woken, or to give up.
+    sleeps: &'a mut dyn FnMut(Duration) -> Option<Duration>,
+}
+
+/// Says that somebody was woken.
+#[derive(Debug, Default)]
+struct Woken {
+    is_woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Woken {
+    fn wake(&self) {
+        *self.is_woken.lock() = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut is_woken = self.is_woken.lock();
+        while !std::mem::take(&mut *is_woken) {
+            self.changed.wait(&mut is_woken);
+        }
+    }
+}
+
+impl Pieces for Writer<'_> {
+    type Error = Infallible;
+
+    fn is_left(&self, epoch: u64) -> bool {
+        self.file.dirty.lock().front().is_some_and(|(since, _)| *since <= epoch)
+    }
+
+    fn write(&mut self, epoch: u64, bytes: u64) -> Result<u64, Infallible> {
+        let mut dirty = self.file.dirty.lock();
+        let Some((_, there)) = dirty.front_mut().filter(|(since, _)| *since <= epoch) else { return Ok(0) };
+        let written = bytes.min(*there).min(1 << 20);
+        *there -= written;
+        if *there == 0 {
+            dirty.pop_front();
+        }
+        drop(dirty);
+        let store = &self.file.store;
+        store.clock.advance(Duration::from_nanos(written * 1_000_000_000 / store.bytes_per_second));
+        store.written.lock().push((store.clock.now(), self.owner, written));
+        Ok(written)
+    }
+
+    fn waker(&self) -> Arc<dyn Fn() + Send + Sync> {
+        let woken = Arc::clone(&self.woken);
+        Arc::new(move || woken.wake())
+    }
+
+    fn sleep(&mut self, until: Duration) -> bool {
+        let Some(woken) = (self.sleeps)(until) else { return false };
+        let clock = &self.file.store.clock;
+        clock.advance(woken.saturating_sub(clock.now()));
+        true
+    }
+}
+
+impl Model {
+    /// A device without limits that writes so much a second.
+    pub(crate) fn new(bytes_per_second: u64) -> Self {
+        let clock = Arc::new(ManualClock::default());
+        clock.advance(Duration::from_secs(1));
+        let switcher = Arc::new(Switcher::default());
+        Self::on(&clock, &switcher, bytes_per_second)
+    }
+
+    /// Another device, for the same cgroups, by the same clock.
+    pub(crate) fn on(
+        clock: &Arc<ManualClock>,
+        switcher: &Arc<Switcher<File>>,
+        bytes_per_second: u64,
+    ) -> Self {
+        let options = BdiOptions {
+            flushers: 0,
+            dirty_after: Duration::from_secs(5),
+            background_pages: 1 << 20,
+            background_inodes: 1 << 20,
+            retry_pause: Duration::from_secs(1),
+            clock: Arc::clone(clock) as Arc<dyn Clock>,
+        };
+        let store = Arc::new(Store { clock: Arc::clone(clock), bytes_per_second, written: Mutex::default() });
+        let bdi = Bdi::start("model", options, Budget::new(1 << 30), switcher).expect("no thread is made");
+        Self { store, switcher: Arc::clone(switcher), bdi }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.store.clock.now()
+    }
+
+    /// A cgroup.
+    pub(crate) fn cgroup(&self, number: u64, parent: Owner, name: &str) -> Owner {
+        self.switcher.cgroups().add_named(Owner(number), parent, OsStr::new(name)).number()
+    }
+
+    /// Limits a cgroup, as `io.max` is written.
+    pub(crate) fn limit(&self, path: &str, limits: &str) {
+        let limits: Limits = limits.parse().expect("the caller writes what is right");
+        self.bdi.throttle().set(&at(path), limits);
+    }
+
+    /// A file that `owner` dirties.
+    pub(crate) fn file(&self, owner: Owner, bytes: u64) -> Arc<File> {
+        let file =
+            Arc::new(File { link: Link::default(), store: Arc::clone(&self.store), dirty: Mutex::default() });
+        self.bdi.attach(&file, owner);
+        self.write(&file, owner, bytes);
+        file
+    }
+
+    /// Dirties more of a file.
+    pub(crate) fn write(&self, file: &Arc<File>, owner: Owner, bytes: u64) {
+        if bytes > 0 {
+            file.dirty.lock().push_back((self.bdi.throttle().epoch(), bytes));
+            self.bdi.mark_dirty(Arc::clone(file), owner);
+        }
+    }
+
+    /// Writes what a sync waits for. For each sleep `sleeps` is told until when it would be, and says when it is woken, or ends the
+    /// sync. Says whether that came to its end.
+    pub(crate) fn finish(
+        &self,
+        syncing: &Syncing<'_, File>,
+        sleeps: &mut dyn FnMut(Duration) -> Option<Duration>,
+    ) -> bool {
+        syncing.inodes().iter().all(|file| {
+            let pass = syncing.pass(file);
+            let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
+            let Ok(passed) = pass.run(&mut Writer { file, owner, woken: Arc::default(), sleeps });
+            if file.dirty_bytes() == 0 {
+                self.bdi.unlist(file);
+            }
+            passed == Passed::All
+        })
+    }
+
+    /// A whole sync of somebody in cgroup `caller`; says how long it took.
+    pub(crate) fn sync(&self, caller: &str, policy: Policy) -> Duration {
+        let begun = self.now();
+        let caller = at(caller);
+        let syncing = self.bdi.begin_sync(&caller, policy);
+        assert!(self.finish(&syncing, &mut Some), "nobody gave it up");
+        self.now() - begun
+    }
+
+    /// A whole fsync of one file; says how long it took.
+    pub(crate) fn fsync(&self, caller: &dyn Caller, policy: Policy, file: &Arc<File>) -> Duration {
+        let begun = self.now();
+        let syncing = self.bdi.begin_fsync(caller, policy, file);
+        assert!(self.finish(&syncing, &mut Some), "nobody gave it up");
+        self.now() - begun
+    }
+
+    /// Writes what is dirty since `epoch` or before. Whoever sleeps here does so until a kick.
+    pub(crate) fn write_until_kicked(&self, file: &Arc<File>, epoch: u64) {
+        let pass = self.bdi.pass(file, epoch, How::Wait);
+        let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
+        let woken = Arc::new(Woken::default());
+        let (sleeper, now) = (Arc::clone(&woken), self.now());
+        let sleeps = &mut |_| {
+            sleeper.wait();
+            Some(now)
+        };
+        let Ok(passed) = pass.run(&mut Writer { file, owner, woken, sleeps });
+        assert_eq!(passed, Passed::All);
+    }
+
+    /// What a flusher does with a file: as much as its owner's limits let it write now. Says when it may go on, if they do not.
+    pub(crate) fn flush(&self, file: &Arc<File>) -> Passed {
+        let pass = self.bdi.pass(file, u64::MAX, How::Leave);
+        let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
+        let Ok(passed) = pass.run(&mut Writer { file, owner, woken: Arc::default(), sleeps: &mut |_| None });
+        if file.dirty_bytes() == 0 {
+            self.bdi.unlist(file);
+        }
+        passed
+    }
+
+    /// Flushes these files and nothing else for some time.
+    pub(crate) fn flush_for(&self, files: &[Arc<File>], time: Duration) {
+        let until = self.now() + time;
+        while self.now() < until {
+            let held = files.iter().all(|file| self.flush(file) != Passed::GivenUp);
+            assert!(held, "a flusher never sleeps");
+            self.store.clock.advance(Duration::from_millis(1));
+        }
+    }
+
+    /// Bytes of a cgroup that were written in a time.
+    pub(crate) fn written(&self, owner: Owner, from: Duration, to: Duration) -> u64 {
+        let written = self.store.written.lock();
+        let of = |(at, whose, _): &&(Duration, Owner, u64)| *whose == owner && *at > from && *at <= to;
+        written.iter().filter(of).map(|(_, _, bytes)| bytes).sum()
+    }
+}
+
+/// A path, as text.
+pub(crate) fn at(path: &str) -> CgroupPath {
+    path.parse().expect("the caller writes what is right")
+}

@@ -1,0 +1,169 @@
+//! What a sync covers, and for whom it may pass limits.
+//!
+//! | policy | a sync writes and waits for | at whose limits |
+//! |---|---|---|
+//! | [`Policy::Vanilla`] | all that is dirty | each owner's |
+//! | [`Policy::Boost`] | all that is dirty | its own cgroup's and those of that one's ancestors; the rest goes at once, as a debt of its owner |
+//! | [`Policy::Isolated`] | what its own cgroup and those below own | the same |
+//!
+//! All of it is what was dirty when the sync began: a sync begins an epoch, and what is dirtied afterwards belongs to the next. So a sync ends,
+//! whoever goes on writing, and repeated syncs are no way round a limit.
+//!
+//! An inode that is on its way to another wb is found where it is: nobody moves one while a sync looks. An isolated sync
+//! finds those too that are on their way to its own cgroup. A sync that has nothing to do finds that out without a lock of the device.
+//!
+//! Lock order: as in `bdi`.
+
+use std::sync::Arc;
+
+use sync::mutant::is_on;
+
+use crate::Bdi;
+use crate::limit::CgroupPath;
+use crate::link::Inode;
+use crate::pass::{How, Pass};
+use crate::throttle::{Boost, Chain};
+use crate::wb::Wb;
+
+/// What a sync waits for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// All that is dirty, at its owners' limits.
+    Vanilla,
+    /// All that is dirty, at full speed.
+    #[default]
+    Boost,
+    /// What its own cgroup owns, with those below it.
+    Isolated,
+}
+
+/// Who syncs.
+pub trait Caller {
+    /// In which cgroup it is at this moment.
+    fn cgroup(&self) -> CgroupPath;
+}
+
+impl Caller for CgroupPath {
+    fn cgroup(&self) -> CgroupPath {
+        self.clone()
+    }
+}
+
+/// A sync that has begun. Boosts what it waits for until it is dropped.
+pub struct Syncing<'a, I: Inode> {
+    bdi: &'a Bdi<I>,
+    caller: &'a dyn Caller,
+    epoch: u64,
+    inodes: Vec<Arc<I>>,
+    boost: Option<Boost>,
+}
+
+impl<I: Inode> std::fmt::Debug for Syncing<'_, I> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = f.debug_struct("Syncing");
+        debug.field("epoch", &self.epoch).field("inodes", &self.inodes.len()).field("boost", &self.boost);
+        debug.finish_non_exhaustive()
+    }
+}
+
+impl<I: Inode> Bdi<I> {
+    /// Begins a sync.
+    pub fn begin_sync<'a>(&'a self, caller: &'a dyn Caller, policy: Policy) -> Syncing<'a, I> {
+        let epoch = self.throttle().begin_epoch();
+        let who = caller.cgroup();
+        let inodes = match policy {
+            _ if self.unwritten() == 0 => Vec::new(),
+            Policy::Vanilla | Policy::Boost => self.snapshot(),
+            Policy::Isolated => self.snapshot_of(&who),
+        };
+        let may_boost = policy != Policy::Vanilla && !inodes.is_empty();
+        let chains = may_boost.then(|| self.chains_of(&inodes));
+        let boost = chains.map(|chains| self.throttle().boost(&who, &chains, epoch, None));
+        Syncing { bdi: self, caller, epoch, inodes, boost }
+    }
+
+    /// Begins to make one inode's data durable, whoever owns it: it is boosted as for [`Policy::Boost`].
+    pub fn begin_fsync<'a>(
+        &'a self,
+        caller: &'a dyn Caller,
+        policy: Policy,
+        inode: &Arc<I>,
+    ) -> Syncing<'a, I> {
+        let epoch = self.throttle().begin_epoch();
+        let chain = self.chain_of(inode).filter(|chain| !chain.is_empty() && policy != Policy::Vanilla);
+        let boost = chain
+            .map(|chain| self.throttle().boost(&caller.cgroup(), &[chain], epoch, Some(inode.link().number)));
+        Syncing { bdi: self, caller, epoch, inodes: vec![Arc::clone(inode)], boost }
+    }
+
+    /// The limits that are over an inode's data; `None` before it has an owner.
+    pub fn chain_of(&self, inode: &I) -> Option<Arc<Chain>> {
+        Some(self.wb_at(inode.link().index())?.chain(self.throttle()))
+    }
+
+    /// A way past the limits for data of `inode` that is dirty since `epoch` or before.
+    pub fn pass(&self, inode: &I, epoch: u64, how: How) -> Pass<'_> {
+        let chain = self.chain_of(inode).unwrap_or_default();
+        Pass::new(self.throttle(), chain, epoch, inode.link().number, how)
+    }
+
+    /// Every inode that is dirty and owned by `who` or below, or on its way there.
+    fn snapshot_of(&self, who: &CgroupPath) -> Vec<Arc<I>> {
+        let is_own = |wb: &Arc<Wb<I>>| wb.cgroup_path().is_within(who);
+        let own: Vec<Arc<Wb<I>>> = self.all_wbs().into_iter().filter(is_own).collect();
+        // Their own locks only: a tenant with nothing to write waits for no other.
+        if own.iter().all(|wb| wb.is_settled()) {
+            return Vec::new();
+        }
+        let _nobody_moves = self.switching.write();
+        let mut found: Vec<Arc<I>> = own.iter().flat_map(|wb| wb.snapshot()).collect();
+        if is_on("isolation-forgets-switched") {
+            return found;
+        }
+        let others = self.all_wbs().into_iter().filter(|wb| !is_own(wb));
+        for inode in others.flat_map(|wb| wb.snapshot()) {
+            let heading = inode.link().heading();
+            if heading.is_some_and(|to| own.iter().any(|wb| wb.index == to)) {
+                found.push(inode);
+            }
+        }
+        found
+    }
+
+    /// The limits over these inodes, each once.
+    fn chains_of(&self, inodes: &[Arc<I>]) -> Vec<Arc<Chain>> {
+        let mut owners: Vec<u32> = inodes.iter().map(|inode| inode.link().index()).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        let wbs = owners.into_iter().filter_map(|index| self.wb_at(index));
+        wbs.map(|wb| wb.chain(self.throttle())).filter(|chain| !chain.is_empty()).collect()
+    }
+}
+
+impl<I: Inode> Syncing<'_, I> {
+    /// What is to be written: data of these that is dirty since the epoch or before.
+    #[must_use]
+    pub fn inodes(&self) -> &[Arc<I>] {
+        &self.inodes
+    }
+
+    /// The sync's epoch.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The way past the limits for one of them.
+    #[must_use]
+    pub fn pass(&self, inode: &I) -> Pass<'_> {
+        self.bdi.pass(inode, self.epoch, How::Wait)
+    }
+}
+
+impl<I: Inode> Drop for Syncing<'_, I> {
+    fn drop(&mut self) {
+        if let Some(boost) = self.boost.as_mut().filter(|_| is_on("boost-by-current-cgroup")) {
+            boost.keep_for(&self.caller.cgroup());
+        }
+    }
+}

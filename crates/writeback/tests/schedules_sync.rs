@@ -1,0 +1,164 @@
+//! Syncs and limits under shuttle: the product's own engine, under random schedules and under such with few switches.
+//!
+//! | requirement | test | mutants |
+//! |---|---|---|
+//! | SY-R5 | [`sy_r5_a_waiter_that_changes_cgroup`] | `boost-by-current-cgroup` |
+//! | SY-R6 | [`sy_r6_who_is_queued_hears_of_a_boost`] | `boost-no-kick` |
+//! | SY-R7 | [`sy_r7_a_boost_beside_new_data`] | `boost-unbounded` |
+//! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch`] | `isolation-forgets-switched` |
+//! | SY-R10 | [`sy_r10_concurrent_syncs_beside_a_writer`] | |
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --test schedules_sync`
+#![cfg(shuttle)]
+
+extern crate watertight_writeback as writeback;
+
+#[allow(dead_code, reason = "the lab uses the rest")]
+#[path = "../../lab/src/sync/model.rs"]
+mod model;
+
+use std::sync::Arc;
+
+use model::{File, Model, at};
+use sync::model::check;
+use sync::{Mutex, mutant, thread};
+use writeback::{Caller, CgroupPath, Owner, Policy};
+
+const SLOW: Owner = Owner(1);
+const OTHER: Owner = Owner(2);
+
+/// A file of `/slow`, which has used its limit up: by its own means it goes on only when the clock does.
+fn held() -> (Arc<Model>, Arc<File>) {
+    let model = Model::new(1 << 30);
+    model.cgroup(SLOW.0, Owner::ROOT, "slow");
+    model.cgroup(OTHER.0, Owner::ROOT, "other");
+    model.limit("/slow", "wbps=1M");
+    let spent = model.file(SLOW, 1 << 20);
+    model.sync("/other", Policy::Boost);
+    drop(spent);
+    let file = model.file(SLOW, 8192);
+    (Arc::new(model), file)
+}
+
+fn boosts(model: &Model) -> usize {
+    model.bdi.throttle().chain(&at("/slow")).groups()[0].boosts()
+}
+
+#[test]
+fn sy_r6_who_is_queued_hears_of_a_boost() {
+    check(|| {
+        let (model, file) = held();
+        let own = at("/slow");
+        let queued = {
+            let (model, file) = (Arc::clone(&model), Arc::clone(&file));
+            let syncing = model.bdi.begin_fsync(&own, Policy::Boost, &file).epoch();
+            thread::spawn(move || model.write_until_kicked(&file, syncing))
+        };
+        let waiter = at("/other");
+        let boost = model.bdi.begin_sync(&waiter, Policy::Boost);
+        // It ends though nobody but it writes, and the clock stands still: else this is a deadlock.
+        queued.join().expect("no assertion failed");
+        assert_eq!(file.dirty_bytes(), 0);
+        drop(boost);
+        assert_eq!(boosts(&model), 0);
+    });
+}
+
+struct Task(Mutex<CgroupPath>);
+
+impl Caller for Task {
+    fn cgroup(&self) -> CgroupPath {
+        self.0.lock().clone()
+    }
+}
+
+#[test]
+fn sy_r5_a_waiter_that_changes_cgroup() {
+    check(|| {
+        let (model, _file) = held();
+        let task = Arc::new(Task(Mutex::new(at("/other"))));
+        let moves = {
+            let task = Arc::clone(&task);
+            thread::spawn(move || *task.0.lock() = at("/slow"))
+        };
+        drop(model.bdi.begin_sync(&*task, Policy::Boost));
+        moves.join().expect("no assertion failed");
+        assert_eq!(boosts(&model), 0, "a boost was left behind");
+    });
+}
+
+#[test]
+fn sy_r7_a_boost_beside_new_data() {
+    check(|| {
+        let (model, file) = held();
+        let own = at("/slow");
+        let waiter = at("/other");
+        let boost = model.bdi.begin_sync(&waiter, Policy::Boost);
+        let writes = {
+            let (model, file) = (Arc::clone(&model), Arc::clone(&file));
+            thread::spawn(move || {
+                model.write(&file, SLOW, 4096);
+            })
+        };
+        assert!(model.finish(&boost, &mut |_| panic!("it is boosted")));
+        writes.join().expect("no assertion failed");
+        // Begun later, as the data is: the token is still there, and not for this.
+        let later = model.bdi.begin_fsync(&own, Policy::Boost, &file);
+        assert!(!model.finish(&later, &mut |_| None), "a boost without bounds");
+        drop((later, boost));
+    });
+}
+
+#[test]
+fn sy_r10_an_isolated_sync_beside_a_switch() {
+    check(|| {
+        let (model, file) = held();
+        // On its way, or there: its move goes on beside us.
+        assert!(model.bdi.switch_to(&file, OTHER));
+        let caller = at("/other");
+        let syncing = model.bdi.begin_sync(&caller, Policy::Isolated);
+        assert_eq!(syncing.inodes().len(), 1, "a sync missed an inode that is switching");
+        drop(syncing);
+        model.switcher.flush();
+        assert_eq!(model.bdi.begin_sync(&caller, Policy::Isolated).inodes().len(), 1);
+        assert_eq!(model.bdi.begin_sync(&at("/slow"), Policy::Isolated).inodes().len(), 0);
+        drop(file);
+        model.bdi.drain();
+        model.bdi.evict();
+    });
+}
+
+#[test]
+fn sy_r10_concurrent_syncs_beside_a_writer() {
+    check(|| {
+        let (model, file) = held();
+        let mut threads: Vec<thread::JoinHandle<()>> = Vec::new();
+        for waiter in ["/other", "/", "/third"] {
+            let model = Arc::clone(&model);
+            threads.push(thread::spawn(move || {
+                let waiter = at(waiter);
+                let syncing = model.bdi.begin_sync(&waiter, Policy::Boost);
+                assert!(model.finish(&syncing, &mut |_| panic!("it is boosted")));
+            }));
+        }
+        for _ in 0..4 {
+            model.write(&file, SLOW, 4096);
+        }
+        for thread in threads {
+            thread.join().expect("no assertion failed");
+        }
+        assert_eq!(boosts(&model), 0);
+        model.sync("/other", Policy::Boost);
+        assert_eq!(file.dirty_bytes(), 0);
+    });
+}
+
+#[test]
+fn each_mutant_is_caught() {
+    mutant::assert_caught("sy_r6_who_is_queued_hears_of_a_boost", &["boost-no-kick"], "deadlock");
+    let test = "sy_r5_a_waiter_that_changes_cgroup";
+    mutant::assert_caught(test, &["boost-by-current-cgroup"], "a boost was left behind");
+    mutant::assert_caught("sy_r7_a_boost_beside_new_data", &["boost-unbounded"], "a boost without bounds");
+    let test = "sy_r10_an_isolated_sync_beside_a_switch";
+    mutant::assert_caught(test, &["isolation-forgets-switched"], "a sync missed an inode");
+}
