@@ -5,6 +5,8 @@
 //! that passes is never seen. `.ci/run` looks for these lines.
 #![forbid(unsafe_code)]
 
+pub mod cgroup;
+
 use std::fmt::Display;
 use std::io::Write as _;
 

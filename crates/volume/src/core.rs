@@ -13,6 +13,7 @@ use crate::cancel::Event;
 use crate::inode::Inode;
 use crate::page::Pool;
 use crate::table::Table;
+use crate::tenants::Tenants;
 
 /// How a volume behaves.
 #[derive(Debug, Clone)]
@@ -29,6 +30,8 @@ pub struct Options {
     pub retry_pause: Duration,
     /// How long an unmount goes on trying after the last thing that could be written.
     pub drain_deadline: Duration,
+    /// Who writes; volumes of one process share it.
+    pub tenants: Arc<Tenants>,
     /// Time.
     pub clock: Arc<dyn Clock>,
 }
@@ -42,6 +45,7 @@ impl Default for Options {
             flush_on_close: false,
             retry_pause: Duration::from_secs(1),
             drain_deadline: Duration::from_secs(60),
+            tenants: Arc::default(),
             clock: Arc::new(RealClock::default()),
         }
     }

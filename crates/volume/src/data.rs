@@ -5,7 +5,7 @@ use std::sync::Arc;
 use store::{Access, Attr, SetAttr};
 use sync::MutexGuard;
 use sync::mutant::is_on;
-use writeback::{Permit, Waiter};
+use writeback::{Owner, Permit, Waiter};
 
 use crate::cancel::Event;
 use crate::handles::FileHandle;
@@ -64,8 +64,12 @@ impl Volume {
         if self.core.store.is_read_only() {
             return Err(store::Error::new(store::ErrorKind::ReadOnly, "write").into());
         }
+        // The kernel's own write-back names no caller that means anything.
+        let of_kernel = flags.contains(WriteFlags::KERNEL);
+        let tenant = if of_kernel { None } else { self.core.options.tenants.of_caller(&ctx.caller) };
+        let by = tenant.or_else(|| self.core.bdi.owner_of(inode)).unwrap_or(file.opener);
         for (number, part) in data.chunks(CHUNK).enumerate() {
-            inode.write(ctx, offset + (number * CHUNK) as u64, part)?;
+            inode.write(ctx, by, offset + (number * CHUNK) as u64, part)?;
         }
         self.core.bdi.check_background();
         tracing::trace!(node = inode.id.0, offset, end, "written");
@@ -126,13 +130,13 @@ impl Inode {
     }
 
     /// Writes at most `CHUNK` bytes into the cache.
-    fn write(self: &Arc<Self>, ctx: &Ctx<'_>, offset: u64, data: &[u8]) -> Result<()> {
-        while !self.try_write(ctx, offset, data)? {}
+    fn write(self: &Arc<Self>, ctx: &Ctx<'_>, by: Owner, offset: u64, data: &[u8]) -> Result<()> {
+        while !self.try_write(ctx, by, offset, data)? {}
         Ok(())
     }
 
     /// One attempt; `false` if a page that was read for it is out of date already.
-    fn try_write(self: &Arc<Self>, ctx: &Ctx<'_>, offset: u64, data: &[u8]) -> Result<bool> {
+    fn try_write(self: &Arc<Self>, ctx: &Ctx<'_>, by: Owner, offset: u64, data: &[u8]) -> Result<bool> {
         let end = offset + data.len() as u64;
         let mut permit = self.reserve(ctx, end.div_ceil(PAGE) - offset / PAGE)?;
         // The pages at both ends may be partly old.
@@ -154,13 +158,16 @@ impl Inode {
         if let Some(used) = permit.split(made) {
             state.add_pages(used);
         }
-        self.note_held(&state);
+        // Owned first, so that its bytes are counted.
+        self.core.bdi.attach(self, by);
+        self.note_pages(&state);
+        self.core.bdi.note_write(self, by, data.len() as u64);
         if !std::mem::replace(&mut state.listed, true) {
             // Before the lock is given up: another writer who finds the file listed may be followed by a sync.
             if is_on("volume-list-late") {
                 drop(state);
             }
-            self.list();
+            self.list(by);
         }
         Ok(true)
     }
@@ -218,8 +225,8 @@ impl Inode {
     }
 
     /// Room for `pages` more pages. Waits while this inode's share of the cache is used up.
-    fn reserve(&self, ctx: &Ctx<'_>, pages: u64) -> Result<Permit> {
-        // ORDERING: Relaxed, a figure for the threshold (see `note_held`).
+    fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Permit> {
+        // ORDERING: Relaxed, a figure for the threshold (see `note_pages`).
         let held = || self.held.load(sync::atomic::Ordering::Relaxed);
         if let Some(permit) = self.core.budget.try_take(pages, held()) {
             return Ok(permit);

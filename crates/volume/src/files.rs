@@ -35,7 +35,7 @@ impl Volume {
     ) -> Result<(Entry, Opened)> {
         let made = self.core.store.create(parent, Name::new(name)?, perm, creator(ctx.caller));
         match made {
-            Ok(created) => Ok(self.open_created(created, flags)),
+            Ok(created) => Ok(self.open_created(ctx, created, flags)),
             // Somebody made it since the caller looked. Nobody has checked yet whether the caller may open that
             // file, so the caller has to look again.
             Err(error) if error.kind() == ErrorKind::Exists && !flags.contains(OpenFlags::EXCLUSIVE) => {
@@ -57,15 +57,15 @@ impl Volume {
         flags: OpenFlags,
     ) -> Result<(Entry, Opened)> {
         let created = self.core.store.tmpfile(parent, perm, creator(ctx.caller))?;
-        Ok(self.open_created(created, flags))
+        Ok(self.open_created(ctx, created, flags))
     }
 
-    fn open_created(&self, created: Created, flags: OpenFlags) -> (Entry, Opened) {
+    fn open_created(&self, ctx: &Ctx<'_>, created: Created, flags: OpenFlags) -> (Entry, Opened) {
         let (entry, inode) = self.know(created.entry);
         // Counted first, so that nobody who finds the name closes the data in between.
         inode.state().opens += 1;
         inode.set_file(Access::ReadWrite, &created.file);
-        let opened = Opening { volume: self, inode: Some(inode) }.finish(flags);
+        let opened = Opening { volume: self, inode: Some(inode) }.finish(ctx, flags);
         (entry, opened)
     }
 
@@ -87,7 +87,7 @@ impl Volume {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             self.set_attr(ctx, id, &set, flags.contains(OpenFlags::KILL_PRIV))?;
         }
-        Ok(opening.finish(flags))
+        Ok(opening.finish(ctx, flags))
     }
 
     /// One descriptor of an open file was closed: reports a write-back error that this opening has not
@@ -223,10 +223,14 @@ impl Opening<'_> {
         self.inode.as_ref().expect("present until finished")
     }
 
-    fn finish(mut self, flags: OpenFlags) -> Opened {
+    fn finish(mut self, ctx: &Ctx<'_>, flags: OpenFlags) -> Opened {
         let inode = self.inode.take().expect("finished once");
         let seen = Mutex::new(inode.errors.sample());
-        let handle = self.volume.files.add(FileHandle { inode, flags, seen });
+        // Asked only where it may be needed: a look-up costs a thread that is new more than an opening.
+        let writes = flags.contains(OpenFlags::WRITE);
+        let tenant = writes.then(|| self.volume.core.options.tenants.of_caller(&ctx.caller)).flatten();
+        let opener = tenant.unwrap_or(writeback::Owner::ROOT);
+        let handle = self.volume.files.add(FileHandle { inode, flags, opener, seen });
         Opened { handle, keep_cache: true }
     }
 }
@@ -252,7 +256,7 @@ impl FileHandle {
 
 impl Inode {
     /// Writes what is dirty and makes the file durable. Errors are recorded for every open file.
-    pub(crate) fn make_durable(&self, data_only: bool) -> Result<()> {
+    pub(crate) fn make_durable(self: &Arc<Self>, data_only: bool) -> Result<()> {
         let io = self.io();
         self.write_pages(&io)?;
         if !data_only {
@@ -268,7 +272,7 @@ impl Inode {
     }
 
     /// Brings the store up to date for somebody who looks at it next.
-    fn write_out(&self, ctx: &Ctx<'_>) -> Result<()> {
+    fn write_out(self: &Arc<Self>, ctx: &Ctx<'_>) -> Result<()> {
         if self.state().cache.held() == 0 {
             return Ok(());
         }
@@ -317,7 +321,7 @@ impl Inode {
                 overlay.ctime = attr.ctime;
             }
             state.apply(&mut attr);
-            self.note_held(&state);
+            self.note_pages(&state);
             (gone, permit)
         };
         self.core.pool.recycle(gone);

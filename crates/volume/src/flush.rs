@@ -15,7 +15,7 @@ use crate::page::PAGE;
 use crate::{Error, NodeId, Result};
 
 impl writeback::Inode for Inode {
-    fn write_back(&self) -> Outcome {
+    fn write_back(self: &Arc<Self>) -> Outcome {
         let io = self.io();
         let outcome = match self.write_all(&io) {
             Err(_) => Outcome::Failed,
@@ -48,7 +48,9 @@ impl Drop for Unfinished<'_> {
         if self.is_over {
             return;
         }
-        let freed = self.inode.state().cache.end_run(self.first, self.pages, false);
+        let mut state = self.inode.state();
+        let freed = state.cache.end_run(self.first, self.pages, false);
+        self.inode.note_pages(&state);
         debug_assert!(freed.is_empty(), "unwritten pages stay");
     }
 }
@@ -56,7 +58,7 @@ impl Drop for Unfinished<'_> {
 impl Inode {
     /// Writes what a flusher would, and leaves the inode listed for the flusher to take off: who is not one
     /// does not know on which list it is. Says whether it could.
-    pub(crate) fn write_for_sync(&self) -> bool {
+    pub(crate) fn write_for_sync(self: &Arc<Self>) -> bool {
         // A panic over one inode must not keep the others from being written.
         let written = catch_unwind(AssertUnwindSafe(|| self.write_all(&self.io()))).unwrap_or_else(|_| {
             self.state().failing = Some(ErrorKind::Io);
@@ -66,21 +68,31 @@ impl Inode {
         written.is_ok()
     }
 
-    fn write_all(&self, io: &Io<'_>) -> Result<()> {
+    fn write_all(self: &Arc<Self>, io: &Io<'_>) -> Result<()> {
         self.write_pages(io)?;
         self.write_times(io)
     }
 
-    /// Writes the pages that are dirty at this moment.
+    /// Writes the pages that are dirty at this moment: one round, for the question whose the inode should be.
     ///
     /// An error is recorded for every open file and the data stays, dirty.
-    pub(crate) fn write_pages(&self, io: &Io<'_>) -> Result<()> {
-        let mut next = 0;
+    pub(crate) fn write_pages(self: &Arc<Self>, io: &Io<'_>) -> Result<()> {
+        let clock = &self.core.options.clock;
+        let begun = clock.now();
+        let (mut next, mut pages, mut result) = (0, 0, Ok(()));
         while let Some(run) = self.take_run(next) {
-            next = run.first + run.pages.len() as u64;
-            self.write_run(io, run)?;
+            let count = run.pages.len() as u64;
+            next = run.first + count;
+            result = self.write_run(io, run);
+            if result.is_err() {
+                break;
+            }
+            pages += count;
         }
-        Ok(())
+        if pages > 0 {
+            self.core.bdi.end_round(self, pages * PAGE, clock.now().saturating_sub(begun));
+        }
+        result
     }
 
     fn take_run(&self, from: u64) -> Option<Run> {
@@ -89,7 +101,9 @@ impl Inode {
             return None;
         }
         let last = state.overlay?.size.saturating_sub(1) / PAGE;
-        state.cache.take_run(from, last)
+        let run = state.cache.take_run(from, last);
+        self.note_pages(&state);
+        run
     }
 
     fn write_run(&self, _io: &Io<'_>, run: Run) -> Result<()> {
@@ -106,7 +120,7 @@ impl Inode {
             let mut state = self.state();
             let freed = state.cache.end_run(run.first, count, result.is_ok());
             let permit = state.remove_pages(freed.len());
-            self.note_held(&state);
+            self.note_pages(&state);
             state.changes += 1;
             match &result {
                 Ok(()) => {
@@ -217,7 +231,7 @@ impl Inode {
                 state.end_overlay(None);
                 self.core.note_settled();
             }
-            self.note_held(&state);
+            self.note_pages(&state);
             if state.listed && self.core.bdi.unlist(self) {
                 state.listed = false;
             }
@@ -229,15 +243,18 @@ impl Inode {
         self.close_file_if_idle();
     }
 
-    /// Tells the budget how much this inode holds.
-    pub(crate) fn note_held(&self, state: &State) {
+    /// Tells the budget how much this inode holds, and its wb what of that is dirty and what is being written. A page that was changed
+    /// while it is being written counts as dirty.
+    pub(crate) fn note_pages(&self, state: &State) {
+        let (held, dirty) = (state.cache.held(), state.cache.dirty());
         // ORDERING: Relaxed, a figure for the budget's thresholds; written under the state lock.
-        self.held.store(state.cache.held(), Ordering::Relaxed);
+        self.held.store(held, Ordering::Relaxed);
+        self.core.bdi.account(self, dirty * PAGE, (held - dirty) * PAGE);
     }
 
-    /// Lists the inode with its wb; for whoever has just set `listed`, still under the state lock.
-    pub(crate) fn list(self: &Arc<Self>) {
-        self.core.bdi.mark_dirty(Arc::clone(self), Owner::ROOT);
+    /// Lists the inode with its wb, which is that of `by` if it has none; for whoever has just set `listed`, still under the state lock.
+    pub(crate) fn list(self: &Arc<Self>, by: Owner) {
+        self.core.bdi.mark_dirty(Arc::clone(self), by);
     }
 }
 

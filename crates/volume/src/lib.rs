@@ -41,6 +41,7 @@ mod locks;
 mod names;
 mod page;
 mod table;
+mod tenants;
 mod types;
 mod volume;
 
@@ -51,6 +52,8 @@ pub use error::{Error, Result};
 pub use files::Opened;
 pub use life::{DrainReport, LifeState, Status, Unwritten};
 pub use locks::{LockLimits, LockTable};
+pub use tenants::Tenants;
 pub use types::{
     Caller, Ctx, HandleId, Lock, LockDone, LockFamily, LockKind, LockWait, NodeId, OpenFlags, WriteFlags,
 };
+pub use writeback::{BdiStatus, WbStatus};

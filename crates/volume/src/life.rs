@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use store::ErrorKind;
 use sync::{Condvar, Mutex, thread};
+use writeback::BdiStatus;
 
 use crate::inode::Inode;
 use crate::page::PAGE;
@@ -102,6 +103,8 @@ pub struct Status {
     pub writer_waits: u64,
     /// Files whose data could not be written at the last attempt.
     pub failing: Vec<Unwritten>,
+    /// How inodes change their owners; each owner's figures are in `switching.wbs`.
+    pub switching: BdiStatus,
 }
 
 #[derive(Debug)]
@@ -142,6 +145,7 @@ impl Volume {
             writer_waits: self.core.counters.waits.get(),
             // Only these are named: asking the store for the path of each dirty file would take its time.
             failing: failing.map(|(inode, pending)| inode.name(*pending)).collect(),
+            switching: self.core.bdi.status(),
         }
     }
 
@@ -198,6 +202,8 @@ impl Volume {
         self.core.bdi.stop(
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
         );
+        // From here on nobody but us has one of the volume's inodes.
+        self.core.bdi.drain();
         self.locks.clear();
         self.files.clear();
         self.dirs.clear();

@@ -46,7 +46,8 @@ impl Volume {
             retry_pause: options.retry_pause.max(Duration::from_millis(1)),
             clock: Arc::clone(&options.clock),
         };
-        let bdi = Bdi::start("wt", bdi_options, Arc::clone(&budget), &Arc::default()).map_err(|error| {
+        let switcher = &options.tenants.switcher;
+        let bdi = Bdi::start("wt", bdi_options, Arc::clone(&budget), switcher).map_err(|error| {
             store::Error::with(store::ErrorKind::NoMemory, "start flushers", error.to_string())
         })?;
         Ok(Arc::new(Self {

@@ -9,9 +9,10 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use cgroups::Hierarchy;
 use rustix::mount::MountFlags;
 use store::{ErrorKind, Store};
-use volume::Volume;
+use volume::{Tenants, Volume};
 
 use crate::background;
 use crate::checks::{self, Source};
@@ -62,6 +63,8 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         return background::start(std::env::args_os().skip(1), true);
     }
     let options = MountOptions::parse(&args.options)?;
+    let tree = Hierarchy::find(&options.cgroup)
+        .map_err(|error| Problem::usage(format!("option cgroup: {error}")))?;
     let source = checks::source(&args.source)?;
     let mountpoint = checks::mountpoint(&args.mountpoint)?;
     if let Some(directory) = &source.directory {
@@ -85,7 +88,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     // After the store has raised the limit of descriptors, and before threads are started that write.
     privileges::respect_quotas();
     let read_only = is_read_only(&options, &source, &*store)?;
-    let volume = start_volume(&options, store)?;
+    let volume = start_volume(&options, store, tree)?;
     let gone = Arc::new(Gone::default());
     let session = match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone)) {
         Ok(session) => session,
@@ -166,14 +169,23 @@ fn is_read_only(options: &MountOptions, source: &Source, store: &dyn Store) -> R
     }
 }
 
-fn start_volume(options: &MountOptions, store: Arc<dyn Store>) -> Result<Arc<Volume>> {
+fn start_volume(
+    options: &MountOptions,
+    store: Arc<dyn Store>,
+    tree: Option<Hierarchy>,
+) -> Result<Arc<Volume>> {
     let defaults = volume::Options::default();
+    let tenants = tree.map_or_else(|| Ok(Arc::default()), Tenants::of).map_err(|error| {
+        store.close();
+        Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
+    })?;
     let volume_options = volume::Options {
         cache_bytes_max: options.cache_bytes,
         flushers: options.flushers.unwrap_or(defaults.flushers),
         dirty_after: options.dirty_after.unwrap_or(defaults.dirty_after),
         flush_on_close: options.flush_on_close,
         drain_deadline: options.drain_timeout,
+        tenants,
         ..defaults
     };
     Volume::new(Arc::clone(&store), volume_options).map_err(|error| {

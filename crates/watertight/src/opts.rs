@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use cgroups::Choice;
+
 use crate::problem::{Problem, Result};
 use crate::units::{parse_bytes, parse_duration};
 
@@ -83,6 +85,8 @@ pub struct MountOptions {
     pub flush_on_close: bool,
     /// How long an unmount goes on without any progress before it gives up.
     pub drain_timeout: Duration,
+    /// Which of the host's trees of cgroups tells tenants apart.
+    pub cgroup: Choice,
     /// Flags of the mount that the kernel enforces: `nosuid`, `nodev`, `noexec`, `noatime`.
     pub flags: Vec<String>,
 }
@@ -109,6 +113,7 @@ impl Default for MountOptions {
             dirty_after: None,
             flush_on_close: false,
             drain_timeout: Duration::from_secs(60),
+            cgroup: Choice::Auto,
             flags: Vec::new(),
         }
     }
@@ -138,6 +143,7 @@ pub const VALID: &[(&str, &str)] = &[
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),
     ("drain_timeout=TIME", "an unmount gives up after so long without progress [60s]"),
+    ("cgroup=TREE", "whose cgroups tell tenants apart: v2, a v1 controller's name, off, or auto [default]"),
     ("nosuid, nodev, ...", "also noexec, noatime: as in mount(8)"),
 ];
 
@@ -199,6 +205,7 @@ impl MountOptions {
             "flushers" => self.flushers = Some(threads(needed()?, FLUSHERS_MAX).map_err(wrong)?),
             "threads" => self.threads = Some(threads(needed()?, THREADS_MAX).map_err(wrong)?),
             "dirty_after" => self.dirty_after = Some(parse_duration(needed()?).map_err(wrong)?),
+            "cgroup" => self.cgroup = needed()?.parse().map_err(wrong)?,
             "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,
             _ if value.is_some() => return Err(unknown(option)),
             _ => self.set_flag(name)?,
@@ -256,6 +263,7 @@ mod tests {
         assert_eq!(options.mode, Mode::KernelWriteback);
         assert_eq!(options.mount_type, MountType::Fuse);
         assert_eq!(options.flags, ["nodev"]);
+        assert_eq!(parse(&["cgroup=off"]).unwrap().cgroup, Choice::Off);
         assert_eq!(
             parse(&["spin=off,flushers=3,drain_timeout=2m"]).unwrap().drain_timeout,
             Duration::from_secs(120)
@@ -275,6 +283,7 @@ mod tests {
             ("type=nfs", "auto, fuseblk or fuse"),
             ("flushers=0", "from 1 to 64"),
             ("drain_timeout=soon", "no duration"),
+            ("cgroup=", "auto, v2, off, or the name"),
         ] {
             let problem = parse(&[list]).unwrap_err();
             assert_eq!(problem.exit(), Exit::Usage);

@@ -371,8 +371,12 @@ impl<I: Inode> Bdi<I> {
     /// Counts bytes that somebody dirtied, for the question whose the inode should be.
     pub fn note_write(&self, inode: &I, by: Owner, bytes: u64) {
         let link = inode.link();
-        let Some(owner) = self.owner_of(inode) else { return };
-        if by != owner && self.switcher.cgroups().get(by).is_none() {
+        let section = self.switcher.grace().read();
+        let owner = self.wbs.with(&section, link.index(), |wb| (wb.owner(), wb.cgroup().is_living()));
+        drop(section);
+        let Some((owner, is_living)) = owner else { return };
+        // Bytes of a removed cgroup do not count, the owner's neither: it cannot win what it cannot have.
+        if !(by == owner && is_living) && self.switcher.cgroups().get(by).is_none() {
             return;
         }
         let mut state = link.state();
@@ -403,6 +407,8 @@ impl<I: Inode> Bdi<I> {
         let again = || (!wb.cgroup().is_living() && cgroups.get(wb.owner()).is_some()).then_some(wb.owner());
         if let Some(owner) = winner.or_else(again) {
             self.switch_to(inode, owner);
+        } else if !wb.cgroup().is_living() && link.bytes() == (0, 0) {
+            self.move_on(inode, &wb);
         }
     }
 
@@ -596,7 +602,7 @@ mod tests {
     }
 
     impl Inode for Slow {
-        fn write_back(&self) -> Outcome {
+        fn write_back(self: &Arc<Self>) -> Outcome {
             self.begun.lock().send(()).expect("the test waits");
             // An error: the test has ended.
             let _end = self.go_on.lock().recv();

@@ -4,6 +4,10 @@
 //! candidate among all others, found by majority vote (Boyer and Moore): a byte of the candidate's counts up, one of
 //! somebody else's down, and who comes when there is none is the next candidate. Three numbers find any majority, whoever writes.
 //!
+//! The last winner's bytes are counted apart and take no part in that vote: who won the last round and goes on writing keeps its count
+//! however many others come and go, and loses the round only to a candidate, or an owner, that wrote more. Where both did
+//! as much, the last winner stays, so that two cgroups that write alike do not take turns at the inode.
+//!
 //! A round's weight is the time that its winner's bytes take at the device: long rounds say more than short ones. Time is in units
 //! of 1/8192 s; the history has 16 slots of an eighth of a second, the newest lowest, one if that time was foreign. More than half
 //! of them foreign: the owner should change.
@@ -83,7 +87,7 @@ impl Foreign {
         if bytes == 0 {
             return None;
         }
-        let time = ((bytes / PAGE) * SECOND).div_ceil(bandwidth.max(1));
+        let time = bytes.div_ceil(PAGE).saturating_mul(SECOND).div_ceil(bandwidth.max(1));
         let mut average = u64::from(self.average);
         average = if average == 0 { time } else { average + time / 8 - average / 8 };
         let mut switch = None;

@@ -38,7 +38,7 @@ pub trait Inode: Send + Sync + fmt::Debug + Sized + 'static {
     /// Writes what was dirty when the call began, and says what is left.
     ///
     /// Only one flusher calls it at a time for one inode; others (`fsync`) may write it meanwhile.
-    fn write_back(&self) -> Outcome;
+    fn write_back(self: &Arc<Self>) -> Outcome;
 
     /// The part of the inode that is write-back's.
     fn link(&self) -> &Link<Self>;

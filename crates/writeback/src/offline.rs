@@ -1,7 +1,7 @@
 //! The end of a cgroup: its wb's inodes go to the nearest ancestor that lives.
 //!
-//! Clean inodes go at once, in batches. One that is dirty or being written stays until it has been written: moved, its data would
-//! escape the limits of the cgroup that dirtied it. When its write-back ends the clean-up is queued again.
+//! Inodes with nothing to be written go at once, in batches. One that is dirty or being written stays until it has been written: moved,
+//! its data would escape the limits of the cgroup that dirtied it. When its write-back ends it goes by itself.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::Bdi;
 use crate::link::Inode;
 use crate::queue::Work;
 use crate::switch::{Incoming, Isw, Item};
-use crate::wb::Wb;
+use crate::wb::{Key, Wb};
 
 /// Inodes in one batch (`WB_MAX_INODES_PER_ISW`: what fits a page beside the head).
 pub const BATCH: usize = 126;
@@ -28,7 +28,15 @@ pub(crate) struct CleanUp<I: Inode> {
 struct Batch<I> {
     items: Vec<Item<I>>,
     /// Where to go on, if there is more.
-    next: Option<u64>,
+    next: Option<After>,
+}
+
+/// How far the search has come: the clean inodes first, then those that wait for a flusher though they have been written. Each
+/// inode is looked at once.
+#[derive(Clone, Copy)]
+enum After {
+    Attached(u64),
+    Dirty(Key),
 }
 
 impl<I: Inode> Bdi<I> {
@@ -40,21 +48,43 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Prepares up to [`BATCH`] clean inodes of `wb`, beginning after `from`.
-    fn prepare_batch(&self, wb: &Wb<I>, target: &Incoming<I>, from: u64) -> Batch<I> {
+    /// Lets an inode of a dying wb go that has nothing left to be written: who waits for that can be sure that it has left with the
+    /// write-back that wrote the last of it, whoever did that.
+    pub(crate) fn move_on(self: &Arc<Self>, inode: &Arc<I>, from: &Arc<Wb<I>>) {
+        let mut target = Some(self.target(from.cgroup().nearest_living().number()));
+        let world = &self.switcher.world;
+        world.discipline.section(&world.grace, &mut || {
+            let Some(target) = target.take() else { return };
+            let prepared = self.prepare(inode, &mut inode.link().state(), &target);
+            let Some(item) = prepared else { return };
+            world.discipline.between();
+            self.queue_switch(Isw::new(vec![item], target, world.begin_clean_up()));
+        });
+    }
+
+    /// Prepares up to [`BATCH`] inodes of `wb` that have nothing to be written, beginning after `from`.
+    fn prepare_batch(&self, wb: &Wb<I>, target: &Incoming<I>, from: After) -> Batch<I> {
         let mut batch = Batch { items: Vec::new(), next: None };
         // References that are not wanted after all: dropped without the lock.
         let mut spare = Vec::new();
         let lists = wb.lists();
-        for (number, inode) in lists.attached.range((Bound::Excluded(from), Bound::Unbounded)) {
-            if batch.items.len() == BATCH {
-                break;
+        let (attached, dirty) = match from {
+            After::Attached(number) => (Some(Bound::Excluded(number)), Bound::Unbounded),
+            After::Dirty(key) => (None, Bound::Excluded(key)),
+        };
+        let attached = attached.into_iter().flat_map(|from| lists.attached.range((from, Bound::Unbounded)));
+        let clean = attached.map(|(number, inode)| (After::Attached(*number), inode.upgrade()));
+        let dirty = lists.dirty.range((dirty, Bound::Unbounded));
+        let is_written = |inode: &&Arc<I>| inode.link().bytes() == (0, 0);
+        let written =
+            dirty.map(|(key, listed)| (After::Dirty(*key), Some(&listed.inode).filter(is_written).cloned()));
+        // As many are looked at, whatever is found: the lock is not held for longer.
+        for (at, inode) in clean.chain(written).take(BATCH) {
+            batch.next = Some(at);
+            if let Some(inode) = inode {
+                batch.items.extend(self.prepare(&inode, &mut inode.link().state(), target));
+                spare.push(inode);
             }
-            batch.next = Some(*number);
-            let Some(inode) = inode.upgrade() else { continue };
-            let prepared = self.prepare(&inode, &mut inode.link().state(), target);
-            batch.items.extend(prepared);
-            spare.push(inode);
         }
         drop(lists);
         batch
@@ -67,7 +97,7 @@ impl<I: Inode> Work for CleanUp<I> {
         // ORDERING: Release, see `clean_up`: whoever asks from here on gets another one.
         wb.is_cleaning.store(false, Ordering::Release);
         let world = &bdi.switcher.world;
-        let mut from = Some(0);
+        let mut from = Some(After::Attached(0));
         while let Some(after) = from.take() {
             let target = bdi.target(wb.cgroup().nearest_living().number());
             if Arc::ptr_eq(target.wb(), &wb) || !bdi.superblock.is_active() {

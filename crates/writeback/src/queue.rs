@@ -62,6 +62,7 @@ impl<W: Work> Queue<W> {
         }
         state.threads += 1;
         drop(state);
+        thread::will_make_threads();
         let this = self.clone();
         let made = thread::Builder::new().name(self.0.name.into()).spawn(move || this.serve());
         if let Err(error) = made {

@@ -53,14 +53,21 @@ impl<I> Drop for Item<I> {
     }
 }
 
-/// A wb that stays because a switch to it is under way.
+/// A wb that stays because a switch to it is under way. To be dropped with no lock held.
 #[derive(Debug)]
-pub(crate) struct Incoming<I: Inode>(Arc<Wb<I>>);
+pub(crate) struct Incoming<I: Inode> {
+    wb: Arc<Wb<I>>,
+    bdi: Arc<Bdi<I>>,
+}
 
 impl<I: Inode> Drop for Incoming<I> {
     fn drop(&mut self) {
         // ORDERING: Relaxed; whoever then gives the wb back takes a lock first.
-        self.0.incoming.fetch_sub(1, Ordering::Relaxed);
+        self.wb.incoming.fetch_sub(1, Ordering::Relaxed);
+        // Its cgroup's end found it in use; nobody else would come back.
+        if !self.wb.cgroup().is_living() {
+            self.bdi.wbs.give_back(&self.wb);
+        }
     }
 }
 
@@ -73,13 +80,13 @@ pub(crate) struct Switch<I: Inode> {
 
 impl<I: Inode> Bdi<I> {
     /// The wb of `owner`, or of its nearest ancestor that lives.
-    pub(crate) fn target(&self, owner: Owner) -> Incoming<I> {
+    pub(crate) fn target(self: &Arc<Self>, owner: Owner) -> Incoming<I> {
         let mut cgroup =
             self.switcher.cgroups().get(owner).unwrap_or_else(|| Arc::clone(self.switcher.cgroups().root()));
         loop {
             // Removed in between: its parent.
             match self.wbs.get_or_make(&cgroup) {
-                Some(wb) => return Incoming(wb),
+                Some(wb) => return Incoming { wb, bdi: Arc::clone(self) },
                 None => cgroup = cgroup.nearest_living(),
             }
         }
@@ -110,7 +117,7 @@ impl<I: Inode> Bdi<I> {
     pub(crate) fn prepare(&self, inode: &Arc<I>, state: &mut State, target: &Incoming<I>) -> Option<Item<I>> {
         let link = inode.link();
         let pin = self.switcher.world.discipline.pin(&self.superblock).ok()?;
-        let is_there = link.index() == target.0.index;
+        let is_there = link.index() == target.wb.index;
         if state.freeing || state.place == Place::Off || link.is_switching() || is_there {
             if is_on("switch-failed-kept") {
                 self.superblock.pin().into_iter().for_each(std::mem::forget);
@@ -127,7 +134,7 @@ impl<I: Inode> Bdi<I> {
     pub(crate) fn queue_switch(self: &Arc<Self>, isw: Isw<I>) {
         let bdi = Arc::clone(self);
         let push = move || {
-            let target = Arc::clone(&isw.target.0);
+            let target = Arc::clone(&isw.target.wb);
             let mut switches = target.switches.lock();
             switches.push(isw);
             let is_first = switches.len() == 1;
@@ -173,7 +180,7 @@ impl<I: Inode> Bdi<I> {
     fn process(&self, mut isw: Isw<I>) -> Vec<Arc<Wb<I>>> {
         let mut left: Vec<Arc<Wb<I>>> = Vec::new();
         for (number, item) in isw.items.drain(..).enumerate() {
-            let from = item.inode.as_ref().and_then(|inode| self.move_inode(inode, &isw.target.0));
+            let from = item.inode.as_ref().and_then(|inode| self.move_inode(inode, &isw.target.wb));
             drop(item);
             if let Some(from) = from
                 && !left.iter().any(|known| Arc::ptr_eq(known, &from))
@@ -196,7 +203,7 @@ impl<I: Inode> Isw<I> {
 
 impl<I: Inode> Incoming<I> {
     pub(crate) fn wb(&self) -> &Arc<Wb<I>> {
-        &self.0
+        &self.wb
     }
 }
 

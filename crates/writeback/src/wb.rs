@@ -20,6 +20,7 @@
 //! [`Bdi::mark_dirty`]: crate::Bdi::mark_dirty
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ pub(crate) struct Listed<I> {
 
 #[derive(Debug)]
 pub(crate) struct Lists<I> {
-    dirty: BTreeMap<Key, Listed<I>>,
+    pub(crate) dirty: BTreeMap<Key, Listed<I>>,
     io: BTreeMap<u64, Arc<I>>,
     more_io: BTreeMap<Key, Listed<I>>,
     pub(crate) attached: BTreeMap<u64, Weak<I>>,
@@ -93,10 +94,12 @@ pub(crate) enum Entry<I> {
 }
 
 /// A wb's figures, as of a moment ago.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WbStatus {
     /// Whose it is.
     pub owner: Owner,
+    /// That cgroup's path.
+    pub path: PathBuf,
     /// The cgroup was removed.
     pub is_dying: bool,
     /// Inodes that it owns, clean ones included.
@@ -319,7 +322,7 @@ impl<I: Inode> Wb<I> {
     /// Learns from a write-back of so many bytes.
     pub(crate) fn note_written(&self, bytes: u64, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
-        let now = (bytes / 4096).saturating_mul(1_000_000) / micros;
+        let now = bytes.div_ceil(4096).saturating_mul(1_000_000) / micros;
         // ORDERING: Relaxed, an estimate: one of two that come at once may be lost.
         let before = self.bandwidth();
         self.bandwidth.store((before - before / 8 + now / 8).max(1), Ordering::Relaxed);
@@ -331,6 +334,7 @@ impl<I: Inode> Wb<I> {
         // ORDERING: Relaxed, figures for people.
         WbStatus {
             owner: self.owner(),
+            path: self.cgroup.path(),
             is_dying: !self.cgroup.is_living(),
             owned: self.owned.load(Ordering::Relaxed),
             dirty: self.dirty.load(Ordering::Relaxed),

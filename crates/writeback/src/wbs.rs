@@ -85,7 +85,9 @@ impl<I: Inode> Wbs<I> {
         if !cgroup.is_living() {
             return None;
         }
-        let known = table.by_owner.get(&cgroup.number()).cloned();
+        // One of another cgroup, which had the number before and is about to die, is not it.
+        let is_its = |wb: &&Arc<Wb<I>>| Arc::ptr_eq(wb.cgroup(), cgroup);
+        let known = table.by_owner.get(&cgroup.number()).filter(is_its).cloned();
         let wb = known.unwrap_or_else(|| {
             let free = table.by_index.iter().position(Option::is_none);
             let index = free.unwrap_or(table.by_index.len());
@@ -107,12 +109,13 @@ impl<I: Inode> Wbs<I> {
     /// Takes the wb of a removed cgroup out of those that are found by number: it is dying.
     pub(crate) fn unlink(&self, cgroup: &Arc<Cgroup>) -> Option<Arc<Wb<I>>> {
         let mut table = self.writer.lock();
-        // Another cgroup may have the number by now.
-        if !Arc::ptr_eq(table.by_owner.get(&cgroup.number())?.cgroup(), cgroup) {
-            return None;
+        let is_its = |wb: &&Arc<Wb<I>>| Arc::ptr_eq(wb.cgroup(), cgroup);
+        let wb = Arc::clone(table.by_index.iter().flatten().find(is_its)?);
+        // Another cgroup may have the number by now, and a wb of its own.
+        if table.by_owner.get(&cgroup.number()).is_some_and(|found| Arc::ptr_eq(found, &wb)) {
+            table.by_owner.remove(&cgroup.number());
+            self.current.publish(table.clone());
         }
-        let wb = table.by_owner.remove(&cgroup.number())?;
-        self.current.publish(table.clone());
         wb.lists().dying = true;
         Some(wb)
     }

@@ -21,7 +21,7 @@ struct File {
 }
 
 impl Inode for File {
-    fn write_back(&self) -> Outcome {
+    fn write_back(self: &Arc<Self>) -> Outcome {
         drop(self.pages.lock().take());
         self.written.send((self.name, self.clock.now().as_secs())).expect("the test listens");
         Outcome::Clean

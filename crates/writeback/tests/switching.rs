@@ -70,6 +70,7 @@ fn a_dying_owner_whose_cgroup_lives_on_gets_its_inode_back_at_once() {
     let rig = Rig::new(PerSuperblock);
     let file = rig.file(CHILD);
     rig.bdi.mark_dirty(Arc::clone(&file), CHILD);
+    rig.bdi.account(&file, 4096, 0);
     rig.switcher.remove_cgroup(CHILD);
     rig.switcher.flush();
     rig.switcher.cgroups().add(CHILD, A);
@@ -108,6 +109,7 @@ fn a_dirty_inode_of_a_removed_cgroup_moves_when_it_has_been_written() {
     let rig = Rig::with_flushers(&switcher, 1);
     let (dirty, clean) = (rig.file(A), rig.file(A));
     rig.bdi.mark_dirty(Arc::clone(&dirty), A);
+    rig.bdi.account(&dirty, 4096, 0);
     switcher.remove_cgroup(A);
     switcher.flush();
     assert_eq!(rig.bdi.owner_of(&clean), Some(Owner::ROOT));
@@ -120,6 +122,81 @@ fn a_dirty_inode_of_a_removed_cgroup_moves_when_it_has_been_written() {
     }
     assert_eq!(rig.bdi.owner_of(&dirty), Some(Owner::ROOT));
     rig.bdi.stop(std::time::Instant::now() + Duration::from_secs(600));
+}
+
+#[test]
+fn what_was_synced_leaves_a_removed_cgroup_with_that_sync_and_no_flusher() {
+    let rig = Rig::new(PerSuperblock);
+    // Written before the removal, and after it: both are still listed for a flusher that never comes.
+    let files = [rig.file(CHILD), rig.file(CHILD)];
+    let sync = |file: &Arc<File>| {
+        rig.bdi.account(file, 0, 0);
+        rig.bdi.end_round(file, 4096, Duration::from_micros(100));
+    };
+    for file in &files {
+        rig.bdi.mark_dirty(Arc::clone(file), CHILD);
+        rig.bdi.account(file, 4096, 0);
+    }
+    sync(&files[0]);
+    rig.switcher.remove_cgroup(CHILD);
+    assert_eq!([0, 1].map(|at| owner_after(&rig, &files[at])), [Some(A), Some(CHILD)]);
+    sync(&files[1]);
+    assert_eq!(owner_after(&rig, &files[1]), Some(A));
+    let wbs = rig.bdi.status().wbs;
+    assert!(!wbs.iter().any(|wb| wb.owner == CHILD), "the wb was not given back: {wbs:?}");
+}
+
+#[test]
+fn a_removed_owners_own_bytes_do_not_count() {
+    let rig = Rig::new(PerSuperblock);
+    let file = rig.file(CHILD);
+    rig.bdi.mark_dirty(Arc::clone(&file), CHILD);
+    rig.bdi.account(&file, 4096, 0);
+    rig.switcher.remove_cgroup(CHILD);
+    // In each round the removed owner wrote more; what counts is who is left.
+    for number in 1..=9 {
+        assert_eq!(owner_after(&rig, &file), Some(CHILD), "before round {number}");
+        rig.bdi.note_write(&file, CHILD, 8192);
+        write(&rig, &file, B, 4096);
+    }
+    assert_eq!(owner_after(&rig, &file), Some(B));
+}
+
+#[test]
+fn a_page_that_was_begun_counts_for_the_bandwidth() {
+    let rig = Rig::new(PerSuperblock);
+    let file = rig.file(A);
+    let round = |by| {
+        rig.bdi.note_write(&file, by, 100);
+        rig.bdi.end_round(&file, 100, Duration::from_micros(10));
+    };
+    // Were begun pages dropped, a device that writes 100 000 of them a second would be taken for one that writes next to none, and a
+    // round of one page for a long one: the fifth foreign round would win.
+    (0..200).for_each(|_| round(A));
+    for number in 1..=8 {
+        round(B);
+        assert_eq!(owner_after(&rig, &file), Some(A), "round {number}");
+    }
+    round(B);
+    assert_eq!(owner_after(&rig, &file), Some(B));
+}
+
+#[test]
+fn a_cgroup_made_again_under_its_number_has_a_wb_of_its_own() {
+    let rig = Rig::new(PerSuperblock);
+    let old = rig.file(CHILD);
+    rig.bdi.mark_dirty(Arc::clone(&old), CHILD);
+    rig.bdi.account(&old, 4096, 0);
+    rig.switcher.remove_cgroup(CHILD);
+    rig.switcher.cgroups().add(CHILD, B);
+    let new = rig.file(CHILD);
+    let mut wbs = rig.bdi.status().wbs;
+    wbs.retain(|wb| wb.owner == CHILD);
+    wbs.sort_by_key(|wb| wb.is_dying);
+    assert_eq!(wbs.iter().map(|wb| (wb.is_dying, wb.owned)).collect::<Vec<_>>(), [(false, 1), (true, 1)]);
+    // The end of the new one is its parent's affair, not the old one's.
+    rig.switcher.remove_cgroup(CHILD);
+    assert_eq!(owner_after(&rig, &new), Some(B));
 }
 
 #[test]

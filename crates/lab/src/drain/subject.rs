@@ -19,7 +19,7 @@ pub(crate) struct File {
 }
 
 impl Inode for File {
-    fn write_back(&self) -> Outcome {
+    fn write_back(self: &Arc<Self>) -> Outcome {
         // Devices here have no flushers: whoever writes, writes through.
         Outcome::Clean
     }

@@ -42,7 +42,7 @@ impl File {
 }
 
 impl Inode for File {
-    fn write_back(&self) -> Outcome {
+    fn write_back(self: &Arc<Self>) -> Outcome {
         Outcome::Clean
     }
 

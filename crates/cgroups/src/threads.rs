@@ -1,0 +1,98 @@
+//! Which cgroup a thread is in, remembered for a moment.
+//!
+//! Reading `/proc` takes longer than a small write. What was read is true for [`STALE_AFTER`] at most: as long may a thread that
+//! was moved, or one that got the number of one that has ended, count for the cgroup of before.
+//!
+//! Lock order: a shard is a leaf.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use sync::Mutex;
+
+use crate::Id;
+
+/// How long an answer is used.
+pub(crate) const STALE_AFTER: Duration = Duration::from_millis(50);
+const SHARDS: usize = 16;
+/// Answers that one shard keeps.
+const SHARD_MAX: usize = 512;
+
+/// What was found out about threads.
+#[derive(Debug, Default)]
+pub struct Threads {
+    shards: [Mutex<HashMap<u32, (Id, Instant)>>; SHARDS],
+}
+
+impl Threads {
+    /// The cgroup of `tid` as of 50 ms ago at most; `find` says it, if it is not known. What `find` does not
+    /// know is not remembered.
+    pub fn get(&self, tid: u32, find: impl FnOnce() -> Option<Id>) -> Option<Id> {
+        let shard = &self.shards[tid as usize % SHARDS];
+        let now = Instant::now();
+        if let Some((id, since)) = shard.lock().get(&tid)
+            && now.duration_since(*since) < STALE_AFTER
+        {
+            return Some(*id);
+        }
+        let id = find()?;
+        let mut known = shard.lock();
+        if known.len() >= SHARD_MAX {
+            known.retain(|_, (_, since)| now.duration_since(*since) < STALE_AFTER);
+            if known.len() >= SHARD_MAX {
+                known.clear();
+            }
+        }
+        // Its age is that of the question: what was found may be as old.
+        known.insert(tid, (id, now));
+        Some(id)
+    }
+
+    /// Forgets who was in a cgroup.
+    pub fn forget(&self, id: Id) {
+        for shard in &self.shards {
+            shard.lock().retain(|_, (known, _)| *known != id);
+        }
+    }
+
+    /// How many answers are kept: at most 8192.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_used_for_a_moment_and_their_number_is_bounded() {
+        let threads = Threads::default();
+        let mut asked = 0;
+        let begun = Instant::now();
+        while asked < 3 {
+            let id = threads.get(7, || {
+                asked += 1;
+                Some(asked)
+            });
+            assert_eq!(id, Some(asked));
+        }
+        // Two answers were used up.
+        assert!(begun.elapsed() >= STALE_AFTER * 2);
+        assert_eq!(threads.get(8, || None), None);
+        assert_eq!(threads.get(8, || Some(5)), Some(5));
+        threads.forget(5);
+        assert_eq!(threads.get(8, || Some(6)), Some(6));
+        for tid in 0..100_000 {
+            threads.get(tid, || Some(1));
+        }
+        assert!(threads.len() <= SHARDS * SHARD_MAX && !threads.is_empty());
+    }
+}

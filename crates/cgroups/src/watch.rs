@@ -1,0 +1,325 @@
+//! The end of cgroups, and their renaming (which version 1 allows, within one parent).
+//!
+//! A thread waits for what inotify says of the parents' directories: the kernel tells it of each mkdir, rmdir and rename there. Where
+//! inotify cannot be had, or not for so many directories, the thread looks twice a second at every cgroup that is watched.
+//!
+//! A cgroup is watched from its parent's watch on: `add` makes that first and looks for the cgroup again afterwards, so that
+//! one that goes in between is not taken for one that is there, and one that goes later is told of.
+//!
+//! Lock order: `Inner::state`, then whatever the callback takes: it is called with it held, so that what it is told is in
+//! order, also with [`Watch::add`].
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use sync::atomic::{AtomicBool, Ordering};
+use sync::{Mutex, thread};
+
+use crate::{Found, Hierarchy, Id};
+
+/// How often is looked where nothing tells of a cgroup's end.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+
+/// What happened to a cgroup that is watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// It was removed.
+    Removed(Id),
+    /// It has another name.
+    Renamed(Id, OsString),
+}
+
+/// Watches cgroups until it is dropped.
+#[derive(Debug)]
+pub struct Watch {
+    inner: Arc<Inner>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+struct Inner {
+    tree: Hierarchy,
+    tell: Box<dyn Fn(Event) + Send + Sync>,
+    inotify: Option<OwnedFd>,
+    /// Becomes readable when one of the two below is set.
+    wake: OwnedFd,
+    stopping: AtomicBool,
+    /// Not every cgroup has a watch: the thread has to look.
+    must_look: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    known: HashMap<Id, Place>,
+    by_place: HashMap<Place, Id>,
+    /// Directories with a watch, both ways.
+    by_watch: HashMap<i32, Id>,
+    watch_of: HashMap<Id, i32>,
+}
+
+/// Where a cgroup is: its parent, and its name there.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Place {
+    parent: Id,
+    name: OsString,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("tree", &self.tree).field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Watch {
+    /// Calls `tell` for what happens to cgroups of `tree`, once they were [added](Self::add). It must not
+    /// call this watch.
+    ///
+    /// # Errors
+    /// When the host gives no descriptor or no thread.
+    pub fn start(tree: Hierarchy, tell: impl Fn(Event) + Send + Sync + 'static) -> std::io::Result<Self> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
+        if let Err(error) = &inotify {
+            tracing::warn!(%error, "no inotify: the end of cgroups is looked for twice a second");
+        }
+        let inner = Arc::new(Inner {
+            tree,
+            tell: Box::new(tell),
+            must_look: AtomicBool::new(inotify.is_err()),
+            inotify: inotify.ok(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            stopping: AtomicBool::new(false),
+            state: Mutex::default(),
+        });
+        let thread = {
+            let inner = Arc::clone(&inner);
+            let builder = thread::Builder::new().name("wt-cgroups".to_owned()).stack_size(256 << 10);
+            builder.spawn(move || inner.serve())?
+        };
+        Ok(Self { inner, thread: Some(thread) })
+    }
+
+    /// Watches a cgroup and those above it; `made` is called for each that was not watched, from above, with its parent's number
+    /// and its name. `false` if it is not there any more.
+    pub fn add(&self, found: &Found, mut made: impl FnMut(Id, Id, &OsStr)) -> bool {
+        let inner = &*self.inner;
+        let mut state = inner.state.lock();
+        let mut at = inner.tree.mountpoint().to_owned();
+        let mut parent = 0;
+        for (id, name) in &found.chain {
+            let place = Place { parent, name: name.clone() };
+            let before = state.by_place.get(&place).copied();
+            if before != Some(*id) {
+                inner.watch_directory(&mut state, parent, &at);
+                if inner.tree.id_at(&at.join(name)) != Some(*id) || state.known.contains_key(id) {
+                    // Gone, or renamed, which an event is about to tell.
+                    return false;
+                }
+                if let Some(before) = before {
+                    state.forget(before);
+                    (inner.tell)(Event::Removed(before));
+                }
+                state.insert(*id, place);
+                made(*id, parent, name);
+            }
+            at.push(name);
+            parent = *id;
+        }
+        true
+    }
+
+    /// How many cgroups are watched.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner.state.lock().known.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed, the thread loads it after it has read what `wake` writes.
+        self.inner.stopping.store(true, Ordering::Relaxed);
+        self.inner.wake();
+        if let Some(thread) = self.thread.take() {
+            let _panicked = thread.join();
+        }
+    }
+}
+
+impl Inner {
+    fn serve(&self) {
+        while self.wait() {
+            if let Some(inotify) = &self.inotify {
+                self.read_events(inotify);
+            }
+            // ORDERING: Relaxed, as `stopping`.
+            if self.must_look.load(Ordering::Relaxed) {
+                self.look_at_all();
+            }
+        }
+    }
+
+    /// Waits for events, or for the time to look; `false` at the end.
+    fn wait(&self) -> bool {
+        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        fds.extend(self.inotify.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        // ORDERING: Relaxed, as `stopping`.
+        let timeout = self.must_look.load(Ordering::Relaxed).then_some(&LOOK);
+        if let Err(error) = poll(&mut fds, timeout)
+            && error != rustix::io::Errno::INTR
+        {
+            tracing::error!(%error, "cgroups are not watched any more");
+            return false;
+        }
+        let _nothing_there = rustix::io::read(&self.wake, &mut [0; 8]);
+        // ORDERING: Relaxed, see `drop`.
+        !self.stopping.load(Ordering::Relaxed)
+    }
+
+    fn wake(&self) {
+        // It fails where the thread has been woken so often that it will not sleep.
+        let _full = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    fn read_events(&self, inotify: &OwnedFd) {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(inotify, &mut buffer);
+        let mut moving = HashMap::new();
+        while let Ok(event) = reader.next() {
+            let flags = event.events();
+            let mut state = self.state.lock();
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                drop(state);
+                self.look_at_all();
+                continue;
+            }
+            let Some(parent) = state.by_watch.get(&event.wd()).copied() else { continue };
+            if flags.contains(ReadFlags::IGNORED) {
+                state.by_watch.remove(&event.wd());
+                state.watch_of.remove(&parent);
+                continue;
+            }
+            let Some(name) = event.file_name() else { continue };
+            let place = Place { parent, name: OsStr::from_bytes(name.to_bytes()).to_owned() };
+            if flags.contains(ReadFlags::MOVED_TO) {
+                if let Some(id) = moving.remove(&event.cookie()) {
+                    self.rename(&mut state, id, place);
+                }
+            } else if let Some(id) = state.by_place.get(&place).copied() {
+                if flags.contains(ReadFlags::MOVED_FROM) {
+                    moving.insert(event.cookie(), id);
+                } else {
+                    self.look_at(&mut state, id);
+                }
+            }
+        }
+        // The other half of a renaming came too late: look for the cgroup.
+        let mut state = self.state.lock();
+        for id in moving.into_values() {
+            self.look_at(&mut state, id);
+        }
+    }
+
+    fn look_at_all(&self) {
+        let mut state = self.state.lock();
+        let all: Vec<Id> = state.known.keys().copied().collect();
+        for id in all {
+            self.look_at(&mut state, id);
+        }
+    }
+
+    /// Tells if a cgroup is not where it was.
+    fn look_at(&self, state: &mut State, id: Id) {
+        let Some(place) = state.known.get(&id).cloned() else { return };
+        let parent = self.path(state, place.parent);
+        if self.tree.id_at(&parent.join(&place.name)) == Some(id) {
+            return;
+        }
+        let entries = std::fs::read_dir(&parent).into_iter().flatten().flatten();
+        let mut names = entries.map(|entry| entry.file_name());
+        match names.find(|name| self.tree.id_at(&parent.join(name)) == Some(id)) {
+            Some(name) => self.rename(state, id, Place { parent: place.parent, name }),
+            None => {
+                state.forget(id);
+                (self.tell)(Event::Removed(id));
+            }
+        }
+    }
+
+    fn rename(&self, state: &mut State, id: Id, place: Place) {
+        let name = place.name.clone();
+        state.forget_place(id);
+        state.insert(id, place);
+        (self.tell)(Event::Renamed(id, name));
+    }
+
+    fn path(&self, state: &State, mut id: Id) -> PathBuf {
+        let mut names = Vec::new();
+        while let Some(place) = state.known.get(&id) {
+            names.push(&place.name);
+            id = place.parent;
+        }
+        let mut path = self.tree.mountpoint().to_owned();
+        path.extend(names.into_iter().rev());
+        path
+    }
+
+    fn watch_directory(&self, state: &mut State, id: Id, path: &std::path::Path) {
+        if state.watch_of.contains_key(&id) {
+            return;
+        }
+        let flags = WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+        match self.inotify.as_ref().map(|inotify| inotify::add_watch(inotify, path, flags)) {
+            Some(Ok(watch)) => {
+                state.by_watch.insert(watch, id);
+                state.watch_of.insert(id, watch);
+            }
+            // The caller finds that the directory is gone.
+            Some(Err(rustix::io::Errno::NOENT)) => {}
+            // ORDERING: Relaxed, as `stopping`.
+            Some(Err(error)) if !self.must_look.swap(true, Ordering::Relaxed) => {
+                tracing::warn!(%error, "the end of some cgroups is looked for twice a second");
+                self.wake();
+            }
+            Some(Err(_)) | None => {}
+        }
+    }
+}
+
+impl State {
+    fn insert(&mut self, id: Id, place: Place) {
+        self.by_place.insert(place.clone(), id);
+        self.known.insert(id, place);
+    }
+
+    fn forget(&mut self, id: Id) {
+        self.forget_place(id);
+        self.known.remove(&id);
+    }
+
+    /// Another cgroup may be there by now.
+    fn forget_place(&mut self, id: Id) {
+        if let Some(place) = self.known.get(&id)
+            && self.by_place.get(place) == Some(&id)
+        {
+            self.by_place.remove(place);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "watch_tests.rs"]
+mod tests;

@@ -1,0 +1,137 @@
+//! Whose data it is, on a mounted volume with real cgroups and real processes.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cgroups::{Choice, Hierarchy};
+use common::{Mounted, Setup, eventually};
+use store::Store;
+use testing::cgroup::Cgroup;
+use volume::Tenants;
+
+/// A volume in memory that tells tenants apart, and writes nothing by itself; each megabyte that it writes takes `delay`.
+fn mounted(delay: Duration) -> Option<Mounted> {
+    let slow = Setup::with_hook(move |op| {
+        if op == "write" {
+            std::thread::sleep(delay);
+        }
+    });
+    let wrap = slow.wrap;
+    let wrap = Box::new(move |_: Arc<dyn Store>| wrap(store::open("mem:").unwrap()));
+    Setup { volume: options(), wrap, ..Setup::default() }.mount()
+}
+
+fn options() -> volume::Options {
+    let tree = Hierarchy::find(&Choice::Auto).unwrap();
+    let tenants = tree.map_or_else(Arc::default, |tree| Tenants::of(tree).unwrap());
+    volume::Options { tenants, dirty_after: Duration::from_secs(3600), ..volume::Options::default() }
+}
+
+/// What the volume says of a cgroup.
+fn figures(mounted: &Mounted, cgroup: &Path) -> Option<volume::WbStatus> {
+    mounted.volume.status().switching.wbs.into_iter().find(|wb| wb.path == cgroup && !wb.is_dying)
+}
+
+fn owned(mounted: &Mounted, cgroup: &Cgroup) -> usize {
+    figures(mounted, cgroup.path()).map_or(0, |wb| wb.owned)
+}
+
+/// Writes so many blocks in one process of `by`, and waits until they are on the store.
+fn write(by: &Cgroup, file: &Path, block: &str, count: u32) {
+    let file = format!("of={}", file.display());
+    let (block, count) = (format!("bs={block}"), format!("count={count}"));
+    by.run("dd", &["if=/dev/zero", &file, &block, &count, "conv=notrunc,fsync"]);
+}
+
+#[test]
+fn of_two_cgroups_that_write_one_file_in_turn_the_ninth_short_foreign_round_wins_it() {
+    let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return };
+    let Some(mounted) = mounted(Duration::ZERO) else { return };
+    let file = mounted.path().join("file");
+    write(&a, &file, "4096", 1);
+    assert_eq!((owned(&mounted, &a), owned(&mounted, &b)), (1, 0));
+    for number in 1..=8 {
+        write(&b, &file, "4096", 1);
+        assert_eq!(owned(&mounted, &a), 1, "after the {number}th");
+    }
+    write(&b, &file, "4096", 1);
+    eventually("the inode is the other cgroup's", || owned(&mounted, &b) == 1);
+    assert_eq!(owned(&mounted, &a), 0);
+    assert_eq!(figures(&mounted, b.path()).unwrap().switched, 1);
+    mounted.unmount();
+}
+
+#[test]
+fn of_two_cgroups_that_write_one_file_in_turn_two_long_foreign_rounds_win_it() {
+    let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return };
+    // 50 MB/s: 64 MiB are more than a second's worth.
+    let Some(mounted) = mounted(Duration::from_millis(20)) else { return };
+    let file = mounted.path().join("file");
+    write(&a, &file, "4096", 1);
+    write(&b, &file, "1M", 64);
+    assert_eq!((owned(&mounted, &a), owned(&mounted, &b)), (1, 0));
+    write(&b, &file, "1M", 64);
+    eventually("the inode is the other cgroup's", || owned(&mounted, &b) == 1);
+    mounted.unmount();
+}
+
+#[test]
+fn what_a_removed_cgroup_owned_is_its_parents_when_it_is_written() {
+    let Some(parent) = Cgroup::make() else { return };
+    let Some(mounted) = mounted(Duration::ZERO) else { return };
+    let child = parent.child("child");
+    write(&child, &mounted.path().join("synced"), "4096", 4);
+    let dirty = format!("of={}", mounted.path().join("dirty").display());
+    child.run("dd", &["if=/dev/zero", &dirty, "bs=4096", "count=8"]);
+    let wb = figures(&mounted, child.path()).unwrap();
+    assert_eq!((wb.owned, wb.dirty, wb.writeback), (2, 8 * 4096, 0));
+    let path = child.path().to_owned();
+    child.remove();
+    eventually("what is clean is the parent's", || owned(&mounted, &parent) == 1);
+    let dying = mounted.volume.status().switching.wbs.into_iter().find(|wb| wb.path == path).unwrap();
+    assert!(dying.is_dying);
+    assert_eq!((dying.owned, dying.dirty), (1, 8 * 4096), "its data is still the removed cgroup's");
+    parent.run("sync", &[mounted.path().join("dirty")]);
+    eventually("the rest is the parent's", || owned(&mounted, &parent) == 2);
+    let wbs = mounted.volume.status().switching.wbs;
+    assert!(!wbs.iter().any(|wb| wb.path == path), "the wb is given back: {wbs:?}");
+    mounted.unmount();
+}
+
+#[test]
+fn a_thread_that_goes_to_another_cgroup_counts_for_it_soon() {
+    let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return };
+    let Some(mounted) = mounted(Duration::ZERO) else { return };
+    // One shell writes as a member of A, becomes one of B, and writes again. A file appears for each attempt.
+    let script = "echo > $0/a; echo 0 > $1; n=0; until [ -e $0/stop ]; do n=$((n + 1)); echo > $0/b$n; done";
+    let tree = Hierarchy::find(&Choice::Auto).unwrap().unwrap();
+    let b_procs = tree.mountpoint().join(b.path().strip_prefix("/").unwrap()).join("cgroup.procs");
+    let mut shell = a.command("sh").args(["-c", script]).arg(mounted.path()).arg(b_procs).spawn().unwrap();
+    eventually("the shell's files are the other cgroup's", || owned(&mounted, &b) > 0);
+    std::fs::write(mounted.path().join("stop"), "").unwrap();
+    assert!(shell.wait().unwrap().success());
+    assert!(owned(&mounted, &a) >= 1);
+    mounted.unmount();
+}
+
+#[test]
+fn a_mapping_counts_for_who_opened_the_file() {
+    const SCRIPT: &str =
+        "import mmap,sys\nf=open(sys.argv[1],'r+b')\nm=mmap.mmap(f.fileno(),0)\nm[0:4]=b'test'\nm.flush()";
+    const PYTHON: &str = "/usr/bin/python3";
+    let Some(a) = Cgroup::make() else { return };
+    if !Path::new(PYTHON).exists() {
+        return common::skipped("python3 is not installed");
+    }
+    let Some(mounted) = (Setup { volume: options(), ..Setup::default() }).mount() else { return };
+    std::fs::write(mounted.store_path().join("file"), [0; 8192]).unwrap();
+    a.run(PYTHON, &["-c", SCRIPT, mounted.path().join("file").to_str().unwrap()]);
+    assert_eq!(owned(&mounted, &a), 1, "the kernel names no thread for what is written through a mapping");
+    assert_eq!(&std::fs::read(mounted.store_path().join("file")).unwrap()[..4], b"test");
+    mounted.unmount();
+}

@@ -1,0 +1,84 @@
+//! Tenants: whose request it is.
+//!
+//! A tenant is a cgroup of the host. Which one a request's thread is in is looked up when it writes, or opens a file to write, and is
+//! true as of 50 ms before (see [`cgroups::Threads`]). Requests without a thread (memory-mapped writes, kernel write-back) count for the
+//! inode's owner, and for the opener if it has none.
+
+use std::sync::Arc;
+
+use cgroups::{Event, Hierarchy, Threads, Watch};
+use writeback::{Owner, Switcher};
+
+use crate::Caller;
+use crate::inode::Inode;
+
+/// A cgroup is made, moved to and removed between two looks; more often than this nobody is unlucky.
+const ATTEMPTS: usize = 4;
+
+/// The cgroups of the host, for all volumes of a process. By default there is only the root, to which everything belongs.
+#[derive(Debug, Default)]
+pub struct Tenants {
+    pub(crate) switcher: Arc<Switcher<Inode>>,
+    host: Option<Host>,
+}
+
+#[derive(Debug)]
+struct Host {
+    tree: Hierarchy,
+    threads: Arc<Threads>,
+    watch: Watch,
+}
+
+impl Tenants {
+    /// The cgroups of this tree.
+    ///
+    /// # Errors
+    /// When the host gives no thread or descriptor.
+    pub fn of(tree: Hierarchy) -> std::io::Result<Arc<Self>> {
+        let switcher = Arc::<Switcher<Inode>>::default();
+        let threads = Arc::<Threads>::default();
+        let watch = {
+            let (switcher, threads) = (Arc::clone(&switcher), Arc::clone(&threads));
+            Watch::start(tree.clone(), move |event| match event {
+                Event::Removed(id) => {
+                    threads.forget(id);
+                    switcher.remove_cgroup(Owner(id));
+                }
+                Event::Renamed(id, name) => switcher.cgroups().rename(Owner(id), &name),
+            })?
+        };
+        Ok(Arc::new(Self { switcher, host: Some(Host { tree, threads, watch }) }))
+    }
+
+    /// The tree of cgroups, as options name it; `None` where tenants are not told apart.
+    #[must_use]
+    pub fn tree(&self) -> Option<&Hierarchy> {
+        self.host.as_ref().map(|host| &host.tree)
+    }
+
+    /// The tenant who asks; `None` if the request has no thread, or that is not to be found.
+    pub(crate) fn of_caller(&self, caller: &Caller) -> Option<Owner> {
+        let Some(host) = &self.host else { return Some(Owner::ROOT) };
+        if caller.pid == 0 {
+            return None;
+        }
+        host.threads.get(caller.pid, || self.look_up(host, caller.pid).map(|owner| owner.0)).map(Owner)
+    }
+
+    fn look_up(&self, host: &Host, tid: u32) -> Option<Owner> {
+        let cgroups = self.switcher.cgroups();
+        for _ in 0..ATTEMPTS {
+            let path = host.tree.path_of(tid)?;
+            // None: it was removed or renamed since the kernel said where it is.
+            let Some(found) = host.tree.look_up(&path) else { continue };
+            let is_known = cgroups.get(Owner(found.id())).is_some();
+            let made = |id, parent, name: &std::ffi::OsStr| {
+                cgroups.add_named(Owner(id), Owner(parent), name);
+            };
+            if is_known || host.watch.add(&found, made) {
+                return Some(Owner(found.id()));
+            }
+        }
+        None
+    }
+}
