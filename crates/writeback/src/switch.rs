@@ -126,7 +126,7 @@ impl<I: Inode> Bdi<I> {
         }
         // ORDERING: Relaxed: the grace period of the worker orders it against accounting, the lock against all others.
         link.switching.store(true, Ordering::Relaxed);
-        state.heading = target.0.index;
+        state.heading = target.wb.index;
         Some(Item { inode: Some(Arc::clone(inode)), pin })
     }
 
