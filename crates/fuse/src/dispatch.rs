@@ -10,6 +10,7 @@ mod dirs;
 mod files;
 mod locks;
 mod names;
+mod place;
 mod xattrs;
 
 use std::cell::Cell;
@@ -17,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use volume::{Caller, Cancel, Ctx, HandleId, NodeId, Volume};
+use volume::{Cancel, HandleId};
 
 use crate::abi::{InHeader, Opcode};
 use crate::buffer::Buffer;
@@ -26,6 +27,8 @@ use crate::interrupt::Slot;
 use crate::line::Line;
 use crate::reply::{ParkedReply, Reply, Sent};
 use crate::session::Shared;
+use crate::tree::Seen;
+use place::{At, Cx};
 
 pub(crate) use closing::Closing;
 pub(crate) use locks::OwnersByHandle;
@@ -41,65 +44,51 @@ pub(crate) struct Worker {
     pub(crate) number: usize,
     cancel: Arc<Cancel>,
     touched: Cell<bool>,
+    /// The tree as it was when this thread looked last.
+    seen: Seen,
     entries: Vec<store::DirEntry>,
-}
-
-/// What handlers need to know of the request in hand.
-pub(crate) struct Cx<'a> {
-    shared: &'a Shared,
-    header: &'a InHeader,
-    cancel: &'a Cancel,
-    before_wait: &'a (dyn Fn() + Sync),
-}
-
-impl<'a> Cx<'a> {
-    fn volume(&self) -> &'a Volume {
-        &self.shared.volume
-    }
-
-    /// The node that the request is about.
-    fn node(&self) -> NodeId {
-        store::ObjectId(self.header.nodeid)
-    }
-
-    fn ctx(&self) -> Ctx<'_> {
-        self.ctx_with_umask(0)
-    }
-
-    fn ctx_with_umask(&self, umask: u32) -> Ctx<'_> {
-        let caller = Caller { pid: self.header.pid, uid: self.header.uid, gid: self.header.gid, umask };
-        Ctx { caller, cancel: self.cancel, before_wait: self.before_wait }
-    }
 }
 
 impl Worker {
     pub(crate) fn new(shared: Arc<Shared>, slot: Arc<Slot>, number: usize) -> Self {
         let cancel = slot.cancel();
-        Self { shared, slot, number, cancel, touched: Cell::new(false), entries: Vec::new() }
+        Self {
+            shared,
+            slot,
+            number,
+            cancel,
+            touched: Cell::new(false),
+            seen: Seen::default(),
+            entries: Vec::new(),
+        }
     }
 
     /// Serves the message of `len` bytes in the buffer. `is_lent`: the buffer goes back to the kernel with the
     /// answer, which must not be given while the handler still uses it.
     pub(crate) fn serve(&mut self, buffer: &mut Buffer, len: usize, is_lent: bool) {
-        let Self { shared, slot, number, cancel, touched, entries } = self;
+        let Self { shared, slot, number, cancel, touched, seen, entries } = self;
         let Some((header, op)) = decoded(shared, *number, buffer.message(len), slot.line()) else {
             return;
         };
         shared.stats.request(*number, header.opcode);
         // That others are served meanwhile is seen to when a request is taken.
         let before_wait = || shared.interrupts.may_wait();
-        let cx = Cx { shared, header: &header, cancel, before_wait: &before_wait };
         let unique = header.unique;
         let begin = || {
             shared.interrupts.begin(slot, unique, header.pid, !is_lent && is_abandonable(&op));
             Reply::new(slot, touched, unique)
         };
-        // What has no reply, or a reply later; then what needs memory for data; then the rest.
-        let sent = match op {
-            Op::Forget(arg) => unanswered(|| cx.volume().forget(cx.node(), arg.nlookup)),
-            Op::BatchForget(forgets) => unanswered(|| names::forget_all(&cx, forgets)),
-            Op::Interrupt(arg) => unanswered(|| shared.interrupts.interrupt(arg.unique, cx.volume())),
-            Op::NotServed(Opcode::NotifyReply) => return,
+        if let Some(handled) = unanswerable(shared, seen, &header, &op) {
+            return note(shared, *number, &header, handled);
+        }
+        let found = At::find(&shared.tree, seen, header.nodeid, &op);
+        let refused = found.as_ref().err().copied();
+        let (at, section) = found.unwrap_or_else(|_| (At::root(&shared.tree, 0), None));
+        let kept = Cell::new(None);
+        let cx = Cx { shared, header: &header, at, kept: &kept, cancel, before_wait: &before_wait };
+        // What needs memory for data, or a reply later; then the rest.
+        let handled = match op {
+            _ if let Some(errno) = refused => answered(begin(), |reply| reply.error(errno)),
             Op::SetLkW(arg) => {
                 let reply = ParkedReply::new(slot, &shared.interrupts, unique);
                 unanswered(|| locks::wait(&cx, reply, &arg))
@@ -111,17 +100,38 @@ impl Worker {
             }
             op => answered(begin(), |reply| handle(&cx, reply, op)),
         };
+        drop(section);
+        // May end a volume that was detached.
+        drop(kept.take());
         if touched.replace(false) {
             *cancel = slot.renew();
         }
-        match sent {
-            Handled::Fine => {}
-            Handled::Error => shared.stats.error(*number),
-            Handled::Panicked => {
-                shared.stats.panic(*number);
-                let op = Opcode::from_number(header.opcode).map_or("?", Opcode::name);
-                tracing::error!(op, node = header.nodeid, unique, "a request's handler panicked");
-            }
+        note(shared, *number, &header, handled);
+    }
+}
+
+/// Serves what the kernel waits for no answer to.
+fn unanswerable(shared: &Shared, seen: &mut Seen, header: &InHeader, op: &Op<'_>) -> Option<Handled> {
+    let tree = &shared.tree;
+    match op {
+        Op::Forget(arg) => Some(unanswered(|| place::forget(tree, seen, header.nodeid, arg.nlookup))),
+        Op::BatchForget(forgets) => Some(unanswered(|| {
+            forgets.iter().for_each(|one| place::forget(tree, seen, one.nodeid, one.nlookup));
+        })),
+        Op::Interrupt(arg) => Some(unanswered(|| shared.interrupts.interrupt(arg.unique))),
+        Op::NotServed(Opcode::NotifyReply) => Some(Handled::Fine),
+        _ => None,
+    }
+}
+
+fn note(shared: &Shared, number: usize, header: &InHeader, handled: Handled) {
+    match handled {
+        Handled::Fine => {}
+        Handled::Error => shared.stats.error(number),
+        Handled::Panicked => {
+            shared.stats.panic(number);
+            let op = Opcode::from_number(header.opcode).map_or("?", Opcode::name);
+            tracing::error!(op, node = header.nodeid, unique = header.unique, "a request's handler panicked");
         }
     }
 }
@@ -204,7 +214,7 @@ fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
         Op::MkNod { arg, name } => names::mknod(cx, reply, &arg, name),
         Op::MkDir { arg, name } => names::mkdir(cx, reply, arg, name),
         Op::Unlink { name } => reply.unit(cx.volume().unlink(cx.node(), name)),
-        Op::RmDir { name } => reply.unit(cx.volume().rmdir(cx.node(), name)),
+        Op::RmDir { name } => names::rmdir(cx, reply, name),
         Op::Rename { arg, name, new_name } => names::rename(cx, reply, &arg, name, new_name),
         Op::Link { arg, name } => names::link(cx, reply, arg, name),
         Op::GetAttr(_) => attrs::get(cx, reply),

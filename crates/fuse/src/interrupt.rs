@@ -183,7 +183,7 @@ impl Slot {
 /// A request that waits for a lock; no thread does.
 #[derive(Debug, Default)]
 struct Parked {
-    wait: Option<LockWait>,
+    wait: Option<(Arc<Volume>, LockWait)>,
     interrupted: bool,
 }
 
@@ -252,10 +252,10 @@ impl Interrupts {
     /// Over io_uring the kernel sends no INTERRUPT for a signal that came before it had copied the request. That signal
     /// waits until the request is answered, so a look at it finds it; for each later one an INTERRUPT comes.
     #[must_use]
-    pub(crate) fn parked(&self, unique: u64, wait: &LockWait, caller: u32) -> bool {
+    pub(crate) fn parked(&self, unique: u64, volume: &Arc<Volume>, wait: &LockWait, caller: u32) -> bool {
         let was_interrupted = match self.parked.lock().get_mut(&unique) {
             Some(parked) => {
-                parked.wait = Some(wait.clone());
+                parked.wait = Some((Arc::clone(volume), wait.clone()));
                 parked.interrupted
             }
             None => return false,
@@ -269,8 +269,8 @@ impl Interrupts {
     }
 
     /// The kernel says that the caller of request `unique` got a signal.
-    pub(crate) fn interrupt(&self, unique: u64, volume: &Volume) {
-        if self.interrupt_known(unique, volume) {
+    pub(crate) fn interrupt(&self, unique: u64) {
+        if self.interrupt_known(unique) {
             return;
         }
         // Answered meanwhile, or read by a thread that did not get as far as its slot.
@@ -280,12 +280,12 @@ impl Interrupts {
             // ORDERING: SeqCst, P1: before the second look at the slots.
             self.early_len.store(early.len(), Ordering::SeqCst);
         }
-        if !is_on("interrupt-looks-once") && self.interrupt_known(unique, volume) {
+        if !is_on("interrupt-looks-once") && self.interrupt_known(unique) {
             self.was_early(unique);
         }
     }
 
-    fn interrupt_known(&self, unique: u64, volume: &Volume) -> bool {
+    fn interrupt_known(&self, unique: u64) -> bool {
         let wait = {
             let mut parked = self.parked.lock();
             parked.get_mut(&unique).map(|parked| {
@@ -294,7 +294,7 @@ impl Interrupts {
             })
         };
         if let Some(wait) = wait {
-            if let Some(wait) = wait {
+            if let Some((volume, wait)) = wait {
                 volume.cancel_lock(&wait);
             }
             return true;

@@ -1,8 +1,10 @@
-//! The FUSE front end: a thin protocol layer, and the service of one [`Volume`](volume::Volume) over it.
+//! The FUSE front end: a thin protocol layer, and the service of a [`Volume`](volume::Volume) over it, with others
+//! attached to its directories.
 //!
 //! # Parts
 //! - [`abi`], [`decode`], [`encode`], [`init`]: bytes and what they mean. They act on nothing and hold nothing.
 //! - [`mount`]: where a connection comes from.
+//! - [`Tree`]: which volume is attached where; module `tree` says how requests find theirs.
 //! - [`Session`]: one connection in service. Its reading threads (module `reader`) take each request from the device to
 //!   its answer (module `dispatch`); `interrupt` ends those whose caller is killed; [`Notifier`] tells the kernel
 //!   what to forget.
@@ -36,11 +38,14 @@ mod session;
 #[allow(unsafe_code, reason = "getrusage(2) of a thread, which rustix has not")]
 mod spin;
 mod stats;
+mod tree;
 mod uring;
 
 pub use init::Mode;
 pub use mount::{Mount, MountError, MountKind, MountOptions, MountpointError, check_mountpoint};
 pub use notify::{Notifier, NotifyError};
-pub use session::{EndReason, Ended, Session, SessionError, SessionOptions, SessionView};
+pub use session::{EndReason, Ended, Session, SessionError, SessionOptions, SessionView, Tree};
 pub use stats::StatsView;
+pub use tree::OnEnd;
+pub use tree::change::{AttachmentInfo, Detach, TreeError};
 pub use uring::{Transport, Uring};

@@ -34,8 +34,9 @@ pub enum NotifyError {
     Ended,
 }
 
+/// One thing that the kernel is told.
 #[derive(Debug)]
-enum Note {
+pub(crate) enum Note {
     Entry { parent: NodeId, name: OsString },
     Inode { id: NodeId, offset: i64, len: i64 },
     Delete { parent: NodeId, child: NodeId, name: OsString },
@@ -134,7 +135,8 @@ impl Notifier {
     }
 }
 
-fn send(dev: &Dev, note: &Note) {
+/// Tells the kernel, which may wait for whoever has a lock that it needs.
+pub(crate) fn send(dev: &Dev, note: &Note) {
     let sent = match note {
         Note::Entry { parent, name } => {
             let namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);

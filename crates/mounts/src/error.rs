@@ -84,6 +84,8 @@ pub struct Busy {
     pub holders: Vec<Holder>,
     /// Mounts on it.
     pub children: usize,
+    /// [`Hold`](crate::Hold)s on a superblock that would lose its last mount.
+    pub holds: usize,
     /// Whether the holders are those of a copy that propagation would have taken along.
     pub is_copy: bool,
 }
@@ -95,6 +97,9 @@ impl fmt::Display for Busy {
         }
         if self.is_copy {
             write!(f, "a copy of it, ")?;
+        }
+        if self.holds > 0 {
+            return write!(f, "{} open file(s)", self.holds);
         }
         write!(f, "used by ")?;
         for (n, holder) in self.holders.iter().enumerate() {

@@ -11,6 +11,7 @@
 //! | [`Namespace`] | a tree of mounts with its own readers: walks, mounts, unmounts, moves |
 //! | [`Superblock`] | what is mounted: names and inodes of its own |
 //! | [`Super`] | a superblock and the number of its mounts |
+//! | [`Hold`] | a use of a superblock, through whichever of its mounts |
 //! | [`Place`] | a mount and an inode, found without keeping anything |
 //! | [`Pin`] | a place that is kept, with a name for those who want to unmount it |
 //!
@@ -48,7 +49,7 @@ pub use error::{Busy, Error, Holder, Result};
 pub use mount::{MountId, Pin};
 pub use moving::Propagation;
 pub use namespace::{MountInfo, Namespace, Options, Rights, Stats};
-pub use superblock::{Entry, Inode, Kind, Super, Superblock};
+pub use superblock::{Entry, Hold, Inode, Kind, Super, Superblock};
 pub use umount::Umount;
 #[doc(hidden)]
 pub use walk::step;

@@ -184,6 +184,20 @@ impl Namespace {
         self.ns.by_id.find((mount.0, 0), &guard).map(|mount| mount.superblock.clone())
     }
 
+    /// What the mount with this number is on; `None` for the root, and for one that is not in this namespace.
+    #[must_use]
+    pub fn place_of(&self, mount: MountId) -> Option<Place> {
+        let guard = self.ns.home.domain.read();
+        let mount = self.ns.by_id.find((mount.0, 0), &guard)?;
+        mount.parent.load(&guard).as_ref().map(|parent| Place { mount: parent.mount.id, inode: parent.at })
+    }
+
+    /// The number of the root's mount; `None` once the namespace has ended.
+    #[must_use]
+    pub fn root(&self) -> Option<MountId> {
+        self.ns.root_id()
+    }
+
     /// All mounts, parents before children.
     #[must_use]
     pub fn mounts(&self) -> Vec<MountInfo> {
@@ -217,9 +231,27 @@ impl Namespace {
     }
 
     /// Ends the namespace: on return no path leads anywhere, and every superblock whose last mounts were here, and that
-    /// nobody has pinned, is shut down.
+    /// nobody has pinned or holds, is shut down.
     pub fn end(self) {
         drop(self);
+    }
+
+    /// The same for a namespace that others go on to ask: they find nothing. If it was ended before, or is just being
+    /// ended, the call returns at once.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`].
+    pub fn shut(&self) -> Result<()> {
+        self.check_rights()?;
+        self.ns.end();
+        Ok(())
+    }
+
+    /// What the mount with this number shows of its superblock; `None` if it is not in this namespace.
+    #[must_use]
+    pub fn root_of(&self, mount: MountId) -> Option<Inode> {
+        let guard = self.ns.home.domain.read();
+        self.ns.by_id.find((mount.0, 0), &guard).map(|mount| mount.root)
     }
 }
 

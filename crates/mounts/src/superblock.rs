@@ -7,8 +7,9 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
-use sync::Mutex;
+use sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 
@@ -131,7 +132,7 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
     fn shutdown(&self);
 }
 
-/// A superblock, and how many mounts it has. Clones are the same one.
+/// A superblock, how many mounts it has, and who uses it beside them. Clones are the same one.
 #[derive(Debug, Clone)]
 pub struct Super(Arc<Active>);
 
@@ -139,12 +140,48 @@ pub struct Super(Arc<Active>);
 struct Active {
     superblock: Arc<dyn Superblock>,
     state: Mutex<State>,
+    fewer_holds: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     mounts: usize,
+    /// Open files, say: through whichever mount.
+    holds: usize,
+    was_mounted: bool,
+    /// Its last mounts are being taken away synchronously: nobody is let in.
+    is_closed: bool,
     is_ended: bool,
+}
+
+impl State {
+    /// Whether the caller has to shut the superblock down.
+    fn ends(&mut self) -> bool {
+        let ends = self.was_mounted && self.mounts == 0 && self.holds == 0 && !self.is_ended;
+        self.is_ended |= ends;
+        ends
+    }
+}
+
+/// Uses a superblock, through whichever of its mounts: an open file.
+///
+/// A synchronous unmount that would take its last mount is refused; after a lazy one, and after the end of the
+/// namespace, the drop of the last hold shuts the superblock down before it returns.
+#[derive(Debug)]
+pub struct Hold(Super);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let ends = {
+            let mut state = self.0.0.state.lock();
+            state.holds -= 1;
+            state.ends()
+        };
+        self.0.0.fewer_holds.notify_all();
+        if ends {
+            self.0.0.superblock.shutdown();
+        }
+    }
 }
 
 impl Super {
@@ -152,7 +189,11 @@ impl Super {
     /// in the shutdown.
     #[must_use]
     pub fn new(superblock: Arc<dyn Superblock>) -> Self {
-        Self(Arc::new(Active { superblock, state: Mutex::new(State::default()) }))
+        Self(Arc::new(Active {
+            superblock,
+            state: Mutex::new(State::default()),
+            fewer_holds: Condvar::new(),
+        }))
     }
 
     /// The superblock.
@@ -167,6 +208,56 @@ impl Super {
         self.0.state.lock().mounts
     }
 
+    /// How many [`Hold`]s there are.
+    #[must_use]
+    pub fn holds(&self) -> usize {
+        self.0.state.lock().holds
+    }
+
+    /// Uses it as long as the hold is kept.
+    ///
+    /// # Errors
+    /// [`Error::Ended`] if it has no mount (any more), or its last one is being unmounted.
+    pub fn hold(&self) -> Result<Hold> {
+        let mut state = self.0.state.lock();
+        if state.is_closed || state.mounts == 0 {
+            return Err(Error::Ended);
+        }
+        state.holds += 1;
+        Ok(Hold(self.clone()))
+    }
+
+    /// Waits until nobody holds it, or `until`; says whether nobody does.
+    #[must_use]
+    pub fn wait_unheld(&self, until: Instant) -> bool {
+        let mut state = self.0.state.lock();
+        while state.holds > 0 {
+            if self.0.fewer_holds.wait_until(&mut state, until) {
+                return state.holds == 0;
+            }
+        }
+        true
+    }
+
+    /// A synchronous unmount is about to take `leaving` mounts: if these are all, nobody may hold it, and nobody is let
+    /// in any more. Otherwise says how many do.
+    pub(crate) fn close(&self, leaving: usize) -> std::result::Result<(), usize> {
+        let mut state = self.0.state.lock();
+        if leaving < state.mounts {
+            return Ok(());
+        }
+        if state.holds > 0 {
+            return Err(state.holds);
+        }
+        state.is_closed = true;
+        Ok(())
+    }
+
+    /// It stays mounted after all.
+    pub(crate) fn reopen(&self) {
+        self.0.state.lock().is_closed = false;
+    }
+
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -174,10 +265,11 @@ impl Super {
     /// One mount more.
     pub(crate) fn grab(&self) -> Result<()> {
         let mut state = self.0.state.lock();
-        if state.is_ended {
+        if state.is_ended || state.is_closed || (state.was_mounted && state.mounts == 0) {
             return Err(Error::Ended);
         }
         state.mounts += 1;
+        state.was_mounted = true;
         Ok(())
     }
 
@@ -190,18 +282,19 @@ impl Super {
 
     /// One mount less that never came to be.
     pub(crate) fn release_unused(&self) {
-        self.0.state.lock().mounts -= 1;
+        let mut state = self.0.state.lock();
+        state.mounts -= 1;
+        state.was_mounted = state.mounts > 0;
     }
 
-    /// One mount less; the last one shuts down.
+    /// One mount less; the last one shuts down, unless somebody holds the superblock.
     pub(crate) fn release(&self) {
-        let is_last = {
+        let ends = {
             let mut state = self.0.state.lock();
             state.mounts -= 1;
-            state.is_ended = state.mounts == 0;
-            state.is_ended
+            state.ends()
         };
-        if is_last {
+        if ends {
             self.0.superblock.shutdown();
         }
     }

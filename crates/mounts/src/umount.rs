@@ -15,6 +15,7 @@ use crate::error::{Busy, Error, Result};
 use crate::mount::MountId;
 use crate::namespace::{Namespace, Ns};
 use crate::strategy::{Gone, Why};
+use crate::superblock::Super;
 use crate::tree::{Node, Tree};
 use crate::walk::{Last, Start};
 
@@ -55,6 +56,21 @@ impl Namespace {
         path: impl AsRef<Path>,
         flags: Umount,
     ) -> Result<()> {
+        self.umount_telling(start, path, flags, |_| {})
+    }
+
+    /// The same; calls `left` with the mounts that go, in whichever namespace, once no walk finds them and before they are
+    /// ended: no lock is held.
+    ///
+    /// # Errors
+    /// As [`umount`](Self::umount); `left` is not called then.
+    pub fn umount_telling<'a>(
+        &self,
+        start: impl Into<Start<'a>>,
+        path: impl AsRef<Path>,
+        flags: Umount,
+        left: impl FnOnce(&[MountId]),
+    ) -> Result<()> {
         let is_contradictory =
             flags.contains(Umount::EXPIRE) && flags.intersects(Umount::FORCE | Umount::DETACH);
         if is_contradictory || flags.bits() & !Umount::all().bits() != 0 {
@@ -75,7 +91,9 @@ impl Namespace {
         };
         change.publish();
         let why = if flags.contains(Umount::DETACH) { Why::Lazy } else { Why::Sync };
-        self.ns.finish(gone?, why);
+        let gone = gone?;
+        left(&gone.iter().map(|departure| departure.mount.id).collect::<Vec<_>>());
+        self.ns.finish(gone, why);
         Ok(())
     }
 }
@@ -201,7 +219,30 @@ impl Tree {
             if !node.mount.refs.close_pins(locked.of(&node.ns)) {
                 nodes().take(n).for_each(|node| node.mount.refs.open_pins(locked.of(&node.ns)));
                 let holders = node.mount.refs.pinned_by();
-                return Err(Error::Busy(Busy { holders, children: 0, is_copy: n > 0 }));
+                return Err(Error::Busy(Busy { holders, is_copy: n > 0, ..Busy::default() }));
+            }
+        }
+        let closed = self.close_superblocks(victims);
+        if closed.is_err() {
+            nodes().for_each(|node| node.mount.refs.open_pins(locked.of(&node.ns)));
+        }
+        closed
+    }
+
+    /// Refuses new holds of superblocks that lose their last mount; of all, or of none.
+    fn close_superblocks(&self, victims: &[MountId]) -> Result<()> {
+        let mut leaving: Vec<(&Super, usize)> = Vec::new();
+        for node in victims.iter().filter_map(|id| self.nodes.get(id)) {
+            let superblock = &node.mount.superblock;
+            match leaving.iter_mut().find(|(known, _)| known.is_same(superblock)) {
+                Some((_, mounts)) => *mounts += 1,
+                None => leaving.push((superblock, 1)),
+            }
+        }
+        for (n, (superblock, mounts)) in leaving.iter().enumerate() {
+            if let Err(holds) = superblock.close(*mounts) {
+                leaving[..n].iter().for_each(|(superblock, _)| superblock.reopen());
+                return Err(Error::Busy(Busy { holds, ..Busy::default() }));
             }
         }
         Ok(())
@@ -236,7 +277,7 @@ fn check_unused(node: &Node) -> Result<()> {
     let children = node.children.len();
     let holders = node.mount.refs.pinned_by();
     if children > 0 || !holders.is_empty() {
-        return Err(Error::Busy(Busy { holders, children, is_copy: false }));
+        return Err(Error::Busy(Busy { holders, children, ..Busy::default() }));
     }
     Ok(())
 }

@@ -98,7 +98,7 @@ fn mn_r3_who_is_in_the_way_is_named() {
     let (fs, sb) = Fs::new(&["d/f"]).mountable();
     ns.attach(ROOT, "v", &sb).unwrap();
     let pins = ["pid 7", "pid 8"].map(|who| ns.pin(ROOT, "v/d", Last::Follow, who).unwrap());
-    let Err(Error::Busy(Busy { mut holders, children: 0, is_copy: false })) =
+    let Err(Error::Busy(Busy { mut holders, children: 0, holds: 0, is_copy: false })) =
         ns.umount(ROOT, "v", Umount::empty())
     else {
         panic!("it is busy");
@@ -259,7 +259,7 @@ fn mn_r10_one_unmount_takes_thousands_of_copies_down() {
     let pin = ns.pin(ROOT, "p/1234/sub/f", Last::Follow, "pid 9").unwrap();
     let busy = ns.umount(ROOT, "m/sub", Umount::empty());
     let holders = vec![Holder::from("pid 9")];
-    assert_eq!(busy, Err(Error::Busy(Busy { holders, children: 0, is_copy: true })));
+    assert_eq!(busy, Err(Error::Busy(Busy { holders, is_copy: true, ..Busy::default() })));
     assert_eq!(sb.mounts(), PEERS + 1, "all or none");
     drop(pin);
     let pin = ns.pin(ROOT, "m/sub/f", Last::Follow, "pid 9").unwrap();

@@ -32,6 +32,28 @@ impl Volume {
         Ok(entry)
     }
 
+    /// What `id` is, which the caller has a look-up on (the root needs none). The entry carries another one.
+    ///
+    /// # Errors
+    /// The store's; [`Error::NoNode`].
+    pub fn look_up_again(&self, id: NodeId) -> Result<Entry> {
+        let inode = self.inode(id)?;
+        inode.add_lookup();
+        match inode.attr() {
+            Ok(attr) => Ok(Entry { id, attr }),
+            Err(error) => {
+                self.forget(id, 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// Where `id` is, relative to the root, for people; `None` if the store cannot say.
+    #[must_use]
+    pub fn path_of(&self, id: NodeId) -> Option<std::path::PathBuf> {
+        self.core.store.path_of(id)
+    }
+
     /// Gives `n` look-ups on `id` back.
     pub fn forget(&self, id: NodeId, n: u64) {
         let Some(inode) = self.core.table.get(id) else { return };

@@ -10,15 +10,14 @@ use crate::encode;
 use crate::reply::{Reply, Sent};
 
 pub(super) fn get(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
-    let valid = cx.shared.valid;
-    reply.result(cx.volume().attr(cx.node()).map(|attr| encode::attr_out(&attr, valid)))
+    reply.result(cx.volume().attr(cx.node()).map(|attr| cx.attr_out(&attr)))
 }
 
 pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: &SetAttrIn) -> Sent {
     let valid = SetAttrValid::from_bits_retain(arg.valid);
     let kill_priv = valid.contains(SetAttrValid::KILL_SUIDGID);
     let result = cx.volume().set_attr(&cx.ctx(), cx.node(), &changes(arg, valid), kill_priv);
-    reply.result(result.map(|attr| encode::attr_out(&attr, cx.shared.valid)))
+    reply.result(result.map(|attr| cx.attr_out(&attr)))
 }
 
 /// What is to change. A ctime that the kernel proposes (kernel write-back) is not taken: the change sets it.

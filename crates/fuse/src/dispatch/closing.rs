@@ -25,7 +25,6 @@ const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 struct Used {
-    node: NodeId,
     /// When it was last closed through one of its descriptors.
     closed: Option<Instant>,
 }
@@ -33,7 +32,8 @@ struct Used {
 /// The handles that were used for locks.
 #[derive(Debug, Default)]
 pub(crate) struct Closing {
-    handles: Mutex<HashMap<HandleId, Used>>,
+    /// By the kernel's number of the node, and the handle: volumes have handles of the same number.
+    handles: Mutex<HashMap<(NodeId, HandleId), Used>>,
     released: Condvar,
     /// How many handles are in the map: most closes need not take the lock.
     len: AtomicUsize,
@@ -43,7 +43,7 @@ impl Closing {
     /// A handle is about to be used for a lock.
     pub(super) fn locks(&self, node: NodeId, handle: HandleId) {
         let mut handles = self.handles.lock();
-        handles.entry(handle).or_insert(Used { node, closed: None });
+        handles.entry((node, handle)).or_insert(Used { closed: None });
         // ORDERING: Release, pairs with the Acquire in `is_empty`. A close that must see this comes after the answer
         // to the request that uses the handle, which the kernel orders.
         self.len.store(handles.len(), Ordering::Release);
@@ -55,22 +55,22 @@ impl Closing {
     }
 
     /// One of a handle's descriptors is being closed.
-    pub(super) fn closes(&self, handle: HandleId) {
+    pub(super) fn closes(&self, node: NodeId, handle: HandleId) {
         if self.is_empty() {
             return;
         }
-        if let Some(used) = self.handles.lock().get_mut(&handle) {
+        if let Some(used) = self.handles.lock().get_mut(&(node, handle)) {
             used.closed = Some(Instant::now());
         }
     }
 
     /// A handle and its locks are gone.
-    pub(super) fn released(&self, handle: HandleId) {
+    pub(super) fn released(&self, node: NodeId, handle: HandleId) {
         if self.is_empty() {
             return;
         }
         let mut handles = self.handles.lock();
-        if handles.remove(&handle).is_some() {
+        if handles.remove(&(node, handle)).is_some() {
             // ORDERING: Release, as in `locks`.
             self.len.store(handles.len(), Ordering::Release);
             drop(handles);
@@ -91,7 +91,7 @@ impl Closing {
         let now = Instant::now();
         let Some((&handle, until)) = handles
             .iter()
-            .filter(|&(&handle, used)| used.node == node && handle != mine)
+            .filter(|&(&(of, handle), _)| of == node && handle != mine)
             .filter_map(|(handle, used)| {
                 Some((handle, used.closed.filter(|&closed| closed <= begun)? + GRACE))
             })
@@ -131,20 +131,20 @@ mod tests {
     #[test]
     fn nobody_waits_for_handles_that_are_in_use_or_gone_or_of_other_files() {
         let closing = Closing::default();
-        closing.closes(THEIRS);
+        closing.closes(NODE, THEIRS);
         assert!(!waits(&closing));
         closing.locks(NODE, THEIRS);
         assert!(!waits(&closing));
         closing.locks(NODE, MINE);
-        closing.closes(MINE);
+        closing.closes(NODE, MINE);
         closing.locks(OTHER, HandleId(3));
-        closing.closes(HandleId(3));
+        closing.closes(OTHER, HandleId(3));
         assert!(!waits(&closing));
-        closing.closes(THEIRS);
-        closing.released(THEIRS);
+        closing.closes(NODE, THEIRS);
+        closing.released(NODE, THEIRS);
         assert!(!waits(&closing));
-        closing.released(MINE);
-        closing.released(HandleId(3));
+        closing.released(NODE, MINE);
+        closing.released(OTHER, HandleId(3));
         assert!(closing.is_empty());
     }
 
@@ -152,13 +152,13 @@ mod tests {
     fn a_closed_handle_is_waited_for_until_it_is_gone() {
         let closing = Closing::default();
         closing.locks(NODE, THEIRS);
-        closing.closes(THEIRS);
+        closing.closes(NODE, THEIRS);
         std::thread::scope(|scope| {
             let (send, about_to) = std::sync::mpsc::channel();
             let waiter =
                 scope.spawn(|| closing.wait(NODE, MINE, Instant::now(), move || send.send(()).unwrap()));
             about_to.recv().unwrap();
-            closing.released(THEIRS);
+            closing.released(NODE, THEIRS);
             assert!(waiter.join().unwrap());
         });
         assert!(!waits(&closing));
@@ -168,7 +168,7 @@ mod tests {
     fn a_handle_closed_through_a_duplicate_is_waited_for_once() {
         let closing = Closing::default();
         closing.locks(NODE, THEIRS);
-        closing.closes(THEIRS);
+        closing.closes(NODE, THEIRS);
         // Until its time is over, which it is afterwards.
         assert!(waits(&closing));
         assert!(!waits(&closing));
@@ -177,7 +177,7 @@ mod tests {
         while Instant::now() <= begun {
             std::thread::yield_now();
         }
-        closing.closes(THEIRS);
+        closing.closes(NODE, THEIRS);
         assert!(!closing.wait(NODE, MINE, begun, || panic!("waits")));
     }
 }

@@ -2,29 +2,41 @@
 
 use rustix::io::Errno;
 
+use super::names::Taken;
 use super::{Cx, handle_id};
 use crate::abi::{EntryOut, FOpen, FSyncIn, OpenOut, ReadIn, ReleaseIn};
-use crate::encode::{self, Listing};
+use crate::encode::Listing;
 use crate::reply::{Reply, Sent};
+use crate::tree::Open;
 
 /// The kernel may remember listings: it drops them itself when a name is made or removed, and nobody else
 /// changes the store.
 pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
+    let hold = match cx.hold(Open::Directory) {
+        Ok(hold) => hold,
+        Err(errno) => return reply.error(errno),
+    };
     match cx.volume().open_dir(cx.node()) {
         Ok(handle) => {
+            cx.opened(Open::Directory, handle, hold);
             let open_flags = (FOpen::CACHE_DIR | FOpen::KEEP_CACHE).bits();
             let sent = reply.value(&OpenOut { fh: handle.0, open_flags, backing_id: 0 });
             if !sent.is_delivered {
                 cx.volume().release_dir(handle);
+                cx.released(Open::Directory, handle);
             }
             sent
         }
-        Err(error) => reply.error(crate::errno::of(&error)),
+        Err(error) => {
+            cx.not_opened(hold);
+            reply.error(crate::errno::of(&error))
+        }
     }
 }
 
 pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
     cx.volume().release_dir(handle_id(arg.fh));
+    cx.released(Open::Directory, handle_id(arg.fh));
     reply.done()
 }
 
@@ -38,7 +50,7 @@ pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]
         return reply.error(Errno::INVAL);
     };
     let mut listing = Listing::new(space);
-    let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| listing.add(&entry));
+    let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| listing.add(&cx.listed(entry)));
     let len = listing.len();
     match listed {
         // What was listed before the error is told; the error comes again at the next reading.
@@ -66,7 +78,7 @@ pub(super) fn read_plus(
     {
         Some(rest) => {
             left = rest;
-            entries.push(entry);
+            entries.push(cx.listed(entry));
             true
         }
         None => false,
@@ -77,43 +89,38 @@ pub(super) fn read_plus(
         return reply.error(crate::errno::of(&error));
     }
     let mut listing = Listing::new(space);
-    let mut handed_out = HandedOut { cx, nodes: Vec::with_capacity(entries.len()) };
+    let mut handed_out = HandedOut { entries: Vec::with_capacity(entries.len()) };
     for entry in entries.iter() {
-        let found = look_up(cx, entry);
-        if found.nodeid != 0 {
-            handed_out.nodes.push(store::ObjectId(found.nodeid));
-        }
+        let (found, taken) = look_up(cx, entry);
+        handed_out.entries.extend(taken);
         let fits = listing.add_plus(entry, &found);
         debug_assert!(fits, "the length of each entry was counted");
     }
     let len = listing.len();
     let sent = reply.data(&space[..len]);
     if sent.is_delivered {
-        handed_out.nodes.clear();
+        handed_out.entries.clear();
     }
     sent
 }
 
-fn look_up(cx: &Cx<'_>, entry: &store::DirEntry) -> EntryOut {
-    if entry.name == "." || entry.name == ".." {
-        return EntryOut::default();
+fn look_up<'a>(cx: &'a Cx<'_>, entry: &store::DirEntry) -> (EntryOut, Option<Taken<'a>>) {
+    if entry.name == "." || entry.name == ".." || cx.is_gone() {
+        return Default::default();
     }
-    match cx.volume().lookup(cx.node(), &entry.name) {
-        Ok(found) => encode::entry_out(&found, cx.shared.valid),
-        Err(_) => EntryOut::default(),
+    match super::names::find(cx, &entry.name) {
+        Ok((found, taken)) => (found, Some(taken)),
+        Err(_) => Default::default(),
     }
 }
 
 /// Look-ups of a listing that the kernel has not taken: given back when dropped, by a panic too.
 struct HandedOut<'a> {
-    cx: &'a Cx<'a>,
-    nodes: Vec<volume::NodeId>,
+    entries: Vec<Taken<'a>>,
 }
 
 impl Drop for HandedOut<'_> {
     fn drop(&mut self) {
-        for &node in &self.nodes {
-            self.cx.volume().forget(node, 1);
-        }
+        self.entries.drain(..).for_each(Taken::give_back);
     }
 }

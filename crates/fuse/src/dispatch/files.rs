@@ -12,9 +12,9 @@ use crate::abi::{
     LSeekIn, LSeekOut, OFFSET_MAX, OpenIn, OpenOut, ReadIn, ReleaseFlags, ReleaseIn, WriteIn, WriteInFlags,
     WriteOut,
 };
-use crate::encode;
 use crate::init::Mode;
 use crate::reply::{Reply, Sent};
+use crate::tree::Open;
 
 /// An open flag of the C library's as the protocol carries it.
 const fn flag(of: libc::c_int) -> u32 {
@@ -27,6 +27,11 @@ const SYNC_ONLY: u32 = flag(libc::O_SYNC) & !flag(libc::O_DSYNC);
 /// Whether these open flags truncate.
 pub(super) fn truncates(flags: u32) -> bool {
     flags & flag(libc::O_TRUNC) != 0
+}
+
+/// Whether a file that is opened so can be changed by that.
+pub(super) fn writes(flags: u32) -> bool {
+    truncates(flags) || flags & flag(libc::O_ACCMODE) != flag(libc::O_RDONLY)
 }
 
 /// Whether these open flags go around the kernel's page cache.
@@ -59,16 +64,30 @@ fn open_out(opened: &Opened) -> OpenOut {
 
 pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
+    let hold = match cx.hold(Open::File) {
+        Ok(hold) => hold,
+        Err(errno) => return reply.error(errno),
+    };
     match cx.volume().open(&cx.ctx(), cx.node(), flags) {
         Ok(opened) => {
+            cx.opened(Open::File, opened.handle, hold);
             let sent = reply.value(&open_out(&opened));
             if !sent.is_delivered {
-                cx.volume().release(opened.handle);
+                close(cx, &opened);
             }
             sent
         }
-        Err(error) => reply.error(crate::errno::of(&error)),
+        Err(error) => {
+            cx.not_opened(hold);
+            reply.error(crate::errno::of(&error))
+        }
     }
+}
+
+/// The kernel did not take what was opened for it.
+fn close(cx: &Cx<'_>, opened: &Opened) {
+    cx.volume().release(opened.handle);
+    cx.released(Open::File, opened.handle);
 }
 
 pub(super) fn create(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr) -> Sent {
@@ -86,17 +105,27 @@ fn made(
     make: impl FnOnce(&Ctx<'_>, u32, OpenFlags) -> volume::Result<(Entry, Opened)>,
 ) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
+    let hold = match cx.hold(Open::File) {
+        Ok(hold) => hold,
+        Err(errno) => return reply.error(errno),
+    };
     match make(&cx.ctx_with_umask(arg.umask), arg.mode & 0o7777, flags) {
         Ok((entry, opened)) => {
-            let entry_out = encode::entry_out(&entry, cx.shared.valid);
-            let sent = reply.value(&CreateOut { entry: entry_out, open: open_out(&opened) });
+            cx.opened(Open::File, opened.handle, hold);
+            let sent = match cx.entry_out(&entry) {
+                Ok(entry_out) => reply.value(&CreateOut { entry: entry_out, open: open_out(&opened) }),
+                Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
+            };
             if !sent.is_delivered {
-                cx.volume().release(opened.handle);
+                close(cx, &opened);
                 cx.volume().forget(entry.id, 1);
             }
             sent
         }
-        Err(error) => reply.error(crate::errno::of(&error)),
+        Err(error) => {
+            cx.not_opened(hold);
+            reply.error(crate::errno::of(&error))
+        }
     }
 }
 
@@ -141,13 +170,14 @@ fn ends_beyond(offset: u64, len: u64) -> bool {
 }
 
 pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
-    let (node, handle) = (cx.node(), handle_id(arg.fh));
+    let (node, handle) = (cx.wire_node(), handle_id(arg.fh));
     if ReleaseFlags::from_bits_retain(arg.release_flags).contains(ReleaseFlags::FLOCK_UNLOCK) {
         unlock_all(cx, LockFamily::Flock, arg.lock_owner);
     }
     cx.shared.owners.released(node, handle, |owner| unlock_all(cx, LockFamily::Posix, owner));
-    cx.shared.closing.released(handle);
+    cx.shared.closing.released(node, handle);
     cx.volume().release(handle);
+    cx.released(Open::File, handle);
     reply.done()
 }
 
@@ -159,8 +189,8 @@ fn unlock_all(cx: &Cx<'_>, family: LockFamily, owner: u64) {
 
 /// Each close(2): the process' record locks on the file go, and it hears of errors.
 pub(super) fn flush(cx: &Cx<'_>, reply: Reply<'_>, arg: FlushIn) -> Sent {
-    cx.shared.closing.closes(handle_id(arg.fh));
-    if cx.shared.owners.closed(cx.node(), arg.lock_owner) {
+    cx.shared.closing.closes(cx.wire_node(), handle_id(arg.fh));
+    if cx.shared.owners.closed(cx.wire_node(), arg.lock_owner) {
         unlock_all(cx, LockFamily::Posix, arg.lock_owner);
     }
     reply.unit(cx.volume().flush(&cx.ctx(), handle_id(arg.fh)))
@@ -172,9 +202,17 @@ pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
     reply.unit(cx.volume().fsync(&cx.ctx(), handle_id(arg.fh), data_only))
 }
 
+/// The kernel does not say which part of the mountpoint is meant: all volumes are made durable. The first failure is told, after
+/// the others were tried.
 pub(super) fn sync(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
     (cx.before_wait)();
-    reply.unit(cx.volume().sync(&cx.ctx()))
+    let mut outcome = cx.volume().sync(&cx.ctx());
+    for attached in cx.others() {
+        if let Some(_asked) = attached.enter() {
+            outcome = outcome.and(attached.volume.sync(&cx.ctx()));
+        }
+    }
+    reply.unit(outcome)
 }
 
 pub(super) fn allocate(cx: &Cx<'_>, reply: Reply<'_>, arg: &FAllocateIn) -> Sent {
@@ -222,6 +260,9 @@ fn copy(cx: &Cx<'_>, arg: &CopyFileRangeIn, len: u64) -> Result<u64, Errno> {
     }
     if ends_beyond(arg.off_out, len) || ends_beyond(arg.off_in, len) {
         return Err(Errno::FBIG);
+    }
+    if !cx.is_same_volume(arg.nodeid_out) {
+        return Err(Errno::XDEV);
     }
     let (from, to) = ((handle_id(arg.fh_in), arg.off_in), (handle_id(arg.fh_out), arg.off_out));
     let copied = cx.volume().copy_range(&cx.ctx(), from, to, len);

@@ -11,6 +11,7 @@
 //! neither.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -82,7 +83,7 @@ fn set_now(cx: &Cx<'_>, handle: HandleId, lock: &Lock) -> volume::Result<()> {
     loop {
         let outcome = cx.volume().set_lock(cx.node(), lock);
         let is_refused = matches!(outcome, Err(volume::Error::WouldBlock));
-        if !(is_refused && cx.shared.closing.wait(cx.node(), handle, begun, cx.before_wait)) {
+        if !(is_refused && cx.shared.closing.wait(cx.wire_node(), handle, begun, cx.before_wait)) {
             return outcome;
         }
     }
@@ -107,7 +108,7 @@ pub(super) fn wait(cx: &Cx<'_>, reply: ParkedReply, arg: &LkIn) {
 
 /// Waits for a lock without a thread.
 pub(crate) fn wait_parked(
-    volume: &Volume,
+    volume: &Arc<Volume>,
     interrupts: &Interrupts,
     (node, lock): (NodeId, &Lock),
     (unique, caller): (u64, u32),
@@ -117,7 +118,7 @@ pub(crate) fn wait_parked(
         let _sent = reply.unit(result);
     });
     if let Some(wait) = volume.wait_lock(node, lock, done)
-        && interrupts.parked(unique, &wait, caller)
+        && interrupts.parked(unique, volume, &wait, caller)
     {
         volume.cancel_lock(&wait);
     }
@@ -128,9 +129,9 @@ fn unlock(cx: &Cx<'_>, lock: &Lock) -> volume::Result<()> {
 }
 
 fn remember(cx: &Cx<'_>, arg: &LkIn, lock: &Lock) {
-    cx.shared.closing.locks(cx.node(), handle_id(arg.fh));
+    cx.shared.closing.locks(cx.wire_node(), handle_id(arg.fh));
     if lock.family == LockFamily::Posix {
-        cx.shared.owners.locked(cx.node(), handle_id(arg.fh), lock.owner);
+        cx.shared.owners.locked(cx.wire_node(), handle_id(arg.fh), lock.owner);
     }
 }
 

@@ -1,25 +1,68 @@
 //! Names: look-ups, making, removing, moving.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 use rustix::io::Errno;
-use store::{ErrorKind, NewNode, ObjectId, RenameFlags};
-use volume::Error;
+use store::{FileType, NewNode, RenameFlags};
+use volume::{NodeId, Volume};
 
 use super::Cx;
-use crate::abi::{LinkIn, MkDirIn, MkNodIn, Rename2In};
-use crate::decode::Forgets;
+use crate::abi::{EntryOut, LinkIn, MkDirIn, MkNodIn, Rename2In};
 use crate::encode;
 use crate::reply::{Reply, Sent};
+use crate::tree::wire;
 
 pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
-    match cx.volume().lookup(cx.node(), name) {
-        // Nobody but this kernel changes the store, so that it may remember what is not there.
-        Err(Error::Store(error)) if error.kind() == ErrorKind::NotFound => {
-            reply.value(&encode::no_entry_out(cx.shared.valid))
+    match find(cx, name) {
+        Ok((out, taken)) => {
+            let sent = reply.value(&out);
+            if !sent.is_delivered {
+                taken.give_back();
+            }
+            sent
         }
-        found => entry(cx, reply, found),
+        // Nobody but this kernel changes the store, so that it may remember what is not there.
+        Err(Errno::NOENT) => reply.value(&encode::no_entry_out(cx.shared.valid)),
+        Err(errno) => reply.error(errno),
     }
+}
+
+/// A look-up that is handed out to the kernel.
+pub(super) struct Taken<'a> {
+    volume: Cow<'a, Arc<Volume>>,
+    node: NodeId,
+}
+
+impl Taken<'_> {
+    /// The kernel did not take it.
+    pub(super) fn give_back(self) {
+        self.volume.forget(self.node, 1);
+    }
+}
+
+/// What a name in the request's directory is for the kernel: where something is attached, the root of that.
+pub(super) fn find<'a>(cx: &'a Cx<'_>, name: &OsStr) -> Result<(EntryOut, Taken<'a>), Errno> {
+    let failed = |error| crate::errno::of(&error);
+    let entry = cx.volume().lookup(cx.node(), name).map_err(failed)?;
+    let taken = Taken { volume: Cow::Borrowed(cx.volume()), node: entry.id };
+    let on = if entry.attr.kind == FileType::Directory { cx.crossed(entry.id) } else { None };
+    let Some(on) = on else {
+        return match cx.entry_out(&entry) {
+            Ok(out) => Ok((out, taken)),
+            Err(errno) => {
+                taken.give_back();
+                Err(errno)
+            }
+        };
+    };
+    taken.give_back();
+    // Ends beside this look-up: the name leads elsewhere by now, and the kernel asks again.
+    let _asked = on.served.enter().ok_or(Errno::STALE)?;
+    let root = on.served.volume.look_up_again(on.root).map_err(failed)?;
+    let taken = Taken { volume: Cow::Owned(Arc::clone(&on.served.volume)), node: root.id };
+    Ok((cx.entry_on(&on, &root)?, taken))
 }
 
 pub(super) fn symlink(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, target: &OsStr) -> Sent {
@@ -40,24 +83,42 @@ pub(super) fn mkdir(cx: &Cx<'_>, reply: Reply<'_>, arg: MkDirIn, name: &OsStr) -
 
 pub(super) fn rename(cx: &Cx<'_>, reply: Reply<'_>, arg: &Rename2In, name: &OsStr, new_name: &OsStr) -> Sent {
     let Some(flags) = RenameFlags::from_bits(arg.flags) else { return reply.error(Errno::INVAL) };
-    reply.unit(cx.volume().rename(&cx.ctx(), cx.node(), name, ObjectId(arg.newdir), new_name, flags))
+    if !cx.is_same_mount(arg.newdir) {
+        return reply.error(Errno::XDEV);
+    }
+    let (_, new_dir) = wire::split(arg.newdir);
+    // Nothing is attached meanwhile to what loses its name.
+    let _names = cx.served().names.read();
+    if cx.is_covered(cx.node(), name) || cx.is_covered(new_dir, new_name) {
+        return reply.error(Errno::BUSY);
+    }
+    reply.unit(cx.volume().rename(&cx.ctx(), cx.node(), name, new_dir, new_name, flags))
+}
+
+pub(super) fn rmdir(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
+    let _names = cx.served().names.read();
+    if cx.is_covered(cx.node(), name) {
+        return reply.error(Errno::BUSY);
+    }
+    reply.unit(cx.volume().rmdir(cx.node(), name))
 }
 
 pub(super) fn link(cx: &Cx<'_>, reply: Reply<'_>, arg: LinkIn, name: &OsStr) -> Sent {
-    entry(cx, reply, cx.volume().link(ObjectId(arg.oldnodeid), cx.node(), name))
-}
-
-pub(super) fn forget_all(cx: &Cx<'_>, forgets: Forgets<'_>) {
-    for one in forgets.iter() {
-        cx.volume().forget(ObjectId(one.nodeid), one.nlookup);
+    if !cx.is_same_volume(arg.oldnodeid) {
+        return reply.error(Errno::XDEV);
     }
+    let (_, old) = wire::split(arg.oldnodeid);
+    entry(cx, reply, cx.volume().link(old, cx.node(), name))
 }
 
 /// Hands out an entry; its look-up is taken back if the kernel does not take it.
 fn entry(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
     match found {
         Ok(entry) => {
-            let sent = reply.value(&encode::entry_out(&entry, cx.shared.valid));
+            let sent = match cx.entry_out(&entry) {
+                Ok(out) => reply.value(&out),
+                Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
+            };
             if !sent.is_delivered {
                 cx.volume().forget(entry.id, 1);
             }

@@ -95,7 +95,7 @@ fn an_interrupt_beside_its_request_is_heard() {
         let volume = volume();
         let kernel = {
             let (interrupts, volume) = (Arc::clone(&interrupts), Arc::clone(&volume));
-            thread::spawn(move || interrupts.interrupt(UNIQUE, &volume))
+            thread::spawn(move || interrupts.interrupt(UNIQUE))
         };
         interrupts.begin(&slot, UNIQUE, 0, true);
         kernel.join().unwrap();
@@ -122,7 +122,7 @@ fn wait_for_lock(is_freed: bool) {
     volume.set_lock(node, &lock(1)).unwrap();
     let kernel = {
         let (interrupts, volume) = (Arc::clone(&interrupts), Arc::clone(&volume));
-        thread::spawn(move || interrupts.interrupt(UNIQUE, &volume))
+        thread::spawn(move || interrupts.interrupt(UNIQUE))
     };
     let holder = is_freed.then(|| {
         let volume = Arc::clone(&volume);

@@ -18,7 +18,8 @@ use tempfile::TempDir;
 use volume::Volume;
 use watertight_fuse::mount::Wanted;
 use watertight_fuse::{
-    Ended, Mount, MountError, MountKind, MountOptions, Notifier, Session, SessionOptions, SessionView, Uring,
+    Ended, Mount, MountError, MountKind, MountOptions, Notifier, Session, SessionOptions, SessionView, Tree,
+    Uring,
 };
 
 /// Says visibly that a test could not run here.
@@ -31,6 +32,7 @@ pub struct Mounted {
     pub volume: Arc<Volume>,
     pub view: SessionView,
     pub notifier: Notifier,
+    pub tree: Tree,
     /// The file system's device, as `MAJOR:MINOR`.
     pub device: String,
     pub kind: MountKind,
@@ -146,9 +148,9 @@ impl Setup {
         let info = mount.info().unwrap();
         let (connection, device) = (info.connection_dir(), format!("{}:{}", info.major, info.minor));
         let session = Session::new(Arc::clone(&volume), mount, session).unwrap();
-        let (view, notifier) = (session.view(), session.notifier());
+        let (view, notifier, tree) = (session.view(), session.notifier(), session.tree());
         let thread = std::thread::spawn(move || session.run().unwrap());
-        Some(Mounted { volume, view, notifier, device, kind, connection, dir, thread: Some(thread) })
+        Some(Mounted { volume, view, notifier, tree, device, kind, connection, dir, thread: Some(thread) })
     }
 }
 

@@ -1,0 +1,268 @@
+//! Which volume a request is for.
+
+use std::cell::Cell;
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use mounts::Hold;
+use rcu::Guard;
+use rustix::io::Errno;
+use sync::atomic::Ordering;
+use volume::{Caller, Cancel, Ctx, HandleId, NodeId, Volume};
+
+use super::files;
+use crate::abi::{AttrOut, EntryOut, InHeader};
+use crate::decode::Op;
+use crate::encode;
+use crate::session::Shared;
+use crate::tree::wire::{self, Tag};
+use crate::tree::{Open, Seen, Served, Tagged, Tree};
+
+/// A node in a volume of the tree.
+#[derive(Clone, Copy)]
+pub(super) struct At<'a> {
+    served: &'a Arc<Served>,
+    /// None: of the root volume, seen through its first mount.
+    tagged: Option<&'a Arc<Tagged>>,
+    node: NodeId,
+}
+
+impl<'a> At<'a> {
+    /// A node of the root volume.
+    pub(super) fn root(tree: &'a Tree, node: u64) -> Self {
+        Self { served: tree.root(), tagged: None, node: store::ObjectId(node) }
+    }
+
+    /// What the kernel means by a node number, and the section that keeps the volume for the request.
+    pub(super) fn find(
+        tree: &'a Tree,
+        seen: &'a mut Seen,
+        node: u64,
+        op: &Op<'_>,
+    ) -> Result<(Self, Option<Guard<'a>>), Errno> {
+        if wire::is_plain(node) {
+            return Ok((Self::root(tree, node), None));
+        }
+        let (tag, node) = wire::split(node);
+        let tagged = tree.look(seen).tagged(tag).ok_or(Errno::STALE)?;
+        if tagged.is_gone() && !is_for_what_is_open(op) {
+            return Err(Errno::STALE);
+        }
+        if tagged.served.is_read_only && changes(op) {
+            return Err(Errno::ROFS);
+        }
+        let section = tagged.served.enter().ok_or(Errno::STALE)?;
+        Ok((Self { served: &tagged.served, tagged: Some(tagged), node }, Some(section)))
+    }
+}
+
+/// Gives look-ups back, if the volume is still there.
+pub(super) fn forget(tree: &Tree, seen: &mut Seen, node: u64, n: u64) {
+    let (tag, id) = wire::split(node);
+    if tag == Tag::ROOT {
+        return tree.root().volume.forget(id, n);
+    }
+    if let Some(tagged) = tree.look(seen).tagged(tag)
+        && let Some(_asked) = tagged.served.enter()
+    {
+        tagged.served.volume.forget(id, n);
+    }
+}
+
+/// Requests about directories that are open, though no path leads there.
+fn is_for_what_is_open(op: &Op<'_>) -> bool {
+    matches!(op, Op::ReadDir(_) | Op::ReadDirPlus(_) | Op::ReleaseDir(_) | Op::FSyncDir(_) | Op::StatFs)
+}
+
+/// Requests that a volume which was attached read-only refuses.
+fn changes(op: &Op<'_>) -> bool {
+    match op {
+        Op::Open(arg) => files::writes(arg.flags),
+        Op::SetAttr(_)
+        | Op::Symlink { .. }
+        | Op::MkNod { .. }
+        | Op::MkDir { .. }
+        | Op::Unlink { .. }
+        | Op::RmDir { .. }
+        | Op::Rename { .. }
+        | Op::Link { .. }
+        | Op::Create { .. }
+        | Op::TmpFile(_)
+        | Op::Write { .. }
+        | Op::FAllocate(_)
+        | Op::CopyFileRange(_)
+        | Op::CopyFileRange64(_)
+        | Op::SetXattr { .. }
+        | Op::RemoveXattr { .. } => true,
+        _ => false,
+    }
+}
+
+/// That something is open, of a volume that was attached.
+#[derive(Debug, Default)]
+pub(super) struct Holding {
+    hold: Option<Hold>,
+    is_dir: bool,
+}
+
+/// What handlers need to know of the request in hand.
+pub(crate) struct Cx<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) header: &'a InHeader,
+    pub(super) at: At<'a>,
+    /// Dropped after the request has left its section: that may end the volume.
+    pub(super) kept: &'a Cell<Option<Hold>>,
+    pub(super) cancel: &'a Cancel,
+    pub(super) before_wait: &'a (dyn Fn() + Sync),
+}
+
+impl<'a> Cx<'a> {
+    pub(super) fn volume(&self) -> &'a Arc<Volume> {
+        &self.at.served.volume
+    }
+
+    pub(super) fn served(&self) -> &'a Arc<Served> {
+        self.at.served
+    }
+
+    /// The node that the request is about.
+    pub(super) fn node(&self) -> NodeId {
+        self.at.node
+    }
+
+    /// The kernel's number for it, which no other volume's node has.
+    pub(super) fn wire_node(&self) -> NodeId {
+        store::ObjectId(self.header.nodeid)
+    }
+
+    pub(super) fn ctx(&self) -> Ctx<'_> {
+        self.ctx_with_umask(0)
+    }
+
+    pub(super) fn ctx_with_umask(&self, umask: u32) -> Ctx<'_> {
+        let caller = Caller { pid: self.header.pid, uid: self.header.uid, gid: self.header.gid, umask };
+        Ctx { caller, cancel: self.cancel, before_wait: self.before_wait }
+    }
+
+    /// The volumes that are attached, whichever the request is about.
+    pub(super) fn others(&self) -> Vec<Arc<Served>> {
+        self.shared.tree.volumes()
+    }
+
+    /// Whether no path leads to the node's mount any more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.at.tagged.is_some_and(|tagged| tagged.is_gone())
+    }
+
+    /// Whether another directory is seen through the same mount: only then a name can move there.
+    pub(super) fn is_same_mount(&self, dir: u64) -> bool {
+        wire::split(dir).0 == self.at.tagged.map_or(Tag::ROOT, |tagged| tagged.tag)
+    }
+
+    /// Whether a file is of the request's volume.
+    pub(super) fn is_same_volume(&self, file: u64) -> bool {
+        wire::split(file).0 == self.at.served.tag
+    }
+
+    /// What is attached to a directory that was found below the request's node.
+    pub(super) fn crossed(&self, node: NodeId) -> Option<Arc<Tagged>> {
+        let tree = &self.shared.tree;
+        if tree.is_plain() {
+            return None;
+        }
+        tree.crossed(tree.mount_of(self.at.tagged.map(|tagged| &**tagged))?, node)
+    }
+
+    /// Whether something is attached to what has this name.
+    pub(super) fn is_covered(&self, dir: NodeId, name: &OsStr) -> bool {
+        let (tree, volume) = (&self.shared.tree, self.volume());
+        if tree.is_plain() {
+            return false;
+        }
+        let Ok(entry) = volume.lookup(dir, name) else { return false };
+        volume.forget(entry.id, 1);
+        tree.is_covered(self.at.served.tag, entry.id)
+    }
+}
+
+/// Answers.
+impl Cx<'_> {
+    /// An entry of the request's volume.
+    pub(super) fn entry_out(&self, entry: &store::Entry) -> Result<EntryOut, Errno> {
+        let Some(tagged) = self.at.tagged else { return Ok(encode::entry_out(entry, self.shared.valid)) };
+        let is_dir = entry.attr.kind == store::FileType::Directory;
+        self.entry_with(if is_dir { tagged.tag } else { self.at.served.tag }, self.at.served.tag, entry)
+    }
+
+    /// The root of what is attached.
+    pub(super) fn entry_on(&self, on: &Tagged, root: &store::Entry) -> Result<EntryOut, Errno> {
+        self.entry_with(on.tag, on.served.tag, root)
+    }
+
+    fn entry_with(&self, tag: Tag, volume: Tag, entry: &store::Entry) -> Result<EntryOut, Errno> {
+        let mut out = encode::entry_out(entry, self.shared.valid);
+        out.nodeid = wire::join(tag, entry.id).ok_or(Errno::OVERFLOW)?;
+        out.attr.ino = wire::ino(volume, out.attr.ino);
+        Ok(out)
+    }
+
+    pub(super) fn attr_out(&self, attr: &store::Attr) -> AttrOut {
+        let mut out = encode::attr_out(attr, self.shared.valid);
+        out.attr.ino = wire::ino(self.at.served.tag, out.attr.ino);
+        out
+    }
+
+    /// An entry of a listing, with the inode number that programs see.
+    pub(super) fn listed(&self, mut entry: store::DirEntry) -> store::DirEntry {
+        entry.ino = wire::ino(self.at.served.tag, entry.ino);
+        entry
+    }
+}
+
+/// What is open.
+impl Cx<'_> {
+    /// To be taken before something is opened.
+    pub(super) fn hold(&self, what: Open) -> Result<Holding, Errno> {
+        let Some(tagged) = self.at.tagged else { return Ok(Holding::default()) };
+        let is_dir = what == Open::Directory;
+        if is_dir {
+            // ORDERING: SeqCst, before the load of `is_gone` in `closed_dir`; see there.
+            tagged.dirs.fetch_add(1, Ordering::SeqCst);
+            if tagged.is_gone() {
+                self.shared.tree.closed_dir(tagged);
+                return Err(Errno::STALE);
+            }
+        }
+        if self.at.served.tag == Tag::ROOT {
+            return Ok(Holding { hold: None, is_dir });
+        }
+        match tagged.superblock.hold() {
+            Ok(hold) => Ok(Holding { hold: Some(hold), is_dir }),
+            Err(_) => {
+                self.not_opened(Holding { hold: None, is_dir });
+                Err(Errno::STALE)
+            }
+        }
+    }
+
+    /// It was opened.
+    pub(super) fn opened(&self, what: Open, handle: HandleId, holding: Holding) {
+        self.at.served.opened(what, handle, holding.hold);
+    }
+
+    /// It was not.
+    pub(super) fn not_opened(&self, holding: Holding) {
+        self.kept.set(holding.hold);
+        if let (true, Some(tagged)) = (holding.is_dir, self.at.tagged) {
+            self.shared.tree.closed_dir(tagged);
+        }
+    }
+
+    /// It is closed.
+    pub(super) fn released(&self, what: Open, handle: HandleId) {
+        if self.at.tagged.is_some() {
+            let hold = self.at.served.released(what, handle);
+            self.not_opened(Holding { hold, is_dir: what == Open::Directory });
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Which volume a node is of: one mountpoint, several volumes.
+//!
+//! Purpose: the mountpoint's tree is a [`mounts::Namespace`] whose root is the session's own volume. A node number of the kernel's
+//! names a mount or a volume, and a node in it (module [`wire`]). A look-up of a name at which something is attached
+//! crosses into that. Requests for the root volume's nodes do not come here, but look-ups: these see, by one load, that nothing was ever
+//! attached.
+//!
+//! # State
+//! | what | is | changed by |
+//! |---|---|---|
+//! | `namespace` | the truth: what is mounted on what | attaching, detaching, moving |
+//! | [`Snapshot`] | for requests: volumes by tag, mounts by number | replaced as a whole, under `state` |
+//! | `generation` | which snapshot; 0: nothing was ever attached | under `state` |
+//! | `State::places` | where attached mounts are, in the kernel's words | under `state` |
+//!
+//! Each serving thread keeps the snapshot that it saw last and looks at `generation` before it uses it: nothing
+//! shared is written for a request, nor locked.
+//!
+//! # What the kernel remembers
+//! It keeps names for a day. A change therefore ends with telling it (`change`), which waits for look-ups under way in that
+//! directory: what was answered before the change is forgotten with the rest.
+//!
+//! # Lock order
+//! ```text
+//! Served::names       of the volume that something is attached to
+//!   the tree of the namespace (see the crate mounts)
+//!   Tree::state
+//!   Served::holds, Served::on_end      leaves; what ends a volume is called with none of them
+//! ```
+//!
+//! # Orderings
+//! P1: `generation` is stored after the snapshot was replaced, both under `state`; who finds a new number takes `state`. A thread
+//! that finds the old number uses the old snapshot: as if its request had come before the change, which ends with
+//! telling the kernel.
+
+pub(crate) mod change;
+mod served;
+pub(crate) mod wire;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use mounts::{MountId, Namespace, Place, Super};
+use sync::Mutex;
+use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use volume::{NodeId, Volume};
+
+use change::Attachment;
+pub use served::OnEnd;
+pub(crate) use served::{Open, Served};
+use wire::Tag;
+
+/// A volume or a mount that node numbers name.
+#[derive(Debug)]
+pub(crate) struct Tagged {
+    pub(crate) tag: Tag,
+    pub(crate) served: Arc<Served>,
+    pub(crate) superblock: Super,
+    /// The mount whose directories these are; none for a volume's files.
+    pub(crate) mount: Option<MountId>,
+    /// What the mount shows.
+    pub(crate) root: NodeId,
+    /// No path leads there any more: only what is open is served.
+    is_gone: AtomicBool,
+    /// Directories that are open through this mount.
+    pub(crate) dirs: AtomicUsize,
+}
+
+impl Tagged {
+    fn of_files(tag: Tag, (served, superblock): (Arc<Served>, Super)) -> Self {
+        let (is_gone, dirs) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Self { tag, served, superblock, mount: None, root: NodeId::ROOT, is_gone, dirs }
+    }
+
+    fn of_mount(tag: Tag, mount: MountId, root: NodeId, volume: (Arc<Served>, Super)) -> Self {
+        Self { mount: Some(mount), root, ..Self::of_files(tag, volume) }
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        // ORDERING: Acquire, pairs with the Release in `Tree::left`: what follows for the request is as after the detach.
+        self.is_gone.load(Ordering::Acquire)
+    }
+}
+
+/// What requests see of the tree.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    by_tag: HashMap<Tag, Arc<Tagged>>,
+    by_mount: HashMap<MountId, Arc<Tagged>>,
+    /// Directories on which something is mounted, by volume.
+    covered: HashMap<(Tag, NodeId), usize>,
+}
+
+impl Snapshot {
+    pub(crate) fn tagged(&self, tag: Tag) -> Option<&Arc<Tagged>> {
+        self.by_tag.get(&tag)
+    }
+
+    /// The volumes that are attached.
+    fn volumes(&self) -> impl Iterator<Item = &Arc<Served>> {
+        self.by_tag.values().filter(|tagged| tagged.mount.is_none()).map(|tagged| &tagged.served)
+    }
+
+    fn copy(&self) -> Self {
+        Self { by_tag: self.by_tag.clone(), by_mount: self.by_mount.clone(), covered: self.covered.clone() }
+    }
+}
+
+/// The snapshot that a thread saw last.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    generation: u64,
+    snapshot: Arc<Snapshot>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    snapshot: Arc<Snapshot>,
+    last_tag: Tag,
+    places: HashMap<MountId, Attachment>,
+}
+
+/// The tree of one mountpoint.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    namespace: Namespace,
+    root: Arc<Served>,
+    root_super: Super,
+    root_mount: MountId,
+    generation: AtomicU64,
+    state: Mutex<State>,
+}
+
+impl Tree {
+    /// One with this volume as its root.
+    pub(crate) fn new(volume: Arc<Volume>) -> Self {
+        let root = Arc::new(Served::new(volume, Tag::ROOT, false, None));
+        let superblock = Super::new(Arc::clone(&root) as Arc<_>);
+        let namespace =
+            Namespace::new(&superblock, mounts::Options::default()).expect("a new superblock can be mounted");
+        let root_mount = namespace.root().expect("it was mounted just now");
+        Self {
+            namespace,
+            root,
+            root_super: superblock,
+            root_mount,
+            generation: AtomicU64::new(0),
+            state: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn root(&self) -> &Arc<Served> {
+        &self.root
+    }
+
+    /// Whether nothing was ever attached.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        // ORDERING: Acquire, P1.
+        self.generation.load(Ordering::Acquire) == 0
+    }
+
+    /// The snapshot of now, for a thread that saw an older one.
+    pub(crate) fn look<'s>(&self, seen: &'s mut Seen) -> &'s Arc<Snapshot> {
+        // ORDERING: Acquire, P1.
+        if self.generation.load(Ordering::Acquire) != seen.generation {
+            let state = self.state.lock();
+            seen.snapshot = Arc::clone(&state.snapshot);
+            // ORDERING: Relaxed, written under the lock.
+            seen.generation = self.generation.load(Ordering::Relaxed);
+        }
+        &seen.snapshot
+    }
+
+    /// The volumes that are attached.
+    pub(crate) fn volumes(&self) -> Vec<Arc<Served>> {
+        if self.is_plain() {
+            return Vec::new();
+        }
+        self.state.lock().snapshot.volumes().map(Arc::clone).collect()
+    }
+
+    /// Whether something is attached to this directory, in whatever place it is seen.
+    pub(crate) fn is_covered(&self, volume: Tag, node: NodeId) -> bool {
+        self.state.lock().snapshot.covered.contains_key(&(volume, node))
+    }
+
+    /// The mount that directories with this tag are seen through.
+    pub(crate) fn mount_of(&self, tagged: Option<&Tagged>) -> Option<MountId> {
+        match tagged {
+            None => Some(self.root_mount),
+            Some(tagged) => tagged.mount,
+        }
+    }
+
+    /// What is mounted uppermost on a directory, if anything is.
+    pub(crate) fn crossed(&self, mount: MountId, node: NodeId) -> Option<Arc<Tagged>> {
+        let mut place = Place { mount, inode: mounts::Inode(node.0) };
+        let mut found = None;
+        while let Some(mount) = self.namespace.mounted_on(place) {
+            // It may leave meanwhile: then what it is on is seen.
+            let Some(tagged) = self.tagged_mount(mount) else { break };
+            place = Place { mount, inode: mounts::Inode(tagged.root.0) };
+            found = Some(tagged);
+        }
+        found
+    }
+
+    /// The tag of a mount that was found in the namespace.
+    fn tagged_mount(&self, mount: MountId) -> Option<Arc<Tagged>> {
+        self.state.lock().snapshot.by_mount.get(&mount).map(Arc::clone)
+    }
+
+    /// Replaces what requests see.
+    fn change<T>(&self, change: impl FnOnce(&mut State, &mut Snapshot) -> T) -> T {
+        let mut state = self.state.lock();
+        let mut snapshot = state.snapshot.copy();
+        let result = change(&mut state, &mut snapshot);
+        state.snapshot = Arc::new(snapshot);
+        // ORDERING: Release, P1. Relaxed for the load: written under the lock.
+        self.generation.store(self.generation.load(Ordering::Relaxed) + 1, Ordering::Release);
+        result
+    }
+
+    /// A directory that was open through a mount is closed.
+    pub(crate) fn closed_dir(&self, tagged: &Tagged) {
+        // ORDERING: SeqCst, before the load of `is_gone`; `left` stores that one, then loads this one. One of them sees the other.
+        if tagged.dirs.fetch_sub(1, Ordering::SeqCst) == 1 && tagged.is_gone.load(Ordering::SeqCst) {
+            self.change(|_, snapshot| snapshot.drop_tag(tagged));
+        }
+    }
+}
+
+impl Snapshot {
+    /// Forgets a mount's directories, if none of them is open.
+    fn drop_tag(&mut self, tagged: &Tagged) {
+        // ORDERING: SeqCst, see `Tree::closed_dir`.
+        if tagged.is_gone.load(Ordering::SeqCst) && tagged.dirs.load(Ordering::SeqCst) == 0 {
+            self.by_tag.remove(&tagged.tag);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! A volume in the tree.
+//!
+//! Requests for a volume that was attached are served in a read section of the volume's own, so that its end can
+//! wait for them: after it nothing is asked of the store. The section lasts as long as the request; where a store hangs, this one's end
+//! hangs, and nobody else's. The root volume's requests are not in sections: it ends with the connection.
+//!
+//! # Orderings
+//! P1: a request opens a section, then looks at `is_closed`; the end sets it, then waits for a grace period. Either
+//! the request sees that it is closed, or it is waited for.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use mounts::{Hold, Inode, Superblock};
+use rcu::{Domain, Guard};
+use sync::atomic::{AtomicBool, Ordering};
+use sync::mutant::is_on;
+use sync::{Mutex, RwLock};
+use volume::{DrainReport, HandleId, NodeId, Volume};
+
+use super::wire::Tag;
+
+/// Called when a volume has ended, with how it did.
+pub type OnEnd = Box<dyn FnOnce(&DrainReport) + Send>;
+
+/// A volume in the tree.
+pub(crate) struct Served {
+    pub(crate) volume: Arc<Volume>,
+    /// Of its files.
+    pub(crate) tag: Tag,
+    pub(crate) is_read_only: bool,
+    /// Requests in hand.
+    domain: Domain,
+    is_closed: AtomicBool,
+    /// Held by whoever attaches something to a directory of this volume, and (shared) by whoever takes or moves a directory's name.
+    pub(crate) names: RwLock<()>,
+    /// Open files, and open directories.
+    holds: Mutex<HashMap<(Open, HandleId), Hold>>,
+    on_end: Mutex<Option<OnEnd>>,
+}
+
+/// What is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Open {
+    File,
+    Directory,
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").field("tag", &self.tag).finish_non_exhaustive()
+    }
+}
+
+impl Served {
+    pub(crate) fn new(volume: Arc<Volume>, tag: Tag, is_read_only: bool, on_end: Option<OnEnd>) -> Self {
+        Self {
+            volume,
+            tag,
+            is_read_only,
+            domain: Domain::new(),
+            is_closed: AtomicBool::new(false),
+            names: RwLock::default(),
+            holds: Mutex::default(),
+            on_end: Mutex::new(on_end),
+        }
+    }
+
+    /// The right to ask the volume; none if it is ending.
+    pub(crate) fn enter(&self) -> Option<Guard<'_>> {
+        let section = self.domain.read();
+        // ORDERING: Relaxed, P1: the section's own barrier, and that of the grace period.
+        (!self.is_closed.load(Ordering::Relaxed)).then_some(section)
+    }
+
+    /// Something was opened: the volume stays until [`released`](Self::released).
+    pub(crate) fn opened(&self, what: Open, handle: HandleId, hold: Option<Hold>) {
+        if let Some(hold) = hold {
+            self.holds.lock().insert((what, handle), hold);
+        }
+    }
+
+    /// What was opened is closed. The hold is to be dropped outside of the volume's section: that may end the volume.
+    #[must_use]
+    pub(crate) fn released(&self, what: Open, handle: HandleId) -> Option<Hold> {
+        if self.tag == Tag::ROOT {
+            return None;
+        }
+        self.holds.lock().remove(&(what, handle))
+    }
+
+    fn path_of(&self, node: Inode) -> Option<std::path::PathBuf> {
+        let _asked = self.enter()?;
+        self.volume.path_of(store::ObjectId(node.0))
+    }
+}
+
+impl Superblock for Served {
+    fn root(&self) -> Inode {
+        Inode(NodeId::ROOT.0)
+    }
+
+    fn is_below(&self, inode: Inode, dir: Inode) -> bool {
+        match (self.path_of(inode), self.path_of(dir)) {
+            (Some(inode), Some(dir)) => inode.starts_with(dir),
+            _ => false,
+        }
+    }
+
+    fn force(&self) {
+        self.volume.force();
+    }
+
+    fn shutdown(&self) {
+        if self.tag == Tag::ROOT {
+            // The connection's end is its end.
+            return;
+        }
+        // ORDERING: Relaxed, P1: before the grace period's barrier.
+        self.is_closed.store(true, Ordering::Relaxed);
+        if !is_on("tree-end-beside-requests") {
+            self.domain.synchronize_expedited();
+        }
+        let report = self.volume.shutdown();
+        let on_end = self.on_end.lock().take();
+        if let Some(on_end) = on_end
+            && catch_unwind(AssertUnwindSafe(|| on_end(&report))).is_err()
+        {
+            tracing::error!("the handler of a volume's end panicked");
+        }
+    }
+}

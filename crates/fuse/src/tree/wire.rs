@@ -1,0 +1,92 @@
+//! Node numbers as the kernel has them.
+//!
+//! | bits | of a node of the root volume | of any other |
+//! |---|---|---|
+//! | 63 | 0 | 1 |
+//! | 40..63 | part of the node's number | a [`Tag`] |
+//! | 0..40 | the node's number in its volume | the same |
+//!
+//! A tag is never used again, so that a number that the kernel kept never leads to another volume's files. Directories have the tag of the
+//! mount that they are seen through: the same directory in two places is two for the kernel, which allows
+//! a directory only one. Whatever else there is has the tag of its volume: a file is one file, with one page cache, wherever
+//! it is seen.
+
+use volume::NodeId;
+
+const TAGGED: u64 = 1 << 63;
+const NODE_BITS: u32 = 40;
+const TAG_MAX: u32 = (1 << (63 - NODE_BITS)) - 1;
+
+/// A mount's or a volume's number in node numbers; 0 for the root volume and its first mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct Tag(u32);
+
+impl Tag {
+    /// Of the root volume.
+    pub(crate) const ROOT: Self = Self(0);
+
+    /// For people, and to compare.
+    pub(crate) fn number(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    /// The next one; none when all have been used.
+    pub(crate) fn next(self) -> Option<Self> {
+        (self.0 < TAG_MAX).then_some(Self(self.0 + 1))
+    }
+}
+
+/// What the kernel calls this node; none if its number is too large for a node that is not the root volume's.
+pub(crate) fn join(tag: Tag, node: NodeId) -> Option<u64> {
+    let limit = if tag == Tag::ROOT { TAGGED } else { 1 << NODE_BITS };
+    let tagged = if tag == Tag::ROOT { 0 } else { TAGGED | (u64::from(tag.0) << NODE_BITS) };
+    (node.0 < limit).then_some(tagged | node.0)
+}
+
+/// Whether this is a node of the root volume, seen through its first mount (or a file of it, wherever it is seen).
+#[inline]
+pub(crate) const fn is_plain(wire: u64) -> bool {
+    wire & TAGGED == 0
+}
+
+/// Which node the kernel means.
+pub(crate) fn split(wire: u64) -> (Tag, NodeId) {
+    if is_plain(wire) {
+        return (Tag::ROOT, store::ObjectId(wire));
+    }
+    let tag = u32::try_from((wire & !TAGGED) >> NODE_BITS).unwrap_or(TAG_MAX);
+    (Tag(tag), store::ObjectId(wire & ((1 << NODE_BITS) - 1)))
+}
+
+/// The inode number that programs see: that of the store, told apart from those of other volumes, since all have one
+/// device number. Programs take two files with the same numbers for one.
+pub(crate) fn ino(volume: Tag, ino: u64) -> u64 {
+    ino ^ (u64::from(volume.0) << (NODE_BITS + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_what_they_were() {
+        let tags = [Tag::ROOT, Tag(1), Tag(TAG_MAX)];
+        for (tag, node) in tags.iter().flat_map(|&tag| [1, 77, (1 << NODE_BITS) - 1].map(|node| (tag, node)))
+        {
+            let wire = join(tag, store::ObjectId(node)).unwrap();
+            assert_eq!(split(wire), (tag, store::ObjectId(node)));
+            assert_eq!(is_plain(wire), tag == Tag::ROOT);
+        }
+        assert_eq!(join(Tag::ROOT, store::ObjectId(1)), Some(1), "the kernel's own number for the root");
+        assert_eq!(join(Tag(1), store::ObjectId(1 << NODE_BITS)), None);
+        assert_eq!(join(Tag::ROOT, store::ObjectId(1 << NODE_BITS)), Some(1 << NODE_BITS));
+        assert_eq!(Tag(TAG_MAX).next(), None);
+    }
+
+    #[test]
+    fn files_of_two_volumes_have_two_numbers() {
+        assert_eq!(ino(Tag::ROOT, 5), 5);
+        assert_ne!(ino(Tag(1), 5), 5);
+        assert_ne!(ino(Tag(1), 5), ino(Tag(2), 5));
+    }
+}

@@ -1,0 +1,327 @@
+//! Several volumes inside one mountpoint.
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use common::{Mounted, Setup, text};
+use rustix::io::Errno;
+use volume::{DrainReport, LifeState, Volume};
+use watertight_fuse::{Detach, TreeError};
+
+/// A volume of its own, to be attached.
+struct Other {
+    dir: tempfile::TempDir,
+    volume: Arc<Volume>,
+}
+
+impl Other {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = open(dir.path());
+        Self { dir, volume }
+    }
+
+    fn stored(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn attach(&self, mounted: &Mounted, path: &str) -> Receiver<DrainReport> {
+        let (told, ends) = channel();
+        let on_end = Box::new(move |report: &DrainReport| told.send(report.clone()).unwrap());
+        mounted.tree.attach(Path::new(path), &self.volume, false, on_end).unwrap();
+        ends
+    }
+}
+
+fn open(dir: &Path) -> Arc<Volume> {
+    let store = store::open(&format!("dir:{}", dir.display())).unwrap();
+    // Nothing is written before somebody asks for it.
+    let rests = volume::Options { dirty_after: Duration::from_secs(3600), ..volume::Options::default() };
+    Volume::new(store, rests).unwrap()
+}
+
+fn detach(mounted: &Mounted, path: &str) -> Result<(), TreeError> {
+    // The kernel tells of a close a little later.
+    let until = Instant::now() + Duration::from_secs(20);
+    assert!(mounted.tree.wait_closed(Path::new(path), until)?);
+    mounted.tree.detach(Path::new(path), Detach::Sync)
+}
+
+fn is_busy(result: &Result<(), TreeError>) -> bool {
+    matches!(result, Err(TreeError::Tree(mounts::Error::Busy(_))))
+}
+
+fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
+    result.err().and_then(|error| Errno::from_io_error(&error))
+}
+
+#[test]
+fn what_is_attached_is_seen_at_once_and_what_was_detached_is_gone() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let (mnt, other) = (mounted.path(), Other::new());
+    fs::create_dir_all(mnt.join("a/b")).unwrap();
+    fs::write(mnt.join("a/b/covered"), "below").unwrap();
+    fs::write(other.stored("theirs"), "of the other store").unwrap();
+    // The kernel remembers both: what is there, and what is not.
+    assert!(mnt.join("a/b/covered").exists() && !mnt.join("a/b/theirs").exists());
+
+    let ends = other.attach(&mounted, "a/b");
+    assert_eq!(text(&mnt.join("a/b/theirs")), "of the other store");
+    assert!(!mnt.join("a/b/covered").exists());
+    let names: Vec<_> = fs::read_dir(mnt.join("a")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["b"]);
+    fs::write(mnt.join("a/b/new"), "written through the tree").unwrap();
+    assert!(!other.stored("new").exists() || fs::read(other.stored("new")).unwrap().is_empty());
+    assert_eq!(mounted.tree.attachments()[0].path.as_deref(), Some(Path::new("a/b")));
+
+    detach(&mounted, "a/b").unwrap();
+    // On return: on the store, the store free, the path gone.
+    assert!(ends.try_recv().unwrap().is_complete());
+    assert_eq!(text(&other.stored("new")), "written through the tree");
+    drop(open(other.dir.path()));
+    assert!(!mnt.join("a/b/new").exists() && mnt.join("a/b/covered").exists());
+    assert!(mounted.tree.attachments().is_empty());
+    assert_eq!(detach(&mounted, "a/b"), Err(TreeError::NotAttached("a/b".to_owned())));
+    mounted.unmount();
+}
+
+#[test]
+fn volumes_are_apart() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let (mnt, other) = (mounted.path(), Other::new());
+    fs::create_dir(mnt.join("x")).unwrap();
+    fs::write(mnt.join("file"), "root").unwrap();
+    let _ends = other.attach(&mounted, "x");
+    fs::write(mnt.join("x/file"), "other").unwrap();
+    let xdev = Some(Errno::XDEV);
+    assert_eq!(errno(fs::rename(mnt.join("file"), mnt.join("x/moved"))), xdev);
+    assert_eq!(errno(fs::rename(mnt.join("x/file"), mnt.join("moved"))), xdev);
+    assert_eq!(errno(fs::hard_link(mnt.join("file"), mnt.join("x/link"))), xdev);
+    assert_eq!(errno(fs::hard_link(mnt.join("x/file"), mnt.join("link"))), xdev);
+    // The mountpoint's directory keeps its name.
+    let busy = Some(Errno::BUSY);
+    assert_eq!(errno(fs::remove_dir(mnt.join("x"))), busy);
+    assert_eq!(errno(fs::rename(mnt.join("x"), mnt.join("y"))), busy);
+    fs::create_dir(mnt.join("z")).unwrap();
+    assert_eq!(errno(fs::rename(mnt.join("z"), mnt.join("x"))), busy);
+    // One device number, but no two files with one inode number: the stores are made alike.
+    let ino = |path: &str| fs::metadata(mnt.join(path)).unwrap().ino();
+    assert_ne!(ino("x/file"), fs::metadata(other.stored("file")).unwrap().ino());
+    assert_eq!(ino("file"), fs::metadata(mounted.store_path().join("file")).unwrap().ino());
+    let listed = rustix_ino(&mnt.join("x"), "file");
+    assert_eq!(listed, ino("x/file"));
+    // Handles of both volumes have the same numbers; locks and data do not mix.
+    let (mine, theirs) = (File::open(mnt.join("file")).unwrap(), File::open(mnt.join("x/file")).unwrap());
+    mine.lock().unwrap();
+    theirs.try_lock().unwrap();
+    let mut both = [[0; 5]; 2];
+    assert_eq!((mine.read_at(&mut both[0], 0).unwrap(), theirs.read_at(&mut both[1], 0).unwrap()), (4, 5));
+    assert_eq!((&both[0][..4], &both[1]), (&b"root"[..], b"other"));
+    // copy_file_range between them is a copy.
+    std::io::copy(&mut File::open(mnt.join("file")).unwrap(), &mut File::create(mnt.join("x/copy")).unwrap())
+        .unwrap();
+    assert_eq!(text(&mnt.join("x/copy")), "root");
+    drop((mine, theirs));
+    detach(&mounted, "x").unwrap();
+    assert_eq!(text(&other.stored("copy")), "root");
+    mounted.unmount();
+}
+
+fn rustix_ino(dir: &Path, name: &str) -> u64 {
+    use std::os::unix::fs::DirEntryExt as _;
+    let entry = fs::read_dir(dir).unwrap().map(Result::unwrap).find(|entry| entry.file_name() == name);
+    entry.unwrap().ino()
+}
+
+#[test]
+fn an_open_file_refuses_a_detach_and_outlives_a_lazy_one() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let (mnt, other) = (mounted.path(), Other::new());
+    fs::create_dir(mnt.join("x")).unwrap();
+    let ends = other.attach(&mounted, "x");
+    let mut file = File::options().create(true).append(true).read(true).open(mnt.join("x/log")).unwrap();
+    file.write_all(b"one ").unwrap();
+    let refused = mounted.tree.detach(Path::new("x"), Detach::Sync);
+    assert!(is_busy(&refused), "{refused:?}");
+    assert!(mnt.join("x/log").exists(), "nothing was changed");
+
+    mounted.tree.detach(Path::new("x"), Detach::Lazy).unwrap();
+    assert!(!mnt.join("x/log").exists(), "gone for everybody at once");
+    assert!(ends.try_recv().is_err() && other.volume.status().state != LifeState::Released);
+    file.write_all(b"two").unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 7);
+    let mut read = String::new();
+    File::open("/dev/null").unwrap().read_to_string(&mut read).unwrap();
+    assert_eq!(
+        errno(File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))),
+        Some(Errno::STALE)
+    );
+    // Another volume takes the place meanwhile: the file is still its own volume's.
+    let third = Other::new();
+    let third_ends = third.attach(&mounted, "x");
+    fs::write(mnt.join("x/log"), "another's").unwrap();
+    file.write_all(b" three").unwrap();
+    drop(file);
+    assert!(ends.recv_timeout(Duration::from_secs(60)).unwrap().is_complete());
+    assert_eq!(text(&other.stored("log")), "one two three");
+    drop(open(other.dir.path()));
+    detach(&mounted, "x").unwrap();
+    assert!(third_ends.try_recv().unwrap().is_complete());
+    mounted.unmount();
+}
+
+#[test]
+fn who_was_inside_a_detached_volume_never_sees_another_one() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let (mnt, other, third) = (mounted.path(), Other::new(), Other::new());
+    fs::create_dir(mnt.join("x")).unwrap();
+    for one in [&other, &third] {
+        fs::create_dir_all(one.stored("deep/er")).unwrap();
+        fs::write(one.stored("name"), "").unwrap();
+        fs::write(one.stored("deep/er/name"), "").unwrap();
+    }
+    let _ends = other.attach(&mounted, "x");
+    // Processes in the volume's root and below, which say on request what they see.
+    let script = "while read _; do cat name && echo seen; ls . && echo seen; pwd -P && echo seen; cat deep/name; echo end; done";
+    let mut inside: Vec<_> = ["x", "x/deep/er"]
+        .iter()
+        .map(|dir| {
+            let mut shell = Command::new("/bin/sh");
+            shell
+                .args(["-c", script])
+                .current_dir(mnt.join(dir))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped());
+            shell.stderr(Stdio::null());
+            shell.spawn().unwrap()
+        })
+        .collect();
+    detach(&mounted, "x").unwrap();
+    let _third = third.attach(&mounted, "x");
+    for shell in &mut inside {
+        shell.stdin.as_mut().unwrap().write_all(b"look\n").unwrap();
+        drop(shell.stdin.take());
+        let mut seen = String::new();
+        shell.stdout.take().unwrap().read_to_string(&mut seen).unwrap();
+        shell.wait().unwrap();
+        assert_eq!(seen.lines().last(), Some("end"), "{seen}");
+        assert!(!seen.contains("name"), "{seen}");
+        assert!(!seen.contains("deep\n"), "{seen}");
+    }
+    assert!(mnt.join("x/name").exists());
+    detach(&mounted, "x").unwrap();
+    mounted.unmount();
+}
+
+#[test]
+fn a_directory_in_two_places_is_one() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let mnt = mounted.path();
+    fs::create_dir_all(mnt.join("sub/dir")).unwrap();
+    fs::create_dir(mnt.join("second")).unwrap();
+    fs::write(mnt.join("sub/dir/file"), "one").unwrap();
+    mounted.tree.bind(Path::new("sub/dir"), Path::new("second")).unwrap();
+    assert_eq!(text(&mnt.join("second/file")), "one");
+    // One page cache: what is written here is read there, mapped or cached.
+    let there = File::open(mnt.join("second/file")).unwrap();
+    fs::write(mnt.join("sub/dir/file"), "two!").unwrap();
+    let mut read = [0; 4];
+    there.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(&read, b"two!");
+    assert_eq!(fs::metadata(mnt.join("second/file")).unwrap().len(), 4);
+    // A bind may go while files are open: they are the volume's.
+    assert_eq!(errno(fs::rename(mnt.join("second/file"), mnt.join("file"))), Some(Errno::XDEV));
+    mounted.tree.detach(Path::new("second"), Detach::Sync).unwrap();
+    there.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(fs::read_dir(mnt.join("second")).unwrap().count(), 0);
+    drop(there);
+    mounted.unmount();
+}
+
+#[test]
+fn what_is_moved_is_at_the_new_place_only() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let (mnt, other) = (mounted.path(), Other::new());
+    fs::create_dir_all(mnt.join("from")).unwrap();
+    fs::create_dir_all(mnt.join("to/here")).unwrap();
+    let ends = other.attach(&mounted, "from");
+    fs::write(mnt.join("from/file"), "x").unwrap();
+    let open = File::open(mnt.join("from/file")).unwrap();
+    assert!(!mnt.join("to/here/file").exists());
+    mounted.tree.move_to(Path::new("from"), Path::new("to/here")).unwrap();
+    assert!(mnt.join("to/here/file").exists() && !mnt.join("from/file").exists());
+    assert_eq!(open.metadata().unwrap().len(), 1);
+    assert_eq!(mounted.tree.attachments()[0].path.as_deref(), Some(Path::new("to/here")));
+    fs::rename(mnt.join("from"), mnt.join("free")).unwrap();
+    assert_eq!(errno(fs::remove_dir(mnt.join("to/here"))), Some(Errno::BUSY));
+    drop(open);
+    detach(&mounted, "to/here").unwrap();
+    assert!(ends.try_recv().unwrap().is_complete());
+    mounted.unmount();
+}
+
+#[test]
+fn a_read_only_volume_refuses_changes() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let (mnt, other) = (mounted.path(), Other::new());
+    fs::create_dir(mnt.join("x")).unwrap();
+    fs::write(other.stored("file"), "kept").unwrap();
+    mounted.tree.attach(Path::new("x"), &other.volume, true, Box::new(|_| {})).unwrap();
+    let rofs = |error: std::io::Error| assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
+    rofs(fs::write(mnt.join("x/new"), "").unwrap_err());
+    rofs(File::options().append(true).open(mnt.join("x/file")).unwrap_err());
+    rofs(fs::remove_file(mnt.join("x/file")).unwrap_err());
+    rofs(fs::create_dir(mnt.join("x/dir")).unwrap_err());
+    assert_eq!(text(&mnt.join("x/file")), "kept");
+    mounted.unmount();
+}
+
+#[test]
+fn the_end_of_the_mountpoint_is_the_end_of_all() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    if !mounted.is_block() {
+        common::skipped("umount(2) of a plain fuse mount does not wait");
+        return;
+    }
+    let (mnt, other, third) = (mounted.path(), Other::new(), Other::new());
+    fs::create_dir(mnt.join("x")).unwrap();
+    let ends = other.attach(&mounted, "x");
+    fs::create_dir(mnt.join("x/y")).unwrap();
+    let third_ends = third.attach(&mounted, "x/y");
+    assert!(is_busy(&mounted.tree.detach(Path::new("x"), Detach::Sync)), "something is attached there");
+    fs::write(mnt.join("x/file"), "x").unwrap();
+    fs::write(mnt.join("x/y/file"), "y").unwrap();
+    mounted.unmount();
+    assert!(ends.try_recv().unwrap().is_complete() && third_ends.try_recv().unwrap().is_complete());
+    assert_eq!((text(&other.stored("file")), text(&third.stored("file"))), ("x".to_owned(), "y".to_owned()));
+}
+
+#[test]
+fn reuse_of_a_store_right_after_each_return() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let (mnt, dir) = (mounted.path(), tempfile::tempdir().unwrap());
+    fs::create_dir(mnt.join("x")).unwrap();
+    let rounds = 100;
+    for round in 0..rounds {
+        let other = Other { dir: tempfile::tempdir().unwrap(), volume: open(dir.path()) };
+        let ends = other.attach(&mounted, "x");
+        fs::write(mnt.join("x/round"), round.to_string()).unwrap();
+        // Every second one lazily: with nothing open that is the same.
+        assert!(mounted.tree.wait_closed(Path::new("x"), Instant::now() + Duration::from_secs(20)).unwrap());
+        let how = if round % 2 == 0 { Detach::Sync } else { Detach::Lazy };
+        mounted.tree.detach(Path::new("x"), how).unwrap();
+        assert!(ends.try_recv().unwrap().is_complete());
+        assert_eq!(text(&dir.path().join("round")), round.to_string());
+    }
+    mounted.unmount();
+}
