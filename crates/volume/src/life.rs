@@ -62,6 +62,10 @@ pub struct DrainReport {
     pub sync_error: Option<store::Error>,
     /// How long it took.
     pub took: Duration,
+    /// Of this, the wait for inodes that were changing their owners.
+    pub switch_drain: Duration,
+    /// Inodes that had changed their owners since the volume's beginning.
+    pub switched: u64,
 }
 
 impl DrainReport {
@@ -203,13 +207,14 @@ impl Volume {
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
         );
         // From here on nobody but us has one of the volume's inodes.
-        self.core.bdi.drain();
+        let switch_drain = self.core.bdi.drain();
         self.locks.clear();
         self.files.clear();
         self.dirs.clear();
         self.core.table.clear();
         self.core.store.close();
-        let report = DrainReport { unwritten, sync_error, took: begun.elapsed() };
+        let switched = self.core.bdi.status().switched;
+        let report = DrainReport { unwritten, sync_error, took: begun.elapsed(), switch_drain, switched };
         let end = if report.is_complete() { LifeState::Released } else { LifeState::Failed };
         *self.life.state.lock() = (end, Some(report.clone()));
         self.life.ended.notify_all();

@@ -10,7 +10,9 @@ use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle, Handles};
 use crate::life::Life;
 use crate::page::PAGE;
-use crate::{Error, Lock, LockDone, LockFamily, LockLimits, LockTable, LockWait, NodeId, Options, Result};
+use crate::{
+    Error, Lock, LockDone, LockFamily, LockLimits, LockTable, LockWait, NodeId, Options, Result, Tenants,
+};
 
 /// The smallest cache: a few of the largest requests must fit.
 const CACHE_BYTES_MIN: u64 = 4 << 20;
@@ -57,6 +59,14 @@ impl Volume {
             life: Life::default(),
             locks: LockTable::new(LockLimits::default()),
         }))
+    }
+}
+
+impl Volume {
+    /// Who writes.
+    #[must_use]
+    pub fn tenants(&self) -> &Tenants {
+        &self.core.options.tenants
     }
 }
 

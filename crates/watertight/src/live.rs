@@ -19,11 +19,11 @@ use fuse::{SessionView, Transport};
 use sync::Mutex;
 use sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::watch;
-use volume::{DrainReport, LifeState, Volume};
+use volume::{DrainReport, LifeState, Volume, WbStatus};
 
 use crate::control::api::{
-    Ended, FILES_NAMED_MAX, FileError, How, Requests, State, Status, Synced, UmountReply, UmountRequest,
-    Unwritten, now_ms,
+    CGROUPS_NAMED_MAX, Cgroup, Ended, FILES_NAMED_MAX, FileError, How, Requests, State, Status, Synced,
+    UmountReply, UmountRequest, Unwritten, now_ms,
 };
 use crate::control::server::Service;
 use crate::holders::Holders;
@@ -262,6 +262,12 @@ impl Service for Live {
             failing_files: volume.failing.len() as u64,
             failing_bytes: volume.failing.iter().map(|file| file.bytes).sum(),
             errors: volume.failing.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
+            cgroup_tree: self.volume.tenants().tree().map_or_else(|| "off".to_owned(), ToString::to_string),
+            switches_in_flight: volume.switching.switches_in_flight,
+            switched_inodes: volume.switching.switched,
+            drains: volume.switching.drains,
+            drain_us: micros(volume.switching.drain_time),
+            cgroups: cgroups(&volume.switching.wbs),
             requests: self.requests(),
             process: process::figures(self.session.threads() as u64),
         }
@@ -304,7 +310,29 @@ pub fn ended_with(report: &DrainReport) -> Ended {
         ended_ms: now_ms(),
         unwritten: unwritten(&report.unwritten),
         error: report.sync_error.as_ref().map(ToString::to_string),
+        switch_drain_us: micros(report.switch_drain),
+        switched_inodes: report.switched,
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Those with most inodes; one without any may still have other figures.
+fn cgroups(wbs: &[WbStatus]) -> Vec<Cgroup> {
+    let mut wbs: Vec<&WbStatus> = wbs.iter().collect();
+    wbs.sort_by_key(|wb| (std::cmp::Reverse(wb.owned), &wb.path));
+    let shown = wbs.into_iter().take(CGROUPS_NAMED_MAX).map(|wb| Cgroup {
+        path: wb.path.to_string_lossy().into_owned(),
+        removed: wb.is_dying,
+        owned_inodes: wb.owned as u64,
+        dirty_bytes: wb.dirty,
+        writeback_bytes: wb.writeback,
+        switches_in_flight: wb.switches_in_flight as u64,
+        switched_inodes: wb.switched,
+    });
+    shown.collect()
 }
 
 /// What was not written, for people and programs.

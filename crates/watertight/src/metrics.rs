@@ -3,11 +3,11 @@
 //!
 //! Units are bytes and seconds. Each sample has the labels `volume` (an id that is never used again) and
 //! `mountpoint`; of the others, `state` has six values and `kind` one for each kind of request, so that a volume has
-//! at most about a hundred series. Files are counted and never named.
+//! at most about a hundred series, and five more for each cgroup that has anything there (at most a thousand). Files are counted and never named.
 
 use std::fmt::{self, Display, Write};
 
-use crate::control::api::{State, Status};
+use crate::control::api::{Cgroup, State, Status};
 
 /// The media type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -25,7 +25,7 @@ pub enum Kind {
 type Figure = (&'static str, Kind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
-const FIGURES: [Figure; 23] = {
+const FIGURES: [Figure; 26] = {
     use Kind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where nothing can be changed.", |v| v.read_only.into()),
@@ -45,6 +45,14 @@ const FIGURES: [Figure; 23] = {
         }),
         ("failing_bytes", Gauge, "Bytes of the files that could not be written.", |v| v.failing_bytes),
         ("writer_waits_total", Counter, "Writes that had to wait for room in the cache.", |v| v.writer_waits),
+        ("switches_in_flight", Gauge, "Inodes that are changing their owners.", |v| v.switches_in_flight),
+        ("switched_inodes_total", Counter, "Inodes that have changed their owners.", |v| v.switched_inodes),
+        (
+            "switch_drains_total",
+            Counter,
+            "Waits of an unmount for inodes that were changing their owners.",
+            |v| v.drains,
+        ),
         ("inodes", Gauge, "Known files and directories.", |v| v.nodes),
         ("open_files", Gauge, "Open files.", |v| v.open_files),
         (
@@ -72,6 +80,26 @@ const FIGURES: [Figure; 23] = {
         ("open_fds", Gauge, "Open descriptors of the mount process.", |v| v.process.open_fds),
         ("max_fds", Gauge, "Descriptors that the mount process may have open.", |v| v.process.max_fds),
         ("resident_memory_bytes", Gauge, "Memory that the mount process uses.", |v| v.process.resident_bytes),
+    ]
+};
+
+/// One figure that each cgroup has of each volume.
+type CgroupFigure = (&'static str, Kind, &'static str, fn(&Cgroup) -> u64);
+
+const CGROUP_FIGURES: [CgroupFigure; 5] = {
+    use Kind::{Counter, Gauge};
+    [
+        ("cgroup_inodes", Gauge, "Inodes that the cgroup owns.", |c| c.owned_inodes),
+        ("cgroup_dirty_bytes", Gauge, "The cgroup's bytes that wait to be written.", |c| c.dirty_bytes),
+        ("cgroup_writeback_bytes", Gauge, "The cgroup's bytes on their way to the store.", |c| {
+            c.writeback_bytes
+        }),
+        ("cgroup_switches_in_flight", Gauge, "Inodes that are becoming the cgroup's.", |c| {
+            c.switches_in_flight
+        }),
+        ("cgroup_switched_inodes_total", Counter, "Inodes that have become the cgroup's.", |c| {
+            c.switched_inodes
+        }),
     ]
 };
 
@@ -125,6 +153,22 @@ pub fn page(volumes: &[&Status], down: &[Of<'_>]) -> String {
             page.sample(v, &[("kind", kind)], n);
         }
     }
+    page.family("switch_drain_seconds_total", Kind::Counter, "What these waits took.");
+    for v in volumes {
+        page.sample(v, &[], Micros(v.drain_us));
+    }
+    for (name, kind, help, figure) in CGROUP_FIGURES {
+        page.family(name, kind, help);
+        for v in volumes {
+            for cgroup in &v.cgroups {
+                page.sample(
+                    v,
+                    &[("cgroup", &cgroup.path), ("removed", if cgroup.removed { "1" } else { "0" })],
+                    figure(cgroup),
+                );
+            }
+        }
+    }
     for (name, kind, help, figure) in FIGURES {
         page.family(name, kind, help);
         for v in volumes {
@@ -140,6 +184,15 @@ struct Seconds(u64);
 impl Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
+    }
+}
+
+/// Microseconds, shown as seconds.
+struct Micros(u64);
+
+impl Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:06}", self.0 / 1_000_000, self.0 % 1_000_000)
     }
 }
 

@@ -314,7 +314,6 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::control::api::{State, Unwritten};
 
     fn dir() -> (tempfile::TempDir, RuntimeDir) {
         let temporary =
@@ -330,7 +329,7 @@ mod tests {
     }
 
     fn ended(ended_ms: u64) -> Ended {
-        Ended { state: State::Released, ended_ms, unwritten: Unwritten::default(), error: None }
+        Ended { ended_ms, ..crate::live::ended_with(&volume::DrainReport::default()) }
     }
 
     #[test]

@@ -161,6 +161,7 @@ impl Report {
         if !self.volumes.is_empty() {
             print_table(&self.volumes);
         }
+        self.volumes.iter().for_each(|shown| print_cgroups(&shown.status));
         self.volumes.iter().for_each(print_notes);
         for silent in &self.silent {
             let Silent { id, pid, mountpoint, error, .. } = silent;
@@ -242,6 +243,33 @@ pub const fn colour_of(state: State) -> Colour {
         State::Released => Colour::Dim,
         State::Detached | State::Draining => Colour::Yellow,
         State::Stalled | State::Failed => Colour::Red,
+    }
+}
+
+/// What each cgroup has of a volume, where tenants are told apart.
+fn print_cgroups(volume: &Status) {
+    const HEAD: [&str; 6] = ["CGROUP", "INODES", "DIRTY", "WRITEBACK", "SWITCHING", "SWITCHED"];
+    if volume.cgroups.iter().all(|cgroup| cgroup.path == "/") {
+        return;
+    }
+    let mut rows = vec![HEAD.map(str::to_owned)];
+    rows.extend(volume.cgroups.iter().map(|cgroup| {
+        let removed = if cgroup.removed { " (removed)" } else { "" };
+        [
+            format!("{}{removed}", cgroup.path),
+            cgroup.owned_inodes.to_string(),
+            units::bytes(cgroup.dirty_bytes),
+            units::bytes(cgroup.writeback_bytes),
+            cgroup.switches_in_flight.to_string(),
+            cgroup.switched_inodes.to_string(),
+        ]
+    }));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
+    console().print(&format!("{}: cgroups of the tree {}", volume.mountpoint, volume.cgroup_tree));
+    for row in &rows {
+        let cells: String = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
+        console().print(&format!("  {}", cells.trim_end()));
     }
 }
 

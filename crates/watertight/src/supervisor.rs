@@ -242,6 +242,8 @@ impl Supervisor {
 
     fn on_drained(&mut self, report: &DrainReport) -> Ended {
         let ended = ended_with(report);
+        let Ended { switch_drain_us, switched_inodes, .. } = ended;
+        tracing::info!(took = ?report.took, switch_drain_us, switched_inodes, "drained");
         if !self.live.mounts().is_empty() {
             // Aborted from outside, or mounted in several places: no path may lead to nobody.
             self.detach(false);

@@ -59,6 +59,7 @@ pub struct Bdi<I: Inode> {
     /// The superblock was unmounted: nobody may touch it.
     is_gone: AtomicBool,
     touched_late: Counter,
+    pub(crate) switched: Counter,
     drains: Counter,
     drain_nanos: Counter,
     /// `wb_switch_rwsem`: shared by who moves an inode, alone for who must find every dirty one.
@@ -83,6 +84,8 @@ pub struct BdiStatus {
     pub wbs: Vec<WbStatus>,
     /// Switches in flight for its superblock, inode by inode.
     pub switches_in_flight: u64,
+    /// Inodes that were switched since the start, whether their wbs are still there or not.
+    pub switched: u64,
     /// Drains so far.
     pub drains: u64,
     /// Time spent inside of them.
@@ -129,6 +132,7 @@ impl<I: Inode> Bdi<I> {
             superblock: Drain::new(),
             is_gone: AtomicBool::new(false),
             touched_late: Counter::default(),
+            switched: Counter::default(),
             drains: Counter::default(),
             drain_nanos: Counter::default(),
             switching: RwLock::new(()),
@@ -464,6 +468,7 @@ impl<I: Inode> Bdi<I> {
         BdiStatus {
             wbs: self.all_wbs().iter().map(|wb| wb.status()).collect(),
             switches_in_flight: self.superblock.in_flight(),
+            switched: self.switched.get(),
             drains: self.drains.get(),
             drain_time: Duration::from_nanos(self.drain_nanos.get()),
         }

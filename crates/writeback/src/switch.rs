@@ -165,6 +165,7 @@ impl<I: Inode> Bdi<I> {
             state.foreign = crate::Foreign::default();
             state.round = None;
             to.switched.add(1);
+            self.switched.add(1);
             self.switcher.world.switched.add(1);
             from.note_length(&from_lists);
             to.note_length(&to_lists);

@@ -14,6 +14,9 @@ use crate::units;
 /// How many files an [`Unwritten`] names.
 pub const FILES_NAMED_MAX: usize = 1000;
 
+/// How many cgroups a [`Status`] names.
+pub const CGROUPS_NAMED_MAX: usize = 1000;
+
 /// Where a volume is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -114,12 +117,49 @@ pub struct Status {
     pub failing_bytes: u64,
     /// The same files by name, the first thousand.
     pub errors: Vec<FileError>,
+    /// Which of the host's trees of cgroups tells tenants apart: `v2`, a version 1 controller, or `off`.
+    #[serde(default)]
+    pub cgroup_tree: String,
+    /// Inodes that are changing their owners.
+    #[serde(default)]
+    pub switches_in_flight: u64,
+    /// Inodes that have changed their owners since the start.
+    #[serde(default)]
+    pub switched_inodes: u64,
+    /// How often an unmount waited for inodes that were changing their owners.
+    #[serde(default)]
+    pub drains: u64,
+    /// How long that took, in microseconds.
+    #[serde(default)]
+    pub drain_us: u64,
+    /// The cgroups that have, or had, anything here; at most a thousand, those with most inodes.
+    #[serde(default)]
+    pub cgroups: Vec<Cgroup>,
     /// What the kernel asked for.
     #[serde(default)]
     pub requests: Requests,
     /// What the process uses.
     #[serde(default)]
     pub process: Process,
+}
+
+/// What one cgroup has of a volume.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cgroup {
+    /// Its path in the tree.
+    pub path: String,
+    /// Whether it was removed: what is dirty stays with it until it has been written.
+    pub removed: bool,
+    /// Inodes that it owns.
+    pub owned_inodes: u64,
+    /// Its bytes that wait to be written.
+    pub dirty_bytes: u64,
+    /// Its bytes that are on their way to the store.
+    pub writeback_bytes: u64,
+    /// Inodes that are becoming its own.
+    pub switches_in_flight: u64,
+    /// Inodes that have become its own, others' before.
+    pub switched_inodes: u64,
 }
 
 /// Requests of the kernel since the start, and those that are under way.
@@ -238,6 +278,12 @@ pub struct Ended {
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// How long it waited for inodes that were changing their owners, in microseconds.
+    #[serde(default)]
+    pub switch_drain_us: u64,
+    /// Inodes that had changed their owners since the start.
+    #[serde(default)]
+    pub switched_inodes: u64,
 }
 
 /// `POST /v1/sync` is done.

@@ -58,7 +58,14 @@ fn world() -> World {
 }
 
 fn ended() -> Ended {
-    Ended { state: State::Released, ended_ms: 1, unwritten: Unwritten::default(), error: None }
+    Ended {
+        state: State::Released,
+        ended_ms: 1,
+        unwritten: Unwritten::default(),
+        error: None,
+        switch_drain_us: 2,
+        switched_inodes: 3,
+    }
 }
 
 /// Sends bytes and gives what comes back until the server closes or has answered.

@@ -7,6 +7,7 @@
 
 mod background;
 mod bad_input;
+mod cgroups;
 mod control;
 mod demo;
 mod helpers;

@@ -61,13 +61,20 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
     let mut known = json.clone();
     let files = known.as_object_mut().unwrap().remove("errors").unwrap();
     assert_eq!(files[0]["bytes"], 117, "told of single files: never a metric");
-    numbers(&known, &["pid", "uid", "device", "started_ms"], &mut figures);
+    numbers(&known, &["pid", "uid", "device", "started_ms", "drain_us"], &mut figures);
     assert!(figures.len() > 20, "{figures:?}");
     for figure in figures {
         let at = values.iter().position(|value| *value == figure * 1000.0);
         values.remove(at.unwrap_or_else(|| panic!("no metric has {figure} of {json}")));
     }
     assert_eq!(value(&page, "start_time_seconds"), 1_700_000_000.123);
+    assert_eq!(value(&page, "switch_drain_seconds_total"), 0.000_133);
+    assert!(
+        page.contains(
+            r#"watertight_cgroup_dirty_bytes{volume="fa4e",mountpoint="/x",cgroup="/a b",removed="1"} 135"#
+        ),
+        "{page}"
+    );
     assert!(page.contains(r#"watertight_state{volume="fa4e",mountpoint="/x",state="active"} 1"#), "{page}");
     assert!(page.contains(r#"watertight_state{volume="fa4e",mountpoint="/x",state="stalled"} 0"#), "{page}");
     assert!(page.contains(r#"source="mem:",mount_type="fuse",transport="dev-fuse",mode="write-through"} 1"#));

@@ -38,7 +38,8 @@ impl Full {
 fn ended() -> Ended {
     let named = sample::status().errors;
     let unwritten = Unwritten { bytes: 5, files: 1, named };
-    Ended { state: State::Failed, ended_ms: 1, unwritten, error: Some("full".to_owned()) }
+    let error = Some("full".to_owned());
+    Ended { state: State::Failed, ended_ms: 1, unwritten, error, switch_drain_us: 2, switched_inodes: 3 }
 }
 
 /// A holder of each kind.

@@ -1,6 +1,6 @@
 //! A volume's status in which every key is there and every number is another one.
 
-use watertight::control::api::{FileError, Process, Requests, State, Status};
+use watertight::control::api::{Cgroup, FileError, Process, Requests, State, Status};
 use watertight::mountinfo::Device;
 
 /// The status. Its numbers are between 101 and 199, but for the time, which is 1 700 000 000 s and 123 ms.
@@ -33,6 +33,20 @@ pub(crate) fn status() -> Status {
         failing_files: 115,
         failing_bytes: 116,
         errors: vec![FileError { file: "/f".to_owned(), bytes: 117, error: "full".to_owned() }],
+        cgroup_tree: "v2".to_owned(),
+        switches_in_flight: 130,
+        switched_inodes: 131,
+        drains: 132,
+        drain_us: 133,
+        cgroups: vec![Cgroup {
+            path: "/a b".to_owned(),
+            removed: true,
+            owned_inodes: 134,
+            dirty_bytes: 135,
+            writeback_bytes: 136,
+            switches_in_flight: 137,
+            switched_inodes: 138,
+        }],
         requests: Requests {
             by_kind: [("lookup".to_owned(), 118), ("write".to_owned(), 119)].into(),
             errors: 120,
