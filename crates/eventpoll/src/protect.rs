@@ -36,8 +36,7 @@ mod real {
         /// Reads the value, which stays meanwhile.
         #[inline]
         pub(crate) fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
-            let section = self.0.domain().read();
-            read(self.0.load(&section))
+            self.0.with(read)
         }
 
         /// Replaces the value, and gives the old one.
@@ -60,20 +59,15 @@ mod model {
     use sync::Mutex;
     use sync::mutant::is_on;
 
-    struct Reader {
-        slot: Arc<Slot>,
-        nest: std::cell::Cell<usize>,
-    }
-
     lazy_static! {
         static ref GATE: Gate = Gate::new(2);
     }
 
     thread_local! {
-        static READER: Reader = {
+        static READER: Arc<Slot> = {
             let slot = Slot::new("reader".into());
             GATE.join(Arc::clone(&slot));
-            Reader { slot, nest: std::cell::Cell::new(0) }
+            slot
         };
     }
 
@@ -99,16 +93,12 @@ mod model {
 
         pub(crate) fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
             READER.with(|reader| {
-                if reader.nest.replace(reader.nest.get() + 1) == 0 {
-                    GATE.enter(&reader.slot);
-                }
+                GATE.enter(reader);
                 let watched = Arc::clone(&self.0.lock());
                 let result = read(&watched.value);
                 // ORDERING: SeqCst here and below: the check itself must not be the weak part.
                 assert!(!watched.is_free.load(Ordering::SeqCst), "freed under the callback");
-                if reader.nest.replace(reader.nest.get() - 1) == 1 {
-                    GATE.leave(&reader.slot);
-                }
+                let _ = GATE.leave(reader);
                 result
             })
         }

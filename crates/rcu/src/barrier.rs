@@ -3,19 +3,20 @@
 //! P1. A [`light`] fence of one thread and a [`heavy`] one of another order a store before each against a load
 //! after the other: at least one of the loads sees the other's store. The heavy one makes every running
 //! thread of the process pass a full fence (`membarrier(2)`, private expedited), so that the light one needs
-//! to keep only the compiler from reordering. Where the call is missing both are full fences.
+//! to keep only the compiler from reordering. Where the call is missing ([`is_asymmetric`]), readers and callers
+//! use full fences instead of light ones.
 //!
-//! Under the model checkers and miri both are full fences: they know nothing of membarrier.
+//! Under the model checkers, which know nothing of membarrier, light fences are full ones. Miri has no such call.
 
 use sync::atomic::{Ordering, fence};
 
-#[cfg(not(any(loom, shuttle, miri)))]
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use real::{heavy, is_asymmetric, light};
 
-#[cfg(any(loom, shuttle, miri))]
+#[cfg(any(loom, shuttle))]
 pub(crate) use checked::{heavy, is_asymmetric, light};
 
-#[cfg(not(any(loom, shuttle, miri)))]
+#[cfg(not(any(loom, shuttle)))]
 mod real {
     use std::sync::LazyLock;
     use std::sync::atomic::compiler_fence;
@@ -27,22 +28,17 @@ mod real {
     /// Registers the process at the first use. Never changes afterwards: a light fence that was only the
     /// compiler's needs every later heavy one to be the real one.
     static IS_ASYMMETRIC: LazyLock<bool> =
-        LazyLock::new(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok());
+        LazyLock::new(|| !cfg!(miri) && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok());
 
+    /// Whether light fences are as good as full ones.
     pub(crate) fn is_asymmetric() -> bool {
         *IS_ASYMMETRIC
     }
 
-    /// `is_asymmetric` as the domain remembers it: the static costs a check of its own.
     #[inline]
-    pub(crate) fn light(is_asymmetric: bool) {
-        if is_asymmetric {
-            // ORDERING: P1, the other side's `membarrier` does what is missing here.
-            compiler_fence(Ordering::SeqCst);
-        } else {
-            // ORDERING: P1, as `smp_mb`.
-            fence(Ordering::SeqCst);
-        }
+    pub(crate) fn light() {
+        // ORDERING: P1, the other side's `membarrier` does what is missing here.
+        compiler_fence(Ordering::SeqCst);
     }
 
     pub(crate) fn heavy(is_asymmetric: bool) {
@@ -55,15 +51,15 @@ mod real {
     }
 }
 
-#[cfg(any(loom, shuttle, miri))]
+#[cfg(any(loom, shuttle))]
 mod checked {
     use super::{Ordering, fence};
 
     pub(crate) fn is_asymmetric() -> bool {
-        false
+        true
     }
 
-    pub(crate) fn light(_: bool) {
+    pub(crate) fn light() {
         // ORDERING: P1.
         fence(Ordering::SeqCst);
     }

@@ -33,13 +33,13 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex, MutexGuard};
 
 use crate::barrier::{heavy, light};
 use crate::domain::Inner;
-use crate::local::Place;
+use crate::local;
 use crate::queue::{Queue, Sender};
 use crate::seq::{Cookie, is_at_least};
 use crate::work::Work;
@@ -97,7 +97,11 @@ impl Alert {
     #[inline]
     pub fn is_of_any(&self, is_asymmetric: bool) -> bool {
         if !is_on("rcu-no-light-fence-on-call") {
-            light(is_asymmetric);
+            light();
+        }
+        if !is_asymmetric {
+            // ORDERING: SeqCst, C1.
+            fence(Ordering::SeqCst);
         }
         // ORDERING: Relaxed, C1 with the fence.
         self.0.load(Ordering::Relaxed) == OF_ANY
@@ -190,7 +194,7 @@ impl Callbacks {
     }
 
     /// A queue for a thread.
-    fn join(&self) -> Sender {
+    pub(crate) fn join(&self) -> Sender {
         let sender = Sender::new();
         self.state.lock().queues.push(Arc::clone(sender.queue()));
         sender
@@ -226,26 +230,25 @@ impl Drop for Callbacks {
 impl Inner {
     /// Queues a callback. Who fills the domain's queues up waits until there is room again, if it may.
     #[inline]
-    pub(crate) fn call(self: &Arc<Self>, place: &Place, work: Work) {
+    pub(crate) fn call(&self, work: Work) {
         let callbacks = &self.callbacks;
         let block = callbacks.bounds.block;
-        let put_in = |sender: &mut Sender| {
+        let (backlog, may_wait) = local::with_sender(self, |sender| {
             let ends_block = (sender.put() + 1).is_multiple_of(block);
             // ORDERING: Relaxed, C2; counted first, so that the worker takes away what is there.
             let backlog = ends_block.then(|| callbacks.backlog.fetch_add(block, Ordering::Relaxed) + block);
             sender.push(work);
             backlog
-        };
-        let backlog = place.with_sender(|| callbacks.join(), put_in);
+        });
         if callbacks.alert.is_of_any(self.gate.is_asymmetric()) {
             self.wake_worker(&mut callbacks.state.lock());
         }
         if let Some(backlog) = backlog {
-            self.has_filled_block(place, backlog);
+            self.has_filled_block(may_wait, backlog);
         }
     }
 
-    fn has_filled_block(self: &Arc<Self>, place: &Place, backlog: u64) {
+    fn has_filled_block(&self, may_wait: bool, backlog: u64) {
         let callbacks = &self.callbacks;
         if backlog >= CROWD && callbacks.alert.is_of_a_crowd() {
             let state = (!is_on("rcu-crowd-unlocked")).then(|| callbacks.state.lock());
@@ -255,7 +258,7 @@ impl Inner {
                 callbacks.work.notify_one();
             }
         }
-        if backlog < callbacks.bounds.max || place.is_inside() || self.is_run_here() {
+        if backlog < callbacks.bounds.max || !may_wait || self.is_run_here() {
             return;
         }
         self.counters.slowed.add(1);
@@ -275,7 +278,7 @@ impl Inner {
     }
 
     /// Sees to it that this grace period comes.
-    pub(crate) fn ask(self: &Arc<Self>, cookie: Cookie, is_urgent: bool) {
+    pub(crate) fn ask(&self, cookie: Cookie, is_urgent: bool) {
         let mut state = self.callbacks.state.lock();
         // The later of the two: it serves both.
         if state.wanted.is_none_or(|wanted| is_at_least(cookie.0, wanted.0)) {
@@ -285,7 +288,7 @@ impl Inner {
         self.wake_worker(&mut state);
     }
 
-    pub(crate) fn barrier(self: &Arc<Self>) {
+    pub(crate) fn barrier(&self) {
         assert!(!self.is_run_here(), "a barrier in a callback of the same domain would wait for itself");
         let mut state = self.callbacks.state.lock();
         let mut awaited: Vec<_> = state.queues.iter().map(|queue| (Arc::clone(queue), queue.put())).collect();
@@ -299,10 +302,7 @@ impl Inner {
     }
 
     /// Waits until more callbacks have run; does the worker's work if there is none.
-    fn wait_for_callbacks<'a>(
-        self: &'a Arc<Self>,
-        mut state: MutexGuard<'a, State>,
-    ) -> MutexGuard<'a, State> {
+    fn wait_for_callbacks<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let callbacks = &self.callbacks;
         state.is_urgent = true;
         self.wake_worker(&mut state);
@@ -317,13 +317,14 @@ impl Inner {
         callbacks.state.lock()
     }
 
-    fn wake_worker(self: &Arc<Self>, state: &mut State) {
+    fn wake_worker(&self, state: &mut State) {
         let callbacks = &self.callbacks;
         if state.has_worker {
             callbacks.work.notify_one();
             return;
         }
-        match workers::serve(Arc::clone(self)) {
+        let this = self.this.upgrade().expect("the caller has a handle");
+        match workers::serve(this) {
             Ok(()) => {
                 state.has_worker = true;
                 callbacks.alert.of_nothing();

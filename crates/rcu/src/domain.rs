@@ -3,15 +3,15 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use sync::{Clock, Condvar, Mutex, RealClock};
 
 use crate::callbacks::{Callbacks, WorkQueue};
-use crate::gate::Gate;
-use crate::local::{self, Place};
+use crate::gate::{Gate, Slot};
+use crate::handle::Handle;
+use crate::local;
 use crate::seq::Cookie;
 use crate::stats::{Counters, Stats};
 use crate::work::Work;
@@ -27,6 +27,10 @@ pub struct DomainOptions {
     pub callbacks_max: usize,
     /// The number of the first grace period, for tests of the wrap-around. Must be even.
     pub first_number: u64,
+    /// Whether a grace period may have every running thread of the process pass a fence (membarrier(2), which interrupts
+    /// their processors), so that readers need none. Without, as where the kernel lacks the call, each outermost section costs two
+    /// full fences, and no processor is interrupted.
+    pub membarrier: bool,
     /// The clock of ticks and of stall warnings. One that is set by hand needs [`Domain::clock_moved`].
     pub clock: Arc<dyn Clock>,
 }
@@ -35,7 +39,13 @@ impl Default for DomainOptions {
     fn default() -> Self {
         static CLOCK: LazyLock<Arc<RealClock>> = LazyLock::new(Arc::default);
         let clock = Arc::clone(&*CLOCK);
-        Self { tick: Duration::from_millis(4), callbacks_max: 100_000, first_number: 0, clock }
+        Self {
+            tick: Duration::from_millis(4),
+            callbacks_max: 100_000,
+            first_number: 0,
+            membarrier: true,
+            clock,
+        }
     }
 }
 
@@ -45,14 +55,17 @@ impl Default for DomainOptions {
 /// What is protected by a domain is read, replaced and retired with that domain alone.
 #[derive(Clone)]
 pub struct Domain {
-    id: u64,
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Handle,
 }
 
 /// What a domain's handles, its threads' places and its worker share.
+/// The gate comes first: its address is the domain's then, and readers compute none.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Inner {
     pub(crate) gate: Gate,
+    /// Itself, for who keeps it beyond a call.
+    pub(crate) this: Weak<Inner>,
     pub(crate) counters: Counters,
     pub(crate) callbacks: Callbacks,
     pub(crate) options: DomainOptions,
@@ -70,10 +83,27 @@ pub(crate) struct Inner {
 /// (`mem::forget`) keeps its domain's grace periods from ending.
 #[must_use = "the section ends when the guard is dropped"]
 pub struct Guard<'d> {
-    domain: &'d Domain,
-    place: NonNull<Place>,
+    inner: &'d Inner,
+    slot: NonNull<Slot>,
     /// A section belongs to its thread.
     of_thread: PhantomData<*mut ()>,
+}
+
+/// Begins a read section of the [default domain](Domain::global): the shortest way into one.
+///
+/// ```
+/// use watertight_rcu::{Domain, RcuCell, read};
+///
+/// let cell = RcuCell::new(Domain::global(), 1);
+/// let guard = read();
+/// assert_eq!(*cell.load(&guard), 1);
+/// ```
+#[inline]
+pub fn read() -> Guard<'static> {
+    let (inner, slot) = local::default_slot();
+    // SAFETY: this thread's, and lives until the thread ends or its last section does.
+    inner.gate.enter(unsafe { slot.as_ref() });
+    Guard { inner, slot, of_thread: PhantomData }
 }
 
 impl Default for Domain {
@@ -95,22 +125,21 @@ impl Domain {
     /// If `first_number` is odd or `callbacks_max` is zero.
     #[must_use]
     pub fn with_options(options: DomainOptions) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         assert!(options.callbacks_max > 0, "a domain must take callbacks");
-        let inner = Inner {
-            gate: Gate::with_clock(options.first_number, Arc::clone(&options.clock)),
+        let inner = Arc::new_cyclic(|this| Inner {
+            this: Weak::clone(this),
+            gate: Gate::with_clock(options.first_number, options.membarrier, Arc::clone(&options.clock)),
             counters: Counters::default(),
             callbacks: Callbacks::new(options.callbacks_max),
             begun: options.clock.now(),
             ticks: Mutex::new(()),
             ticked: Condvar::new(),
             options,
-        };
-        // ORDERING: Relaxed, only a number of its own for each.
-        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), inner: Arc::new(inner) }
+        });
+        Self { inner: Handle::new(inner) }
     }
 
-    /// The domain for whoever needs none of their own.
+    /// The default domain, for whoever needs none of their own. [`read`] is the shortest way into a section of it.
     pub fn global() -> &'static Self {
         static GLOBAL: LazyLock<Domain> = LazyLock::new(Domain::new);
         &GLOBAL
@@ -119,16 +148,10 @@ impl Domain {
     /// Begins a read section.
     #[inline]
     pub fn read(&self) -> Guard<'_> {
-        let place = local::place(self.id, &self.inner);
-        {
-            #[allow(unsafe_code, reason = "the thread's own place")]
-            // SAFETY: `place` is this thread's, and lives until the thread ends or its last section does.
-            let place = unsafe { place.as_ref() };
-            if place.open() {
-                self.inner.gate.enter(&place.slot);
-            }
-        }
-        Guard { domain: self, place, of_thread: PhantomData }
+        let slot = local::slot(&self.inner);
+        // SAFETY: this thread's, and lives until the thread ends or its last section does.
+        self.inner.gate.enter(unsafe { slot.as_ref() });
+        Guard { inner: &self.inner, slot, of_thread: PhantomData }
     }
 
     /// Returns when every read section that was open on the call has ended.
@@ -146,7 +169,11 @@ impl Domain {
     /// # Panics
     /// As [`synchronize`](Self::synchronize).
     pub fn synchronize_expedited(&self) {
-        self.cond_synchronize_expedited(self.get_state());
+        self.check_outside("synchronize");
+        self.inner.counters.waiters.add(1);
+        if !self.inner.gate.try_now(&self.inner.counters) {
+            self.inner.wait_for(self.get_state());
+        }
     }
 
     /// The grace period that will have passed after everything the caller did before. Take it after the
@@ -219,7 +246,7 @@ impl Domain {
     }
 
     pub(crate) fn queue(&self, work: Work) {
-        local::with_place(self.id, &self.inner, |place| self.inner.call(place, work));
+        self.inner.call(work);
     }
 
     /// Drops `value` after a grace period.
@@ -255,7 +282,7 @@ impl Domain {
 
     fn check_outside(&self, what: &str) {
         assert!(
-            !local::is_inside(self.id),
+            !local::is_inside(&self.inner),
             "{what} in a read section of the same domain would wait for itself"
         );
     }
@@ -294,7 +321,7 @@ impl Inner {
         let counters = &self.counters;
         let (callbacks_queued, callbacks_run) = self.callbacks.counts();
         Stats {
-            grace_periods: counters.grace_periods.get(),
+            grace_periods: self.gate.grace_periods(),
             waiters: counters.waiters.get(),
             callbacks_queued,
             callbacks_run,
@@ -307,44 +334,35 @@ impl Inner {
 }
 
 impl Guard<'_> {
-    /// The domain that this is a section of.
-    #[must_use]
-    pub fn domain(&self) -> &Domain {
-        self.domain
-    }
-
-    pub(crate) fn is_of(&self, inner: &Arc<Inner>) -> bool {
-        Arc::ptr_eq(&self.domain.inner, inner)
+    #[inline]
+    pub(crate) fn is_of(&self, domain: &Domain) -> bool {
+        domain.inner.is(self.inner)
     }
 }
 
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        #[allow(unsafe_code, reason = "the thread's own place")]
-        // SAFETY: the place lives until this section's end at least, and is this thread's.
-        let place = unsafe { self.place.as_ref() };
-        if place.close() || sync::mutant::is_on("rcu-nested-end") {
-            self.domain.inner.gate.leave(&place.slot);
-            if place.is_temporary() {
-                #[allow(unsafe_code, reason = "the thread's own place")]
-                // SAFETY: temporary, its last section has just ended, and the guard goes with it.
-                unsafe {
-                    local::end_temporary(&self.domain.inner, self.place);
-                }
-            }
+        // SAFETY: the slot lives until this section's end at least, and is this thread's.
+        let is_last = self.inner.gate.leave(unsafe { self.slot.as_ref() });
+        if is_last {
+            // SAFETY: temporary, its last section has just ended, and the guard goes with it.
+            unsafe { local::end_temporary(self.inner, self.slot) };
         }
     }
 }
 
 impl fmt::Debug for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Domain").field("id", &self.id).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("Domain")
+            .field("inner", &std::ptr::from_ref::<Inner>(&self.inner))
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Guard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard").field("domain", &self.domain.id).finish_non_exhaustive()
+        f.debug_struct("Guard").field("inner", &std::ptr::from_ref(self.inner)).finish_non_exhaustive()
     }
 }

@@ -3,10 +3,13 @@
 //! # State
 //! | field | holds | who writes it |
 //! |---|---|---|
-//! | `Seen::started` | the number of the last grace period that began | who holds `Gate::turn` |
+//! | `Gate::started` | the number of the last grace period that began | who holds `Gate::turn` |
 //! | `Gate::completed` | the number of the last one that ended | who holds `Gate::turn` |
-//! | `Seen::awaited` | whether somebody sleeps until readers leave | who holds `Gate::turn`, under `Gate::left` |
-//! | `Slot::active` | 0: outside; else the number that the reader found on entering, with the lowest bit set | its reader |
+//! | `Slot::active` | `OUTSIDE` or `OUTSIDE_FENCED`; inside the number that the reader found on entering | its reader |
+//! | `Slot::is_awaited` | whether somebody sleeps until this reader leaves | who holds `Gate::turn` |
+//! | `Slot::nest` | sections that are open inside the first one, and two marks | its reader, and nobody else looks |
+//!
+//! Numbers are odd, so that none of them says that a reader is outside.
 //!
 //! Grace periods of a gate follow one after the other (`turn`), so that who asks while one is under way waits
 //! for that one and for one more, which all who asked share.
@@ -20,10 +23,10 @@
 //!   was unpublished.
 //! * P2 reader: load `started` with acquire. Grace period: unpublish, store `started` with release. A reader
 //!   that carries the new number sees what was unpublished, so that it need not be waited for.
-//! * P3 reader: its loads, store 0 to `active` with release; the next section's store is a release as well.
+//! * P3 reader: its loads, store `OUTSIDE` to `active` with release; the next section's store is a release as well.
 //!   Grace period: load `active` with acquire. What a reader did is over before the grace period is.
-//! * P4 reader: store 0, light fence, load `awaited` and `started`. Grace period: store `started` and `awaited`, heavy
-//!   fence, load `active`. Either the reader sees that it is awaited, or the grace period sees that it has left.
+//! * P4 reader: store `OUTSIDE`, light fence, load `is_awaited`. Grace period: store `is_awaited`, heavy fence, load
+//!   `active`. Either the reader sees that it is awaited, or the grace period sees that it has left.
 //! * P5 taker of a cookie: unpublish, full fence, load `started`. Grace period: store `started`, heavy fence,
 //!   load `active`. A number that the taker did not see belongs to a grace period that sees the unpublishing.
 //! * P6 grace period: store `completed` with release; who polls loads it with acquire.
@@ -49,36 +52,90 @@ const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 64 };
 /// How long a reader may hold up a grace period before it is named.
 const STALL: Duration = Duration::from_secs(1);
 
+/// In `Slot::active`: the reader is outside.
+const OUTSIDE: u64 = 0;
+/// The same, and its fences are full ones: it never takes the shortest way.
+const OUTSIDE_FENCED: u64 = 2;
+
+/// In `Slot::nest`: the reader's fences are full ones.
+const IS_FENCED: u64 = 1;
+/// In `Slot::nest`: the slot goes with its last section.
+const IS_TEMPORARY: u64 = 2;
+/// In `Slot::nest`: one section inside another one.
+const ONE: u64 = 4;
+
 /// A reader's place.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Slot {
     active: AtomicU64,
+    is_awaited: AtomicBool,
+    /// The host's and not a model's: one thread uses it.
+    nest: std::sync::atomic::AtomicU64,
     /// Who reads here, for people.
     name: String,
 }
 
 impl Slot {
-    /// A place for a reader who is called `name`.
+    /// A place for a reader who is called `name`, in a gate as [`Gate::new`] makes it.
     #[must_use]
     pub fn new(name: String) -> Arc<Self> {
-        Arc::new(Self { active: AtomicU64::new(0), name })
+        Self::with_fences(name, !is_asymmetric())
     }
+
+    fn with_fences(name: String, is_fenced: bool) -> Arc<Self> {
+        let (active, nest) = if is_fenced { (OUTSIDE_FENCED, IS_FENCED) } else { (OUTSIDE, 0) };
+        Arc::new(Self {
+            active: AtomicU64::new(active),
+            is_awaited: AtomicBool::new(false),
+            nest: std::sync::atomic::AtomicU64::new(nest),
+            name,
+        })
+    }
+
+    /// Whether a section is open. For its reader.
+    pub(crate) fn is_inside(&self) -> bool {
+        is_number(self.active())
+    }
+
+    /// The slot goes when its last section ends. For its reader.
+    pub(crate) fn make_temporary(&self) {
+        self.set_nest(self.nest() | IS_TEMPORARY);
+    }
+
+    #[inline]
+    fn active(&self) -> u64 {
+        // ORDERING: Relaxed here and below, the calling thread's own stores.
+        self.active.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn nest(&self) -> u64 {
+        self.nest.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn set_nest(&self, nest: u64) {
+        self.nest.store(nest, Ordering::Relaxed);
+    }
+}
+
+/// Whether `active` says that its reader is inside.
+const fn is_number(active: u64) -> bool {
+    active % 2 == 1
 }
 
 /// What readers look at, on a line of its own: only a new grace period takes it away from them.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Seen {
-    started: AtomicU64,
-    awaited: AtomicBool,
-    is_asymmetric: bool,
-}
+struct Alone(AtomicU64);
 
 /// Readers' places, and the grace periods that wait for them.
 #[derive(Debug)]
 pub struct Gate {
-    seen: Seen,
+    started: Alone,
+    is_asymmetric: bool,
+    first: u64,
     completed: AtomicU64,
     slots: Mutex<Vec<Arc<Slot>>>,
     turn: Mutex<()>,
@@ -88,22 +145,20 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate whose numbers begin at `first`, which must be even.
+    /// A gate whose numbers begin after `first`, which must be even.
     #[must_use]
     pub fn new(first: u64) -> Self {
-        Self::with_clock(first, Arc::new(RealClock::default()))
+        Self::with_clock(first, true, Arc::new(RealClock::default()))
     }
 
-    /// The same, with a clock that says how long readers stay.
-    pub(crate) fn with_clock(first: u64, clock: Arc<dyn Clock>) -> Self {
-        assert_eq!(first % 2, 0, "the lowest bit is the readers'");
+    /// The same, with a clock that says how long readers stay; with `membarrier(2)` only if the caller likes it, too.
+    pub(crate) fn with_clock(first: u64, membarrier: bool, clock: Arc<dyn Clock>) -> Self {
+        assert_eq!(first % 2, 0, "the first number must be even");
         Self {
-            seen: Seen {
-                started: AtomicU64::new(first),
-                awaited: AtomicBool::new(false),
-                is_asymmetric: is_asymmetric(),
-            },
-            completed: AtomicU64::new(first),
+            started: Alone(AtomicU64::new(first | 1)),
+            is_asymmetric: membarrier && is_asymmetric(),
+            first: first | 1,
+            completed: AtomicU64::new(first | 1),
             slots: Mutex::new(Vec::new()),
             turn: Mutex::new(()),
             left: Mutex::new(()),
@@ -128,6 +183,13 @@ impl Gate {
         self.leaving.notify_all();
     }
 
+    /// A place that is known, for a reader who is called `name`.
+    pub(crate) fn new_slot(&self, name: String) -> Arc<Slot> {
+        let slot = Slot::with_fences(name, !self.is_asymmetric);
+        self.join(Arc::clone(&slot));
+        slot
+    }
+
     /// Makes a place known. From here on grace periods look at it.
     pub fn join(&self, slot: Arc<Slot>) {
         self.slots.lock().push(slot);
@@ -135,8 +197,7 @@ impl Gate {
 
     /// Takes a place out; its reader has left.
     pub fn part(&self, slot: &Slot) {
-        // ORDERING: Relaxed, the calling thread's own store.
-        debug_assert_eq!(slot.active.load(Ordering::Relaxed), 0, "a reader parts inside a section");
+        debug_assert!(!slot.is_inside(), "a reader parts inside a section");
         self.slots.lock().retain(|known| !std::ptr::eq(&**known, slot));
     }
 
@@ -148,48 +209,99 @@ impl Gate {
     /// Whether light fences are the compiler's alone.
     #[inline]
     pub(crate) fn is_asymmetric(&self) -> bool {
-        self.seen.is_asymmetric
+        self.is_asymmetric
     }
 
-    /// Begins a read section. The caller is the only one that uses `slot`, and outside.
+    /// Begins a read section. The caller is the only one that uses `slot`.
     #[inline]
     pub fn enter(&self, slot: &Slot) {
-        // ORDERING: Acquire, P2.
-        let number = self.seen.started.load(Ordering::Acquire);
-        // ORDERING: Release, P3; before the loads that follow by P1.
-        slot.active.store(number | 1, Ordering::Release);
-        if !is_on("rcu-no-light-fence") {
-            light(self.seen.is_asymmetric);
+        let active = slot.active();
+        if active == OUTSIDE {
+            self.store_number(slot);
+            if !is_on("rcu-no-light-fence") {
+                light();
+            }
+        } else {
+            rarely();
+            if active == OUTSIDE_FENCED {
+                self.enter_fenced(slot);
+            } else {
+                slot.set_nest(slot.nest() + ONE);
+            }
         }
     }
 
-    /// Ends it.
     #[inline]
-    pub fn leave(&self, slot: &Slot) {
-        // ORDERING: Relaxed, the reader's own store.
-        let active = slot.active.load(Ordering::Relaxed);
-        // ORDERING: Release, P3; before the load of `awaited` by P4.
-        slot.active.store(0, Ordering::Release);
+    fn store_number(&self, slot: &Slot) {
+        // ORDERING: Acquire, P2.
+        let number = self.started.0.load(Ordering::Acquire);
+        // ORDERING: Release, P3; before the loads that follow by P1.
+        slot.active.store(number, Ordering::Release);
+    }
+
+    #[cold]
+    fn enter_fenced(&self, slot: &Slot) {
+        self.store_number(slot);
+        // ORDERING: SeqCst, P1.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Ends it; says whether it was the last one of a temporary slot.
+    #[inline]
+    #[must_use]
+    pub fn leave(&self, slot: &Slot) -> bool {
+        let nest = slot.nest();
+        if nest == 0 {
+            self.end(slot);
+            return false;
+        }
+        rarely();
+        if nest < ONE {
+            return self.leave_marked(slot, nest);
+        }
+        slot.set_nest(nest - ONE);
+        if is_on("rcu-nested-end") {
+            self.end(slot);
+        }
+        false
+    }
+
+    #[inline]
+    fn end(&self, slot: &Slot) {
+        // ORDERING: Release, P3; before the load of `is_awaited` by P4.
+        slot.active.store(OUTSIDE, Ordering::Release);
         if !is_on("rcu-no-light-fence-on-leaving") {
-            light(self.seen.is_asymmetric);
+            light();
         }
         // ORDERING: Relaxed, P4; the lock orders the rest.
-        if self.seen.awaited.load(Ordering::Relaxed) {
-            self.tell_left(active & !1);
+        if slot.is_awaited.load(Ordering::Relaxed) {
+            self.tell_left();
         }
     }
 
-    /// A reader has left who carried `number`. Only one who is late is waited for.
     #[cold]
-    fn tell_left(&self, number: u64) {
-        // ORDERING: Relaxed, P4: who is waited for sees the number that it is late for, as it saw `awaited`.
-        let is_late = !is_at_least(number, self.seen.started.load(Ordering::Relaxed));
-        if !is_late || is_on("rcu-late-reader-untold") {
-            return;
+    fn leave_marked(&self, slot: &Slot, nest: u64) -> bool {
+        if nest & IS_FENCED == 0 {
+            self.end(slot);
+        } else {
+            // ORDERING: as in `end`, and a full fence: P3, P4.
+            slot.active.store(OUTSIDE_FENCED, Ordering::Release);
+            fence(Ordering::SeqCst);
+            if slot.is_awaited.load(Ordering::Relaxed) {
+                self.tell_left();
+            }
         }
-        // Whoever looked before we left is asleep by now, or looks again.
-        drop(self.left.lock());
-        self.leaving.notify_all();
+        nest & IS_TEMPORARY != 0
+    }
+
+    /// A reader has left that is awaited.
+    #[cold]
+    fn tell_left(&self) {
+        if !is_on("rcu-late-reader-untold") {
+            // Whoever looked before we left is asleep by now, or looks again.
+            drop(self.left.lock());
+            self.leaving.notify_all();
+        }
     }
 
     /// The grace period that the caller must wait for: the next one to begin.
@@ -199,7 +311,7 @@ impl Gate {
             fence(Ordering::SeqCst);
         }
         // ORDERING: Acquire, so that a cookie that was passed on counts from there.
-        Cookie(next(self.seen.started.load(Ordering::Acquire)))
+        Cookie(next(self.started.0.load(Ordering::Acquire)))
     }
 
     /// Whether that grace period has ended.
@@ -221,20 +333,35 @@ impl Gate {
         }
     }
 
+    /// Runs a grace period, if nobody else does; says whether it did.
+    pub(crate) fn try_now(&self, counters: &Counters) -> bool {
+        let turn = self.turn.try_lock();
+        if turn.is_some() {
+            self.grace_period(counters);
+        }
+        turn.is_some()
+    }
+
+    /// Grace periods that have ended.
+    pub(crate) fn grace_periods(&self) -> u64 {
+        // ORDERING: Relaxed, a figure for people.
+        self.completed.load(Ordering::Relaxed).wrapping_sub(self.first) / 2
+    }
+
     /// One grace period. The caller holds `turn`.
     fn grace_period(&self, counters: &Counters) {
         // ORDERING: Relaxed, only written under `turn`.
-        let number = next(self.seen.started.load(Ordering::Relaxed));
+        let number = next(self.started.0.load(Ordering::Relaxed));
         // ORDERING: Release, P2.
-        self.seen.started.store(number, Ordering::Release);
-        // Readers that join from here on see what was unpublished by the lock (and P5).
-        let has_readers = !self.slots.lock().is_empty();
+        self.started.0.store(number, Ordering::Release);
+        // Readers that join after this see what was unpublished by the lock (and P5).
+        let slots = self.slots.lock();
         if !is_on("rcu-no-heavy-fence") {
             // P1 and P5; without readers P5 alone.
-            heavy(self.seen.is_asymmetric && has_readers);
+            heavy(self.is_asymmetric && !slots.is_empty());
         }
-        let mut late: Vec<Arc<Slot>> =
-            self.slots.lock().iter().filter(|slot| is_late(slot, number)).cloned().collect();
+        let mut late: Vec<Arc<Slot>> = slots.iter().filter(|slot| is_late(slot, number)).cloned().collect();
+        drop(slots);
         for _ in 0..LOOKS {
             if late.is_empty() {
                 break;
@@ -245,22 +372,28 @@ impl Gate {
         if !late.is_empty() {
             self.sleep_until_left(late, number, counters);
         }
-        counters.grace_periods.add(1);
         // ORDERING: Release, P6.
         self.completed.store(number, Ordering::Release);
     }
 
     fn sleep_until_left(&self, mut late: Vec<Arc<Slot>>, number: u64, counters: &Counters) {
+        // ORDERING: Relaxed. A reader that still sees it takes the lock for nothing.
+        let has_left = |slot: &Slot| slot.is_awaited.store(false, Ordering::Relaxed);
         let begun = self.now();
         let mut next_warning = STALL;
         // ORDERING: Relaxed, P4 with the fence below.
-        self.seen.awaited.store(true, Ordering::Relaxed);
+        late.iter().for_each(|slot| slot.is_awaited.store(true, Ordering::Relaxed));
         if !is_on("rcu-no-heavy-fence-before-sleep") {
-            heavy(self.seen.is_asymmetric);
+            heavy(self.is_asymmetric);
         }
         let mut left = self.left.lock();
         loop {
-            late.retain(|slot| is_late(slot, number));
+            late.retain(|slot| {
+                is_late(slot, number) || {
+                    has_left(slot);
+                    false
+                }
+            });
             if late.is_empty() {
                 break;
             }
@@ -271,24 +404,32 @@ impl Gate {
             self.leaving.wait_until(&mut left, self.instant(begun + next_warning));
             let waited = self.now().saturating_sub(begun);
             if waited >= next_warning {
-                late.retain(|slot| is_late(slot, number));
+                late.retain(|slot| {
+                    is_late(slot, number) || {
+                        has_left(slot);
+                        false
+                    }
+                });
                 warn_of_stall(&late, waited);
                 counters.stalls.add(1);
                 next_warning *= 2;
             }
         }
-        // ORDERING: Relaxed. A reader that still sees it takes the lock for nothing.
-        self.seen.awaited.store(false, Ordering::Relaxed);
         drop(left);
         counters.note_reader(self.now().saturating_sub(begun));
     }
 }
 
+/// Says that the block that calls it is not the usual one.
+#[cold]
+#[inline(always)]
+fn rarely() {}
+
 /// Whether the reader entered before `number` began and is still inside.
 fn is_late(slot: &Slot, number: u64) -> bool {
     // ORDERING: Acquire, P3.
     let active = slot.active.load(Ordering::Acquire);
-    active != 0 && !is_at_least(active & !1, number)
+    is_number(active) && !is_at_least(active, number)
 }
 
 fn warn_of_stall(late: &[Arc<Slot>], since: Duration) {

@@ -32,6 +32,7 @@
 //! | `seq` | numbers of grace periods |
 //! | `local` | which slot of a domain is this thread's |
 //! | `domain` | the interface |
+//! | `handle` | a domain's counted references |
 //! | `callbacks` | deferred calls, their bound, and their barrier |
 //! | `queue` | the callbacks of one thread |
 //! | `work` | one callback |
@@ -45,9 +46,12 @@ mod barrier;
 pub mod callbacks;
 #[allow(unsafe_code, reason = "pointers whose life a guard proves")]
 mod cell;
+#[allow(unsafe_code, reason = "a thread's own slot")]
 mod domain;
 #[doc(hidden)]
 pub mod gate;
+#[allow(unsafe_code, reason = "a counted reference that points to its value")]
+mod handle;
 #[allow(unsafe_code, reason = "a thread's own pointer to its slot, without counting")]
 mod local;
 #[allow(unsafe_code, reason = "one thread fills, another empties")]
@@ -62,6 +66,6 @@ mod workers;
 
 pub use callbacks::WorkQueue;
 pub use cell::{RcuCell, Retired};
-pub use domain::{Domain, DomainOptions, Guard};
+pub use domain::{Domain, DomainOptions, Guard, read};
 pub use seq::Cookie;
 pub use stats::Stats;

@@ -1,105 +1,139 @@
 //! Which slot of a domain is this thread's.
 //!
-//! A thread gets a slot at its first read section in a domain, and gives it back when it ends. Nothing is
-//! registered by hand. The slot used last is remembered in a cell without a destructor, so that entering costs
+//! A thread gets a place at its first read section or call in a domain, and gives it back when it ends. Nothing is
+//! registered by hand. The place used last is remembered in a cell without a destructor, so that entering costs
 //! one comparison.
 //!
-//! # Who keeps a slot alive
-//! The thread's entry in `LOCAL` holds it; the remembered pointer is to a slot of such an entry, and is taken
-//! back before an entry goes. Domains' numbers are never used again, so that a number that matches is that of
-//! the living domain behind the `&Domain`.
+//! # Who keeps a place alive
+//! The thread's entry in `LOCAL` holds it; the remembered pointers are to such a place, and are taken back before it
+//! goes. A place holds its domain weakly, so that the domain's address is not used again while the place is there: an
+//! address that matches is that of the living domain behind the `&Domain`.
 //!
 //! # The end of a thread
-//! `LOCAL`'s destructor gives the slots back. Destructors of other thread-locals that run later, and read, get a
-//! slot of their own for that one section (`Place::is_temporary`). A section that is still open when `LOCAL`
-//! goes keeps its slot in the same way.
+//! `LOCAL`'s destructor gives the places back. Destructors of other thread-locals that run later, and read or call, get
+//! a slot or a queue of their own for that one section or call (`Slot::is_temporary`). A section that is still open when
+//! `LOCAL` goes keeps its slot in the same way.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null};
+use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use crate::domain::Inner;
+use crate::domain::{Domain, Inner};
 use crate::gate::Slot;
 use crate::queue::Sender;
 
 /// A thread's place in a domain.
 #[derive(Debug)]
-pub(crate) struct Place {
+struct Place {
+    inner: Weak<Inner>,
     /// What grace periods look at.
-    pub(crate) slot: Arc<Slot>,
-    /// Sections that are open, one inside the other.
-    nest: Cell<usize>,
+    slot: Arc<Slot>,
     /// The thread's callbacks, once there was one.
     sender: RefCell<Option<Sender>>,
-    /// Nobody remembers it: the last section's end gives it back.
-    is_temporary: Cell<bool>,
 }
 
-#[derive(Debug)]
-struct Entry {
-    inner: Weak<Inner>,
-    place: NonNull<Place>,
-}
-
-/// This thread's places, by the numbers of their domains: there may be thousands.
+/// This thread's places, by the addresses of their domains: there may be thousands.
 #[derive(Debug)]
 struct Local {
-    places: BTreeMap<u64, Entry>,
+    places: BTreeMap<usize, Rc<Place>>,
     /// Those in domains that are gone are looked for when there are so many.
     sweep_at: usize,
 }
 
+/// The place used last.
+#[derive(Clone, Copy)]
+struct Last {
+    inner: *const Inner,
+    /// Of this place.
+    slot: *const Slot,
+    place: *const Place,
+}
+
+impl Last {
+    const NONE: Self = Self { inner: null(), slot: null(), place: null() };
+}
+
 sync::thread_local! {
-    static LAST: Cell<(u64, Option<NonNull<Place>>)> = const { Cell::new((0, None)) };
+    static LAST: Cell<Last> = const { Cell::new(Last::NONE) };
+    /// The place in the default domain, once it was used: there is nothing to compare.
+    static DEFAULT: Cell<Last> = const { Cell::new(Last::NONE) };
     static LOCAL: RefCell<Local> = const { RefCell::new(Local { places: BTreeMap::new(), sweep_at: 16 }) };
 }
 
-/// This thread's place in the domain with this number, which the caller keeps alive.
+/// This thread's slot in a domain, which the caller keeps alive. It lives until the thread ends, or its last section
+/// does if that is later.
 #[inline]
-pub(crate) fn place(domain: u64, inner: &Arc<Inner>) -> NonNull<Place> {
-    match LAST.with(Cell::get) {
-        (last, Some(place)) if last == domain => place,
-        _ => find(domain, inner),
+pub(crate) fn slot(inner: &Inner) -> NonNull<Slot> {
+    let last = LAST.with(Cell::get);
+    if last.inner == std::ptr::from_ref(inner) {
+        // SAFETY: beside a domain's address there is that of a slot.
+        return unsafe { NonNull::new_unchecked(last.slot.cast_mut()) };
     }
+    slot_of_another(inner)
 }
 
 #[cold]
-fn find(domain: u64, inner: &Arc<Inner>) -> NonNull<Place> {
+fn slot_of_another(inner: &Inner) -> NonNull<Slot> {
+    let slot = match find(inner) {
+        // SAFETY: as in `slot`.
+        Some(last) => return unsafe { NonNull::new_unchecked(last.slot.cast_mut()) },
+        None => join(inner),
+    };
+    slot.make_temporary();
+    // SAFETY: never null. The section's end takes it back.
+    unsafe { NonNull::new_unchecked(Arc::into_raw(slot).cast_mut()) }
+}
+
+/// The default domain, and this thread's slot there.
+#[inline]
+pub(crate) fn default_slot() -> (&'static Inner, NonNull<Slot>) {
+    let last = DEFAULT.with(Cell::get);
+    if last.slot.is_null() {
+        return find_default_slot();
+    }
+    // SAFETY: the default domain is never dropped; not null, as was just asked.
+    unsafe { (&*last.inner, NonNull::new_unchecked(last.slot.cast_mut())) }
+}
+
+#[cold]
+fn find_default_slot() -> (&'static Inner, NonNull<Slot>) {
+    let inner: &'static Inner = &Domain::global().inner;
+    let slot = slot_of_another(inner);
+    let last = LAST.with(Cell::get);
+    if std::ptr::eq(last.inner, inner) {
+        DEFAULT.with(|default| default.set(last));
+    }
+    (inner, slot)
+}
+
+/// Finds or makes this thread's place, and remembers it; `None`: the thread is ending.
+fn find(inner: &Inner) -> Option<Last> {
+    let address = std::ptr::from_ref(inner);
     let found = LOCAL.try_with(|local| {
         let mut local = local.borrow_mut();
-        if let Some(entry) = local.places.get(&domain) {
-            return entry.place;
-        }
-        if local.places.len() >= local.sweep_at {
+        if !local.places.contains_key(&address.addr()) && local.places.len() >= local.sweep_at {
             local.forget_the_dead();
         }
-        let place = join(inner, false);
-        local.places.insert(domain, Entry { inner: Arc::downgrade(inner), place });
-        place
+        let place = local.places.entry(address.addr()).or_insert_with(|| {
+            Rc::new(Place { inner: inner.this.clone(), slot: join(inner), sender: RefCell::new(None) })
+        });
+        Last { inner: address, slot: Arc::as_ptr(&place.slot), place: Rc::as_ptr(place) }
     });
-    match found {
-        Ok(place) => {
-            remember((domain, Some(place)));
-            place
-        }
-        // The thread is ending.
-        Err(_) => join(inner, true),
-    }
+    let found = found.ok()?;
+    remember(found);
+    Some(found)
 }
 
 /// Does nothing where the thread is ending: nobody looks there any more.
-fn remember(place: (u64, Option<NonNull<Place>>)) {
-    let _ = LAST.try_with(|last| last.set(place));
+fn remember(last: Last) {
+    let _ = LAST.try_with(|remembered| remembered.set(last));
 }
 
-/// Makes a place; `give_back` or `LOCAL` frees it.
-fn join(inner: &Arc<Inner>, is_temporary: bool) -> NonNull<Place> {
-    let slot = Slot::new(name_of_this_thread());
-    inner.gate.join(Arc::clone(&slot));
-    let place =
-        Place { slot, nest: Cell::new(0), sender: RefCell::new(None), is_temporary: Cell::new(is_temporary) };
-    NonNull::from(Box::leak(Box::new(place)))
+/// A slot of the calling thread's.
+fn join(inner: &Inner) -> Arc<Slot> {
+    inner.gate.new_slot(name_of_this_thread())
 }
 
 fn name_of_this_thread() -> String {
@@ -112,123 +146,79 @@ fn name_of_this_thread() -> String {
     format!("{name} ({})", rustix::thread::gettid())
 }
 
-/// Takes a place out of its domain and frees it.
-///
-/// # Safety
-/// `place` came from [`join`], nobody uses it any more, and its last section has ended.
-unsafe fn give_back(inner: &Inner, place: NonNull<Place>) {
-    // SAFETY: a leaked box, by the caller's promise used by nobody else.
-    let place = unsafe { Box::from_raw(place.as_ptr()) };
-    inner.gate.part(&place.slot);
-    if let Some(sender) = place.sender.into_inner() {
-        inner.callbacks.part(sender);
-    }
-}
-
-/// Calls `use_place` with this thread's place in a domain.
+/// Calls `put_in` with this thread's end of its queue. Gives what that gives, and whether the thread may wait: it is
+/// neither in a section nor ending.
 #[inline]
-pub(crate) fn with_place(domain: u64, inner: &Arc<Inner>, use_place: impl FnOnce(&Place)) {
-    let place = place(domain, inner);
-    // SAFETY: this thread's, and alive until the thread or its last section ends.
-    let used = unsafe { place.as_ref() };
-    use_place(used);
-    if used.is_temporary() && !used.is_inside() {
-        // SAFETY: made for this call, and not used again.
-        unsafe { end_temporary(inner, place) };
+pub(crate) fn with_sender<T>(inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> (T, bool) {
+    let mut last = LAST.with(Cell::get);
+    if last.inner != std::ptr::from_ref(inner) {
+        match find(inner) {
+            Some(found) => last = found,
+            None => {
+                let mut sender = inner.callbacks.join();
+                let result = put_in(&mut sender);
+                inner.callbacks.part(sender);
+                return (result, false);
+            }
+        }
     }
-}
-
-impl Place {
-    /// Counts a section; says whether it is the outermost.
-    #[inline]
-    pub(crate) fn open(&self) -> bool {
-        let nest = self.nest.get();
-        self.nest.set(nest + 1);
-        nest == 0
-    }
-
-    /// Counts a section's end; says whether it was the outermost.
-    #[inline]
-    pub(crate) fn close(&self) -> bool {
-        let nest = self.nest.get() - 1;
-        self.nest.set(nest);
-        nest == 0
-    }
-
-    /// The end at which callbacks are put in.
-    #[inline]
-    pub(crate) fn with_sender<T>(
-        &self,
-        join: impl FnOnce() -> Sender,
-        put_in: impl FnOnce(&mut Sender) -> T,
-    ) -> T {
-        put_in(self.sender.borrow_mut().get_or_insert_with(join))
-    }
-
-    /// Whether a section is open.
-    pub(crate) fn is_inside(&self) -> bool {
-        self.nest.get() > 0
-    }
-
-    #[inline]
-    pub(crate) fn is_temporary(&self) -> bool {
-        self.is_temporary.get()
-    }
+    // SAFETY: remembered, or just found: this thread's, and alive until `LOCAL` goes.
+    let place = unsafe { &*last.place };
+    let mut sender = place.sender.borrow_mut();
+    (put_in(sender.get_or_insert_with(|| inner.callbacks.join())), !place.slot.is_inside())
 }
 
 /// Whether the calling thread is in a section of this domain.
-pub(crate) fn is_inside(domain: u64) -> bool {
+pub(crate) fn is_inside(inner: &Inner) -> bool {
+    let address = std::ptr::from_ref(inner);
+    let last = LAST.with(Cell::get);
+    if last.inner == address {
+        // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
+        return unsafe { &*last.slot }.is_inside();
+    }
     let look = |local: &RefCell<Local>| {
-        let local = local.borrow();
-        let entry = local.places.get(&domain);
-        // SAFETY: the entry keeps its place alive, and only this thread touches it.
-        entry.is_some_and(|entry| unsafe { entry.place.as_ref() }.is_inside())
+        local.borrow().places.get(&address.addr()).is_some_and(|place| place.slot.is_inside())
     };
     LOCAL.try_with(look).unwrap_or(false)
 }
 
-/// Ends the life of a temporary place after its last section.
+/// Ends the life of a temporary slot after its last section.
 ///
 /// # Safety
-/// `place` is temporary, its last section has ended, and the caller does not use it again.
+/// `slot` is temporary, its last section has ended, and the caller does not use it again.
 #[cold]
-pub(crate) unsafe fn end_temporary(inner: &Inner, place: NonNull<Place>) {
-    // SAFETY: as the caller promises; no entry holds a temporary place.
-    unsafe { give_back(inner, place) };
+pub(crate) unsafe fn end_temporary(inner: &Inner, slot: NonNull<Slot>) {
+    // SAFETY: as the caller promises; who made it temporary left its count behind.
+    let slot = unsafe { Arc::from_raw(slot.as_ptr()) };
+    inner.gate.part(&slot);
 }
 
 impl Local {
-    /// Frees places in domains that are gone. The remembered place is of a living one, or is never asked for again.
+    /// Frees places in domains that are gone. Guards borrow their domain, so that none is left.
     fn forget_the_dead(&mut self) {
-        remember((0, None));
-        self.places.retain(|_, entry| {
-            let is_alive = entry.inner.strong_count() > 0;
-            if !is_alive {
-                // SAFETY: made by `join`; guards borrow their domain, so that none is left; the remembered pointer
-                // was taken back above.
-                drop(unsafe { Box::from_raw(entry.place.as_ptr()) });
-            }
-            is_alive
-        });
+        remember(Last::NONE);
+        self.places.retain(|_, place| place.inner.strong_count() > 0);
         self.sweep_at = 16.max(self.places.len() * 2);
     }
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
-        remember((0, None));
-        for entry in std::mem::take(&mut self.places).into_values() {
-            // SAFETY: the entry kept it alive until here.
-            let place = unsafe { entry.place.as_ref() };
-            if place.is_inside() {
+        remember(Last::NONE);
+        let _ = DEFAULT.try_with(|default| default.set(Last::NONE));
+        for place in std::mem::take(&mut self.places).into_values() {
+            let Place { inner, slot, sender } = Rc::into_inner(place).expect("nobody else holds it");
+            // Else the domain is gone, and there is nothing to part from.
+            let Some(inner) = inner.upgrade() else { continue };
+            if let Some(sender) = sender.into_inner() {
+                inner.callbacks.part(sender);
+            }
+            if slot.is_inside() {
                 // Its guard is in another thread-local, and ends it.
-                place.is_temporary.set(true);
-            } else if let Some(inner) = entry.inner.upgrade() {
-                // SAFETY: made by `join`, outside of sections, and not remembered any more.
-                unsafe { give_back(&inner, entry.place) };
+                slot.make_temporary();
+                let _ = Arc::into_raw(slot);
             } else {
-                // SAFETY: as above; the domain is gone, so that there is nothing to part from.
-                drop(unsafe { Box::from_raw(entry.place.as_ptr()) });
+                inner.gate.part(&slot);
             }
         }
     }

@@ -8,7 +8,6 @@ use sync::atomic::{AtomicU64, Ordering};
 /// A domain's counters.
 #[derive(Debug, Default)]
 pub struct Counters {
-    pub(crate) grace_periods: Counter,
     pub(crate) waiters: Counter,
     pub(crate) stalls: Counter,
     pub(crate) slowed: Counter,

@@ -37,7 +37,7 @@ impl Shared {
             // SAFETY: that it holds is what is tested.
             assert_eq!(unsafe { *value }, 7);
         });
-        self.gate.leave(slot);
+        let _ = self.gate.leave(slot);
     }
 
     /// Frees what was published first: no reader may be there any more.

@@ -92,10 +92,10 @@ fn a_caller_tells_or_is_seen() {
             thread::spawn(move || {
                 sender.push(Work::call(|| ()));
                 // ORDERING: Relaxed, read after the join.
-                told.store(alert.is_of_any(false), Ordering::Relaxed);
+                told.store(alert.is_of_any(true), Ordering::Relaxed);
             })
         };
-        alert.of_any(false);
+        alert.of_any(true);
         let is_seen = !queue.has_run(queue.put());
         caller.join().expect("the caller ends");
         assert!(is_seen || told.load(Ordering::Relaxed), "nobody runs a callback");

@@ -112,6 +112,22 @@ fn guards_may_be_dropped_in_any_order() {
 }
 
 #[test]
+fn a_section_around_one_value() {
+    let domain = Domain::new();
+    let cell = RcuCell::new(&domain, vec![1]);
+    let cookie = cell.with(|value| {
+        let retired = cell.replace(vec![2]);
+        assert!(!retired.is_free());
+        let cookie = domain.start_poll();
+        assert!(!passes_soon(&domain, cookie));
+        assert_eq!(*value, [1]);
+        cookie
+    });
+    domain.cond_synchronize(cookie);
+    assert_eq!(cell.with(Clone::clone), [2]);
+}
+
+#[test]
 #[should_panic(expected = "would wait for itself")]
 fn waiting_for_oneself_is_refused() {
     let domain = Domain::new();
@@ -336,6 +352,45 @@ fn sections_in_destructors_of_a_thread_that_ends() {
     .expect("it ends");
     assert!(readers.recv().expect("the destructor ran") >= 1);
     assert_eq!(domain.stats().readers, 0);
+    domain.synchronize_expedited();
+}
+
+/// The shortest way into the default domain is into the same domain, in all threads, also while they end.
+#[test]
+fn the_default_domain() {
+    struct ReadsAtTheEnd(Sender<bool>);
+    impl Drop for ReadsAtTheEnd {
+        fn drop(&mut self) {
+            let guard = watertight_rcu::read();
+            let cookie = Domain::global().start_poll_expedited();
+            let passes = passes_soon(Domain::global(), cookie);
+            drop(guard);
+            self.0.send(passes).expect("the test listens");
+        }
+    }
+    thread_local! {
+        static AT_THE_END: RefCell<Option<ReadsAtTheEnd>> = const { RefCell::new(None) };
+    }
+    let domain = Domain::global();
+    let cell = RcuCell::new(domain, 7);
+    let (outer, inner) = (watertight_rcu::read(), domain.read());
+    assert_eq!((cell.load(&outer), cell.load(&inner)), (&7, &7));
+    drop(outer);
+    let cookie = domain.start_poll();
+    assert!(!passes_soon(domain, cookie));
+    drop(inner);
+    domain.cond_synchronize_expedited(cookie);
+    let (sender, passed) = channel();
+    thread::spawn(move || {
+        AT_THE_END.with(|at_the_end| *at_the_end.borrow_mut() = Some(ReadsAtTheEnd(sender)));
+        drop(watertight_rcu::read());
+    })
+    .join()
+    .expect("it ends");
+    assert!(
+        !passed.recv().expect("the destructor ran"),
+        "a grace period passed a section of a thread that ends"
+    );
     domain.synchronize_expedited();
 }
 

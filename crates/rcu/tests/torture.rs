@@ -117,9 +117,11 @@ impl Arena {
     }
 }
 
-fn torture(first_number: u64, duration: Duration) {
+fn torture(first_number: u64, membarrier: bool) {
+    let duration = duration();
     let tick = Duration::from_micros(200);
-    let options = DomainOptions { tick, callbacks_max: 16, first_number, ..DomainOptions::default() };
+    let options =
+        DomainOptions { tick, callbacks_max: 16, first_number, membarrier, ..DomainOptions::default() };
     let arena = Arc::new(Arena {
         domain: Domain::with_options(options),
         current: AtomicUsize::new(0),
@@ -181,10 +183,15 @@ fn duration() -> Duration {
 
 #[test]
 fn readers_never_see_what_was_freed() {
-    torture(0, duration());
+    torture(0, true);
 }
 
 #[test]
 fn nor_when_the_numbers_go_around() {
-    torture(u64::MAX - 999, duration());
+    torture(u64::MAX - 999, true);
+}
+
+#[test]
+fn nor_where_readers_have_fences() {
+    torture(0, false);
 }
