@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cgroups::{Choice, Hierarchy};
+use common::hook::{Gate, OpenAtEnd};
 use common::{Mounted, Setup, eventually};
 use store::Store;
 use testing::cgroup::Cgroup;
@@ -133,5 +134,58 @@ fn a_mapping_counts_for_who_opened_the_file() {
     a.run(PYTHON, &["-c", SCRIPT, mounted.path().join("file").to_str().unwrap()]);
     assert_eq!(owned(&mounted, &a), 1, "the kernel names no thread for what is written through a mapping");
     assert_eq!(&std::fs::read(mounted.store_path().join("file")).unwrap()[..4], b"test");
+    mounted.unmount();
+}
+
+/// A volume whose store takes nothing while the gate is shut.
+fn hanging(mut volume: volume::Options, cache: u64) -> Option<(Mounted, Arc<Gate>)> {
+    volume.cache_bytes_max = cache;
+    let (setup, gate) = Setup::hanging_in("write");
+    let mounted = Setup { volume, ..setup }.mount()?;
+    gate.shut();
+    Some((mounted, gate))
+}
+
+/// Bytes of a cgroup that are not on the store.
+fn unwritten(mounted: &Mounted, of: &Cgroup) -> u64 {
+    figures(mounted, of.path()).map_or(0, |wb| wb.dirty + wb.writeback)
+}
+
+/// One cgroup writes 16 MiB to a store that takes nothing, in files of a megabyte; then another one writes 64 KiB. Says how much the
+/// first was let have.
+fn beside_one_at_its_limit(mounted: &Mounted, gate: &Arc<Gate>, limit: u64) -> u64 {
+    let _open = OpenAtEnd(Arc::clone(gate));
+    let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return limit };
+    let script = "for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do dd if=/dev/zero of=$0/a$n bs=1M count=1 2>/dev/null; done";
+    let mut writer = a.command("sh").args(["-c", script]).arg(mounted.path()).spawn().unwrap();
+    eventually("the writer waits", || {
+        mounted.volume.status().writer_waits > 0 && unwritten(mounted, &a) >= limit / 2
+    });
+    // The other's write ends while the first writer waits; were it held up this would never return.
+    let file = format!("of={}", mounted.path().join("b").display());
+    b.run("dd", &["if=/dev/zero", &file, "bs=64k", "count=1"]);
+    assert_eq!(unwritten(mounted, &b), 65536);
+    assert!(writer.try_wait().unwrap().is_none(), "the first writer waits for the store");
+    let most = unwritten(mounted, &a);
+    gate.open();
+    assert!(writer.wait().unwrap().success());
+    most
+}
+
+#[test]
+fn who_reaches_its_dirty_limit_waits_and_no_other_cgroup() {
+    const LIMIT: u64 = 4 << 20;
+    let options = volume::Options { dirty_bytes_max: Some(LIMIT), ..options() };
+    let Some((mounted, gate)) = hanging(options, 64 << 20) else { return };
+    let most = beside_one_at_its_limit(&mounted, &gate, LIMIT);
+    assert!((LIMIT / 2..=LIMIT).contains(&most), "{most}");
+    mounted.unmount();
+}
+
+#[test]
+fn who_fills_the_cache_with_many_files_leaves_room_for_another_cgroup() {
+    let Some((mounted, gate)) = hanging(options(), 8 << 20) else { return };
+    let most = beside_one_at_its_limit(&mounted, &gate, 7 << 20);
+    assert!(((4 << 20)..=(7 << 20)).contains(&most), "{most}");
     mounted.unmount();
 }

@@ -20,6 +20,8 @@ use crate::tenants::Tenants;
 pub struct Options {
     /// Hard bound on cached file data, in bytes; at least 4 MiB.
     pub cache_bytes_max: u64,
+    /// How many bytes each cgroup may have that are not on the store, the root left out; none: its share of the cache.
+    pub dirty_bytes_max: Option<u64>,
     /// Flusher threads.
     pub flushers: usize,
     /// Dirty data rests this long before it is written without need.
@@ -40,6 +42,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             cache_bytes_max: 256 << 20,
+            dirty_bytes_max: None,
             flushers: 2,
             dirty_after: Duration::from_secs(5),
             flush_on_close: false,

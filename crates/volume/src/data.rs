@@ -1,11 +1,12 @@
 //! Reading and writing file data.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use store::{Access, Attr, SetAttr};
 use sync::MutexGuard;
 use sync::mutant::is_on;
-use writeback::{Owner, Permit, Waiter};
+use writeback::{Balance, Owner, Permit, Waiter};
 
 use crate::cancel::Event;
 use crate::handles::FileHandle;
@@ -71,7 +72,7 @@ impl Volume {
         for (number, part) in data.chunks(CHUNK).enumerate() {
             inode.write(ctx, by, offset + (number * CHUNK) as u64, part)?;
         }
-        self.core.bdi.check_background();
+        self.core.bdi.check_background(inode);
         tracing::trace!(node = inode.id.0, offset, end, "written");
         let durable = flags.intersects(WriteFlags::DSYNC | WriteFlags::SYNC)
             || file.flags.intersects(OpenFlags::DSYNC | OpenFlags::SYNC);
@@ -138,6 +139,8 @@ impl Inode {
     /// One attempt; `false` if a page that was read for it is out of date already.
     fn try_write(self: &Arc<Self>, ctx: &Ctx<'_>, by: Owner, offset: u64, data: &[u8]) -> Result<bool> {
         let end = offset + data.len() as u64;
+        // Owned first: its owner's limits hold, and its bytes are counted.
+        self.core.bdi.attach(self, by);
         let mut permit = self.reserve(ctx, end.div_ceil(PAGE) - offset / PAGE)?;
         // The pages at both ends may be partly old.
         let mut bases = Bases::default();
@@ -158,8 +161,6 @@ impl Inode {
         if let Some(used) = permit.split(made) {
             state.add_pages(used);
         }
-        // Owned first, so that its bytes are counted.
-        self.core.bdi.attach(self, by);
         self.note_pages(&state);
         self.core.bdi.note_write(self, by, data.len() as u64);
         if !std::mem::replace(&mut state.listed, true) {
@@ -224,11 +225,28 @@ impl Inode {
         Ok(page)
     }
 
-    /// Room for `pages` more pages. Waits while this inode's share of the cache is used up.
-    fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Permit> {
+    /// Room for `pages` more pages, if there is. A writer whose cgroup comes near its limit is slowed down here.
+    fn take_room(&self, ctx: &Ctx<'_>, pages: u64) -> Option<Permit> {
+        let balance = self.core.bdi.balance(self, pages);
+        if balance == Balance::Full {
+            return None;
+        }
         // ORDERING: Relaxed, a figure for the threshold (see `note_pages`).
-        let held = || self.held.load(sync::atomic::Ordering::Relaxed);
-        if let Some(permit) = self.core.budget.try_take(pages, held()) {
+        let held = self.held.load(sync::atomic::Ordering::Relaxed);
+        let permit = self.core.budget.try_take(pages, held)?;
+        if let Balance::Slow(pause) = balance {
+            (ctx.before_wait)();
+            self.core.counters.waits.add(1);
+            let event = Arc::new(Event::default());
+            let _watch = ctx.cancel.watch(&event);
+            event.wait(Some(Instant::now() + pause));
+        }
+        Some(permit)
+    }
+
+    /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is used up.
+    fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Permit> {
+        if let Some(permit) = self.take_room(ctx, pages) {
             return Ok(permit);
         }
         (ctx.before_wait)();
@@ -245,7 +263,7 @@ impl Inode {
             event.wait(None);
         }
         loop {
-            if let Some(permit) = self.core.budget.try_take(pages, held()) {
+            if let Some(permit) = self.take_room(ctx, pages) {
                 return Ok(permit);
             }
             if ctx.cancel.is_cancelled() {

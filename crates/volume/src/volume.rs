@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use store::Store;
-use writeback::{Bdi, BdiOptions, Budget};
+use writeback::{Bdi, BdiOptions, Budget, CgroupPath};
 
 use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle, Handles};
@@ -52,6 +52,7 @@ impl Volume {
         let bdi = Bdi::start("wt", bdi_options, Arc::clone(&budget), switcher).map_err(|error| {
             store::Error::with(store::ErrorKind::NoMemory, "start flushers", error.to_string())
         })?;
+        bdi.set_dirty_max_of_others(options.dirty_bytes_max);
         Ok(Arc::new(Self {
             core: Core::new(store, options, budget, bdi),
             files: Handles::default(),
@@ -63,6 +64,12 @@ impl Volume {
 }
 
 impl Volume {
+    /// Sets how many bytes a cgroup and those below it may have that are not on the store (`memory.dirty_max`), whether it is there
+    /// or not; `None`: what each cgroup has by the options.
+    pub fn set_dirty_max(&self, cgroup: &CgroupPath, bytes_max: Option<u64>) {
+        self.core.bdi.set_dirty_max(cgroup, bytes_max);
+    }
+
     /// Who writes.
     #[must_use]
     pub fn tenants(&self) -> &Tenants {

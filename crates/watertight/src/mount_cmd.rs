@@ -185,6 +185,7 @@ fn start_volume(
         dirty_after: options.dirty_after.unwrap_or(defaults.dirty_after),
         flush_on_close: options.flush_on_close,
         drain_deadline: options.drain_timeout,
+        dirty_bytes_max: options.dirty_bytes_max,
         tenants,
         ..defaults
     };

@@ -85,6 +85,8 @@ pub struct MountOptions {
     pub flush_on_close: bool,
     /// How long an unmount goes on without any progress before it gives up.
     pub drain_timeout: Duration,
+    /// What each cgroup may have that is not on the store, in bytes; none: its share of the cache.
+    pub dirty_bytes_max: Option<u64>,
     /// Which of the host's trees of cgroups tells tenants apart.
     pub cgroup: Choice,
     /// Flags of the mount that the kernel enforces: `nosuid`, `nodev`, `noexec`, `noatime`.
@@ -113,6 +115,7 @@ impl Default for MountOptions {
             dirty_after: None,
             flush_on_close: false,
             drain_timeout: Duration::from_secs(60),
+            dirty_bytes_max: None,
             cgroup: Choice::Auto,
             flags: Vec::new(),
         }
@@ -121,6 +124,8 @@ impl Default for MountOptions {
 
 /// The smallest cache that can work.
 const CACHE_BYTES_MIN: u64 = 4 << 20;
+/// The smallest limit of a cgroup: one write of the kernel's.
+const DIRTY_BYTES_MIN: u64 = 1 << 20;
 /// The most threads that write back, and that serve requests.
 const FLUSHERS_MAX: usize = 64;
 const THREADS_MAX: usize = 1024;
@@ -141,6 +146,7 @@ pub const VALID: &[(&str, &str)] = &[
         "off [default], or auto: without io_uring, look for requests before sleeping while that pays",
     ),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
+    ("dirty_max=SIZE", "each cgroup's bound on data that is not on the store [its share of the cache]"),
     ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),
     ("drain_timeout=TIME", "an unmount gives up after so long without progress [60s]"),
     ("cgroup=TREE", "whose cgroups tell tenants apart: v2, a v1 controller's name, off, or auto [default]"),
@@ -205,6 +211,13 @@ impl MountOptions {
             "flushers" => self.flushers = Some(threads(needed()?, FLUSHERS_MAX).map_err(wrong)?),
             "threads" => self.threads = Some(threads(needed()?, THREADS_MAX).map_err(wrong)?),
             "dirty_after" => self.dirty_after = Some(parse_duration(needed()?).map_err(wrong)?),
+            "dirty_max" => {
+                let bytes = parse_bytes(needed()?).map_err(wrong)?;
+                if bytes < DIRTY_BYTES_MIN {
+                    return Err(wrong("at least 1M is needed".to_owned()));
+                }
+                self.dirty_bytes_max = Some(bytes);
+            }
             "cgroup" => self.cgroup = needed()?.parse().map_err(wrong)?,
             "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,
             _ if value.is_some() => return Err(unknown(option)),
@@ -283,6 +296,7 @@ mod tests {
             ("type=nfs", "auto, fuseblk or fuse"),
             ("flushers=0", "from 1 to 64"),
             ("drain_timeout=soon", "no duration"),
+            ("dirty_max=1000", "at least 1M"),
             ("cgroup=", "auto, v2, off, or the name"),
         ] {
             let problem = parse(&[list]).unwrap_err();

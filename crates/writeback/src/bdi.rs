@@ -21,14 +21,18 @@ use sync::{Clock, Condvar, Counter, Mutex, RwLock, thread};
 
 use crate::Budget;
 use crate::cgroup::Owner;
+use crate::dirty::{self, Balance, DirtyLimits, Domain};
 use crate::drain::Drain;
+use crate::grace::Section;
 use crate::group::Request;
-use crate::limit::Direction;
+use crate::limit::{CgroupPath, Direction};
 use crate::link::{Inode, Link, NONE, Outcome, Place};
 use crate::switcher::Switcher;
 use crate::throttle::Throttle;
 use crate::wb::{Entry, Listed, Lists, Wb, WbStatus};
 use crate::wbs::Wbs;
+
+const PAGE: u64 = 4096;
 
 /// How a backing device is flushed.
 #[derive(Debug, Clone)]
@@ -73,6 +77,7 @@ pub struct Bdi<I: Inode> {
     turn: StdAtomicUsize,
     sequence: std::sync::atomic::AtomicU64,
     throttle: Arc<Throttle>,
+    dirty_limits: DirtyLimits,
     /// Inodes that are dirty or being written, those on their way to another wb included.
     unwritten: AtomicUsize,
 }
@@ -143,6 +148,7 @@ impl<I: Inode> Bdi<I> {
             turn: StdAtomicUsize::new(0),
             sequence: std::sync::atomic::AtomicU64::new(0),
             throttle,
+            dirty_limits: DirtyLimits::default(),
             unwritten: AtomicUsize::new(0),
         });
         let flushers = Arc::downgrade(&bdi);
@@ -479,11 +485,81 @@ impl<I: Inode> Bdi<I> {
         self.wbs.dirty_inodes()
     }
 
-    /// Wakes the flushers if the cache is over its background threshold.
-    pub fn check_background(&self) {
-        if self.is_above(1) {
+    /// Wakes the flushers if the cache is over its background threshold, or the inode's owner over its own.
+    pub fn check_background(&self, inode: &I) {
+        let owner_is_above = || {
+            let section = self.switcher.grace().read();
+            let looked = self.wbs.with(&section, inode.link().index(), Arc::clone);
+            looked.is_some_and(|wb| self.is_over_background(&section, &wb))
+        };
+        if self.is_above(1) || (self.dirty_limits.is_used() && owner_is_above()) {
             self.kick();
         }
+    }
+
+    /// Sets how many bytes a cgroup and those below it may have that are not on the store (`memory.dirty_max`); `None`: any number.
+    pub fn set_dirty_max(&self, path: &CgroupPath, bytes_max: Option<u64>) {
+        self.dirty_limits.set(path, bytes_max);
+        self.limits_changed();
+    }
+
+    /// Sets the same for each cgroup for which nothing else is set, the root left out.
+    pub fn set_dirty_max_of_others(&self, bytes_max: Option<u64>) {
+        self.dirty_limits.set_of_others(bytes_max);
+        self.limits_changed();
+    }
+
+    /// What is set by [`set_dirty_max`](Self::set_dirty_max).
+    pub fn dirty_max(&self) -> Vec<(CgroupPath, u64)> {
+        self.dirty_limits.all()
+    }
+
+    /// A cgroup has less than before though nothing was written.
+    pub(crate) fn tell_of_less(&self) {
+        self.budget.wake_all();
+    }
+
+    fn limits_changed(&self) {
+        self.budget.wake_all();
+        self.wake_flushers();
+    }
+
+    /// Whether the inode's owner may have so many pages more: what its limits say, and what the cache has for it beside the others.
+    pub fn balance(&self, inode: &I, pages: u64) -> Balance {
+        let section = self.switcher.grace().read();
+        let Some(wb) = self.wbs.with(&section, inode.link().index(), Arc::clone) else {
+            return Balance::Free;
+        };
+        let held = wb.unwritten_bytes();
+        let is_alone = self.wbs.is_alone(&section);
+        if !is_alone && !dirty::has_share(self.budget.limit(), self.budget.used(), held.div_ceil(PAGE), pages)
+        {
+            return Balance::Full;
+        }
+        if !self.dirty_limits.is_used() {
+            return Balance::Free;
+        }
+        let bytes = pages * PAGE;
+        let domains = wb.domains(&self.dirty_limits);
+        let each = domains.limits.iter().map(|domain| {
+            dirty::balance(domain.bytes_max, self.held_under(&section, domain), bytes, wb.bandwidth())
+        });
+        each.fold(Balance::Free, Balance::and)
+    }
+
+    /// The bytes that count for a limit.
+    fn held_under(&self, section: &Section<'_>, domain: &Domain) -> u64 {
+        let counts = |wb: &&Arc<Wb<I>>| wb.domains(&self.dirty_limits).limits.contains(domain);
+        self.wbs.all(section).iter().filter(counts).map(|wb| wb.unwritten_bytes()).sum()
+    }
+
+    /// Whether a wb's data is to be written at once, for its owner's limits.
+    fn is_over_background(&self, section: &Section<'_>, wb: &Wb<I>) -> bool {
+        let domains = wb.domains(&self.dirty_limits);
+        domains
+            .limits
+            .iter()
+            .any(|domain| dirty::is_over_background(domain.bytes_max, self.held_under(section, domain)))
     }
 
     /// Whether more than the `part`th part of the background thresholds is used.
@@ -553,10 +629,20 @@ impl<I: Inode> Bdi<I> {
             let urgent = control.kicked && self.is_above(2);
             let before = if urgent { Some(now) } else { now.checked_sub(self.options.dirty_after) };
             let wbs = self.all_wbs();
-            let mut due: Vec<Option<Duration>> = wbs.iter().map(|wb| self.due(wb, urgent)).collect();
+            // Those whose owner is over its own limit as well.
+            let section = self.switcher.grace().read();
+            let has_limits = self.dirty_limits.is_used();
+            let is_urgent: Vec<bool> = wbs
+                .iter()
+                .map(|wb| urgent || (has_limits && self.is_over_background(&section, wb)))
+                .collect();
+            drop(section);
+            let mut due: Vec<Option<Duration>> =
+                wbs.iter().zip(&is_urgent).map(|(wb, urgent)| self.due(wb, *urgent)).collect();
             // ORDERING: Relaxed, only so that all have their turn.
             let first = self.turn.fetch_add(1, Ordering::Relaxed) % wbs.len();
             for at in (first..wbs.len()).chain(0..first) {
+                let before = if is_urgent[at] { Some(now) } else { before };
                 if due[at].is_some_and(|due| due <= now)
                     && let Some(listed) = wbs[at].take(before, now)
                 {

@@ -13,6 +13,7 @@
 //! | [`Drain`] | what unmount waits for: the ownership switches of one superblock |
 //! | [`Budget`] | the hard bound on cached pages, and who must wait when it is near |
 //! | [`Throttle`] | `io.max`: the limits of cgroups on one store, and who need not wait for them |
+//! | [`Balance`] | what a cgroup's dirty limits say to who writes |
 //! | [`ErrSeq`] | write-back errors, reported once to everyone who had the file open |
 //!
 //! The crate knows nothing of files, stores or FUSE.
@@ -23,6 +24,7 @@
 mod bdi;
 mod budget;
 mod cgroup;
+mod dirty;
 mod discipline;
 mod drain;
 mod errseq;
@@ -44,6 +46,7 @@ mod wbs;
 pub use bdi::{Bdi, BdiOptions, BdiStatus};
 pub use budget::{Budget, Permit, Queued, Waiter};
 pub use cgroup::{Cgroup, Cgroups, Owner};
+pub use dirty::Balance;
 pub use discipline::{Discipline, Others, PerSuperblock, Unmounting};
 #[cfg(loom)]
 #[doc(hidden)]

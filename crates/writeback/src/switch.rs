@@ -240,7 +240,8 @@ impl<I: Inode> Work for Switch<I> {
             }
             left.extend(more.into_iter().flat_map(|isw| bdi.process(isw)));
         }
-        // From here on the superblock may be gone; the device is not.
+        // From here on the superblock may be gone; the device is not. Who waited because his cgroup had too much may go on.
+        bdi.tell_of_less();
         for wb in left {
             bdi.wbs.give_back(&wb);
         }

@@ -28,6 +28,7 @@ use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::{Counter, Mutex, MutexGuard};
 
 use crate::cgroup::{Cgroup, Owner};
+use crate::dirty::{DirtyLimits, Domains};
 use crate::limit::CgroupPath;
 use crate::link::{Inode, Link, Place, State};
 use crate::switch::Isw;
@@ -65,6 +66,8 @@ pub struct Wb<I: Inode> {
     pub(crate) switched: Counter,
     /// The limits that it is under, as of the last look.
     chain: Mutex<Option<Arc<Chain>>>,
+    /// The dirty limits that it is under, as of the last look.
+    domains: Mutex<Arc<Domains>>,
 }
 
 /// An inode on a list, with how often its write-back failed.
@@ -186,6 +189,7 @@ impl<I: Inode> Wb<I> {
             bandwidth: AtomicU64::new(BANDWIDTH_AT_FIRST),
             switched: Counter::default(),
             chain: Mutex::default(),
+            domains: Mutex::default(),
         }
     }
 
@@ -206,6 +210,20 @@ impl<I: Inode> Wb<I> {
             Some(chain) if throttle.is_current(chain) => Arc::clone(chain),
             _ => Arc::clone(chain.insert(throttle.chain(&self.cgroup_path()))),
         }
+    }
+
+    /// The dirty limits that it is under.
+    pub(crate) fn domains(&self, limits: &DirtyLimits) -> Arc<Domains> {
+        let mut domains = self.domains.lock();
+        limits.domains(&mut domains, || self.cgroup_path());
+        Arc::clone(&domains)
+    }
+
+    /// Its bytes that are not on the store.
+    pub(crate) fn unwritten_bytes(&self) -> u64 {
+        // ORDERING: Relaxed, figures for thresholds. A writer that waits is told of what gets less as of what gets free of the
+        // cache: see P1 of `budget`.
+        self.dirty.load(Ordering::Relaxed).saturating_add(self.writeback.load(Ordering::Relaxed))
     }
 
     /// Nothing is to be written, and nothing is on its way here.

@@ -72,6 +72,11 @@ impl<I: Inode> Wbs<I> {
         self.current.with(section, |table| table.by_owner.get(&owner).cloned())
     }
 
+    /// Whether there is no other than the root's.
+    pub(crate) fn is_alone(&self, section: &Section<'_>) -> bool {
+        self.current.with(section, |table| table.by_index.iter().flatten().nth(1).is_none())
+    }
+
     /// All of them, the dying ones too.
     pub(crate) fn all(&self, section: &Section<'_>) -> Vec<Arc<Wb<I>>> {
         self.current.with(section, |table| table.by_index.iter().flatten().cloned().collect())

@@ -62,8 +62,9 @@ impl Rig {
         let permit = self.budget.try_take(pages, 0).expect("room");
         let (clock, written) = (Arc::clone(&self.clock), self.tell.clone());
         let file = File { link: Link::default(), name, clock, pages: Mutex::new(Some(permit)), written };
-        self.bdi.mark_dirty(Arc::new(file), Owner::ROOT);
-        self.bdi.check_background();
+        let file = Arc::new(file);
+        self.bdi.mark_dirty(Arc::clone(&file), Owner::ROOT);
+        self.bdi.check_background(&file);
     }
 
     /// Moves the clock and has the flushers look at it.

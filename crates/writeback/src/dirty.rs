@@ -1,0 +1,231 @@
+//! Dirty limits: how much unwritten data a cgroup may have, and who is slowed down before that.
+//!
+//! Two domains; the stricter wins:
+//! * *The cache.* Where several cgroups write to a device, each may hold up to [`SHARE`] times what is still free. So one that fills the
+//!   cache stops while there is room for another. Up to a quarter of the cache nobody is asked.
+//! * *The cgroup's own limit*, `dirty_max`, and those of the cgroups above it, which count what is below them as well.
+//!
+//! | of `dirty_max` | the cgroup's data is | its writers |
+//! |---|---|---|
+//! | up to 1/2 | written when it is old enough | run free |
+//! | up to 3/4 | written at once (*background*) | run free |
+//! | up to all of it | the same | pause for as long as the device takes for what they write; half as long at 3/4, ever longer towards the limit, at most [`PAUSE_MAX`] |
+//! | more | the same | wait until it is less |
+//!
+//! A cgroup that holds nothing is let in with one request, however large; each writer that was let in at the same moment may add one. The limit
+//! is over by that at most.
+//!
+//! What counts is what a wb counts: dirty bytes and those under writeback. A writer's pages count for the inode's owner, as all its data.
+//!
+//! Lock order: `DirtyLimits::by_path` and `Wb::domains` are leaves; the second is held while the first is taken.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sync::Mutex;
+use sync::atomic::{AtomicU64, Ordering};
+
+use crate::limit::CgroupPath;
+
+/// A cgroup may hold this many times what is free of the cache.
+const SHARE: u64 = 16;
+/// `MAX_PAUSE`: the longest pause of a writer that is slowed down.
+pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(200);
+const PAGE: u64 = 4096;
+
+/// Whether a writer may go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Balance {
+    /// At once.
+    Free,
+    /// After this pause.
+    Slow(Duration),
+    /// Not before something of its cgroup's was written.
+    Full,
+}
+
+/// The limits of one device's cgroups, in bytes.
+#[derive(Debug, Default)]
+pub(crate) struct DirtyLimits {
+    by_path: Mutex<ByPath>,
+    /// Counts changes; 0: there never was a limit.
+    generation: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct ByPath {
+    limits: BTreeMap<CgroupPath, u64>,
+    /// Of each cgroup without one, but the root.
+    of_others: Option<u64>,
+}
+
+/// The limits that one cgroup is under.
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    pub(crate) limits: Vec<Domain>,
+    generation: u64,
+}
+
+/// One limit, and of which part of the tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Domain {
+    pub(crate) top: CgroupPath,
+    pub(crate) bytes_max: u64,
+}
+
+impl DirtyLimits {
+    /// Sets what a cgroup and those below it may have in all; `None`: no limit of its own.
+    pub(crate) fn set(&self, path: &CgroupPath, bytes_max: Option<u64>) {
+        let mut by_path = self.by_path.lock();
+        match bytes_max {
+            Some(bytes) => by_path.limits.insert(path.clone(), bytes),
+            None => by_path.limits.remove(path),
+        };
+        self.changed();
+    }
+
+    /// Sets the same for each cgroup for which nothing else is set, the root left out.
+    pub(crate) fn set_of_others(&self, bytes_max: Option<u64>) {
+        self.by_path.lock().of_others = bytes_max;
+        self.changed();
+    }
+
+    fn changed(&self) {
+        // ORDERING: Release, pairs with `domains`; the lock orders what was changed.
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn all(&self) -> Vec<(CgroupPath, u64)> {
+        self.by_path.lock().limits.iter().map(|(path, bytes)| (path.clone(), *bytes)).collect()
+    }
+
+    /// What the cgroup at `path` is under, if that is not what `known` says. Who sees a change late goes by the old limits a moment
+    /// longer.
+    pub(crate) fn domains(&self, known: &mut Arc<Domains>, path: impl Fn() -> CgroupPath) {
+        // ORDERING: Acquire, see `changed`.
+        let generation = self.generation.load(Ordering::Acquire);
+        if known.generation == generation {
+            return;
+        }
+        let path = path();
+        let by_path = self.by_path.lock();
+        let over = by_path.limits.iter().filter(|(top, _)| path.is_within(top));
+        let mut limits: Vec<Domain> =
+            over.map(|(top, bytes)| Domain { top: top.clone(), bytes_max: *bytes }).collect();
+        let has_own = by_path.limits.contains_key(&path) || path == CgroupPath::root();
+        if let Some(bytes_max) = by_path.of_others.filter(|_| !has_own) {
+            limits.push(Domain { top: path, bytes_max });
+        }
+        *known = Arc::new(Domains { limits, generation });
+    }
+
+    /// Whether there is, or was, any limit.
+    pub(crate) fn is_used(&self) -> bool {
+        // ORDERING: Relaxed, see `domains`.
+        self.generation.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// What a limit says to `bytes` more on top of `held`; `pages_a_second` is what the device writes for the cgroup.
+pub(crate) fn balance(bytes_max: u64, held: u64, bytes: u64, pages_a_second: u64) -> Balance {
+    if held == 0 {
+        return Balance::Free;
+    }
+    let after = held.saturating_add(bytes);
+    let freerun = bytes_max / 4 * 3;
+    if after > bytes_max {
+        return Balance::Full;
+    }
+    if after <= freerun {
+        return Balance::Free;
+    }
+    // 2 where the free run ends, 0 at the limit, in 1024ths: how much of the device's rate the writers get.
+    let ratio = ((bytes_max - after) * 2048 / (bytes_max - freerun).max(1)).max(1);
+    let micros = bytes.div_ceil(PAGE).saturating_mul(1_000_000 * 1024) / pages_a_second.max(1) / ratio;
+    Balance::Slow(Duration::from_micros(micros).min(PAUSE_MAX))
+}
+
+/// Whether the data of a cgroup that holds so much is to be written at once.
+pub(crate) fn is_over_background(bytes_max: u64, held: u64) -> bool {
+    held > bytes_max / 2
+}
+
+/// Whether a cgroup that holds `held` pages may have so many more of a cache.
+pub(crate) fn has_share(limit: u64, used: u64, held: u64, pages: u64) -> bool {
+    let after = used + pages;
+    held == 0 || after <= limit / 4 || held + pages <= SHARE * limit.saturating_sub(after)
+}
+
+impl Balance {
+    /// The stricter of two.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Full, _) | (_, Self::Full) => Self::Full,
+            (Self::Slow(a), Self::Slow(b)) => Self::Slow(a.max(b)),
+            (Self::Slow(pause), Self::Free) | (Self::Free, Self::Slow(pause)) => Self::Slow(pause),
+            (Self::Free, Self::Free) => Self::Free,
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> CgroupPath {
+        text.parse().expect("a path")
+    }
+
+    #[test]
+    fn pauses_grow_towards_the_limit() {
+        // 1000 pages a second; 10 pages take 10 ms.
+        let at = |held: u64| balance(1000 * PAGE, held * PAGE, 10 * PAGE, 1000);
+        assert_eq!((at(0), at(740)), (Balance::Free, Balance::Free));
+        let pause = |held| match at(held) {
+            Balance::Slow(pause) => pause.as_millis(),
+            other => panic!("{held}: {other:?}"),
+        };
+        // Twice the device's rate at 3/4, the rate itself in the middle, a quarter of it near the end.
+        assert_eq!([pause(741), pause(865), pause(960), pause(985)], [5, 10, 41, 200]);
+        assert_eq!(at(991), Balance::Full);
+        assert_eq!(balance(PAGE, 0, 1 << 20, 1), Balance::Free, "who holds nothing is let in once");
+        assert_eq!(balance(u64::MAX, 1, u64::MAX, 0), balance(u64::MAX, 1, u64::MAX, 0));
+    }
+
+    #[test]
+    fn limits_are_those_of_all_above_and_the_others_of_each() {
+        let limits = DirtyLimits::default();
+        let of = |text: &str| {
+            let mut known = Arc::default();
+            limits.domains(&mut known, || path(text));
+            known.limits.iter().map(|domain| (domain.top.to_string(), domain.bytes_max)).collect::<Vec<_>>()
+        };
+        assert!(!limits.is_used() && of("/a").is_empty());
+        limits.set(&path("/a"), Some(5));
+        limits.set_of_others(Some(7));
+        assert_eq!(of("/a"), [("/a".to_owned(), 5)]);
+        assert_eq!(of("/a/b"), [("/a".to_owned(), 5), ("/a/b".to_owned(), 7)]);
+        assert!(of("/").is_empty());
+        limits.set(&path("/a"), None);
+        assert_eq!(of("/a"), [("/a".to_owned(), 7)]);
+        assert_eq!(limits.all(), []);
+    }
+
+    #[test]
+    fn one_cgroup_stops_before_the_cache_is_full() {
+        assert!(has_share(1000, 900, 900, 40) && !has_share(1000, 940, 940, 10));
+        assert!(has_share(1000, 940, 0, 60), "another finds room");
+        assert!(has_share(1000, 100, 100, 150), "nobody is asked in the first quarter");
+        assert!(!has_share(1000, 1000, 1, 1));
+    }
+
+    #[test]
+    fn the_stricter_wins() {
+        let slow = |ms| Balance::Slow(Duration::from_millis(ms));
+        assert_eq!(slow(1).and(slow(2)), slow(2));
+        assert_eq!(Balance::Free.and(slow(2)), slow(2));
+        assert_eq!(slow(2).and(Balance::Full), Balance::Full);
+        assert!(is_over_background(10, 6) && !is_over_background(10, 5));
+    }
+}
