@@ -53,6 +53,12 @@ impl Cgroup {
         &self.path
     }
 
+    /// Its directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// A command that runs inside of it.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {

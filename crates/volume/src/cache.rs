@@ -31,7 +31,34 @@ pub(crate) struct Cache {
     /// By index / [`GROUP`]; none is empty.
     groups: BTreeMap<u64, Box<Group>>,
     held: u64,
-    dirty: u64,
+    dirty: Epochs,
+}
+
+/// Dirty pages, by the epoch since when they are: the oldest first. A sync covers its own and older ones.
+#[derive(Debug, Default)]
+struct Epochs(Vec<(u64, u64)>);
+
+impl Epochs {
+    fn count(&self) -> u64 {
+        self.0.iter().map(|(_, pages)| pages).sum()
+    }
+
+    fn add(&mut self, epoch: u64) {
+        // Nearly always the last.
+        let at = self.0.iter().rposition(|(known, _)| *known <= epoch);
+        match at {
+            Some(at) if self.0[at].0 == epoch => self.0[at].1 += 1,
+            at => self.0.insert(at.map_or(0, |at| at + 1), (epoch, 1)),
+        }
+    }
+
+    fn remove(&mut self, epoch: u64) {
+        let Some(at) = self.0.iter().position(|(known, _)| *known == epoch) else { return };
+        self.0[at].1 -= 1;
+        if self.0[at].1 == 0 {
+            self.0.remove(at);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +69,8 @@ struct Slot {
     page: Arc<Page>,
     dirty: bool,
     writing: bool,
+    /// Dirty since then, or before it was taken out to be written.
+    epoch: u64,
 }
 
 /// Neighbouring pages on their way to the store.
@@ -59,7 +88,12 @@ impl Cache {
 
     /// Pages to be written.
     pub(crate) fn dirty(&self) -> u64 {
-        self.dirty
+        self.dirty.count()
+    }
+
+    /// Whether a page is to be written that is dirty since `epoch` or before.
+    pub(crate) fn is_dirty_since(&self, epoch: u64) -> bool {
+        self.dirty.0.first().is_some_and(|(oldest, _)| *oldest <= epoch)
     }
 
     /// Whether page `index` is here.
@@ -76,6 +110,7 @@ impl Cache {
         at: usize,
         data: &[u8],
         base: Option<Arc<Page>>,
+        epoch: u64,
     ) -> bool {
         let end = at + data.len();
         let group = self.groups.entry(index / GROUP).or_default();
@@ -87,8 +122,11 @@ impl Cache {
                     slot.page = copy;
                 }
                 own(&mut slot.page)[at..end].copy_from_slice(data);
-                self.dirty += u64::from(!slot.dirty);
-                slot.dirty = true;
+                if !slot.dirty {
+                    slot.dirty = true;
+                    slot.epoch = epoch;
+                    self.dirty.add(epoch);
+                }
                 false
             }
             vacant => {
@@ -100,9 +138,9 @@ impl Cache {
                     page
                 });
                 own(&mut page)[at..end].copy_from_slice(data);
-                *vacant = Some(Slot { page, dirty: true, writing: false });
+                *vacant = Some(Slot { page, dirty: true, writing: false, epoch });
                 self.held += 1;
-                self.dirty += 1;
+                self.dirty.add(epoch);
                 true
             }
         }
@@ -117,8 +155,8 @@ impl Cache {
             .filter_map(|(index, slot)| slot.as_ref().map(|slot| (index, &slot.page)))
     }
 
-    /// The next run of dirty pages in `from..=last`, marked as being written.
-    pub(crate) fn take_run(&mut self, from: u64, last: u64) -> Option<Run> {
+    /// The next run of pages in `from..=last`, `pages` at most, that are dirty since `epoch` or before, marked as being written.
+    pub(crate) fn take_run(&mut self, from: u64, last: u64, pages: usize, epoch: u64) -> Option<Run> {
         let mut run: Option<Run> = None;
         if from > last {
             // The whole file is written; what is dirty again is so before `from`.
@@ -129,11 +167,12 @@ impl Cache {
         let slots = slots.filter_map(|(index, slot)| slot.as_mut().map(|slot| (index, slot)));
         for (index, slot) in slots.filter(|(index, _)| (from..=last).contains(index)) {
             match &mut run {
-                None if !slot.dirty => continue,
+                None if !slot.dirty || slot.epoch > epoch => continue,
                 None => run = Some(Run { first: index, pages: vec![Arc::clone(&slot.page)] }),
                 Some(run) => {
                     let next = run.first + run.pages.len() as u64;
-                    if !slot.dirty || index != next || run.pages.len() == RUN_MAX {
+                    let is_full = run.pages.len() == pages.min(RUN_MAX);
+                    if !slot.dirty || slot.epoch > epoch || index != next || is_full {
                         break;
                     }
                     run.pages.push(Arc::clone(&slot.page));
@@ -141,7 +180,7 @@ impl Cache {
             }
             slot.dirty = false;
             slot.writing = true;
-            self.dirty -= 1;
+            self.dirty.remove(slot.epoch);
         }
         run
     }
@@ -191,10 +230,13 @@ impl Cache {
         gone.extend(beyond.into_values().flat_map(|group| group.into_pages()));
         self.held -= gone.len() as u64;
         let left = self.groups.values().flat_map(|group| group.0.iter().flatten());
-        self.dirty = left.filter(|slot| slot.dirty).count() as u64;
+        let mut dirty = Epochs::default();
+        left.filter(|slot| slot.dirty).for_each(|slot| dirty.add(slot.epoch));
+        self.dirty = dirty;
         let at = usize::try_from(size % PAGE).unwrap_or(0);
         if at != 0 && self.has(size / PAGE) {
-            self.write(pool, size / PAGE, at, &[0; PAGE_SIZE][at..], None);
+            // A page that is dirty stays so since when it was; one that is not is being written: nobody can tell since when.
+            self.write(pool, size / PAGE, at, &[0; PAGE_SIZE][at..], None, 0);
         }
         gone
     }
@@ -210,12 +252,12 @@ impl Group {
     }
 
     /// The page of slot `place`, if it leaves the cache now that it is not being written any more.
-    fn end_write(&mut self, place: usize, written: bool, dirty: &mut u64) -> Option<Arc<Page>> {
+    fn end_write(&mut self, place: usize, written: bool, dirty: &mut Epochs) -> Option<Arc<Page>> {
         let slot = self.0[place].as_mut()?;
         slot.writing = false;
         if !written && !slot.dirty {
             slot.dirty = true;
-            *dirty += 1;
+            dirty.add(slot.epoch);
         }
         if slot.dirty {
             return None;

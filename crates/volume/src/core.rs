@@ -7,13 +7,14 @@ use store::Store;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
 use sync::{Clock, Counter, RealClock};
-use writeback::{Bdi, Budget};
+use writeback::{Bdi, Budget, Policy as SyncPolicy};
 
 use crate::cancel::Event;
 use crate::inode::Inode;
 use crate::page::Pool;
 use crate::table::Table;
 use crate::tenants::Tenants;
+use crate::undurable::Undurable;
 
 /// How a volume behaves.
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ pub struct Options {
     pub retry_pause: Duration,
     /// How long an unmount goes on trying after the last thing that could be written.
     pub drain_deadline: Duration,
+    /// What a sync waits for, where its caller's cgroup says nothing else.
+    pub sync_policy: SyncPolicy,
     /// Who writes; volumes of one process share it.
     pub tenants: Arc<Tenants>,
     /// Time.
@@ -48,6 +51,7 @@ impl Default for Options {
             flush_on_close: false,
             retry_pause: Duration::from_secs(1),
             drain_deadline: Duration::from_secs(60),
+            sync_policy: SyncPolicy::default(),
             tenants: Arc::default(),
             clock: Arc::new(RealClock::default()),
         }
@@ -67,6 +71,7 @@ pub(crate) struct Core {
     pub(crate) bdi: Arc<Bdi<Inode>>,
     pub(crate) table: Table,
     pub(crate) counters: Counters,
+    pub(crate) undurable: Undurable,
     /// Overlays that ended.
     settled: AtomicU64,
     forced: AtomicBool,
@@ -98,6 +103,7 @@ impl Core {
             bdi,
             table: Table::default(),
             counters: Counters::default(),
+            undurable: Undurable::default(),
             settled: AtomicU64::new(0),
             forced: AtomicBool::new(false),
             forced_event: Event::default(),
@@ -117,6 +123,7 @@ impl Core {
         if !is_on("volume-force-late") {
             self.budget.wake_all();
         }
+        self.bdi.throttle().kick();
         self.forced_event.set();
     }
 

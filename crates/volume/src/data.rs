@@ -6,7 +6,7 @@ use std::time::Instant;
 use store::{Access, Attr, SetAttr};
 use sync::MutexGuard;
 use sync::mutant::is_on;
-use writeback::{Balance, Owner, Permit, Waiter};
+use writeback::{Balance, How, Owner, Passed, Permit, Waiter};
 
 use crate::cancel::Event;
 use crate::handles::FileHandle;
@@ -26,9 +26,8 @@ impl Volume {
     /// # Errors
     /// The store's, and [`Error::NoHandle`].
     pub fn read(&self, ctx: &Ctx<'_>, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let _ = ctx;
         let file = self.readable(handle)?;
-        file.inode.read(offset, buf)
+        file.inode.read(ctx, offset, buf)
     }
 
     /// Writes `data` at `offset` and says how much: all of it, or up to the store's largest file.
@@ -96,7 +95,7 @@ impl Volume {
 }
 
 impl Inode {
-    pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read(&self, ctx: &Ctx<'_>, offset: u64, buf: &mut [u8]) -> Result<usize> {
         if buf.is_empty() {
             return Ok(0);
         }
@@ -112,7 +111,7 @@ impl Inode {
             }
         };
         let Some(size) = size else {
-            return Ok(self.file(Access::Read)?.read_at(buf, offset)?);
+            return self.read_store(ctx, buf, offset);
         };
         let wanted = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX).min(buf.len());
         let buf = &mut buf[..wanted];
@@ -121,7 +120,7 @@ impl Inode {
         }
         let covered = pages.len() as u64 == (offset + wanted as u64 - 1) / PAGE - offset / PAGE + 1;
         if !covered {
-            let got = self.file(Access::Read)?.read_at(buf, offset)?;
+            let got = self.read_store(ctx, buf, offset)?;
             buf[got..].fill(0);
         }
         for (index, page) in &pages {
@@ -176,13 +175,20 @@ impl Inode {
     /// Copies data into the cache; says how many pages that made.
     fn copy_in(&self, state: &mut State, offset: u64, data: &[u8], bases: &mut Bases) -> u64 {
         let (mut done, mut made) = (0, 0);
+        let epoch = self.core.bdi.throttle().epoch();
         while done < data.len() {
             let at = offset + done as u64;
             let (index, within) = (at / PAGE, usize::try_from(at % PAGE).unwrap_or(0));
             let part = (PAGE_SIZE - within).min(data.len() - done);
             let base = bases.iter().position(|(i, _)| *i == index).map(|found| bases.swap_remove(found).1);
-            made +=
-                u64::from(state.cache.write(&self.core.pool, index, within, &data[done..done + part], base));
+            made += u64::from(state.cache.write(
+                &self.core.pool,
+                index,
+                within,
+                &data[done..done + part],
+                base,
+                epoch,
+            ));
             done += part;
         }
         let now = store::Timestamp::now();
@@ -246,7 +252,10 @@ impl Inode {
 
     /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is used up.
     fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Permit> {
-        if let Some(permit) = self.take_room(ctx, pages) {
+        // What the owner owes for data that others waited for counts as dirty still.
+        if self.owes_until(pages).is_none()
+            && let Some(permit) = self.take_room(ctx, pages)
+        {
             return Ok(permit);
         }
         (ctx.before_wait)();
@@ -263,7 +272,10 @@ impl Inode {
             event.wait(None);
         }
         loop {
-            if let Some(permit) = self.take_room(ctx, pages) {
+            let mut until = self.owes_until(pages);
+            if until.is_none()
+                && let Some(permit) = self.take_room(ctx, pages)
+            {
                 return Ok(permit);
             }
             if ctx.cancel.is_cancelled() {
@@ -275,17 +287,20 @@ impl Inode {
             self.core.bdi.kick();
             // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that hangs in
             // another file.
-            if self.state().cache.dirty() > 0
-                && let Some(io) = self.try_io()
-            {
+            if self.state().cache.dirty() > 0 {
                 // An attempt, also where the last one failed: the store may have recovered.
-                self.write_pages(&io)?;
-                continue;
+                let pass = self.core.bdi.pass(self, u64::MAX, How::Leave);
+                match self.sweep(&pass, None, true)? {
+                    (_, pages) if pages > 0 => continue,
+                    (Passed::Held, _) => until = until.max(Some(pass.ready_at())),
+                    _ => {}
+                }
             }
             if let Some(kind) = self.state().failing {
                 return Err(Error::Writeback(kind));
             }
-            event.wait(None);
+            let now = self.core.options.clock.now();
+            event.wait(until.map(|until| Instant::now() + until.saturating_sub(now)));
         }
     }
 

@@ -8,6 +8,7 @@ use sync::Mutex;
 
 use crate::handles::FileHandle;
 use crate::inode::{Inode, Io};
+use crate::tenants::TenantOf;
 use crate::{Caller, Ctx, Error, HandleId, NodeId, OpenFlags, Result, Volume};
 
 /// An open file.
@@ -62,6 +63,7 @@ impl Volume {
 
     fn open_created(&self, ctx: &Ctx<'_>, created: Created, flags: OpenFlags) -> (Entry, Opened) {
         let (entry, inode) = self.know(created.entry);
+        self.note_metadata(Some(&ctx.caller));
         // Counted first, so that nobody who finds the name closes the data in between.
         inode.state().opens += 1;
         inode.set_file(Access::ReadWrite, &created.file);
@@ -102,7 +104,7 @@ impl Volume {
             self.core.options.flush_on_close || self.core.bdi.dirty_inodes() > self.core.idle_files_max;
         if must_write && file.inode.state().cache.held() > 0 {
             (ctx.before_wait)();
-            let _ = file.inode.write_pages(&file.inode.io());
+            let _ = self.sweep_file(ctx, &file.inode);
         }
         file.report()
     }
@@ -132,8 +134,18 @@ impl Volume {
     pub(crate) fn fsync_file(&self, ctx: &Ctx<'_>, file: &FileHandle, data_only: bool) -> Result<()> {
         (ctx.before_wait)();
         // Both record their errors, which `report` then returns.
-        let _ = file.inode.make_durable(data_only);
-        file.report()
+        let synced = self.sweep_file(ctx, &file.inode).and_then(|()| file.inode.make_durable(data_only));
+        match synced {
+            Err(error @ (Error::Interrupted | Error::Released)) => Err(error),
+            _ => file.report(),
+        }
+    }
+
+    /// Writes what is dirty of a file now, whoever dirtied it, and waits for no limit but those that the caller is under.
+    fn sweep_file(&self, ctx: &Ctx<'_>, inode: &Arc<Inode>) -> Result<()> {
+        let caller = TenantOf { tenants: &self.core.options.tenants, caller: ctx.caller };
+        let syncing = self.core.bdi.begin_fsync(&caller, self.core.options.sync_policy, inode);
+        inode.sweep_all(&syncing.pass(inode), Some(ctx.cancel))
     }
 
     /// Allocates, zeroes or punches a range.
@@ -158,6 +170,7 @@ impl Volume {
         let done = inode.file(Access::ReadWrite)?.allocate(mode, offset, len);
         // A part of it may be done also when it failed.
         inode.changed_on_store(&io)?;
+        self.note_metadata(Some(&ctx.caller));
         Ok(done?)
     }
 
@@ -190,6 +203,7 @@ impl Volume {
         let (from, to) = (src.inode.id, dst.inode.id);
         let copied = self.core.store.copy_range(from, src_offset, to, dst_offset, len);
         dst.inode.changed_on_store(&io)?;
+        self.note_metadata(Some(&ctx.caller));
         Ok(copied?)
     }
 
@@ -205,10 +219,12 @@ impl Volume {
         if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() {
             inode.state().unprivileged = false;
         }
-        match set.size {
+        let changed = match set.size {
             None => inode.set_attr(set),
             Some(size) => inode.set_size(ctx, set, size),
-        }
+        }?;
+        self.note_metadata(Some(&ctx.caller));
+        Ok(changed)
     }
 }
 
@@ -255,10 +271,10 @@ impl FileHandle {
 }
 
 impl Inode {
-    /// Writes what is dirty and makes the file durable. Errors are recorded for every open file.
+    /// Makes durable what was written. Errors are recorded for every open file.
     pub(crate) fn make_durable(self: &Arc<Self>, data_only: bool) -> Result<()> {
+        // Whoever writes the last of it at this moment has this lock.
         let io = self.io();
-        self.write_pages(&io)?;
         if !data_only {
             self.write_times(&io)?;
         }
@@ -277,7 +293,7 @@ impl Inode {
             return Ok(());
         }
         (ctx.before_wait)();
-        self.write_pages(&self.io())
+        self.sweep_all(&self.owing(), None)
     }
 
     fn set_attr(&self, set: &SetAttr) -> Result<Attr> {

@@ -7,21 +7,28 @@ use std::sync::Arc;
 use store::{Access, ErrorKind, SetAttr, TimeSet};
 use sync::atomic::Ordering;
 use sync::mutant::is_on;
-use writeback::{Link, Outcome, Owner};
+use writeback::{How, Link, Outcome, Owner, Pass, Passed};
 
 use crate::cache::Run;
+use crate::cancel::Cancel;
 use crate::inode::{Inode, Io, State};
 use crate::page::PAGE;
 use crate::{Error, NodeId, Result};
 
 impl writeback::Inode for Inode {
     fn write_back(self: &Arc<Self>) -> Outcome {
-        let io = self.io();
-        let outcome = match self.write_all(&io) {
+        let pass = self.core.bdi.pass(self, u64::MAX, How::Leave);
+        let outcome = match self.sweep(&pass, None, false) {
             Err(_) => Outcome::Failed,
-            Ok(()) => self.unlist_if_clean(),
+            Ok((Passed::Held | Passed::GivenUp, _)) => Outcome::Held,
+            Ok((Passed::All, _)) => {
+                let io = self.io();
+                match self.write_times(&io) {
+                    Err(_) => Outcome::Failed,
+                    Ok(()) => self.unlist_if_clean(),
+                }
+            }
         };
-        drop(io);
         if outcome == Outcome::Clean {
             self.close_file_if_idle();
             self.core.retire(self.id);
@@ -56,11 +63,12 @@ impl Drop for Unfinished<'_> {
 }
 
 impl Inode {
-    /// Writes what a flusher would, and leaves the inode listed for the flusher to take off: who is not one
+    /// Writes what is dirty since the epoch of `pass` or before, and leaves the inode listed for the flusher to take off: who is not one
     /// does not know on which list it is. Says whether it could.
-    pub(crate) fn write_for_sync(self: &Arc<Self>) -> bool {
+    pub(crate) fn write_for_sync(self: &Arc<Self>, pass: &Pass<'_>, cancel: Option<&Cancel>) -> bool {
         // A panic over one inode must not keep the others from being written.
-        let written = catch_unwind(AssertUnwindSafe(|| self.write_all(&self.io()))).unwrap_or_else(|_| {
+        let write = || self.sweep_all(pass, cancel).and_then(|()| self.write_times(&self.io()));
+        let written = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
             self.state().failing = Some(ErrorKind::Io);
             Err(self.record(store::Error::new(ErrorKind::Io, "write-back panicked")))
         });
@@ -68,45 +76,19 @@ impl Inode {
         written.is_ok()
     }
 
-    fn write_all(self: &Arc<Self>, io: &Io<'_>) -> Result<()> {
-        self.write_pages(io)?;
-        self.write_times(io)
-    }
-
-    /// Writes the pages that are dirty at this moment: one round, for the question whose the inode should be.
-    ///
-    /// An error is recorded for every open file and the data stays, dirty.
-    pub(crate) fn write_pages(self: &Arc<Self>, io: &Io<'_>) -> Result<()> {
-        let clock = &self.core.options.clock;
-        let begun = clock.now();
-        let (mut next, mut pages, mut result) = (0, 0, Ok(()));
-        while let Some(run) = self.take_run(next) {
-            let count = run.pages.len() as u64;
-            next = run.first + count;
-            result = self.write_run(io, run);
-            if result.is_err() {
-                break;
-            }
-            pages += count;
-        }
-        if pages > 0 {
-            self.core.bdi.end_round(self, pages * PAGE, clock.now().saturating_sub(begun));
-        }
-        result
-    }
-
-    fn take_run(&self, from: u64) -> Option<Run> {
+    /// The next run of pages to be written, `pages` at most, that are dirty since `epoch` or before.
+    pub(crate) fn take_run(&self, from: u64, pages: usize, epoch: u64) -> Option<Run> {
         let mut state = self.state();
-        if state.cache.dirty() == 0 {
+        if !state.cache.is_dirty_since(epoch) {
             return None;
         }
         let last = state.overlay?.size.saturating_sub(1) / PAGE;
-        let run = state.cache.take_run(from, last);
+        let run = state.cache.take_run(from, last, pages, epoch);
         self.note_pages(&state);
         run
     }
 
-    fn write_run(&self, _io: &Io<'_>, run: Run) -> Result<()> {
+    pub(crate) fn write_run(&self, _io: &Io<'_>, run: Run) -> Result<()> {
         let offset = run.first * PAGE;
         let size = self.state().overlay.map_or(0, |overlay| overlay.size);
         let end = size.min(offset + run.pages.len() as u64 * PAGE);
@@ -197,6 +179,7 @@ impl Inode {
                 return Err(self.record(error));
             }
         };
+        self.core.undurable.note(|| self.core.bdi.owner_of(self));
         let mut state = self.state();
         let settled = state.cache.held() == 0 && state.overlay.is_some_and(|now| now.mtime == mtime);
         if settled || is_on("volume-settle-unchecked") {

@@ -37,12 +37,15 @@ mod flush;
 mod handles;
 mod inode;
 mod life;
+mod limits;
 mod locks;
 mod names;
 mod page;
+mod pieces;
 mod table;
 mod tenants;
 mod types;
+mod undurable;
 mod volume;
 
 pub use crate::core::Options;
@@ -51,9 +54,10 @@ pub use cancel::{Cancel, Event, Watch};
 pub use error::{Error, Result};
 pub use files::Opened;
 pub use life::{DrainReport, LifeState, Status, Unwritten};
+pub use limits::{CgroupLimits, LimitChange};
 pub use locks::{LockLimits, LockTable};
 pub use tenants::Tenants;
 pub use types::{
     Caller, Ctx, HandleId, Lock, LockDone, LockFamily, LockKind, LockWait, NodeId, OpenFlags, WriteFlags,
 };
-pub use writeback::{BdiStatus, WbStatus};
+pub use writeback::{BdiStatus, CgroupPath, LimitError, Limits, Policy as SyncPolicy, WbStatus};

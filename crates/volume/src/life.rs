@@ -16,7 +16,7 @@ use writeback::BdiStatus;
 
 use crate::inode::Inode;
 use crate::page::PAGE;
-use crate::{Ctx, Error, Result, Volume};
+use crate::{Caller, Cancel, CgroupPath, Ctx, Error, Result, SyncPolicy, Volume};
 
 /// Threads that drain a volume beside its flushers: a store with a long way to it is not waited for file by
 /// file.
@@ -153,23 +153,64 @@ impl Volume {
         }
     }
 
-    /// Makes durable what was dirty when the call began, and what the store had not made durable yet.
+    /// Makes durable what was dirty when the call began, and what the store had not made durable yet: all of it, or with isolation what the caller's
+    /// cgroup owns and changed. Waits for the limits that the caller is under, and no others.
     ///
     /// # Errors
-    /// The first failure; every file's own is reported to its open files as well.
+    /// The first failure; every file's own is reported to its open files as well. [`Error::Interrupted`] when the wait was cancelled.
     pub fn sync(&self, ctx: &Ctx<'_>) -> Result<()> {
         (ctx.before_wait)();
-        self.sync_all()
+        self.sync_as(&self.core.options.tenants.path_of(&ctx.caller), Some(ctx.cancel))
     }
 
-    /// The same, for callers without a request.
+    /// The same for a process of the host that asks without a request.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub fn sync_for(&self, pid: u32) -> Result<()> {
+        let caller = Caller { pid, ..Caller::default() };
+        self.sync_as(&self.core.options.tenants.path_of(&caller), None)
+    }
+
+    /// The same for all data, at full speed: what is ahead of a limit is owed.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
     pub fn sync_all(&self) -> Result<()> {
         let failed = self.write_all();
+        self.end_sync(&failed)
+    }
+
+    fn sync_as(&self, who: &CgroupPath, cancel: Option<&Cancel>) -> Result<()> {
+        let core = &self.core;
+        let scope = core.bdi.throttle().isolation_of(who);
+        let policy = if scope.is_some() { SyncPolicy::Isolated } else { core.options.sync_policy };
+        let syncing = core.bdi.begin_sync(who, policy);
+        let write = |inode: &Arc<Inode>| inode.write_for_sync(&syncing.pass(inode), cancel);
+        let failed = self.write_each(syncing.inodes(), write);
+        if core.is_forced() {
+            return Err(Error::Released);
+        }
+        if cancel.is_some_and(Cancel::is_cancelled) {
+            return Err(Error::Interrupted);
+        }
+        if policy == SyncPolicy::Isolated && syncing.inodes().is_empty() {
+            let scope = scope.as_ref().unwrap_or(who);
+            let is_own = |owner| core.options.tenants.path(owner).is_within(scope);
+            if !core.undurable.is_any(is_own) {
+                return Ok(());
+            }
+        }
+        // The store's own sync is under no limit.
+        drop(syncing);
+        self.end_sync(&failed)
+    }
+
+    fn end_sync(&self, failed: &[Arc<Inode>]) -> Result<()> {
+        let turn = self.core.undurable.begin();
         self.core.store.sync()?;
-        match failed.first().and_then(|inode| inode.state().failing) {
+        self.core.undurable.end(turn);
+        match failed.iter().find_map(|inode| inode.state().failing) {
             Some(kind) => Err(Error::Writeback(kind)),
             None => Ok(()),
         }
@@ -270,9 +311,17 @@ impl Volume {
         }
     }
 
-    /// Writes what is dirty now, with several threads; returns the inodes that failed.
+    /// Writes what is dirty now, at once; returns the inodes that failed.
     fn write_all(&self) -> Vec<Arc<Inode>> {
-        let inodes = self.dirty_inodes();
+        self.write_each(&self.dirty_inodes(), |inode| inode.write_for_sync(&inode.owing(), None))
+    }
+
+    /// Writes these inodes, with several threads; returns those that failed.
+    fn write_each(
+        &self,
+        inodes: &[Arc<Inode>],
+        write: impl Fn(&Arc<Inode>) -> bool + Sync,
+    ) -> Vec<Arc<Inode>> {
         let queue = Mutex::new(inodes.iter());
         let failed = Mutex::new(Vec::new());
         let work = || {
@@ -282,7 +331,7 @@ impl Volume {
                 if self.core.is_forced() {
                     return;
                 }
-                if !inode.write_for_sync() {
+                if !write(inode) {
                     failed.lock().push(Arc::clone(inode));
                 }
             }

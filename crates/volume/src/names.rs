@@ -93,6 +93,7 @@ impl Volume {
         perm: u32,
     ) -> Result<Entry> {
         let entry = self.core.store.make(parent, Name::new(name)?, what, perm, creator(ctx.caller))?;
+        self.note_metadata(Some(&ctx.caller));
         Ok(self.know(entry).0)
     }
 
@@ -101,7 +102,9 @@ impl Volume {
     /// # Errors
     /// The store's.
     pub fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<()> {
-        Ok(self.core.store.unlink(parent, Name::new(name)?)?)
+        self.core.store.unlink(parent, Name::new(name)?)?;
+        self.note_metadata(None);
+        Ok(())
     }
 
     /// Removes an empty directory.
@@ -109,7 +112,9 @@ impl Volume {
     /// # Errors
     /// The store's.
     pub fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<()> {
-        Ok(self.core.store.rmdir(parent, Name::new(name)?)?)
+        self.core.store.rmdir(parent, Name::new(name)?)?;
+        self.note_metadata(None);
+        Ok(())
     }
 
     /// Moves a name, as renameat2(2).
@@ -129,7 +134,9 @@ impl Volume {
         if flags.is_empty() {
             self.write_before_replacing(ctx, (parent, name), (new_parent, new_name));
         }
-        Ok(self.core.store.rename(parent, name, new_parent, new_name, flags)?)
+        self.core.store.rename(parent, name, new_parent, new_name, flags)?;
+        self.note_metadata(Some(&ctx.caller));
+        Ok(())
     }
 
     /// Writes the file `from` if it is about to replace `to`, so that a crash leaves the old content or the new
@@ -147,7 +154,7 @@ impl Volume {
             && inode.state().cache.held() > 0
         {
             (ctx.before_wait)();
-            let _recorded = inode.write_for_sync();
+            let _recorded = inode.write_for_sync(&inode.owing(), None);
         }
     }
 
@@ -158,6 +165,7 @@ impl Volume {
     pub fn link(&self, id: NodeId, parent: NodeId, name: &OsStr) -> Result<Entry> {
         let entry = self.core.store.link(id, parent, Name::new(name)?)?;
         self.note_change(id, entry.attr.ctime);
+        self.note_metadata(None);
         Ok(self.know(entry).0)
     }
 
@@ -210,6 +218,7 @@ impl Volume {
         }
         self.core.store.set_xattr(id, name, value, how)?;
         self.note_change(id, store::Timestamp::now());
+        self.note_metadata(None);
         Ok(())
     }
 
@@ -228,6 +237,7 @@ impl Volume {
     pub fn remove_xattr(&self, id: NodeId, name: &OsStr) -> Result<()> {
         self.core.store.remove_xattr(id, name)?;
         self.note_change(id, store::Timestamp::now());
+        self.note_metadata(None);
         Ok(())
     }
 

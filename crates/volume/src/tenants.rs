@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cgroups::{Event, Hierarchy, Threads, Watch};
-use writeback::{Owner, Switcher};
+use writeback::{CgroupPath, Owner, Switcher};
 
 use crate::Caller;
 use crate::inode::Inode;
@@ -65,6 +65,17 @@ impl Tenants {
         host.threads.get(caller.pid, || self.look_up(host, caller.pid).map(|owner| owner.0)).map(Owner)
     }
 
+    /// In which cgroup a caller is, as a path; the root if that is not to be found.
+    pub(crate) fn path_of(&self, caller: &Caller) -> CgroupPath {
+        self.of_caller(caller).map_or_else(CgroupPath::root, |owner| self.path(owner))
+    }
+
+    /// The path of a cgroup that is known; that of the root if it is not.
+    pub(crate) fn path(&self, owner: Owner) -> CgroupPath {
+        let cgroup = self.switcher.cgroups().get(owner);
+        cgroup.map_or_else(CgroupPath::root, |cgroup| CgroupPath::from(&*cgroup.path()))
+    }
+
     fn look_up(&self, host: &Host, tid: u32) -> Option<Owner> {
         let cgroups = self.switcher.cgroups();
         for _ in 0..ATTEMPTS {
@@ -80,5 +91,17 @@ impl Tenants {
             }
         }
         None
+    }
+}
+
+/// One caller, wherever its thread is at the time.
+pub(crate) struct TenantOf<'a> {
+    pub(crate) tenants: &'a Tenants,
+    pub(crate) caller: Caller,
+}
+
+impl writeback::Caller for TenantOf<'_> {
+    fn cgroup(&self) -> CgroupPath {
+        self.tenants.path_of(&self.caller)
     }
 }

@@ -11,7 +11,8 @@ use crate::handles::{DirHandle, FileHandle, Handles};
 use crate::life::Life;
 use crate::page::PAGE;
 use crate::{
-    Error, Lock, LockDone, LockFamily, LockLimits, LockTable, LockWait, NodeId, Options, Result, Tenants,
+    Error, Lock, LockDone, LockFamily, LockLimits, LockTable, LockWait, NodeId, Options, Result, SyncPolicy,
+    Tenants,
 };
 
 /// The smallest cache: a few of the largest requests must fit.
@@ -53,13 +54,17 @@ impl Volume {
             store::Error::with(store::ErrorKind::NoMemory, "start flushers", error.to_string())
         })?;
         bdi.set_dirty_max_of_others(options.dirty_bytes_max);
-        Ok(Arc::new(Self {
+        let volume = Arc::new(Self {
             core: Core::new(store, options, budget, bdi),
             files: Handles::default(),
             dirs: Handles::default(),
             life: Life::default(),
             locks: LockTable::new(LockLimits::default()),
-        }))
+        });
+        if volume.core.options.sync_policy == SyncPolicy::Isolated {
+            volume.core.undurable.note_owners();
+        }
+        Ok(volume)
     }
 }
 

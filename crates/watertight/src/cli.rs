@@ -99,13 +99,20 @@ pub enum Verb {
     )]
     Demo(DemoArgs),
 
-    /// Limit what a cgroup may read and write: comes in a later version.
-    #[command(hide = true, disable_help_flag = true)]
-    Limit {
-        /// Not looked at yet.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true, num_args = 0..)]
-        rest: Vec<OsString>,
-    },
+    /// Limit what a cgroup may read from a volume's store and write to it.
+    #[command(
+        override_usage = "watertight limit <CGROUP> <VOLUME> <LIMIT>...\n       watertight limit --show [--json] [CGROUP] <VOLUME>",
+        after_help = "Limits: rbps, wbps (bytes a second), riops, wiops (operations a second): a number that may end in K, M or G, or \
+            max; dirty_max: bytes that wait to be written; sync_isolation=1: syncs of the cgroup cover only what it and those below it wrote.\n\n\
+            Examples:\n  \
+            watertight limit /customers/a /mnt/data wbps=1M wiops=100\n  \
+            watertight limit /customers/a /mnt/data wbps=max\n  \
+            watertight limit /customers/b /mnt/data sync_isolation=1\n  \
+            watertight limit --show /mnt/data\n\n\
+            A limit holds for the cgroup and all below it, whether they exist yet or not, until the volume is unmounted; `mount -o limit=…` \
+            sets one from the beginning."
+    )]
+    Limit(LimitArgs),
 
     /// Ask the kernel something on behalf of a mount process.
     #[command(hide = true)]
@@ -184,6 +191,23 @@ pub struct UmountArgs {
 pub struct SyncArgs {
     /// The mountpoint, a path inside it, the store, or the volume's id.
     pub path: OsString,
+}
+
+/// `limit`.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Show what is set, and change nothing.
+    #[arg(long)]
+    pub show: bool,
+
+    /// Show it as JSON.
+    #[arg(long, requires = "show")]
+    pub json: bool,
+
+    /// The cgroup, as /proc/PID/cgroup names it or by its directory; the volume by its mountpoint, a path inside it, its store or its id;
+    /// what to change.
+    #[arg(value_name = "CGROUP VOLUME LIMIT", required = true)]
+    pub names: Vec<OsString>,
 }
 
 /// `kernel-side`.

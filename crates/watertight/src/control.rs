@@ -6,7 +6,9 @@
 //! | `GET /metrics` | the figures of [`api::Status`] in Prometheus' text format |
 //! | `GET /v1/openapi.json` | the description of all this, `openapi.json` beside `Cargo.toml` |
 //! | `GET /v1/status` | [`api::Status`] |
-//! | `POST /v1/sync` | [`api::Synced`], once what was dirty in the volume at the call is durable. What the kernel holds (mapped memory, kernel write-back) needs a syncfs(2) first; the mount process cannot ask its own kernel side for it |
+//! | `POST /v1/sync` | [`api::Synced`], once what was dirty in the volume at the call is durable, by the policy of the caller's cgroup; with `?all=1` all of it, at full speed. What the kernel holds (mapped memory, kernel write-back) needs a syncfs(2) first; the mount process cannot ask its own kernel side for it |
+//! | `GET /v1/limits` | [`api::Limits`]: what cgroups may do |
+//! | `POST /v1/limit` with [`api::LimitRequest`] | [`api::Limits`] as they are then |
 //! | `POST /v1/umount` with [`api::UmountRequest`] | [`api::UmountReply`]; for `force` at once, else once all is written |
 //! | `GET /v1/wait?timeout_ms=N` | [`api::WaitReply`], once the volume is released or failed, or at the timeout |
 //!

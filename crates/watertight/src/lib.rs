@@ -25,6 +25,7 @@ pub mod demo;
 pub mod helpers;
 pub mod holders;
 pub mod kernel_side;
+pub mod limit_cmd;
 pub mod live;
 pub mod logging;
 pub mod man_pages;
@@ -57,7 +58,7 @@ use crate::cli::{Cli, Verb};
 use crate::console::{Colour, console};
 use crate::helpers::Helper;
 use crate::logging::LogFormat;
-use crate::problem::{Problem, Result};
+use crate::problem::Result;
 
 /// Runs the program with the process's own arguments.
 #[must_use]
@@ -90,11 +91,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Status(args) => status_cmd::run(args)?,
         Verb::Wait(args) => wait_cmd::run(args)?,
         Verb::Demo(args) => demo::run(args)?,
-        Verb::Limit { .. } => {
-            return Err(Problem::usage(
-                "limit: limits per cgroup are not in this version; a later one brings `watertight limit`",
-            ));
-        }
+        Verb::Limit(args) => limit_cmd::run(args)?,
         Verb::KernelSide(args) => kernel_side::run(args)?,
         Verb::InstallHelpers(args) => helpers::install(args)?,
         Verb::ManPages(args) => man_pages::run(args)?,

@@ -22,8 +22,8 @@ use tokio::sync::watch;
 use volume::{DrainReport, LifeState, Volume, WbStatus};
 
 use crate::control::api::{
-    CGROUPS_NAMED_MAX, Cgroup, Ended, FILES_NAMED_MAX, FileError, How, Requests, State, Status, Synced,
-    UmountReply, UmountRequest, Unwritten, now_ms,
+    CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, How, LimitRequest, Limits,
+    Requests, State, Status, Synced, UmountReply, UmountRequest, Unwritten, now_ms,
 };
 use crate::control::server::Service;
 use crate::holders::Holders;
@@ -273,9 +273,21 @@ impl Service for Live {
         }
     }
 
-    fn sync(&self) -> Result<Synced, String> {
-        self.volume.sync_all().map_err(|error| error.to_string())?;
+    fn sync(&self, by: Option<u32>) -> Result<Synced, String> {
+        let synced = by.map_or_else(|| self.volume.sync_all(), |pid| self.volume.sync_for(pid));
+        synced.map_err(|error| error.to_string())?;
         Ok(Synced { id: self.facts.id.clone() })
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { limits: self.volume.limits().into_iter().map(cgroup_limits).collect() }
+    }
+
+    fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
+        let cgroup = request.cgroup.parse().map_err(|error: volume::LimitError| error.to_string())?;
+        let change = request.limits.parse().map_err(|error: volume::LimitError| error.to_string())?;
+        self.volume.limit(&cgroup, &change);
+        Ok(self.limits())
     }
 
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
@@ -342,6 +354,20 @@ pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
         bytes: files.iter().map(|file| file.bytes).sum(),
         files: files.len() as u64,
         named: files.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
+    }
+}
+
+fn cgroup_limits(of: volume::CgroupLimits) -> CgroupLimits {
+    let number = |limit: Option<std::num::NonZeroU64>| limit.map(std::num::NonZeroU64::get);
+    CgroupLimits {
+        cgroup: of.cgroup.to_string(),
+        rbps: number(of.limits.rbps),
+        wbps: number(of.limits.wbps),
+        riops: number(of.limits.riops),
+        wiops: number(of.limits.wiops),
+        dirty_bytes_max: of.dirty_bytes_max,
+        sync_isolation: of.sync_isolation,
+        owed_bytes: of.owed_bytes,
     }
 }
 

@@ -89,6 +89,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     privileges::respect_quotas();
     let read_only = is_read_only(&options, &source, &*store)?;
     let volume = start_volume(&options, store, tree)?;
+    options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
     let gone = Arc::new(Gone::default());
     let session = match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone)) {
         Ok(session) => session,
@@ -186,6 +187,7 @@ fn start_volume(
         flush_on_close: options.flush_on_close,
         drain_deadline: options.drain_timeout,
         dirty_bytes_max: options.dirty_bytes_max,
+        sync_policy: options.sync_policy,
         tenants,
         ..defaults
     };

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use cgroups::Choice;
 
+use volume::{CgroupPath, LimitChange, SyncPolicy};
+
 use crate::problem::{Problem, Result};
 use crate::units::{parse_bytes, parse_duration};
 
@@ -89,6 +91,10 @@ pub struct MountOptions {
     pub dirty_bytes_max: Option<u64>,
     /// Which of the host's trees of cgroups tells tenants apart.
     pub cgroup: Choice,
+    /// What a sync waits for.
+    pub sync_policy: SyncPolicy,
+    /// What cgroups may do from the beginning.
+    pub limits: Vec<(CgroupPath, LimitChange)>,
     /// Flags of the mount that the kernel enforces: `nosuid`, `nodev`, `noexec`, `noatime`.
     pub flags: Vec<String>,
 }
@@ -117,6 +123,8 @@ impl Default for MountOptions {
             drain_timeout: Duration::from_secs(60),
             dirty_bytes_max: None,
             cgroup: Choice::Auto,
+            sync_policy: SyncPolicy::Boost,
+            limits: Vec::new(),
             flags: Vec::new(),
         }
     }
@@ -150,6 +158,14 @@ pub const VALID: &[(&str, &str)] = &[
     ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),
     ("drain_timeout=TIME", "an unmount gives up after so long without progress [60s]"),
     ("cgroup=TREE", "whose cgroups tell tenants apart: v2, a v1 controller's name, off, or auto [default]"),
+    (
+        "sync_policy=POLICY",
+        "a sync writes what others wrote at full speed: boost [default]; at their limits: vanilla; or leaves it: isolated",
+    ),
+    (
+        "limit=CGROUP:LIMIT[:LIMIT]",
+        "as `watertight limit` does: limit=/customers/a:wbps=1M:sync_isolation=1; may be given several times",
+    ),
     ("nosuid, nodev, ...", "also noexec, noatime: as in mount(8)"),
 ];
 
@@ -219,6 +235,15 @@ impl MountOptions {
                 self.dirty_bytes_max = Some(bytes);
             }
             "cgroup" => self.cgroup = needed()?.parse().map_err(wrong)?,
+            "sync_policy" => {
+                self.sync_policy = match needed()? {
+                    "boost" => SyncPolicy::Boost,
+                    "vanilla" => SyncPolicy::Vanilla,
+                    "isolated" => SyncPolicy::Isolated,
+                    _ => return Err(wrong("give boost, vanilla or isolated".to_owned())),
+                }
+            }
+            "limit" => self.limits.push(limit(needed()?).map_err(wrong)?),
             "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,
             _ if value.is_some() => return Err(unknown(option)),
             _ => self.set_flag(name)?,
@@ -255,6 +280,17 @@ fn threads(text: &str, max: usize) -> Result<usize, String> {
         Ok(n) if (1..=max).contains(&n) => Ok(n),
         _ => Err(format!("give a number from 1 to {max}")),
     }
+}
+
+/// `CGROUP:LIMIT[:LIMIT]`.
+fn limit(text: &str) -> Result<(CgroupPath, LimitChange), String> {
+    let (cgroup, limits) = text
+        .split_once(':')
+        .filter(|(_, limits)| !limits.is_empty())
+        .ok_or("write limit=CGROUP:LIMIT, as in limit=/customers/a:wbps=1M")?;
+    let cgroup = cgroup.parse().map_err(|error: volume::LimitError| error.to_string())?;
+    let limits = limits.replace(':', " ").parse().map_err(|error: volume::LimitError| error.to_string())?;
+    Ok((cgroup, limits))
 }
 
 #[cfg(test)]
@@ -297,6 +333,11 @@ mod tests {
             ("flushers=0", "from 1 to 64"),
             ("drain_timeout=soon", "no duration"),
             ("dirty_max=1000", "at least 1M"),
+            ("sync_policy=fast", "boost, vanilla or isolated"),
+            ("limit=/a", "limit=CGROUP:LIMIT"),
+            ("limit=a:wbps=1M", "is not a cgroup's path"),
+            ("limit=/a:wbps=fast", "wbps=fast"),
+            ("limit=/a:speed=1", "there are rbps"),
             ("cgroup=", "auto, v2, off, or the name"),
         ] {
             let problem = parse(&[list]).unwrap_err();

@@ -34,7 +34,7 @@ pub fn run(args: &SyncArgs) -> Result<()> {
 }
 
 /// The volume that is meant, and its mount, if it has one.
-fn find(name: &OsStr) -> Result<(Volume, Option<Mount>)> {
+pub(crate) fn find(name: &OsStr) -> Result<(Volume, Option<Mount>)> {
     let Target { mount, volume, path } = target::resolve(name);
     if let Some(volume) = volume.filter(Volume::is_running) {
         return Ok((volume, mount));

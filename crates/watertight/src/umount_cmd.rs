@@ -121,7 +121,7 @@ impl Job<'_> {
                 return Ok(Err(holders));
             }
         }
-        progress::during(&what, self.client, || self.client.sync()).map_err(|error| match error {
+        progress::during(&what, self.client, || self.client.sync_all()).map_err(|error| match error {
             CallError::Refused(reason) => Problem::failure(format!(
                 "{path} stays mounted, its data could not be written: {reason}\n\
                  nothing is lost as long as it is mounted; `watertight umount --force {path}` gives the data up",

@@ -77,7 +77,7 @@ pub struct Bdi<I: Inode> {
     turn: StdAtomicUsize,
     sequence: std::sync::atomic::AtomicU64,
     throttle: Arc<Throttle>,
-    dirty_limits: DirtyLimits,
+    pub(crate) dirty_limits: DirtyLimits,
     /// Inodes that are dirty or being written, those on their way to another wb included.
     unwritten: AtomicUsize,
 }

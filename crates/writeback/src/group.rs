@@ -157,6 +157,16 @@ impl Buckets {
         owed.max().unwrap_or(0)
     }
 
+    /// When no more than `most` bytes will be owed.
+    pub(crate) fn owed_until(&self, direction: Direction, most: u64) -> Duration {
+        let worth = [1, OPERATION];
+        let times = self
+            .both(direction)
+            .zip(worth)
+            .filter_map(|((limit, paid), worth)| Some(paid.saturating_sub(cost(most / worth, limit?))));
+        times.max().unwrap_or_default()
+    }
+
     /// The most that should be asked for at once, so that averages over a second keep to the limit.
     pub(crate) fn piece(&self, direction: Direction) -> u64 {
         let [bytes, _] = self.limits.of(direction);

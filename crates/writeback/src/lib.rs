@@ -56,7 +56,7 @@ pub use errseq::{Cursor, ErrSeq};
 pub use foreign::{Foreign, Round};
 pub use grace::{Grace, Section};
 pub use group::{Group, Request};
-pub use limit::{CgroupPath, Direction, LimitError, Limits};
+pub use limit::{CgroupPath, Direction, LimitError, Limits, number};
 pub use link::{Inode, Link, Outcome};
 pub use offline::BATCH;
 pub use pass::{How, Pass, Passed, Pieces};

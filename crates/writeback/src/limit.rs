@@ -17,7 +17,7 @@ pub enum LimitError {
     #[error("'{0}' is not a limit: write it as KEY=VALUE, as in wbps=1M")]
     NotAPair(String),
     /// An unknown key.
-    #[error("'{0}' is not a limit: there are rbps, wbps, riops and wiops")]
+    #[error("'{0}' is not a limit: there are rbps, wbps, riops, wiops, dirty_max and sync_isolation")]
     UnknownKey(String),
     /// Not a number.
     #[error(
@@ -25,6 +25,14 @@ pub enum LimitError {
     )]
     NotANumber {
         /// The limit's name.
+        key: &'static str,
+        /// What was given.
+        value: String,
+    },
+    /// Neither on nor off.
+    #[error("{key}={value}: write 0 or 1")]
+    NotASwitch {
+        /// The setting's name.
         key: &'static str,
         /// What was given.
         value: String,
@@ -182,7 +190,11 @@ impl fmt::Display for Limits {
     }
 }
 
-fn number(key: &'static str, value: &str) -> Result<Option<NonZeroU64>, LimitError> {
+/// A number as limits have it: `max` is none.
+///
+/// # Errors
+/// [`LimitError::NotANumber`].
+pub fn number(key: &'static str, value: &str) -> Result<Option<NonZeroU64>, LimitError> {
     if value == "max" {
         return Ok(None);
     }

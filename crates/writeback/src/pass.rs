@@ -49,7 +49,7 @@ pub trait Pieces {
     /// Whether data is left that is dirty since `epoch` or before.
     fn is_left(&self, epoch: u64) -> bool;
 
-    /// Writes at most `bytes` of it (but at least a page), and says how many.
+    /// Writes at most `bytes` of it (but at least a page), and says how many; 0 if there is nothing more that it can write.
     ///
     /// # Errors
     /// The store's.
@@ -84,7 +84,11 @@ impl<'a> Pass<'a> {
                 None => return Ok(Passed::All),
             }
             match pieces.write(self.epoch, bytes) {
-                Ok(written) => ticket.used(written, u64::from(written > 0)),
+                Ok(0) => {
+                    ticket.used(0, 0);
+                    return Ok(Passed::All);
+                }
+                Ok(written) => ticket.used(written, 1),
                 Err(error) => {
                     ticket.used(0, 1);
                     return Err(error);
@@ -92,6 +96,19 @@ impl<'a> Pass<'a> {
             }
         }
         Ok(Passed::All)
+    }
+
+    /// When the limits let the next piece go.
+    #[must_use]
+    pub fn ready_at(&self) -> Duration {
+        let request = Request {
+            direction: Direction::Write,
+            bytes: 1,
+            operations: 1,
+            epoch: u64::MAX,
+            inode: self.inode,
+        };
+        self.throttle.ready_at(&self.chain, &request)
     }
 
     fn ask(&self, bytes: u64) -> Option<Ticket<'_>> {

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Policy::Vanilla`] | all that is dirty | each owner's |
 //! | [`Policy::Boost`] | all that is dirty | its own cgroup's and those of that one's ancestors; the rest goes at once, as a debt of its owner |
-//! | [`Policy::Isolated`] | what its own cgroup and those below own | the same |
+//! | [`Policy::Isolated`] | what its own cgroup and those below own (or the nearest above it for which isolation was set) | the same |
 //!
 //! All of it is what was dirty when the sync began: a sync begins an epoch, and what is dirtied afterwards belongs to the next. So a sync ends,
 //! whoever goes on writing, and repeated syncs are no way round a limit.
@@ -15,11 +15,14 @@
 //! Lock order: as in `bdi`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sync::mutant::is_on;
 
 use crate::Bdi;
-use crate::limit::CgroupPath;
+use crate::cgroup::Owner;
+use crate::group::Request;
+use crate::limit::{CgroupPath, Direction};
 use crate::link::Inode;
 use crate::pass::{How, Pass};
 use crate::throttle::{Boost, Chain};
@@ -38,7 +41,7 @@ pub enum Policy {
 }
 
 /// Who syncs.
-pub trait Caller {
+pub trait Caller: Sync {
     /// In which cgroup it is at this moment.
     fn cgroup(&self) -> CgroupPath;
 }
@@ -74,7 +77,9 @@ impl<I: Inode> Bdi<I> {
         let inodes = match policy {
             _ if self.unwritten() == 0 => Vec::new(),
             Policy::Vanilla | Policy::Boost => self.snapshot(),
-            Policy::Isolated => self.snapshot_of(&who),
+            Policy::Isolated => {
+                self.snapshot_of(&self.throttle().isolation_of(&who).unwrap_or_else(|| who.clone()))
+            }
         };
         let may_boost = policy != Policy::Vanilla && !inodes.is_empty();
         let chains = may_boost.then(|| self.chains_of(&inodes));
@@ -99,6 +104,35 @@ impl<I: Inode> Bdi<I> {
     /// The limits that are over an inode's data; `None` before it has an owner.
     pub fn chain_of(&self, inode: &I) -> Option<Arc<Chain>> {
         Some(self.wb_at(inode.link().index())?.chain(self.throttle()))
+    }
+
+    /// Charges a write of so many bytes of an inode's data that must not wait.
+    pub fn owe(&self, inode: &I, bytes: u64) {
+        if let Some(chain) = self.chain_of(inode).filter(|chain| !chain.is_empty()) {
+            let inode = inode.link().number;
+            let direction = Direction::Write;
+            self.throttle().charge(&chain, &Request { direction, bytes, operations: 1, epoch: 0, inode });
+        }
+    }
+
+    /// Until when the inode's owner owes so much that it may not dirty `more` bytes: with what it has dirty, more than its `dirty_max` or
+    /// `bytes_max`.
+    pub fn owes_until(&self, inode: &I, more: u64, bytes_max: u64) -> Option<Duration> {
+        if !self.throttle().is_limiting() {
+            return None;
+        }
+        let wb = self.wb_at(inode.link().index())?;
+        let own_max = wb.domains(&self.dirty_limits).limits.iter().map(|domain| domain.bytes_max).min();
+        let most = own_max.map_or(bytes_max, |own| own.min(bytes_max));
+        let room = most.saturating_sub(wb.unwritten_bytes().saturating_add(more));
+        self.throttle().owed_until(&wb.chain(self.throttle()), room)
+    }
+
+    /// The limits that a cgroup is under.
+    pub fn chain_of_owner(self: &Arc<Self>, owner: Owner) -> Arc<Chain> {
+        let known = self.wbs.find(&self.switcher.grace().read(), owner);
+        let wb = known.unwrap_or_else(|| Arc::clone(self.target(owner).wb()));
+        wb.chain(self.throttle())
     }
 
     /// A way past the limits for data of `inode` that is dirty since `epoch` or before.

@@ -17,9 +17,9 @@
 //! Who waits listens first, asks again, and then sleeps. A boost puts its tokens into the groups, and then wakes those who listen. Whoever asked
 //! before the token was there is listening already: group and list of listeners have locks, which order both.
 //!
-//! Lock order: `Throttle::groups`, then groups' buckets, outer first. `Throttle::listeners` is a leaf; listeners are called with none held.
+//! Lock order: `Throttle::groups`, then groups' buckets, outer first. `Throttle::listeners` and `Throttle::isolated` are leaves; listeners are called with none held.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,11 +36,14 @@ use crate::limit::{CgroupPath, Direction, Limits};
 pub struct Throttle {
     clock: Arc<dyn Clock>,
     groups: Mutex<BTreeMap<CgroupPath, Arc<Group>>>,
+    /// The length of `groups`.
+    limited: AtomicU64,
     /// Counts changes of limits.
     generation: AtomicU64,
     /// Counts syncs: what is dirtied after one has begun is of a later epoch.
     epoch: AtomicU64,
     listeners: Mutex<Listeners>,
+    isolated: Mutex<BTreeSet<CgroupPath>>,
 }
 
 /// The limits that one cgroup is under: its own and those of its ancestors.
@@ -107,9 +110,11 @@ impl Throttle {
         Self {
             clock,
             groups: Mutex::default(),
+            limited: AtomicU64::new(0),
             generation: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
             listeners: Mutex::default(),
+            isolated: Mutex::default(),
         }
     }
 
@@ -132,6 +137,8 @@ impl Throttle {
                 .or_insert_with_key(|path| Arc::new(Group::new(path.clone(), limits)));
             group.buckets().set_limits(limits, now);
         }
+        // ORDERING: Relaxed, see `is_limiting`.
+        self.limited.store(groups.len() as u64, Ordering::Relaxed);
         // ORDERING: Release, pairs with `is_current`: who sees the count and looks again finds the change, by the lock as well.
         self.generation.fetch_add(1, Ordering::Release);
         drop(groups);
@@ -141,6 +148,12 @@ impl Throttle {
     /// What is limited, by path.
     pub fn limits(&self) -> Vec<(CgroupPath, Limits)> {
         self.groups.lock().iter().map(|(path, group)| (path.clone(), group.limits())).collect()
+    }
+
+    /// Whether anything is limited.
+    pub fn is_limiting(&self) -> bool {
+        // ORDERING: Relaxed; who sees a limit too late goes on without it a moment longer.
+        self.limited.load(Ordering::Relaxed) > 0
     }
 
     /// The limits of a cgroup itself.
@@ -249,6 +262,35 @@ impl Throttle {
         let now = self.now();
         let owed = chain.groups.iter().map(|group| group.buckets().owed(Direction::Write, now));
         owed.max().unwrap_or(0)
+    }
+
+    /// Until when more than `most` bytes are owed; `None` if that is not so now.
+    pub fn owed_until(&self, chain: &Chain, most: u64) -> Option<Duration> {
+        if chain.is_empty() {
+            return None;
+        }
+        let times = chain.groups.iter().map(|group| group.buckets().owed_until(Direction::Write, most));
+        times.max().filter(|time| *time > self.now())
+    }
+
+    /// `io.sync_isolation`: whether syncs of a cgroup and those below cover only what these own.
+    pub fn set_isolated(&self, path: &CgroupPath, is_isolated: bool) {
+        let mut isolated = self.isolated.lock();
+        if is_isolated {
+            isolated.insert(path.clone());
+        } else {
+            isolated.remove(path);
+        }
+    }
+
+    /// The cgroups whose syncs are isolated.
+    pub fn isolated(&self) -> Vec<CgroupPath> {
+        self.isolated.lock().iter().cloned().collect()
+    }
+
+    /// Within which cgroup a sync of `path` stays: the nearest, itself included, that is isolated.
+    pub fn isolation_of(&self, path: &CgroupPath) -> Option<CgroupPath> {
+        self.isolated.lock().iter().rev().find(|known| path.is_within(known)).cloned()
     }
 
     /// Lets data of the cgroups of `chains` go on that is dirty since `epoch` or before, of one inode or of all, because somebody in

@@ -293,6 +293,48 @@ pub struct Synced {
     pub id: String,
 }
 
+/// What is set for one cgroup on the volume's store. A limit that is not there is `max`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupLimits {
+    /// Its path in the tree of cgroups.
+    pub cgroup: String,
+    /// Bytes read in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rbps: Option<u64>,
+    /// Bytes written in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wbps: Option<u64>,
+    /// Reads of the store in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub riops: Option<u64>,
+    /// Writes to the store in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wiops: Option<u64>,
+    /// Bytes that it may have that are not on the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes_max: Option<u64>,
+    /// Whether its syncs cover only what it and those below it wrote.
+    pub sync_isolation: bool,
+    /// Bytes written ahead of its limits, because somebody else waited for them.
+    pub owed_bytes: u64,
+}
+
+/// The answer to `GET /v1/limits` and to `POST /v1/limit`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// By cgroup.
+    pub limits: Vec<CgroupLimits>,
+}
+
+/// The body of `POST /v1/limit`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitRequest {
+    /// The cgroup's path in the tree.
+    pub cgroup: String,
+    /// What to change: `wbps=1M riops=max sync_isolation=1`.
+    pub limits: String,
+}
+
 /// How to unmount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

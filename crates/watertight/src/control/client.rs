@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
-use super::api::{ErrorReply, Status, Synced, UmountReply, UmountRequest, WaitReply};
+use super::api::{ErrorReply, LimitRequest, Limits, Status, Synced, UmountReply, UmountRequest, WaitReply};
 
 /// Bytes of an answer; a status with a thousand named files is far smaller.
 const REPLY_BYTES_MAX: usize = 4 << 20;
@@ -95,6 +95,30 @@ impl Client {
     /// See [`CallError`].
     pub fn sync(&self) -> Result<Synced, CallError> {
         self.call(Method::POST, "/v1/sync", &(), None)
+    }
+
+    /// The same for all data, whoever calls: nobody's limits are waited for.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn sync_all(&self) -> Result<Synced, CallError> {
+        self.call(Method::POST, "/v1/sync?all=1", &(), None)
+    }
+
+    /// What is limited.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn limits(&self) -> Result<Limits, CallError> {
+        self.call(Method::GET, "/v1/limits", &(), Some(QUICK))
+    }
+
+    /// Changes limits of a cgroup.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn limit(&self, request: &LimitRequest) -> Result<Limits, CallError> {
+        self.call(Method::POST, "/v1/limit", request, Some(QUICK))
     }
 
     /// Asks the process to unmount, and waits up to `limit` for its answer.

@@ -26,7 +26,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use super::api::{Ended, ErrorReply, Status, Synced, UmountReply, UmountRequest, WaitReply};
+use super::api::{
+    Ended, ErrorReply, LimitRequest, Limits, Status, Synced, UmountReply, UmountRequest, WaitReply,
+};
 use crate::metrics;
 
 /// Connections at one time; more wait in the socket's queue.
@@ -60,6 +62,8 @@ enum Call {
     OpenApi,
     Status,
     Wait,
+    Limits,
+    Limit,
     Sync,
     Umount,
 }
@@ -79,12 +83,14 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 7] = [
+pub static ROUTES: [Route; 9] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
     route(Method::GET, "/v1/status", Call::Status),
     route(Method::GET, "/v1/wait", Call::Wait),
+    route(Method::GET, "/v1/limits", Call::Limits),
+    route(Method::POST, "/v1/limit", Call::Limit),
     route(Method::POST, "/v1/sync", Call::Sync),
     route(Method::POST, "/v1/umount", Call::Umount),
 ];
@@ -93,11 +99,18 @@ pub static ROUTES: [Route; 7] = [
 pub trait Service: Send + Sync + 'static {
     /// The volume now. Never blocks on the store.
     fn status(&self) -> Status;
-    /// Makes what is dirty durable.
+    /// Makes what is dirty durable: by the policy of a process' cgroup, or all.
     ///
     /// # Errors
     /// Why not, in words.
-    fn sync(&self) -> Result<Synced, String>;
+    fn sync(&self, by: Option<u32>) -> Result<Synced, String>;
+    /// What cgroups may do.
+    fn limits(&self) -> Limits;
+    /// Changes it; gives what holds then.
+    ///
+    /// # Errors
+    /// What of the request is wrong.
+    fn limit(&self, request: LimitRequest) -> Result<Limits, String>;
     /// Unmounts.
     ///
     /// # Errors
@@ -185,10 +198,11 @@ async fn accept(
             tracing::warn!(reason, "a control connection was refused");
             continue;
         }
+        let peer = stream.peer_cred().ok().and_then(|peer| peer.pid()).map(i32::unsigned_abs);
         let service = Arc::clone(&service);
         let stopped = stopped.clone();
         connections.spawn(async move {
-            serve(stream, service, stopped).await;
+            serve(stream, peer, service, stopped).await;
             drop(permit);
         });
     }
@@ -208,8 +222,13 @@ fn admit(stream: &UnixStream, owner_uid: u32) -> Result<(), String> {
     }
 }
 
-async fn serve(stream: UnixStream, service: Arc<dyn Service>, mut stopped: watch::Receiver<bool>) {
-    let handler = service_fn(move |request| answer(request, Arc::clone(&service)));
+async fn serve(
+    stream: UnixStream,
+    peer: Option<u32>,
+    service: Arc<dyn Service>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let handler = service_fn(move |request| answer(request, peer, Arc::clone(&service)));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(READ_TIMEOUT)
@@ -231,7 +250,11 @@ async fn serve(stream: UnixStream, service: Arc<dyn Service>, mut stopped: watch
 
 type Reply = Response<Full<Bytes>>;
 
-async fn answer(request: Request<Incoming>, service: Arc<dyn Service>) -> Result<Reply, Infallible> {
+async fn answer(
+    request: Request<Incoming>,
+    peer: Option<u32>,
+    service: Arc<dyn Service>,
+) -> Result<Reply, Infallible> {
     let path = request.uri().path().to_owned();
     let Some(route) = ROUTES.iter().find(|route| route.path == path) else {
         return Ok(refuse(StatusCode::NOT_FOUND, format!("there is no {path}")));
@@ -257,7 +280,15 @@ async fn answer(request: Request<Incoming>, service: Arc<dyn Service>) -> Result
         Call::OpenApi => text(JSON, OPENAPI.to_owned()),
         Call::Status => json(StatusCode::OK, &service.status()),
         Call::Wait => wait(request.uri().query(), &*service).await,
-        Call::Sync => blocking(move || service.sync()).await,
+        Call::Limits => json(StatusCode::OK, &service.limits()),
+        Call::Limit => match body::<LimitRequest>(request).await.and_then(|body| service.limit(body)) {
+            Ok(limits) => json(StatusCode::OK, &limits),
+            Err(error) => refuse(StatusCode::BAD_REQUEST, error),
+        },
+        Call::Sync => {
+            let by = peer.filter(|_| request.uri().query() != Some("all=1"));
+            blocking(move || service.sync(by)).await
+        }
         Call::Umount => match body::<UmountRequest>(request).await {
             Ok(body) => blocking(move || service.umount(body)).await,
             Err(error) => refuse(StatusCode::BAD_REQUEST, error),

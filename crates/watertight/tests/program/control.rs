@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use watertight::control::api::{Ended, State, Status, Synced, UmountReply, UmountRequest, Unwritten};
+use watertight::control::api::{
+    Ended, LimitRequest, Limits, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
+};
 use watertight::control::client::{CallError, Client};
 use watertight::control::server::{Server, Service};
 use watertight::holders::Holders;
@@ -27,7 +29,15 @@ impl Service for Fake {
         Status { failing_files: 0, ..sample::status() }
     }
 
-    fn sync(&self) -> Result<Synced, String> {
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    fn limit(&self, _request: LimitRequest) -> Result<Limits, String> {
+        Ok(Limits::default())
+    }
+
+    fn sync(&self, _by: Option<u32>) -> Result<Synced, String> {
         Err("the store is full".to_owned())
     }
 

@@ -22,6 +22,7 @@ mod sample;
 mod service;
 mod signals;
 mod terminal;
+mod throttling;
 mod unmounting;
 mod unprivileged;
 mod verbs;

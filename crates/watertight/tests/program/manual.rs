@@ -98,7 +98,7 @@ fn completions_are_for_the_shell_that_was_asked_for() {
     assert_eq!(offered(&script, &["watertight", "completions", "zs"]), ["zsh"]);
     let all = offered(&script, &["watertight", ""]);
     assert!(all.contains(&"mount".to_owned()) && all.contains(&"--log-level".to_owned()), "{all:?}");
-    for hidden in ["kernel-side", "limit", "--in-background"] {
+    for hidden in ["kernel-side", "--in-background"] {
         assert!(!all.contains(&hidden.to_owned()), "{all:?}");
     }
 }

@@ -12,7 +12,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use watertight::control::api::{Ended, How, State, Status, Synced, UmountReply, UmountRequest, Unwritten};
+use watertight::control::api::{
+    CgroupLimits, Ended, How, LimitRequest, Limits, State, Status, Synced, UmountReply, UmountRequest,
+    Unwritten,
+};
 use watertight::control::server::{OPENAPI, ROUTES, Server, Service};
 use watertight::holders::{self, Holder, Holders};
 
@@ -62,7 +65,27 @@ impl Service for Full {
         Status { failing_files, ..sample::status() }
     }
 
-    fn sync(&self) -> Result<Synced, String> {
+    fn limits(&self) -> Limits {
+        let all = Some(1);
+        let cgroup = "/a".to_owned();
+        let limits = CgroupLimits {
+            cgroup,
+            rbps: all,
+            wbps: all,
+            riops: all,
+            wiops: all,
+            dirty_bytes_max: all,
+            sync_isolation: true,
+            owed_bytes: 1,
+        };
+        Limits { limits: vec![limits] }
+    }
+
+    fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
+        if request.limits.is_empty() { Err("no limit".to_owned()) } else { Ok(self.limits()) }
+    }
+
+    fn sync(&self, _by: Option<u32>) -> Result<Synced, String> {
         match self.next() {
             0 => Ok(Synced { id: "fa4e".to_owned() }),
             1 => Err("the store is full".to_owned()),
@@ -145,7 +168,12 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     let mut checker = Checker::new(&document);
     let mut given = BTreeSet::new();
     // Each row of calls meets a new server.
-    let rows: [&[(&str, &str)]; 6] = [
+    let rows: [&[(&str, &str)]; 7] = [
+        &[
+            ("GET /v1/limits", ""),
+            ("POST /v1/limit", r#"{"cgroup":"/a","limits":"wbps=1M"}"#),
+            ("POST /v1/limit", r#"{"cgroup":"/a","limits":""}"#),
+        ],
         &[("GET /healthz", ""), ("GET /healthz", ""), ("GET /metrics", ""), ("GET /v1/openapi.json", "")],
         &[("GET /v1/status", ""), ("GET /v1/wait?timeout_ms=0", ""), ("GET /v1/wait?timeout_ms=x", "")],
         &[("POST /v1/sync", ""), ("POST /v1/sync", ""), ("POST /v1/sync", "")],
@@ -179,7 +207,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
         for (key, property) in schema["properties"].as_object().into_iter().flatten() {
             let field = format!("{name}.{key}");
-            assert!(name == "UmountRequest" || checker.seen.contains(&field), "{field} is in no answer");
+            assert!(name.ends_with("Request") || checker.seen.contains(&field), "{field} is in no answer");
             assert!(
                 property.get("description").is_some() || property.get("$ref").is_some(),
                 "{field}: what is it?"

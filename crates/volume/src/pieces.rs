@@ -1,0 +1,203 @@
+//! Writing an inode's pages, and reading them from the store, as its tenant's limits let it.
+//!
+//! Nobody who waits for a limit holds the inode's `io` lock: it is taken for one run of pages at a time. So a sync from another cgroup, which need not
+//! wait, finds it free.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use writeback::{Direction, How, Pass, Passed, Pieces, Request};
+
+use crate::cancel::{Cancel, Event, Watch};
+use crate::inode::{Inode, Io};
+use crate::page::PAGE;
+use crate::{Ctx, Error, Result};
+
+/// What a cgroup may owe and have dirty together, as a part of the cache: as much as one heavy writer may have dirty.
+const OWED_MAX: u64 = 4;
+const OWED_OF: u64 = 5;
+
+/// One who writes an inode's dirty pages once, from the first to the last.
+struct Sweep<'a> {
+    inode: &'a Arc<Inode>,
+    cancel: Option<&'a Cancel>,
+    /// The `io` lock is not waited for.
+    is_guest: bool,
+    event: Arc<Event>,
+    next: u64,
+    pages: u64,
+    took: Duration,
+}
+
+impl Pieces for Sweep<'_> {
+    type Error = Error;
+
+    fn is_left(&self, epoch: u64) -> bool {
+        self.inode.state().cache.is_dirty_since(epoch)
+    }
+
+    fn write(&mut self, epoch: u64, bytes: u64) -> Result<u64> {
+        let io = if self.is_guest {
+            let Some(io) = self.inode.try_io() else { return Ok(0) };
+            io
+        } else {
+            self.inode.io()
+        };
+        let pages = usize::try_from((bytes / PAGE).max(1)).unwrap_or(usize::MAX);
+        let Some(run) = self.inode.take_run(self.next, pages, epoch) else { return Ok(0) };
+        let count = run.pages.len() as u64;
+        self.next = run.first + count;
+        let clock = &self.inode.core.options.clock;
+        let begun = clock.now();
+        self.inode.write_run(&io, run)?;
+        self.pages += count;
+        self.took += clock.now().saturating_sub(begun);
+        Ok(count * PAGE)
+    }
+
+    fn waker(&self) -> Arc<dyn Fn() + Send + Sync> {
+        let event = Arc::clone(&self.event);
+        Arc::new(move || event.set())
+    }
+
+    fn sleep(&mut self, until: Duration) -> bool {
+        let core = &self.inode.core;
+        let is_over = || core.is_forced() || self.cancel.is_some_and(Cancel::is_cancelled);
+        if is_over() {
+            return false;
+        }
+        let _watch: Option<Watch<'_>> = self.cancel.map(|cancel| cancel.watch(&self.event));
+        let left = until.saturating_sub(core.options.clock.now());
+        self.event.wait(Some(Instant::now() + left));
+        !is_over()
+    }
+}
+
+impl Inode {
+    /// Writes the pages that are dirty since the epoch of `pass` or before, one round, for the question whose the inode should be. The caller does not
+    /// have the `io` lock. Says how it ended, and how many pages were written.
+    ///
+    /// An error is recorded for every open file and the data stays, dirty.
+    pub(crate) fn sweep(
+        self: &Arc<Self>,
+        pass: &Pass<'_>,
+        cancel: Option<&Cancel>,
+        is_guest: bool,
+    ) -> Result<(Passed, u64)> {
+        let mut sweep = Sweep {
+            inode: self,
+            cancel,
+            is_guest,
+            event: Arc::default(),
+            next: 0,
+            pages: 0,
+            took: Duration::ZERO,
+        };
+        let result = pass.run(&mut sweep);
+        self.end_round(sweep.pages, sweep.took);
+        Ok((result?, sweep.pages))
+    }
+
+    /// Writes the pages that are dirty since the epoch of `pass` or before, and waits for its limits.
+    pub(crate) fn sweep_all(self: &Arc<Self>, pass: &Pass<'_>, cancel: Option<&Cancel>) -> Result<()> {
+        match self.sweep(pass, cancel, false)?.0 {
+            Passed::All => Ok(()),
+            Passed::Held | Passed::GivenUp if self.core.is_forced() => Err(Error::Released),
+            Passed::Held | Passed::GivenUp => Err(Error::Interrupted),
+        }
+    }
+
+    /// Writes the pages that are dirty at this moment for somebody who has the `io` lock, and so must not wait: what is written is owed.
+    pub(crate) fn write_pages(self: &Arc<Self>, io: &Io<'_>) -> Result<()> {
+        let clock = &self.core.options.clock;
+        let begun = clock.now();
+        let (mut next, mut pages, mut result) = (0, 0, Ok(()));
+        while let Some(run) = self.take_run(next, usize::MAX, u64::MAX) {
+            let count = run.pages.len() as u64;
+            next = run.first + count;
+            self.core.bdi.owe(self, count * PAGE);
+            result = self.write_run(io, run);
+            if result.is_err() {
+                break;
+            }
+            pages += count;
+        }
+        self.end_round(pages, clock.now().saturating_sub(begun));
+        result
+    }
+
+    fn end_round(self: &Arc<Self>, pages: u64, took: Duration) {
+        if pages > 0 {
+            self.core.bdi.end_round(self, pages * PAGE, took);
+            self.core.undurable.note(|| self.core.bdi.owner_of(self));
+        }
+    }
+
+    /// A way that waits for nothing: what is written is owed.
+    pub(crate) fn owing(&self) -> Pass<'_> {
+        self.core.bdi.pass(self, u64::MAX, How::Owe)
+    }
+
+    /// Reads from the store as fast as the caller's limits let it.
+    pub(crate) fn read_store(&self, ctx: &Ctx<'_>, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let file = self.file(store::Access::Read)?;
+        let bdi = &self.core.bdi;
+        if !bdi.throttle().is_limiting() {
+            return Ok(file.read_at(buf, offset)?);
+        }
+        let reader = self.core.options.tenants.of_caller(&ctx.caller);
+        let Some(chain) = reader.or_else(|| bdi.owner_of(self)).map(|owner| bdi.chain_of_owner(owner)) else {
+            return Ok(file.read_at(buf, offset)?);
+        };
+        let piece = usize::try_from(chain.piece(Direction::Read)).unwrap_or(usize::MAX);
+        let mut done = 0;
+        while done < buf.len() {
+            let part = (buf.len() - done).min(piece);
+            let request = Request {
+                direction: Direction::Read,
+                bytes: part as u64,
+                operations: 1,
+                epoch: u64::MAX,
+                inode: 0,
+            };
+            let ticket = bdi.throttle().reserve(&chain, request);
+            if ticket.waits_until().is_some() {
+                (ctx.before_wait)();
+                self.wait_for(ctx, &ticket)?;
+            }
+            let got = file.read_at(&mut buf[done..done + part], offset + done as u64);
+            let read = *got.as_ref().unwrap_or(&0);
+            ticket.used(read as u64, 1);
+            got?;
+            done += read;
+            if read < part {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Until when a writer has to wait because the file's owner owes as much as it may have dirty, if `more` pages shall be.
+    pub(crate) fn owes_until(&self, more: u64) -> Option<Duration> {
+        let cache_bytes = self.core.budget.limit() * OWED_MAX / OWED_OF * PAGE;
+        self.core.bdi.owes_until(self, more * PAGE, cache_bytes)
+    }
+
+    fn wait_for(&self, ctx: &Ctx<'_>, ticket: &writeback::Ticket<'_>) -> Result<()> {
+        let event = Arc::new(Event::default());
+        let _watch = ctx.cancel.watch(&event);
+        let wake = Arc::clone(&event);
+        let _listening = self.core.bdi.throttle().listen(Arc::new(move || wake.set()));
+        while let Some(until) = ticket.waits_until() {
+            if ctx.cancel.is_cancelled() {
+                return Err(Error::Interrupted);
+            }
+            if self.core.is_forced() {
+                return Err(Error::Released);
+            }
+            let left = until.saturating_sub(self.core.options.clock.now());
+            event.wait(Some(Instant::now() + left));
+        }
+        Ok(())
+    }
+}

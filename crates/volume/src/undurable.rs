@@ -1,0 +1,97 @@
+//! Which tenants changed something that the store has not made durable yet: an isolated sync of another one need not ask the store.
+//!
+//! A change is noted after it was made, and taken off when a sync of the store has succeeded that began after it was noted. Whose it is is noted
+//! only where somebody is isolated; what was changed before that counts for all, until the next sync of the store.
+//!
+//! Lock order: a leaf.
+
+use std::collections::HashMap;
+
+use sync::Mutex;
+use writeback::Owner;
+
+/// The tenants with changes that are not durable.
+#[derive(Debug, Default)]
+pub(crate) struct Undurable(Mutex<Changes>);
+
+#[derive(Debug, Default)]
+struct Changes {
+    /// Somebody is isolated: whose a change is matters.
+    is_noting: bool,
+    /// Counts syncs that began.
+    turn: u64,
+    /// The turn in which something last changed.
+    by_owner: HashMap<Owner, u64>,
+    of_anybody: Option<u64>,
+}
+
+/// A sync of the store that has begun: which changes it covers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turn(u64);
+
+impl Undurable {
+    /// Something was changed; `who` is asked only if it matters. Without an owner it may be anybody's.
+    pub(crate) fn note(&self, who: impl FnOnce() -> Option<Owner>) {
+        let is_noting = self.0.lock().is_noting;
+        let owner = if is_noting { who() } else { None };
+        let mut changes = self.0.lock();
+        let turn = changes.turn;
+        match owner {
+            Some(owner) => _ = changes.by_owner.insert(owner, turn),
+            None => changes.of_anybody = Some(turn),
+        }
+    }
+
+    /// Notes from now on whose changes they are.
+    pub(crate) fn note_owners(&self) {
+        self.0.lock().is_noting = true;
+    }
+
+    /// Whether one of the tenants that are `own` may have changed something.
+    pub(crate) fn is_any(&self, own: impl Fn(Owner) -> bool) -> bool {
+        let changes = self.0.lock();
+        changes.of_anybody.is_some() || changes.by_owner.keys().any(|owner| own(*owner))
+    }
+
+    /// A sync of the store begins.
+    pub(crate) fn begin(&self) -> Turn {
+        let mut changes = self.0.lock();
+        changes.turn += 1;
+        Turn(changes.turn)
+    }
+
+    /// It has succeeded.
+    pub(crate) fn end(&self, turn: Turn) {
+        let mut changes = self.0.lock();
+        changes.by_owner.retain(|_, changed| *changed >= turn.0);
+        changes.of_anybody = changes.of_anybody.filter(|changed| *changed >= turn.0);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    const A: Owner = Owner(1);
+
+    #[test]
+    fn a_change_counts_until_a_later_sync_has_succeeded() {
+        let undurable = Undurable::default();
+        assert!(!undurable.is_any(|_| true));
+        undurable.note(|| panic!("nobody wants to know yet"));
+        assert!(undurable.is_any(|_| false), "it may be anybody's");
+        undurable.note_owners();
+        undurable.end(undurable.begin());
+        assert!(!undurable.is_any(|_| true));
+        let too_early = undurable.begin();
+        undurable.note(|| Some(A));
+        undurable.end(too_early);
+        assert!(undurable.is_any(|owner| owner == A) && !undurable.is_any(|owner| owner != A));
+        undurable.begin();
+        assert!(undurable.is_any(|owner| owner == A), "that one failed");
+        undurable.end(undurable.begin());
+        assert!(!undurable.is_any(|owner| owner == A));
+        undurable.note(|| None);
+        assert!(undurable.is_any(|_| false));
+    }
+}

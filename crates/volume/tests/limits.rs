@@ -1,0 +1,113 @@
+//! Limits on a volume. Its callers are all in the root cgroup; what cgroups do to each other is tested on real mounts.
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Client, eager, lazy};
+use store::MemStore;
+use watertight_volume::{CgroupPath, Error, WriteFlags};
+
+fn client(options: watertight_volume::Options, limits: &str) -> Client {
+    let client = Client::new(MemStore::new(1 << 30), options);
+    limit(&client, limits);
+    client
+}
+
+fn limit(client: &Client, limits: &str) {
+    client.volume.limit(&CgroupPath::root(), &limits.parse().expect("a limit"));
+}
+
+#[test]
+fn an_fsync_waits_for_its_own_cgroups_limit() {
+    let client = client(lazy(), "wbps=1M");
+    let (_, file) = client.create("a");
+    let begun = Instant::now();
+    client.write(file, 0, &[7; 512 << 10]).expect("room");
+    client.fsync(file).expect("durable");
+    assert!(begun.elapsed() >= Duration::from_millis(450), "{:?}", begun.elapsed());
+    assert_eq!(client.volume.status().dirty_bytes, 0);
+}
+
+#[test]
+fn so_does_a_synchronous_write_and_a_read() {
+    let client = client(lazy(), "wbps=1M rbps=1M");
+    let (_, file) = client.create("a");
+    let begun = Instant::now();
+    client.volume.write(&client.ctx(), file, 0, &[7; 256 << 10], WriteFlags::DSYNC).expect("durable");
+    assert!(begun.elapsed() >= Duration::from_millis(220));
+    let begun = Instant::now();
+    assert_eq!(client.read(file, 0, 256 << 10), [7; 256 << 10]);
+    assert!(begun.elapsed() >= Duration::from_millis(220));
+}
+
+#[test]
+fn flushers_write_what_the_limit_lets_them() {
+    let client = client(eager(), "wbps=1M");
+    let (_, file) = client.create("a");
+    client.write(file, 0, &[7; 512 << 10]).expect("room");
+    let begun = Instant::now();
+    while client.volume.status().dirty_bytes > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nobody writes it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(450), "{:?}", begun.elapsed());
+    assert_eq!(client.read(file, 0, 512 << 10), [7; 512 << 10]);
+}
+
+#[test]
+fn an_unmount_waits_for_no_limit_and_leaves_a_debt() {
+    let client = client(lazy(), "wbps=1");
+    let (_, file) = client.create("a");
+    client.write(file, 0, &[7; 512 << 10]).expect("room");
+    // A byte a second: six days.
+    let report = client.volume.shutdown();
+    assert!(report.is_complete());
+    let owed = client.volume.limits()[0].owed_bytes;
+    assert!(owed > 400 << 10, "{owed}");
+}
+
+#[test]
+fn who_waits_for_a_limit_can_be_killed() {
+    let client = Arc::new(client(lazy(), "wbps=1"));
+    let (_, file) = client.create("a");
+    client.write(file, 0, &[7; 64 << 10]).expect("room");
+    let waits = {
+        let client = Arc::clone(&client);
+        std::thread::spawn(move || client.fsync(file))
+    };
+    std::thread::sleep(Duration::from_millis(20));
+    client.cancel.cancel();
+    assert_eq!(waits.join().expect("no panic"), Err(Error::Interrupted));
+    client.volume.shutdown();
+}
+
+#[test]
+fn a_limit_that_is_lifted_lets_go_at_once() {
+    let client = Arc::new(client(lazy(), "wbps=1"));
+    let (_, file) = client.create("a");
+    client.write(file, 0, &[7; 64 << 10]).expect("room");
+    let waits = {
+        let client = Arc::clone(&client);
+        std::thread::spawn(move || client.fsync(file))
+    };
+    std::thread::sleep(Duration::from_millis(20));
+    limit(&client, "wbps=max");
+    assert_eq!(waits.join().expect("no panic"), Ok(()));
+    assert!(client.volume.limits().is_empty());
+}
+
+#[test]
+fn what_is_owed_uses_up_the_writers_room() {
+    let client = client(lazy(), "wbps=1M");
+    let (_, file) = client.create("a");
+    client.write(file, 0, &[7; 3 << 20]).expect("room");
+    // At once, for a third party: three of the cache's four megabytes are owed.
+    client.volume.sync_all().expect("durable");
+    let begun = Instant::now();
+    client.write(file, 0, &[8; 1 << 20]).expect("after a while");
+    assert!(begun.elapsed() >= Duration::from_millis(500), "{:?}", begun.elapsed());
+    client.volume.shutdown();
+}
