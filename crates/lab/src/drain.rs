@@ -29,6 +29,8 @@ const TICK_MS: u64 = 20;
 const UMOUNT: Metric = Metric { name: "umount", unit: "ms", shown: Shown::P50, larger_is_better: false };
 const DRAIN: Metric = Metric { name: "drain", unit: "ms", shown: Shown::P50, larger_is_better: false };
 
+const WRITE: Metric = Metric { name: "write", unit: "us", shown: Shown::Both, larger_is_better: false };
+
 impl Experiment for Drain {
     fn name(&self) -> &'static str {
         "drain"
@@ -78,6 +80,14 @@ impl Experiment for Drain {
                         scenario.name(),
                         subject.name
                     ));
+                    if let Scenario::Removal(removes) = scenario {
+                        for write in load::beside_removals(subject, *removes, slice) {
+                            let us = write.as_secs_f64() * 1e6;
+                            recorder.value(scenario.name(), subject.name, WRITE, us);
+                        }
+                        progress.done(expected);
+                        continue;
+                    }
                     for unmounted in scenario.slice(subject, slice) {
                         let ms = |time: Duration| time.as_secs_f64() * 1e3;
                         recorder.value(scenario.name(), subject.name, UMOUNT, ms(unmounted.umount));
@@ -106,6 +116,9 @@ fn notes(subjects: &[Subject], slice: Duration, rounds: usize) -> Vec<String> {
         ),
         "`umount`: write what is dirty, drain, take the inodes off, sync the store. `drain`: the drain alone; its row has the number of calls \
          and their sum."
+            .to_owned(),
+        "`removal`: a cgroup with 1000 inodes ends again and again; `write` is what another one's overwrite takes beside it, the store left \
+         out. `removal-control`: as many inodes come and go without a removal."
             .to_owned(),
         "Each neighbour: make a cgroup, 256 synchronous overwrites of 4 KiB in it, remove it. A removal leaves callbacks of other \
          subsystems in the queue, as a cgroup's teardown does. `control`: nobody else is there. `control-busy`: the same writes and callbacks, \

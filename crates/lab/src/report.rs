@@ -4,6 +4,7 @@
 //! turns them into [`Row`]s in the order in which each was first mentioned. Everything that is printed
 //! or written afterwards comes from the rows alone.
 
+mod curves;
 mod document;
 mod json;
 mod recorder;

@@ -73,6 +73,7 @@ pub struct Bdi<I: Inode> {
     /// A flusher has ended.
     ended: Condvar,
     written: Counter,
+    pub(crate) panics: Counter,
     /// The wb that is served next.
     turn: StdAtomicUsize,
     sequence: std::sync::atomic::AtomicU64,
@@ -91,6 +92,8 @@ pub struct BdiStatus {
     pub switches_in_flight: u64,
     /// Inodes that were switched since the start, whether their wbs are still there or not.
     pub switched: u64,
+    /// Panics of inodes, in a write-back or in a switch; each was that inode's trouble alone.
+    pub panics: u64,
     /// Drains so far.
     pub drains: u64,
     /// Time spent inside of them.
@@ -145,6 +148,7 @@ impl<I: Inode> Bdi<I> {
             changed: Condvar::new(),
             ended: Condvar::new(),
             written: Counter::default(),
+            panics: Counter::default(),
             turn: StdAtomicUsize::new(0),
             sequence: std::sync::atomic::AtomicU64::new(0),
             throttle,
@@ -364,9 +368,13 @@ impl<I: Inode> Bdi<I> {
     /// each inode.
     pub fn account(&self, inode: &I, dirty: u64, writeback: u64) {
         let link = inode.link();
-        let section = self.switcher.grace().read();
+        let mut section = self.switcher.grace().read();
         // With the flag set the inode may move while we look (P1 of `link`).
-        let _pages = link.is_switching().then(|| link.pages.lock());
+        let _pages = (link.is_switching() && !is_on("account-no-page-lock")).then(|| link.pages.lock());
+        if is_on("account-two-sections") {
+            drop(section);
+            section = self.switcher.grace().read();
+        }
         self.wbs.with(&section, link.index(), |wb| {
             for (bytes, now, sum) in
                 [(&link.dirty, dirty, &wb.dirty), (&link.writeback, writeback, &wb.writeback)]
@@ -475,6 +483,7 @@ impl<I: Inode> Bdi<I> {
             wbs: self.all_wbs().iter().map(|wb| wb.status()).collect(),
             switches_in_flight: self.superblock.in_flight(),
             switched: self.switched.get(),
+            panics: self.panics.get(),
             drains: self.drains.get(),
             drain_time: Duration::from_nanos(self.drain_nanos.get()),
         }
@@ -610,11 +619,16 @@ impl<I: Inode> Bdi<I> {
             // A panic over one inode must not end write-back for all others.
             let attempt = catch_unwind(AssertUnwindSafe(|| listed.inode.write_back()));
             let outcome = attempt.unwrap_or_else(|_| {
+                self.panics.add(1);
                 tracing::error!(inode = ?listed.inode, "write-back panicked; it will be tried again");
                 Outcome::Failed
             });
             self.written.add(1);
-            self.done(listed, outcome);
+            // Nor must one in what an inode does when its last reference goes.
+            if catch_unwind(AssertUnwindSafe(|| self.done(listed, outcome))).is_err() {
+                self.panics.add(1);
+                tracing::error!("an inode panicked after its write-back");
+            }
         }
     }
 

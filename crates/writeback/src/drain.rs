@@ -209,15 +209,21 @@ impl Drain {
 impl Shard {
     /// Waits until there is no pin; says whether there were any.
     fn wait(&self) -> bool {
+        let order = if is_on("drain-look-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // ORDERING: Acquire, P2.
-        if self.word.load(Ordering::Acquire) / ONE == 0 {
+        if self.word.load(order) / ONE == 0 {
             return false;
         }
-        // ORDERING: Relaxed, P3; what was done under the pins is acquired by the load below.
-        self.word.fetch_or(AWAITED, Ordering::Relaxed);
+        if !is_on("drain-await-unset") {
+            // ORDERING: Relaxed, P3; what was done under the pins is acquired by the load below.
+            self.word.fetch_or(AWAITED, Ordering::Relaxed);
+        }
         let mut lock = self.door.lock.lock();
+        if is_on("drain-sleep-unchecked") {
+            self.door.zero.wait(&mut lock);
+        }
         // ORDERING: Acquire, P2.
-        while self.word.load(Ordering::Acquire) / ONE != 0 {
+        while self.word.load(order) / ONE != 0 {
             self.door.zero.wait(&mut lock);
         }
         true

@@ -24,6 +24,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use sync::mutant::is_on;
 use sync::{Mutex, MutexGuard};
 
 use crate::Bdi;
@@ -119,14 +120,16 @@ impl<I: Inode> Link<I> {
 
     /// The index of the owning wb, for who holds one of the locks or looks again under one.
     pub(crate) fn index(&self) -> u32 {
+        let order = if is_on("account-look-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // ORDERING: Acquire, P2 for who has no lock: with the index comes what made it valid.
-        self.wb.load(Ordering::Acquire)
+        self.wb.load(order)
     }
 
     /// Whether the inode is on its way to another wb.
     pub fn is_switching(&self) -> bool {
+        let order = if is_on("account-look-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // ORDERING: Acquire, P2.
-        self.switching.load(Ordering::Acquire)
+        self.switching.load(order)
     }
 
     /// The wb that it is on its way to.

@@ -12,6 +12,7 @@
 //! Locks: `Bdi::switching` (shared; sync has it alone while it looks for dirty inodes, so that it misses none that moves), then as in
 //! `link`. They are given up between two inodes: thousands at a cgroup's end must not hold up who dirties one.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use sync::atomic::Ordering;
@@ -181,8 +182,17 @@ impl<I: Inode> Bdi<I> {
     fn process(&self, mut isw: Isw<I>) -> Vec<Arc<Wb<I>>> {
         let mut left: Vec<Arc<Wb<I>>> = Vec::new();
         for (number, item) in isw.items.drain(..).enumerate() {
-            let from = item.inode.as_ref().and_then(|inode| self.move_inode(inode, &isw.target.wb));
-            drop(item);
+            // A panic over one inode must not keep the others from moving: their flags would stay set.
+            let one = || {
+                let from = item.inode.as_ref().and_then(|inode| self.move_inode(inode, &isw.target.wb));
+                drop(item);
+                from
+            };
+            let from = catch_unwind(AssertUnwindSafe(one)).unwrap_or_else(|_| {
+                self.panics.add(1);
+                tracing::error!("an inode panicked when it changed its owner");
+                None
+            });
             if let Some(from) = from
                 && !left.iter().any(|known| Arc::ptr_eq(known, &from))
             {

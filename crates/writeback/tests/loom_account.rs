@@ -65,7 +65,9 @@ fn wb_r7_a_switch_that_comes_late_has_its_own_grace_period() {
 #[test]
 fn each_mutant_is_caught() {
     let test = "bytes_go_to_who_owns_the_inode";
-    mutant::assert_caught(test, &["switch-no-grace", "switch-clear-relaxed"], "the bytes of");
+    mutant::assert_caught(test, &["switch-no-grace", "account-two-sections"], "the bytes of");
+    mutant::assert_caught(test, &["switch-clear-relaxed", "account-look-relaxed"], "the bytes of");
+    mutant::assert_caught(test, &["account-no-page-lock"], "the bytes of");
     let test = "wb_r7_a_switch_that_comes_late_has_its_own_grace_period";
     mutant::assert_caught(test, &["switch-worker-loops"], "the bytes of");
 }

@@ -83,10 +83,12 @@ fn each_mutant_is_caught() {
         "drain-no-drain-fence",
         "drain-unpin-before-put",
         "drain-unpin-relaxed",
+        "drain-look-relaxed",
         "drain-used-unset",
     ];
     assert_caught(test, &used_late, "Causality violation");
     assert_caught(test, &["drain-failed-pin-kept"], "a pin is left");
     assert_caught(test, &["drain-wake-unordered", "drain-no-wake"], "deadlock");
+    assert_caught(test, &["drain-await-unset", "drain-sleep-unchecked"], "deadlock");
     assert_caught(test, &["drain-waker-touches"], "Causality violation");
 }

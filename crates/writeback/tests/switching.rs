@@ -14,7 +14,9 @@ use std::time::Duration;
 use common::variants::{Base, Between, Race, RmBarrier};
 use common::{A, B, CHILD, File, Rig};
 use sync::Mutex;
-use writeback::{BATCH, Discipline, Drain, Grace, IN_FLIGHT_MAX, Others, Owner, PerSuperblock, Switcher};
+use writeback::{
+    BATCH, Discipline, Drain, Grace, IN_FLIGHT_MAX, Inode as _, Others, Owner, PerSuperblock, Switcher,
+};
 
 /// 4 KiB written by `by`, and written back.
 fn write(rig: &Rig, file: &Arc<File>, by: Owner, bytes: u64) {
@@ -452,6 +454,73 @@ fn wb_r8_sums_stay_beside_accounting() {
         writers.into_iter().for_each(|writer| writer.join().expect("no assertion failed"));
     });
     rig.check_sums(&files);
+}
+
+#[test]
+fn an_inode_that_panics_keeps_no_other_from_moving() {
+    let rig = Rig::new(PerSuperblock);
+    let mut files: Vec<_> = (0..3).map(|_| rig.file(CHILD)).collect();
+    files[0].at_end(|| panic!("as it is meant to"));
+    let section = rig.switcher.grace().read();
+    rig.switcher.remove_cgroup(CHILD);
+    while rig.bdi.status().switches_in_flight < 3 {
+        thread::yield_now();
+    }
+    // Its last reference is the worker's.
+    drop(files.remove(0));
+    drop(section);
+    rig.switcher.flush();
+    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(A) && !file.link().is_switching()));
+    assert_eq!(rig.bdi.status().panics, 1);
+    rig.check_after();
+    let left: Vec<_> = rig.bdi.status().wbs.iter().map(|wb| (wb.owner, wb.owned)).collect();
+    assert!(!left.iter().any(|(owner, _)| *owner == CHILD), "{left:?}");
+}
+
+/// The worker stands still between two inodes, again and again in the middle of its moves, until another thread has written an inode of
+/// a third cgroup, and one of the cgroup that they move to.
+#[test]
+fn wb_r9_writers_go_on_between_any_two_moves() {
+    const INODES: usize = 3000;
+    const STOPS: usize = 20;
+    let rig = Rig::new(PerSuperblock);
+    let dying: Vec<_> = (0..INODES).map(|_| rig.file(CHILD)).collect();
+    let victims = [(rig.file(B), B), (rig.file(A), A)];
+    let (stop, stopped) = channel();
+    for file in dying.iter().step_by(INODES / STOPS) {
+        let stop = stop.clone();
+        file.at_end(move || {
+            let (go_on, going_on) = channel();
+            stop.send(go_on).expect("the test waits");
+            going_on.recv().expect("the test lets it go on");
+        });
+    }
+    drop(stop);
+    let section = rig.switcher.grace().read();
+    rig.switcher.remove_cgroup(CHILD);
+    while rig.bdi.status().switches_in_flight < INODES as u64 {
+        thread::yield_now();
+    }
+    // From here on the worker has the last references.
+    drop(dying);
+    drop(section);
+    let mut in_the_middle = 0;
+    for go_on in stopped {
+        let before = rig.bdi.status().switches_in_flight;
+        for (victim, owner) in &victims {
+            rig.bdi.mark_dirty(Arc::clone(victim), *owner);
+            rig.bdi.account(victim, 4096, 0);
+            write(&rig, victim, *owner, 4096);
+            rig.bdi.account(victim, 0, 0);
+            assert!(rig.bdi.unlist(victim));
+        }
+        assert_eq!(rig.bdi.status().switches_in_flight, before, "the worker went on");
+        in_the_middle += usize::from(before > 1 && before < INODES as u64);
+        go_on.send(()).expect("the worker waits");
+    }
+    assert!(in_the_middle >= STOPS - 2, "{in_the_middle}");
+    rig.switcher.flush();
+    rig.check_after();
 }
 
 #[test]

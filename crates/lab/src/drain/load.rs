@@ -20,6 +20,8 @@ pub(crate) const SETTLE: Duration = Duration::from_millis(30);
 const OVERWRITES: usize = 256;
 /// Neighbours that one disk serves at its full speed.
 const AT_FULL_SPEED: usize = 4;
+/// Inodes of a cgroup whose end a writer is beside.
+const DYING: usize = 1000;
 /// Callbacks of other subsystems for each cgroup that is torn down.
 const CALLBACKS: usize = 64;
 const PAGE: u64 = 4096;
@@ -33,13 +35,13 @@ pub(crate) struct Unmounted {
 }
 
 /// A synchronous overwrite of 4 KiB by a process in `by`.
-fn overwrite(bdi: &Arc<Bdi<File>>, file: &Arc<File>, by: Owner, store_takes: Duration) {
+fn overwrite(bdi: &Arc<Bdi<File>>, file: &Arc<File>, by: Owner, store_takes: Option<Duration>) {
     bdi.mark_dirty(Arc::clone(file), by);
     bdi.account(file, PAGE, 0);
     bdi.note_write(file, by, PAGE);
     let begun = Instant::now();
     bdi.account(file, 0, PAGE);
-    thread::sleep(store_takes);
+    store_takes.into_iter().for_each(thread::sleep);
     bdi.account(file, 0, 0);
     bdi.unlist(file);
     bdi.end_round(file, PAGE, begun.elapsed());
@@ -59,7 +61,7 @@ fn one_life(
         if !goes_on() {
             break;
         }
-        overwrite(bdi, file, cgroup, store_takes);
+        overwrite(bdi, file, cgroup, Some(store_takes));
     }
     subject.switcher.remove_cgroup(cgroup);
     tear_down(subject);
@@ -96,7 +98,7 @@ pub(crate) fn beside<R>(
                     } else {
                         (0..OVERWRITES)
                             .take_while(|_| goes_on())
-                            .for_each(|_| overwrite(bdi, &file, Owner::ROOT, WRITE * share));
+                            .for_each(|_| overwrite(bdi, &file, Owner::ROOT, Some(WRITE * share)));
                         tear_down(subject);
                     }
                 }
@@ -113,6 +115,42 @@ pub(crate) fn beside<R>(
     });
     subject.switcher.flush();
     measured
+}
+
+/// Synchronous overwrites of one cgroup for about `slice`, beside another one's end with [`DYING`] inodes, again and again; with
+/// `removes` unset the same inodes are made and go without any removal. Says what each overwrite took.
+pub(crate) fn beside_removals(subject: &Subject, removes: bool, slice: Duration) -> Vec<Duration> {
+    let bdi = subject.mount();
+    let is_over = AtomicBool::new(false);
+    let mut writes = Vec::new();
+    thread::scope(|scope| {
+        let dying = || {
+            // ORDERING: Relaxed, a flag that is polled.
+            while !is_over.load(Ordering::Relaxed) {
+                let cgroup = subject.cgroup();
+                let files: Vec<_> = (0..DYING).map(|_| Arc::new(File::default())).collect();
+                files.iter().for_each(|file| bdi.attach(file, cgroup));
+                if removes {
+                    subject.switcher.remove_cgroup(cgroup);
+                    subject.switcher.flush();
+                }
+                thread::sleep(WRITE);
+            }
+        };
+        scope.spawn(dying);
+        let victim = subject.cgroup();
+        let file = Arc::new(File::default());
+        let until = Instant::now() + slice;
+        while Instant::now() < until {
+            let begun = Instant::now();
+            overwrite(&bdi, &file, victim, None);
+            writes.push(begun.elapsed());
+            thread::sleep(WRITE / 2);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    subject.switcher.flush();
+    writes
 }
 
 /// A superblock that nobody writes to, mounted and unmounted.

@@ -20,11 +20,13 @@ pub(crate) enum Scenario {
     /// As `Idle`, with the grace periods of the product's own domains.
     IdleShort,
     Neighbours(usize),
+    /// A writer beside another cgroup's end with a thousand inodes; or beside as many inodes that only come and go.
+    Removal(bool),
 }
 
 impl Scenario {
     /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 12] = [
+    pub(crate) const NAMES: [&'static str; 14] = [
         "control",
         "control-busy",
         "churning",
@@ -37,9 +39,11 @@ impl Scenario {
         "neighbours-16",
         "neighbours-64",
         "neighbours-256",
+        "removal-control",
+        "removal",
     ];
 
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 14] = [
         Self::Control,
         Self::ControlBusy,
         Self::Churning,
@@ -52,6 +56,8 @@ impl Scenario {
         Self::Neighbours(16),
         Self::Neighbours(64),
         Self::Neighbours(256),
+        Self::Removal(false),
+        Self::Removal(true),
     ];
 
     pub(crate) fn named(name: &str) -> Option<Self> {
@@ -65,7 +71,7 @@ impl Scenario {
     /// Unmounts for about `slice`.
     pub(crate) fn slice(self, subject: &mut Subject, slice: Duration) -> Vec<Unmounted> {
         let (neighbours, switches) = match self {
-            Self::Control => (0, false),
+            Self::Control | Self::Removal(_) => (0, false),
             Self::ControlBusy => (NEIGHBOURS, false),
             Self::Churning | Self::Idle | Self::IdleShort | Self::Concurrent => (NEIGHBOURS, true),
             Self::Neighbours(neighbours) => (neighbours, true),

@@ -1,7 +1,8 @@
-//! The plot: a panel of horizontal bars for every scenario and metric, readable on light and on dark
+//! The plot: curves, and a panel of horizontal bars for every scenario and metric, readable on light and on dark
 //! ground (the colours follow the reader's scheme; the ground is drawn, so that a viewer without a
 //! scheme shows the light form).
 
+use super::curves;
 use super::table::{distinct, figure};
 use super::{Document, Row};
 use std::fmt::Write as _;
@@ -18,11 +19,11 @@ const HEAD_HEIGHT: f64 = 56.0;
 
 const STYLE: &str = "\
     .ground{fill:#ffffff}.text{fill:#1f2328}.quiet{fill:#59636e}.bar{fill:#8c9bab}.default{fill:#0969da}\
-    .axis{stroke:#d1d9e0}\
+    .axis{stroke:#d1d9e0}.curve{fill:none;stroke:#8c9bab;stroke-width:2}.first{stroke:#0969da}\
     text{font:12px system-ui,sans-serif}.title{font-weight:600}\
     @media(prefers-color-scheme:dark){\
     .ground{fill:#0d1117}.text{fill:#f0f6fc}.quiet{fill:#9198a1}.bar{fill:#65727f}.default{fill:#4493f8}\
-    .axis{stroke:#3d444d}}";
+    .axis{stroke:#3d444d}.curve{stroke:#65727f}.first{stroke:#4493f8}}";
 
 /// The rows of one panel.
 struct Panel<'a> {
@@ -42,7 +43,11 @@ pub(super) fn render(document: &Document, default_variant: &str) -> String {
     let lines: Vec<&[Panel<'_>]> = panels.chunks(COLUMNS).collect();
     let tallest = |line: &[Panel<'_>]| line.iter().map(Panel::height).fold(0.0, f64::max);
     let width = PANEL_WIDTH * COLUMNS as f64 + MARGIN * 2.0;
-    let height = HEAD_HEIGHT + lines.iter().map(|line| tallest(line)).sum::<f64>();
+    let curves = curves::of(&document.rows);
+    // Side by side, and then the bars.
+    let beside = (width / curves::WIDTH).floor().max(1.0);
+    let curves_height = (curves.len() as f64 / beside).ceil() * curves::HEIGHT;
+    let height = HEAD_HEIGHT + curves_height + lines.iter().map(|line| tallest(line)).sum::<f64>();
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" role=\"img\">\n<title>{}</title>\n<style>{STYLE}</style>\n\
@@ -50,7 +55,12 @@ pub(super) fn render(document: &Document, default_variant: &str) -> String {
         escape(&document.experiment)
     );
     head(&mut svg, document);
-    let mut top = HEAD_HEIGHT;
+    for (number, panel) in curves.iter().enumerate() {
+        let (column, line) = (number as f64 % beside, (number as f64 / beside).floor());
+        let (left, top) = (column * curves::WIDTH, HEAD_HEIGHT + line * curves::HEIGHT);
+        panel.draw(&mut svg, (left, top), default_variant);
+    }
+    let mut top = HEAD_HEIGHT + curves_height;
     for line in lines {
         for (column, panel) in line.iter().enumerate() {
             draw(&mut svg, panel, MARGIN + PANEL_WIDTH * column as f64, top, default_variant);
@@ -117,7 +127,7 @@ fn draw(svg: &mut String, panel: &Panel<'_>, left: f64, top: f64, default_varian
     );
 }
 
-fn text(svg: &mut String, class: &str, x: f64, y: f64, anchor: &str, content: &str) {
+pub(super) fn text(svg: &mut String, class: &str, x: f64, y: f64, anchor: &str, content: &str) {
     let _ = writeln!(
         svg,
         "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>",
@@ -178,6 +188,25 @@ mod tests {
     fn both_colour_schemes_are_served() {
         let svg = example::document().svg("default");
         assert!(svg.contains("prefers-color-scheme:dark") && svg.contains("class=\"ground\""));
+    }
+
+    #[test]
+    fn scenarios_with_numbers_make_curves() {
+        let mut document = example::document();
+        let row = document.rows[0].clone();
+        let mut add = |number: u32| {
+            let scenario = format!("neighbours-{number}");
+            document.rows.push(super::Row { scenario, ..row.clone() });
+        };
+        add(0);
+        add(16);
+        let count = |document: &super::Document| {
+            elements(&document.svg("default")).iter().filter(|name| *name == "polyline").count()
+        };
+        add(4);
+        assert_eq!(count(&document), 1);
+        document.rows.pop();
+        assert_eq!(count(&document), 0, "two points are no curve");
     }
 
     #[test]
