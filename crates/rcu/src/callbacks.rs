@@ -11,21 +11,25 @@
 //!
 //! A pass begins at a tick, or earlier: if somebody waits for callbacks, or many are waiting.
 //!
+//! # The bound
+//! `backlog` counts callbacks from their call until their memory is given back, so that it bounds both. A caller adds
+//! what it has put in a block at a time, at its first call and when it ends, so that each living thread may have one less than a block besides.
+//! Who finds the backlog full waits. Who must not wait, because it is in a section of the domain (it would wait for
+//! itself), looks again at each call, and waits at the first one outside.
+//!
 //! # State
 //! | field | holds | protected by |
 //! |---|---|---|
 //! | `queues` | every thread's queue | `state` |
 //! | `removed` | how many works ran in queues that are gone | `state` |
-//! | `wanted` | a grace period that somebody polls for | `state` |
 //! | `has_worker`, `is_urgent`, `waiters` | whether there is a worker; it must not wait for the tick; who waits for callbacks | `state` |
 //! | `alert` | what the worker has to be told of | atomic, C1 |
-//! | `backlog` | callbacks that wait, in whole blocks of each thread's | atomic, C2 |
+//! | `backlog` | callbacks whose memory is not given back, less what callers have not added; so it may be negative | atomic, C2 |
 //!
 //! # Orderings
 //! * C1 caller: put a work in, light fence, load `alert`. Worker: store `alert`, heavy fence, look at the queues. Either
 //!   the caller sees that there is no worker, and gets one, or the worker sees the work.
-//! * C2 `backlog` counts in blocks: the caller adds one when it puts in the last work of it, the worker takes it away
-//!   when it has run that one. So a call writes a shared line once in a block only, and what is counted never drifts, whoever ends.
+//! * C2 `backlog` is a count. Who sleeps because of it looks under `state`; who takes it below the lower bound takes the lock before it wakes.
 //!
 //! # Lock order
 //! `state` is a leaf. Callbacks run under the lock of their queue's running end, which only who runs them takes.
@@ -41,7 +45,6 @@ use crate::barrier::{heavy, light};
 use crate::domain::Inner;
 use crate::local;
 use crate::queue::{Queue, Sender};
-use crate::seq::{Cookie, is_at_least};
 use crate::work::Work;
 use crate::workers;
 
@@ -53,7 +56,7 @@ const CROWD: u64 = if cfg!(any(loom, shuttle)) { 1 } else { 4096 };
 /// Callbacks run between two counts of them.
 const COUNTED_AT_ONCE: u64 = 64;
 
-/// Works of a thread that are counted together, where the bound is large enough.
+/// Works of a thread that are added to the backlog together, where the bound is large enough.
 const BLOCK: u64 = 64;
 
 /// There is no clock in a model: no tick is waited for.
@@ -146,10 +149,10 @@ pub(crate) struct Callbacks {
 #[derive(Debug)]
 struct Bounds {
     /// Who finds so many waits.
-    max: u64,
+    max: i64,
     /// Who waits goes on below: a quarter is free, for one callback's sake nobody is woken.
-    low: u64,
-    /// Works of a thread that are counted together.
+    low: i64,
+    /// Works of a thread that are added together.
     block: u64,
 }
 
@@ -157,7 +160,6 @@ struct Bounds {
 struct State {
     queues: Vec<Arc<Queue>>,
     removed: u64,
-    wanted: Option<Cookie>,
     has_worker: bool,
     is_urgent: bool,
     waiters: usize,
@@ -170,8 +172,8 @@ sync::thread_local! {
 
 impl Callbacks {
     pub(crate) fn new(max: usize) -> Self {
-        let max = u64::try_from(max).unwrap_or(u64::MAX);
-        let block = if max >= 16 * BLOCK { BLOCK } else { 1 };
+        let max = i64::try_from(max).unwrap_or(i64::MAX);
+        let block = if max >= 16 * BLOCK.cast_signed() { BLOCK } else { 1 };
         Self {
             alert: Alert::new(),
             backlog: AtomicU64::new(0),
@@ -202,8 +204,10 @@ impl Callbacks {
 
     /// A thread's queue has got its last work.
     pub(crate) fn part(&self, sender: Sender) {
+        self.add(sender.untold.works);
         drop(sender);
-        self.state.lock().forget_what_is_over();
+        let over = self.state.lock().forget_what_is_over();
+        self.free(&over);
     }
 
     /// Somebody has moved the clock.
@@ -212,9 +216,37 @@ impl Callbacks {
         self.work.notify_all();
     }
 
-    fn backlog(&self) -> u64 {
-        // ORDERING: Relaxed, C2: a count. Who sleeps because of it looks under the lock.
-        self.backlog.load(Ordering::Relaxed)
+    fn backlog(&self) -> i64 {
+        // ORDERING: Relaxed, C2.
+        self.backlog.load(Ordering::Relaxed).cast_signed()
+    }
+
+    /// Adds works; gives the backlog then.
+    fn add(&self, works: u64) -> i64 {
+        // ORDERING: Relaxed, C2.
+        (self.backlog.fetch_add(works, Ordering::Relaxed).wrapping_add(works)).cast_signed()
+    }
+
+    /// Takes works away whose memory was given back, and wakes who waits for that.
+    fn take(&self, works: u64) {
+        // ORDERING: Relaxed, C2.
+        let before = self.backlog.fetch_sub(works, Ordering::Relaxed).cast_signed();
+        let makes_room = before >= self.bounds.low && before - works.cast_signed() < self.bounds.low;
+        if makes_room {
+            self.wake_waiters();
+        }
+    }
+
+    /// Gives back the memory of what has run.
+    fn free(&self, queues: &[Arc<Queue>]) {
+        self.take(queues.iter().map(|queue| queue.free()).sum());
+    }
+
+    #[cold]
+    fn wake_waiters(&self) {
+        if !is_on("rcu-ran-untold") && self.state.lock().waiters > 0 {
+            self.ran.notify_all();
+        }
     }
 }
 
@@ -222,7 +254,7 @@ impl Drop for Callbacks {
     /// The domain has no readers any more, and no worker: what is left, because no thread could be had, runs here.
     fn drop(&mut self) {
         for queue in std::mem::take(&mut self.state.lock().queues) {
-            queue.run(queue.put(), COUNTED_AT_ONCE, |_, _| ());
+            queue.run(queue.put(), COUNTED_AT_ONCE, |_| ());
         }
     }
 }
@@ -231,34 +263,48 @@ impl Inner {
     /// Queues a callback. Who fills the domain's queues up waits until there is room again, if it may.
     #[inline]
     pub(crate) fn call(&self, work: Work) {
-        let callbacks = &self.callbacks;
-        let block = callbacks.bounds.block;
-        let (backlog, may_wait) = local::with_sender(self, |sender| {
-            let ends_block = (sender.put() + 1).is_multiple_of(block);
-            // ORDERING: Relaxed, C2; counted first, so that the worker takes away what is there.
-            let backlog = ends_block.then(|| callbacks.backlog.fetch_add(block, Ordering::Relaxed) + block);
-            sender.push(work);
-            backlog
+        let must_look = local::with_sender(self, |sender| {
+            let freed = sender.push(work);
+            if freed > 0 {
+                self.callbacks.take(freed);
+            }
+            sender.untold.works += 1;
+            sender.untold.works >= sender.untold.at
         });
-        if callbacks.alert.is_of_any(self.gate.is_asymmetric()) {
-            self.wake_worker(&mut callbacks.state.lock());
+        if self.callbacks.alert.is_of_any(self.gate.is_asymmetric()) {
+            self.get_worker();
         }
-        if let Some(backlog) = backlog {
-            self.has_filled_block(may_wait, backlog);
+        if must_look {
+            self.look_at_backlog();
         }
     }
 
-    fn has_filled_block(&self, may_wait: bool, backlog: u64) {
+    #[cold]
+    fn get_worker(&self) {
+        self.wake_worker(&mut self.callbacks.state.lock());
+    }
+
+    /// Adds what this thread has put in, and waits if it is too much.
+    #[cold]
+    fn look_at_backlog(&self) {
         let callbacks = &self.callbacks;
-        if backlog >= CROWD && callbacks.alert.is_of_a_crowd() {
-            let state = (!is_on("rcu-crowd-unlocked")).then(|| callbacks.state.lock());
+        let may_wait = local::may_wait(self) && !self.is_run_here();
+        let (backlog, waiting) = local::with_sender(self, |sender| {
+            let backlog = callbacks.add(std::mem::take(&mut sender.untold.works));
+            let is_owing = backlog >= callbacks.bounds.max && !may_wait;
+            sender.untold.at = if is_owing { 1 } else { callbacks.bounds.block };
+            (backlog, sender.queue().waiting())
+        });
+        if waiting >= CROWD && callbacks.alert.is_of_a_crowd() {
+            let mut state = (!is_on("rcu-crowd-unlocked")).then(|| callbacks.state.lock());
             // Under the lock: a worker that rests meanwhile wants to be told of the next call.
             if state.is_none() || callbacks.alert.is_of_a_crowd() {
+                state.iter_mut().for_each(|state| state.is_urgent = true);
                 callbacks.alert.of_nothing();
                 callbacks.work.notify_one();
             }
         }
-        if backlog < callbacks.bounds.max || !may_wait || self.is_run_here() {
+        if backlog < callbacks.bounds.max || !may_wait {
             return;
         }
         self.counters.slowed.add(1);
@@ -275,17 +321,6 @@ impl Inner {
 
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
-    }
-
-    /// Sees to it that this grace period comes.
-    pub(crate) fn ask(&self, cookie: Cookie, is_urgent: bool) {
-        let mut state = self.callbacks.state.lock();
-        // The later of the two: it serves both.
-        if state.wanted.is_none_or(|wanted| is_at_least(cookie.0, wanted.0)) {
-            state.wanted = Some(cookie);
-        }
-        state.is_urgent |= is_urgent;
-        self.wake_worker(&mut state);
     }
 
     pub(crate) fn barrier(&self) {
@@ -313,7 +348,7 @@ impl Inner {
             return state;
         }
         drop(state);
-        self.pass();
+        self.pass(true);
         callbacks.state.lock()
     }
 
@@ -323,112 +358,102 @@ impl Inner {
             callbacks.work.notify_one();
             return;
         }
-        let this = self.this.upgrade().expect("the caller has a handle");
-        match workers::serve(this) {
+        match workers::serve(self, Self::serve_callbacks) {
             Ok(()) => {
                 state.has_worker = true;
                 callbacks.alert.of_nothing();
             }
-            // Whoever calls, polls or waits next tries again.
+            // Whoever calls or waits next tries again.
             Err(error) => tracing::error!(%error, "no thread for callbacks"),
         }
     }
 
     /// The worker, until there is nothing to do.
-    pub(crate) fn serve(&self) {
-        while let Some(wanted) = self.gather() {
-            self.pass();
-            if let Some(cookie) = wanted {
-                self.wait_for(cookie);
-            }
+    fn serve_callbacks(&self) {
+        while self.gather() {
+            self.pass(false);
         }
     }
 
-    /// Waits for work, and then for the tick; gives the grace period that is wanted besides. `None`: there
-    /// is nothing to do, and the domain has no worker any more.
-    fn gather(&self) -> Option<Option<Cookie>> {
+    /// Waits for work, and then for the tick. `false`: there is nothing to do, and the domain has no worker any more.
+    fn gather(&self) -> bool {
         let callbacks = &self.callbacks;
         let mut state = callbacks.state.lock();
-        if !state.has_work() {
+        if state.waiting() == 0 {
             state = self.free_all(state);
         }
-        if !state.has_work() {
+        if state.waiting() == 0 {
             // C1: the look that follows is the one that counts.
             callbacks.alert.of_any(self.gate.is_asymmetric());
-            if !state.has_work() || is_on("rcu-rest-unchecked") {
+            if state.waiting() == 0 || is_on("rcu-rest-unchecked") {
                 state.has_worker = false;
-                return None;
+                return false;
             }
         }
         callbacks.alert.set(OF_A_CROWD);
+        state.is_urgent |= IS_MODEL || state.waiting() >= CROWD;
         let tick = self.next_tick();
-        while !(IS_MODEL || state.is_urgent || callbacks.backlog() >= CROWD || self.gate.now() >= tick) {
+        while !state.is_urgent && self.gate.now() < tick {
             callbacks.work.wait_until(&mut state, self.gate.instant(tick));
         }
         callbacks.alert.of_nothing();
         state.is_urgent = false;
-        Some(state.wanted.take())
+        true
     }
 
     /// Frees what the callers have not freed: they may never come again.
     fn free_all<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        state.forget_what_is_over();
-        let queues = state.queues.clone();
+        let (over, queues) = (state.forget_what_is_over(), state.queues.clone());
         drop(state);
-        queues.iter().for_each(|queue| queue.free(true));
+        self.callbacks.free(&over);
+        self.callbacks.free(&queues);
         self.callbacks.state.lock()
     }
 
-    /// Runs what is there now.
-    fn pass(&self) {
-        let mut state = self.callbacks.state.lock();
-        state.forget_what_is_over();
-        let queues = state.queues.clone();
+    /// Runs what is there now, and frees what its callers cannot be relied on to free.
+    fn pass(&self, must_free: bool) {
+        let callbacks = &self.callbacks;
+        let mut state = callbacks.state.lock();
+        let over = state.forget_what_is_over();
+        let (idle, busy): (Vec<_>, Vec<_>) =
+            state.queues.iter().cloned().partition(|queue| queue.waiting() == 0);
         drop(state);
-        // What a caller left since the last pass: it does not queue much any more.
-        queues.iter().for_each(|queue| queue.free(false));
-        let mut seen: Vec<_> = queues.into_iter().map(|queue| (queue.put(), queue)).collect();
-        seen.retain(|(put, queue)| !queue.has_run(*put));
-        if seen.is_empty() {
+        callbacks.free(&over);
+        callbacks.free(&idle);
+        let busy: Vec<_> = busy.into_iter().map(|queue| (queue.put(), queue)).collect();
+        if busy.is_empty() {
             return;
         }
         // After the look: it serves all that were seen.
         self.wait_for(self.gate.get_state());
         let outer = RUNS.with(|runs| runs.replace(self.address()));
-        for (put, queue) in seen {
-            queue.run(put, COUNTED_AT_ONCE, |from, to| self.count(from, to, to == put));
+        for (put, queue) in busy {
+            let is_slow = queue.run(put, COUNTED_AT_ONCE, |ran| self.count(ran == put));
+            if is_slow || must_free || callbacks.state.lock().waiters > 0 {
+                callbacks.take(queue.free());
+            }
         }
         RUNS.with(|runs| runs.set(outer));
     }
 
-    /// Counts callbacks of one queue that have run.
-    fn count(&self, from: u64, to: u64, is_last: bool) {
-        let callbacks = &self.callbacks;
-        let Bounds { low, block, .. } = callbacks.bounds;
-        let ended = (to / block - from / block) * block;
-        // ORDERING: Relaxed, C2.
-        let before = callbacks.backlog.fetch_sub(ended, Ordering::Relaxed);
-        let makes_room = before >= low && before - ended < low;
-        if (makes_room || is_last) && !is_on("rcu-ran-untold") && callbacks.state.lock().waiters > 0 {
-            callbacks.ran.notify_all();
+    /// Callbacks of one queue have run; these were the last ones of a pass.
+    fn count(&self, are_last: bool) {
+        if are_last {
+            self.callbacks.wake_waiters();
         }
     }
 }
 
 impl State {
-    fn has_work(&self) -> bool {
-        self.wanted.is_some() || self.queues.iter().any(|queue| !queue.has_run(queue.put()))
+    /// Works that have not run.
+    fn waiting(&self) -> u64 {
+        self.queues.iter().map(|queue| queue.waiting()).sum()
     }
 
-    /// Lets go of the queues of threads that have ended.
-    fn forget_what_is_over(&mut self) {
-        let removed = &mut self.removed;
-        self.queues.retain(|queue| {
-            let is_over = queue.is_over();
-            if is_over {
-                *removed += queue.ran();
-            }
-            !is_over
-        });
+    /// Lets go of the queues of threads that have ended, and gives them: their memory is to be freed without the lock.
+    fn forget_what_is_over(&mut self) -> Vec<Arc<Queue>> {
+        let over: Vec<_> = self.queues.extract_if(.., |queue| queue.is_over()).collect();
+        self.removed += over.iter().map(|queue| queue.ran()).sum::<u64>();
+        over
     }
 }

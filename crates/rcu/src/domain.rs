@@ -12,6 +12,7 @@ use crate::callbacks::{Callbacks, WorkQueue};
 use crate::gate::{Gate, Slot};
 use crate::handle::Handle;
 use crate::local;
+use crate::polls::Polls;
 use crate::seq::Cookie;
 use crate::stats::{Counters, Stats};
 use crate::work::Work;
@@ -22,8 +23,8 @@ pub struct DomainOptions {
     /// Normal grace periods begin at most this often, so that many share one. 4 ms, a tick of a kernel with 250 Hz;
     /// about 20 ms resemble a real-time kernel.
     pub tick: Duration,
-    /// Callbacks that may wait at a time. Who adds the last one waits until there is room again. With 1024 and more,
-    /// each thread may have 63 beyond that: they are counted by 64.
+    /// Callbacks that may wait at a time, values whose memory was not given back yet among them. Who adds the last one waits
+    /// until there is room again. With 1024 and more, each living thread may have 63 beyond that: they are counted by 64.
     pub callbacks_max: usize,
     /// The number of the first grace period, for tests of the wrap-around. Must be even.
     pub first_number: u64,
@@ -68,6 +69,7 @@ pub(crate) struct Inner {
     pub(crate) this: Weak<Inner>,
     pub(crate) counters: Counters,
     pub(crate) callbacks: Callbacks,
+    pub(crate) polls: Polls,
     pub(crate) options: DomainOptions,
     /// Ticks are counted from here.
     begun: Duration,
@@ -131,6 +133,7 @@ impl Domain {
             gate: Gate::with_clock(options.first_number, options.membarrier, Arc::clone(&options.clock)),
             counters: Counters::default(),
             callbacks: Callbacks::new(options.callbacks_max),
+            polls: Polls::default(),
             begun: options.clock.now(),
             ticks: Mutex::new(()),
             ticked: Condvar::new(),
@@ -232,8 +235,9 @@ impl Domain {
     /// calls; those of different threads in no order.
     ///
     /// Who finds [`callbacks_max`](DomainOptions::callbacks_max) of them waiting then waits until there is room, unless
-    /// it is in a read section of this domain (it would wait for itself) or in a callback. `work` should be short and
-    /// must not wait for a barrier of the same domain.
+    /// it is in a read section of this domain (it would wait for itself, and waits at its next call outside) or in a callback.
+    /// `work` should be short and must not wait for a barrier of the same domain.
+    #[inline]
     pub fn call(&self, work: impl FnOnce() + Send + 'static) {
         self.queue(Work::call(work));
     }
@@ -241,10 +245,12 @@ impl Domain {
     /// Drops what is in the box after a grace period, and gives its memory back where it came from: as
     /// [`defer_drop`](Self::defer_drop), and several times faster. The value is dropped by the domain's thread;
     /// its memory is freed by the calling thread in a later call, or by the domain's thread if no such call comes.
+    #[inline]
     pub fn defer_free<T: Send + 'static>(&self, value: Box<T>) {
         self.queue(Work::drop_box(value));
     }
 
+    #[inline]
     pub(crate) fn queue(&self, work: Work) {
         self.inner.call(work);
     }
@@ -315,6 +321,7 @@ impl Inner {
         self.ticked.notify_all();
         self.gate.clock_moved();
         self.callbacks.clock_moved();
+        self.polls.clock_moved();
     }
 
     fn stats(&self) -> Stats {

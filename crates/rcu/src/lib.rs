@@ -34,9 +34,10 @@
 //! | `domain` | the interface |
 //! | `handle` | a domain's counted references |
 //! | `callbacks` | deferred calls, their bound, and their barrier |
+//! | `polls` | grace periods for those who poll |
 //! | `queue` | the callbacks of one thread |
 //! | `work` | one callback |
-//! | `workers` | the threads that run them |
+//! | `workers` | the threads of domains |
 //! | `cell` | pointers that live as long as a guard |
 
 #![deny(unsafe_code)]
@@ -54,6 +55,7 @@ pub mod gate;
 mod handle;
 #[allow(unsafe_code, reason = "a thread's own pointer to its slot, without counting")]
 mod local;
+mod polls;
 #[allow(unsafe_code, reason = "one thread fills, another empties")]
 #[doc(hidden)]
 pub mod queue;

@@ -34,6 +34,13 @@ struct Place {
     sender: RefCell<Option<Sender>>,
 }
 
+impl Place {
+    #[inline]
+    fn with_sender<T>(&self, inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> T {
+        put_in(self.sender.borrow_mut().get_or_insert_with(|| inner.callbacks.join()))
+    }
+}
+
 /// This thread's places, by the addresses of their domains: there may be thousands.
 #[derive(Debug)]
 struct Local {
@@ -146,26 +153,32 @@ fn name_of_this_thread() -> String {
     format!("{name} ({})", rustix::thread::gettid())
 }
 
-/// Calls `put_in` with this thread's end of its queue. Gives what that gives, and whether the thread may wait: it is
-/// neither in a section nor ending.
+/// Calls `put_in` with this thread's end of its queue, and gives what that gives.
 #[inline]
-pub(crate) fn with_sender<T>(inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> (T, bool) {
-    let mut last = LAST.with(Cell::get);
-    if last.inner != std::ptr::from_ref(inner) {
-        match find(inner) {
-            Some(found) => last = found,
-            None => {
-                let mut sender = inner.callbacks.join();
-                let result = put_in(&mut sender);
-                inner.callbacks.part(sender);
-                return (result, false);
-            }
-        }
+pub(crate) fn with_sender<T>(inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> T {
+    let last = LAST.with(Cell::get);
+    if std::ptr::eq(last.inner, inner) {
+        // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
+        return unsafe { &*last.place }.with_sender(inner, put_in);
     }
-    // SAFETY: remembered, or just found: this thread's, and alive until `LOCAL` goes.
-    let place = unsafe { &*last.place };
-    let mut sender = place.sender.borrow_mut();
-    (put_in(sender.get_or_insert_with(|| inner.callbacks.join())), !place.slot.is_inside())
+    with_sender_of_another(inner, put_in)
+}
+
+#[cold]
+fn with_sender_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> T {
+    if let Some(found) = find(inner) {
+        // SAFETY: just found: this thread's, and alive until `LOCAL` goes.
+        return unsafe { &*found.place }.with_sender(inner, put_in);
+    }
+    let mut sender = inner.callbacks.join();
+    let result = put_in(&mut sender);
+    inner.callbacks.part(sender);
+    result
+}
+
+/// Whether the thread may wait for callbacks of this domain: it is neither in a section of it nor ending.
+pub(crate) fn may_wait(inner: &Inner) -> bool {
+    !is_inside(inner) && LOCAL.try_with(|_| ()).is_ok()
 }
 
 /// Whether the calling thread is in a section of this domain.

@@ -13,8 +13,8 @@
 //! | `Place` | one work | the sender until `put` counts it; then who runs; then who frees |
 //!
 //! The counts begin at 0 and do not come around: at a billion a second that takes 500 years. The memory of boxes is freed by the sender when it needs the next segment, and by who runs
-//! ([`Queue::free`]) what the sender leaves. A sender frees two segments for each that it fills, so that it
-//! keeps up and no single call takes long.
+//! ([`Queue::free`]) what a slow sender leaves. A sender frees two segments for each that it fills, so that it
+//! keeps up and no single call takes long. Nobody frees beside a fast sender: they would hold up each other in the allocator.
 //!
 //! # Orderings
 //! * Q1 sender: write a work, link a segment, store `put` with release. Who runs loads `put` with acquire: it finds the work.
@@ -63,6 +63,16 @@ pub struct Sender {
     /// Works in the segment.
     filled: usize,
     put: u64,
+    /// Works that the domain does not know of yet, and when it is to be told.
+    pub(crate) untold: Untold,
+}
+
+/// Works that were put in and not counted in the domain's backlog.
+#[derive(Debug)]
+pub(crate) struct Untold {
+    pub(crate) works: u64,
+    /// So many are told of together.
+    pub(crate) at: u64,
 }
 
 /// The end from which they run.
@@ -73,6 +83,8 @@ struct Rest {
     done: usize,
     freed: usize,
     ran: u64,
+    /// How many had been put in at the last run.
+    put: u64,
 }
 
 type Place = UnsafeCell<MaybeUninit<Work>>;
@@ -118,7 +130,7 @@ impl Sender {
     #[must_use]
     pub fn new() -> Self {
         let segment = Segment::new(FIRST);
-        let rest = Rest { segment: Arc::clone(&segment), done: 0, freed: 0, ran: 0 };
+        let rest = Rest { segment: Arc::clone(&segment), done: 0, freed: 0, ran: 0, put: 0 };
         let queue = Arc::new(Queue {
             put: Alone(AtomicU64::new(0)),
             ran: Alone(AtomicU64::new(0)),
@@ -126,7 +138,7 @@ impl Sender {
             rest: Mutex::new(rest),
             spent: Mutex::new(VecDeque::new()),
         });
-        Self { queue, segment, filled: 0, put: 0 }
+        Self { queue, segment, filled: 0, put: 0, untold: Untold { works: 0, at: 1 } }
     }
 
     /// The queue, for who runs.
@@ -135,17 +147,12 @@ impl Sender {
         &self.queue
     }
 
-    /// How many were put in.
-    #[must_use]
-    pub fn put(&self) -> u64 {
-        self.put
-    }
-
-    /// Puts a work in.
+    /// Puts a work in; says of how many earlier ones that gave the memory back.
     #[inline]
-    pub fn push(&mut self, work: Work) {
+    pub fn push(&mut self, work: Work) -> u64 {
+        let mut freed = 0;
         if self.filled == self.segment.places.len() {
-            self.go_on();
+            freed = self.go_on();
         }
         if is_on("rcu-put-before-work") {
             // ORDERING: a mutant.
@@ -157,18 +164,21 @@ impl Sender {
         self.put += 1;
         // ORDERING: Release, Q1.
         self.queue.put.0.store(self.put, Ordering::Release);
+        freed
     }
 
     /// Begins the next segment.
     #[cold]
-    fn go_on(&mut self) {
+    fn go_on(&mut self) -> u64 {
         let larger = (self.segment.places.len() * 2).min(LARGEST);
-        let segment = self.queue.reuse(larger).unwrap_or_else(|| Segment::new(larger));
+        let (segment, freed) = self.queue.reuse(larger);
+        let segment = segment.unwrap_or_else(|| Segment::new(larger));
         // Once for each segment; who runs looks when `put` says that there is more.
         let linked = self.segment.next.set(Arc::clone(&segment));
         debug_assert!(linked.is_ok(), "a segment has one next");
         self.segment = segment;
         self.filled = 0;
+        freed
     }
 }
 
@@ -198,6 +208,13 @@ impl Queue {
         self.ran.0.load(Ordering::Acquire)
     }
 
+    /// How many have not run yet.
+    pub(crate) fn waiting(&self) -> u64 {
+        // In this order, so that no more have run than were put in.
+        let ran = self.ran();
+        self.put() - ran
+    }
+
     /// Whether the first `put` works have run.
     pub fn has_run(&self, put: u64) -> bool {
         self.ran() >= put
@@ -209,14 +226,16 @@ impl Queue {
         self.is_closed.load(Ordering::Acquire) && self.has_run(self.put())
     }
 
-    /// Runs all up to the `put`th, in order. After at most `chunk` of them they are counted, and `counted` hears
-    /// between which counts.
-    pub fn run(&self, put: u64, chunk: u64, counted: impl Fn(u64, u64)) {
+    /// Runs all up to the `put`th, in order. After at most `chunk` of them they are counted, and `counted` hears how many
+    /// have run by then. Says whether the sender is slow: it puts in less than a segment between two runs, so that it cannot be
+    /// relied on to free.
+    pub fn run(&self, put: u64, chunk: u64, counted: impl Fn(u64)) -> bool {
         let mut rest = self.rest.lock();
+        let is_slow = put - rest.put.min(put) < LARGEST as u64;
+        rest.put = put;
         // Somebody else may have run more by now.
         while rest.ran < put {
-            let from = rest.ran;
-            let to = put.min(from + chunk);
+            let to = put.min(rest.ran + chunk);
             if is_on("rcu-counted-before-run") {
                 // ORDERING: a mutant.
                 self.ran.0.store(to, Ordering::Release);
@@ -226,38 +245,38 @@ impl Queue {
             }
             // ORDERING: Release, Q2. After the callbacks: a barrier waits for those that are running, too.
             self.ran.0.store(to, Ordering::Release);
-            counted(from, to);
+            counted(to);
         }
+        is_slow
     }
 
-    /// Frees the memory that the sender has not freed; with `all` that of a segment that is not full yet, too.
-    pub fn free(&self, all: bool) {
+    /// Frees the memory of all that have run; says of how many.
+    pub fn free(&self) -> u64 {
         let mut rest = self.rest.lock();
         let spent = std::mem::take(&mut *self.spent.lock());
-        for segment in spent {
-            segment.free();
-        }
-        if all {
-            let Rest { segment, done, freed, .. } = &mut *rest;
-            // SAFETY: these have run, are not in `spent`, and are counted as freed under the lock.
-            unsafe { segment.free(*freed..*done) };
-            *freed = *done;
-        }
+        let of_spent: usize = spent.into_iter().map(|spent| spent.free().1).sum();
+        let Rest { segment, done, freed, .. } = &mut *rest;
+        // SAFETY: these have run, are not in `spent`, and are counted as freed under the lock.
+        unsafe { segment.free(*freed..*done) };
+        let of_rest = *done - *freed;
+        *freed = *done;
+        (of_spent + of_rest) as u64
     }
 
-    /// Frees two segments of which one can be filled again, if there are so many.
-    fn reuse(&self, works: usize) -> Option<Arc<Segment>> {
+    /// Frees two segments of which one can be filled again, if there are so many; says of how many works.
+    fn reuse(&self, works: usize) -> (Option<Arc<Segment>>, u64) {
         let mut spent = self.spent.lock();
         let (first, second) = (spent.pop_front(), spent.pop_front());
         drop(spent);
-        if let Some(second) = second {
-            second.free();
-        }
-        let mut segment = first?.free();
+        let of_second = second.map_or(0, |second| second.free().1);
+        let Some((mut segment, of_first)) = first.map(Spent::free) else { return (None, 0) };
         // Nobody else has it: who ran it has gone on, and so has what was linked to it.
-        let only = Arc::get_mut(&mut segment)?;
-        only.next.take();
-        (only.places.len() == works).then_some(segment)
+        let only = Arc::get_mut(&mut segment).filter(|only| only.places.len() == works);
+        let is_reused = only.is_some_and(|only| {
+            only.next.take();
+            true
+        });
+        (is_reused.then_some(segment), (of_first + of_second) as u64)
     }
 }
 
@@ -287,15 +306,18 @@ impl Rest {
 }
 
 impl Spent {
-    fn free(self) -> Arc<Segment> {
+    /// Gives the segment, and how many works were freed.
+    fn free(self) -> (Arc<Segment>, usize) {
+        let works = self.freed..self.segment.places.len();
+        let freed = works.len();
         // SAFETY: all have run; whoever has the `Spent` is the only one.
-        unsafe { self.segment.free(self.freed..self.segment.places.len()) };
-        self.segment
+        unsafe { self.segment.free(works) };
+        (self.segment, freed)
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.free(true);
+        self.free();
     }
 }

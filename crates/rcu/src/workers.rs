@@ -1,34 +1,47 @@
-//! Threads that run callbacks.
+//! Threads that run callbacks, and grace periods for those who poll.
 //!
-//! A domain has a thread while it has callbacks, and no other domain waits for it. A thread that has nothing more to do
-//! rests for a while, and serves whichever domain needs one next: so there are never many more threads than domains
-//! with callbacks.
+//! A domain has a thread for each of the two while there is something to do, and no other domain waits for it. A thread
+//! that has nothing more to do rests for a while, and serves whichever domain needs one next: so there are never many more
+//! threads than domains need at a time.
 //!
 //! # State (under `POOL`)
 //! | field | holds |
 //! |---|---|
 //! | `resting` | threads that wait here |
-//! | `domains` | domains that one of these will serve; never more than `resting` |
+//! | `tasks` | what one of these will do; never more than `resting` |
 
 use std::io;
 use std::sync::Arc;
 
 use crate::domain::Inner;
 
-/// Has a thread serve the domain.
+/// What a thread does for a domain.
+struct Task {
+    domain: Arc<Inner>,
+    serve: fn(&Inner),
+}
+
+impl Task {
+    fn run(self) {
+        (self.serve)(&self.domain);
+    }
+}
+
+/// Has a thread call `serve` with the domain.
 ///
 /// # Errors
 /// Where no thread can be had.
-pub(crate) fn serve(domain: Arc<Inner>) -> io::Result<()> {
+pub(crate) fn serve(domain: &Inner, serve: fn(&Inner)) -> io::Result<()> {
+    let domain = domain.this.upgrade().expect("who calls has a handle");
+    let task = Task { domain, serve };
     #[cfg(not(any(loom, shuttle)))]
-    let Some(domain) = pool::hand_over(domain) else { return Ok(()) };
+    let Some(task) = pool::hand_over(task) else { return Ok(()) };
     let thread = sync::thread::Builder::new().name("rcu-worker".into());
     let detached = thread.spawn(move || {
-        domain.serve();
-        drop(domain);
+        task.run();
         #[cfg(not(any(loom, shuttle)))]
         while let Some(next) = pool::rest() {
-            next.serve();
+            next.run();
         }
     });
     detached.map(drop)
@@ -37,12 +50,11 @@ pub(crate) fn serve(domain: Arc<Inner>) -> io::Result<()> {
 #[cfg(not(any(loom, shuttle)))]
 mod pool {
     use std::collections::VecDeque;
-    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
     use sync::{Condvar, Mutex};
 
-    use crate::domain::Inner;
+    use super::Task;
 
     /// So many may rest.
     const MANY: usize = 8;
@@ -51,34 +63,34 @@ mod pool {
 
     struct Pool {
         resting: usize,
-        domains: VecDeque<Arc<Inner>>,
+        tasks: VecDeque<Task>,
     }
 
-    static POOL: Mutex<Pool> = Mutex::new(Pool { resting: 0, domains: VecDeque::new() });
+    static POOL: Mutex<Pool> = Mutex::new(Pool { resting: 0, tasks: VecDeque::new() });
     static GIVEN: Condvar = Condvar::new();
 
-    /// Gives the domain to a resting thread, or back.
-    pub(super) fn hand_over(domain: Arc<Inner>) -> Option<Arc<Inner>> {
+    /// Gives the task to a resting thread, or back.
+    pub(super) fn hand_over(task: Task) -> Option<Task> {
         let mut pool = POOL.lock();
-        if pool.domains.len() >= pool.resting {
-            return Some(domain);
+        if pool.tasks.len() >= pool.resting {
+            return Some(task);
         }
-        pool.domains.push_back(domain);
+        pool.tasks.push_back(task);
         drop(pool);
         GIVEN.notify_one();
         None
     }
 
-    /// Waits for a domain; `None`: the thread ends.
-    pub(super) fn rest() -> Option<Arc<Inner>> {
+    /// Waits for a task; `None`: the thread ends.
+    pub(super) fn rest() -> Option<Task> {
         let mut pool = POOL.lock();
         if pool.resting >= MANY {
             return None;
         }
         pool.resting += 1;
         let until = Instant::now() + IDLE;
-        while pool.domains.is_empty() && !GIVEN.wait_until(&mut pool, until) {}
+        while pool.tasks.is_empty() && !GIVEN.wait_until(&mut pool, until) {}
         pool.resting -= 1;
-        pool.domains.pop_front()
+        pool.tasks.pop_front()
     }
 }

@@ -32,15 +32,15 @@ fn who_runs_finds_what_was_put_in() {
             thread::spawn(move || {
                 // Through segments of one, two, and one that is used again if it is free by then.
                 for number in 0..4 {
-                    sender.push(work(number, &ran));
+                    let _ = sender.push(work(number, &ran));
                 }
-                sender.push(Work::drop_box(Box::new(7)));
+                let _ = sender.push(Work::drop_box(Box::new(7)));
             })
         };
-        queue.run(queue.put(), 2, |_, _| ());
-        queue.free(true);
+        queue.run(queue.put(), 2, |_| ());
+        queue.free();
         caller.join().expect("the caller ends");
-        queue.run(queue.put(), 2, |_, _| ());
+        queue.run(queue.put(), 2, |_| ());
         assert!(queue.has_run(5));
         assert_eq!(ran.load(std::sync::atomic::Ordering::SeqCst), 4);
     });
@@ -69,7 +69,7 @@ fn what_is_counted_has_run() {
         }));
         let runner = {
             let queue = Arc::clone(&queue);
-            thread::spawn(move || queue.run(1, 1, |_, _| ()))
+            thread::spawn(move || queue.run(1, 1, |_| ()))
         };
         if queue.has_run(1) {
             // SAFETY: that nobody else is there is what is tested.

@@ -251,6 +251,79 @@ fn whoever_queues_too_much_waits() {
     assert_eq!(domain.stats().callbacks_run, 100);
 }
 
+/// A block, in which callbacks are counted where the bound is large.
+const BLOCK: u64 = 64;
+
+#[test]
+fn threads_that_come_and_go_wait_as_well() {
+    let domain = Domain::with_options(DomainOptions { callbacks_max: 1024, ..DomainOptions::default() });
+    let reader = Reader::start(&domain);
+    let producer = {
+        let domain = domain.clone();
+        thread::spawn(move || {
+            for _ in 0..40 {
+                let domain = domain.clone();
+                // None of them fills a block.
+                let caller = thread::spawn(move || (1..BLOCK).for_each(|n| domain.defer_free(Box::new(n))));
+                caller.join().expect("a caller ends");
+            }
+        })
+    };
+    while domain.stats().callers_slowed == 0 {
+        thread::yield_now();
+    }
+    let queued = domain.stats().callbacks_queued;
+    assert!((1024..1024 + BLOCK).contains(&queued), "{queued} wait");
+    reader.leave();
+    producer.join().expect("the producer ends");
+    domain.barrier();
+    assert_eq!(domain.stats().callbacks_run, 40 * (BLOCK - 1));
+}
+
+/// Who must not wait because it is in a section waits at its next call outside.
+#[test]
+fn who_calls_inside_sections_waits_afterwards() {
+    let max = 10;
+    let domain = Domain::with_options(DomainOptions { callbacks_max: max, ..DomainOptions::default() });
+    let reader = Reader::start(&domain);
+    let producer = {
+        let domain = domain.clone();
+        thread::spawn(move || {
+            let section = domain.read();
+            (0..3 * max).for_each(|n| domain.defer_drop(n));
+            drop(section);
+            (0..2).for_each(|n| domain.defer_drop(n));
+        })
+    };
+    while domain.stats().callers_slowed == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(domain.stats().callbacks_queued, 3 * max as u64 + 1, "the first call outside");
+    reader.leave();
+    producer.join().expect("the producer ends");
+    domain.barrier();
+    assert_eq!(domain.stats().callbacks_run, 3 * max as u64 + 2);
+}
+
+#[test]
+fn a_poll_does_not_stand_behind_a_callback() {
+    let domain = Domain::new();
+    let (began, begins) = channel();
+    let (finish, told) = channel::<()>();
+    domain.call(move || {
+        began.send(()).expect("the test listens");
+        told.recv().expect("the test tells");
+    });
+    begins.recv_timeout(LONG).expect("the callback begins");
+    for cookie in [domain.start_poll(), domain.start_poll_expedited()] {
+        while !domain.poll_state(cookie) {
+            thread::yield_now();
+        }
+    }
+    finish.send(()).expect("the callback waits");
+    domain.barrier();
+}
+
 #[test]
 fn callbacks_of_callbacks_and_of_panics() {
     let domain = Domain::with_options(DomainOptions { callbacks_max: 1, ..DomainOptions::default() });

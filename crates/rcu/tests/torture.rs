@@ -15,11 +15,15 @@ use watertight_rcu::{Domain, DomainOptions};
 const ELEMENTS: usize = 64;
 const READERS: usize = 4;
 
-/// What readers look at. An element is live from its publication until a grace period after its replacement.
+/// What readers look at. An element is live from its publication until a grace period after its replacement, and has a
+/// version meanwhile: publications are counted.
 struct Arena {
     domain: Domain,
     current: AtomicUsize,
-    is_live: [AtomicBool; ELEMENTS],
+    /// Of each element; 0: it is free.
+    versions: [AtomicU64; ELEMENTS],
+    /// The version published last.
+    published: AtomicU64,
     free: Mutex<Vec<usize>>,
     is_over: AtomicBool,
     reads: AtomicU64,
@@ -41,9 +45,15 @@ impl Arena {
     // ORDERING: here and below the strongest that is wrong without grace periods: the oracle's own fields are
     // SeqCst, `current` is as in `RcuCell`.
     fn look(&self, random: &mut Random) {
+        let oldest = self.published.load(Ordering::SeqCst);
         let guard = self.domain.read();
         let seen = self.current.load(Ordering::Acquire);
-        assert!(self.is_live[seen].load(Ordering::SeqCst), "a reader found a freed element");
+        let version = self.versions[seen].load(Ordering::SeqCst);
+        assert!(version != 0, "a reader found a freed element");
+        assert!(
+            version >= oldest,
+            "a reader found version {version}, which {oldest} had replaced before it entered"
+        );
         match random.below(100) {
             0 => thread::sleep(Duration::from_micros(random.below(300))),
             1..10 => thread::yield_now(),
@@ -51,7 +61,8 @@ impl Arena {
             20..30 => drop(self.domain.read()),
             _ => (0..random.below(50)).for_each(|_| std::hint::spin_loop()),
         }
-        assert!(self.is_live[seen].load(Ordering::SeqCst), "an element was freed under a reader");
+        let version_now = self.versions[seen].load(Ordering::SeqCst);
+        assert_eq!(version_now, version, "an element was freed (0) or used again under a reader");
         self.reads.fetch_add(1, Ordering::Relaxed);
         drop(guard);
     }
@@ -66,15 +77,20 @@ impl Arena {
         }
     }
 
-    /// Publishes a free element; gives the one that was replaced.
+    /// Publishes a free element; gives the one that was replaced. Under the lock, so that versions come in their order.
     fn replace(&self) -> Option<usize> {
-        let new = self.free.lock().expect("no panic under it").pop()?;
-        self.is_live[new].store(true, Ordering::SeqCst);
-        Some(self.current.swap(new, Ordering::AcqRel))
+        let mut free = self.free.lock().expect("no panic under it");
+        let new = free.pop()?;
+        let version = self.published.load(Ordering::SeqCst) + 1;
+        self.versions[new].store(version, Ordering::SeqCst);
+        let old = self.current.swap(new, Ordering::AcqRel);
+        self.published.store(version, Ordering::SeqCst);
+        drop(free);
+        Some(old)
     }
 
     fn free(&self, old: usize) {
-        assert!(self.is_live[old].swap(false, Ordering::SeqCst), "freed twice");
+        assert_ne!(self.versions[old].swap(0, Ordering::SeqCst), 0, "freed twice");
         self.free.lock().expect("no panic under it").push(old);
     }
 
@@ -125,7 +141,8 @@ fn torture(first_number: u64, membarrier: bool) {
     let arena = Arc::new(Arena {
         domain: Domain::with_options(options),
         current: AtomicUsize::new(0),
-        is_live: std::array::from_fn(|n| AtomicBool::new(n == 0)),
+        versions: std::array::from_fn(|n| AtomicU64::new(u64::from(n == 0))),
+        published: AtomicU64::new(1),
         free: Mutex::new((1..ELEMENTS).collect()),
         is_over: AtomicBool::new(false),
         reads: AtomicU64::new(0),
