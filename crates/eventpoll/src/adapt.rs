@@ -7,7 +7,7 @@
 //!   sees what was queued, or the teller finds the flag cleared, and tells.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -190,6 +190,12 @@ impl PollFd {
 impl AsFd for PollFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.told.teller.as_fd()
+    }
+}
+
+impl AsRawFd for PollFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.told.teller.as_raw_fd()
     }
 }
 

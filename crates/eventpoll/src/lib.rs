@@ -39,6 +39,7 @@
 //! | [`EventPoll`] | an interest set and who waits for it; a source itself |
 //! | [`Interest`] | which events, and how they are reported |
 //! | [`wait_for`] | poll(2) for one source |
+//! | [`Journal`] | what happened, for readers at a pace of their own; who writes waits for none of them |
 //! | [`EventStream`], [`PollFd`] | an eventpoll for async code, and for somebody else's poll loop |
 //!
 //! | module | holds |
@@ -49,6 +50,7 @@
 //! | `queue` | who listens to a source; `protect` keeps them alive |
 //! | `core` | items and scans |
 //! | `nest` | chains of eventpolls |
+//! | `journal` | the newest entries of what happened |
 //! | `source`, `kinds`, `eventpoll`, `pollone`, `adapt` | the interface |
 
 #![forbid(unsafe_code)]
@@ -60,6 +62,7 @@ mod core;
 mod error;
 mod eventpoll;
 mod events;
+mod journal;
 mod kinds;
 mod nest;
 mod pollone;
@@ -75,6 +78,7 @@ pub use adapt::{EventStream, PollFd};
 pub use error::{Error, Result};
 pub use eventpoll::{EventPoll, Options, Watches};
 pub use events::{Event, Events, Interest};
+pub use journal::{Journal, Read, Reader};
 pub use kinds::{Counter, Flag};
 pub use pollone::wait_for;
 pub use source::{AsSource, Poll, Source};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sync::{mutant, thread};
-use watertight_eventpoll::{Counter, Error, EventPoll, Events, Flag, Interest};
+use watertight_eventpoll::{Counter, Error, EventPoll, Events, Flag, Interest, Journal, Read};
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 const LT: Interest = Interest::level(Events::IN);
@@ -255,6 +255,24 @@ fn two_that_would_watch_each_other() {
 }
 
 #[test]
+fn a_reader_that_keeps_up_misses_nothing() {
+    model(3, || {
+        let journal = Journal::new(2);
+        let writes = {
+            let journal = Arc::clone(&journal);
+            spawn(move || journal.push(1))
+        };
+        let mut reader = journal.reader(0);
+        let mut found = reader.read();
+        writes.join().expect("it ends");
+        if matches!(found, Read::Nothing) {
+            found = reader.read();
+        }
+        assert!(matches!(found, Read::Entry { number: 1, value } if *value == 1), "missed beside a writer");
+    });
+}
+
+#[test]
 fn each_mutant_is_caught() {
     for (test, mutants, objection) in [
         (
@@ -291,6 +309,7 @@ fn each_mutant_is_caught() {
             "freed under the callback",
         ),
         ("two_that_would_watch_each_other", &["eventpoll-link-unlocked"], "a circle"),
+        ("a_reader_that_keeps_up_misses_nothing", &["journal-filled-first"], "missed beside a writer"),
     ] {
         mutant::assert_caught(test, mutants, objection);
     }

@@ -10,6 +10,7 @@ use sync::{Clock, Counter, RealClock};
 use writeback::{Bdi, Budget, Policy as SyncPolicy};
 
 use crate::cancel::Event;
+use crate::events::Events;
 use crate::inode::Inode;
 use crate::page::Pool;
 use crate::table::Table;
@@ -72,6 +73,7 @@ pub(crate) struct Core {
     pub(crate) table: Table,
     pub(crate) counters: Counters,
     pub(crate) undurable: Undurable,
+    pub(crate) events: Arc<Events>,
     /// Overlays that ended.
     settled: AtomicU64,
     forced: AtomicBool,
@@ -104,6 +106,7 @@ impl Core {
             table: Table::default(),
             counters: Counters::default(),
             undurable: Undurable::default(),
+            events: Arc::default(),
             settled: AtomicU64::new(0),
             forced: AtomicBool::new(false),
             forced_event: Event::default(),

@@ -260,6 +260,7 @@ impl Inode {
         }
         (ctx.before_wait)();
         self.core.counters.waits.add(1);
+        let _waits = self.core.events.waits_for_room();
         let event = Arc::new(Event::default());
         let _watch = ctx.cancel.watch(&event);
         let wake = {

@@ -32,6 +32,7 @@ mod cancel;
 mod core;
 mod data;
 mod error;
+pub mod events;
 mod files;
 mod flush;
 mod handles;

@@ -14,6 +14,7 @@ use store::ErrorKind;
 use sync::{Condvar, Mutex, thread};
 use writeback::BdiStatus;
 
+use crate::events::{Events, Life as Lived};
 use crate::inode::Inode;
 use crate::page::PAGE;
 use crate::{Caller, Cancel, CgroupPath, Ctx, Error, Result, SyncPolicy, Volume};
@@ -69,6 +70,15 @@ pub struct DrainReport {
 }
 
 impl DrainReport {
+    /// What went wrong, in words.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        let bytes: u64 = self.unwritten.iter().map(|file| file.bytes).sum();
+        let files = self.unwritten.len();
+        let lost = (files > 0).then(|| format!("{bytes} bytes of {files} files were not written"));
+        lost.into_iter().chain(self.sync_error.as_ref().map(ToString::to_string)).reduce(|a, b| a + "; " + &b)
+    }
+
     /// Everything is on the store.
     #[must_use]
     pub fn is_complete(&self) -> bool {
@@ -81,6 +91,8 @@ impl DrainReport {
 pub struct Status {
     /// Where it is in its life.
     pub state: LifeState,
+    /// Its store does not answer: it has data to take, and has neither taken nor refused any for 10 s.
+    pub is_stalled: bool,
     /// The store, as a person names it.
     pub store: String,
     /// Nothing can be changed.
@@ -124,7 +136,16 @@ impl Default for Life {
 }
 
 impl Volume {
+    /// What happens to it, as a stream.
+    #[must_use]
+    pub fn events(&self) -> &Arc<Events> {
+        &self.core.events
+    }
+
     /// The volume's figures.
+    ///
+    /// Who serves a volume asks for them about once a second: a store that does not answer, and the end of a full
+    /// cache, are noticed here.
     #[must_use]
     pub fn status(&self) -> Status {
         let dirty = self.dirty_inodes();
@@ -132,9 +153,14 @@ impl Volume {
             dirty.iter().filter_map(|inode| Some((inode, inode.pending()?))).collect();
         let dirty_bytes = waiting.iter().map(|(_, pending)| pending.bytes).sum();
         let under_way: u64 = waiting.iter().map(|(_, pending)| pending.under_way).sum();
+        // Only these are named: asking the store for the path of each dirty file would take its time.
         let failing = waiting.iter().filter(|(_, pending)| pending.error.is_some());
+        let failing: Vec<Unwritten> = failing.map(|(inode, pending)| inode.name(*pending)).collect();
+        let state = self.life.state.lock().0;
+        let written = self.core.counters.bytes_written_back.get();
         Status {
-            state: self.life.state.lock().0,
+            state,
+            is_stalled: self.look(state, written, dirty_bytes == 0 || !failing.is_empty()),
             store: self.core.store.describe(),
             read_only: self.core.store.is_read_only(),
             dirty_bytes,
@@ -144,13 +170,22 @@ impl Volume {
             cache_bytes_max: self.core.budget.limit() * PAGE,
             nodes: self.core.table.len() as u64,
             open_files: (self.files.len() + self.dirs.len()) as u64,
-            bytes_written_back: self.core.counters.bytes_written_back.get(),
+            bytes_written_back: written,
             writeback_errors: self.core.counters.writeback_errors.get(),
             writer_waits: self.core.counters.waits.get(),
-            // Only these are named: asking the store for the path of each dirty file would take its time.
-            failing: failing.map(|(inode, pending)| inode.name(*pending)).collect(),
+            failing,
             switching: self.core.bdi.status(),
         }
+    }
+
+    fn look(&self, state: LifeState, written: u64, is_idle: bool) -> bool {
+        self.core.events.look_at_cache();
+        let (has_ended, rests) = match state {
+            LifeState::Active | LifeState::Detached => (false, self.core.options.dirty_after),
+            LifeState::Draining => (false, Duration::ZERO),
+            LifeState::Released | LifeState::Failed => (true, Duration::ZERO),
+        };
+        self.core.events.look_at_store(written, is_idle || has_ended, rests)
     }
 
     /// Makes durable what was dirty when the call began, and what the store had not made durable yet: all of it, or with isolation what the caller's
@@ -221,6 +256,7 @@ impl Volume {
         let mut state = self.life.state.lock();
         if state.0 == LifeState::Active {
             state.0 = LifeState::Detached;
+            self.core.events.life(Lived::Detached, None);
         }
     }
 
@@ -239,6 +275,7 @@ impl Volume {
                 return state.1.clone().unwrap_or_default();
             }
             state.0 = LifeState::Draining;
+            self.core.events.life(Lived::Draining, None);
         }
         let begun = Instant::now();
         self.drain();
@@ -257,6 +294,7 @@ impl Volume {
         let switched = self.core.bdi.status().switched;
         let report = DrainReport { unwritten, sync_error, took: begun.elapsed(), switch_drain, switched };
         let end = if report.is_complete() { LifeState::Released } else { LifeState::Failed };
+        self.core.events.end(report.error());
         *self.life.state.lock() = (end, Some(report.clone()));
         self.life.ended.notify_all();
         report

@@ -84,6 +84,17 @@ pub enum Verb {
     )]
     Status(StatusArgs),
 
+    /// Hear what happens to volumes: life cycle, limits, stalls, errors.
+    #[command(after_help = "Examples:\n  \
+        watertight events\n  \
+        watertight events --once /mnt/data\n  \
+        watertight events --json | jq -c 'select(.kind == \"error\")'\n\n\
+        Begins with what each volume has kept (its newest 1024 events), then goes on until Ctrl-C; of one volume, until \
+        its end. Without a name: all volumes, also those that appear later. Where events are missing, \
+        because they were not read in time, a gap says how many. For programs each line is one object; `GET /v1/events` \
+        gives the same, and openapi.json says what is in it.")]
+    Events(EventsArgs),
+
     /// Wait until a volume is drained and its store is free.
     #[command(after_help = "Examples:\n  \
         watertight wait /mnt/data\n  \
@@ -236,6 +247,25 @@ pub struct StatusArgs {
     pub holders: bool,
     /// Only this volume: its mountpoint, store or id.
     pub path: Option<OsString>,
+}
+
+/// `events`.
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+    /// End when what was kept is told.
+    #[arg(long, visible_alias = "no-follow")]
+    pub once: bool,
+    /// Go on as events come; this is the default.
+    #[arg(long, conflicts_with = "once")]
+    pub follow: bool,
+    /// Only what comes after the event of this number.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "volume")]
+    pub since: u64,
+    /// Only this volume: its mountpoint, store or id.
+    pub volume: Option<OsString>,
 }
 
 /// `wait`.

@@ -6,6 +6,7 @@
 //! | `GET /metrics` | the figures of [`api::Status`] in Prometheus' text format |
 //! | `GET /v1/openapi.json` | the description of all this, `openapi.json` beside `Cargo.toml` |
 //! | `GET /v1/status` | [`api::Status`] |
+//! | `GET /v1/events?since=N&follow=BOOL` | lines of [`events::Event`], after number N, until the volume's end or, without `follow`, until now |
 //! | `POST /v1/sync` | [`api::Synced`], once what was dirty in the volume at the call is durable, by the policy of the caller's cgroup; with `?all=1` all of it, at full speed. What the kernel holds (mapped memory, kernel write-back) needs a syncfs(2) first; the mount process cannot ask its own kernel side for it |
 //! | `GET /v1/limits` | [`api::Limits`]: what cgroups may do |
 //! | `POST /v1/limit` with [`api::LimitRequest`] | [`api::Limits`] as they are then |
@@ -18,4 +19,20 @@
 
 pub mod api;
 pub mod client;
+pub mod events;
 pub mod server;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// A descriptor in the runtime's event loop.
+#[expect(
+    deprecated,
+    reason = "what is given owns one descriptor for its whole life, as the unsafe replacement demands"
+)]
+pub(crate) fn registered<T: AsFd + AsRawFd>(fd: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    AsyncFd::with_interest(fd, interest)
+}

@@ -6,7 +6,7 @@
 //! | `checks` | what is wrong with it, in words |
 //! | `mount_cmd`, `background`, `supervisor`, `live`, `process` | the mount process |
 //! | `control`, `registry`, `target`, `metrics` | finding mount processes and talking to them; their figures for Prometheus |
-//! | `umount_cmd`, `sync_cmd`, `status_cmd`, `wait_cmd` | the other verbs |
+//! | `umount_cmd`, `sync_cmd`, `status_cmd`, `events_cmd`, `wait_cmd` | the other verbs |
 //! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
 //! | `helpers`, `utab` | what mount(8) and umount(8) call, and why they call it |
 //! | `console`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
@@ -22,6 +22,7 @@ pub mod cli;
 pub mod console;
 pub mod control;
 pub mod demo;
+pub mod events_cmd;
 pub mod helpers;
 pub mod holders;
 pub mod kernel_side;
@@ -89,6 +90,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Umount(args) => umount_cmd::run(args)?,
         Verb::Sync(args) => sync_cmd::run(args)?,
         Verb::Status(args) => status_cmd::run(args)?,
+        Verb::Events(args) => events_cmd::run(args)?,
         Verb::Wait(args) => wait_cmd::run(args)?,
         Verb::Demo(args) => demo::run(args)?,
         Verb::Limit(args) => limit_cmd::run(args)?,

@@ -4,7 +4,6 @@
 //! | field | protected by |
 //! |---|---|
 //! | `facts`, `volume`, `session` | immutable |
-//! | `seen` | its own lock, a leaf |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `gone` | atomic, only grows (P1) |
 //!
@@ -13,12 +12,12 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fuse::{SessionView, Transport};
-use sync::Mutex;
 use sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::watch;
+use volume::events::Events;
 use volume::{DrainReport, LifeState, Volume, WbStatus};
 
 use crate::control::api::{
@@ -32,9 +31,6 @@ use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::process;
 use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
-
-/// A store that has taken nothing for this long, although it should have, does not answer.
-const STALLED_AFTER: Duration = Duration::from_secs(10);
 
 /// What does not change while a volume is mounted.
 #[derive(Debug, Clone)]
@@ -55,8 +51,6 @@ pub struct Facts {
     pub read_only: bool,
     /// Milliseconds since the epoch.
     pub started_ms: u64,
-    /// Dirty data may rest this long.
-    pub dirty_after: Duration,
     /// How long an unmount goes on without any progress.
     pub drain_timeout: Duration,
 }
@@ -69,7 +63,6 @@ pub struct Live {
     session: SessionView,
     events: Sender<Event>,
     ended: watch::Sender<Option<Ended>>,
-    seen: Mutex<Seen>,
     gone: Arc<Gone>,
 }
 
@@ -106,13 +99,6 @@ impl Gone {
     }
 }
 
-/// The store's last sign of life.
-#[derive(Debug)]
-struct Seen {
-    written: u64,
-    at: Instant,
-}
-
 impl Live {
     /// A volume that is served at a mount.
     #[must_use]
@@ -123,8 +109,7 @@ impl Live {
         events: Sender<Event>,
         gone: Arc<Gone>,
     ) -> Self {
-        let seen = Mutex::new(Seen { written: 0, at: Instant::now() });
-        Self { facts, volume, session, events, ended: watch::Sender::new(None), seen, gone }
+        Self { facts, volume, session, events, ended: watch::Sender::new(None), gone }
     }
 
     /// What does not change.
@@ -141,6 +126,9 @@ impl Live {
 
     /// Tells everybody who waits how the volume ended.
     pub fn end(&self, ended: Ended) {
+        // The volume has said so itself, unless it was given up.
+        let given_up = || ended.error.clone().unwrap_or_else(|| "not everything was written".to_owned());
+        self.volume.events().end((ended.state != State::Released).then(given_up));
         self.ended.send_replace(Some(ended));
     }
 
@@ -167,9 +155,10 @@ impl Live {
     }
 
     fn state(&self, volume: &volume::Status) -> State {
-        let stalled = self.is_stalled(volume);
         match volume.state {
-            LifeState::Active | LifeState::Detached | LifeState::Draining if stalled => State::Stalled,
+            LifeState::Active | LifeState::Detached | LifeState::Draining if volume.is_stalled => {
+                State::Stalled
+            }
             LifeState::Active if !self.mounts().is_empty() => State::Active,
             LifeState::Active => {
                 self.volume.set_detached();
@@ -180,18 +169,6 @@ impl Live {
             LifeState::Released => State::Released,
             LifeState::Failed => State::Failed,
         }
-    }
-
-    /// Whether the store has given no sign of life for too long: it has data to take, took none, and
-    /// refused none.
-    fn is_stalled(&self, volume: &volume::Status) -> bool {
-        let mut seen = self.seen.lock();
-        if volume.dirty_bytes == 0 || volume.bytes_written_back != seen.written || !volume.failing.is_empty()
-        {
-            *seen = Seen { written: volume.bytes_written_back, at: Instant::now() };
-        }
-        let rests = if volume.state == LifeState::Draining { Duration::ZERO } else { self.facts.dirty_after };
-        seen.at.elapsed() > STALLED_AFTER + rests
     }
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
@@ -297,6 +274,8 @@ impl Service for Live {
                 let reply = self.umount_unless_held()?;
                 if reply.ended.is_none() {
                     ask(Ask::Detach, &self.facts.mount).map_err(|problem| problem.to_string())?;
+                    // Notices that no path is left.
+                    self.state(&self.volume.status());
                 }
                 Ok(reply)
             }
@@ -307,6 +286,10 @@ impl Service for Live {
                 Ok(UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() })
             }
         }
+    }
+
+    fn events(&self) -> Arc<Events> {
+        Arc::clone(self.volume.events())
     }
 
     fn ended(&self) -> watch::Receiver<Option<Ended>> {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use cgroups::Hierarchy;
 use rustix::mount::MountFlags;
 use store::{ErrorKind, Store};
+use volume::events::Life;
 use volume::{Tenants, Volume};
 
 use crate::background;
@@ -117,6 +118,8 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     };
 
     let utab = utab::Entry::add(&live.facts().mount, &live.facts().id);
+    let at = live.facts().mount.mountpoint.clone();
+    live.volume().events().life(Life::Mounted, Some(at));
     announce(&live);
     if in_background && let Err(problem) = background::settle(log) {
         // The mount is up all the same.
@@ -276,7 +279,6 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
         mode: options.mode.name(),
         read_only,
         started_ms: now_ms(),
-        dirty_after: options.dirty_after.unwrap_or(volume::Options::default().dirty_after),
         drain_timeout: options.drain_timeout,
     })
 }

@@ -119,6 +119,25 @@ impl RuntimeDir {
         dirs
     }
 
+    /// Calls `see` with each directory in which a volume that this user may see can appear, and with those in which such
+    /// a directory can appear, always before what is in it is listed. Not all of them need to exist.
+    pub fn for_each_place(mut see: impl FnMut(&Path)) {
+        let uid = rustix::process::geteuid().as_raw();
+        see(&own_path(uid));
+        if uid != 0 || std::env::var_os(DIR_VARIABLE).is_some() {
+            return;
+        }
+        for parent in ["/run/user", "/tmp"] {
+            see(Path::new(parent));
+        }
+        for user in children("/run/user") {
+            see(&user);
+            see(&user.join("watertight"));
+        }
+        let is_ours = |path: &PathBuf| path.to_string_lossy().starts_with("/tmp/watertight-");
+        children("/tmp").filter(is_ours).for_each(|path| see(&path));
+    }
+
     /// The directory's path.
     #[must_use]
     pub fn path(&self) -> &Path {

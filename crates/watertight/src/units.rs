@@ -72,6 +72,21 @@ pub fn duration(d: Duration) -> String {
     }
 }
 
+/// A time since the epoch for a person: `2026-11-22T14:05:09.123Z`.
+#[must_use]
+pub fn utc(ms: u64) -> String {
+    let (days, ms) = (ms / 86_400_000, ms % 86_400_000);
+    // Years from March to February, so that the leap day is the last one; 400 of them have 146 097 days.
+    let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, (month + 2) % 12 + 1);
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (h, m, s) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
+    format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{:03}Z", ms % 1000)
+}
+
 /// `1 file`, `2 files`.
 #[must_use]
 pub fn count(n: u64, one: &str, many: &str) -> String {
@@ -103,6 +118,20 @@ mod tests {
         }
         for text in ["", "s", "-1s", "1d", "1..2", "99999999999999999999999h"] {
             assert!(parse_duration(text).unwrap_err().contains("is no duration"), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (ms, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_399_999, "2000-02-28T23:59:59.999Z"),
+            (951_782_400_000, "2000-02-29T00:00:00.000Z"),
+            (1_735_689_599_000, "2024-12-31T23:59:59.000Z"),
+            (1_795_356_309_123, "2026-11-22T14:05:09.123Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(utc(ms), text);
         }
     }
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
-use hyper::{Method, Request};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -16,11 +16,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 
 use super::api::{ErrorReply, LimitRequest, Limits, Status, Synced, UmountReply, UmountRequest, WaitReply};
+use super::events::Event;
 
 /// Bytes of an answer; a status with a thousand named files is far smaller.
 const REPLY_BYTES_MAX: usize = 4 << 20;
+/// Bytes of an event.
+const EVENT_BYTES_MAX: usize = 64 << 10;
 /// How long an answer may take that the server gives without touching the store.
 const QUICK: Duration = Duration::from_secs(10);
 
@@ -161,6 +165,51 @@ impl Client {
         Ok(pidfd_send_signal(&self.process, Signal::KILL)?)
     }
 
+    /// Hears what happens to the volume after number `since`, until its end; without `follow`, until now. Each event is
+    /// given to `hear`, which may take its time, and says whether to go on.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn events(
+        &self,
+        since: u64,
+        follow: bool,
+        mut hear: impl AsyncFnMut(Event) -> bool,
+    ) -> Result<(), CallError> {
+        let request =
+            request(Method::GET, &format!("/v1/events?since={since}&follow={follow}"), Bytes::new())?;
+        let exchange = async {
+            let (response, driver) = self.send(request).await?;
+            if response.status().is_success() {
+                return Ok((response.into_body(), driver));
+            }
+            let body = Limited::new(response.into_body(), REPLY_BYTES_MAX).collect().await.map_err(other)?;
+            Err(refused(&body.to_bytes()))
+        };
+        let answer = tokio::time::timeout(QUICK, exchange).await;
+        let (mut body, _driver) = answer.map_err(|_| CallError::TimedOut(QUICK))??;
+        let mut begun = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.map_err(from_hyper)?.into_data() else { continue };
+            let mut lines = data.split(|&byte| byte == b'\n');
+            // What follows the last line's end.
+            let rest = lines.next_back().unwrap_or_default();
+            for line in lines {
+                begun.extend_from_slice(line);
+                let event = serde_json::from_slice(&begun).map_err(other)?;
+                begun.clear();
+                if !hear(event).await {
+                    return Ok(());
+                }
+            }
+            begun.extend_from_slice(rest);
+            if begun.len() > EVENT_BYTES_MAX {
+                return Err(CallError::Io("an event of more than 64 KiB".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
     fn call<B: Serialize, T: DeserializeOwned>(
         &self,
         method: Method,
@@ -169,12 +218,7 @@ impl Client {
         limit: Option<Duration>,
     ) -> Result<T, CallError> {
         let body = serde_json::to_vec(body).map_err(other)?;
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", "watertight")
-            .body(Full::new(Bytes::from(body)))
-            .map_err(other)?;
+        let request = request(method, path, Bytes::from(body))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(other)?;
         let (ok, body) = runtime.block_on(async {
             let exchange = self.exchange(request);
@@ -188,20 +232,39 @@ impl Client {
         if ok {
             return serde_json::from_slice(&body).map_err(other);
         }
-        let refused: ErrorReply = serde_json::from_slice(&body).map_err(other)?;
-        Err(CallError::Refused(refused.error))
+        Err(refused(&body))
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), CallError> {
+        let (response, _driver) = self.send(request).await?;
+        let ok = response.status().is_success();
+        let body = Limited::new(response.into_body(), REPLY_BYTES_MAX).collect().await.map_err(other)?;
+        Ok((ok, body.to_bytes()))
+    }
+
+    /// Sends a request and waits for the head of the answer; its body comes as long as the driver is there.
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<(Response<Incoming>, Driver), CallError> {
         let stream = UnixStream::connect(&self.path).await.map_err(from_connect)?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(from_hyper)?;
-        let driver = tokio::spawn(connection);
-        let response = sender.send_request(request).await.map_err(from_hyper)?;
-        let ok = response.status().is_success();
-        let body = Limited::new(response.into_body(), REPLY_BYTES_MAX).collect().await.map_err(other)?;
-        driver.abort();
-        Ok((ok, body.to_bytes()))
+        let mut driver = JoinSet::new();
+        driver.spawn(connection);
+        Ok((sender.send_request(request).await.map_err(from_hyper)?, driver))
+    }
+}
+
+/// A connection's task, which ends when this is dropped.
+type Driver = JoinSet<hyper::Result<()>>;
+
+fn request(method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>, CallError> {
+    let request = Request::builder().method(method).uri(path).header("host", "watertight");
+    request.body(Full::new(body)).map_err(other)
+}
+
+fn refused(body: &[u8]) -> CallError {
+    match serde_json::from_slice::<ErrorReply>(body) {
+        Ok(reply) => CallError::Refused(reply.error),
+        Err(error) => other(error),
     }
 }
 
@@ -220,7 +283,9 @@ fn from_hyper(error: hyper::Error) -> CallError {
     }
     let io = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<io::Error>());
     match io.map(io::Error::kind) {
-        Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => CallError::Gone,
+        Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof) => {
+            CallError::Gone
+        }
         _ => other(error),
     }
 }

@@ -13,26 +13,30 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sync::Mutex;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::api::{
     Ended, ErrorReply, LimitRequest, Limits, Status, Synced, UmountReply, UmountRequest, WaitReply,
 };
+use super::events::{Stream, Wish};
 use crate::metrics;
 
 /// Connections at one time; more wait in the socket's queue.
 const CONNECTIONS_MAX: usize = 64;
+/// Of those who listen to events, who take no place from others.
+const LISTENERS_MAX: usize = 256;
 /// Threads for calls that block.
 const BLOCKING_MAX: usize = 16;
 /// Bytes of a request's head.
@@ -50,6 +54,8 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 const PLAIN: &str = "text/plain; charset=utf-8";
 /// The type of all other answers but the metrics.
 const JSON: &str = "application/json";
+/// The type of events: a JSON object in each line.
+const LINES: &str = "application/x-ndjson";
 
 /// The description of the API. A test holds it against this server.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
@@ -61,6 +67,7 @@ enum Call {
     Metrics,
     OpenApi,
     Status,
+    Events,
     Wait,
     Limits,
     Limit,
@@ -83,11 +90,12 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 9] = [
+pub static ROUTES: [Route; 10] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
     route(Method::GET, "/v1/status", Call::Status),
+    route(Method::GET, "/v1/events", Call::Events),
     route(Method::GET, "/v1/wait", Call::Wait),
     route(Method::GET, "/v1/limits", Call::Limits),
     route(Method::POST, "/v1/limit", Call::Limit),
@@ -116,6 +124,8 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// Why not, in words.
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String>;
+    /// What happens to it. Ends before the server is [finished](Server::finish).
+    fn events(&self) -> Arc<volume::events::Events>;
     /// Tells when and how the volume ended.
     fn ended(&self) -> watch::Receiver<Option<Ended>>;
 }
@@ -173,6 +183,7 @@ async fn accept(
         }
     };
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let listeners = Arc::new(Semaphore::new(LISTENERS_MAX));
     let mut connections = JoinSet::new();
     let mut stop = stopped.clone();
     loop {
@@ -198,18 +209,29 @@ async fn accept(
             tracing::warn!(reason, "a control connection was refused");
             continue;
         }
-        let peer = stream.peer_cred().ok().and_then(|peer| peer.pid()).map(i32::unsigned_abs);
-        let service = Arc::clone(&service);
-        let stopped = stopped.clone();
-        connections.spawn(async move {
-            serve(stream, peer, service, stopped).await;
-            drop(permit);
+        let peer = Arc::new(Peer {
+            pid: stream.peer_cred().ok().and_then(|peer| peer.pid()).map(i32::unsigned_abs),
+            service: Arc::clone(&service),
+            permit: Mutex::new(Some(permit)),
+            listeners: Arc::clone(&listeners),
         });
+        connections.spawn(serve(stream, peer, stopped.clone()));
     }
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(FINISH_TIMEOUT, all).await.is_err() {
         tracing::debug!("control connections were still open at the end");
     }
+}
+
+/// One connection.
+struct Peer {
+    /// Its process, where the kernel tells.
+    pid: Option<u32>,
+    service: Arc<dyn Service>,
+    /// Its place among all connections.
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
+    /// The places of those who listen to events.
+    listeners: Arc<Semaphore>,
 }
 
 /// Whether this peer may call at all.
@@ -222,13 +244,8 @@ fn admit(stream: &UnixStream, owner_uid: u32) -> Result<(), String> {
     }
 }
 
-async fn serve(
-    stream: UnixStream,
-    peer: Option<u32>,
-    service: Arc<dyn Service>,
-    mut stopped: watch::Receiver<bool>,
-) {
-    let handler = service_fn(move |request| answer(request, peer, Arc::clone(&service)));
+async fn serve(stream: UnixStream, peer: Arc<Peer>, mut stopped: watch::Receiver<bool>) {
+    let handler = service_fn(move |request| answer(request, Arc::clone(&peer)));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(READ_TIMEOUT)
@@ -248,13 +265,10 @@ async fn serve(
     }
 }
 
-type Reply = Response<Full<Bytes>>;
+type Reply = Response<Either<Full<Bytes>, Stream>>;
 
-async fn answer(
-    request: Request<Incoming>,
-    peer: Option<u32>,
-    service: Arc<dyn Service>,
-) -> Result<Reply, Infallible> {
+async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, Infallible> {
+    let service = Arc::clone(&peer.service);
     let path = request.uri().path().to_owned();
     let Some(route) = ROUTES.iter().find(|route| route.path == path) else {
         return Ok(refuse(StatusCode::NOT_FOUND, format!("there is no {path}")));
@@ -279,6 +293,7 @@ async fn answer(
         Call::Metrics => text(metrics::CONTENT_TYPE, metrics::page(&[&service.status()], &[])),
         Call::OpenApi => text(JSON, OPENAPI.to_owned()),
         Call::Status => json(StatusCode::OK, &service.status()),
+        Call::Events => events(request.uri().query(), &peer),
         Call::Wait => wait(request.uri().query(), &*service).await,
         Call::Limits => json(StatusCode::OK, &service.limits()),
         Call::Limit => match body::<LimitRequest>(request).await.and_then(|body| service.limit(body)) {
@@ -286,7 +301,7 @@ async fn answer(
             Err(error) => refuse(StatusCode::BAD_REQUEST, error),
         },
         Call::Sync => {
-            let by = peer.filter(|_| request.uri().query() != Some("all=1"));
+            let by = peer.pid.filter(|_| request.uri().query() != Some("all=1"));
             blocking(move || service.sync(by)).await
         }
         Call::Umount => match body::<UmountRequest>(request).await {
@@ -294,6 +309,27 @@ async fn answer(
             Err(error) => refuse(StatusCode::BAD_REQUEST, error),
         },
     })
+}
+
+fn events(query: Option<&str>, peer: &Peer) -> Reply {
+    let wish = match Wish::parse(query) {
+        Ok(wish) => wish,
+        Err(error) => return refuse(StatusCode::BAD_REQUEST, error),
+    };
+    let Ok(place) = Arc::clone(&peer.listeners).try_acquire_owned() else {
+        let error = format!("{LISTENERS_MAX} callers listen to events already");
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, error);
+    };
+    let stream = match Stream::new(peer.service.status().id, &peer.service.events(), wish, place) {
+        Ok(stream) => stream,
+        Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    };
+    drop(peer.permit.lock().take());
+    let mut reply = Response::new(Either::Right(stream));
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
+    // Its place is given back already.
+    reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    reply
 }
 
 async fn wait(query: Option<&str>, service: &dyn Service) -> Reply {
@@ -333,7 +369,7 @@ fn refuse(status: StatusCode, error: String) -> Reply {
 }
 
 fn text(kind: &'static str, text: String) -> Reply {
-    let mut reply = Response::new(Full::from(text));
+    let mut reply = Response::new(Either::Left(Full::from(text)));
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     reply
 }
@@ -343,7 +379,7 @@ fn json<T: Serialize>(status: StatusCode, value: &T) -> Reply {
         Ok(body) => (status, body),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string().into_bytes()),
     };
-    let mut reply = Response::new(Full::from(body));
+    let mut reply = Response::new(Either::Left(Full::from(body)));
     *reply.status_mut() = status;
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
     reply

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use volume::events::Events;
 use watertight::control::api::{
     Ended, LimitRequest, Limits, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
 };
@@ -20,8 +21,10 @@ use crate::rig::LONG;
 use crate::sample;
 
 /// A volume that only says what it was told to say.
-struct Fake {
+#[derive(Default)]
+pub(crate) struct Fake {
     ended: watch::Sender<Option<Ended>>,
+    pub(crate) events: Arc<Events>,
 }
 
 impl Service for Fake {
@@ -45,6 +48,10 @@ impl Service for Fake {
         Ok(UmountReply { ended: None, holders: Holders::default() })
     }
 
+    fn events(&self) -> Arc<Events> {
+        Arc::clone(&self.events)
+    }
+
     fn ended(&self) -> watch::Receiver<Option<Ended>> {
         self.ended.subscribe()
     }
@@ -61,7 +68,7 @@ fn world() -> World {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sock");
     let listener = UnixListener::bind(&path).unwrap();
-    let fake = Arc::new(Fake { ended: watch::Sender::new(None) });
+    let fake = Arc::new(Fake::default());
     let uid = rustix::process::geteuid().as_raw();
     let server = Server::start(listener, uid, Arc::clone(&fake) as Arc<_>).unwrap();
     World { path, server: Some(server), fake, _dir: dir }

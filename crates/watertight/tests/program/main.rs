@@ -10,6 +10,7 @@ mod bad_input;
 mod cgroups;
 mod control;
 mod demo;
+mod events;
 mod helpers;
 mod holders;
 mod limits;

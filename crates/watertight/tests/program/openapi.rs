@@ -9,9 +9,11 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use volume::events::{Edge, Event, Events, Life, Limit, What};
 use watertight::control::api::{
     CgroupLimits, Ended, How, LimitRequest, Limits, State, Status, Synced, UmountReply, UmountRequest,
     Unwritten,
@@ -21,6 +23,7 @@ use watertight::holders::{self, Holder, Holders};
 
 use self::schema::Checker;
 use crate::control::call;
+use crate::events::Listener;
 use crate::rig::Rig;
 use crate::sample;
 
@@ -28,6 +31,7 @@ use crate::sample;
 struct Full {
     ended: watch::Sender<Option<Ended>>,
     calls: AtomicU32,
+    events: Arc<Events>,
 }
 
 impl Full {
@@ -43,6 +47,18 @@ fn ended() -> Ended {
     let unwritten = Unwritten { bytes: 5, files: 1, named };
     let error = Some("full".to_owned());
     Ended { state: State::Failed, ended_ms: 1, unwritten, error, switch_drain_us: 2, switched_inodes: 3 }
+}
+
+/// An event of each kind; then the volume's end.
+fn events() -> Arc<Events> {
+    let events = Arc::new(Events::default());
+    // More than are kept.
+    (0..1024).for_each(|_| events.limit("/t/a".into(), Limit::IoMax, Edge::Begins));
+    let what = What::Error { node: 7, path: None, error: store::ErrorKind::NoSpace };
+    events.journal().push(Event { at: SystemTime::now(), what });
+    events.life(Life::Mounted, Some("/mnt".into()));
+    events.end(Some("full".to_owned()));
+    events
 }
 
 /// A holder of each kind.
@@ -102,9 +118,22 @@ impl Service for Full {
         }
     }
 
+    fn events(&self) -> Arc<Events> {
+        Arc::clone(&self.events)
+    }
+
     fn ended(&self) -> watch::Receiver<Option<Ended>> {
         self.ended.subscribe()
     }
+}
+
+/// A new server on `socket`.
+fn serve(socket: &Path, events: Arc<Events>) -> (Arc<Full>, Server) {
+    let full = Arc::new(Full { ended: watch::Sender::new(None), calls: AtomicU32::new(0), events });
+    let uid = rustix::process::geteuid().as_raw();
+    let listener = UnixListener::bind(socket).unwrap();
+    let server = Server::start(listener, uid, Arc::clone(&full) as Arc<_>).unwrap();
+    (full, server)
 }
 
 /// One answer: status, type, body.
@@ -127,10 +156,17 @@ fn check(document: &Value, checker: &mut Checker<'_>, socket: &Path, head: &str,
     assert!(response.is_object(), "{head}: {status} is not in the document");
     let schema = &response["content"][&kind]["schema"];
     assert!(schema.is_object(), "{head}: {status} with {kind} is not in the document");
-    let value = if kind == "application/json" {
-        serde_json::from_str(&answer).unwrap()
-    } else {
-        Value::String(answer)
+    let value = match kind.as_str() {
+        "application/json" => serde_json::from_str(&answer).unwrap(),
+        "application/x-ndjson" => {
+            let event = json!({ "$ref": "#/components/schemas/Event" });
+            // In chunks: their sizes stand between the lines.
+            for line in answer.lines().filter(|line| line.starts_with('{')) {
+                checker.check(&event, &serde_json::from_str(line).unwrap(), head).unwrap();
+            }
+            Value::String(answer)
+        }
+        _ => Value::String(answer),
     };
     checker.check(schema, &value, head).unwrap_or_else(|error| panic!("{head}: {error}: {value}"));
     format!("{method} {path} {status}")
@@ -168,7 +204,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     let mut checker = Checker::new(&document);
     let mut given = BTreeSet::new();
     // Each row of calls meets a new server.
-    let rows: [&[(&str, &str)]; 7] = [
+    let rows: [&[(&str, &str)]; 8] = [
         &[
             ("GET /v1/limits", ""),
             ("POST /v1/limit", r#"{"cgroup":"/a","limits":"wbps=1M"}"#),
@@ -176,6 +212,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         ],
         &[("GET /healthz", ""), ("GET /healthz", ""), ("GET /metrics", ""), ("GET /v1/openapi.json", "")],
         &[("GET /v1/status", ""), ("GET /v1/wait?timeout_ms=0", ""), ("GET /v1/wait?timeout_ms=x", "")],
+        &[("GET /v1/events", ""), ("GET /v1/events?since=x", "")],
         &[("POST /v1/sync", ""), ("POST /v1/sync", ""), ("POST /v1/sync", "")],
         &[("POST /v1/umount", r#"{"how":"plain"}"#), ("POST /v1/umount", r#"{"how":"plain"}"#)],
         &[("POST /v1/umount", r#"{"how":"lazy"}"#), ("POST /v1/umount", r#"{"how":"force"}"#)],
@@ -184,10 +221,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     let dir = tempfile::tempdir().unwrap();
     for (n, row) in rows.into_iter().enumerate() {
         let socket = dir.path().join(n.to_string());
-        let full = Arc::new(Full { ended: watch::Sender::new(None), calls: AtomicU32::new(0) });
-        let uid = rustix::process::geteuid().as_raw();
-        let listener = UnixListener::bind(&socket).unwrap();
-        let server = Server::start(listener, uid, Arc::clone(&full) as Arc<_>).unwrap();
+        let (full, server) = serve(&socket, events());
         for (head, body) in row {
             given.insert(check(&document, &mut checker, &socket, head, body));
         }
@@ -195,6 +229,20 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         check(&document, &mut checker, &socket, "GET /v1/wait", "");
         server.finish();
     }
+    // Nobody who listens is told the end, so that their places are taken.
+    let socket = dir.path().join("full");
+    let (full, server) = serve(&socket, Arc::default());
+    full.events.life(Life::Attached, None);
+    let listeners: Vec<_> = (0..256)
+        .map(|_| {
+            let mut listener = Listener::new(&socket, "");
+            assert_eq!(listener.next().unwrap()["state"], "attached");
+            listener
+        })
+        .collect();
+    given.insert(check(&document, &mut checker, &socket, "GET /v1/events", ""));
+    drop(listeners);
+    server.finish();
 
     let described: BTreeSet<String> = operations(&document)
         .into_iter()

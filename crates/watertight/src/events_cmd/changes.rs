@@ -1,0 +1,79 @@
+//! When volumes may have appeared: inotify(7) on the runtime directories and on those that they appear in.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::control::registered;
+use crate::problem::{Problem, Result};
+use crate::registry::RuntimeDir;
+
+/// What tells of changes.
+pub(super) struct Changes(AsyncFd<OwnedFd>);
+
+impl Changes {
+    pub(super) fn new() -> Result<Self> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(io::Error::from);
+        inotify.and_then(|fd| registered(fd, Interest::READABLE)).map(Self).map_err(failed)
+    }
+
+    /// From here on, changes are told.
+    pub(super) fn subscribe(&self) -> Result<()> {
+        RuntimeDir::own()?;
+        let mask = WatchFlags::CREATE
+            | WatchFlags::MOVED_TO
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::ONLYDIR;
+        let mut result = Ok(());
+        RuntimeDir::for_each_place(|path| match inotify::add_watch(self.0.get_ref(), path, mask) {
+            // A directory that goes meanwhile, or is nobody's to read, has no volumes that could be heard.
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => {}
+            Err(error) => {
+                result = Err(Problem::failure(format!("{} cannot be watched: {error}", path.display())))
+            }
+        });
+        result
+    }
+
+    /// Waits until something has changed that may be a new volume.
+    pub(super) async fn wait(&self) -> Result<()> {
+        loop {
+            let mut told = self.0.readable().await.map_err(failed)?;
+            match self.read() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(Errno::AGAIN) => told.clear_ready(),
+                Err(error) => return Err(failed(error.into())),
+            }
+        }
+    }
+
+    /// Takes what was told; says whether any of it is of interest.
+    fn read(&self) -> Result<bool, Errno> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(self.0.get_ref(), &mut buffer);
+        let mut is_news = false;
+        loop {
+            // Without a name: the directory itself, or more changes than the kernel has kept.
+            is_news |= events.next()?.file_name().is_none_or(|name| may_be_news(name.to_bytes()));
+            if events.is_buffer_empty() {
+                return Ok(is_news);
+            }
+        }
+    }
+}
+
+/// Records, runtime directories, and what these appear in.
+fn may_be_news(name: &[u8]) -> bool {
+    name.ends_with(b".json") || name.starts_with(b"watertight") || name.iter().all(u8::is_ascii_digit)
+}
+
+fn failed(error: io::Error) -> Problem {
+    Problem::failure(format!("new volumes cannot be watched for: {error}"))
+}

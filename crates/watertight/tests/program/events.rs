@@ -1,0 +1,285 @@
+//! `GET /v1/events` and `watertight events`: everybody hears everything, at a pace of their own, or how much is missing.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use volume::events::{Edge, Events, Limit};
+use watertight::control::server::Server;
+
+use crate::control::{Fake, call};
+use crate::rig::{LONG, Rig, eventually, wait};
+
+/// A server of a volume's events alone.
+struct World {
+    events: Arc<Events>,
+    socket: PathBuf,
+    server: Option<Server>,
+    _dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("sock");
+        let fake = Arc::new(Fake::default());
+        let uid = rustix::process::geteuid().as_raw();
+        let server =
+            Server::start(UnixListener::bind(&socket).unwrap(), uid, Arc::clone(&fake) as Arc<_>).unwrap();
+        Self { events: Arc::clone(&fake.events), socket, server: Some(server), _dir: dir }
+    }
+
+    /// Says that a limit of the cgroup `/N` begins to hold.
+    fn say(&self, n: u64) {
+        self.events.limit(format!("/{n}").into(), Limit::IoMax, Edge::Begins);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.events.end(None);
+        if let Some(server) = self.server.take() {
+            server.finish();
+        }
+    }
+}
+
+/// One who listens.
+pub(crate) struct Listener(BufReader<UnixStream>);
+
+impl Listener {
+    pub(crate) fn new(socket: &Path, query: &str) -> Self {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        write!(stream, "GET /v1/events{query} HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    /// The next event; none at the end of the stream.
+    pub(crate) fn next(&mut self) -> Option<Value> {
+        loop {
+            let mut line = String::new();
+            // A chunk of size 0 is the end; other sizes and the head are passed over.
+            if self.0.read_line(&mut line).unwrap() == 0 || line == "0\r\n" {
+                return None;
+            }
+            if line.starts_with('{') {
+                return Some(serde_json::from_str(&line).unwrap());
+            }
+        }
+    }
+}
+
+fn lines(answer: &str) -> Vec<Value> {
+    let lines = answer.lines().filter(|line| line.starts_with('{'));
+    lines.map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn everybody_hears_everything_in_order_until_the_end() {
+    let world = World::new();
+    world.say(1);
+    let mut listeners: Vec<Listener> = (0..8).map(|_| Listener::new(&world.socket, "")).collect();
+    for listener in &mut listeners {
+        assert_eq!(listener.next().unwrap()["cgroup"], "/1");
+    }
+    (2..=500).for_each(|n| world.say(n));
+    world.events.end(None);
+    world.say(501);
+    for listener in &mut listeners {
+        for n in 2..=500 {
+            let event = listener.next().unwrap();
+            assert_eq!((&event["cgroup"], &event["seq"]), (&format!("/{n}").into(), &n.into()));
+        }
+        assert_eq!(listener.next().unwrap()["state"], "released");
+        assert_eq!(listener.next(), None);
+    }
+}
+
+#[test]
+fn who_comes_back_goes_on_where_it_was() {
+    let world = World::new();
+    (1..=5).for_each(|n| world.say(n));
+    let kept = |query: &str| -> Vec<Value> {
+        let all = lines(&call(&world.socket, &format!("GET /v1/events?follow=false{query}"), ""));
+        all.into_iter().map(|mut event| event["seq"].take()).collect()
+    };
+    assert_eq!(kept(""), [1, 2, 3, 4, 5]);
+    assert_eq!(kept("&since=3"), [4, 5]);
+    assert!(kept("&since=99").is_empty());
+}
+
+#[test]
+fn who_is_too_slow_is_told_how_much_is_missing() {
+    let world = World::new();
+    let mut slow = Listener::new(&world.socket, "");
+    world.say(1);
+    assert_eq!(slow.next().unwrap()["seq"], 1);
+    // Far more than its socket, the server and the journal hold; somebody who keeps up misses none of it.
+    let mut quick = Listener::new(&world.socket, "?since=1");
+    let last = 20_000;
+    for n in 2..=last {
+        world.say(n);
+        if n % 256 == 0 {
+            while quick.next().unwrap()["seq"] != n {}
+        }
+    }
+    world.events.end(None);
+    let (mut heard, mut lost, mut seq) = (1, 0, 1);
+    while let Some(event) = slow.next() {
+        if event["kind"] == "gap" {
+            lost += event["lost"].as_u64().unwrap();
+            seq += event["lost"].as_u64().unwrap();
+        } else {
+            heard += 1;
+            seq += 1;
+        }
+        assert_eq!(event["seq"], seq, "{event}");
+    }
+    assert!(lost > 0, "it heard {heard}");
+    assert_eq!(heard + lost, last + 1);
+}
+
+#[test]
+fn listeners_take_no_place_from_others_and_are_bounded() {
+    let world = World::new();
+    world.say(1);
+    let mut listeners: Vec<Listener> = (0..256).map(|_| Listener::new(&world.socket, "")).collect();
+    listeners.iter_mut().for_each(|listener| assert_eq!(listener.next().unwrap()["seq"], 1));
+    assert!(call(&world.socket, "GET /healthz", "").ends_with("ok\n"));
+    let answer = call(&world.socket, "GET /v1/events", "");
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("256 callers listen"), "{answer}");
+    // The place of one who has left is free again.
+    drop(listeners.pop());
+    eventually("a place is free", || {
+        call(&world.socket, "GET /v1/events?follow=false", "").starts_with("HTTP/1.1 200")
+    });
+}
+
+/// `watertight events`, as it runs.
+struct Verb {
+    child: Child,
+    out: BufReader<ChildStdout>,
+}
+
+impl Verb {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Self { child, out }
+    }
+
+    /// Hears until `done`; gives that event.
+    #[track_caller]
+    fn until(&mut self, done: impl Fn(&Value) -> bool) -> Value {
+        loop {
+            let mut line = String::new();
+            assert!(self.out.read_line(&mut line).unwrap() > 0, "it ended: {}", self.stderr());
+            let event = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}"));
+            if done(&event) {
+                return event;
+            }
+        }
+    }
+
+    fn stderr(&mut self) -> String {
+        let mut text = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// It ends by itself, with 0 and without a word.
+    #[track_caller]
+    fn ends(mut self) {
+        let status = wait(&mut self.child, LONG);
+        assert_eq!(status.and_then(|status| status.code()), Some(0), "{}", self.stderr());
+        assert_eq!(self.stderr(), "");
+    }
+}
+
+impl Drop for Verb {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_verb_tells_a_volumes_life_and_its_errors() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write_at:nth=1:fail=ENOSPC", "dirty_after=50ms");
+    let mut verb = {
+        let mut command = rig.command(&["events", "--json"]);
+        command.arg(&rig.mnt);
+        Verb::start(command)
+    };
+    let mounted = verb.until(|event| event["kind"] == "life");
+    assert_eq!((&mounted["state"], &mounted["seq"]), (&"mounted".into(), &1.into()));
+    assert_eq!(mounted["path"], rig.mnt.to_string_lossy().as_ref());
+    std::fs::write(rig.mnt.join("a"), "12345").unwrap();
+    let error = verb.until(|event| event["kind"] == "error");
+    assert_eq!(error["file"], "a", "{error}");
+    let shown = rig.verb("events", &["--once"]).ok();
+    assert!(
+        shown.stdout.contains("mounted at ") && shown.stdout.contains("a could not be written"),
+        "{shown:?}"
+    );
+    rig.verb("umount", &[]).ok();
+    verb.until(|event| event["state"] == "draining");
+    verb.until(|event| event["state"] == "released");
+    verb.ends();
+    assert_eq!(daemon.end(), Some(0));
+    rig.verb("events", &[]).ends(1, "has ended: released");
+}
+
+#[test]
+fn the_verb_hears_volumes_that_appear_and_die() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    // The directory is not even there.
+    let mut verb = Verb::start(rig.command(&["events", "--json"]));
+    let mnt = rig.root.join("other");
+    std::fs::create_dir(&mnt).unwrap();
+    let one = rig.mount("");
+    let first = verb.until(|event| event["state"] == "mounted");
+    let mut command = rig.command(&["mount", "mem:"]);
+    command.arg(&mnt);
+    let other = rig.start(command);
+    let second = verb.until(|event| event["state"] == "mounted");
+    assert_ne!(first["volume"], second["volume"]);
+    other.kill();
+    let died = verb.until(|event| event["kind"] == "unheard");
+    assert_eq!(died["volume"], second["volume"]);
+    assert!(died["error"].as_str().unwrap().contains("died"), "{died}");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(one.end(), Some(0));
+    let released = verb.until(|event| event["state"] == "released");
+    assert_eq!(released["volume"], first["volume"]);
+    kill_process(Pid::from_child(&verb.child), Signal::INT).unwrap();
+    verb.ends();
+}
+
+#[test]
+fn the_verb_ends_when_nobody_reads_it() {
+    let rig = Rig::new();
+    let mut verb = Verb::start(rig.command(&["events"]));
+    // It is there, and has nothing to say.
+    eventually("it watches", || rig.runtime.is_dir());
+    let out = std::mem::replace(&mut verb.out, empty());
+    drop(out);
+    verb.ends();
+    rig.run(&["events", "--once"]).ok();
+    rig.verb("events", &[]).ends(2, "is no volume");
+    rig.run(&["events", "--since", "3"]).ends(2, "<VOLUME>");
+}
+
+/// The output of a program that has none.
+fn empty() -> BufReader<ChildStdout> {
+    let mut child = Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
+    let out = child.stdout.take().unwrap();
+    child.wait().unwrap();
+    BufReader::new(out)
+}
