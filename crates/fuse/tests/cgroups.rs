@@ -105,6 +105,33 @@ fn what_a_removed_cgroup_owned_is_its_parents_when_it_is_written() {
 }
 
 #[test]
+fn the_end_of_a_cgroup_with_a_thousand_inodes_holds_up_nobody() {
+    const FILES: usize = 1000;
+    let (Some(parent), Some(victim)) = (Cgroup::make(), Cgroup::make()) else { return };
+    let Some(mounted) = mounted(Duration::ZERO) else { return };
+    let child = parent.child("child");
+    let script = "n=0; until [ $n = 1000 ]; do n=$((n + 1)); echo > $0/$n; done";
+    child.run("sh", &["-c".as_ref(), script.as_ref(), mounted.path().as_os_str()]);
+    assert_eq!(owned(&mounted, &child), FILES);
+    mounted.volume.sync_all().unwrap();
+    // Somebody writes all the time, and is told to end when the inodes have moved: each of its writes has ended then.
+    let script = "n=0; until [ -e $0/stop ]; do echo >> $0/victim; n=$((n + 1)); done; echo $n";
+    let mut writer = victim.command("sh");
+    writer.args(["-c", script]).arg(mounted.path()).stdout(std::process::Stdio::piped());
+    let writer = writer.spawn().unwrap();
+    eventually("the victim writes", || owned(&mounted, &victim) == 1);
+    child.remove();
+    eventually("all inodes are the parent's", || owned(&mounted, &parent) == FILES);
+    std::fs::write(mounted.path().join("stop"), "").unwrap();
+    let out = writer.wait_with_output().unwrap();
+    let written: u64 = String::from_utf8_lossy(&out.stdout).trim().parse().unwrap();
+    assert_eq!(std::fs::metadata(mounted.path().join("victim")).unwrap().len(), written);
+    let switching = mounted.volume.status().switching;
+    assert_eq!((switching.switches_in_flight, switching.switched), (0, FILES as u64));
+    mounted.unmount();
+}
+
+#[test]
 fn a_thread_that_goes_to_another_cgroup_counts_for_it_soon() {
     let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return };
     let Some(mounted) = mounted(Duration::ZERO) else { return };
