@@ -39,7 +39,7 @@ pub(crate) struct Model {
 }
 
 impl Inode for File {
-    fn write_back(&self) -> Outcome {
+    fn write_back(self: &Arc<Self>) -> Outcome {
         Outcome::Dirty
     }
 
