@@ -272,8 +272,13 @@ impl<R: ReadyList> Core<R> {
             std::mem::take(&mut scan.slots)
         };
         // ORDERING: AcqRel; before the number that sleepers read changes.
-        self.is_closed.swap(true, Ordering::AcqRel);
+        if !is_on("eventpoll-close-late") {
+            self.is_closed.swap(true, Ordering::AcqRel);
+        }
         self.shared.waiters.wake_all();
+        if is_on("eventpoll-close-late") {
+            self.is_closed.swap(true, Ordering::AcqRel);
+        }
         for slot in slots {
             if let Slot::Taken(Watch { item, .. }) = slot {
                 // ORDERING: Relaxed: only so that nobody queues it for nothing.

@@ -11,6 +11,7 @@
 //!
 //! That the note comes last is what keeps a waker that is preempted from holding up the sleepers: until it has
 //! really woken somebody, everybody else who comes by does it. The price is a system call too many now and then.
+//! It is noted as well if nobody was in the system call: who is counted is then on the way into it, and does not stay.
 //! The note is only made if nobody came or left since the look: it never counts one who has left already, so that
 //! there are never fewer on their way than noted. That there are more only costs a wake-up.
 //!
@@ -83,8 +84,10 @@ impl Waiters {
             let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
         }
         self.number.bump();
-        let is_awake = self.number.wake(1) == 1;
-        if is_awake && seen & WOKEN_MASK != WOKEN_MASK && !is_on("eventpoll-note-before-wake") {
+        // Also if nobody was in the system call: whoever is counted is on its way into it then, and finds that the number
+        // has changed, or the work. So there is one system call for each time that somebody goes to sleep.
+        self.number.wake(1);
+        if seen & WOKEN_MASK != WOKEN_MASK && !is_on("eventpoll-note-before-wake") {
             // ORDERING: AcqRel, so that who leaves sees the work. Failing is no matter: it only keeps others waking.
             let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
         }

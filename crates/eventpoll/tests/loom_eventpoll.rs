@@ -7,8 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sync::atomic::{AtomicU64, Ordering};
 use sync::{mutant, thread};
-use watertight_eventpoll::{Counter, Error, EventPoll, Events, Flag, Interest, Journal, Read};
+use watertight_eventpoll::{Counter, Error, EventPoll, Events, Flag, Interest, Journal, Poll, Read, Source};
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 const LT: Interest = Interest::level(Events::IN);
@@ -142,6 +143,47 @@ fn after_a_signal_nobody_sleeps() {
         assert_eq!(waits.join().expect("it ends"), Ok(1));
         other.join().expect("it ends");
     });
+}
+
+/// EP-R3, EP-R4: a source of level kind that is ready for two takes, one who signals it stopped anywhere.
+#[test]
+fn what_is_left_of_a_source_is_not_hidden_by_one_who_stopped() {
+    model(3, || {
+        let (poll, source) = (Arc::new(EventPoll::new()), Arc::new(Source::new(Takes::default())));
+        poll.add(&*source, LT, 0).expect("a new source");
+        let add = |source: &Source<Takes>| {
+            // ORDERING: SeqCst, not what is tested.
+            source.0.fetch_add(1, Ordering::SeqCst);
+            source.signal(Events::IN);
+        };
+        // Reported, so that it is still in the list, and not ready any more.
+        add(&source);
+        assert_eq!(count(&poll), 1);
+        source.0.fetch_sub(1, Ordering::SeqCst);
+        let stops = {
+            let source = Arc::clone(&source);
+            spawn(move || add(&source))
+        };
+        // Becomes ready while it is on its way out of the list.
+        count(&poll);
+        add(&source);
+        assert_eq!(count(&poll), 1, "hidden by one who was stopped");
+        // One takes, there is more.
+        source.0.fetch_sub(1, Ordering::SeqCst);
+        stops.join().expect("it ends");
+        assert_eq!(count(&poll), 1);
+    });
+}
+
+/// Ready as often as it was signalled.
+#[derive(Default)]
+struct Takes(AtomicU64);
+
+impl Poll for Takes {
+    fn poll(&self) -> Events {
+        // ORDERING: SeqCst, as above.
+        if self.0.load(Ordering::SeqCst) == 0 { Events::empty() } else { Events::IN }
+    }
 }
 
 /// EP-R1: of edge kind, with a scan under way that finds nothing.
@@ -295,6 +337,11 @@ fn each_mutant_is_caught() {
             &["eventpoll-no-load-fence"],
             "held up by one who was stopped",
         ),
+        (
+            "what_is_left_of_a_source_is_not_hidden_by_one_who_stopped",
+            &["eventpoll-requeue-trusts"],
+            "hidden by one who was stopped",
+        ),
         ("what_stays_ready_is_never_missed", &["eventpoll-look-without-lock"], "a false negative"),
         ("after_a_signal_nobody_sleeps", &["eventpoll-note-before-wake"], "asleep until another is finished"),
         (
@@ -308,6 +355,7 @@ fn each_mutant_is_caught() {
             &["eventpoll-free-under-callback"],
             "freed under the callback",
         ),
+        ("a_close_ends_a_wait_beside_a_signal", &["eventpoll-close-late"], "deadlock"),
         ("two_that_would_watch_each_other", &["eventpoll-link-unlocked"], "a circle"),
         ("a_reader_that_keeps_up_misses_nothing", &["journal-filled-first"], "missed beside a writer"),
     ] {
