@@ -47,5 +47,5 @@ pub use notify::{Notifier, NotifyError};
 pub use session::{EndReason, Ended, Session, SessionError, SessionOptions, SessionView, Tree};
 pub use stats::StatsView;
 pub use tree::OnEnd;
-pub use tree::change::{AttachmentInfo, Detach, TreeError};
+pub use tree::change::{Attached, AttachmentInfo, Detach, TreeError};
 pub use uring::{Transport, Uring};

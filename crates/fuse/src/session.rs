@@ -14,7 +14,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mounts::MountId;
 use rustix::io::Errno;
 use sync::Mutex;
 use sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +33,7 @@ use crate::notify::Notifier;
 use crate::reader::{Pool, ReadEnd};
 use crate::spin::SpinGate;
 use crate::stats::{Stats, StatsView};
-use crate::tree::change::{AttachmentInfo, Detach, TreeError};
+use crate::tree::change::{Attached, AttachmentInfo, Detach, TreeError};
 use crate::tree::{self, OnEnd};
 use crate::uring::{BeforeMount, Prepared, Ring, Transport, Uring};
 
@@ -227,7 +226,7 @@ impl Tree {
         volume: &Arc<Volume>,
         is_read_only: bool,
         on_end: OnEnd,
-    ) -> Result<MountId, TreeError> {
+    ) -> Result<Attached, TreeError> {
         self.0.tree.attach(&self.0.master, path, volume, is_read_only, on_end)
     }
 
@@ -235,7 +234,7 @@ impl Tree {
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
-    pub fn bind(&self, from: &Path, to: &Path) -> Result<MountId, TreeError> {
+    pub fn bind(&self, from: &Path, to: &Path) -> Result<(), TreeError> {
         self.0.tree.bind(&self.0.master, from, to)
     }
 
@@ -263,6 +262,12 @@ impl Tree {
     /// As [`detach`](Self::detach).
     pub fn wait_closed(&self, path: &Path, until: Instant) -> Result<bool, TreeError> {
         self.0.tree.wait_closed(path, until)
+    }
+
+    /// Whether a volume is still where it was attached, or moved to.
+    #[must_use]
+    pub fn is_attached(&self, attached: &Attached) -> bool {
+        self.0.tree.is_attached(attached)
     }
 
     /// What is attached now.

@@ -72,6 +72,21 @@ pub enum Verb {
     )]
     Umount(UmountArgs),
 
+    /// Attach a volume to a directory inside a mounted one.
+    #[command(after_help = crate::attach_cmd::HELP)]
+    Attach(AttachArgs),
+
+    /// Detach what was attached: return when its data is on the store and the store is free.
+    #[command(after_help = "Examples:\n  \
+        watertight detach /mnt/data/project\n  \
+        watertight detach --lazy /mnt/data/project && watertight wait /srv/project\n\n\
+        Held by a process: exit 1 with its name; nothing is changed. On return the path is gone for every process.")]
+    Detach(UmountArgs),
+
+    /// Move what is attached to another directory of the same mountpoint.
+    #[command(after_help = "Example:\n  watertight move /mnt/data/project /mnt/data/archive/project")]
+    Move(MoveArgs),
+
     /// Make everything durable that was written to a volume so far.
     #[command(after_help = "Example:\n  watertight sync /mnt/data")]
     Sync(SyncArgs),
@@ -195,6 +210,27 @@ pub struct UmountArgs {
     /// Give up at once what is not written; who waits gets an error.
     #[arg(short = 'f', long)]
     pub force: bool,
+}
+
+/// `attach`.
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    /// The store, as for `mount`; or a directory inside the mountpoint, to be shown in a second place.
+    pub volume: OsString,
+    /// A directory inside a mounted volume.
+    pub path: PathBuf,
+    /// Options of the volume, separated by commas; see below.
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub options: Vec<String>,
+}
+
+/// `move`.
+#[derive(Debug, Args)]
+pub struct MoveArgs {
+    /// Where it is attached.
+    pub from: PathBuf,
+    /// A directory of the same mountpoint.
+    pub to: PathBuf,
 }
 
 /// `sync`.

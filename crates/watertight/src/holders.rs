@@ -70,6 +70,15 @@ pub struct Holder {
     pub direct: bool,
 }
 
+impl Holder {
+    /// A mount that is inside.
+    #[must_use]
+    pub fn mount(inner: &Mount) -> Self {
+        let file = inner.mountpoint.to_string_lossy().into_owned();
+        Self { pid: None, name: inner.fstype.clone(), how: How::Mount, file, direct: true }
+    }
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.pid {
@@ -92,6 +101,13 @@ impl Holders {
     /// Those that hold the very mount that was asked for.
     pub fn direct(&self) -> impl Iterator<Item = &Holder> {
         self.found.iter().filter(|holder| holder.direct)
+    }
+
+    /// Those that hold something at `path` or below it.
+    #[must_use]
+    pub fn below(mut self, path: &Path) -> Self {
+        self.found.retain(|holder| Path::new(&holder.file).starts_with(path));
+        self
     }
 
     /// A line each, the first eight, for a person; says so when nobody was found.
@@ -216,13 +232,7 @@ impl Process<'_> {
 pub fn mounts(mount: &Mount) -> Holders {
     let table = MountTable::read();
     let mut holders = Holders::default();
-    holders.found.extend(table.on(mount).map(|inner| Holder {
-        pid: None,
-        name: inner.fstype.clone(),
-        how: How::Mount,
-        file: inner.mountpoint.to_string_lossy().into_owned(),
-        direct: true,
-    }));
+    holders.found.extend(table.on(mount).map(Holder::mount));
     let others = table.of_device(Device::of(mount)).filter(|other| !other.is_same(mount));
     holders.found.extend(others.map(|other| Holder {
         pid: None,

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `cli`, `opts`, `units` | what a person types |
 //! | `checks` | what is wrong with it, in words |
+//! | `attach`, `attach_cmd` | volumes in directories of a mounted one |
 //! | `mount_cmd`, `background`, `supervisor`, `live`, `process` | the mount process |
 //! | `control`, `registry`, `target`, `metrics` | finding mount processes and talking to them; their figures for Prometheus |
 //! | `umount_cmd`, `sync_cmd`, `status_cmd`, `events_cmd`, `wait_cmd` | the other verbs |
@@ -16,6 +17,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod attach;
+pub mod attach_cmd;
 pub mod background;
 pub mod checks;
 pub mod cli;
@@ -88,6 +91,9 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     match &cli.verb {
         Verb::Mount(_) => {}
         Verb::Umount(args) => umount_cmd::run(args)?,
+        Verb::Attach(args) => attach_cmd::attach(args)?,
+        Verb::Detach(args) => attach_cmd::detach(args)?,
+        Verb::Move(args) => attach_cmd::move_to(args)?,
         Verb::Sync(args) => sync_cmd::run(args)?,
         Verb::Status(args) => status_cmd::run(args)?,
         Verb::Events(args) => events_cmd::run(args)?,

@@ -3,7 +3,7 @@
 //! # Who may touch what
 //! | field | protected by |
 //! |---|---|
-//! | `facts`, `volume`, `session` | immutable |
+//! | `facts`, `volume`, `session`, `attachments` | immutable |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `gone` | atomic, only grows (P1) |
 //!
@@ -20,9 +20,11 @@ use tokio::sync::watch;
 use volume::events::Events;
 use volume::{DrainReport, LifeState, Volume, WbStatus};
 
+use crate::attach::Attachments;
 use crate::control::api::{
-    CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, How, LimitRequest, Limits,
-    Requests, State, Status, Synced, UmountReply, UmountRequest, Unwritten, now_ms,
+    AttachReply, AttachRequest, CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, DetachReply, DetachRequest, Ended,
+    FILES_NAMED_MAX, FileError, How, LimitRequest, Limits, MoveReply, MoveRequest, Requests, State, Status,
+    Synced, UmountReply, UmountRequest, Unwritten, now_ms,
 };
 use crate::control::server::Service;
 use crate::holders::Holders;
@@ -61,6 +63,7 @@ pub struct Live {
     facts: Facts,
     volume: Arc<Volume>,
     session: SessionView,
+    attachments: Arc<Attachments>,
     events: Sender<Event>,
     ended: watch::Sender<Option<Ended>>,
     gone: Arc<Gone>,
@@ -99,17 +102,26 @@ impl Gone {
     }
 }
 
+impl Facts {
+    /// The mount's device number.
+    #[must_use]
+    pub const fn device(&self) -> Device {
+        Device::of(&self.mount)
+    }
+}
+
 impl Live {
     /// A volume that is served at a mount.
     #[must_use]
     pub fn new(
         facts: Facts,
         volume: Arc<Volume>,
-        session: SessionView,
+        attachments: Arc<Attachments>,
         events: Sender<Event>,
         gone: Arc<Gone>,
     ) -> Self {
-        Self { facts, volume, session, events, ended: watch::Sender::new(None), gone }
+        let session = attachments.session().clone();
+        Self { facts, volume, session, attachments, events, ended: watch::Sender::new(None), gone }
     }
 
     /// What does not change.
@@ -122,6 +134,12 @@ impl Live {
     #[must_use]
     pub const fn volume(&self) -> &Arc<Volume> {
         &self.volume
+    }
+
+    /// What is attached to its mountpoint.
+    #[must_use]
+    pub const fn attachments(&self) -> &Arc<Attachments> {
+        &self.attachments
     }
 
     /// Tells everybody who waits how the volume ended.
@@ -207,52 +225,29 @@ impl Service for Live {
     fn status(&self) -> Status {
         let volume = self.volume.status();
         let facts = &self.facts;
-        let (transport, transport_reason) = match self.session.transport() {
-            Transport::Uring => ("io_uring", None),
-            Transport::Readers { reason } => ("dev-fuse", Some(reason)),
-        };
+        let (transport, transport_reason) = transport(&self.session);
         Status {
             id: facts.id.clone(),
-            pid: std::process::id(),
-            uid: rustix::process::geteuid().as_raw(),
             source: facts.source.clone(),
             mountpoint: facts.mount.mountpoint.to_string_lossy().into_owned(),
             device: Device::of(&facts.mount),
             state: self.state(&volume),
             mount_type: mountinfo::kind(&facts.mount).to_owned(),
             mount_type_reason: facts.type_reason.clone(),
-            transport: transport.to_owned(),
+            transport,
             transport_reason,
             mode: facts.mode.to_owned(),
             read_only: facts.read_only,
             started_ms: facts.started_ms,
-            dirty_bytes: volume.dirty_bytes,
-            writeback_bytes: volume.writeback_bytes,
-            dirty_files: volume.dirty_files,
-            cached_bytes: volume.cached_bytes,
-            cache_bytes_max: volume.cache_bytes_max,
-            written_bytes: volume.bytes_written_back,
-            nodes: volume.nodes,
-            open_files: volume.open_files,
-            writeback_errors: volume.writeback_errors,
-            writer_waits: volume.writer_waits,
-            failing_files: volume.failing.len() as u64,
-            failing_bytes: volume.failing.iter().map(|file| file.bytes).sum(),
-            errors: volume.failing.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
-            cgroup_tree: self.volume.tenants().tree().map_or_else(|| "off".to_owned(), ToString::to_string),
-            switches_in_flight: volume.switching.switches_in_flight,
-            switched_inodes: volume.switching.switched,
-            drains: volume.switching.drains,
-            drain_us: micros(volume.switching.drain_time),
-            cgroups: cgroups(&volume.switching.wbs),
             requests: self.requests(),
             process: process::figures(self.session.threads() as u64),
+            ..Status::of_volume(&self.volume, &volume)
         }
     }
 
     fn sync(&self, by: Option<u32>) -> Result<Synced, String> {
         let synced = by.map_or_else(|| self.volume.sync_all(), |pid| self.volume.sync_for(pid));
-        synced.map_err(|error| error.to_string())?;
+        synced.map_err(|error| error.to_string()).and(self.attachments.sync(by))?;
         Ok(Synced { id: self.facts.id.clone() })
     }
 
@@ -261,10 +256,20 @@ impl Service for Live {
     }
 
     fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
-        let cgroup = request.cgroup.parse().map_err(|error: volume::LimitError| error.to_string())?;
-        let change = request.limits.parse().map_err(|error: volume::LimitError| error.to_string())?;
-        self.volume.limit(&cgroup, &change);
+        limit(&self.volume, &request)?;
         Ok(self.limits())
+    }
+
+    fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {
+        self.attachments.attach(&request)
+    }
+
+    fn detach(&self, request: DetachRequest) -> Result<DetachReply, String> {
+        self.attachments.detach(&request)
+    }
+
+    fn move_to(&self, request: MoveRequest) -> Result<MoveReply, String> {
+        self.attachments.move_to(&request)
     }
 
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
@@ -294,6 +299,57 @@ impl Service for Live {
 
     fn ended(&self) -> watch::Receiver<Option<Ended>> {
         self.ended.subscribe()
+    }
+}
+
+impl Status {
+    /// What a volume itself says; the rest is that of no mount.
+    #[must_use]
+    pub fn of_volume(of: &Volume, volume: &volume::Status) -> Self {
+        Self {
+            pid: std::process::id(),
+            uid: rustix::process::geteuid().as_raw(),
+            dirty_bytes: volume.dirty_bytes,
+            writeback_bytes: volume.writeback_bytes,
+            dirty_files: volume.dirty_files,
+            cached_bytes: volume.cached_bytes,
+            cache_bytes_max: volume.cache_bytes_max,
+            written_bytes: volume.bytes_written_back,
+            nodes: volume.nodes,
+            open_files: volume.open_files,
+            writeback_errors: volume.writeback_errors,
+            writer_waits: volume.writer_waits,
+            failing_files: volume.failing.len() as u64,
+            failing_bytes: volume.failing.iter().map(|file| file.bytes).sum(),
+            errors: volume.failing.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
+            cgroup_tree: of.tenants().tree().map_or_else(|| "off".to_owned(), ToString::to_string),
+            switches_in_flight: volume.switching.switches_in_flight,
+            switched_inodes: volume.switching.switched,
+            drains: volume.switching.drains,
+            drain_us: micros(volume.switching.drain_time),
+            cgroups: cgroups(&volume.switching.wbs),
+            ..Self::default()
+        }
+    }
+}
+
+/// Sets limits of a cgroup in one volume.
+///
+/// # Errors
+/// What cannot be read, in words.
+pub fn limit(volume: &Volume, request: &LimitRequest) -> Result<(), String> {
+    let cgroup = request.cgroup.parse().map_err(|error: volume::LimitError| error.to_string())?;
+    let change = request.limits.parse().map_err(|error: volume::LimitError| error.to_string())?;
+    volume.limit(&cgroup, &change);
+    Ok(())
+}
+
+/// How requests come, and why not over io_uring.
+#[must_use]
+pub fn transport(session: &SessionView) -> (String, Option<String>) {
+    match session.transport() {
+        Transport::Uring => ("io_uring".to_owned(), None),
+        Transport::Readers { reason } => ("dev-fuse".to_owned(), Some(reason)),
     }
 }
 
@@ -340,7 +396,7 @@ pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
     }
 }
 
-fn cgroup_limits(of: volume::CgroupLimits) -> CgroupLimits {
+pub(crate) fn cgroup_limits(of: volume::CgroupLimits) -> CgroupLimits {
     let number = |limit: Option<std::num::NonZeroU64>| limit.map(std::num::NonZeroU64::get);
     CgroupLimits {
         cgroup: of.cgroup.to_string(),

@@ -15,6 +15,7 @@ use store::{ErrorKind, Store};
 use volume::events::Life;
 use volume::{Tenants, Volume};
 
+use crate::attach::Attachments;
 use crate::background;
 use crate::checks::{self, Source};
 use crate::cli::MountArgs;
@@ -89,7 +90,11 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     // After the store has raised the limit of descriptors, and before threads are started that write.
     privileges::respect_quotas();
     let read_only = is_read_only(&options, &source, &*store)?;
-    let volume = start_volume(&options, store, tree)?;
+    let tenants = tree.map_or_else(|| Ok(Arc::default()), Tenants::of).map_err(|error| {
+        store.close();
+        Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
+    })?;
+    let volume = start_volume(&options, store, Arc::clone(&tenants))?;
     options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
     let gone = Arc::new(Gone::default());
     let session = match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone)) {
@@ -104,7 +109,8 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let record =
         registry::new_record(facts.id.clone(), facts.source.clone(), &mountpoint, Device::of(&facts.mount));
     let (registration, listener) = runtime_dir.register(record)?;
-    let live = Arc::new(Live::new(facts, volume, session.view(), sender.clone(), Arc::clone(&gone)));
+    let attachments = Attachments::new(session.tree(), session.view(), facts.clone(), runtime_dir, tenants);
+    let live = Arc::new(Live::new(facts, volume, attachments, sender.clone(), Arc::clone(&gone)));
     let owner = rustix::process::geteuid().as_raw();
     let started = Server::start(listener, owner, Arc::clone(&live) as Arc<_>)
         .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))
@@ -132,7 +138,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     supervisor::outcome(&source.spec, &mountpoint.to_string_lossy(), &ended).map(|()| ExitCode::SUCCESS)
 }
 
-fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
+pub(crate) fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
     let spec = &source.spec;
     store::open(spec).map_err(|error| match error.kind() {
         ErrorKind::Busy => {
@@ -152,7 +158,7 @@ fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
     })
 }
 
-fn is_read_only(options: &MountOptions, source: &Source, store: &dyn Store) -> Result<bool> {
+pub(crate) fn is_read_only(options: &MountOptions, source: &Source, store: &dyn Store) -> Result<bool> {
     let spec = &source.spec;
     match options.read_only {
         Some(true) => Ok(true),
@@ -173,16 +179,12 @@ fn is_read_only(options: &MountOptions, source: &Source, store: &dyn Store) -> R
     }
 }
 
-fn start_volume(
+pub(crate) fn start_volume(
     options: &MountOptions,
     store: Arc<dyn Store>,
-    tree: Option<Hierarchy>,
+    tenants: Arc<Tenants>,
 ) -> Result<Arc<Volume>> {
     let defaults = volume::Options::default();
-    let tenants = tree.map_or_else(|| Ok(Arc::default()), Tenants::of).map_err(|error| {
-        store.close();
-        Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
-    })?;
     let volume_options = volume::Options {
         cache_bytes_max: options.cache_bytes,
         flushers: options.flushers.unwrap_or(defaults.flushers),

@@ -12,7 +12,7 @@ pub use fuse::mount::MountInfo as Mount;
 pub const SUBTYPE: &str = "watertight";
 
 /// A device number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Device {
     /// Major number; 0 for file systems without a block device.
     pub major: u32,

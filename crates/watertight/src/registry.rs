@@ -46,6 +46,9 @@ pub struct Record {
     pub source: String,
     /// Where it is or was mounted.
     pub mountpoint: String,
+    /// The volume of the mountpoint that it is attached to, if it has no mount of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attached_to: Option<String>,
     /// The mount's device number.
     pub device: Device,
     /// Milliseconds since the epoch.
@@ -260,6 +263,15 @@ impl Registration {
         self.write()
     }
 
+    /// Writes down that it is somewhere else now.
+    ///
+    /// # Errors
+    /// When the record cannot be written.
+    pub fn moved(&mut self, mountpoint: &Path) -> Result<()> {
+        self.record.mountpoint = mountpoint.to_string_lossy().into_owned();
+        self.write()
+    }
+
     /// Forgets the mount: it never came to be.
     pub fn withdraw(self) {
         let _already_gone = fs::remove_file(self.dir.record(&self.record.id));
@@ -308,7 +320,8 @@ pub fn new_id() -> Result<String> {
 #[must_use]
 pub fn new_record(id: String, source: String, mountpoint: &Path, device: Device) -> Record {
     let mountpoint = mountpoint.to_string_lossy().into_owned();
-    Record { id, pid: std::process::id(), source, mountpoint, device, started_ms: now_ms(), ended: None }
+    let (pid, started_ms) = (std::process::id(), now_ms());
+    Record { id, pid, source, mountpoint, attached_to: None, device, started_ms, ended: None }
 }
 
 fn own_path(uid: u32) -> PathBuf {

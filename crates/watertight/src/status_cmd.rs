@@ -89,7 +89,7 @@ fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>, holders: bool) -> Re
         match volume.status() {
             Ok(Some(status)) => {
                 let wanted = holders || status.state == State::Detached;
-                let holders = wanted.then(|| holders::of_device(status.device).unwrap_or_default());
+                let holders = wanted.then(|| holders_of(&status));
                 report.volumes.push(Shown { status, holders });
             }
             // Its process may have ended between: read again how.
@@ -120,6 +120,14 @@ fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>, holders: bool) -> Re
         .map(|mount| mount.mountpoint.to_string_lossy().into_owned())
         .collect();
     report
+}
+
+fn holders_of(status: &Status) -> Holders {
+    let holders = holders::of_device(status.device).unwrap_or_default();
+    match status.attached_to {
+        None => holders,
+        Some(_) => holders.below(std::path::Path::new(&status.mountpoint)),
+    }
 }
 
 impl Report {

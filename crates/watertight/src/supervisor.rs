@@ -235,13 +235,20 @@ impl Supervisor {
     /// Writes everything and ends the volume; once.
     fn drain(&mut self) {
         if !std::mem::replace(&mut self.draining, true) {
-            let volume = Arc::clone(self.live.volume());
-            self.spawn("drain", move || Event::Drained(volume.shutdown()));
+            let live = Arc::clone(&self.live);
+            self.spawn("drain", move || {
+                // Beside each other: one store that hangs holds up its own volume only.
+                thread::scope(|scope| {
+                    scope.spawn(|| live.attachments().end());
+                    live.volume().shutdown();
+                });
+                Event::Drained(live.volume().shutdown())
+            });
         }
     }
 
     fn on_drained(&mut self, report: &DrainReport) -> Ended {
-        let ended = ended_with(report);
+        let ended = self.with_attached(ended_with(report));
         let Ended { switch_drain_us, switched_inodes, .. } = ended;
         tracing::info!(took = ?report.took, switch_drain_us, switched_inodes, "drained");
         if !self.live.mounts().is_empty() {
@@ -261,10 +268,22 @@ impl Supervisor {
         ended
     }
 
+    /// What was attached has ended, too; what of that was lost is part of this end.
+    fn with_attached(&self, mut ended: Ended) -> Ended {
+        for (path, other) in self.live.attachments().failed() {
+            ended.state = State::Failed;
+            let why = other.error.map_or_else(String::new, |error| format!(": {error}"));
+            ended.error.get_or_insert_with(|| format!("not everything of {path} was written{why}"));
+            ended.unwritten.add(&path, other.unwritten);
+        }
+        ended
+    }
+
     /// Aborts everything; says what was not written by now.
     fn give_up(&mut self, why: &str) -> Ended {
         let volume = Arc::clone(self.live.volume());
         volume.force();
+        self.live.attachments().force();
         let live = Arc::clone(&self.live);
         self.spawn("give up", move || {
             for mount in live.mounts() {
@@ -291,6 +310,7 @@ impl Supervisor {
             Some(report) => ended_with(&report),
             None => ended_with(&DrainReport { unwritten: volume.unwritten(), ..DrainReport::default() }),
         };
+        ended = self.with_attached(ended);
         if ended.state != State::Released {
             ended.error = Some(format!("given up {why}"));
         }
@@ -324,10 +344,11 @@ impl Supervisor {
         if self.progress.get_or_insert_with(what).update(now, &status) {
             notify::more_time(ANSWER + LOOK);
         }
-        let (written, since) = *self.idle_since.get_or_insert((status.written_bytes, now));
+        let so_far = status.written_bytes.saturating_add(self.live.attachments().written_bytes());
+        let (written, since) = *self.idle_since.get_or_insert((so_far, now));
         let timeout = self.live.facts().drain_timeout;
-        if written != status.written_bytes {
-            self.idle_since = Some((status.written_bytes, now));
+        if written != so_far {
+            self.idle_since = Some((so_far, now));
         } else if now.duration_since(since) > timeout + ANSWER {
             // The volume's own deadline is for a store that fails; this one is for a store that hangs.
             return Some(

@@ -4,6 +4,7 @@
 //! former to the latter (on `fuseblk` it is all), then the mount process makes that durable.
 
 use std::ffi::OsStr;
+use std::path::Path;
 
 use crate::cli::SyncArgs;
 use crate::control::client::CallError;
@@ -37,7 +38,9 @@ pub fn run(args: &SyncArgs) -> Result<()> {
 pub(crate) fn find(name: &OsStr) -> Result<(Volume, Option<Mount>)> {
     let Target { mount, volume, path } = target::resolve(name);
     if let Some(volume) = volume.filter(Volume::is_running) {
-        return Ok((volume, mount));
+        let around =
+            volume.is_attached().then(|| target::mounted_around(Path::new(&volume.record().mountpoint)));
+        return Ok((volume, mount.or(around.flatten().map(|(_, mount)| mount))));
     }
     path.as_deref().and_then(target::containing).ok_or_else(|| {
         Problem::usage(format!(

@@ -30,6 +30,12 @@ impl Volume {
         &self.found.record
     }
 
+    /// Whether it has no mount of its own: it is attached to another one's mountpoint.
+    #[must_use]
+    pub const fn is_attached(&self) -> bool {
+        self.found.record.attached_to.is_some()
+    }
+
     /// Whether its process runs.
     #[must_use]
     pub const fn is_running(&self) -> bool {
@@ -93,7 +99,7 @@ pub fn resolve(name: &OsStr) -> Target {
     let path = plain_path(name);
     let mount = path.as_deref().and_then(|path| table.at(path)).cloned();
     if let Some(mount) = mount {
-        let volume = take(&|volume| volume.is_running() && volume.record().device == Device::of(&mount))
+        let volume = take(&|volume| is_served_at(volume, &mount))
             .or_else(|| take(&|volume| mountinfo::is_ours(&mount) && is_unfinished(volume, &mount)));
         // A mount over a directory that is also a store (not ours): the store may be meant.
         if volume.is_some() || mountinfo::is_ours(&mount) {
@@ -116,13 +122,31 @@ pub fn resolve(name: &OsStr) -> Target {
 pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
     let table = MountTable::read();
     let mount = table.containing(path)?;
-    let of_mount = |volume: &Volume| volume.is_running() && volume.record().device == Device::of(mount);
-    Some((volumes().into_iter().find(of_mount)?, Some(mount.clone())))
+    let of_mount = |volume: &Volume| {
+        volume.is_running()
+            && volume.record().device == Device::of(mount)
+            && (!volume.is_attached() || path.starts_with(&volume.record().mountpoint))
+    };
+    // What is attached deepest has the path.
+    let depth = |volume: &Volume| if volume.is_attached() { volume.record().mountpoint.len() } else { 0 };
+    Some((volumes().into_iter().filter(of_mount).max_by_key(depth)?, Some(mount.clone())))
+}
+
+/// The volume whose own mountpoint `path` lies in, and its mount.
+#[must_use]
+pub fn mounted_around(path: &Path) -> Option<(Volume, Mount)> {
+    let table = MountTable::read();
+    let mount = table.containing(path).filter(|mount| mountinfo::is_ours(mount))?;
+    Some((volumes().into_iter().find(|volume| is_served_at(volume, mount))?, mount.clone()))
+}
+
+fn is_served_at(volume: &Volume, mount: &Mount) -> bool {
+    volume.is_running() && !volume.is_attached() && volume.record().device == Device::of(mount)
 }
 
 /// The path that leads to a running volume; none if there is none.
 fn mount_of(volume: &Volume, table: &MountTable) -> Option<Mount> {
-    if !volume.is_running() {
+    if !volume.is_running() || volume.is_attached() {
         return None;
     }
     let record = volume.record();
@@ -136,6 +160,7 @@ fn mount_of(volume: &Volume, table: &MountTable) -> Option<Mount> {
 fn is_unfinished(volume: &Volume, mount: &Mount) -> bool {
     let record = volume.record();
     record.ended.is_none()
+        && record.attached_to.is_none()
         && record.device == Device::of(mount)
         && record.mountpoint == mount.mountpoint.to_string_lossy()
 }
@@ -150,7 +175,8 @@ fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
 
 /// `name` as an absolute path whose directories are resolved; the last part is resolved only if it is
 /// a symbolic link.
-fn plain_path(name: &OsStr) -> Option<PathBuf> {
+#[must_use]
+pub fn plain_path(name: &OsStr) -> Option<PathBuf> {
     let name = name.as_bytes();
     let name = Path::new(OsStr::from_bytes(name.strip_prefix(b"dir:").unwrap_or(name)));
     let absolute = std::path::absolute(name).ok()?;

@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::attach_cmd;
 use crate::cli::UmountArgs;
 use crate::console::console;
 use crate::control::api::{Ended, How, State, UmountRequest};
@@ -37,6 +38,9 @@ const LOST_NAMED_MAX: usize = 20;
 pub fn run(args: &UmountArgs) -> Result<()> {
     let Target { mount, volume, path } = target::resolve(&args.path);
     let volume = volume.filter(|volume| volume.is_running() || mount.is_some());
+    if volume.as_ref().is_some_and(Volume::is_attached) {
+        return attach_cmd::detach(args);
+    }
     match (mount, volume) {
         (Some(mount), Some(volume)) if mountinfo::is_ours(&mount) => {
             let Some(client) = &volume.found.client else { return dead(&mount, Some(&volume)) };
@@ -211,12 +215,20 @@ pub fn wait_ended(volume: &Volume, client: &Client, call: Duration) -> Result<En
 /// # Errors
 /// [`State::Failed`]: what was lost.
 pub fn report(source: &str, mountpoint: impl std::fmt::Display, ended: &Ended) -> Result<()> {
+    report_as("unmounted", source, mountpoint, ended)
+}
+
+/// The same; `done` is what was done to it.
+///
+/// # Errors
+/// As [`report`].
+pub fn report_as(done: &str, source: &str, mountpoint: impl std::fmt::Display, ended: &Ended) -> Result<()> {
     if ended.state == State::Released {
-        console().print(&format!("{mountpoint}: unmounted; everything is on {source}"));
+        console().print(&format!("{mountpoint}: {done}; everything is on {source}"));
         return Ok(());
     }
     let why = ended.error.as_ref().map_or_else(String::new, |error| format!(": {error}"));
-    let mut lines = vec![format!("{mountpoint}: unmounted, but not everything is on {source}{why}")];
+    let mut lines = vec![format!("{mountpoint}: {done}, but not everything is on {source}{why}")];
     lines.extend(ended.unwritten.lines(LOST_NAMED_MAX));
     Err(Problem::failure(lines.join("\n")))
 }

@@ -70,7 +70,8 @@ fn wait(volume: &Volume, client: &Client, timeout: Option<Duration>) -> Result<E
 
 /// Waits until the process is gone as well, and with it all it held.
 fn leave(client: &Client, timeout: Duration, volume: &Volume, ended: Ended) -> Result<Ended> {
-    if client.wait_gone(timeout.max(Duration::from_secs(1))) {
+    // That process goes on: it serves the mountpoint.
+    if volume.is_attached() || client.wait_gone(timeout.max(Duration::from_secs(1))) {
         return Ok(ended);
     }
     let mountpoint = &volume.record().mountpoint;

@@ -94,7 +94,7 @@ fn an_interrupt_beside_its_request_is_heard() {
         interrupts.add(&slot);
         let volume = volume();
         let kernel = {
-            let (interrupts, volume) = (Arc::clone(&interrupts), Arc::clone(&volume));
+            let interrupts = Arc::clone(&interrupts);
             thread::spawn(move || interrupts.interrupt(UNIQUE))
         };
         interrupts.begin(&slot, UNIQUE, 0, true);
@@ -121,7 +121,7 @@ fn wait_for_lock(is_freed: bool) {
         |owner| Lock { family: LockFamily::Posix, kind: LockKind::Write, start: 0, end: 9, owner, pid: 1 };
     volume.set_lock(node, &lock(1)).unwrap();
     let kernel = {
-        let (interrupts, volume) = (Arc::clone(&interrupts), Arc::clone(&volume));
+        let interrupts = Arc::clone(&interrupts);
         thread::spawn(move || interrupts.interrupt(UNIQUE))
     };
     let holder = is_freed.then(|| {

@@ -62,6 +62,23 @@ pub enum Detach {
     Sync,
     /// At once, with all that is attached below; the last close ends the volume.
     Lazy,
+    /// At once, whatever is open; what is not written is given up. Who waits for the volumes gets errors.
+    Force,
+}
+
+/// A volume that was attached.
+#[derive(Debug, Clone)]
+pub struct Attached {
+    mount: MountId,
+    superblock: Super,
+}
+
+impl Attached {
+    /// Whether a path leads to it: from where it was attached, or another place that it is shown in.
+    #[must_use]
+    pub fn is_seen(&self) -> bool {
+        self.superblock.mounts() > 0
+    }
 }
 
 /// Something that is attached.
@@ -193,7 +210,7 @@ impl Tree {
         volume: &Arc<Volume>,
         is_read_only: bool,
         on_end: OnEnd,
-    ) -> Result<MountId, TreeError> {
+    ) -> Result<Attached, TreeError> {
         let spot = self.walk(path)?;
         let (Some(place), Some(name)) = (spot.place(), spot.name.clone()) else {
             return Err(TreeError::IsRoot);
@@ -208,19 +225,31 @@ impl Tree {
         });
         let served = Arc::new(Served::new(Arc::clone(volume), tag, is_read_only, Some(ended)));
         let superblock = Super::new(Arc::clone(&served) as Arc<_>);
+        // Before it can be crossed into.
         let files = Tagged::of_files(tag, (Arc::clone(&served), superblock.clone()));
-        let mounted = {
+        self.change(|_, snapshot| snapshot.by_tag.insert(tag, Arc::new(files)));
+        let mounted = || {
             // Nobody takes the directory's name away meanwhile.
             let below = Arc::clone(&spot.node.served);
             let _names = below.names.write();
             self.still_there(&spot, path)?;
             let mount = self.namespace.attach(place, "", &superblock)?;
-            self.change(|_, snapshot| snapshot.by_tag.insert(tag, Arc::new(files)));
+            let (served, superblock) = (Arc::clone(&served), superblock.clone());
             self.note(Tagged::of_mount(mount_tag, mount, NodeId::ROOT, (served, superblock)), spot, &name);
-            mount
+            Ok(mount)
         };
+        let mount = mounted().inspect_err(|_: &TreeError| self.forget_volume(tag))?;
         tell(dev, &name, None);
-        Ok(mounted)
+        self.catch_up(dev, mount);
+        Ok(Attached { mount, superblock })
+    }
+
+    /// A mount may have left before it was known here.
+    fn catch_up(&self, dev: &Dev, mount: MountId) {
+        if !self.is_mounted(mount) {
+            let superblocks = self.left(dev, &[mount]);
+            debug_assert!(superblocks.len() <= 1);
+        }
     }
 
     /// A new mount is known from now on.
@@ -266,8 +295,30 @@ impl Tree {
     /// this was its last place and nothing of it is open.
     pub(crate) fn detach(&self, dev: &Dev, path: &Path, how: Detach) -> Result<(), TreeError> {
         let place = self.attached_at(path)?;
-        let flags = if how == Detach::Lazy { Umount::DETACH } else { Umount::empty() };
-        Ok(self.namespace.umount_telling(place, "", flags, |mounts| self.left(dev, mounts))?)
+        let flags = match how {
+            Detach::Sync => Umount::empty(),
+            Detach::Lazy => Umount::DETACH,
+            Detach::Force => Umount::DETACH | Umount::FORCE,
+        };
+        let mut given_up = Vec::new();
+        self.namespace.umount_telling(place, "", flags, |mounts| given_up = self.left(dev, mounts))?;
+        if how == Detach::Force {
+            // What is open keeps nothing.
+            given_up.iter().filter(|superblock| superblock.mounts() == 0).for_each(|superblock| {
+                superblock.superblock().force();
+                superblock.superblock().shutdown();
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether the volume is still where it was attached, or moved to.
+    pub(crate) fn is_attached(&self, attached: &Attached) -> bool {
+        self.is_mounted(attached.mount)
+    }
+
+    fn is_mounted(&self, mount: MountId) -> bool {
+        self.namespace.root_of(mount).is_some()
     }
 
     /// The mount that is attached at a path. Keeps nothing of it.
@@ -281,8 +332,8 @@ impl Tree {
         }
     }
 
-    /// Mounts have left the namespace: requests hear of it, and the kernel.
-    fn left(&self, dev: &Dev, mounts: &[MountId]) {
+    /// Mounts have left the namespace: requests hear of it, and the kernel. Says of which superblocks they were.
+    fn left(&self, dev: &Dev, mounts: &[MountId]) -> Vec<Super> {
         let gone: Vec<Attachment> = self.change(|state, snapshot| {
             let gone = mounts.iter().filter_map(|mount| state.places.remove(mount));
             gone.inspect(|one| {
@@ -299,11 +350,15 @@ impl Tree {
         for one in &gone {
             tell(dev, &one.name, wire::join(one.tagged.tag, one.tagged.root));
         }
+        gone.iter().map(|one| one.tagged.superblock.clone()).collect()
     }
 
     /// A volume has ended: nothing of it is known any more.
     fn forget_volume(&self, volume: Tag) {
-        self.change(|_, snapshot| {
+        self.change(|state, snapshot| {
+            if is_on("tree-tag-used-again") {
+                state.last_tag = Tag::ROOT;
+            }
             snapshot.by_tag.retain(|_, tagged| tagged.served.tag != volume);
             snapshot.by_mount.retain(|_, tagged| tagged.served.tag != volume);
         });
@@ -337,7 +392,7 @@ impl Tree {
     }
 
     /// Shows a directory in a second place.
-    pub(crate) fn bind(&self, dev: &Dev, from: &Path, to: &Path) -> Result<MountId, TreeError> {
+    pub(crate) fn bind(&self, dev: &Dev, from: &Path, to: &Path) -> Result<(), TreeError> {
         let source = self.walk(from)?;
         let spot = self.walk(to)?;
         let (Some(place), Some(target), Some(name)) = (source.place(), spot.place(), spot.name.clone())
@@ -356,7 +411,8 @@ impl Tree {
             mount
         };
         tell(dev, &name, None);
-        Ok(mounted)
+        self.catch_up(dev, mounted);
+        Ok(())
     }
 
     /// Waits until nothing is open of what is attached at a path, or `until`; says whether nothing is.
@@ -404,10 +460,10 @@ impl Tree {
 
     /// Ends everything that is attached, and waits for it.
     pub(crate) fn end(&self) {
-        let volumes: Vec<Arc<Served>> = self.state.lock().snapshot.volumes().map(Arc::clone).collect();
         if let Err(error) = self.namespace.shut() {
             tracing::error!(%error, "what is attached cannot be ended");
         }
+        let volumes: Vec<Arc<Served>> = self.state.lock().snapshot.volumes().map(Arc::clone).collect();
         // Others may be ending it, and files that are open may keep a volume: nobody can use them any more.
         for served in volumes {
             mounts::Superblock::shutdown(&*served);
@@ -448,9 +504,6 @@ impl PathOf {
 
 /// Has the kernel forget what is under this name; a mount's root that was there is removed for those inside it.
 fn tell(dev: &Dev, name: &Name, gone: Option<u64>) {
-    if is_on("tree-kernel-untold") {
-        return;
-    }
     let (parent, name) = (store::ObjectId(name.wire), name.name.clone());
     match gone {
         None => notify::send(dev, &Note::Entry { parent, name }),

@@ -18,10 +18,11 @@ pub const FILES_NAMED_MAX: usize = 1000;
 pub const CGROUPS_NAMED_MAX: usize = 1000;
 
 /// Where a volume is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// A path leads to it.
+    #[default]
     Active,
     /// No path leads to it, open files keep it.
     Detached,
@@ -55,7 +56,7 @@ impl fmt::Display for State {
 }
 
 /// A mounted volume at one moment. Sizes are in bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The volume's id, unique on the host.
     pub id: String,
@@ -67,6 +68,9 @@ pub struct Status {
     pub source: String,
     /// Where it is (or was) mounted.
     pub mountpoint: String,
+    /// The volume of the mountpoint that it is attached to, if it has no mount of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attached_to: Option<String>,
     /// The mount's device number.
     pub device: Device,
     /// Where it is in its life.
@@ -248,6 +252,19 @@ impl Unwritten {
         self.bytes == 0 && self.files == 0
     }
 
+    /// Adds what was not written of a volume that was attached at `path`.
+    pub fn add(&mut self, path: &str, other: Self) {
+        self.bytes += other.bytes;
+        self.files += other.files;
+        let room = FILES_NAMED_MAX.saturating_sub(self.named.len());
+        self.named.extend(
+            other.named.into_iter().take(room).map(|file| FileError {
+                file: format!("{path}/{}", file.file.trim_start_matches('/')),
+                ..file
+            }),
+        );
+    }
+
     /// The total, then a line for each file (the first `max`), for a person.
     #[must_use]
     pub fn lines(&self, max: usize) -> Vec<String> {
@@ -361,6 +378,74 @@ pub struct UmountReply {
     pub ended: Option<Ended>,
     /// Who holds it: for `plain` it is still mounted, for `lazy` it is detached.
     pub holders: Holders,
+}
+
+/// The body of `POST /v1/attach`: one of `source` and `from`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachRequest {
+    /// The directory to attach to, from the mountpoint on.
+    pub path: String,
+    /// The store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// A directory to be shown in a second place, from the mountpoint on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// The volume's options, as for `mount -o`.
+    #[serde(default)]
+    pub options: Vec<String>,
+}
+
+/// The answer to `POST /v1/attach`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachReply {
+    /// The volume's id; none if a directory is shown in a second place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Where it is.
+    pub mountpoint: String,
+}
+
+/// The body of `POST /v1/detach`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachRequest {
+    /// Where it is attached, from the mountpoint on.
+    pub path: String,
+    /// How.
+    pub how: How,
+}
+
+/// The answer to `POST /v1/detach`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachReply {
+    /// The volume's id; none for a directory in a second place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Its store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// How it ended; none while it goes on: held, or in another place.
+    pub ended: Option<Ended>,
+    /// Whether it is held: for `plain` it is still attached, for `lazy` it is detached.
+    pub is_held: bool,
+    /// By whom.
+    pub holders: Holders,
+}
+
+/// The body of `POST /v1/move`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveRequest {
+    /// Where it is attached, from the mountpoint on.
+    pub from: String,
+    /// Where it is to be.
+    pub to: String,
+}
+
+/// The answer to `POST /v1/move`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveReply {
+    /// Where it is now.
+    pub mountpoint: String,
 }
 
 /// The answer to `GET /v1/wait`.

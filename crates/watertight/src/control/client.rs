@@ -18,7 +18,10 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
-use super::api::{ErrorReply, LimitRequest, Limits, Status, Synced, UmountReply, UmountRequest, WaitReply};
+use super::api::{
+    AttachReply, AttachRequest, DetachReply, DetachRequest, ErrorReply, LimitRequest, Limits, MoveReply,
+    MoveRequest, Status, Synced, UmountReply, UmountRequest, WaitReply,
+};
 use super::events::Event;
 
 /// Bytes of an answer; a status with a thousand named files is far smaller.
@@ -131,6 +134,30 @@ impl Client {
     /// See [`CallError`].
     pub fn umount(&self, request: UmountRequest, limit: Option<Duration>) -> Result<UmountReply, CallError> {
         self.call(Method::POST, "/v1/umount", &request, limit)
+    }
+
+    /// Attaches a volume to a directory of the process's mountpoint.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn attach(&self, request: &AttachRequest) -> Result<AttachReply, CallError> {
+        self.call(Method::POST, "/v1/attach", request, None)
+    }
+
+    /// Detaches one; takes as long as its data needs.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn detach(&self, request: &DetachRequest) -> Result<DetachReply, CallError> {
+        self.call(Method::POST, "/v1/detach", request, None)
+    }
+
+    /// Moves one.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn move_to(&self, request: &MoveRequest) -> Result<MoveReply, CallError> {
+        self.call(Method::POST, "/v1/move", request, None)
     }
 
     /// Waits until the volume ended, at most for `timeout`.

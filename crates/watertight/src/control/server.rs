@@ -24,11 +24,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sync::Mutex;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::api::{
-    Ended, ErrorReply, LimitRequest, Limits, Status, Synced, UmountReply, UmountRequest, WaitReply,
+    AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, ErrorReply, LimitRequest, Limits,
+    MoveReply, MoveRequest, Status, Synced, UmountReply, UmountRequest, WaitReply,
 };
 use super::events::{Stream, Wish};
 use crate::metrics;
@@ -57,6 +59,9 @@ const JSON: &str = "application/json";
 /// The type of events: a JSON object in each line.
 const LINES: &str = "application/x-ndjson";
 
+/// What a volume without a mountpoint of its own says.
+const NO_MOUNTPOINT: &str = "this volume is attached to another one's mountpoint: ask that one";
+
 /// The description of the API. A test holds it against this server.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
@@ -73,6 +78,9 @@ enum Call {
     Limit,
     Sync,
     Umount,
+    Attach,
+    Detach,
+    Move,
 }
 
 /// A call that the server takes.
@@ -90,7 +98,7 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 10] = [
+pub static ROUTES: [Route; 13] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
@@ -101,6 +109,9 @@ pub static ROUTES: [Route; 10] = [
     route(Method::POST, "/v1/limit", Call::Limit),
     route(Method::POST, "/v1/sync", Call::Sync),
     route(Method::POST, "/v1/umount", Call::Umount),
+    route(Method::POST, "/v1/attach", Call::Attach),
+    route(Method::POST, "/v1/detach", Call::Detach),
+    route(Method::POST, "/v1/move", Call::Move),
 ];
 
 /// What the server serves: a mounted volume.
@@ -126,6 +137,27 @@ pub trait Service: Send + Sync + 'static {
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String>;
     /// What happens to it. Ends before the server is [finished](Server::finish).
     fn events(&self) -> Arc<volume::events::Events>;
+    /// Attaches a volume to a directory of the mountpoint.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn attach(&self, _request: AttachRequest) -> Result<AttachReply, String> {
+        Err(NO_MOUNTPOINT.to_owned())
+    }
+    /// Detaches one.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn detach(&self, _request: DetachRequest) -> Result<DetachReply, String> {
+        Err(NO_MOUNTPOINT.to_owned())
+    }
+    /// Moves one.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn move_to(&self, _request: MoveRequest) -> Result<MoveReply, String> {
+        Err(NO_MOUNTPOINT.to_owned())
+    }
     /// Tells when and how the volume ended.
     fn ended(&self) -> watch::Receiver<Option<Ended>>;
 }
@@ -135,6 +167,19 @@ pub trait Service: Send + Sync + 'static {
 pub struct Server {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
+    runtime: Handle,
+}
+
+/// One more socket of a running server; its connections are answered to their end when this is dropped.
+#[derive(Debug)]
+pub struct Also {
+    stop: watch::Sender<bool>,
+}
+
+impl Drop for Also {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
 }
 
 impl Server {
@@ -144,18 +189,44 @@ impl Server {
     /// Those of making the thread and its event loop.
     pub fn start(listener: StdListener, owner_uid: u32, service: Arc<dyn Service>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
+        Self::run(move |stopped| accept(listener, owner_uid, service, stopped))
+    }
+
+    /// Serves nothing so far.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn idle() -> io::Result<Self> {
+        Self::run(|mut stopped| async move { drop(stopped.wait_for(|stop| *stop).await) })
+    }
+
+    fn run<F: Future<Output = ()>>(
+        body: impl FnOnce(watch::Receiver<bool>) -> F + Send + 'static,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(BLOCKING_MAX)
             .thread_name("control-call")
             .build()?;
+        let handle = runtime.handle().clone();
         let (stop, stopped) = watch::channel(false);
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
-            runtime.block_on(accept(listener, owner_uid, service, stopped));
+            runtime.block_on(body(stopped));
             // A call that blocks on a store that hangs must not keep the process.
             runtime.shutdown_background();
         })?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread), runtime: handle })
+    }
+
+    /// Serves another `service` on another `listener`, by the same thread.
+    ///
+    /// # Errors
+    /// Those of making the listener ready.
+    pub fn also(&self, listener: StdListener, owner_uid: u32, service: Arc<dyn Service>) -> io::Result<Also> {
+        listener.set_nonblocking(true)?;
+        let (stop, stopped) = watch::channel(false);
+        self.runtime.spawn(accept(listener, owner_uid, service, stopped));
+        Ok(Also { stop })
     }
 
     /// Ends the server; what was being answered is answered first, within two seconds.
@@ -193,7 +264,7 @@ async fn accept(
             (listener.accept().await, permit)
         };
         let (stream, permit) = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = async { drop(stop.wait_for(|stop| *stop).await) } => break,
             next = next => match next {
                 (Ok((stream, _)), Ok(permit)) => (stream, permit),
                 (Err(error), _) => {
@@ -304,10 +375,10 @@ async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, In
             let by = peer.pid.filter(|_| request.uri().query() != Some("all=1"));
             blocking(move || service.sync(by)).await
         }
-        Call::Umount => match body::<UmountRequest>(request).await {
-            Ok(body) => blocking(move || service.umount(body)).await,
-            Err(error) => refuse(StatusCode::BAD_REQUEST, error),
-        },
+        Call::Umount => with_body(request, move |body| service.umount(body)).await,
+        Call::Attach => with_body(request, move |body| service.attach(body)).await,
+        Call::Detach => with_body(request, move |body| service.detach(body)).await,
+        Call::Move => with_body(request, move |body| service.move_to(body)).await,
     })
 }
 
@@ -351,6 +422,16 @@ async fn blocking<T: Serialize + Send + 'static>(
         Ok(Ok(value)) => json(StatusCode::OK, &value),
         Ok(Err(error)) => refuse(StatusCode::CONFLICT, error),
         Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the call panicked; see the log".to_owned()),
+    }
+}
+
+async fn with_body<B: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
+    request: Request<Incoming>,
+    call: impl FnOnce(B) -> Result<T, String> + Send + 'static,
+) -> Reply {
+    match body::<B>(request).await {
+        Ok(body) => blocking(move || call(body)).await,
+        Err(error) => refuse(StatusCode::BAD_REQUEST, error),
     }
 }
 

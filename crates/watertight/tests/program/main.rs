@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod attach;
 mod background;
 mod bad_input;
 mod cgroups;

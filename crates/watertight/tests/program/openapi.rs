@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use volume::events::{Edge, Event, Events, Life, Limit, What};
 use watertight::control::api::{
-    CgroupLimits, Ended, How, LimitRequest, Limits, State, Status, Synced, UmountReply, UmountRequest,
-    Unwritten,
+    AttachReply, AttachRequest, CgroupLimits, DetachReply, DetachRequest, Ended, How, LimitRequest, Limits,
+    MoveReply, MoveRequest, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
 };
 use watertight::control::server::{OPENAPI, ROUTES, Server, Service};
 use watertight::holders::{self, Holder, Holders};
@@ -122,6 +122,31 @@ impl Service for Full {
         Arc::clone(&self.events)
     }
 
+    fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {
+        match self.next() {
+            0 => Ok(AttachReply { id: request.source, mountpoint: request.path }),
+            1 => Err("it is busy".to_owned()),
+            _ => panic!("as it is meant to"),
+        }
+    }
+
+    fn detach(&self, request: DetachRequest) -> Result<DetachReply, String> {
+        let (id, source) = (Some(request.path), Some("mem:".to_owned()));
+        match self.next() {
+            0 => Ok(DetachReply { id, source, ended: Some(ended()), is_held: true, holders: held() }),
+            1 => Err("it is busy".to_owned()),
+            _ => panic!("as it is meant to"),
+        }
+    }
+
+    fn move_to(&self, request: MoveRequest) -> Result<MoveReply, String> {
+        match self.next() {
+            0 => Ok(MoveReply { mountpoint: request.to }),
+            1 => Err("it is busy".to_owned()),
+            _ => panic!("as it is meant to"),
+        }
+    }
+
     fn ended(&self) -> watch::Receiver<Option<Ended>> {
         self.ended.subscribe()
     }
@@ -204,7 +229,10 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     let mut checker = Checker::new(&document);
     let mut given = BTreeSet::new();
     // Each row of calls meets a new server.
-    let rows: [&[(&str, &str)]; 8] = [
+    const ATTACH: (&str, &str) = ("POST /v1/attach", r#"{"path":"a","source":"mem:"}"#);
+    const DETACH: (&str, &str) = ("POST /v1/detach", r#"{"path":"a","how":"plain"}"#);
+    const MOVE: (&str, &str) = ("POST /v1/move", r#"{"from":"a","to":"b"}"#);
+    let rows: [&[(&str, &str)]; 11] = [
         &[
             ("GET /v1/limits", ""),
             ("POST /v1/limit", r#"{"cgroup":"/a","limits":"wbps=1M"}"#),
@@ -217,6 +245,9 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         &[("POST /v1/umount", r#"{"how":"plain"}"#), ("POST /v1/umount", r#"{"how":"plain"}"#)],
         &[("POST /v1/umount", r#"{"how":"lazy"}"#), ("POST /v1/umount", r#"{"how":"force"}"#)],
         &[("POST /v1/umount", r#"{"how":"hard"}"#)],
+        &[ATTACH, ATTACH, ATTACH, ("POST /v1/attach", "{}")],
+        &[DETACH, DETACH, DETACH, ("POST /v1/detach", "{}")],
+        &[MOVE, MOVE, MOVE, ("POST /v1/move", "{}")],
     ];
     let dir = tempfile::tempdir().unwrap();
     for (n, row) in rows.into_iter().enumerate() {

@@ -11,6 +11,7 @@ pub(crate) fn status() -> Status {
         uid: 102,
         source: "mem:".to_owned(),
         mountpoint: "/x".to_owned(),
+        attached_to: Some("f00d".to_owned()),
         device: Device { major: 103, minor: 104 },
         state: State::Active,
         mount_type: "fuse".to_owned(),

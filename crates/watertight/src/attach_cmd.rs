@@ -1,0 +1,217 @@
+//! `attach`, `detach`, `move`: volumes in directories of a mounted one.
+//!
+//! The mount process does it; here is found which one, and what it has to be told.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use crate::checks;
+use crate::cli::{AttachArgs, MoveArgs, UmountArgs};
+use crate::console::console;
+use crate::control::api::{AttachRequest, DetachReply, DetachRequest, How, MoveRequest};
+use crate::control::client::CallError;
+use crate::opts::MountOptions;
+use crate::problem::{Problem, Result};
+use crate::target::{self, Target, Volume};
+use crate::{kernel_side, progress, umount_cmd};
+
+/// The help that follows the arguments of `attach`.
+pub const HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, flush_on_close, \
+drain_timeout=TIME, as for `mount`.\n\n\
+Examples:\n  \
+watertight attach /srv/project /mnt/data/project\n  \
+watertight attach -o ro,cache=64M dir:/srv/archive /mnt/data/archive\n  \
+watertight attach /mnt/data/project/docs /mnt/data/docs\n\n\
+The last one shows a directory of the mountpoint in a second place.\n\
+Who looks at the directory sees the volume when the command returns. Attached volumes end with the mountpoint.";
+
+/// Options that are of a mountpoint, and not of a volume.
+const OF_THE_MOUNTPOINT: [&str; 11] = [
+    "mode",
+    "type",
+    "allow_other",
+    "noallow_other",
+    "threads",
+    "uring",
+    "spin",
+    "cgroup",
+    "nosuid",
+    "nodev",
+    "noexec",
+];
+
+/// A place inside a mountpoint of ours.
+struct Place {
+    volume: Volume,
+    mount: crate::mountinfo::Mount,
+    /// From the mountpoint on.
+    inside: String,
+    /// As a person writes it.
+    path: PathBuf,
+}
+
+impl Place {
+    fn find(given: &OsStr) -> Result<Self> {
+        let shown = given.to_string_lossy();
+        let none = || {
+            Problem::usage(format!(
+                "{shown} lies in no mounted volume of ours; `watertight status` lists the volumes"
+            ))
+        };
+        let path = target::plain_path(given).ok_or_else(none)?;
+        let (volume, mount) = target::mounted_around(&path).ok_or_else(none)?;
+        let inside = path.strip_prefix(&mount.mountpoint).unwrap_or(Path::new(""));
+        let Some(inside) = inside.to_str().map(str::to_owned) else {
+            return Err(Problem::usage(format!("{shown} cannot be named: it is not UTF-8")));
+        };
+        if inside.is_empty() {
+            return Err(Problem::usage(format!(
+                "{shown} is the mountpoint itself: give a directory inside it; `watertight umount` unmounts it"
+            )));
+        }
+        Ok(Self { volume, mount, inside, path })
+    }
+
+    fn client(&self) -> Result<&crate::control::client::Client> {
+        self.volume.found.client.as_ref().ok_or_else(|| umount_cmd::died(&self.volume))
+    }
+
+    fn failed(&self, error: &CallError) -> Problem {
+        Problem::failure(format!("{}: {error}", self.path.display()))
+    }
+}
+
+/// Runs `attach`.
+///
+/// # Errors
+/// Exit 2 for a place or a volume that is none, 1 for what fails.
+pub fn attach(args: &AttachArgs) -> Result<()> {
+    MountOptions::parse(&args.options)?;
+    let of_the_mountpoint = args.options.iter().flat_map(|list| list.split(',')).find(|option| {
+        let name = option.split('=').next().unwrap_or(option);
+        OF_THE_MOUNTPOINT.contains(&name)
+    });
+    if let Some(option) = of_the_mountpoint {
+        return Err(Problem::usage(format!(
+            "option {option} is the mountpoint's, not a volume's; give it to `watertight mount`"
+        )));
+    }
+    let place = Place::find(args.path.as_os_str())?;
+    let (source, from) = what(&args.volume, &place)?;
+    if from.is_some() && !args.options.is_empty() {
+        return Err(Problem::usage("a directory that is shown in a second place has no options of its own"));
+    }
+    let request = AttachRequest { path: place.inside.clone(), source, from, options: args.options.clone() };
+    let reply = place.client()?.attach(&request).map_err(|error| place.failed(&error))?;
+    let given = args.volume.to_string_lossy();
+    let id = reply.id.map_or_else(String::new, |id| format!(" (volume {id})"));
+    console().print(&format!("{given} is attached at {}{id}", reply.mountpoint));
+    Ok(())
+}
+
+/// A store, or a directory inside the same mountpoint.
+fn what(given: &OsStr, place: &Place) -> Result<(Option<String>, Option<String>)> {
+    let text = given.to_str().ok_or_else(|| Problem::usage("the volume's name is not UTF-8"))?;
+    let Target { mount, volume, .. } = target::resolve(given);
+    let path = match volume.filter(Volume::is_running) {
+        // An id, a mountpoint, or a store that is in use: what is mounted is meant.
+        Some(volume) => {
+            let path = mount.map_or_else(|| PathBuf::from(&volume.record().mountpoint), |m| m.mountpoint);
+            (volume.record().pid == place.volume.record().pid)
+                .then_some(path)
+                .ok_or_else(|| other_process(text, &volume.record().mountpoint))?
+        }
+        None => match target::plain_path(given).filter(|path| path.is_dir()) {
+            Some(path) => path,
+            None => return Ok((Some(checks::source(text)?.spec), None)),
+        },
+    };
+    match target::mounted_around(&path) {
+        Some((around, mount)) if around.record().id == place.volume.record().id => {
+            let inside = path.strip_prefix(&mount.mountpoint).unwrap_or(Path::new(""));
+            Ok((None, Some(inside.to_string_lossy().into_owned())))
+        }
+        Some((around, _)) => Err(other_process(text, &around.record().mountpoint)),
+        None => Ok((Some(checks::source(text)?.spec), None)),
+    }
+}
+
+fn other_process(given: &str, mountpoint: &str) -> Problem {
+    Problem::usage(format!(
+        "{given} is served by another mount process, at {mountpoint}: it can be attached only there; \
+         unmount it first, or use mount(8) with --bind"
+    ))
+}
+
+/// Runs `detach`.
+///
+/// # Errors
+/// Exit 2 when nothing is attached there, 1 when it is held, cannot be written, or lost data.
+pub fn detach(args: &UmountArgs) -> Result<()> {
+    let path = match target::resolve(&args.path).volume.filter(Volume::is_attached) {
+        Some(volume) if volume.is_running() => volume.record().mountpoint.clone().into(),
+        _ => args.path.clone(),
+    };
+    let place = Place::find(&path)?;
+    let client = place.client()?;
+    let how = match (args.force, args.lazy) {
+        (true, _) => How::Force,
+        (_, true) => How::Lazy,
+        _ => How::Plain,
+    };
+    let request = DetachRequest { path: place.inside.clone(), how };
+    let what = format!("detaching {}", place.path.display());
+    if how == How::Plain {
+        // What the kernel has of it, before anything is changed.
+        progress::during(&what, client, || kernel_side::flush(&place.mount))?;
+    }
+    let reply = progress::during(&what, client, || client.detach(&request));
+    report(&place, how, reply.map_err(|error| place.failed(&error))?)
+}
+
+fn report(place: &Place, how: How, reply: DetachReply) -> Result<()> {
+    let path = place.path.display();
+    if let Some(ended) = &reply.ended {
+        return umount_cmd::report_as(
+            "detached",
+            reply.source.as_deref().unwrap_or("its store"),
+            path,
+            ended,
+        );
+    }
+    if !reply.is_held {
+        console().print(&format!("{path}: detached"));
+        return Ok(());
+    }
+    let lines = reply.holders.lines().join("\n  ");
+    if how == How::Plain {
+        return Err(Problem::failure(format!(
+            "{path} is busy (EBUSY); it is held by\n  {lines}\n\
+             `watertight detach --lazy {path}` takes the path away now and lets the data follow"
+        )));
+    }
+    console().print(&format!("{path}: the path is gone, the volume is still held by\n  {lines}"));
+    if let Some(id) = reply.id {
+        console().print(&format!("its data follows: `watertight wait {id}` tells when it is on the store"));
+    }
+    Ok(())
+}
+
+/// Runs `move`.
+///
+/// # Errors
+/// Exit 2 for places that are none, 1 for what fails; then nothing was changed.
+pub fn move_to(args: &MoveArgs) -> Result<()> {
+    let (from, to) = (Place::find(args.from.as_os_str())?, Place::find(args.to.as_os_str())?);
+    if from.volume.record().id != to.volume.record().id {
+        return Err(Problem::usage(format!(
+            "{} and {} are in two mountpoints; detach it here and attach it there",
+            from.path.display(),
+            to.path.display()
+        )));
+    }
+    let request = MoveRequest { from: from.inside.clone(), to: to.inside.clone() };
+    let reply = from.client()?.move_to(&request).map_err(|error| from.failed(&error))?;
+    console().print(&format!("{} is at {} now", from.path.display(), reply.mountpoint));
+    Ok(())
+}

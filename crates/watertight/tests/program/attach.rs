@@ -1,0 +1,209 @@
+//! `attach`, `detach`, `move`: several volumes inside one mountpoint.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::rig::{Daemon, Out, Rig, run, wait};
+
+/// A mounted volume with a directory `x`, and another store.
+struct World {
+    rig: Rig,
+    daemon: Daemon,
+    other: PathBuf,
+}
+
+impl World {
+    fn new(options: &str) -> Option<Self> {
+        let mut rig = Rig::mounting()?;
+        let daemon = rig.mount(options);
+        fs::create_dir(rig.mnt.join("x")).unwrap();
+        let other = rig.root.join("other");
+        fs::create_dir(&other).unwrap();
+        Some(Self { rig, daemon, other })
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.rig.mnt.join(path)
+    }
+
+    fn run(&self, verb: &str, arguments: &[&Path]) -> Out {
+        let mut command = self.rig.command(&[verb]);
+        command.args(arguments);
+        run(command)
+    }
+
+    fn attach(&self) -> Out {
+        self.run("attach", &[&self.other, &self.path("x")])
+    }
+
+    /// What `status` says of the volume at a path of the mountpoint.
+    fn status(&self, path: &str) -> Value {
+        let status = self.rig.status();
+        let at = self.path(path);
+        let volumes = status["volumes"].as_array().unwrap();
+        volumes.iter().find(|v| v["mountpoint"] == at.to_str().unwrap()).cloned().unwrap_or_default()
+    }
+
+    fn end(self) {
+        self.rig.verb("umount", &[]).ok();
+        assert_eq!(self.daemon.end(), Some(0));
+        self.rig.is_quiet();
+    }
+}
+
+#[test]
+fn an_attached_volume_is_a_volume_like_any_other() {
+    let Some(world) = World::new("dirty_after=1h") else { return };
+    world.attach().ok().says("is attached at");
+    fs::write(world.path("x/file"), "content").unwrap();
+    let status = world.status("x");
+    assert_eq!(
+        (&status["state"], &status["source"]),
+        (&"active".into(), &format!("dir:{}", world.other.display()).into())
+    );
+    let root = world.rig.status()["volumes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|v| v["attached_to"].is_null())
+        .cloned();
+    assert_eq!(status["attached_to"], root.unwrap()["id"]);
+    // By its mountpoint, its store, its id, and from inside.
+    world.run("sync", &[&world.path("x/file")]).ok();
+    assert_eq!(fs::read_to_string(world.other.join("file")).unwrap(), "content");
+    let id = status["id"].as_str().unwrap();
+    world.run("status", &[Path::new(id)]).ok().says("x");
+    world.run("wait", &[Path::new("--timeout"), Path::new("0"), &world.other]).ends(1, "not yet: active");
+    // Its store is in use: what is meant is the volume, which can be in two places.
+    fs::create_dir(world.path("y")).unwrap();
+    world.run("attach", &[&world.other, &world.path("y")]).ok();
+    assert_eq!(fs::read_to_string(world.path("y/file")).unwrap(), "content");
+    world.run("detach", &[&world.path("y")]).ok().says("detached");
+    assert_eq!(world.status("x")["state"], "active");
+
+    fs::write(world.path("x/late"), "late").unwrap();
+    world.run("detach", &[&world.path("x")]).ok().says("detached; everything is on dir:");
+    assert_eq!(fs::read_to_string(world.other.join("late")).unwrap(), "late");
+    assert!(!world.path("x/late").exists());
+    world.run("wait", &[Path::new(id)]).ok().says("free; everything is on");
+    // The store is free, for anybody: also for the same place, again and again.
+    for _ in 0..5 {
+        world.attach().ok();
+        // umount knows it, too.
+        world.run("umount", &[&world.path("x")]).ok().says("detached");
+    }
+    world.end();
+}
+
+#[test]
+fn held_means_busy_by_name_and_lazy_tells_what_it_waits_for() {
+    let Some(world) = World::new("dirty_after=1h") else { return };
+    world.attach().ok();
+    let file = world.path("x/held");
+    fs::write(&file, "x").unwrap();
+    let mut holder =
+        Command::new("sleep").arg("1000").stdin(Stdio::from(File::open(&file).unwrap())).spawn().unwrap();
+    let who = format!("sleep (pid {}), open: {}", holder.id(), file.display());
+    world.run("detach", &[&world.path("x")]).ends(1, "is busy (EBUSY)").ends(1, &who);
+    assert!(file.exists());
+
+    let out =
+        world.run("detach", &[Path::new("--lazy"), &world.path("x")]).ok().says("still held by").says(&who);
+    assert!(!file.exists());
+    let id = out.stdout.split("watertight wait ").nth(1).unwrap().split('`').next().unwrap().to_owned();
+    let status = world.status("x");
+    assert_eq!((&status["state"], &status["id"]), (&"detached".into(), &id.as_str().into()));
+    assert!(status["holders"]["found"][0]["name"] == "sleep", "{status}");
+    world.run("wait", &[Path::new("--timeout"), Path::new("0"), Path::new(&id)]).ends(1, "not yet: detached");
+    holder.kill().unwrap();
+    wait(&mut holder, crate::rig::LONG).unwrap();
+    world.run("wait", &[Path::new(&id)]).ok().says("free");
+    world.end();
+}
+
+#[test]
+fn a_store_that_cannot_be_written_stays_attached_and_force_names_what_is_lost() {
+    let Some(world) = World::new("") else { return };
+    let source = format!("fault:write:fail=EIO,dir:{}", world.other.display());
+    world
+        .run(
+            "attach",
+            &[
+                Path::new("-o"),
+                Path::new("dirty_after=1h,drain_timeout=1s"),
+                Path::new(&source),
+                &world.path("x"),
+            ],
+        )
+        .ok();
+    fs::write(world.path("x/lost"), "gone").unwrap();
+    world.run("detach", &[&world.path("x")]).ends(1, "stays attached");
+    assert_eq!(fs::read_to_string(world.path("x/lost")).unwrap(), "gone");
+    world
+        .run("detach", &[Path::new("--force"), &world.path("x")])
+        .ends(1, "not everything is on")
+        .ends(1, "lost");
+    assert!(!world.path("x/lost").exists());
+    // The mountpoint's own volume lost nothing, but its end tells of all.
+    world.rig.verb("umount", &[]).ends(1, "x/lost");
+    assert_eq!(world.daemon.end(), Some(1));
+}
+
+#[test]
+fn the_mountpoint_takes_all_along() {
+    let Some(world) = World::new("dirty_after=1h") else { return };
+    world.attach().ok();
+    fs::create_dir(world.path("x/y")).unwrap();
+    world.run("attach", &[Path::new("mem:"), &world.path("x/y")]).ok();
+    fs::write(world.path("x/file"), "x").unwrap();
+    world.run("detach", &[&world.path("x")]).ends(1, "1 mount(s) on it");
+    let World { rig, daemon, other } = world;
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+    assert_eq!(fs::read_to_string(other.join("file")).unwrap(), "x");
+    rig.is_quiet();
+}
+
+#[test]
+fn directories_are_shown_twice_and_volumes_moved() {
+    let Some(world) = World::new("") else { return };
+    world.attach().ok();
+    fs::create_dir(world.path("second")).unwrap();
+    fs::create_dir_all(world.path("x/docs")).unwrap();
+    fs::write(world.path("x/docs/page"), "1").unwrap();
+    world.run("attach", &[&world.path("x/docs"), &world.path("second")]).ok();
+    fs::write(world.path("second/page"), "22").unwrap();
+    assert_eq!(fs::read_to_string(world.path("x/docs/page")).unwrap(), "22");
+    fs::create_dir(world.path("z")).unwrap();
+    world.run("move", &[&world.path("x"), &world.path("z")]).ok().says("now");
+    assert_eq!(world.status("z")["state"], "active");
+    assert!(world.path("z/docs/page").exists() && !world.path("x/docs").exists());
+    world.run("detach", &[&world.path("second")]).ok().says("detached");
+    world.run("detach", &[&world.path("z")]).ok().says("everything is on");
+    world.end();
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_a_reason() {
+    let Some(world) = World::new("") else { return };
+    let (x, other) = (world.path("x"), world.other.clone());
+    world.run("attach", &[&other, &world.path("none")]).ends(1, "none");
+    fs::write(world.path("file"), "").unwrap();
+    world.run("attach", &[&other, &world.path("file")]).ends(1, "is not a directory");
+    world.run("attach", &[&other, &world.rig.mnt]).ends(2, "is the mountpoint itself");
+    world.run("attach", &[&other, &world.rig.root]).ends(2, "lies in no mounted volume");
+    world.run("attach", &[Path::new("/nowhere"), &x]).ends(2, "does not exist");
+    world
+        .run("attach", &[Path::new("-o"), Path::new("uring=off"), &other, &x])
+        .ends(2, "is the mountpoint's");
+    world.run("attach", &[Path::new("-o"), Path::new("frob"), &other, &x]).ends(2, "no mount option frob");
+    world.run("detach", &[&x]).ends(1, "nothing is attached");
+    world.run("move", &[&x, &x]).ends(1, "nothing is attached");
+    world.attach().ok();
+    world.run("move", &[&x, &x]).ends(1, "into itself");
+    world.run("detach", &[&x]).ok();
+    world.end();
+}
