@@ -325,6 +325,7 @@ impl Tree {
             parent: None,
             children: std::collections::HashSet::default(),
             tie: Tie::default(),
+            expiry: None,
         };
         self.nodes.insert(mount.id, node);
         self.tie(mount.id, tie);

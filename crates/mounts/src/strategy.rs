@@ -4,17 +4,23 @@
 //! pass. What was taken out of the tables has been left to that domain before, so that one has been asked for; the
 //! superblock's flushing goes on meanwhile, and only what is left of the grace period is waited for.
 //!
-//! Whoever asked for the unmount runs the clean-ups before the call returns, with no lock held.
+//! Whoever asked for the unmount runs the clean-ups before the call returns, with no lock held; several that may have to
+//! wait, with the help of threads of the call's own.
 
 use std::fmt;
 use std::sync::Arc;
 
 use rcu::{Cookie, Domain, DomainOptions};
+use sync::{Mutex, thread};
 
 use crate::change::Departure;
 use crate::mount::Mount;
 use crate::protocol::{Departed, Put};
 use crate::superblock::Super;
+
+/// Superblocks that are ended at the same time by one call, and the stacks of the threads for that.
+const ENDERS: usize = 64;
+const STACK: usize = 256 * 1024;
 
 /// How mounts are ended that left their namespaces.
 pub trait Teardown: fmt::Debug + Send + Sync + 'static {
@@ -117,6 +123,25 @@ impl Last {
     pub fn clean_up(self) {
         self.0.clean_up();
     }
+
+    /// Does so for all of them, and returns when all are done. Those that may have to wait are ended beside each other: one
+    /// that hangs does not hold up the others, as long as there are not more of them than threads.
+    pub fn clean_up_all(all: Vec<Self>) {
+        let ending = all.into_iter().filter_map(|last| last.0.superblock.put());
+        let (slow, quick): (Vec<_>, Vec<_>) = ending.partition(|superblock| superblock.may_wait());
+        quick.iter().for_each(|superblock| superblock.shutdown());
+        let others = slow.len().saturating_sub(1).min(ENDERS - 1);
+        let queue = Mutex::new(slow.iter());
+        thread::together(others, STACK, || {
+            while let Some(superblock) = next(&queue) {
+                superblock.shutdown();
+            }
+        });
+    }
+}
+
+fn next<T>(queue: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
+    queue.lock().next()
 }
 
 /// The default.
@@ -136,6 +161,6 @@ impl Teardown for OnDemand {
                 gone.complete_with(is_sync, |domain, stamp| domain.cond_synchronize_expedited(stamp)),
             );
         }
-        last.into_iter().for_each(Last::clean_up);
+        Last::clean_up_all(last);
     }
 }

@@ -128,6 +128,12 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
     /// An unmount with force: whoever waits for the medium should get an error.
     fn force(&self) {}
 
+    /// Whether [`shutdown`](Self::shutdown) may have to wait, for a medium say. Several such superblocks that go together are shut
+    /// down by several threads; those that never wait are not worth a thread.
+    fn may_wait(&self) -> bool {
+        true
+    }
+
     /// Called once, when the last mount is gone: write everything, then give the medium free.
     fn shutdown(&self);
 }
@@ -148,6 +154,8 @@ struct State {
     mounts: usize,
     /// Open files, say: through whichever mount.
     holds: usize,
+    /// Counts holds that began: an expiry mark is older than the last one, or not.
+    uses: u64,
     was_mounted: bool,
     /// Its last mounts are being taken away synchronously: nobody is let in.
     is_closed: bool,
@@ -224,7 +232,13 @@ impl Super {
             return Err(Error::Ended);
         }
         state.holds += 1;
+        state.uses += 1;
         Ok(Hold(self.clone()))
+    }
+
+    /// How many holds there were so far.
+    pub(crate) fn uses(&self) -> u64 {
+        self.0.state.lock().uses
     }
 
     /// Waits until nobody holds it, or `until`; says whether nobody does.
@@ -289,13 +303,16 @@ impl Super {
 
     /// One mount less; the last one shuts down, unless somebody holds the superblock.
     pub(crate) fn release(&self) {
-        let ends = {
-            let mut state = self.0.state.lock();
-            state.mounts -= 1;
-            state.ends()
-        };
-        if ends {
-            self.0.superblock.shutdown();
+        if let Some(superblock) = self.put() {
+            superblock.shutdown();
         }
+    }
+
+    /// The same; whoever gets the superblock has to shut it down.
+    #[must_use]
+    pub(crate) fn put(&self) -> Option<Arc<dyn Superblock>> {
+        let mut state = self.0.state.lock();
+        state.mounts -= 1;
+        state.ends().then(|| Arc::clone(&self.0.superblock))
     }
 }

@@ -60,6 +60,8 @@ pub(crate) struct Node {
     pub(crate) parent: Option<(MountId, Inode)>,
     pub(crate) children: HashSet<MountId, BuildHasherDefault<ByNumber>>,
     pub(crate) tie: Tie,
+    /// How often its superblock had been held when somebody asked for its expiry.
+    pub(crate) expiry: Option<u64>,
 }
 
 /// How a mount propagates.

@@ -145,12 +145,29 @@ impl Tree {
         if is_sync {
             check_unused(node)?;
         }
-        if flags.contains(Umount::EXPIRE) && !node.mount.refs.expire() {
-            return Err(Error::Expiring);
+        if flags.contains(Umount::EXPIRE) {
+            self.expire(place.mount)?;
         }
         let tops = if is_sync { vec![place.mount] } else { self.subtree(place.mount) };
         let leaving = Leaving { victims: self.with_copies(tops), is_sync };
         self.leave(&leaving, change)
+    }
+
+    /// Refuses unless nobody used the mount since the last call.
+    fn expire(&mut self, mount: MountId) -> Result<()> {
+        let node = self.nodes.get_mut(&mount).ok_or(Error::NotHere)?;
+        let superblock = &node.mount.superblock;
+        let holds = superblock.holds();
+        if holds > 0 {
+            return Err(Error::Busy(Busy { holds, ..Busy::default() }));
+        }
+        let uses = Some(superblock.uses());
+        let was_marked = node.mount.refs.expire();
+        if was_marked && std::mem::replace(&mut node.expiry, uses) == uses {
+            return Ok(());
+        }
+        node.expiry = uses;
+        Err(Error::Expiring)
     }
 
     /// What else goes with `victims`: whatever is mounted on the same places of those who receive the change, unless

@@ -220,3 +220,105 @@ fn a_clone_counts_its_own_mounts() {
     let pin = ns.pin(ROOT, "v", Last::Follow, "test").unwrap();
     assert_eq!(other.resolve(&pin, ".", Last::Follow), Err(Error::NotHere), "another namespace's");
 }
+
+#[test]
+fn a_hold_is_a_use_for_expiry() {
+    let (ns, _) = namespace(&["v/"]);
+    let (fs, sb) = Fs::new(&["f"]).mountable();
+    ns.attach(ROOT, "v", &sb).unwrap();
+    assert_eq!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Expiring));
+    let hold = sb.hold().unwrap();
+    assert!(matches!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Busy(Busy { holds: 1, .. }))));
+    drop(hold);
+    assert_eq!(ns.umount(ROOT, "v", Umount::EXPIRE), Err(Error::Expiring), "it was used");
+    ns.umount(ROOT, "v", Umount::EXPIRE).unwrap();
+    assert_eq!(fs.shutdowns(), 1);
+}
+
+#[test]
+fn a_hold_keeps_the_last_mount_and_no_other() {
+    let (ns, _) = namespace(&["v/", "w/"]);
+    let (fs, sb) = Fs::new(&["f"]).mountable();
+    assert!(sb.hold().is_err(), "it is not mounted");
+    ns.attach(ROOT, "v", &sb).unwrap();
+    ns.bind((ROOT, "v"), (ROOT, "w"), false).unwrap();
+    let hold = sb.hold().unwrap();
+    ns.umount(ROOT, "v", SYNC).unwrap();
+    let busy = Err(Error::Busy(Busy { holds: 1, ..Busy::default() }));
+    assert_eq!(ns.umount(ROOT, "w", SYNC), busy);
+    assert!(has(&ns, "w/f") && sb.hold().is_ok(), "nothing was changed");
+    ns.umount(ROOT, "w", Umount::DETACH).unwrap();
+    assert!(!has(&ns, "w/f"));
+    assert_eq!(
+        (fs.shutdowns(), sb.hold().err(), ns.attach(ROOT, "v", &sb)),
+        (0, Some(Error::Ended), Err(Error::Ended))
+    );
+    drop(hold);
+    assert_eq!((fs.shutdowns(), fs.ended_by()), (1, Some(std::thread::current().id())));
+}
+
+#[test]
+fn a_hold_refuses_an_unmount_that_takes_all_copies_along() {
+    let (ns, _) = namespace(&["v/"]);
+    ns.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    let other = ns.try_clone().unwrap();
+    let (fs, sb) = Fs::new(&["f"]).mountable();
+    ns.attach(ROOT, "v", &sb).unwrap();
+    let hold = sb.hold().unwrap();
+    assert!(matches!(other.umount(ROOT, "v", SYNC), Err(Error::Busy(Busy { holds: 1, .. }))));
+    assert!(has(&ns, "v/f") && has(&other, "v/f"));
+    drop(hold);
+    other.umount(ROOT, "v", SYNC).unwrap();
+    assert!(!has(&ns, "v/f"));
+    assert_eq!(fs.shutdowns(), 1);
+}
+
+#[test]
+fn a_move_onto_a_shared_place_is_a_move_for_the_clone_too() {
+    let (ns, _) = namespace(&["s/", "p/"]);
+    let shared = attach(&ns, "s", &["here/"]);
+    attach(&ns, "p", &["d/"]);
+    ns.set_propagation(ROOT, "s", Propagation::Shared, false).unwrap();
+    let (peer, slave) = (ns.try_clone().unwrap(), ns.try_clone().unwrap());
+    slave.set_propagation(ROOT, "s", Propagation::Slave, false).unwrap();
+    let moved = attach(&ns, "p/d", &["f", "in/"]);
+    let inner = attach(&ns, "p/d/in", &["g"]);
+    assert!(!has(&peer, "p/d/f"), "p is private");
+    ns.move_mount((ROOT, "p/d"), (ROOT, "s/here")).unwrap();
+    for (name, space) in [("own", &ns), ("peer", &peer), ("slave", &slave)] {
+        assert!(has(space, "s/here/f") && has(space, "s/here/in/g"), "{name}");
+        assert!(!has(space, "p/d/f"), "{name}");
+    }
+    // What was moved propagates from now on.
+    ns.umount(ROOT, "s/here/in", SYNC).unwrap();
+    assert!(!has(&peer, "s/here/in/g") && !has(&slave, "s/here/in/g"));
+    assert_eq!(inner.shutdowns(), 1);
+    slave.umount(ROOT, "s/here", SYNC).unwrap();
+    assert!(has(&ns, "s/here/f") && has(&peer, "s/here/f"), "a slave's change is its own");
+    peer.umount(ROOT, "s/here", SYNC).unwrap();
+    assert!(!has(&ns, "s/here/f"));
+    assert_eq!((moved.shutdowns(), shared.shutdowns()), (1, 0));
+}
+
+#[test]
+fn an_attach_that_fails_half_way_leaves_no_trace() {
+    let (fs, sb) = Fs::new(&["f"]).mountable();
+    let (_, root) = Fs::new(&["v/", "w/"]).mountable();
+    let options = watertight_mounts::Options { mounts_max: 2, ..watertight_mounts::Options::default() };
+    let full = Namespace::new(&root, options).unwrap();
+    full.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    let peer = full.try_clone().unwrap();
+    peer.set_propagation(ROOT, "/", Propagation::Shared, false).unwrap();
+    full.attach(ROOT, "v", &sb).unwrap();
+    // No room for the peer's copy, nor for the own one: all or nothing, again and again.
+    let (late_fs, late) = Fs::new(&["g"]).mountable();
+    for _ in 0..3 {
+        assert_eq!(full.attach(ROOT, "w", &late), Err(Error::TooManyMounts { max: 2 }));
+        assert_eq!((late.mounts(), late_fs.shutdowns()), (0, 0));
+        assert!(!has(&full, "w/g") && !has(&peer, "w/g"));
+    }
+    full.umount(ROOT, "v", SYNC).unwrap();
+    assert_eq!(fs.shutdowns(), 1);
+    full.attach(ROOT, "w", &late).unwrap();
+    assert!(has(&peer, "w/g"));
+}

@@ -276,3 +276,80 @@ fn mn_r10_one_unmount_takes_thousands_of_copies_down() {
     drop(pin);
     assert_eq!((sb.mounts(), fs.shutdowns()), (0, 1));
 }
+
+#[test]
+fn mn_r4_one_hung_superblock_does_not_delay_others_that_end_with_it() {
+    let (ns, _) = namespace(&["a/", "b/", "c/"]);
+    let (hung, hung_sb) = Fs::new(&[]).hanging().mountable();
+    let (slow, slow_sb) = Fs::new(&[]).hanging().mountable();
+    let (quick, quick_sb) = Fs::new(&[]).mountable();
+    ns.attach(ROOT, "a", &hung_sb).unwrap();
+    ns.attach(ROOT, "b", &slow_sb).unwrap();
+    ns.attach(ROOT, "c", &quick_sb).unwrap();
+    thread::scope(|scope| {
+        let ending = scope.spawn(|| ns.end());
+        // All are being ended while none has come back.
+        hung.is_hanging.pass();
+        slow.is_hanging.pass();
+        assert_eq!(quick.shutdowns(), 1);
+        slow.hangs.as_ref().unwrap().open();
+        while slow.shutdowns() == 0 {
+            thread::yield_now();
+        }
+        assert!(!ending.is_finished(), "the end waits for its own");
+        hung.hangs.as_ref().unwrap().open();
+    });
+    assert_eq!(hung.shutdowns(), 1);
+}
+
+#[test]
+fn an_end_beside_attaches_ends_what_was_attached_and_refuses_the_rest() {
+    for _ in 0..200 {
+        let (ns, _) = namespace(&["v/"]);
+        let handle = ns.handle(watertight_mounts::Rights::Change);
+        let (fs, sb) = Fs::new(&["d/"]).mountable();
+        let (inner, inner_sb) = Fs::new(&["f"]).mountable();
+        thread::scope(|scope| {
+            scope.spawn(|| ns.end());
+            let attached = handle.attach(ROOT, "v", &sb);
+            let attached_inner = handle.attach(ROOT, "v/d", &inner_sb);
+            assert!(matches!(attached, Ok(_) | Err(Error::NotHere)), "{attached:?}");
+            assert!(attached_inner.is_err() || attached.is_ok(), "{attached_inner:?}");
+            // Whatever was attached has left, or does so before the end is over.
+            (attached.is_ok(), attached_inner.is_ok())
+        });
+        for (one, fs) in [(&sb, &fs), (&inner_sb, &inner)] {
+            assert_eq!(one.mounts(), 0);
+            assert!(fs.shutdowns() <= 1);
+        }
+        assert_eq!(handle.attach(ROOT, "v", &Fs::new(&[]).mountable().1), Err(Error::NotHere));
+        assert!(handle.mounts().is_empty());
+    }
+}
+
+#[test]
+fn an_unmount_beside_a_move_of_its_parent_is_of_that_mount() {
+    let (ns, _) = namespace(&["a/", "b/"]);
+    let (_, sb) = Fs::new(&["d/"]).mountable();
+    ns.attach(ROOT, "a", &sb).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                ns.move_mount((ROOT, "a"), (ROOT, "b")).unwrap();
+                ns.move_mount((ROOT, "b"), (ROOT, "a")).unwrap();
+            }
+        });
+        for round in 0..500 {
+            let (fs, inner) = Fs::new(&["f"]).mountable();
+            // The parent is at one of both places.
+            let mut paths = ["a/d", "b/d"].iter().cycle();
+            while ns.attach(ROOT, paths.next().unwrap(), &inner).is_err() {}
+            let flags = if round % 2 == 0 { Umount::empty() } else { Umount::DETACH };
+            while ns.umount(ROOT, paths.next().unwrap(), flags).is_err() {}
+            assert_eq!((inner.mounts(), fs.shutdowns()), (0, 1), "round {round}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(ns.stats().mounts, 2);
+}

@@ -347,7 +347,7 @@ impl Attachments {
         let table = MountTable::read();
         let found: Vec<_> =
             table.iter().filter(|m| m.mountpoint.starts_with(&path)).map(holders::Holder::mount).collect();
-        (!found.is_empty()).then(|| Holders { found, unseen: 0 })
+        (!found.is_empty()).then_some(Holders { found, unseen: 0 })
     }
 
     fn no_mounts_at(&self, path: &Path) -> Result<(), String> {

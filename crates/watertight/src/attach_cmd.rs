@@ -13,7 +13,7 @@ use crate::control::client::CallError;
 use crate::opts::MountOptions;
 use crate::problem::{Problem, Result};
 use crate::target::{self, Target, Volume};
-use crate::{kernel_side, progress, umount_cmd};
+use crate::{progress, umount_cmd};
 
 /// The help that follows the arguments of `attach`.
 pub const HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, flush_on_close, \
@@ -43,7 +43,6 @@ const OF_THE_MOUNTPOINT: [&str; 11] = [
 /// A place inside a mountpoint of ours.
 struct Place {
     volume: Volume,
-    mount: crate::mountinfo::Mount,
     /// From the mountpoint on.
     inside: String,
     /// As a person writes it.
@@ -69,7 +68,7 @@ impl Place {
                 "{shown} is the mountpoint itself: give a directory inside it; `watertight umount` unmounts it"
             )));
         }
-        Ok(Self { volume, mount, inside, path })
+        Ok(Self { volume, inside, path })
     }
 
     fn client(&self) -> Result<&crate::control::client::Client> {
@@ -161,10 +160,8 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
     };
     let request = DetachRequest { path: place.inside.clone(), how };
     let what = format!("detaching {}", place.path.display());
-    if how == How::Plain {
-        // What the kernel has of it, before anything is changed.
-        progress::during(&what, client, || kernel_side::flush(&place.mount))?;
-    }
+    // The kernel has nothing of a file that is neither open nor mapped: it hands over what it has with each close(2)
+    // and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)
     let reply = progress::during(&what, client, || client.detach(&request));
     report(&place, how, reply.map_err(|error| place.failed(&error))?)
 }

@@ -1,8 +1,5 @@
 //! Which volume a request is for.
 
-#[cfg(all(test, shuttle))]
-mod schedules;
-
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::sync::Arc;

@@ -377,14 +377,17 @@ impl Tree {
             self.still_there(&spot, to)?;
             self.namespace.move_mount((place, ""), (target, ""))?;
             self.change(|state, snapshot| {
-                let moved = state.places.get_mut(&place.mount)?;
+                // It may have left meanwhile.
+                let Some(moved) = state.places.get_mut(&place.mount) else { return Err(spot) };
+                let Spot { on, node, .. } = spot;
                 snapshot.uncover(moved);
-                *snapshot.covered.entry((spot.node.served.tag, spot.node.node)).or_default() += 1;
-                let old = std::mem::replace(&mut moved.name, Arc::clone(&new_name));
-                (moved.on, moved.covered) = (spot.on, spot.node);
-                Some(old)
+                *snapshot.covered.entry((node.served.tag, node.node)).or_default() += 1;
+                // What is given up is dropped without the lock.
+                let old = (std::mem::replace(&mut moved.on, on), std::mem::replace(&mut moved.covered, node));
+                Ok((std::mem::replace(&mut moved.name, Arc::clone(&new_name)), old))
             })
         };
+        let old_name = old_name.map(|(name, _)| name).ok();
         for name in old_name.iter().chain([&new_name]) {
             tell(dev, name, None);
         }

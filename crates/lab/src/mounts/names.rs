@@ -88,6 +88,10 @@ impl Superblock for Names {
         Some(Inode::ROOT)
     }
 
+    fn may_wait(&self) -> bool {
+        self.at_end.is_some()
+    }
+
     fn shutdown(&self) {
         if let Some(AtEnd(work)) = &self.at_end {
             work();

@@ -172,6 +172,10 @@ impl Superblock for Fs {
         self.is_cached.then(|| self.read_link(link))
     }
 
+    fn may_wait(&self) -> bool {
+        self.hangs.is_some()
+    }
+
     fn shutdown(&self) {
         if let Some(gate) = &self.hangs {
             self.is_hanging.open();
