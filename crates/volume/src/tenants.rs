@@ -44,7 +44,7 @@ impl Tenants {
                     threads.forget(id);
                     switcher.remove_cgroup(Owner(id));
                 }
-                Event::Renamed(id, name) => switcher.cgroups().rename(Owner(id), &name),
+                Event::Renamed(id, name) => switcher.rename_cgroup(Owner(id), &name),
             })?
         };
         Ok(Arc::new(Self { switcher, host: Some(Host { tree, threads, watch }) }))

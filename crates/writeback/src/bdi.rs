@@ -528,6 +528,13 @@ impl<I: Inode> Bdi<I> {
         self.budget.wake_all();
     }
 
+    /// Cgroups have other paths: limits are found again.
+    pub(crate) fn paths_changed(&self) {
+        self.throttle.paths_changed();
+        self.dirty_limits.paths_changed();
+        self.limits_changed();
+    }
+
     fn limits_changed(&self) {
         self.budget.wake_all();
         self.wake_flushers();

@@ -125,7 +125,7 @@ impl Cgroups {
     }
 
     /// A cgroup has another name; the root has none.
-    pub fn rename(&self, number: Owner, name: &OsStr) {
+    pub(crate) fn rename(&self, number: Owner, name: &OsStr) {
         if let Some(cgroup) = self.get(number).filter(|cgroup| cgroup.parent.is_some()) {
             *cgroup.name.lock() = name.to_owned();
         }

@@ -91,6 +91,13 @@ impl DirtyLimits {
         self.changed();
     }
 
+    /// Cgroups have other paths. Where there never was a limit, none is found.
+    pub(crate) fn paths_changed(&self) {
+        if self.is_used() {
+            self.changed();
+        }
+    }
+
     fn changed(&self) {
         // ORDERING: Release, pairs with `domains`; the lock orders what was changed.
         self.generation.fetch_add(1, Ordering::Release);

@@ -1,5 +1,6 @@
 //! What all backing devices of a process share: cgroups, read sections, and the threads that switch inodes.
 
+use std::ffi::OsStr;
 use std::sync::atomic::AtomicUsize as StdAtomicUsize;
 use std::sync::{Arc, Weak};
 
@@ -100,6 +101,13 @@ impl<I: Inode> Switcher<I> {
         let mut bdis = self.bdis.lock();
         bdis.retain(|known| known.strong_count() > 0);
         bdis.push(Arc::downgrade(bdi));
+    }
+
+    /// A cgroup has another name: it, and those below it, come under the limits of their new paths.
+    pub fn rename_cgroup(&self, number: Owner, name: &OsStr) {
+        self.cgroups.rename(number, name);
+        let bdis: Vec<Arc<Bdi<I>>> = self.bdis.lock().iter().filter_map(Weak::upgrade).collect();
+        bdis.iter().for_each(|bdi| bdi.paths_changed());
     }
 
     /// A cgroup was removed: its wbs are not found any more, and their inodes go to the nearest ancestor that lives. Returns

@@ -145,6 +145,13 @@ impl Throttle {
         self.kick();
     }
 
+    /// Cgroups have other paths: who has a chain finds it again.
+    pub(crate) fn paths_changed(&self) {
+        // ORDERING: Release, as in `set`: the paths were changed before, under their locks.
+        self.generation.fetch_add(1, Ordering::Release);
+        self.kick();
+    }
+
     /// What is limited, by path.
     pub fn limits(&self) -> Vec<(CgroupPath, Limits)> {
         self.groups.lock().iter().map(|(path, group)| (path.clone(), group.limits())).collect()

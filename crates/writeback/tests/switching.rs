@@ -15,7 +15,8 @@ use common::variants::{Base, Between, Race, RmBarrier};
 use common::{A, B, CHILD, File, Rig};
 use sync::Mutex;
 use writeback::{
-    BATCH, Discipline, Drain, Grace, IN_FLIGHT_MAX, Inode as _, Others, Owner, PerSuperblock, Switcher,
+    BATCH, Balance, CgroupPath, Discipline, Drain, Grace, IN_FLIGHT_MAX, Inode as _, Others, Owner,
+    PerSuperblock, Switcher,
 };
 
 /// 4 KiB written by `by`, and written back.
@@ -199,6 +200,28 @@ fn a_cgroup_made_again_under_its_number_has_a_wb_of_its_own() {
     // The end of the new one is its parent's affair, not the old one's.
     rig.switcher.remove_cgroup(CHILD);
     assert_eq!(owner_after(&rig, &new), Some(B));
+}
+
+#[test]
+fn limits_follow_the_paths_of_cgroups() {
+    let rig = Rig::new(PerSuperblock);
+    let file = rig.file(CHILD);
+    let path = |text: &str| text.parse::<CgroupPath>().expect("a path");
+    // One page is there, and that is all that the limit lets it have.
+    rig.bdi.account(&file, 4096, 0);
+    rig.bdi.set_dirty_max(&path("/1"), Some(4096));
+    assert_eq!(rig.bdi.balance(&file, 1), Balance::Full, "the limit of the cgroup above holds");
+    rig.switcher.rename_cgroup(A, "other".as_ref());
+    assert_eq!(rig.bdi.balance(&file, 1), Balance::Free);
+    rig.bdi.set_dirty_max(&path("/other/3"), Some(4096));
+    assert_eq!(rig.bdi.balance(&file, 1), Balance::Full);
+    // What a neighbour has does not count for it.
+    let neighbour = rig.file(B);
+    rig.bdi.account(&neighbour, 1 << 20, 0);
+    assert_eq!(rig.bdi.balance(&neighbour, 1), Balance::Free);
+    // Under the limit again, it may go on.
+    rig.bdi.account(&file, 0, 0);
+    assert_eq!(rig.bdi.balance(&file, 1), Balance::Free);
 }
 
 #[test]
