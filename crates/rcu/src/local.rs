@@ -1,7 +1,7 @@
 //! Which slot of a domain is this thread's.
 //!
 //! A thread gets a place at its first read section or call in a domain, and gives it back when it ends. Nothing is
-//! registered by hand. The place used last is remembered in a cell without a destructor, so that entering costs
+//! registered by hand. What was used last is remembered in cells without destructors, so that entering costs
 //! one comparison.
 //!
 //! # Who keeps a place alive
@@ -14,7 +14,7 @@
 //! a slot or a queue of their own for that one section or call (`Slot::is_temporary`). A section that is still open when
 //! `LOCAL` goes keeps its slot in the same way.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ptr::{NonNull, null};
 use std::rc::Rc;
@@ -28,8 +28,8 @@ use crate::queue::Sender;
 #[derive(Debug)]
 struct Place {
     inner: Weak<Inner>,
-    /// What grace periods look at.
-    slot: Arc<Slot>,
+    /// What grace periods look at, once there was a section: who only calls is no reader.
+    slot: OnceCell<Arc<Slot>>,
     /// The thread's callbacks, once there was one.
     sender: RefCell<Option<Sender>>,
 }
@@ -38,6 +38,10 @@ impl Place {
     #[inline]
     fn with_sender<T>(&self, inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> T {
         put_in(self.sender.borrow_mut().get_or_insert_with(|| inner.callbacks.join()))
+    }
+
+    fn is_inside(&self) -> bool {
+        self.slot.get().is_some_and(|slot| slot.is_inside())
     }
 }
 
@@ -49,23 +53,31 @@ struct Local {
     sweep_at: usize,
 }
 
-/// The place used last.
-#[derive(Clone, Copy)]
-struct Last {
+/// A domain, and what this thread has there; both null at first.
+struct Last<T> {
     inner: *const Inner,
-    /// Of this place.
-    slot: *const Slot,
-    place: *const Place,
+    own: *const T,
 }
 
-impl Last {
-    const NONE: Self = Self { inner: null(), slot: null(), place: null() };
+impl<T> Last<T> {
+    const NONE: Self = Self { inner: null(), own: null() };
 }
+
+impl<T> Clone for Last<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Last<T> {}
 
 sync::thread_local! {
-    static LAST: Cell<Last> = const { Cell::new(Last::NONE) };
-    /// The place in the default domain, once it was used: there is nothing to compare.
-    static DEFAULT: Cell<Last> = const { Cell::new(Last::NONE) };
+    /// The slot of the last section.
+    static LAST: Cell<Last<Slot>> = const { Cell::new(Last::NONE) };
+    /// The slot in the default domain, once it was used: there is nothing to compare.
+    static DEFAULT: Cell<Last<Slot>> = const { Cell::new(Last::NONE) };
+    /// The place of the last call.
+    static LAST_CALL: Cell<Last<Place>> = const { Cell::new(Last::NONE) };
     static LOCAL: RefCell<Local> = const { RefCell::new(Local { places: BTreeMap::new(), sweep_at: 16 }) };
 }
 
@@ -74,9 +86,9 @@ sync::thread_local! {
 #[inline]
 pub(crate) fn slot(inner: &Inner) -> NonNull<Slot> {
     let last = LAST.with(Cell::get);
-    if last.inner == std::ptr::from_ref(inner) {
+    if std::ptr::eq(last.inner, inner) {
         // SAFETY: beside a domain's address there is that of a slot.
-        return unsafe { NonNull::new_unchecked(last.slot.cast_mut()) };
+        return unsafe { NonNull::new_unchecked(last.own.cast_mut()) };
     }
     slot_of_another(inner)
 }
@@ -84,58 +96,65 @@ pub(crate) fn slot(inner: &Inner) -> NonNull<Slot> {
 #[cold]
 fn slot_of_another(inner: &Inner) -> NonNull<Slot> {
     let slot = match find(inner) {
-        // SAFETY: as in `slot`.
-        Some(last) => return unsafe { NonNull::new_unchecked(last.slot.cast_mut()) },
-        None => join(inner),
+        Some(place) => {
+            let own = Arc::as_ptr(place.slot.get_or_init(|| join(inner)));
+            LAST.with(|last| last.set(Last { inner, own }));
+            own
+        }
+        None => {
+            let slot = join(inner);
+            slot.make_temporary();
+            // The section's end takes it back.
+            Arc::into_raw(slot)
+        }
     };
-    slot.make_temporary();
-    // SAFETY: never null. The section's end takes it back.
-    unsafe { NonNull::new_unchecked(Arc::into_raw(slot).cast_mut()) }
+    // SAFETY: never null.
+    unsafe { NonNull::new_unchecked(slot.cast_mut()) }
 }
 
 /// The default domain, and this thread's slot there.
 #[inline]
 pub(crate) fn default_slot() -> (&'static Inner, NonNull<Slot>) {
     let last = DEFAULT.with(Cell::get);
-    if last.slot.is_null() {
+    if last.own.is_null() {
         return find_default_slot();
     }
     // SAFETY: the default domain is never dropped; not null, as was just asked.
-    unsafe { (&*last.inner, NonNull::new_unchecked(last.slot.cast_mut())) }
+    unsafe { (&*last.inner, NonNull::new_unchecked(last.own.cast_mut())) }
 }
 
 #[cold]
 fn find_default_slot() -> (&'static Inner, NonNull<Slot>) {
     let inner: &'static Inner = &Domain::global().inner;
-    let slot = slot_of_another(inner);
+    let slot = slot(inner);
     let last = LAST.with(Cell::get);
+    // Not while the thread is ending.
     if std::ptr::eq(last.inner, inner) {
         DEFAULT.with(|default| default.set(last));
     }
     (inner, slot)
 }
 
-/// Finds or makes this thread's place, and remembers it; `None`: the thread is ending.
-fn find(inner: &Inner) -> Option<Last> {
-    let address = std::ptr::from_ref(inner);
+/// Finds or makes this thread's place; `None`: the thread is ending.
+fn find(inner: &Inner) -> Option<Rc<Place>> {
+    let address = std::ptr::from_ref(inner).addr();
     let found = LOCAL.try_with(|local| {
         let mut local = local.borrow_mut();
-        if !local.places.contains_key(&address.addr()) && local.places.len() >= local.sweep_at {
+        if !local.places.contains_key(&address) && local.places.len() >= local.sweep_at {
             local.forget_the_dead();
         }
-        let place = local.places.entry(address.addr()).or_insert_with(|| {
-            Rc::new(Place { inner: inner.this.clone(), slot: join(inner), sender: RefCell::new(None) })
-        });
-        Last { inner: address, slot: Arc::as_ptr(&place.slot), place: Rc::as_ptr(place) }
+        let make = || {
+            Rc::new(Place { inner: inner.this.clone(), slot: OnceCell::new(), sender: RefCell::new(None) })
+        };
+        Rc::clone(local.places.entry(address).or_insert_with(make))
     });
-    let found = found.ok()?;
-    remember(found);
-    Some(found)
+    found.ok()
 }
 
-/// Does nothing where the thread is ending: nobody looks there any more.
-fn remember(last: Last) {
-    let _ = LAST.try_with(|remembered| remembered.set(last));
+/// Forgets what was remembered. Does nothing where the thread is ending: nobody looks there any more.
+fn forget_the_last() {
+    let _ = LAST.try_with(|last| last.set(Last::NONE));
+    let _ = LAST_CALL.try_with(|last| last.set(Last::NONE));
 }
 
 /// A slot of the calling thread's.
@@ -156,19 +175,19 @@ fn name_of_this_thread() -> String {
 /// Calls `put_in` with this thread's end of its queue, and gives what that gives.
 #[inline]
 pub(crate) fn with_sender<T>(inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> T {
-    let last = LAST.with(Cell::get);
+    let last = LAST_CALL.with(Cell::get);
     if std::ptr::eq(last.inner, inner) {
         // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
-        return unsafe { &*last.place }.with_sender(inner, put_in);
+        return unsafe { &*last.own }.with_sender(inner, put_in);
     }
     with_sender_of_another(inner, put_in)
 }
 
 #[cold]
 fn with_sender_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> T {
-    if let Some(found) = find(inner) {
-        // SAFETY: just found: this thread's, and alive until `LOCAL` goes.
-        return unsafe { &*found.place }.with_sender(inner, put_in);
+    if let Some(place) = find(inner) {
+        LAST_CALL.with(|last| last.set(Last { inner, own: Rc::as_ptr(&place) }));
+        return place.with_sender(inner, put_in);
     }
     let mut sender = inner.callbacks.join();
     let result = put_in(&mut sender);
@@ -183,15 +202,14 @@ pub(crate) fn may_wait(inner: &Inner) -> bool {
 
 /// Whether the calling thread is in a section of this domain.
 pub(crate) fn is_inside(inner: &Inner) -> bool {
-    let address = std::ptr::from_ref(inner);
     let last = LAST.with(Cell::get);
-    if last.inner == address {
+    if std::ptr::eq(last.inner, inner) {
         // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
-        return unsafe { &*last.slot }.is_inside();
+        return unsafe { &*last.own }.is_inside();
     }
-    let look = |local: &RefCell<Local>| {
-        local.borrow().places.get(&address.addr()).is_some_and(|place| place.slot.is_inside())
-    };
+    let address = std::ptr::from_ref(inner).addr();
+    let look =
+        |local: &RefCell<Local>| local.borrow().places.get(&address).is_some_and(|place| place.is_inside());
     LOCAL.try_with(look).unwrap_or(false)
 }
 
@@ -209,7 +227,7 @@ pub(crate) unsafe fn end_temporary(inner: &Inner, slot: NonNull<Slot>) {
 impl Local {
     /// Frees places in domains that are gone. Guards borrow their domain, so that none is left.
     fn forget_the_dead(&mut self) {
-        remember(Last::NONE);
+        forget_the_last();
         self.places.retain(|_, place| place.inner.strong_count() > 0);
         self.sweep_at = 16.max(self.places.len() * 2);
     }
@@ -217,7 +235,7 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        remember(Last::NONE);
+        forget_the_last();
         let _ = DEFAULT.try_with(|default| default.set(Last::NONE));
         for place in std::mem::take(&mut self.places).into_values() {
             let Place { inner, slot, sender } = Rc::into_inner(place).expect("nobody else holds it");
@@ -226,6 +244,7 @@ impl Drop for Local {
             if let Some(sender) = sender.into_inner() {
                 inner.callbacks.part(sender);
             }
+            let Some(slot) = slot.into_inner() else { continue };
             if slot.is_inside() {
                 // Its guard is in another thread-local, and ends it.
                 slot.make_temporary();
