@@ -105,7 +105,7 @@ fn liburcu() -> Made {
 fn notes(slice: Duration, rounds: usize) -> Vec<String> {
     vec![
         format!("{rounds} rounds, interleaved, slices of {} ms.", slice.as_millis()),
-        "`read`: enter a section, load a pointer, leave; one thread. `read-nested`: the same inside another section."
+        "`read`: enter a section, load a pointer, leave; one thread; ours by `rcu::read`, in `normal` by `RcuCell::with`. `read-nested`: the same inside another section."
             .to_owned(),
         "`grace-idle`: one grace period after the other, no reader. `grace-readers-N`: the same beside N threads that enter and \
          leave sections of a few microseconds without rest, and a millisecond apart, so that none finds the readers where the last one put them; with more threads than processors a grace period waits for readers \
@@ -116,7 +116,7 @@ fn notes(slice: Duration, rounds: usize) -> Vec<String> {
          shortest way: ours `defer_free`, crossbeam-epoch `pin` and `defer`, seize `retire`, liburcu `call_rcu`. crossbeam-epoch and \
          seize drop them in the calling thread, ours and liburcu in another one."
             .to_owned(),
-        "`default`: ours, expedited. `normal`: ours, a tick of 4 ms, shared by who waits. crossbeam-epoch and seize have no call \
+        "`default`: ours, the default domain, expedited. `normal`: ours, a domain of its own, a tick of 4 ms, shared by who waits. crossbeam-epoch and seize have no call \
          that waits for readers. liburcu: the flavour with membarrier(2), its inline functions, linked."
             .to_owned(),
     ]
