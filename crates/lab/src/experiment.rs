@@ -43,6 +43,7 @@ pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(crate::eventpoll::EventPoll),
         Box::new(crate::mounts::Mounts),
         Box::new(crate::rcu::Rcu),
+        Box::new(crate::sync::Sync),
         Box::new(crate::volumes::Volumes),
     ]
 }

@@ -16,6 +16,7 @@ mod progress;
 mod rcu;
 mod report;
 mod stats;
+mod sync;
 mod volumes;
 
 use std::process::ExitCode;

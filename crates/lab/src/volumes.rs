@@ -9,7 +9,7 @@
 //! store, and likewise for all others. The null server has no store, so its rows stand under both names.
 
 mod clients;
-mod ours;
+pub(crate) mod ours;
 mod peers;
 mod place;
 mod scenario;

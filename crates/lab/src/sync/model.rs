@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use sync::{Clock, Condvar, ManualClock, Mutex};
 use writeback::{
-    Bdi, BdiOptions, Budget, Caller, CgroupPath, How, Inode, Limits, Link, Outcome, Owner, Passed, Pieces,
-    Policy, Switcher, Syncing,
+    Bdi, BdiOptions, Budget, CgroupPath, How, Inode, Limits, Link, Outcome, Owner, Passed, Pieces, Policy,
+    Switcher, Syncing,
 };
 
 /// A file.
@@ -203,14 +203,6 @@ impl Model {
         let begun = self.now();
         let caller = at(caller);
         let syncing = self.bdi.begin_sync(&caller, policy);
-        assert!(self.finish(&syncing, &mut Some), "nobody gave it up");
-        self.now() - begun
-    }
-
-    /// A whole fsync of one file; says how long it took.
-    pub(crate) fn fsync(&self, caller: &dyn Caller, policy: Policy, file: &Arc<File>) -> Duration {
-        let begun = self.now();
-        let syncing = self.bdi.begin_fsync(caller, policy, file);
         assert!(self.finish(&syncing, &mut Some), "nobody gave it up");
         self.now() - begun
     }
