@@ -175,25 +175,34 @@ impl ReadyList for RwLocked {
     }
 }
 
-/// A lock that spins, yields, and then sleeps with priority inheritance: the one who has it runs with the priority of the
-/// one who waits for it. Sleeping alone would not do it justice: a lock that is handed on to a sleeper costs a switch of
-/// threads each time.
+/// A lock that spins and yields. The kernel's cannot be preempted, so that nobody waits for long; here one who could not
+/// take it lets the others run. Real-time threads would wait for ever so: they sleep, with priority inheritance, and the one
+/// who has it runs with their priority, as a kernel with PREEMPT_RT does it. Sleeping for all would not do it justice:
+/// a lock that is handed on to a sleeper costs a switch of threads each time.
 #[derive(Debug, Default)]
 struct PiLock(AtomicU32);
 
-/// Looks before one yields, and times that one yields before one sleeps.
+/// Looks before one yields or sleeps.
 const SPINS: usize = 100;
-const YIELDS: usize = 64;
 
 fn thread_id() -> u32 {
     thread_local!(static ID: u32 = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
     ID.with(|id| *id)
 }
 
+fn is_real_time() -> bool {
+    thread_local!(static IS: bool = {
+        // SAFETY: no pointer is given; 0 is the calling thread.
+        let class = unsafe { libc::sched_getscheduler(0) };
+        class == libc::SCHED_FIFO || class == libc::SCHED_RR
+    });
+    IS.with(|is| *is)
+}
+
 impl PiLock {
     fn lock(&self) {
         let me = thread_id();
-        for turn in 0..SPINS + YIELDS {
+        for turn in 0.. {
             // ORDERING: Acquire, pairs with the release in `unlock`.
             if self.0.load(Ordering::Relaxed) == 0
                 && self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -202,6 +211,8 @@ impl PiLock {
             }
             if turn < SPINS {
                 std::hint::spin_loop();
+            } else if is_real_time() {
+                break;
             } else {
                 std::thread::yield_now();
             }

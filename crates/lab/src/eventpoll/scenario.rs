@@ -51,7 +51,7 @@ pub(crate) enum Scenario {
 
 impl Scenario {
     /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 10] = [
+    pub(crate) const NAMES: [&'static str; 11] = [
         "stress-8",
         "stress-16",
         "stress-32",
@@ -59,12 +59,13 @@ impl Scenario {
         "stress-128",
         "wait",
         "wake",
+        "inversion-0",
         "inversion-1",
         "inversion-4",
         "inversion-16",
     ];
 
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Stress { threads: 8 },
         Self::Stress { threads: 16 },
         Self::Stress { threads: 32 },
@@ -72,6 +73,7 @@ impl Scenario {
         Self::Stress { threads: 128 },
         Self::Wait,
         Self::Wake,
+        Self::Inversion { producers: 0 },
         Self::Inversion { producers: 1 },
         Self::Inversion { producers: 4 },
         Self::Inversion { producers: 16 },
@@ -90,9 +92,7 @@ impl Scenario {
         let name = self.name();
         match self {
             Self::Stress { threads } => {
-                // So slow that it would take most of the run; a rate does not depend on it.
-                let share = if variant == "spinlock" { 10 } else { 1 };
-                let signals = sizes.signals / share / threads as u64;
+                let signals = sizes.signals / threads as u64;
                 recorder.rate(name, variant, EVENTS, stress::<S>(threads, signals));
             }
             Self::Wait => recorder.rate(name, variant, OPS, wait::<S>(sizes.slice)),
@@ -210,12 +210,13 @@ fn wake<S: Subject>(wakes: u32) -> Histogram {
 
 /// The longest question of a real-time consumer on one CPU with producers that it preempts.
 fn inversion<S: Subject>(producers: usize, slice: Duration) -> Result<Duration, String> {
-    let subject = S::new(producers);
+    let sources = producers.max(1);
+    let subject = S::new(sources);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let consumer = scope.spawn(|| {
             let result = stay_on_first_cpu().and_then(|()| be_real_time());
-            let longest = result.map(|()| questions(&subject, producers, slice));
+            let longest = result.map(|()| questions(&subject, sources, slice));
             is_over.store(true, Ordering::SeqCst);
             longest
         });
