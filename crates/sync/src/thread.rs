@@ -47,9 +47,10 @@ pub fn will_make_threads() {
 ///
 /// Loom has no threads that borrow: it makes the one call.
 pub fn together(others: usize, stack_size: usize, work: impl Fn() + Sync) {
-    if others > 0 {
-        will_make_threads();
+    if others == 0 {
+        return work();
     }
+    will_make_threads();
     #[cfg(loom)]
     let _ = (others, stack_size);
     #[cfg(loom)]

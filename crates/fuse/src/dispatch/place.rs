@@ -1,5 +1,8 @@
 //! Which volume a request is for.
 
+#[cfg(all(test, shuttle))]
+mod schedules;
+
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::sync::Arc;

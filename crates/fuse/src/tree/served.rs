@@ -113,6 +113,10 @@ impl Superblock for Served {
         self.volume.force();
     }
 
+    fn may_wait(&self) -> bool {
+        self.tag != Tag::ROOT
+    }
+
     fn shutdown(&self) {
         if self.tag == Tag::ROOT {
             // The connection's end is its end.
