@@ -260,7 +260,8 @@ impl Inode {
         }
         (ctx.before_wait)();
         self.core.counters.waits.add(1);
-        let _waits = self.core.events.waits_for_room();
+        // Not where the owner waits for its own limit of what it writes.
+        let _waits = self.owes_until(pages).is_none().then(|| self.core.events.waits_for_room());
         let event = Arc::new(Event::default());
         let _watch = ctx.cancel.watch(&event);
         let wake = {

@@ -99,7 +99,7 @@ pub enum Verb {
     )]
     Status(StatusArgs),
 
-    /// Hear what happens to volumes: life cycle, limits, stalls, errors.
+    /// Hear what happens to volumes: life cycle, stalls, a full cache, errors.
     #[command(after_help = "Examples:\n  \
         watertight events\n  \
         watertight events --once /mnt/data\n  \
