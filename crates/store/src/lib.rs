@@ -9,6 +9,7 @@
 //! | `DirStore` | a directory of the host; files are plain files |
 //! | `MemStore` | memory; gone when the volume is released |
 //! | `FaultStore` | tests: wraps another store and fails, delays, hangs or tears chosen calls |
+//! | [`AroundStore`] | whoever wants to know of each call of another store: [`Watch`] tells whether it answers |
 //!
 //! # References
 //! Every call that returns an [`Entry`] gives its caller one reference on the entry's object.
@@ -25,6 +26,7 @@
 
 #![deny(unsafe_code)]
 
+mod around;
 mod dir;
 mod error;
 mod fault;
@@ -34,11 +36,13 @@ mod name;
 mod spec;
 mod traits;
 mod types;
+mod watch;
 
+pub use around::{Around, AroundStore};
 pub use dir::{DirCounters, DirOptions, DirStore};
 pub use error::{Error, ErrorKind, Result};
 pub use fault::{FaultOp, FaultStore};
-pub use hook::{At, HookStore};
+pub use hook::{At, HookStore, Hooks};
 pub use mem::MemStore;
 pub use name::Name;
 pub use spec::open;
@@ -47,3 +51,4 @@ pub use types::{
     Access, AllocateMode, Attr, Created, Creator, DirEntry, Entry, FileType, NewNode, ObjectId, RenameFlags,
     Seek, SetAttr, SetXattr, StatFs, TimeSet, Timestamp,
 };
+pub use watch::{UnderWay, Watch};

@@ -150,6 +150,7 @@ impl Inode {
         self.core.counters.writeback_errors.add(1);
         let path = self.core.store.path_of(self.id);
         tracing::error!(node = self.id.0, ?path, %error, "write-back failed; the data stays in the cache");
+        self.state().failing_path.clone_from(&path);
         self.core.events.error(self.id.0, path, error.kind());
         Error::Store(error)
     }

@@ -15,6 +15,7 @@
 //! `io` at most, so that a store that hangs on one file stops this file only.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use store::{Access, Attr, ErrorKind, File, Timestamp};
@@ -60,6 +61,8 @@ pub(crate) struct State {
     pub(crate) changes: u64,
     /// The last write-back failed so, and the data is still here.
     pub(crate) failing: Option<ErrorKind>,
+    /// The file's name when that happened: `status` shows it and does not ask the store.
+    pub(crate) failing_path: Option<PathBuf>,
     /// The file has no set-id bits and no capabilities.
     pub(crate) unprivileged: bool,
     /// The store's ctime after our own write-back, and the one that users saw before and go on to see.
@@ -197,6 +200,7 @@ impl State {
             listed: false,
             changes: 0,
             failing: None,
+            failing_path: None,
             unprivileged: false,
             shown_ctime: None,
         }

@@ -23,8 +23,12 @@ use crate::{Caller, Cancel, CgroupPath, Ctx, Error, Result, SyncPolicy, Volume};
 /// file.
 const DRAINERS: usize = 8;
 
+/// How long the store may take to name the files that were not written, and how long if the volume is given up.
+const NAMING: Duration = Duration::from_secs(1);
+const NAMING_FORCED: Duration = Duration::from_millis(20);
+
 /// How long a volume that is given up waits for its store's sync.
-const FORCED_SYNC: Duration = Duration::from_millis(50);
+const FORCED_SYNC: Duration = Duration::from_millis(20);
 
 /// Where a volume is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +146,7 @@ impl Volume {
         &self.core.events
     }
 
-    /// The volume's figures.
+    /// The volume's figures. Never asks the store.
     ///
     /// Who serves a volume asks for them about once a second: a store that does not answer, and the end of a full
     /// cache, are noticed here.
@@ -153,9 +157,8 @@ impl Volume {
             dirty.iter().filter_map(|inode| Some((inode, inode.pending()?))).collect();
         let dirty_bytes = waiting.iter().map(|(_, pending)| pending.bytes).sum();
         let under_way: u64 = waiting.iter().map(|(_, pending)| pending.under_way).sum();
-        // Only these are named: asking the store for the path of each dirty file would take its time.
         let failing = waiting.iter().filter(|(_, pending)| pending.error.is_some());
-        let failing: Vec<Unwritten> = failing.map(|(inode, pending)| inode.name(*pending)).collect();
+        let failing: Vec<Unwritten> = failing.map(|(inode, pending)| inode.unwritten(*pending)).collect();
         let state = self.life.state.lock().0;
         let written = self.core.counters.bytes_written_back.get();
         Status {
@@ -173,8 +176,8 @@ impl Volume {
             bytes_written_back: written,
             writeback_errors: self.core.counters.writeback_errors.get(),
             writer_waits: self.core.counters.waits.get(),
-            failing,
             switching: self.core.bdi.status(),
+            failing,
         }
     }
 
@@ -379,10 +382,43 @@ impl Volume {
         failed.into_inner()
     }
 
-    /// What is not on the store now. Never waits for the store.
+    /// What is not on the store now. The store is asked for the names, for a moment only: files whose names do not come
+    /// are told by their numbers.
     #[must_use]
     pub fn unwritten(&self) -> Vec<Unwritten> {
-        self.dirty_inodes().iter().filter_map(|inode| Some(inode.name(inode.pending()?))).collect()
+        let inodes = self.dirty_inodes();
+        let (inodes, mut files): (Vec<_>, Vec<_>) = inodes
+            .into_iter()
+            .filter_map(|inode| inode.pending().map(|pending| (Arc::clone(&inode), inode.unwritten(pending))))
+            .unzip();
+        let limit = if self.core.is_forced() { NAMING_FORCED } else { NAMING };
+        for (file, path) in files.iter_mut().zip(self.paths_of(inodes, limit)) {
+            file.path = path.or_else(|| file.path.take());
+        }
+        files
+    }
+
+    /// The names of these inodes, in their order, as many as come in time.
+    fn paths_of(&self, inodes: Vec<Arc<Inode>>, limit: Duration) -> Vec<Option<PathBuf>> {
+        if inodes.is_empty() {
+            return Vec::new();
+        }
+        let store = Arc::clone(&self.core.store);
+        let paths = move || inodes.into_iter().map(move |inode| store.path_of(inode.id));
+        // Checkers know their own threads only, and have no store that hangs.
+        if cfg!(any(loom, shuttle)) {
+            return paths().collect();
+        }
+        let (tell, told) = channel();
+        // On a thread of its own, which a store that hangs may keep.
+        let ask = move || drop(paths().try_for_each(|path| tell.send(path)));
+        thread::will_make_threads();
+        if let Err(error) = std::thread::Builder::new().spawn(ask) {
+            tracing::warn!(%error, "no thread to ask the store for names with");
+        }
+        let until = Instant::now() + limit;
+        std::iter::from_fn(|| told.recv_timeout(until.saturating_duration_since(Instant::now())).ok())
+            .collect()
     }
 
     fn dirty_inodes(&self) -> Vec<Arc<Inode>> {
@@ -414,8 +450,9 @@ impl Inode {
         (bytes > 0 || error.is_some()).then_some(Pending { bytes, under_way, error })
     }
 
-    fn name(&self, pending: Pending) -> Unwritten {
+    /// What of it is not on the store, under the name that it had at its last error.
+    fn unwritten(&self, pending: Pending) -> Unwritten {
         let Pending { bytes, error, .. } = pending;
-        Unwritten { node: self.id.0, path: self.core.store.path_of(self.id), bytes, error }
+        Unwritten { node: self.id.0, path: self.state().failing_path.clone(), bytes, error }
     }
 }

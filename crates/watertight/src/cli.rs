@@ -110,6 +110,23 @@ pub enum Verb {
         gives the same, and openapi.json says what is in it.")]
     Events(EventsArgs),
 
+    /// Show the volumes of this host live: rates, dirty bytes, waits, stalls; and their cgroups.
+    #[command(after_help = "Examples:\n  \
+        watertight top\n  \
+        watertight top --interval 200ms\n\n\
+        Keys: q ends, s sorts by the next column, / filters (Enter keeps the filter, Esc takes it away), c changes between volumes \
+        and cgroups, the arrows scroll.")]
+    Top(TopArgs),
+
+    /// Mount the volumes of a configuration file, and keep them mounted.
+    #[command(after_help = "Examples:\n  \
+        watertight serve --example > /etc/watertight/watertight.toml\n  \
+        watertight serve --check /etc/watertight/watertight.toml\n  \
+        watertight serve /etc/watertight/watertight.toml\n\n\
+        SIGHUP reads the file again: volumes come and go; one that has changed stays as it is, and that is said. SIGTERM \
+        unmounts all with their data written.")]
+    Serve(ServeArgs),
+
     /// Wait until a volume is drained and its store is free.
     #[command(after_help = "Examples:\n  \
         watertight wait /mnt/data\n  \
@@ -302,6 +319,35 @@ pub struct EventsArgs {
     pub since: u64,
     /// Only this volume: its mountpoint, store or id.
     pub volume: Option<OsString>,
+}
+
+/// `top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// How often to look.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    pub interval: Duration,
+}
+
+/// `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The configuration file.
+    pub config: Option<PathBuf>,
+    /// Say what is wrong with the file, and end.
+    #[arg(long)]
+    pub check: bool,
+    /// Print an example with explanations, and end.
+    #[arg(long, conflicts_with_all = ["check", "config"])]
+    pub example: bool,
+}
+
+impl ServeArgs {
+    /// Whether volumes are to be served.
+    #[must_use]
+    pub const fn serves(&self) -> bool {
+        !self.check && !self.example
+    }
 }
 
 /// `wait`.

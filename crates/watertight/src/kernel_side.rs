@@ -29,6 +29,8 @@ pub enum Ask {
     Detach,
     /// Abort the connection and take the path away.
     Force,
+    /// Whether the server is gone; prints it. For any process that must not wait itself.
+    Probe,
 }
 
 impl Ask {
@@ -66,6 +68,10 @@ pub fn ask(what: Ask, mount: &Mount) -> Result<Outcome> {
 /// # Errors
 /// What the kernel said.
 pub fn run(args: &KernelSideArgs) -> Result<()> {
+    if args.ask == Ask::Probe {
+        console().print(unmount::says_dead(&args.mountpoint));
+        return Ok(());
+    }
     let table = MountTable::read();
     let is_meant = |m: &&Mount| m.id == args.id && m.mountpoint == args.mountpoint && mountinfo::is_ours(m);
     let outcome = match table.iter().find(is_meant) {
@@ -74,6 +80,7 @@ pub fn run(args: &KernelSideArgs) -> Result<()> {
             Ask::Flush => flush(mount).map(|()| Outcome::Gone)?,
             Ask::Umount => unmount::plain(mount)?,
             Ask::Detach => unmount::detach(mount).map(|()| Outcome::Gone)?,
+            Ask::Probe => Outcome::Gone,
             Ask::Force => unmount::force(mount).map(|()| Outcome::Gone)?,
         },
     };

@@ -5,12 +5,14 @@
 //! | `cli`, `opts`, `units` | what a person types |
 //! | `checks` | what is wrong with it, in words |
 //! | `attach`, `attach_cmd` | volumes in directories of a mounted one |
-//! | `mount_cmd`, `background`, `supervisor`, `live`, `process` | the mount process |
+//! | `mount_cmd`, `background`, `supervisor`, `live`, `stall`, `process` | the mount process |
 //! | `control`, `registry`, `target`, `metrics` | finding mount processes and talking to them; their figures for Prometheus |
 //! | `umount_cmd`, `sync_cmd`, `status_cmd`, `events_cmd`, `wait_cmd` | the other verbs |
 //! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
 //! | `helpers`, `utab` | what mount(8) and umount(8) call, and why they call it |
 //! | `console`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
+//! | `serve`, `suggest` | the volumes of a configuration file, and what was meant by a wrong word in it |
+//! | `top` | the volumes, live |
 //! | `demo`, `man_pages` | `watertight demo`, `watertight man-pages` |
 //!
 //! The binary is [`main`] and nothing else; everything is a library so that tests reach it.
@@ -43,11 +45,15 @@ pub mod problem;
 pub mod process;
 pub mod progress;
 pub mod registry;
+pub mod serve;
 pub mod signals;
+pub mod stall;
 pub mod status_cmd;
+pub mod suggest;
 pub mod supervisor;
 pub mod sync_cmd;
 pub mod target;
+pub mod top;
 pub mod umount_cmd;
 pub mod units;
 pub mod unmount;
@@ -87,7 +93,13 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         logging::start(format, level, "info")?;
         return mount_cmd::run(args, cli.in_background);
     }
-    logging::start(cli.log_format.unwrap_or(LogFormat::Text), level, "warn")?;
+    if let Verb::Serve(args) = &cli.verb
+        && args.serves()
+    {
+        logging::start(cli.log_format.unwrap_or_else(|| LogFormat::for_mount(false)), level, "info")?;
+    } else {
+        logging::start(cli.log_format.unwrap_or(LogFormat::Text), level, "warn")?;
+    }
     match &cli.verb {
         Verb::Mount(_) => {}
         Verb::Umount(args) => umount_cmd::run(args)?,
@@ -98,6 +110,8 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Status(args) => status_cmd::run(args)?,
         Verb::Events(args) => events_cmd::run(args)?,
         Verb::Wait(args) => wait_cmd::run(args)?,
+        Verb::Serve(args) => serve::run(args)?,
+        Verb::Top(args) => top::run(args)?,
         Verb::Demo(args) => demo::run(args)?,
         Verb::Limit(args) => limit_cmd::run(args)?,
         Verb::KernelSide(args) => kernel_side::run(args)?,

@@ -4,6 +4,7 @@
 //! | field | protected by |
 //! |---|---|
 //! | `facts`, `volume`, `session`, `attachments` | immutable |
+//! | `stall` | its own lock, a leaf |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `gone` | atomic, only grows (P1) |
 //!
@@ -31,6 +32,7 @@ use crate::holders::Holders;
 use crate::kernel_side::{Ask, ask};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::process;
+use crate::stall::Stall;
 use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
 
@@ -66,6 +68,7 @@ pub struct Live {
     attachments: Arc<Attachments>,
     events: Sender<Event>,
     ended: watch::Sender<Option<Ended>>,
+    stall: Stall,
     gone: Arc<Gone>,
 }
 
@@ -117,11 +120,12 @@ impl Live {
         facts: Facts,
         volume: Arc<Volume>,
         attachments: Arc<Attachments>,
+        stall: Stall,
         events: Sender<Event>,
         gone: Arc<Gone>,
     ) -> Self {
         let session = attachments.session().clone();
-        Self { facts, volume, session, attachments, events, ended: watch::Sender::new(None), gone }
+        Self { facts, volume, session, attachments, events, ended: watch::Sender::new(None), stall, gone }
     }
 
     /// What does not change.
@@ -172,9 +176,15 @@ impl Live {
         mount.id == self.facts.mount.id && id == self.facts.unique_id
     }
 
-    fn state(&self, volume: &volume::Status) -> State {
+    /// Whether the store answers.
+    #[must_use]
+    pub const fn stall(&self) -> &Stall {
+        &self.stall
+    }
+
+    fn state(&self, volume: &volume::Status, stalled: bool) -> State {
         match volume.state {
-            LifeState::Active | LifeState::Detached | LifeState::Draining if volume.is_stalled => {
+            LifeState::Active | LifeState::Detached | LifeState::Draining if stalled || volume.is_stalled => {
                 State::Stalled
             }
             LifeState::Active if !self.mounts().is_empty() => State::Active,
@@ -225,13 +235,14 @@ impl Service for Live {
     fn status(&self) -> Status {
         let volume = self.volume.status();
         let facts = &self.facts;
+        let stalled = self.stall.now();
         let (transport, transport_reason) = transport(&self.session);
         Status {
             id: facts.id.clone(),
             source: facts.source.clone(),
             mountpoint: facts.mount.mountpoint.to_string_lossy().into_owned(),
             device: Device::of(&facts.mount),
-            state: self.state(&volume),
+            state: self.state(&volume, stalled.is_some()),
             mount_type: mountinfo::kind(&facts.mount).to_owned(),
             mount_type_reason: facts.type_reason.clone(),
             transport,
@@ -239,6 +250,8 @@ impl Service for Live {
             mode: facts.mode.to_owned(),
             read_only: facts.read_only,
             started_ms: facts.started_ms,
+            stalls: self.stall.count(),
+            stalled,
             requests: self.requests(),
             process: process::figures(self.session.threads() as u64),
             ..Status::of_volume(&self.volume, &volume)
@@ -280,7 +293,7 @@ impl Service for Live {
                 if reply.ended.is_none() {
                     ask(Ask::Detach, &self.facts.mount).map_err(|problem| problem.to_string())?;
                     // Notices that no path is left.
-                    self.state(&self.volume.status());
+                    self.state(&self.volume.status(), self.stall.now().is_some());
                 }
                 Ok(reply)
             }

@@ -25,7 +25,7 @@ pub enum Kind {
 type Figure = (&'static str, Kind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
-const FIGURES: [Figure; 26] = {
+const FIGURES: [Figure; 27] = {
     use Kind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where nothing can be changed.", |v| v.read_only.into()),
@@ -53,6 +53,7 @@ const FIGURES: [Figure; 26] = {
             "Waits of an unmount for inodes that were changing their owners.",
             |v| v.drains,
         ),
+        ("stalls_total", Counter, "How often the store did not answer a call in time.", |v| v.stalls),
         ("inodes", Gauge, "Known files and directories.", |v| v.nodes),
         ("open_files", Gauge, "Open files.", |v| v.open_files),
         (
@@ -146,6 +147,14 @@ pub fn page(volumes: &[&Status], down: &[Of<'_>]) -> String {
     page.family("start_time_seconds", Kind::Gauge, "When it was mounted, since the epoch.");
     for v in volumes {
         page.sample(v, &[], Seconds(v.started_ms));
+    }
+    page.family(
+        "stalled_seconds",
+        Kind::Gauge,
+        "For how long the store has not answered a call; 0 while it answers.",
+    );
+    for v in volumes {
+        page.sample(v, &[], Seconds(v.stalled.as_ref().map_or(0, |stalled| stalled.for_ms)));
     }
     page.family("requests_total", Kind::Counter, "Requests of the kernel, by kind.");
     for v in volumes {

@@ -30,6 +30,7 @@ use crate::privileges;
 use crate::problem::{Problem, Result};
 use crate::registry::{self, RuntimeDir};
 use crate::signals;
+use crate::stall::Stall;
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
 use crate::unmount;
@@ -94,6 +95,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         store.close();
         Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
     })?;
+    let (store, stall) = Stall::over(store, options.stall_after);
     let volume = start_volume(&options, store, Arc::clone(&tenants))?;
     options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
     let gone = Arc::new(Gone::default());
@@ -110,7 +112,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         registry::new_record(facts.id.clone(), facts.source.clone(), &mountpoint, Device::of(&facts.mount));
     let (registration, listener) = runtime_dir.register(record)?;
     let attachments = Attachments::new(session.tree(), session.view(), facts.clone(), runtime_dir, tenants);
-    let live = Arc::new(Live::new(facts, volume, attachments, sender.clone(), Arc::clone(&gone)));
+    let live = Arc::new(Live::new(facts, volume, attachments, stall, sender.clone(), Arc::clone(&gone)));
     let owner = rustix::process::geteuid().as_raw();
     let started = Server::start(listener, owner, Arc::clone(&live) as Arc<_>)
         .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))

@@ -7,6 +7,7 @@ use cgroups::Choice;
 use volume::{CgroupPath, LimitChange, SyncPolicy};
 
 use crate::problem::{Problem, Result};
+use crate::suggest::nearest;
 use crate::units::{parse_bytes, parse_duration};
 
 /// How written data reaches us.
@@ -95,6 +96,8 @@ pub struct MountOptions {
     pub sync_policy: SyncPolicy,
     /// What cgroups may do from the beginning.
     pub limits: Vec<(CgroupPath, LimitChange)>,
+    /// A store that takes longer over one call is stalled.
+    pub stall_after: Duration,
     /// Flags of the mount that the kernel enforces: `nosuid`, `nodev`, `noexec`, `noatime`.
     pub flags: Vec<String>,
 }
@@ -125,6 +128,7 @@ impl Default for MountOptions {
             cgroup: Choice::Auto,
             sync_policy: SyncPolicy::Boost,
             limits: Vec::new(),
+            stall_after: Duration::from_secs(5),
             flags: Vec::new(),
         }
     }
@@ -166,6 +170,7 @@ pub const VALID: &[(&str, &str)] = &[
         "limit=CGROUP:LIMIT[:LIMIT]",
         "as `watertight limit` does: limit=/customers/a:wbps=1M:sync_isolation=1; may be given several times",
     ),
+    ("stall_after=TIME", "a store that does not answer a call for so long is called stalled [5s]"),
     ("nosuid, nodev, ...", "also noexec, noatime: as in mount(8)"),
 ];
 
@@ -245,6 +250,7 @@ impl MountOptions {
             }
             "limit" => self.limits.push(limit(needed()?).map_err(wrong)?),
             "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,
+            "stall_after" => self.stall_after = parse_duration(needed()?).map_err(wrong)?,
             _ if value.is_some() => return Err(unknown(option)),
             _ => self.set_flag(name)?,
         }
@@ -272,7 +278,11 @@ impl MountOptions {
 
 fn unknown(option: &str) -> Problem {
     let names: Vec<&str> = VALID.iter().map(|(name, _)| *name).collect();
-    Problem::usage(format!("there is no mount option {option}; there are: {}", names.join(", ")))
+    let given = option.split('=').next().unwrap_or(option);
+    let plain = names.iter().map(|name| name.split(['=', ',']).next().unwrap_or(name));
+    let meant = nearest(given, plain).and_then(|meant| names.iter().find(|name| name.starts_with(meant)));
+    let meant = meant.map_or_else(String::new, |meant| format!("; did you mean {meant}?"));
+    Problem::usage(format!("there is no mount option {option}{meant}; there are: {}", names.join(", ")))
 }
 
 fn threads(text: &str, max: usize) -> Result<usize, String> {
@@ -324,6 +334,7 @@ mod tests {
         for (list, word) in [
             ("frob", "no mount option frob"),
             ("frob=1", "no mount option frob=1"),
+            ("cahce=1G", "did you mean cache=SIZE?"),
             ("ro=1", "no mount option ro=1"),
             ("cache", "cache=…"),
             ("cache=lots", "`lots` is no size"),

@@ -301,6 +301,11 @@ fn print_notes(shown: &Shown) {
         }
         (None, _) => {}
     }
+    if let Some(stalled) = &volume.stalled {
+        warn(&format!(
+            "{at}: stalled: {stalled}; `watertight umount --force {at}` gives up what is not written"
+        ));
+    }
     if let Some(reason) = &volume.mount_type_reason {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");
         console().print(&console().paint(Colour::Dim, &note));

@@ -32,6 +32,7 @@ use crate::notify;
 use crate::problem::{Problem, Result};
 use crate::progress::{Progress, REDRAW, Rate};
 use crate::registry::Registration;
+use crate::stall::Change;
 use crate::units;
 use crate::unmount::Outcome;
 
@@ -41,6 +42,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long giving up may take.
 const GIVE_UP: Duration = Duration::from_secs(2);
+/// How long it may take where the store hangs, once the mount is gone: nothing more will be written.
+const GIVE_UP_STALLED: Duration = Duration::from_millis(30);
 /// How many lost files are listed.
 const LOST_NAMED_MAX: usize = 100;
 
@@ -294,11 +297,13 @@ impl Supervisor {
             Event::Detached
         });
         self.drain();
-        let until = Instant::now() + GIVE_UP;
+        let begun = Instant::now();
+        let stalled = self.live.stall().now().is_some();
         let mut report = None;
         let mut detached = false;
         while report.is_none() || !detached {
-            match self.next(until.saturating_duration_since(Instant::now())) {
+            let limit = if stalled && detached { GIVE_UP_STALLED } else { GIVE_UP };
+            match self.next((begun + limit).saturating_duration_since(Instant::now())) {
                 Some(Event::Drained(drained)) => report = Some(drained),
                 Some(Event::Detached) => detached = true,
                 Some(_) => {}
@@ -328,8 +333,21 @@ impl Supervisor {
         }
     }
 
+    fn tell_of_stalls(&self) {
+        let path = self.live.facts().mount.mountpoint.display();
+        match self.live.stall().change() {
+            Some(Change::Began(stalled)) => tracing::warn!("{path} is stalled: {stalled}"),
+            Some(Change::Ended(after)) => {
+                let after = units::duration(after);
+                tracing::info!("{path}: the store answers again, after {after}; nothing was lost");
+            }
+            None => {}
+        }
+    }
+
     /// Shows how things are, and sees to it that the end comes: a store that hangs is not waited for for ever.
     fn look(&mut self) -> Option<Ended> {
+        self.tell_of_stalls();
         let status = self.live.status();
         let now = Instant::now();
         let ending =

@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::attach_cmd;
 use crate::cli::UmountArgs;
@@ -24,6 +24,8 @@ use crate::unmount::{self, Outcome};
 const LEAVE: Duration = Duration::from_secs(30);
 /// How long a process may take to answer `umount --force`.
 const FORCE: Duration = Duration::from_secs(3);
+/// How often a process that leaves is looked at.
+const LOOK: Duration = Duration::from_millis(20);
 /// When to say that a volume without a path is held all the same.
 const HELD_ELSEWHERE: Duration = Duration::from_secs(3);
 /// One long call of `wait`.
@@ -91,15 +93,13 @@ impl Job<'_> {
         let reply = self.client.umount(UmountRequest { how: How::Force }, Some(FORCE));
         match reply {
             Ok(reply) => {
-                let gone = self.client.wait_gone(FORCE);
+                let leaving = leave(self.client);
                 // The process took the mount away; if it could not, it is ours to do.
                 let is_same = unmount::unique_id(&self.mount.mountpoint) == unique_id;
                 if is_same && self.mount.is_present() {
                     unmount::force(self.mount)?;
                 }
-                if !gone {
-                    kill(self.client);
-                }
+                leaving.end(self.client);
                 match reply.ended {
                     Some(ended) => self.report(&ended),
                     None => Err(Problem::failure(format!("{}: gone, but not how it ended", self.path()))),
@@ -267,13 +267,57 @@ fn detached(volume: &Volume, force: bool) -> Result<()> {
         )));
     }
     let reply = client.umount(UmountRequest { how: How::Force }, Some(FORCE));
-    if !client.wait_gone(FORCE) {
-        kill(client);
-    }
+    leave(client).end(client);
     match reply.map(|reply| reply.ended) {
         Ok(Some(ended)) => report(&record.source, &record.mountpoint, &ended),
         Ok(None) => Err(Problem::failure(format!("{}: gone, but not how it ended", record.mountpoint))),
         Err(error) => Err(unknown(&record.mountpoint, &error)),
+    }
+}
+
+/// Whether a process that was told to go is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    Gone,
+    /// It has ended, but for threads that wait in the kernel: for a store that does not answer.
+    InTheKernel,
+    Not,
+}
+
+/// Waits until the process is gone, or can do no more.
+fn leave(client: &Client) -> Leaving {
+    let until = Instant::now() + FORCE;
+    loop {
+        if client.wait_gone(LOOK) {
+            return Leaving::Gone;
+        }
+        if has_ended(client.pid()) {
+            return Leaving::InTheKernel;
+        }
+        if Instant::now() >= until {
+            return Leaving::Not;
+        }
+    }
+}
+
+/// Whether a process that is not gone has ended: the kernel calls its first thread a zombie, while others are still on
+/// their way out.
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('Z'))
+}
+
+impl Leaving {
+    /// Sees to the end of what is not gone.
+    fn end(self, client: &Client) {
+        match self {
+            Self::Gone => {}
+            Self::InTheKernel => console().say(&format!(
+                "its process {} has ended, but waits in the kernel for its store, and goes when that answers",
+                client.pid()
+            )),
+            Self::Not => kill(client),
+        }
     }
 }
 

@@ -4,12 +4,14 @@
 //! by way of [`kernel_side`](crate::kernel_side).
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
-use std::sync::mpsc::channel;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use fuse::MountError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -117,20 +119,60 @@ pub fn unique_id(path: &Path) -> Option<u64> {
 }
 
 /// Whether the server of the mount at `path` is gone. One that does not answer is not gone.
+///
+/// Another process asks ([`says_dead`]): a thread that waits for a server that hangs would keep this one from ending.
 #[must_use]
 pub fn is_dead(path: &Path) -> bool {
-    let (sender, answer) = channel();
-    let path = path.to_owned();
-    // On a thread of its own, which a server that hangs may keep.
-    let ask = move || {
-        let stat = statx(CWD, &path, AtFlags::STATX_FORCE_SYNC, StatxFlags::MODE);
-        let _nobody_waits_any_more = sender.send(stat.err());
-    };
-    if let Err(error) = thread::Builder::new().spawn(ask) {
-        tracing::warn!(%error, "no thread to ask a mount's server with");
+    if MountTable::read().at(path).is_some_and(somebody_waits) {
         return false;
     }
+    let ask = Command::new("/proc/self/exe")
+        .args(["kernel-side", "probe", "--id", "0"])
+        .arg(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = match ask {
+        Ok(child) => child,
+        Err(error) => {
+            tracing::warn!(%error, "no process to ask a mount's server with");
+            return false;
+        }
+    };
+    let answered = child.stdout.as_ref().is_some_and(|pipe| {
+        let mut ready = [PollFd::new(pipe, PollFlags::IN)];
+        let limit = Timespec::try_from(ALIVE).ok();
+        poll(&mut ready, limit.as_ref()).is_ok_and(|n| n > 0)
+    });
+    if answered {
+        let mut said = String::new();
+        let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut said));
+        let _reaped = child.wait();
+        return matches!(read, Some(Ok(_))) && said.trim() == DEAD;
+    }
+    // It may wait in the kernel until the server answers, and is not waited for.
+    let _gone_already = child.kill();
+    false
+}
+
+/// What the process that asks prints where the server is gone.
+const DEAD: &str = "dead";
+const ALIVE_SAID: &str = "alive";
+
+/// Asks the server of the mount at `path`; for as long as it takes.
+#[must_use]
+pub fn says_dead(path: &Path) -> &'static str {
     // Aborted or cancelled: the question came while the kernel was taking the dead server's side apart, which it
     // does to io_uring after the process has been reaped.
-    matches!(answer.recv_timeout(ALIVE), Ok(Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)))
+    match statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::MODE) {
+        Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => DEAD,
+        _ => ALIVE_SAID,
+    }
+}
+
+/// Whether requests wait for the mount's server: then it lives, and may hang.
+fn somebody_waits(mount: &Mount) -> bool {
+    let waiting = fs::read_to_string(mount.connection_dir().join("waiting"));
+    waiting.is_ok_and(|n| n.trim().parse::<u64>().is_ok_and(|n| n > 0))
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -139,6 +139,12 @@ pub struct Status {
     /// The cgroups that have, or had, anything here; at most a thousand, those with most inodes.
     #[serde(default)]
     pub cgroups: Vec<Cgroup>,
+    /// The call that the store does not answer; none while it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled: Option<Stalled>,
+    /// How often it did not answer in time, since the start.
+    #[serde(default)]
+    pub stalls: u64,
     /// What the kernel asked for.
     #[serde(default)]
     pub requests: Requests,
@@ -164,6 +170,22 @@ pub struct Cgroup {
     pub switches_in_flight: u64,
     /// Inodes that have become its own, others' before.
     pub switched_inodes: u64,
+}
+
+/// A call of a store that has been under way for too long.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stalled {
+    /// Which: `write_at`, `sync`, `lookup`.
+    pub call: String,
+    /// For how many milliseconds.
+    pub for_ms: u64,
+}
+
+impl fmt::Display for Stalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let since = units::duration(Duration::from_millis(self.for_ms));
+        write!(f, "the store has not answered `{}` for {since}", self.call)
+    }
 }
 
 /// Requests of the kernel since the start, and those that are under way.
@@ -212,7 +234,10 @@ impl Status {
     /// That, in words.
     pub fn health(&self) -> Result<(), String> {
         match self.state {
-            State::Stalled => Err(format!("stalled: the store does not take {}", self.unwritten())),
+            State::Stalled => {
+                let why = self.stalled.as_ref().map_or_else(String::new, ToString::to_string);
+                Err(format!("stalled: {why}; {} to be written", self.unwritten()))
+            }
             State::Failed => Err("failed: it ended with data that was not written".to_owned()),
             _ if self.failing_files > 0 => {
                 let files = units::count(self.failing_files, "file", "files");

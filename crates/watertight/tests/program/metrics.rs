@@ -61,7 +61,7 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
     let mut known = json.clone();
     let files = known.as_object_mut().unwrap().remove("errors").unwrap();
     assert_eq!(files[0]["bytes"], 117, "told of single files: never a metric");
-    numbers(&known, &["pid", "uid", "device", "started_ms", "drain_us"], &mut figures);
+    numbers(&known, &["pid", "uid", "device", "started_ms", "drain_us", "for_ms"], &mut figures);
     assert!(figures.len() > 20, "{figures:?}");
     for figure in figures {
         let at = values.iter().position(|value| *value == figure * 1000.0);
@@ -75,6 +75,7 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
         ),
         "{page}"
     );
+    assert_eq!(value(&page, "stalled_seconds"), 0.141);
     assert!(page.contains(r#"watertight_state{volume="fa4e",mountpoint="/x",state="active"} 1"#), "{page}");
     assert!(page.contains(r#"watertight_state{volume="fa4e",mountpoint="/x",state="stalled"} 0"#), "{page}");
     assert!(page.contains(r#"source="mem:",mount_type="fuse",transport="dev-fuse",mode="write-through"} 1"#));
@@ -163,10 +164,14 @@ fn health_is_whether_data_gets_to_the_store() {
     rig.verb("umount", &["--force"]).ends(1, "5 bytes");
     assert_eq!(daemon.end(), Some(1));
 
-    let daemon = rig.mount_faulty("write:hang", "dirty_after=10ms");
+    let daemon = rig.mount_faulty("write:hang", "dirty_after=10ms,stall_after=100ms");
     fs::write(rig.mnt.join("a"), "12345").unwrap();
     eventually("the store that hangs is told of", || get(&rig, "/healthz").0.starts_with("HTTP/1.1 503"));
-    assert_eq!(get(&rig, "/healthz").1, "stalled: the store does not take 5 B of 1 file\n");
+    let (_, why) = get(&rig, "/healthz");
+    assert!(why.starts_with("stalled: the store has not answered `write` for "), "{why}");
+    assert!(why.ends_with("; 5 B of 1 file to be written\n"), "{why}");
+    let (_, page) = get(&rig, "/metrics");
+    assert!(value(&page, "stalled_seconds") >= 0.1, "{page}");
     rig.verb("umount", &["--force"]).ends(1, "5 bytes");
     assert_eq!(daemon.end(), Some(1));
 }

@@ -1,6 +1,6 @@
 //! A volume's status in which every key is there and every number is another one.
 
-use watertight::control::api::{Cgroup, FileError, Process, Requests, State, Status};
+use watertight::control::api::{Cgroup, FileError, Process, Requests, Stalled, State, Status};
 use watertight::mountinfo::Device;
 
 /// The status. Its numbers are between 101 and 199, but for the time, which is 1 700 000 000 s and 123 ms.
@@ -48,6 +48,8 @@ pub(crate) fn status() -> Status {
             switches_in_flight: 137,
             switched_inodes: 138,
         }],
+        stalled: Some(Stalled { call: "write".to_owned(), for_ms: 141 }),
+        stalls: 142,
         requests: Requests {
             by_kind: [("lookup".to_owned(), 118), ("write".to_owned(), 119)].into(),
             errors: 120,

@@ -157,11 +157,14 @@ fn wait_sees_a_store_that_another_registry_holds() {
 #[test]
 fn a_store_that_does_not_answer_is_called_stalled() {
     let Some(mut rig) = Rig::mounting() else { return };
-    let daemon = rig.mount_faulty("write:hang", "dirty_after=10ms");
-    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    let daemon = rig.mount_faulty("write:hang", "dirty_after=10ms,stall_after=200ms");
     assert_eq!(rig.volume()["state"], "active");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
     eventually("it is called stalled", || rig.volume()["state"] == "stalled");
-    rig.run(&["status"]).ok().says("stalled");
+    rig.run(&["status"]).ok().says("stalled: the store has not answered `write` for ");
+    assert_eq!(rig.volume()["stalled"]["call"], "write");
+    daemon.says("is stalled: the store has not answered `write`");
+    eventually("it is counted", || rig.volume()["stalls"] == 1);
     // What needs no store goes on.
     assert_eq!(fs::read(rig.mnt.join("a")).unwrap(), b"12345");
     rig.verb("umount", &["--force"]).ends(1, "5 bytes");

@@ -1,0 +1,189 @@
+//! A store around another one, for whoever wants to know of each call: the delegation, written once.
+
+use std::ffi::{OsStr, OsString};
+use std::io::IoSlice;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::{
+    Access, AllocateMode, Attr, Created, Creator, Dir, DirEntry, Entry, File, Name, NewNode, ObjectId,
+    RenameFlags, Result, Seek, SetAttr, SetXattr, StatFs, Store,
+};
+
+/// What is done around each call.
+pub trait Around: Send + Sync + 'static {
+    /// Makes the call `op`.
+    fn call<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T>;
+
+    /// The same for what gives no result: `forget` and `close`.
+    fn tell<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> T;
+}
+
+/// The store. [`Store::describe`], [`Store::path_of`] and the figures that a store knows of itself are passed on as
+/// they are.
+pub struct AroundStore<A> {
+    pub(crate) inner: Arc<dyn Store>,
+    pub(crate) around: Arc<A>,
+}
+
+impl<A> std::fmt::Debug for AroundStore<A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AroundStore").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<A: Around> AroundStore<A> {
+    fn wrap(&self, inner: Arc<dyn File>) -> Arc<dyn File> {
+        Arc::new(AroundFile { inner, around: Arc::clone(&self.around) })
+    }
+}
+
+impl<A: Around> Store for AroundStore<A> {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only()
+    }
+    fn file_size_max(&self) -> u64 {
+        self.inner.file_size_max()
+    }
+    fn idle_files_max(&self) -> usize {
+        self.inner.idle_files_max()
+    }
+    fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
+        self.around.call("lookup", || self.inner.lookup(parent, name))
+    }
+    fn forget(&self, id: ObjectId, n: u64) {
+        self.around.tell("forget", || self.inner.forget(id, n));
+    }
+    fn attr(&self, id: ObjectId) -> Result<Attr> {
+        self.around.call("attr", || self.inner.attr(id))
+    }
+    fn set_attr(&self, id: ObjectId, set: &SetAttr) -> Result<Attr> {
+        self.around.call("set_attr", || self.inner.set_attr(id, set))
+    }
+    fn create(&self, parent: ObjectId, name: Name<'_>, perm: u32, creator: Creator) -> Result<Created> {
+        let created = self.around.call("create", || self.inner.create(parent, name, perm, creator))?;
+        Ok(Created { file: self.wrap(created.file), ..created })
+    }
+    fn tmpfile(&self, parent: ObjectId, perm: u32, creator: Creator) -> Result<Created> {
+        let created = self.around.call("tmpfile", || self.inner.tmpfile(parent, perm, creator))?;
+        Ok(Created { file: self.wrap(created.file), ..created })
+    }
+    fn make(
+        &self,
+        parent: ObjectId,
+        name: Name<'_>,
+        what: NewNode<'_>,
+        perm: u32,
+        creator: Creator,
+    ) -> Result<Entry> {
+        self.around.call("make", || self.inner.make(parent, name, what, perm, creator))
+    }
+    fn link(&self, id: ObjectId, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
+        self.around.call("link", || self.inner.link(id, parent, name))
+    }
+    fn unlink(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
+        self.around.call("unlink", || self.inner.unlink(parent, name))
+    }
+    fn rmdir(&self, parent: ObjectId, name: Name<'_>) -> Result<()> {
+        self.around.call("rmdir", || self.inner.rmdir(parent, name))
+    }
+    fn rename(
+        &self,
+        parent: ObjectId,
+        name: Name<'_>,
+        new_parent: ObjectId,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.around.call("rename", || self.inner.rename(parent, name, new_parent, new_name, flags))
+    }
+    fn read_link(&self, id: ObjectId) -> Result<OsString> {
+        self.around.call("read_link", || self.inner.read_link(id))
+    }
+    fn open(&self, id: ObjectId, access: Access) -> Result<Arc<dyn File>> {
+        Ok(self.wrap(self.around.call("open", || self.inner.open(id, access))?))
+    }
+    fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>> {
+        let inner = self.around.call("open_dir", || self.inner.open_dir(id))?;
+        Ok(Arc::new(AroundDir { inner, around: Arc::clone(&self.around) }))
+    }
+    fn sync_dir(&self, id: ObjectId) -> Result<()> {
+        self.around.call("sync_dir", || self.inner.sync_dir(id))
+    }
+    fn copy_range(&self, src: ObjectId, src_off: u64, dst: ObjectId, dst_off: u64, len: u64) -> Result<u64> {
+        self.around.call("copy_range", || self.inner.copy_range(src, src_off, dst, dst_off, len))
+    }
+    fn get_xattr(&self, id: ObjectId, name: &OsStr) -> Result<Vec<u8>> {
+        self.around.call("get_xattr", || self.inner.get_xattr(id, name))
+    }
+    fn set_xattr(&self, id: ObjectId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()> {
+        self.around.call("set_xattr", || self.inner.set_xattr(id, name, value, how))
+    }
+    fn list_xattr(&self, id: ObjectId) -> Result<Vec<u8>> {
+        self.around.call("list_xattr", || self.inner.list_xattr(id))
+    }
+    fn remove_xattr(&self, id: ObjectId, name: &OsStr) -> Result<()> {
+        self.around.call("remove_xattr", || self.inner.remove_xattr(id, name))
+    }
+    fn path_of(&self, id: ObjectId) -> Option<PathBuf> {
+        self.inner.path_of(id)
+    }
+    fn statfs(&self) -> Result<StatFs> {
+        self.around.call("statfs", || self.inner.statfs())
+    }
+    fn sync(&self) -> Result<()> {
+        self.around.call("sync", || self.inner.sync())
+    }
+    fn close(&self) {
+        self.around.tell("close", || self.inner.close());
+    }
+}
+
+struct AroundFile<A> {
+    inner: Arc<dyn File>,
+    around: Arc<A>,
+}
+
+impl<A> std::fmt::Debug for AroundFile<A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AroundFile").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<A: Around> File for AroundFile<A> {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.around.call("read_at", || self.inner.read_at(buf, offset))
+    }
+    fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {
+        self.around.call("write", || self.inner.write_at(bufs, offset))
+    }
+    fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> Result<()> {
+        self.around.call("allocate", || self.inner.allocate(mode, offset, len))
+    }
+    fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
+        self.around.call("seek", || self.inner.seek(what, offset))
+    }
+    fn sync(&self, data_only: bool) -> Result<()> {
+        self.around.call("file_sync", || self.inner.sync(data_only))
+    }
+}
+
+struct AroundDir<A> {
+    inner: Arc<dyn Dir>,
+    around: Arc<A>,
+}
+
+impl<A> std::fmt::Debug for AroundDir<A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AroundDir").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<A: Around> Dir for AroundDir<A> {
+    fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
+        self.around.call("list", || self.inner.list(offset, sink))
+    }
+}

@@ -1,0 +1,147 @@
+//! Whether a store answers: which calls are under way, and since when.
+//!
+//! A store that hangs gives no error and returns from no call; the only sign is a call that lasts. Each call takes a
+//! slot for its time and notes when it began, so that [`Watch::oldest`] tells without asking the store.
+//!
+//! Lock order: a slot is a leaf, and held for a moment only, never during a call.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use sync::Mutex;
+
+use crate::around::{Around, AroundStore};
+use crate::{Result, Store};
+
+/// Calls that are told apart; of more at one time only these are watched, each of which would be noticed.
+const SLOTS: usize = 64;
+
+/// A call that has not returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnderWay {
+    /// The method's name.
+    pub call: &'static str,
+    /// When it began.
+    pub since: Instant,
+}
+
+/// The calls under way of one store.
+#[derive(Debug)]
+pub struct Watch {
+    slots: [Mutex<Option<UnderWay>>; SLOTS],
+}
+
+impl Watch {
+    /// Watches `inner`: all calls have to be made by way of the store that is returned.
+    #[must_use]
+    pub fn over(inner: Arc<dyn Store>) -> (Arc<dyn Store>, Arc<Self>) {
+        let watch = Arc::new(Self { slots: std::array::from_fn(|_| Mutex::new(None)) });
+        (Arc::new(AroundStore { inner, around: Arc::clone(&watch) }), watch)
+    }
+
+    /// The call that has been under way longest. Never asks the store.
+    #[must_use]
+    pub fn oldest(&self) -> Option<UnderWay> {
+        self.slots.iter().filter_map(|slot| *slot.lock()).min_by_key(|call| call.since)
+    }
+
+    fn begin(&self, call: &'static str) -> Option<Slot<'_>> {
+        let first = first_slot();
+        let this = UnderWay { call, since: Instant::now() };
+        for n in 0..SLOTS {
+            let slot = &self.slots[(first + n) % SLOTS];
+            let mut content = slot.lock();
+            if content.is_none() {
+                *content = Some(this);
+                return Some(Slot(slot));
+            }
+        }
+        None
+    }
+}
+
+/// A slot that is taken; given back also when the call panics.
+struct Slot<'a>(&'a Mutex<Option<UnderWay>>);
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+    }
+}
+
+impl Around for Watch {
+    fn call<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _slot = self.begin(op);
+        work()
+    }
+
+    fn tell<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> T {
+        let _slot = self.begin(op);
+        work()
+    }
+}
+
+/// Where a thread looks first: threads that call at the same time seldom meet.
+fn first_slot() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        // ORDERING: Relaxed, any number will do.
+        static OWN: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+    }
+    OWN.with(|own| *own)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{FaultStore, MemStore, ObjectId};
+
+    #[test]
+    fn a_call_that_hangs_is_known_by_name_until_it_returns() {
+        let hanging = FaultStore::new(MemStore::new(1 << 20), "statfs:hang").unwrap();
+        let (store, watch) = Watch::over(Arc::clone(&hanging) as Arc<dyn Store>);
+        assert_eq!(watch.oldest(), None);
+        let begun = Instant::now();
+        let other = Arc::clone(&store);
+        let thread = thread::spawn(move || other.statfs());
+        assert!(hanging.wait_hanging(1, Duration::from_secs(60)));
+        let oldest = watch.oldest().unwrap();
+        assert_eq!(oldest.call, "statfs");
+        assert!(oldest.since >= begun);
+        // Others go on, and the oldest stays the oldest.
+        store.attr(ObjectId::ROOT).unwrap();
+        assert_eq!(watch.oldest(), Some(oldest));
+        hanging.release();
+        thread.join().unwrap().unwrap();
+        assert_eq!(watch.oldest(), None);
+    }
+
+    #[test]
+    fn more_calls_than_slots_are_made_all_the_same() {
+        let hanging = FaultStore::new(MemStore::new(1 << 20), "statfs:hang").unwrap();
+        let (store, watch) = Watch::over(Arc::clone(&hanging) as Arc<dyn Store>);
+        let threads: Vec<_> = (0..SLOTS + 8)
+            .map(|_| {
+                let store = Arc::clone(&store);
+                thread::spawn(move || store.statfs().is_ok())
+            })
+            .collect();
+        assert!(hanging.wait_hanging(SLOTS + 8, Duration::from_secs(60)));
+        assert!(watch.oldest().is_some());
+        hanging.release();
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
+        assert_eq!(watch.oldest(), None);
+    }
+
+    #[test]
+    fn a_call_that_panics_gives_its_slot_back() {
+        let (_store, watch) = Watch::over(MemStore::new(1 << 20));
+        let call = || watch.call("attr", || -> Result<()> { panic!("on purpose") });
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err());
+        assert_eq!(watch.oldest(), None);
+    }
+}

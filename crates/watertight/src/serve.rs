@@ -1,0 +1,297 @@
+//! `serve`: the volumes of a configuration file, each in a mount process of its own, which this one starts, watches and
+//! ends.
+//!
+//! A process for each volume is the bulkhead: no thread, lock, descriptor or byte of memory is shared, and a store that
+//! hangs keeps its own process only. If this process is killed the volumes go on; the next one takes them over.
+//!
+//! # What is done with a volume
+//! | what happens | what follows |
+//! |---|---|
+//! | it is in the file, and not mounted | its process is started |
+//! | it is mounted already, from the same source | it is taken over as it is |
+//! | its process fails or is killed | the dead mount is cleared, and the volume mounted again after a pause that grows to a minute |
+//! | somebody unmounted it | nothing, until the next reload |
+//! | SIGHUP, and it is no longer in the file | unmounted with all data written |
+//! | SIGHUP, and it has changed | it stays as it is, and that is said |
+//! | SIGTERM, SIGINT | all are unmounted with all data written; the exit tells of those that were not |
+
+mod child;
+mod config;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+pub use config::{Config, VolumeConfig};
+
+use crate::cli::ServeArgs;
+use crate::console::console;
+use crate::notify;
+use crate::problem::{Problem, Result};
+use crate::signals;
+use crate::units;
+use child::{Child, Ending};
+
+/// The documented example; the package installs it.
+pub const EXAMPLE: &str = include_str!("../../../packaging/watertight.toml");
+
+/// How often a watchdog is answered and what rests is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// The pause before a volume that failed is mounted again, at first and at most.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// How much more time a service manager is asked for while volumes are being unmounted.
+const MORE: Duration = Duration::from_secs(10);
+
+/// Something that happened.
+#[derive(Debug)]
+enum Event {
+    Signal(&'static str),
+    /// The volume at this mountpoint is mounted.
+    Ready(PathBuf),
+    /// Its process is gone.
+    Ended(PathBuf, Ending),
+}
+
+/// Runs the verb.
+///
+/// # Errors
+/// Exit 2 for a file that is wrong, with its lines; 1 when a volume ended with data that was not written.
+pub fn run(args: &ServeArgs) -> Result<()> {
+    if args.example {
+        console().print(EXAMPLE.trim_end());
+        return Ok(());
+    }
+    let Some(path) = &args.config else {
+        return Err(Problem::usage("give a configuration file; `watertight serve --example` prints one"));
+    };
+    let config = read(path)?;
+    if args.check {
+        let volumes = units::count(config.volumes.len() as u64, "volume", "volumes");
+        console().print(&format!("{}: {volumes}, nothing is wrong", path.display()));
+        return Ok(());
+    }
+    let (sender, events) = channel();
+    let on_signal = sender.clone();
+    signals::watch(move |name| on_signal.send(Event::Signal(name)).is_ok())
+        .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
+    let mut served =
+        Served { path: path.clone(), volumes: BTreeMap::new(), sender, stopping: false, failed: Vec::new() };
+    served.apply(config);
+    served.run(&events)
+}
+
+fn read(path: &PathBuf) -> Result<Config> {
+    let shown = path.display();
+    let text = fs::read_to_string(path).map_err(|error| Problem::usage(format!("{shown}: {error}")))?;
+    Config::parse(&text).map_err(|wrong| Problem::usage(format!("{shown}:{wrong}")))
+}
+
+/// A volume of the file.
+#[derive(Debug)]
+struct Volume {
+    config: VolumeConfig,
+    state: State,
+    pause: Duration,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Its process runs; whether it is mounted.
+    Runs(Child, bool),
+    /// It is tried again then.
+    Rests(Instant),
+    /// Somebody unmounted it.
+    Unmounted,
+    /// It is no longer in the file and is being unmounted.
+    Leaves(Child),
+}
+
+struct Served {
+    path: PathBuf,
+    volumes: BTreeMap<PathBuf, Volume>,
+    sender: Sender<Event>,
+    stopping: bool,
+    /// What went wrong at the end, for the exit.
+    failed: Vec<String>,
+}
+
+impl Served {
+    fn run(&mut self, events: &Receiver<Event>) -> Result<()> {
+        let mut told = false;
+        loop {
+            notify::alive();
+            if !told
+                && !self.stopping
+                && self.volumes.values().all(|v| !matches!(v.state, State::Runs(_, false)))
+            {
+                told = true;
+                console().print(&format!("ready: {}", self.summary()));
+                notify::notify("READY=1");
+            }
+            if self.stopping {
+                notify::more_time(MORE);
+                if !self.volumes.values().any(|v| matches!(v.state, State::Runs(..) | State::Leaves(_))) {
+                    break;
+                }
+            }
+            match events.recv_timeout(LOOK) {
+                Ok(Event::Signal("SIGHUP")) => self.reload(),
+                Ok(Event::Signal(name)) => self.stop(name),
+                Ok(Event::Ready(at)) => self.on_ready(&at),
+                Ok(Event::Ended(at, ending)) => self.on_ended(&at, ending),
+                Err(_) => {}
+            }
+            self.try_again();
+        }
+        if self.failed.is_empty() {
+            return Ok(());
+        }
+        Err(Problem::failure(format!("not everything is written:\n  {}", self.failed.join("\n  "))))
+    }
+
+    fn summary(&self) -> String {
+        let mounted = self.volumes.values().filter(|v| matches!(v.state, State::Runs(_, true))).count();
+        format!("{mounted} of {} mounted", units::count(self.volumes.len() as u64, "volume", "volumes"))
+    }
+
+    fn reload(&mut self) {
+        if self.stopping {
+            return;
+        }
+        match read(&self.path) {
+            Ok(config) => {
+                tracing::info!("reading {} again", self.path.display());
+                self.apply(config);
+            }
+            Err(problem) => tracing::error!("nothing is changed: {problem}"),
+        }
+    }
+
+    /// Makes what runs what the file says.
+    fn apply(&mut self, config: Config) {
+        let mut wanted: BTreeMap<PathBuf, VolumeConfig> =
+            config.volumes.into_iter().map(|volume| (volume.mountpoint.clone(), volume)).collect();
+        for (at, volume) in &mut self.volumes {
+            let shown = at.display();
+            match (wanted.remove(at), &volume.state) {
+                (Some(new), State::Runs(..)) if new != volume.config => {
+                    tracing::warn!(
+                        "{shown} has changed in the file, and cannot be changed while it is mounted: it goes on with {}; \
+                         `watertight umount {shown}` and another reload mount it with {}",
+                        volume.config.describe(),
+                        new.describe(),
+                    );
+                }
+                (Some(_), State::Runs(..)) => {}
+                (Some(new), State::Rests(_) | State::Unmounted) => {
+                    volume.config = new;
+                    volume.pause = PAUSE;
+                    volume.state = State::Rests(Instant::now());
+                }
+                (Some(new), State::Leaves(_)) => volume.config = new,
+                (None, State::Runs(child, _)) => {
+                    tracing::info!("{shown} is no longer in the file: unmounting");
+                    child.signal(rustix::process::Signal::TERM);
+                    let state = std::mem::replace(&mut volume.state, State::Unmounted);
+                    if let State::Runs(child, _) = state {
+                        volume.state = State::Leaves(child);
+                    }
+                }
+                (None, State::Rests(_)) => volume.state = State::Unmounted,
+                (None, State::Unmounted | State::Leaves(_)) => {}
+            }
+        }
+        let gone = |volume: &Volume| matches!(volume.state, State::Unmounted);
+        self.volumes.retain(|_, volume| !gone(volume));
+        for (at, config) in wanted {
+            let rests = State::Rests(Instant::now());
+            self.volumes.insert(at, Volume { config, state: rests, pause: PAUSE });
+        }
+        self.try_again();
+    }
+
+    /// Mounts what has rested long enough.
+    fn try_again(&mut self) {
+        if self.stopping {
+            return;
+        }
+        let now = Instant::now();
+        for (at, volume) in &mut self.volumes {
+            let State::Rests(until) = volume.state else { continue };
+            if until > now {
+                continue;
+            }
+            let (ready, ended) = (self.sender.clone(), self.sender.clone());
+            let (here, there) = (at.clone(), at.clone());
+            let started = Child::start(
+                &volume.config,
+                move || drop(ready.send(Event::Ready(here))),
+                move |ending| drop(ended.send(Event::Ended(there, ending))),
+            );
+            match started {
+                Ok(child) => volume.state = State::Runs(child, false),
+                Err(problem) => {
+                    tracing::error!("{}: {problem}", at.display());
+                    volume.rest();
+                }
+            }
+        }
+    }
+
+    fn on_ready(&mut self, at: &PathBuf) {
+        if let Some(Volume { state: State::Runs(_, is_mounted), pause, .. }) = self.volumes.get_mut(at) {
+            *is_mounted = true;
+            *pause = PAUSE;
+            tracing::info!("{} is mounted", at.display());
+        }
+        notify::notify(&format!("STATUS={}", self.summary()));
+    }
+
+    fn on_ended(&mut self, at: &PathBuf, ending: Ending) {
+        let shown = at.display();
+        let Some(volume) = self.volumes.get_mut(at) else { return };
+        let leaves = matches!(volume.state, State::Leaves(_));
+        match ending {
+            Ending::Unmounted => {
+                tracing::info!("{shown}: unmounted, everything is on {}", volume.config.source);
+                volume.state = State::Unmounted;
+            }
+            Ending::Failed(why) => {
+                tracing::error!("{shown}: {why}");
+                child::clear(at);
+                if self.stopping || leaves {
+                    self.failed.push(format!("{shown}: {why}"));
+                    volume.state = State::Unmounted;
+                } else {
+                    volume.rest();
+                }
+            }
+        }
+        if leaves {
+            self.volumes.remove(at);
+        }
+        notify::notify(&format!("STATUS={}", self.summary()));
+    }
+
+    /// The first signal unmounts, later ones are handed on.
+    fn stop(&mut self, name: &'static str) {
+        self.stopping = true;
+        tracing::info!("{name}: unmounting {}", self.summary());
+        notify::notify("STOPPING=1");
+        for volume in self.volumes.values() {
+            if let State::Runs(child, _) | State::Leaves(child) = &volume.state {
+                child.signal(rustix::process::Signal::TERM);
+            }
+        }
+    }
+}
+
+impl Volume {
+    fn rest(&mut self) {
+        self.state = State::Rests(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+    }
+}

@@ -1,0 +1,136 @@
+//! A volume's mount process: started, or taken over, and watched by a thread.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::VolumeConfig;
+use crate::background::READY;
+use crate::checks;
+use crate::control::api::State;
+use crate::problem::{Problem, Result};
+use crate::target::{self, Target};
+
+/// One wait for a process that was taken over.
+const LONG: Duration = Duration::from_secs(3600);
+/// The stack of a thread that waits for one process.
+const STACK: usize = 128 << 10;
+
+/// A volume's process.
+#[derive(Debug)]
+pub(super) struct Child {
+    pid: u32,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// With everything written.
+    Unmounted,
+    /// Otherwise; how.
+    Failed(String),
+}
+
+impl Child {
+    /// Takes the volume over if it is mounted, else starts its process. `ready` is called once it is mounted, `ended`
+    /// when the process is gone; both from another thread.
+    pub(super) fn start(
+        volume: &VolumeConfig,
+        ready: impl FnOnce() + Send + 'static,
+        ended: impl FnOnce(Ending) + Send + 'static,
+    ) -> Result<Self> {
+        if let Some(running) = running(volume)? {
+            let pid = running.record().pid;
+            tracing::info!(
+                "{} is mounted already by process {pid}, which is taken over",
+                volume.mountpoint.display()
+            );
+            watch(move || {
+                ready();
+                ended(wait_for(&running));
+            })?;
+            return Ok(Self { pid });
+        }
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("watertight").arg("mount");
+        if !volume.options.is_empty() {
+            command.args(["-o", &volume.options]);
+        }
+        let mut child = command
+            .arg("--")
+            .arg(&volume.source)
+            .arg(&volume.mountpoint)
+            // The service manager hears of all volumes from the one process that it started.
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            // Ctrl-C is for the process that serves all.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| Problem::failure(format!("no process: {error}")))?;
+        let pid = child.id();
+        watch(move || {
+            let mut line = String::new();
+            if let Some(out) = child.stdout.take()
+                && BufReader::new(out).read_line(&mut line).is_ok()
+                && line.starts_with(READY)
+            {
+                ready();
+            }
+            ended(match child.wait() {
+                Ok(status) if status.success() => Ending::Unmounted,
+                Ok(status) => Ending::Failed(format!("its process {pid} ended with {status}")),
+                Err(error) => Ending::Failed(format!("its process {pid} cannot be waited for: {error}")),
+            });
+        })?;
+        Ok(Self { pid })
+    }
+
+    /// Sends a signal to the process.
+    pub(super) fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.pid.cast_signed()) {
+            let _gone_already = kill_process(pid, signal);
+        }
+    }
+}
+
+fn watch(body: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = thread::Builder::new().name("volume".to_owned()).stack_size(STACK);
+    thread.spawn(body).map(drop).map_err(|error| Problem::failure(format!("no thread: {error}")))
+}
+
+/// The volume, if it is mounted from its source.
+fn running(volume: &VolumeConfig) -> Result<Option<target::Volume>> {
+    let Target { volume: found, .. } = target::resolve(volume.mountpoint.as_os_str());
+    let Some(found) = found.filter(|found| found.is_running()) else { return Ok(None) };
+    let here = found.record().mountpoint == volume.mountpoint.to_string_lossy();
+    Ok((here && checks::source(&volume.source)?.spec == found.record().source).then_some(found))
+}
+
+/// Waits for the end of a process that is not our child; its record tells how it ended.
+fn wait_for(volume: &target::Volume) -> Ending {
+    let Some(client) = &volume.found.client else { return Ending::Unmounted };
+    while !client.wait_gone(LONG) {}
+    match volume.dir.read_record(&volume.record().id).and_then(|record| record.ended) {
+        Some(ended) if ended.state == State::Released => Ending::Unmounted,
+        Some(_) => Ending::Failed("it ended with data that was not written".to_owned()),
+        None => Ending::Failed(format!("its process {} died", client.pid())),
+    }
+}
+
+/// Clears the mount of a process that died.
+pub(super) fn clear(mountpoint: &Path) {
+    let Target { mount: Some(mount), volume, .. } = target::resolve(mountpoint.as_os_str()) else { return };
+    if crate::mountinfo::is_ours(&mount)
+        && volume.is_none_or(|volume| !volume.is_running())
+        && let Err(problem) = crate::unmount::detach(&mount)
+    {
+        tracing::warn!("{problem}");
+    }
+}

@@ -1,0 +1,272 @@
+//! A screen of `top`, as lines.
+
+use std::cmp::Reverse;
+
+use crossterm::event::KeyCode;
+
+use super::rows::{CgroupRow, Table, VolumeRow};
+use crate::control::api::State;
+use crate::units;
+
+/// What a row is sorted by; numbers from the largest down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Sort {
+    #[default]
+    Dirty,
+    Into,
+    Out,
+    Waits,
+    Stalled,
+    Name,
+}
+
+impl Sort {
+    const ALL: [Self; 6] = [Self::Dirty, Self::Into, Self::Out, Self::Waits, Self::Stalled, Self::Name];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Dirty => "dirty",
+            Self::Into => "in",
+            Self::Out => "to store",
+            Self::Waits => "waiting",
+            Self::Stalled => "stalled",
+            Self::Name => "name",
+        }
+    }
+
+    fn next(self) -> Self {
+        let here = Self::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
+        Self::ALL[(here + 1) % Self::ALL.len()]
+    }
+}
+
+/// What the person at the terminal has chosen.
+#[derive(Debug, Clone, Default)]
+pub(super) struct View {
+    sort: Sort,
+    cgroups: bool,
+    filter: String,
+    typing: bool,
+    /// The first row that is shown.
+    top: usize,
+}
+
+impl View {
+    /// Whether keys are letters of the filter now.
+    pub(super) const fn is_typing(&self) -> bool {
+        self.typing
+    }
+
+    /// Takes a key.
+    pub(super) fn key(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Enter if self.typing => self.typing = false,
+            KeyCode::Esc => {
+                self.typing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace if self.typing => drop(self.filter.pop()),
+            KeyCode::Char(c) if self.typing => self.filter.push(c),
+            KeyCode::Char('s') => self.sort = self.sort.next(),
+            KeyCode::Char('c') => (self.cgroups, self.top) = (!self.cgroups, 0),
+            KeyCode::Char('/') => (self.typing, self.top) = (true, 0),
+            KeyCode::Down => self.top += 1,
+            KeyCode::Up => self.top = self.top.saturating_sub(1),
+            KeyCode::PageDown => self.top += 10,
+            KeyCode::PageUp => self.top = self.top.saturating_sub(10),
+            _ => {}
+        }
+    }
+}
+
+/// The screen of `(columns, rows)`: a summary, a head, rows, and what the keys do.
+pub(super) fn lines(table: &Table, view: &mut View, (columns, rows): (u16, u16)) -> Vec<String> {
+    let (width, height) = (usize::from(columns), usize::from(rows));
+    let mut lines = vec![summary(table)];
+    for path in &table.silent {
+        lines.push(format!("{path}: its process does not answer"));
+    }
+    let body = if view.cgroups { cgroups(table, view, width) } else { volumes(table, view, width) };
+    let (head, body) =
+        body.split_first().map_or((String::new(), &[][..]), |(head, body)| (head.clone(), body));
+    lines.push(head);
+    let room = height.saturating_sub(lines.len() + 1).max(1);
+    view.top = view.top.min(body.len().saturating_sub(room));
+    lines.extend(body.iter().skip(view.top).take(room).cloned());
+    lines.truncate(height.saturating_sub(1));
+    lines.resize(height.saturating_sub(1), String::new());
+    lines.push(keys(view));
+    lines.into_iter().map(|line| line.chars().take(width).collect()).collect()
+}
+
+fn summary(table: &Table) -> String {
+    let sum = |figure: fn(&VolumeRow) -> u64| units::bytes(table.volumes.iter().map(figure).sum());
+    let stalled = table.volumes.iter().filter(|row| row.state == State::Stalled).count();
+    format!(
+        "watertight: {}, {stalled} stalled  dirty {}  in {}/s  to store {}/s",
+        units::count(table.volumes.len() as u64, "volume", "volumes"),
+        sum(|row| row.dirty),
+        sum(|row| row.into),
+        sum(|row| row.out),
+    )
+}
+
+fn keys(view: &View) -> String {
+    if view.typing {
+        return format!("filter: {}_  (Enter: keep, Esc: none)", view.filter);
+    }
+    let filter = if view.filter.is_empty() { String::new() } else { format!(" [{}]", view.filter) };
+    let other = if view.cgroups { "volumes" } else { "cgroups" };
+    format!("q quit  s sort [{}]  / filter{filter}  c {other}  arrows scroll", view.sort.name())
+}
+
+fn volumes(table: &Table, view: &View, width: usize) -> Vec<String> {
+    let mut rows: Vec<&VolumeRow> =
+        table.volumes.iter().filter(|row| row.mountpoint.contains(&view.filter)).collect();
+    rows.sort_by(|a, b| a.mountpoint.cmp(&b.mountpoint));
+    match view.sort {
+        Sort::Dirty => rows.sort_by_key(|row| Reverse(row.dirty)),
+        Sort::Into => rows.sort_by_key(|row| Reverse(row.into)),
+        Sort::Out => rows.sort_by_key(|row| Reverse(row.out)),
+        Sort::Waits => rows.sort_by_key(|row| Reverse(row.waits)),
+        Sort::Stalled => rows.sort_by_key(|row| Reverse(row.stalled_ms)),
+        Sort::Name => {}
+    }
+    // What follows the name takes 54 columns.
+    let name = width.saturating_sub(54).max(8);
+    let head = format!(
+        "{:name$} {:8} {:>9} {:>9} {:>9} {:>5} {:>7}",
+        "MOUNTPOINT", "STATE", "DIRTY", "IN/S", "STORE/S", "WAITS", "STALLED"
+    );
+    let line = |row: &&VolumeRow| {
+        let stalled = match row.stalled_ms {
+            0 if row.failing > 0 => "errors".to_owned(),
+            0 => "-".to_owned(),
+            1..1000 => format!("{} ms", row.stalled_ms),
+            ms => format!("{} s", ms / 1000),
+        };
+        format!(
+            "{:name$} {:8} {:>9} {:>9} {:>9} {:>5} {stalled:>7}",
+            shortened(&row.mountpoint, name),
+            row.state,
+            units::bytes(row.dirty),
+            units::bytes(row.into),
+            units::bytes(row.out),
+            row.waits,
+        )
+    };
+    std::iter::once(head).chain(rows.iter().map(line)).collect()
+}
+
+fn cgroups(table: &Table, view: &View, width: usize) -> Vec<String> {
+    let fits = |row: &&CgroupRow| row.path.contains(&view.filter) || row.mountpoint.contains(&view.filter);
+    let mut rows: Vec<&CgroupRow> = table.cgroups.iter().filter(fits).collect();
+    rows.sort_by(|a, b| (&a.path, &a.mountpoint).cmp(&(&b.path, &b.mountpoint)));
+    if view.sort != Sort::Name {
+        rows.sort_by_key(|row| Reverse(row.dirty));
+    }
+    let name = (width.saturating_sub(32) / 2).max(8);
+    let head = format!(
+        "{:name$} {:name$} {:>8} {:>9} {:>9}",
+        "CGROUP", "MOUNTPOINT", "INODES", "DIRTY", "WRITEBACK"
+    );
+    let line = |row: &&CgroupRow| {
+        format!(
+            "{:name$} {:name$} {:>8} {:>9} {:>9}",
+            shortened(&row.path, name),
+            shortened(&row.mountpoint, name),
+            row.inodes,
+            units::bytes(row.dirty),
+            units::bytes(row.writeback),
+        )
+    };
+    std::iter::once(head).chain(rows.iter().map(line)).collect()
+}
+
+/// The end of a path says more than its beginning.
+fn shortened(path: &str, width: usize) -> String {
+    let count = path.chars().count();
+    if count <= width {
+        return path.to_owned();
+    }
+    let tail: String = path.chars().skip(count - width + 1).collect();
+    format!("…{tail}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(mountpoint: &str, dirty: u64) -> VolumeRow {
+        VolumeRow {
+            mountpoint: mountpoint.to_owned(),
+            state: State::Active,
+            dirty,
+            into: 0,
+            out: dirty * 2,
+            waits: 0,
+            stalled_ms: 0,
+            failing: 0,
+        }
+    }
+
+    fn table() -> Table {
+        let mut hung = row("/mnt/hung", 1 << 20);
+        (hung.state, hung.stalled_ms) = (State::Stalled, 61_000);
+        let cgroup = |path: &str, dirty| CgroupRow {
+            path: path.to_owned(),
+            mountpoint: "/mnt/a".to_owned(),
+            inodes: 3,
+            dirty,
+            writeback: 0,
+        };
+        Table {
+            volumes: vec![row("/mnt/a", 5 << 20), hung, row(&format!("/mnt/{}", "long".repeat(20)), 0)],
+            cgroups: vec![cgroup("/tenant/1", 4096), cgroup("/tenant/2", 8192)],
+            silent: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn every_screen_fits() {
+        for size in [(80, 24), (40, 5), (200, 60), (10, 2), (1, 1)] {
+            for typing in [false, true] {
+                let mut view = View { typing, ..View::default() };
+                let lines = lines(&table(), &mut view, size);
+                assert_eq!(lines.len(), usize::from(size.1), "{size:?}");
+                assert!(lines.iter().all(|line| line.chars().count() <= usize::from(size.0)), "{lines:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn keys_sort_filter_and_change_what_is_shown() {
+        let mut view = View::default();
+        let first = |view: &mut View| lines(&table(), view, (80, 24))[2].clone();
+        assert!(first(&mut view).starts_with("/mnt/a "));
+        (0..4).for_each(|_| view.key(KeyCode::Char('s')));
+        assert!(
+            first(&mut view).starts_with("/mnt/hung ") && first(&mut view).ends_with("61 s"),
+            "{}",
+            first(&mut view)
+        );
+        view.key(KeyCode::Char('/'));
+        "long".chars().for_each(|c| view.key(KeyCode::Char(c)));
+        assert!(first(&mut view).starts_with('…'));
+        view.key(KeyCode::Enter);
+        assert!(lines(&table(), &mut view, (80, 24))[23].contains("filter [long]"));
+        view.key(KeyCode::Esc);
+        view.key(KeyCode::Char('c'));
+        assert!(first(&mut view).starts_with("/tenant/2 "), "{}", first(&mut view));
+    }
+
+    #[test]
+    fn scrolling_ends_with_the_last_row() {
+        let mut many = Table::default();
+        (0..50).for_each(|n| many.volumes.push(row(&format!("/mnt/{n:02}"), 0)));
+        let mut view = View { sort: Sort::Name, ..View::default() };
+        (0..100).for_each(|_| view.key(KeyCode::Down));
+        let lines = lines(&many, &mut view, (80, 24));
+        assert!(lines[22].starts_with("/mnt/49"), "{lines:?}");
+    }
+}

@@ -1,0 +1,162 @@
+//! `serve`: the volumes of a file, watched, reloaded and ended.
+
+use std::fs;
+use std::path::PathBuf;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::rig::{Daemon, Rig, eventually, is_mounted};
+
+/// Volumes by name, each with a directory for its store and one for its mountpoint.
+struct Served {
+    rig: Rig,
+    file: PathBuf,
+}
+
+impl Served {
+    fn new() -> Option<Self> {
+        let rig = Rig::mounting()?;
+        let file = rig.root.join("volumes.toml");
+        Some(Self { rig, file })
+    }
+
+    fn mnt(&self, name: &str) -> PathBuf {
+        self.rig.root.join(format!("mnt-{name}"))
+    }
+
+    fn store(&self, name: &str) -> PathBuf {
+        self.rig.root.join(format!("store-{name}"))
+    }
+
+    /// Writes the file: name, how the source begins, options.
+    fn write(&self, volumes: &[(&str, &str, &str)]) {
+        let mut text = "[defaults]\noptions = \"cache=16M\"\n".to_owned();
+        for (name, fault, options) in volumes {
+            for dir in [self.mnt(name), self.store(name)] {
+                let _ = fs::create_dir(dir);
+            }
+            text.push_str(&format!(
+                "[[volume]]\nsource = \"{fault}dir:{}\"\nmountpoint = \"{}\"\noptions = \"{options}\"\n",
+                self.store(name).display(),
+                self.mnt(name).display()
+            ));
+        }
+        fs::write(&self.file, text).unwrap();
+    }
+
+    fn start(&mut self) -> Daemon {
+        let mut command = self.rig.command(&["serve"]);
+        command.arg(&self.file);
+        self.rig.start(command)
+    }
+
+    fn pid_of(&self, name: &str) -> Option<u32> {
+        let path = self.mnt(name);
+        let status = self.rig.status();
+        let volumes = status["volumes"].as_array()?;
+        let volume = volumes.iter().find(|volume| volume["mountpoint"] == path.to_str().unwrap())?;
+        volume["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+    }
+}
+
+#[test]
+fn volumes_come_and_go_with_the_file() {
+    let Some(mut it) = Served::new() else { return };
+    it.write(&[("a", "", "dirty_after=1h"), ("b", "", "dirty_after=1h")]);
+    let daemon = it.start();
+    let (a, b) = (it.pid_of("a").unwrap(), it.pid_of("b").unwrap());
+    assert!(a != b && a != daemon.pid);
+    fs::write(it.mnt("a").join("f"), "in a").unwrap();
+    fs::write(it.mnt("b").join("f"), "in b").unwrap();
+
+    // One goes, with its data written; one comes; one has changed and stays as it is.
+    it.write(&[("b", "", "dirty_after=2h"), ("c", "", "")]);
+    daemon.signal(Signal::HUP);
+    daemon.says("unmounted, everything is on");
+    assert!(!is_mounted(&it.mnt("a")));
+    eventually("c is there", || it.pid_of("c").is_some());
+    assert_eq!(fs::read(it.store("a").join("f")).unwrap(), b"in a");
+    daemon.says("cannot be changed while it is mounted");
+    assert_eq!(it.pid_of("b"), Some(b));
+
+    // A file that is wrong changes nothing.
+    let right = fs::read_to_string(&it.file).unwrap();
+    fs::write(&it.file, right.replace("mountpoint", "mountpiont")).unwrap();
+    daemon.signal(Signal::HUP);
+    daemon.says("did you mean `mountpoint`?");
+    assert_eq!(it.pid_of("b"), Some(b));
+
+    // What somebody unmounted is mounted again by a reload, as the file has it now.
+    fs::write(&it.file, right).unwrap();
+    it.rig.run(&["umount", it.mnt("b").to_str().unwrap()]).ok();
+    assert_eq!(fs::read(it.store("b").join("f")).unwrap(), b"in b");
+    daemon.says("unmounted, everything is on");
+    daemon.signal(Signal::HUP);
+    eventually("b is back", || it.pid_of("b").is_some_and(|pid| pid != b));
+
+    fs::write(it.mnt("b").join("g"), "last").unwrap();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    assert_eq!(fs::read(it.store("b").join("g")).unwrap(), b"last");
+    it.rig.is_quiet();
+}
+
+#[test]
+fn a_volume_that_dies_is_mounted_again_and_one_that_runs_is_taken_over() {
+    let Some(mut it) = Served::new() else { return };
+    it.write(&[("a", "", "")]);
+    let daemon = it.start();
+    let first = it.pid_of("a").unwrap();
+    kill_process(Pid::from_raw(first.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    eventually("it is mounted again", || it.pid_of("a").is_some_and(|pid| pid != first));
+    let second = it.pid_of("a").unwrap();
+
+    // Without the one that watches it goes on, and the next one takes it over.
+    daemon.kill();
+    fs::write(it.mnt("a").join("f"), "alone").unwrap();
+    let daemon = it.start();
+    daemon.says("is taken over");
+    assert_eq!(it.pid_of("a"), Some(second));
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    assert_eq!(fs::read(it.store("a").join("f")).unwrap(), b"alone");
+    assert!(!is_mounted(&it.mnt("a")));
+}
+
+#[test]
+fn a_stalled_volume_does_not_keep_the_others_from_ending_and_is_named() {
+    let Some(mut it) = Served::new() else { return };
+    it.write(&[
+        ("hung", "fault:write:hang,", "dirty_after=1h,drain_timeout=500ms"),
+        ("well", "", "dirty_after=1h"),
+    ]);
+    let daemon = it.start();
+    fs::write(it.mnt("hung").join("f"), "lost").unwrap();
+    fs::write(it.mnt("well").join("f"), "kept").unwrap();
+    daemon.signal(Signal::TERM);
+    eventually("the other is unmounted", || !is_mounted(&it.mnt("well")));
+    eventually("its data is there", || {
+        fs::read(it.store("well").join("f")).is_ok_and(|data| data == b"kept")
+    });
+    assert_eq!(daemon.end(), Some(1));
+    let said = daemon.stderr();
+    let last = said.split("not everything is written:").nth(1).unwrap_or_else(|| panic!("{said}"));
+    assert!(last.contains(it.mnt("hung").to_str().unwrap()), "{said}");
+    assert!(!last.contains(it.mnt("well").to_str().unwrap()), "{said}");
+}
+
+#[test]
+fn a_file_that_is_wrong_is_refused_with_its_line() {
+    let rig = Rig::new();
+    let file = rig.root.join("volumes.toml");
+    let path = file.to_str().unwrap();
+    rig.run(&["serve"]).ends(2, "--example");
+    rig.run(&["serve", "--check", path]).ends(2, "No such file");
+    let example = rig.run(&["serve", "--example"]).ok();
+    fs::write(&file, &example.stdout).unwrap();
+    rig.run(&["serve", "--check", path]).ok().says("2 volumes, nothing is wrong");
+    fs::write(&file, example.stdout.replacen("cache=1G", "cahce=1G", 1)).unwrap();
+    let line = 1 + example.stdout.lines().position(|line| line.contains("cache=1G")).unwrap();
+    let out = rig.run(&["serve", path]).ends(2, &format!("{path}:{line}: there is no mount option cahce=1G"));
+    assert!(out.stderr.contains("did you mean cache=SIZE?"), "{}", out.stderr);
+}

@@ -1,0 +1,120 @@
+//! A store that stops answering for real: a directory on another mount, whose server is stopped by a signal.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::thread;
+
+use rustix::process::Signal;
+
+use crate::rig::{Daemon, Rig, eventually};
+
+/// A volume whose store is on a mount of `server`, which can be stopped. The server goes first at the end.
+struct Stalling {
+    rig: Rig,
+    server: Daemon,
+    _server_rig: Rig,
+}
+
+impl Stalling {
+    fn new() -> Option<Self> {
+        let mut server_rig = Rig::mounting()?;
+        let server = server_rig.mount("type=fuse,uring=off");
+        let mut rig = Rig::new();
+        rig.store = server_rig.mnt.join("store");
+        fs::create_dir(&rig.store).unwrap();
+        Some(Self { rig, server, _server_rig: server_rig })
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.rig.volume()["state"] == "stalled"
+    }
+}
+
+impl Drop for Stalling {
+    fn drop(&mut self) {
+        // Ends the waits in the kernel of whoever uses the store; a server that was stopped dies of it as well.
+        let _gone_already = rustix::process::kill_process(
+            rustix::process::Pid::from_raw(self.server.pid.cast_signed()).unwrap(),
+            Signal::KILL,
+        );
+    }
+}
+
+#[test]
+fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
+    let Some(mut it) = Stalling::new() else { return };
+    let daemon = it.rig.mount("stall_after=200ms,dirty_after=1h");
+    fs::write(it.rig.mnt.join("before"), "before").unwrap();
+    // Opened before: an opening asks the store.
+    let mut file = File::options().write(true).open(it.rig.mnt.join("before")).unwrap();
+    it.server.signal(Signal::STOP);
+    let waiter = thread::spawn(move || {
+        file.write_all(b"during").unwrap();
+        file.sync_all()
+    });
+    eventually("it is called stalled", || it.is_stalled());
+    // Who looks at all mounts of the host is not held up by the one whose server is stopped.
+    it.rig.run(&["status"]).ok().says("stalled: the store has not answered `");
+    it.rig.verb("wait", &["--timeout", "100ms"]).ends(1, "not yet: stalled, 6 B of 1 file");
+    it.server.signal(Signal::CONT);
+    waiter.join().unwrap().unwrap();
+    eventually("it is active again", || it.rig.volume()["state"] == "active");
+    daemon.says("the store answers again, after ");
+    assert_eq!(it.rig.volume()["stalls"], 1);
+    assert_eq!(it.rig.stored("before").unwrap(), b"during");
+    it.rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
+fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
+    let Some(mut it) = Stalling::new() else { return };
+    let daemon = it.rig.mount("stall_after=100ms,dirty_after=1h");
+    for name in ["a", "b"] {
+        fs::write(it.rig.mnt.join(name), vec![7; 100_000]).unwrap();
+    }
+    let file = File::open(it.rig.mnt.join("a")).unwrap();
+    it.server.signal(Signal::STOP);
+    let waiter = thread::spawn(move || file.sync_all());
+    eventually("it is called stalled", || it.is_stalled());
+    let out = it.rig.verb("umount", &["--force"]).ends(1, "not written: 195.3 KiB (200000 bytes) of 2 files");
+    for line in ["  a: 100000 bytes", "  b: 100000 bytes"] {
+        assert!(out.stderr.contains(line), "no {line:?} in: {}", out.stderr);
+    }
+    // Its threads wait in the kernel and cannot be ended: that is said, not waited for.
+    assert!(out.stderr.contains("waits in the kernel for its store"), "{}", out.stderr);
+    println!("--force over a stopped server took {:?}", out.took);
+    assert!(!it.rig.is_mounted());
+    assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
+    it.server.signal(Signal::CONT);
+    assert_eq!(daemon.end(), Some(1));
+    it.rig.verb("wait", &[]).ends(1, "200000 bytes");
+}
+
+#[test]
+fn sigterm_over_a_stalled_store_ends_at_its_deadline_and_says_what_is_lost() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write:hang", "stall_after=100ms,dirty_after=1h,drain_timeout=500ms");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(1));
+    let said = daemon.stderr();
+    assert!(said.contains(&format!("{}: failed: not everything is on", rig.mnt.display())), "{said}");
+    assert!(said.contains("a: 5 bytes"), "{said}");
+    assert!(!rig.is_mounted());
+}
+
+#[test]
+fn a_read_that_hangs_is_a_stall_too() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    fs::write(rig.store.join("a"), "12345").unwrap();
+    let daemon = rig.mount_faulty("read:hang", "stall_after=100ms");
+    let path = rig.mnt.join("a");
+    let reader = thread::spawn(move || fs::read(path));
+    eventually("it is called stalled", || rig.volume()["state"] == "stalled");
+    assert_eq!(rig.volume()["stalled"]["call"], "read_at");
+    // Nothing is lost by giving it up: nothing was written.
+    rig.verb("umount", &["--force"]).ok();
+    assert!(reader.join().unwrap().is_err());
+    assert!(daemon.end().is_some());
+}
