@@ -18,6 +18,7 @@ mod holders;
 mod limits;
 mod logs;
 mod manual;
+mod matrix;
 mod metrics;
 mod openapi;
 mod rig;
