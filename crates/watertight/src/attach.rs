@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use fuse::{Detach, SessionView, Tree, TreeError};
 use sync::Mutex;
 use tokio::sync::watch;
-use volume::events::Events;
+use volume::events::{Events, Life};
 use volume::{DrainReport, LifeState, Tenants, Volume};
 
 use crate::checks;
@@ -179,6 +179,7 @@ impl Attachments {
         match self.tree.attach(path, &volume, read_only, on_end) {
             Ok(place) => {
                 let _first = attached.place.set(place);
+                volume.events().life(Life::Attached, Some(self.shown(path)));
                 Ok(attached.id.clone())
             }
             Err(error) => {
