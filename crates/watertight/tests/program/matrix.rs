@@ -1,6 +1,6 @@
 //! Every way to unmount, in every state of a volume: the table of README.md, a cell each.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 use std::thread;
