@@ -124,7 +124,7 @@ pub(crate) struct Inner {
     /// Given up for a moment when something must be synced and no descriptor is left.
     spare: Mutex<Option<OwnedFd>>,
     /// Holds the directory's lock; `None` once closed.
-    lock: Mutex<Option<OwnedFd>>,
+    lock: Mutex<Option<holder::Exclusive>>,
 }
 
 impl fmt::Debug for Inner {
@@ -193,7 +193,7 @@ fn raise_descriptor_limit() -> usize {
 }
 
 /// Whether the medium decides about access by the capabilities of the caller alone, on this machine.
-fn is_local(root: &OwnedFd) -> bool {
+fn is_local(root: impl AsFd) -> bool {
     const LOCAL: [i64; 8] = [
         0xef53,      // ext2, ext3, ext4
         0x5846_5342, // xfs
@@ -217,7 +217,7 @@ impl Inner {
         let descriptors = limit - paths::reserve(limit);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let lock = rustix::fs::open(path, flags, 0.into()).map_err(errno::failed_with(op, &shown))?;
-        holder::lock(&lock, path)?;
+        let lock = holder::lock(lock, path)?;
         let root = rustix::fs::openat(&lock, ".", flags | OFlags::PATH, 0.into())
             .map_err(errno::failed_with(op, &shown))?;
         let stat = rustix::fs::statx(&root, c"", AtFlags::EMPTY_PATH, STAT_MASK)

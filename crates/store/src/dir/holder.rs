@@ -4,7 +4,7 @@
 //! ends, and the same directory is recognised by whatever path it is reached.
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
@@ -13,13 +13,33 @@ use rustix::io::Errno;
 use super::errno;
 use crate::{Error, ErrorKind, Result};
 
+/// An open directory that is one store's alone, until this is dropped.
+///
+/// The lock is given back by name: a child of this process that has not executed its program yet has the descriptor too, and
+/// the lock would last until that closes it.
+#[derive(Debug)]
+pub(crate) struct Exclusive(OwnedFd);
+
+impl AsFd for Exclusive {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        // It can only fail where the kernel has no memory; the descriptor's end gives it back then.
+        let _given_back = rustix::io::retry_on_intr(|| rustix::fs::flock(&self.0, FlockOperation::Unlock));
+    }
+}
+
 /// Locks the open directory `fd` for this store alone.
-pub(crate) fn lock(fd: &OwnedFd, path: &Path) -> Result<()> {
+pub(crate) fn lock(fd: OwnedFd, path: &Path) -> Result<Exclusive> {
     let op = "open store";
-    match rustix::io::retry_on_intr(|| rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive)) {
-        Ok(()) => Ok(()),
+    match rustix::io::retry_on_intr(|| rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)) {
+        Ok(()) => Ok(Exclusive(fd)),
         Err(Errno::AGAIN) => {
-            let holder = holder(fd).unwrap_or_else(|| "a process that cannot be seen from here".to_owned());
+            let holder = holder(&fd).unwrap_or_else(|| "a process that cannot be seen from here".to_owned());
             Err(Error::with(ErrorKind::Busy, op, format!("{} is in use by {holder}", path.display())))
         }
         Err(e) => Err(errno::failed_with(op, &path.display().to_string())(e)),
@@ -86,7 +106,7 @@ fn command_line(pid: u32) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::find_flock;
+    use super::*;
 
     const LOCKS: &str = "\
 1: POSIX  ADVISORY  WRITE 11 fe:00:500 0 EOF
@@ -107,5 +127,18 @@ mod tests {
     fn another_device_number_is_accepted_where_the_inode_is_the_only_one() {
         assert_eq!(find_flock(LOCKS, 0, 0x30, 77), Some(15));
         assert_eq!(find_flock(LOCKS, 0, 0x30, 500), None, "two candidates");
+    }
+
+    #[test]
+    fn a_copy_of_the_descriptor_does_not_keep_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || rustix::fs::open(dir.path(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let fd = open();
+        let childs = fd.try_clone().unwrap();
+        let first = lock(fd, dir.path()).unwrap();
+        assert_eq!(lock(open(), dir.path()).unwrap_err().kind(), ErrorKind::Busy);
+        drop(first);
+        drop(lock(open(), dir.path()).unwrap());
+        drop(childs);
     }
 }
