@@ -11,7 +11,7 @@ pub const fn is_on(_name: &str) -> bool {
 }
 
 #[cfg(any(loom, shuttle))]
-pub use checked::{assert_caught, is_on};
+pub use checked::{assert_caught, assert_caught_by_any, is_on};
 
 #[cfg(any(loom, shuttle))]
 mod checked {
@@ -39,6 +39,14 @@ mod checked {
     /// # Panics
     /// When a mutant survives.
     pub fn assert_caught(test: &str, mutants: &[&str], objection: &str) {
+        assert_caught_by_any(test, mutants, &[objection]);
+    }
+
+    /// The same where the test has more than one claim that a mutant breaks: which one it breaks first is the schedule's.
+    ///
+    /// # Panics
+    /// When a mutant survives.
+    pub fn assert_caught_by_any(test: &str, mutants: &[&str], objections: &[&str]) {
         if under_test().is_some() {
             return;
         }
@@ -53,7 +61,8 @@ mod checked {
             let text = String::from_utf8_lossy(&[run.stdout, run.stderr].concat()).into_owned();
             assert!(!text.contains("running 0 tests"), "there is no test {test}");
             assert!(!run.status.success(), "{mutant} survived: {text}");
-            assert!(text.contains(objection), "{mutant} made {test} fail, but not by {objection:?}: {text}");
+            let is_meant = objections.iter().any(|objection| text.contains(objection));
+            assert!(is_meant, "{mutant} made {test} fail, but not by any of {objections:?}: {text}");
         }
     }
 }
