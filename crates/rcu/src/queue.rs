@@ -226,10 +226,12 @@ impl Queue {
         self.is_closed.load(Ordering::Acquire) && self.has_run(self.put())
     }
 
-    /// Runs all up to the `put`th, in order. After at most `chunk` of them they are counted, and `counted` hears how many
+    /// Runs all up to the `put`th, in order, as far as they were put in. After at most `chunk` of them they are counted, and `counted` hears how many
     /// have run by then. Says whether the sender is slow: it puts in less than a segment between two runs, so that it cannot be
     /// relied on to free.
     pub fn run(&self, put: u64, chunk: u64, counted: impl Fn(u64)) -> bool {
+        // Whatever the caller says: more is not there yet.
+        let (put, chunk) = (put.min(self.put()), chunk.max(1));
         let mut rest = self.rest.lock();
         let is_slow = put - rest.put.min(put) < LARGEST as u64;
         rest.put = put;
@@ -319,5 +321,28 @@ impl Spent {
 impl Drop for Queue {
     fn drop(&mut self) {
         self.free();
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn no_more_runs_than_was_put_in() {
+        let ran = Arc::new(AtomicUsize::new(0));
+        let mut sender = Sender::new();
+        let queue = Arc::clone(sender.queue());
+        queue.run(100, 0, |_| ());
+        let counted = Arc::clone(&ran);
+        // ORDERING: Relaxed, one thread.
+        sender.push(Work::call(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
+        queue.run(100, 0, |_| ());
+        queue.run(u64::MAX, 7, |_| ());
+        assert_eq!((ran.load(Ordering::Relaxed), queue.ran()), (1, 1));
     }
 }
