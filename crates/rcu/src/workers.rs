@@ -36,6 +36,8 @@ pub(crate) fn serve(domain: &Inner, serve: fn(&Inner)) -> io::Result<()> {
     let task = Task { domain, serve };
     #[cfg(not(any(loom, shuttle)))]
     let Some(task) = pool::hand_over(task) else { return Ok(()) };
+    // A new thread would inherit what the caller's has for itself.
+    sync::thread::will_make_threads();
     let thread = sync::thread::Builder::new().name("rcu-worker".into());
     let detached = thread.spawn(move || {
         task.run();

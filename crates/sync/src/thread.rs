@@ -28,6 +28,7 @@ std::thread_local! {
 }
 
 /// Has `before` called on this thread each time before it makes others: what threads inherit can be set right.
+/// It may be called under others' locks, and takes none. Not called any more once the thread's own data are being dropped.
 pub fn before_making_threads(before: impl Fn() + 'static) {
     #[cfg(not(any(loom, shuttle)))]
     BEFORE.set(Some(Box::new(before)));
@@ -39,7 +40,10 @@ pub fn before_making_threads(before: impl Fn() + 'static) {
 /// To be called by whoever makes threads in a call that may come from any thread; [`together`] does.
 pub fn will_make_threads() {
     #[cfg(not(any(loom, shuttle)))]
-    BEFORE.with_borrow(|before| before.iter().for_each(|before| before()));
+    {
+        // Gone while the thread ends: so is what it was for.
+        let _ = BEFORE.try_with(|before| before.borrow().iter().for_each(|before| before()));
+    }
 }
 
 /// Calls `work` on this thread and on up to `others` more with stacks of `stack_size` bytes, fewer if the host
