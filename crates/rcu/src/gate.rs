@@ -377,8 +377,6 @@ impl Gate {
     }
 
     fn sleep_until_left(&self, mut late: Vec<Arc<Slot>>, number: u64, counters: &Counters) {
-        // ORDERING: Relaxed. A reader that still sees it takes the lock for nothing.
-        let has_left = |slot: &Slot| slot.is_awaited.store(false, Ordering::Relaxed);
         let begun = self.now();
         let mut next_warning = STALL;
         // ORDERING: Relaxed, P4 with the fence below.
@@ -388,12 +386,7 @@ impl Gate {
         }
         let mut left = self.left.lock();
         loop {
-            late.retain(|slot| {
-                is_late(slot, number) || {
-                    has_left(slot);
-                    false
-                }
-            });
+            keep_late(&mut late, number);
             if late.is_empty() {
                 break;
             }
@@ -404,15 +397,16 @@ impl Gate {
             self.leaving.wait_until(&mut left, self.instant(begun + next_warning));
             let waited = self.now().saturating_sub(begun);
             if waited >= next_warning {
-                late.retain(|slot| {
-                    is_late(slot, number) || {
-                        has_left(slot);
-                        false
-                    }
-                });
+                next_warning *= 2;
+                keep_late(&mut late, number);
+                if late.is_empty() {
+                    break;
+                }
+                // Without the lock: readers that leave meanwhile do not wait for the log, and may be who writes it.
+                drop(left);
                 warn_of_stall(&late, waited);
                 counters.stalls.add(1);
-                next_warning *= 2;
+                left = self.left.lock();
             }
         }
         drop(left);
@@ -430,6 +424,18 @@ fn is_late(slot: &Slot, number: u64) -> bool {
     // ORDERING: Acquire, P3.
     let active = slot.active.load(Ordering::Acquire);
     is_number(active) && !is_at_least(active, number)
+}
+
+/// Forgets those that have left.
+fn keep_late(late: &mut Vec<Arc<Slot>>, number: u64) {
+    late.retain(|slot| {
+        let is_late = is_late(slot, number);
+        if !is_late {
+            // ORDERING: Relaxed. A reader that still sees it takes the lock for nothing.
+            slot.is_awaited.store(false, Ordering::Relaxed);
+        }
+        is_late
+    });
 }
 
 fn warn_of_stall(late: &[Arc<Slot>], since: Duration) {

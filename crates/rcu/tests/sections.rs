@@ -541,6 +541,41 @@ fn a_reader_that_stays_for_over_a_second_is_named() {
     assert!(text.contains("a grace period waits for readers") && text.contains("a slow reader"), "{text}");
 }
 
+/// Where the log goes may be read in a section of the domain, or wait for who is in one.
+#[test]
+fn a_reader_leaves_while_it_is_named() {
+    struct Leaves(Arc<Mutex<Option<Reader>>>);
+    impl Write for Leaves {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let reader = self.0.lock().expect("no panic under it").take();
+            reader.into_iter().for_each(Reader::leave);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let clock = Arc::new(ManualClock::default());
+    let options = DomainOptions { clock: Arc::clone(&clock) as _, ..DomainOptions::default() };
+    let domain = Domain::with_options(options);
+    let reader = Arc::new(Mutex::new(Some(Reader::start(&domain))));
+    let waiting = {
+        let domain = domain.clone();
+        let logger = tracing_subscriber::fmt().with_writer(move || Leaves(Arc::clone(&reader))).finish();
+        thread::spawn(move || {
+            tracing::subscriber::with_default(logger, || domain.synchronize_expedited());
+        })
+    };
+    while !waiting.is_finished() {
+        clock.advance(Duration::from_millis(100));
+        domain.clock_moved();
+        thread::yield_now();
+    }
+    waiting.join().expect("it ends");
+    assert_eq!(domain.stats().stalls, 1);
+}
+
 #[test]
 fn a_normal_grace_period_comes_with_the_tick() {
     let clock = Arc::new(ManualClock::default());
