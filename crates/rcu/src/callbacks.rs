@@ -15,7 +15,8 @@
 //! `backlog` counts callbacks from their call until their memory is given back, so that it bounds both. A caller adds
 //! what it has put in a block at a time, at its first call and when it ends, so that each living thread may have one less than a block besides.
 //! Who finds the backlog full waits. Who must not wait, because it is in a section of the domain (it would wait for
-//! itself), looks again at each call, and waits at the first one outside.
+//! itself), looks again at each call, and waits at the first one outside. Callbacks of any domain do not wait: two domains' workers could
+//! wait for each other.
 //!
 //! # State
 //! | field | holds | protected by |
@@ -167,7 +168,15 @@ struct State {
 
 sync::thread_local! {
     /// The domain whose callbacks this thread runs: it must not wait for them.
-    static RUNS: Cell<usize> = const { Cell::new(0) };
+    static RUNS: Cell<usize> = const { Cell::new(NO_DOMAIN) };
+}
+
+/// No domain has this address.
+const NO_DOMAIN: usize = 0;
+
+/// The address of the domain whose callbacks this thread runs.
+fn running() -> usize {
+    RUNS.try_with(Cell::get).unwrap_or(NO_DOMAIN)
 }
 
 impl Callbacks {
@@ -288,7 +297,9 @@ impl Inner {
     #[cold]
     fn look_at_backlog(&self) {
         let callbacks = &self.callbacks;
-        let may_wait = local::may_wait(self) && !self.is_run_here();
+        let is_in_callback =
+            if is_on("rcu-callback-waits") { self.is_run_here() } else { running() != NO_DOMAIN };
+        let may_wait = local::may_wait(self) && !is_in_callback;
         let (backlog, waiting) = local::with_sender(self, |sender| {
             let backlog = callbacks.add(std::mem::take(&mut sender.untold.works));
             let is_owing = backlog >= callbacks.bounds.max && !may_wait;
@@ -316,7 +327,7 @@ impl Inner {
 
     /// Whether the caller is in a callback of this domain.
     pub(crate) fn is_run_here(&self) -> bool {
-        RUNS.try_with(Cell::get).is_ok_and(|runs| runs == self.address())
+        running() == self.address()
     }
 
     fn address(&self) -> usize {

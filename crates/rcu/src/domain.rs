@@ -235,7 +235,7 @@ impl Domain {
     /// calls; those of different threads in no order.
     ///
     /// Who finds [`callbacks_max`](DomainOptions::callbacks_max) of them waiting then waits until there is room, unless
-    /// it is in a read section of this domain (it would wait for itself, and waits at its next call outside) or in a callback.
+    /// it is in a read section of this domain (it would wait for itself, and waits at its next call outside) or in a callback, of whichever domain.
     /// `work` should be short and must not wait for a barrier of the same domain.
     #[inline]
     pub fn call(&self, work: impl FnOnce() + Send + 'static) {

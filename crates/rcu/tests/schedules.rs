@@ -167,6 +167,32 @@ fn a_callback_beside_the_end_of_a_pass_runs() {
     });
 }
 
+/// Each domain's callback fills the other one's queues up.
+#[test]
+fn callbacks_do_not_wait_for_another_domain() {
+    check(|| {
+        let domains = [small(1), small(1)];
+        let callers: Vec<_> = [0, 1]
+            .map(|number| {
+                let (own, other) = (domains[number].clone(), domains[1 - number].clone());
+                thread::spawn(move || {
+                    own.call(move || (0..3).for_each(|_| other.call(thread::yield_now)));
+                })
+            })
+            .into();
+        for caller in callers {
+            caller.join().expect("a caller ends");
+        }
+        // Twice: the first ones queue the others.
+        for domain in domains.iter().chain(&domains) {
+            domain.barrier();
+        }
+        for domain in &domains {
+            assert_eq!(domain.stats().callbacks_run, 4);
+        }
+    });
+}
+
 #[test]
 fn each_mutant_is_caught() {
     assert_caught(
@@ -177,6 +203,7 @@ fn each_mutant_is_caught() {
     assert_caught("a_barrier_waits_for_callbacks_that_run", &["rcu-counted-before-run"], "did not wait");
     assert_caught("a_barrier_waits_for_callbacks_that_run", &["rcu-ran-untold"], "deadlock");
     assert_caught("who_fills_the_queues_up_goes_on", &["rcu-ran-untold"], "deadlock");
+    assert_caught("callbacks_do_not_wait_for_another_domain", &["rcu-callback-waits"], "deadlock");
     assert_caught("a_callback_runs_though_nobody_waits_for_it", &["rcu-rest-unchecked"], "deadlock");
     assert_caught("a_callback_beside_the_end_of_a_pass_runs", &["rcu-crowd-unlocked"], "deadlock");
 }
