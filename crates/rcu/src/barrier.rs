@@ -21,6 +21,7 @@ mod real {
     use std::sync::LazyLock;
     use std::sync::atomic::compiler_fence;
 
+    use rustix::io::Errno;
     use rustix::thread::{MembarrierCommand, membarrier};
 
     use super::{Ordering, fence};
@@ -41,10 +42,24 @@ mod real {
         compiler_fence(Ordering::SeqCst);
     }
 
+    /// Has every running thread of the process pass a full fence. Ends the process where that cannot be had any more: readers rely on it, and
+    /// whoever went on would free what they read.
+    fn pass_everybody() {
+        while let Err(error) = membarrier(MembarrierCommand::PrivateExpedited) {
+            if error != Errno::NOMEM {
+                eprintln!(
+                    "membarrier(2) was registered and is refused now ({error}): readers are not safe without it"
+                );
+                std::process::abort();
+            }
+            // The kernel had no memory for the list of processors.
+            std::thread::yield_now();
+        }
+    }
+
     pub(crate) fn heavy(is_asymmetric: bool) {
-        if is_asymmetric && membarrier(MembarrierCommand::PrivateExpedited).is_err() {
-            // It worked at registration, and readers rely on it.
-            unreachable!("membarrier(2) was registered and is refused now");
+        if is_asymmetric {
+            pass_everybody();
         }
         // ORDERING: P1, and for the caller's own store: membarrier(2) of a process with one thread returns at once.
         fence(Ordering::SeqCst);

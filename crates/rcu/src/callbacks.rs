@@ -179,6 +179,24 @@ fn running() -> usize {
     RUNS.try_with(Cell::get).unwrap_or(NO_DOMAIN)
 }
 
+/// While it lives the thread runs a domain's callbacks.
+struct Running {
+    /// Those of which one is under way.
+    outer: usize,
+}
+
+impl Running {
+    fn begin(address: usize) -> Self {
+        Self { outer: RUNS.with(|runs| runs.replace(address)) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNS.with(|runs| runs.set(self.outer));
+    }
+}
+
 impl Callbacks {
     pub(crate) fn new(max: usize) -> Self {
         let max = i64::try_from(max).unwrap_or(i64::MAX);
@@ -437,14 +455,13 @@ impl Inner {
         }
         // After the look: it serves all that were seen.
         self.wait_for(self.gate.get_state());
-        let outer = RUNS.with(|runs| runs.replace(self.address()));
+        let _running = Running::begin(self.address());
         for (put, queue) in busy {
             let is_slow = queue.run(put, COUNTED_AT_ONCE, |ran| self.count(ran == put));
             if is_slow || must_free || callbacks.state.lock().waiters > 0 {
                 callbacks.take(queue.free());
             }
         }
-        RUNS.with(|runs| runs.set(outer));
     }
 
     /// Callbacks of one queue have run; these were the last ones of a pass.

@@ -59,7 +59,9 @@ impl Inner {
     fn serve_polls(&self) {
         loop {
             let mut state = self.polls.state.lock();
-            if state.wanted.is_none() {
+            // It stays until it has passed: a server that panics begins again here.
+            if state.wanted.is_none_or(|wanted| self.gate.poll_state(wanted)) {
+                state.wanted = None;
                 state.has_server = false;
                 return;
             }
@@ -68,7 +70,7 @@ impl Inner {
                 self.polls.hurry.wait_until(&mut state, self.gate.instant(tick));
             }
             state.is_urgent = false;
-            let wanted = state.wanted.take();
+            let wanted = state.wanted;
             drop(state);
             wanted.into_iter().for_each(|cookie| self.wait_for(cookie));
         }

@@ -299,9 +299,10 @@ impl Rest {
             // SAFETY: counted in `put`, so that it was written and the sender is done with it; run once.
             let run = AssertUnwindSafe(|| unsafe { (*place).assume_init_mut().run() });
             if let Err(payload) = catch_unwind(run) {
-                // Its drop may panic as well.
+                // Its drop may panic as well, and so may whoever writes the log.
                 let _kept = ManuallyDrop::new(payload);
-                tracing::error!("a callback panicked");
+                let _kept =
+                    catch_unwind(|| tracing::error!("a callback panicked")).map_err(ManuallyDrop::new);
             }
         });
     }

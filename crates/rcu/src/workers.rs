@@ -4,6 +4,9 @@
 //! that has nothing more to do rests for a while, and serves whichever domain needs one next: so there are never many more
 //! threads than domains need at a time.
 //!
+//! What is called on them for others (a log's subscriber, a clock) may panic: the thread then goes on with the same task, so that a domain
+//! never waits for a server that is gone. Callbacks are caught one by one (module `queue`).
+//!
 //! # State (under `POOL`)
 //! | field | holds |
 //! |---|---|
@@ -11,6 +14,8 @@
 //! | `tasks` | what one of these will do; never more than `resting` |
 
 use std::io;
+#[cfg(not(any(loom, shuttle)))]
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::domain::Inner;
@@ -23,7 +28,14 @@ struct Task {
 
 impl Task {
     fn run(self) {
+        // Models end their threads by panics.
+        #[cfg(any(loom, shuttle))]
         (self.serve)(&self.domain);
+        // What a panic leaves behind is as between two steps: nothing is taken from a domain's state before it was served.
+        #[cfg(not(any(loom, shuttle)))]
+        while catch_unwind(AssertUnwindSafe(|| (self.serve)(&self.domain))).is_err() {
+            sync::thread::yield_now();
+        }
     }
 }
 
