@@ -73,8 +73,8 @@ pub(crate) struct Inner {
     pub(crate) options: DomainOptions,
     /// Ticks are counted from here.
     begun: Duration,
-    /// For those who wait for a tick.
-    ticks: Mutex<()>,
+    /// For those who wait for a tick: whether any may.
+    ticks: Mutex<bool>,
     ticked: Condvar,
 }
 
@@ -135,7 +135,7 @@ impl Domain {
             callbacks: Callbacks::new(options.callbacks_max),
             polls: Polls::default(),
             begun: options.clock.now(),
-            ticks: Mutex::new(()),
+            ticks: Mutex::new(false),
             ticked: Condvar::new(),
             options,
         });
@@ -174,7 +174,9 @@ impl Domain {
     pub fn synchronize_expedited(&self) {
         self.check_outside("synchronize");
         self.inner.counters.waiters.add(1);
-        if !self.inner.gate.try_now(&self.inner.counters) {
+        if self.inner.gate.try_now(&self.inner.counters) {
+            self.inner.tell_of_grace_period();
+        } else {
             self.inner.wait_for(self.get_state());
         }
     }
@@ -296,7 +298,17 @@ impl Domain {
 
 impl Inner {
     pub(crate) fn wait_for(&self, cookie: Cookie) {
-        self.gate.wait_for(cookie, &self.counters);
+        if self.gate.wait_for(cookie, &self.counters) {
+            self.tell_of_grace_period();
+        }
+    }
+
+    /// One has ended: who waits for the tick may have to wait no longer.
+    fn tell_of_grace_period(&self) {
+        // Who looked before it ended is asleep by now, or has gone on.
+        if std::mem::take(&mut *self.ticks.lock()) {
+            self.ticked.notify_all();
+        }
     }
 
     /// When the next tick comes, by the domain's clock.
@@ -312,6 +324,7 @@ impl Inner {
         self.counters.waiters.add(1);
         let mut ticks = self.ticks.lock();
         while !self.gate.poll_state(cookie) && self.gate.now() < tick {
+            *ticks = true;
             self.ticked.wait_until(&mut ticks, self.gate.instant(tick));
         }
     }

@@ -321,16 +321,19 @@ impl Gate {
         is_at_least(completed, cookie.0) != is_on("rcu-poll-inverted")
     }
 
-    /// Returns when that grace period has ended, and runs it if nobody else does. Waits for readers.
-    pub fn wait_for(&self, cookie: Cookie, counters: &Counters) {
+    /// Returns when that grace period has ended, and runs it if nobody else does; says whether it ran one. Waits for readers.
+    pub fn wait_for(&self, cookie: Cookie, counters: &Counters) -> bool {
+        let mut has_run = false;
         // Twice at most: one may have begun too early for us.
         while !self.poll_state(cookie) {
             let turn = self.turn.lock();
             if !self.poll_state(cookie) {
                 self.grace_period(counters);
+                has_run = true;
             }
             drop(turn);
         }
+        has_run
     }
 
     /// Runs a grace period, if nobody else does; says whether it did.
