@@ -35,6 +35,7 @@
 //! `turn`, then `slots`, then `left`. Readers take only `left`, and only when they are awaited.
 
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -74,6 +75,8 @@ pub struct Slot {
     nest: std::sync::atomic::AtomicU64,
     /// Who reads here, for people.
     name: String,
+    /// The thread that made it, which is who reads.
+    owner: ThreadId,
 }
 
 impl Slot {
@@ -90,6 +93,7 @@ impl Slot {
             is_awaited: AtomicBool::new(false),
             nest: std::sync::atomic::AtomicU64::new(nest),
             name,
+            owner: std::thread::current().id(),
         })
     }
 
@@ -199,6 +203,11 @@ impl Gate {
     pub fn part(&self, slot: &Slot) {
         debug_assert!(!slot.is_inside(), "a reader parts inside a section");
         self.slots.lock().retain(|known| !std::ptr::eq(&**known, slot));
+    }
+
+    /// Whether the calling thread is in a section here. For who has no place of its own any more: looks at all.
+    pub(crate) fn has_inside(&self, thread: ThreadId) -> bool {
+        self.slots.lock().iter().any(|slot| slot.owner == thread && slot.is_inside())
     }
 
     /// Places that are known.

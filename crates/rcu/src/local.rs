@@ -210,7 +210,8 @@ pub(crate) fn is_inside(inner: &Inner) -> bool {
     let address = std::ptr::from_ref(inner).addr();
     let look =
         |local: &RefCell<Local>| local.borrow().places.get(&address).is_some_and(|place| place.is_inside());
-    LOCAL.try_with(look).unwrap_or(false)
+    // While the thread ends each section has a place of its own.
+    LOCAL.try_with(look).unwrap_or_else(|_| inner.gate.has_inside(std::thread::current().id()))
 }
 
 /// Ends the life of a temporary slot after its last section.

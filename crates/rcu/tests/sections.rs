@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
@@ -440,6 +441,37 @@ fn sections_in_destructors_of_a_thread_that_ends() {
     assert!(readers.recv().expect("the destructor ran") >= 1);
     assert_eq!(domain.stats().readers, 0);
     domain.synchronize_expedited();
+}
+
+/// Nobody waits for oneself: not even in the destructor of a thread-local that is dropped after the thread's places.
+#[test]
+fn waiting_for_oneself_is_refused_while_a_thread_ends() {
+    struct WaitsAtTheEnd([Domain; 2], Sender<[bool; 3]>);
+    impl Drop for WaitsAtTheEnd {
+        fn drop(&mut self) {
+            let Self([domain, other], results) = self;
+            let is_refused =
+                |domain: &Domain| catch_unwind(AssertUnwindSafe(|| domain.synchronize_expedited())).is_err();
+            let guard = domain.read();
+            let inside = [is_refused(domain), is_refused(other)];
+            drop(guard);
+            results.send([inside[0], inside[1], is_refused(domain)]).expect("the test listens");
+        }
+    }
+    thread_local! {
+        static FIRST: RefCell<Option<WaitsAtTheEnd>> = const { RefCell::new(None) };
+    }
+    let domains = [Domain::new(), Domain::new()];
+    let (sender, results) = channel();
+    thread::spawn(move || {
+        let domain = domains[0].clone();
+        // Before the thread has a place, so that it is dropped after that.
+        FIRST.with(|first| *first.borrow_mut() = Some(WaitsAtTheEnd(domains, sender)));
+        drop(domain.read());
+    })
+    .join()
+    .expect("it ends");
+    assert_eq!(results.recv_timeout(LONG).expect("the destructor ran"), [true, false, false]);
 }
 
 /// The shortest way into the default domain is into the same domain, in all threads, also while they end.
