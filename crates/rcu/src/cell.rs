@@ -12,7 +12,7 @@ use crate::work::Work;
 
 /// A value that is replaced while others read it.
 ///
-/// A cell that is dropped leaves its value to the domain, as a replaced one.
+/// A cell that is dropped leaves its value to the domain, as a replaced one, and waits as a dropped [`Retired`] may.
 ///
 /// What it gives out does not outlive the guard:
 /// ```compile_fail,E0505
@@ -44,7 +44,8 @@ unsafe impl<T: Send + Sync + 'static> Sync for RcuCell<T> {}
 
 /// What was replaced. Readers may still see it, until a grace period has passed.
 ///
-/// Dropped, it is freed after a grace period, by the domain.
+/// Dropped, it is freed after a grace period, by the domain. The drop may wait, as [`Domain::call`] does: for room, if too many callbacks
+/// wait already. So drop it after the locks that a reader or a callback of the domain may want.
 #[must_use = "dropped, it is freed by the domain's worker"]
 pub struct Retired<T: Send + 'static> {
     value: ManuallyDrop<Raw<T>>,
@@ -107,7 +108,8 @@ impl<T: Send + 'static> RcuCell<T> {
         Retired::new(old, &self.domain)
     }
 
-    /// Publishes a new value and lets the domain free the old one.
+    /// Publishes a new value and lets the domain free the old one. May wait, as a dropped [`Retired`] may: under a lock call
+    /// [`replace`](Self::replace), and drop what it gives after unlocking.
     pub fn publish(&self, value: T) {
         drop(self.replace(value));
     }
