@@ -6,6 +6,8 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use sync::mutant::is_on;
+
 use crate::domain::{Domain, Guard};
 use crate::seq::Cookie;
 use crate::work::Work;
@@ -102,10 +104,15 @@ impl<T: Send + 'static> RcuCell<T> {
     /// Publishes a new value, and gives the old one.
     pub fn replace(&self, value: T) -> Retired<T> {
         let new = Box::into_raw(Box::new(value));
+        let early = is_on("rcu-cookie-before-unpublish").then(|| self.domain.get_state());
+        if early.is_some() {
+            // The swap is no step of the models: the mutant makes one.
+            sync::thread::yield_now();
+        }
         // ORDERING: AcqRel: the new contents are published, and the old ones are read by whoever frees them. Before
         // the cookie by the fence in `get_state`.
         let old = self.current.swap(new, Ordering::AcqRel);
-        Retired::new(old, &self.domain)
+        Retired::new(old, &self.domain, early.unwrap_or_else(|| self.domain.get_state()))
     }
 
     /// Publishes a new value and lets the domain free the old one. May wait, as a dropped [`Retired`] may: under a lock call
@@ -125,16 +132,16 @@ impl<T: Send + 'static> Drop for RcuCell<T> {
     fn drop(&mut self) {
         // References from `load` live as long as their guards, which may be longer than the cell.
         // ORDERING: Relaxed, nobody else has the cell.
-        drop(Retired::new(self.current.load(Ordering::Relaxed), &self.domain));
+        drop(Retired::new(self.current.load(Ordering::Relaxed), &self.domain, self.domain.get_state()));
     }
 }
 
 impl<T: Send + 'static> Retired<T> {
-    /// `old` is the pointer of a cell that nobody finds there any more.
-    fn new(old: *mut T, domain: &Domain) -> Self {
+    /// `old` is the pointer of a cell that nobody finds there any more; `cookie` was taken since.
+    fn new(old: *mut T, domain: &Domain, cookie: Cookie) -> Self {
         // SAFETY: a cell's pointer is never null.
         let value = ManuallyDrop::new(Raw(unsafe { NonNull::new_unchecked(old) }));
-        Self { value, cookie: domain.get_state(), domain: domain.clone() }
+        Self { value, cookie, domain: domain.clone() }
     }
 
     /// Waits for a grace period, expedited, and gives the value.

@@ -51,6 +51,33 @@ fn a_section_lasts_as_long_as_its_outermost_guard() {
     });
 }
 
+/// Beside somebody else's grace period, which may have begun before the value was replaced.
+#[test]
+fn a_replaced_value_waits_for_who_reads_it() {
+    check(|| {
+        let domain = Domain::new();
+        let readers = Arc::new(AtomicUsize::new(0));
+        let cell = Arc::new(RcuCell::new(&domain, Watched(Arc::clone(&readers))));
+        let reader = {
+            let (domain, cell) = (domain.clone(), Arc::clone(&cell));
+            thread::spawn(move || {
+                let guard = domain.read();
+                let seen = Arc::clone(&cell.load(&guard).0);
+                seen.fetch_add(1, SC);
+                thread::yield_now();
+                seen.fetch_sub(1, SC);
+            })
+        };
+        let other = {
+            let domain = domain.clone();
+            thread::spawn(move || domain.synchronize_expedited())
+        };
+        drop(cell.replace(Watched(Arc::new(AtomicUsize::new(0)))).wait());
+        reader.join().expect("the reader ends");
+        other.join().expect("the other ends");
+    });
+}
+
 #[test]
 fn a_barrier_waits_for_callbacks_that_run() {
     check(|| {
@@ -198,6 +225,11 @@ fn each_mutant_is_caught() {
     assert_caught(
         "a_section_lasts_as_long_as_its_outermost_guard",
         &["rcu-nested-end"],
+        "dropped under a reader",
+    );
+    assert_caught(
+        "a_replaced_value_waits_for_who_reads_it",
+        &["rcu-cookie-before-unpublish"],
         "dropped under a reader",
     );
     assert_caught("a_barrier_waits_for_callbacks_that_run", &["rcu-counted-before-run"], "did not wait");
