@@ -100,10 +100,11 @@ impl Alert {
     /// Whether who has just put a callback in must tell.
     #[inline]
     pub fn is_of_any(&self, is_asymmetric: bool) -> bool {
-        if !is_on("rcu-no-light-fence-on-call") {
-            light();
-        }
-        if !is_asymmetric {
+        if is_asymmetric {
+            if !is_on("rcu-no-light-fence-on-call") {
+                light();
+            }
+        } else if !is_on("rcu-no-fence-on-call") {
             // ORDERING: SeqCst, C1.
             fence(Ordering::SeqCst);
         }

@@ -155,6 +155,13 @@ impl Gate {
         Self::with_clock(first, true, Arc::new(RealClock::default()))
     }
 
+    /// One whose readers have full fences, as where there is no membarrier(2), for models.
+    #[cfg(any(loom, shuttle))]
+    #[must_use]
+    pub fn fenced(first: u64) -> Self {
+        Self::with_clock(first, false, Arc::new(RealClock::default()))
+    }
+
     /// The same, with a clock that says how long readers stay; with `membarrier(2)` only if the caller likes it, too.
     pub(crate) fn with_clock(first: u64, membarrier: bool, clock: Arc<dyn Clock>) -> Self {
         assert_eq!(first % 2, 0, "the first number must be even");
@@ -188,7 +195,7 @@ impl Gate {
     }
 
     /// A place that is known, for a reader who is called `name`.
-    pub(crate) fn new_slot(&self, name: String) -> Arc<Slot> {
+    pub fn new_slot(&self, name: String) -> Arc<Slot> {
         let slot = Slot::with_fences(name, !self.is_asymmetric);
         self.join(Arc::clone(&slot));
         slot
@@ -251,8 +258,10 @@ impl Gate {
     #[cold]
     fn enter_fenced(&self, slot: &Slot) {
         self.store_number(slot);
-        // ORDERING: SeqCst, P1.
-        fence(Ordering::SeqCst);
+        if !is_on("rcu-no-fence") {
+            // ORDERING: SeqCst, P1.
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// Ends it; says whether it was the last one of a temporary slot.
@@ -295,7 +304,9 @@ impl Gate {
         } else {
             // ORDERING: as in `end`, and a full fence: P3, P4.
             slot.active.store(OUTSIDE_FENCED, Ordering::Release);
-            fence(Ordering::SeqCst);
+            if !is_on("rcu-no-fence-on-leaving") {
+                fence(Ordering::SeqCst);
+            }
             if slot.is_awaited.load(Ordering::Relaxed) {
                 self.tell_left();
             }

@@ -20,9 +20,9 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(first: u64) -> Arc<Self> {
+    fn new(gate: Gate) -> Arc<Self> {
         Arc::new(Self {
-            gate: Gate::new(first),
+            gate,
             current: AtomicUsize::new(0),
             values: [UnsafeCell::new(7), UnsafeCell::new(7)],
         })
@@ -55,16 +55,25 @@ impl Shared {
 }
 
 fn reader(shared: &Arc<Shared>, sections: usize) -> thread::JoinHandle<()> {
-    let slot = Slot::new("reader".into());
-    shared.gate.join(Arc::clone(&slot));
+    let slot = shared.gate.new_slot("reader".into());
     let shared = Arc::clone(shared);
     thread::spawn(move || (0..sections).for_each(|_| shared.read(&slot)))
 }
 
 #[test]
 fn nobody_reads_what_was_freed() {
-    loom::model(|| {
-        let shared = Shared::new(u64::MAX - 1);
+    frees_beside_a_reader(Gate::new);
+}
+
+/// The same where readers have full fences.
+#[test]
+fn nobody_reads_what_was_freed_without_membarrier() {
+    frees_beside_a_reader(Gate::fenced);
+}
+
+fn frees_beside_a_reader(gate: fn(u64) -> Gate) {
+    loom::model(move || {
+        let shared = Shared::new(gate(u64::MAX - 1));
         let reader = reader(&shared, 2);
         if is_on("rcu-cookie-before-unpublish") {
             let cookie = shared.gate.get_state();
@@ -82,12 +91,14 @@ fn nobody_reads_what_was_freed() {
 #[test]
 fn who_polls_frees_no_earlier() {
     loom::model(|| {
-        let shared = Shared::new(u64::MAX - 1);
+        let shared = Shared::new(Gate::new(u64::MAX - 1));
         let reader = reader(&shared, 1);
         let other = {
             let shared = Arc::clone(&shared);
             // Somebody else's grace period, which may have begun before the cookie was taken.
-            thread::spawn(move || shared.gate.wait_for(shared.gate.get_state(), &Counters::default()))
+            thread::spawn(move || {
+                shared.gate.wait_for(shared.gate.get_state(), &Counters::default());
+            })
         };
         let early = is_on("rcu-cookie-before-unpublish").then(|| shared.gate.get_state());
         shared.unpublish();
@@ -120,6 +131,8 @@ fn each_mutant_is_caught() {
         "rcu-cookie-before-unpublish",
         "rcu-poll-inverted",
         "rcu-compare-without-wrap",
+        "rcu-no-fence",
+        "rcu-no-fence-on-leaving",
     ] {
         let run = Command::new(std::env::current_exe().expect("this test"))
             .args(["nobody_reads_what_was_freed", "who_polls_frees_no_earlier"])

@@ -81,7 +81,17 @@ fn what_is_counted_has_run() {
 
 #[test]
 fn a_caller_tells_or_is_seen() {
-    loom::model(|| {
+    calls_beside_a_worker_that_rests(true);
+}
+
+/// The same where callers have full fences.
+#[test]
+fn a_caller_tells_or_is_seen_without_membarrier() {
+    calls_beside_a_worker_that_rests(false);
+}
+
+fn calls_beside_a_worker_that_rests(is_asymmetric: bool) {
+    loom::model(move || {
         let alert = Arc::new(Alert::default());
         alert.of_nothing();
         let told = Arc::new(AtomicBool::new(false));
@@ -92,10 +102,10 @@ fn a_caller_tells_or_is_seen() {
             thread::spawn(move || {
                 sender.push(Work::call(|| ()));
                 // ORDERING: Relaxed, read after the join.
-                told.store(alert.is_of_any(true), Ordering::Relaxed);
+                told.store(alert.is_of_any(is_asymmetric), Ordering::Relaxed);
             })
         };
-        alert.of_any(true);
+        alert.of_any(is_asymmetric);
         let is_seen = !queue.has_run(queue.put());
         caller.join().expect("the caller ends");
         assert!(is_seen || told.load(Ordering::Relaxed), "nobody runs a callback");
@@ -109,6 +119,11 @@ fn each_mutant_is_caught() {
     assert_caught(
         "a_caller_tells_or_is_seen",
         &["rcu-no-light-fence-on-call", "rcu-no-heavy-fence-before-rest"],
+        "nobody runs a callback",
+    );
+    assert_caught(
+        "a_caller_tells_or_is_seen_without_membarrier",
+        &["rcu-no-fence-on-call"],
         "nobody runs a callback",
     );
 }
