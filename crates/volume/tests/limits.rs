@@ -111,3 +111,24 @@ fn what_is_owed_uses_up_the_writers_room() {
     assert!(begun.elapsed() >= Duration::from_millis(500), "{:?}", begun.elapsed());
     client.volume.shutdown();
 }
+
+#[test]
+fn who_waits_for_a_small_dirty_limit_has_the_data_in_its_way_written_at_once() {
+    // Less than half of the limit is there, and nothing is old; a request of the largest size has no room beside it.
+    for (dirty_max, len) in [("dirty_max=1M", 1 << 20), ("dirty_max=64K", 64 << 10)] {
+        let client = Arc::new(client(lazy(), dirty_max));
+        let ((_, first), (_, second)) = (client.create("first"), client.create("second"));
+        client.write(first, 0, &[7; 4096]).expect("room");
+        let waits = {
+            let client = Arc::clone(&client);
+            std::thread::spawn(move || client.write(second, 0, &vec![8; len]))
+        };
+        let begun = Instant::now();
+        while !waits.is_finished() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{dirty_max}: nobody writes the other file");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(waits.join().expect("no panic"), Ok(len));
+        client.volume.shutdown();
+    }
+}

@@ -7,7 +7,7 @@
 //!
 //! | of `dirty_max` | the cgroup's data is | its writers |
 //! |---|---|---|
-//! | up to 1/2 | written when it is old enough | run free |
+//! | up to 1/2, and less than a request under it | written when it is old enough | run free |
 //! | up to 3/4 | written at once (*background*) | run free |
 //! | up to all of it | the same | pause for as long as the device takes for what they write; half as long at 3/4, ever longer towards the limit, at most [`PAUSE_MAX`] |
 //! | more | the same | wait until it is less |
@@ -33,6 +33,8 @@ const SHARE: u64 = 16;
 /// `MAX_PAUSE`: the longest pause of a writer that is slowed down.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(200);
 const PAGE: u64 = 4096;
+/// The most that a writer asks for at once: 1 MiB, and a page more where it begins within one.
+const REQUEST_MAX: u64 = (1 << 20) + PAGE;
 
 /// Whether a writer may go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,9 +155,10 @@ pub(crate) fn balance(bytes_max: u64, held: u64, bytes: u64, pages_a_second: u64
     Balance::Slow(Duration::from_micros(micros).min(PAUSE_MAX))
 }
 
-/// Whether the data of a cgroup that holds so much is to be written at once.
+/// Whether the data of a cgroup that holds so much is to be written at once: more than half, or so much that the next request might have to
+/// wait for it. A writer that waits finds data that is being written, however small its limit.
 pub(crate) fn is_over_background(bytes_max: u64, held: u64) -> bool {
-    held > bytes_max / 2
+    held > (bytes_max / 2).min(bytes_max.saturating_sub(REQUEST_MAX))
 }
 
 /// Whether a cgroup that holds `held` pages may have so many more of a cache.
@@ -233,6 +236,17 @@ mod tests {
         assert_eq!(slow(1).and(slow(2)), slow(2));
         assert_eq!(Balance::Free.and(slow(2)), slow(2));
         assert_eq!(slow(2).and(Balance::Full), Balance::Full);
-        assert!(is_over_background(10, 6) && !is_over_background(10, 5));
+    }
+
+    #[test]
+    fn who_waits_for_a_limit_waits_for_what_is_being_written() {
+        let half = 8 << 20;
+        assert!(is_over_background(2 * half, half + 1) && !is_over_background(2 * half, half));
+        for bytes_max in [1, PAGE, 64 << 10, 1 << 20, 2 << 20, 3 << 20] {
+            for held in [1, PAGE, bytes_max / 2, bytes_max] {
+                let is_full = balance(bytes_max, held, REQUEST_MAX, 1) == Balance::Full;
+                assert!(!is_full || is_over_background(bytes_max, held), "{held} of {bytes_max}");
+            }
+        }
     }
 }
