@@ -219,7 +219,7 @@ impl<I: Inode> Bdi<I> {
     }
 
     /// Locks the lists of the wb that owns the inode; `None` before it has one.
-    fn with_lists<R>(&self, link: &Link<I>, run: impl FnOnce(&Wb<I>, &mut Lists<I>) -> R) -> Option<R> {
+    fn with_lists<R>(&self, link: &Link<I>, run: impl FnOnce(&Arc<Wb<I>>, &mut Lists<I>) -> R) -> Option<R> {
         loop {
             let index = link.index();
             if index == NONE {
@@ -260,16 +260,21 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// An inode that goes.
+    /// An inode that goes. Its wb goes with the last one, if its cgroup was removed: nobody else comes back to look.
     pub(crate) fn detach(&self, link: &Link<I>) {
-        let gone = self.with_lists(link, |wb, lists| {
+        let left = self.with_lists(link, |wb, lists| {
             for (bytes, sum) in [(&link.dirty, &wb.dirty), (&link.writeback, &wb.writeback)] {
                 // ORDERING: Relaxed, nobody else has the inode.
                 sum.fetch_sub(bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
             }
-            lists.remove(link, &mut link.state())
+            let entry = lists.remove(link, &mut link.state());
+            (entry, lists.is_left().then(|| Arc::clone(wb)))
         });
-        drop(gone);
+        let Some((entry, left)) = left else { return };
+        drop(entry);
+        if let Some(wb) = left {
+            self.wbs.give_back(&wb);
+        }
     }
 
     fn next_key(&self, since: Duration) -> (Duration, u64) {

@@ -132,6 +132,11 @@ impl<I: Inode> Lists<I> {
         self.dirty.len() + self.io.len() + self.more_io.len() + self.attached.len()
     }
 
+    /// The cgroup was removed, and no inode is there any more.
+    pub(crate) fn is_left(&self) -> bool {
+        self.dying && self.len() == 0
+    }
+
     /// Takes an inode off the list that it is on.
     pub(crate) fn remove(&mut self, link: &Link<I>, state: &mut State) -> Option<Entry<I>> {
         match std::mem::take(&mut state.place) {
@@ -365,6 +370,6 @@ impl<I: Inode> Wb<I> {
     /// Whether it can be given back, under its lists' lock.
     pub(crate) fn is_unused(&self, lists: &MutexGuard<'_, Lists<I>>) -> bool {
         // ORDERING: Relaxed; a switch to a wb is counted under the lock of the device's wbs, which the caller holds.
-        lists.dying && lists.len() == 0 && self.incoming.load(Ordering::Relaxed) == 0
+        lists.is_left() && self.incoming.load(Ordering::Relaxed) == 0
     }
 }

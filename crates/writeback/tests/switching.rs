@@ -235,6 +235,23 @@ fn an_inode_that_goes_leaves_its_wb() {
     assert_eq!((wb.owned, wb.dirty), (0, 0));
 }
 
+#[test]
+fn a_removed_cgroups_wb_goes_with_its_last_inode_however_that_goes() {
+    let rig = Rig::new(PerSuperblock);
+    // Unlinked when it was dirty: nobody writes it back, and so nobody moves it.
+    let file = rig.file(CHILD);
+    rig.bdi.mark_dirty(Arc::clone(&file), CHILD);
+    rig.bdi.account(&file, 4096, 0);
+    rig.switcher.remove_cgroup(CHILD);
+    rig.switcher.flush();
+    rig.bdi.account(&file, 0, 0);
+    assert!(rig.bdi.unlist(&file));
+    assert_eq!(rig.bdi.owner_of(&file), Some(CHILD));
+    drop(file);
+    let wbs = rig.bdi.status().wbs;
+    assert!(!wbs.iter().any(|wb| wb.owner == CHILD), "the wb was not given back: {wbs:?}");
+}
+
 /// Devices that share a switcher; switchers of both kinds at each, and unmounts beside them.
 fn stress(discipline: impl Discipline) {
     let seconds = std::env::var("STRESS_SECONDS").ok().and_then(|value| value.parse().ok());
