@@ -227,8 +227,7 @@ impl<I: Inode> Bdi<I> {
             }
             // None there: it has moved and its wb was given back.
             let Some(wb) = self.wb_at(index) else { continue };
-            let mut lists = wb.lists();
-            if link.index() == index {
+            if let Some(mut lists) = wb.lists_of(link, index) {
                 let result = run(&wb, &mut lists);
                 wb.note_length(&lists);
                 return Some(result);

@@ -25,6 +25,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use sync::mutant::is_on;
 use sync::{Counter, Mutex, MutexGuard};
 
 use crate::cgroup::{Cgroup, Owner};
@@ -85,6 +86,8 @@ pub(crate) struct Lists<I> {
     pub(crate) attached: BTreeMap<u64, Weak<I>>,
     /// The cgroup was removed: nobody attaches an inode any more.
     pub(crate) dying: bool,
+    /// Given back: its index is, or will be, another wb's.
+    pub(crate) gone: bool,
 }
 
 /// What a list holds of one inode.
@@ -125,6 +128,7 @@ impl<I: Inode> Lists<I> {
             more_io: BTreeMap::new(),
             attached: BTreeMap::new(),
             dying: false,
+            gone: false,
         }
     }
 
@@ -246,6 +250,14 @@ impl<I: Inode> Wb<I> {
 
     pub(crate) fn lists(&self) -> MutexGuard<'_, Lists<I>> {
         self.lists.lock()
+    }
+
+    /// The same, if the inode is here still. `index` is the one by which this wb was found: since then the inode may have left, and the wb may have been
+    /// given back and the inode have come to another one with that index.
+    pub(crate) fn lists_of(&self, link: &Link<I>, index: u32) -> Option<MutexGuard<'_, Lists<I>>> {
+        let lists = self.lists();
+        let is_gone = lists.gone && !is_on("wb-index-reused");
+        (link.index() == index && !is_gone).then_some(lists)
     }
 
     /// The locks of two wbs, in the order of their addresses.

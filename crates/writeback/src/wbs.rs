@@ -128,14 +128,16 @@ impl<I: Inode> Wbs<I> {
     /// Gives a dying wb back if nothing is left of it.
     pub(crate) fn give_back(&self, wb: &Arc<Wb<I>>) {
         let mut table = self.writer.lock();
-        let is_unused = wb.is_unused(&wb.lists());
+        let mut lists = wb.lists();
         let Some(slot) = usize::try_from(wb.index).ok().and_then(|index| table.by_index.get_mut(index))
         else {
             return;
         };
-        if is_unused && slot.as_ref().is_some_and(|there| Arc::ptr_eq(there, wb)) {
+        if wb.is_unused(&lists) && slot.as_ref().is_some_and(|there| Arc::ptr_eq(there, wb)) {
             *slot = None;
             self.current.publish(table.clone());
+            // Under the lists' lock, as the look: who has found the wb by its index before sees that from here on.
+            lists.gone = true;
         }
     }
 }

@@ -9,6 +9,7 @@
 //! | WB-R8 | [`wb_r8_switching_keeps_the_sums`] | `switch-no-grace` |
 //! | a sync misses no inode that moves | [`a_sync_finds_what_moves`] | `sync-beside-switch` |
 //! | a removed cgroup's inodes are found at its parent | [`inodes_of_a_removed_cgroup_are_its_parents`] | |
+//! | an inode is listed with its wb, not with one that had its index before | [`an_index_that_is_given_again_misleads_nobody`] | `wb-index-reused` |
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --test schedules`
 #![cfg(shuttle)]
@@ -156,6 +157,29 @@ fn inodes_of_a_removed_cgroup_are_its_parents() {
 }
 
 #[test]
+fn an_index_that_is_given_again_misleads_nobody() {
+    check(|| {
+        let rig = Rig::new(PerSuperblock);
+        let file = rig.file(CHILD);
+        let writer = {
+            let (bdi, file) = (Arc::clone(&rig.bdi), Arc::clone(&file));
+            thread::spawn(move || bdi.mark_dirty(file, B))
+        };
+        // To the parent; the child's index becomes that of `B`, who gets the inode.
+        rig.bdi.switch_to(&file, A);
+        rig.switcher.flush();
+        rig.switcher.remove_cgroup(CHILD);
+        rig.switcher.flush();
+        rig.bdi.switch_to(&file, B);
+        rig.switcher.flush();
+        writer.join().expect("no assertion failed");
+        assert_eq!(rig.bdi.snapshot().len(), 1, "a dirty inode is listed where nobody looks");
+        drop(file);
+        rig.unmount(|| ());
+    });
+}
+
+#[test]
 fn each_mutant_is_caught() {
     let test = "wb_r1_an_unmount_beside_switches";
     mutant::assert_caught(test, &["switch-unpin-before-put"], "outlived its superblock");
@@ -163,4 +187,6 @@ fn each_mutant_is_caught() {
     mutant::assert_caught(test, &["switch-failed-kept"], "a pin is left");
     mutant::assert_caught("wb_r8_switching_keeps_the_sums", &["switch-no-grace"], "the bytes of");
     mutant::assert_caught("a_sync_finds_what_moves", &["sync-beside-switch"], "a sync missed");
+    let test = "an_index_that_is_given_again_misleads_nobody";
+    mutant::assert_caught(test, &["wb-index-reused"], "listed where nobody looks");
 }
