@@ -4,7 +4,9 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,7 +119,7 @@ fn the_end_of_a_cgroup_with_a_thousand_inodes_holds_up_nobody() {
     // Somebody writes all the time, and is told to end when the inodes have moved: each of its writes has ended then.
     let script = "n=0; until [ -e $0/stop ]; do echo >> $0/victim; n=$((n + 1)); done; echo $n";
     let mut writer = victim.command("sh");
-    writer.args(["-c", script]).arg(mounted.path()).stdout(std::process::Stdio::piped());
+    writer.args(["-c", script]).arg(mounted.path()).stdout(Stdio::piped());
     let writer = writer.spawn().unwrap();
     eventually("the victim writes", || owned(&mounted, &victim) == 1);
     child.remove();
@@ -160,6 +162,38 @@ fn a_mapping_counts_for_who_opened_the_file() {
     std::fs::write(mounted.store_path().join("file"), [0; 8192]).unwrap();
     a.run(PYTHON, &["-c", SCRIPT, mounted.path().join("file").to_str().unwrap()]);
     assert_eq!(owned(&mounted, &a), 1, "the kernel names no thread for what is written through a mapping");
+    assert_eq!(&std::fs::read(mounted.store_path().join("file")).unwrap()[..4], b"test");
+    mounted.unmount();
+}
+
+#[test]
+fn a_mapping_whose_openers_cgroup_was_removed_counts_for_that_ones_parent() {
+    // Maps the file, goes to another cgroup, and writes when it is told to.
+    const SCRIPT: &str = "import mmap,sys\nf=open(sys.argv[1],'r+b')\nm=mmap.mmap(f.fileno(),0)\n\
+        open(sys.argv[2],'w').write('0')\nprint('gone',flush=True)\nsys.stdin.readline()\nm[0:4]=b'test'\nm.flush()";
+    const PYTHON: &str = "/usr/bin/python3";
+    let (Some(parent), Some(other)) = (Cgroup::make(), Cgroup::make()) else { return };
+    if !Path::new(PYTHON).exists() {
+        return common::skipped("python3 is not installed");
+    }
+    let Some(mounted) = (Setup { volume: options(), ..Setup::default() }).mount() else { return };
+    std::fs::write(mounted.store_path().join("file"), [0; 8192]).unwrap();
+    let child = parent.child("child");
+    // Tells when the volume has heard of the removal.
+    write(&child, &mounted.path().join("clean"), "4096", 1);
+    let (file, procs) = (mounted.path().join("file"), other.directory().join("cgroup.procs"));
+    let mut python = child.command(PYTHON);
+    python.args(["-c", SCRIPT]).arg(file).arg(procs).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut python = python.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(python.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "gone\n");
+    child.remove();
+    eventually("the volume hears of the removal", || owned(&mounted, &parent) == 1);
+    // The process ends its line, and writes.
+    drop(python.stdin.take());
+    assert!(python.wait().unwrap().success());
+    assert_eq!((owned(&mounted, &parent), owned(&mounted, &other)), (2, 0));
     assert_eq!(&std::fs::read(mounted.store_path().join("file")).unwrap()[..4], b"test");
     mounted.unmount();
 }

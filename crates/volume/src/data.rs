@@ -64,10 +64,7 @@ impl Volume {
         if self.core.store.is_read_only() {
             return Err(store::Error::new(store::ErrorKind::ReadOnly, "write").into());
         }
-        // The kernel's own write-back names no caller that means anything.
-        let of_kernel = flags.contains(WriteFlags::KERNEL);
-        let tenant = if of_kernel { None } else { self.core.options.tenants.of_caller(&ctx.caller) };
-        let by = tenant.or_else(|| self.core.bdi.owner_of(inode)).unwrap_or(file.opener);
+        let by = self.writer(ctx, &file, flags);
         for (number, part) in data.chunks(CHUNK).enumerate() {
             inode.write(ctx, by, offset + (number * CHUNK) as u64, part)?;
         }
@@ -80,6 +77,18 @@ impl Volume {
             self.fsync_file(ctx, &file, data_only)?;
         }
         Ok(data.len())
+    }
+
+    /// For whom a write counts.
+    fn writer(&self, ctx: &Ctx<'_>, file: &FileHandle, flags: WriteFlags) -> Owner {
+        let tenants = &self.core.options.tenants;
+        // The kernel's own write-back names no caller that means anything.
+        let of_kernel = flags.contains(WriteFlags::KERNEL);
+        let tenant = if of_kernel { None } else { tenants.of_caller(&ctx.caller) };
+        let owner = self.core.bdi.owner_of(&file.inode);
+        // Where there is an owner, what a removed cgroup writes counts for nobody; a first owner has to live.
+        let tenant = tenant.filter(|tenant| owner.is_some() || tenants.is_living(*tenant));
+        tenant.or(owner).unwrap_or_else(|| file.opener.nearest_living().number())
     }
 
     fn readable(&self, handle: HandleId) -> Result<Arc<FileHandle>> {

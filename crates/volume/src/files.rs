@@ -244,8 +244,9 @@ impl Opening<'_> {
         let seen = Mutex::new(inode.errors.sample());
         // Asked only where it may be needed: a look-up costs a thread that is new more than an opening.
         let writes = flags.contains(OpenFlags::WRITE);
-        let tenant = writes.then(|| self.volume.core.options.tenants.of_caller(&ctx.caller)).flatten();
-        let opener = tenant.unwrap_or(writeback::Owner::ROOT);
+        let tenants = &self.volume.core.options.tenants;
+        let tenant = writes.then(|| tenants.of_caller(&ctx.caller)).flatten();
+        let opener = tenants.cgroup_of(tenant);
         let handle = self.volume.files.add(FileHandle { inode, flags, opener, seen });
         Opened { handle, keep_cache: true }
     }

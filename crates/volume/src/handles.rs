@@ -7,7 +7,7 @@ use std::sync::Arc;
 use store::Dir;
 use sync::atomic::{AtomicU64, Ordering};
 use sync::{Mutex, RwLock};
-use writeback::{Cursor, Owner};
+use writeback::{Cgroup, Cursor};
 
 use crate::inode::Inode;
 use crate::table::IdMap;
@@ -20,8 +20,8 @@ const SHARDS: usize = 16;
 pub(crate) struct FileHandle {
     pub(crate) inode: Arc<Inode>,
     pub(crate) flags: OpenFlags,
-    /// For whom it counts what comes without a caller, if it was opened for writing.
-    pub(crate) opener: Owner,
+    /// For whom it counts what comes without a caller, if it was opened for writing: for the nearest ancestor that lives, if that was removed.
+    pub(crate) opener: Arc<Cgroup>,
     /// Which write-back errors this opening has reported.
     pub(crate) seen: Mutex<Cursor>,
 }

@@ -2,12 +2,12 @@
 //!
 //! A tenant is a cgroup of the host. Which one a request's thread is in is looked up when it writes, or opens a file to write, and is
 //! true as of 50 ms before (see [`cgroups::Threads`]). Requests without a thread (memory-mapped writes, kernel write-back) count for the
-//! inode's owner, and for the opener if it has none.
+//! inode's owner, and for the opener if it has none: for the nearest ancestor that lives of an opener that was removed.
 
 use std::sync::Arc;
 
 use cgroups::{Event, Hierarchy, Threads, Watch};
-use writeback::{CgroupPath, Owner, Switcher};
+use writeback::{Cgroup, CgroupPath, Owner, Switcher};
 
 use crate::Caller;
 use crate::inode::Inode;
@@ -63,6 +63,17 @@ impl Tenants {
             return None;
         }
         host.threads.get(caller.pid, || self.look_up(host, caller.pid).map(|owner| owner.0)).map(Owner)
+    }
+
+    /// The cgroup with this number; the root if it was removed meanwhile, or there is none.
+    pub(crate) fn cgroup_of(&self, owner: Option<Owner>) -> Arc<Cgroup> {
+        let cgroups = self.switcher.cgroups();
+        owner.and_then(|owner| cgroups.get(owner)).unwrap_or_else(|| Arc::clone(cgroups.root()))
+    }
+
+    /// Whether there is such a cgroup. What is known of a thread may be older than its cgroup's end.
+    pub(crate) fn is_living(&self, owner: Owner) -> bool {
+        self.switcher.cgroups().get(owner).is_some()
     }
 
     /// In which cgroup a caller is, as a path; the root if that is not to be found.
