@@ -82,6 +82,7 @@ mod real {
 
 #[cfg(any(loom, shuttle))]
 mod checked {
+    use std::cell::RefCell;
     use std::sync::Arc;
 
     use sync::atomic::{AtomicUsize, Ordering};
@@ -97,14 +98,38 @@ mod checked {
         callbacks: Mutex<Vec<thread::JoinHandle<()>>>,
     }
 
-    /// A read section. These do not nest.
+    sync::thread_local! {
+        /// What this thread has sections of: the checkers' locks cannot be shared with oneself.
+        static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// A read section. One within another lasts no longer than that.
     #[derive(Debug)]
-    pub struct Section<'a>(#[allow(dead_code, reason = "held")] RwLockReadGuard<'a, ()>);
+    pub struct Section<'a> {
+        address: usize,
+        /// None within another one.
+        guard: Option<RwLockReadGuard<'a, ()>>,
+    }
+
+    impl Drop for Section<'_> {
+        fn drop(&mut self) {
+            if let Some(guard) = self.guard.take() {
+                HELD.with(|held| held.borrow_mut().retain(|address| *address != self.address));
+                drop(guard);
+            }
+        }
+    }
 
     impl Grace {
         /// Begins a read section.
         pub fn read(&self) -> Section<'_> {
-            Section(self.0.sections.read())
+            let address = Arc::as_ptr(&self.0).addr();
+            if HELD.with(|held| held.borrow().contains(&address)) {
+                return Section { address, guard: None };
+            }
+            let guard = Some(self.0.sections.read());
+            HELD.with(|held| held.borrow_mut().push(address));
+            Section { address, guard }
         }
 
         /// Returns when every section that was open on the call has ended.
