@@ -65,6 +65,8 @@ impl<I: Inode> Bdi<I> {
     /// Prepares up to [`BATCH`] inodes of `wb` that have nothing to be written, beginning after `from`.
     fn prepare_batch(&self, wb: &Wb<I>, target: &Incoming<I>, from: After) -> Batch<I> {
         let mut batch = Batch { items: Vec::new(), next: None };
+        // Of the whole batch, and declared first so that it goes last: a reference that is not wanted after all may be the inode's last.
+        let Ok(_pin) = self.switcher.world.discipline.pin(&self.superblock) else { return batch };
         // References that are not wanted after all: dropped without the lock.
         let mut spare = Vec::new();
         let lists = wb.lists();

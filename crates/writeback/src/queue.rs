@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use sync::{Condvar, Mutex, thread};
+use sync::{Condvar, Counter, Mutex, thread};
 
 /// Something to be done once.
 pub(crate) trait Work: Send + 'static {
@@ -25,6 +25,7 @@ struct Inner<W> {
     name: &'static str,
     threads_max: usize,
     state: Mutex<State<W>>,
+    panics: Counter,
     /// Something has been done.
     done: Condvar,
 }
@@ -47,7 +48,13 @@ impl<W> Clone for Queue<W> {
 impl<W: Work> Queue<W> {
     pub(crate) fn new(name: &'static str, threads_max: usize) -> Self {
         let state = State { waiting: VecDeque::new(), unfinished: BTreeSet::new(), next: 0, threads: 0 };
-        Self(Arc::new(Inner { name, threads_max, state: Mutex::new(state), done: Condvar::default() }))
+        Self(Arc::new(Inner {
+            name,
+            threads_max,
+            state: Mutex::new(state),
+            panics: Counter::default(),
+            done: Condvar::default(),
+        }))
     }
 
     /// Has `work` done, elsewhere and later.
@@ -82,11 +89,17 @@ impl<W: Work> Queue<W> {
                 next
             };
             if catch_unwind(AssertUnwindSafe(|| work.run())).is_err() {
+                self.0.panics.add(1);
                 tracing::error!("{} panicked", self.0.name);
             }
             self.0.state.lock().unfinished.remove(&number);
             self.0.done.notify_all();
         }
+    }
+
+    /// Works that ended with a panic. Anything but 0 is a defect.
+    pub(crate) fn panics(&self) -> u64 {
+        self.0.panics.get()
     }
 
     /// Returns when everything that was pushed before the call has been done.

@@ -58,6 +58,8 @@ pub struct SwitchStats {
     pub refused: u64,
     /// Inodes that were switched.
     pub switched: u64,
+    /// Runs of a worker that ended with a panic. Anything but 0 is a defect.
+    pub panics: u64,
 }
 
 impl<I: Inode> Default for Switcher<I> {
@@ -137,6 +139,7 @@ impl<I: Inode> Switcher<I> {
             most_in_flight: world.most_in_flight.load(Ordering::Relaxed),
             refused: world.refused.get(),
             switched: world.switched.get(),
+            panics: self.switches.panics() + self.clean_ups.panics(),
         }
     }
 }

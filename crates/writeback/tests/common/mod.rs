@@ -121,7 +121,8 @@ impl Rig {
     pub(crate) fn check_after(&self) {
         assert_eq!(self.bdi.touched_late(), 0, "a superblock that is gone was touched");
         assert_eq!(self.bdi.status().switches_in_flight, 0, "a pin is left");
-        assert_eq!(self.switcher.stats().in_flight, 0, "a switch is left");
+        let stats = self.switcher.stats();
+        assert_eq!((stats.in_flight, stats.panics), (0, 0), "a switch is left, or a worker panicked");
     }
 
     /// WB-R8: each wb counts what its inodes have.
