@@ -6,6 +6,10 @@
 //! to keep only the compiler from reordering. Where the call is missing ([`is_asymmetric`]), readers and callers
 //! use full fences instead of light ones.
 //!
+//! Where stores become visible to some processors earlier than to others (POWER), a light fence is not enough: who unpublished may be a third
+//! thread beside the reader and the one that runs the grace period (P2 in `gate`). So these processors have full fences, as those have
+//! of which we do not know.
+//!
 //! Under the model checkers, which know nothing of membarrier, light fences are full ones. Miri has no such call.
 
 use sync::atomic::{Ordering, fence};
@@ -28,8 +32,18 @@ mod real {
 
     /// Registers the process at the first use. Never changes afterwards: a light fence that was only the
     /// compiler's needs every later heavy one to be the real one.
-    static IS_ASYMMETRIC: LazyLock<bool> =
-        LazyLock::new(|| !cfg!(miri) && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok());
+    static IS_ASYMMETRIC: LazyLock<bool> = LazyLock::new(|| {
+        IS_MULTI_COPY_ATOMIC && !cfg!(miri) && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+    });
+
+    /// Whether a store that one other processor sees is seen by all others.
+    const IS_MULTI_COPY_ATOMIC: bool = cfg!(any(
+        target_arch = "x86",
+        target_arch = "x86_64",
+        target_arch = "aarch64",
+        target_arch = "riscv64",
+        target_arch = "s390x"
+    ));
 
     /// Whether light fences are as good as full ones.
     pub(crate) fn is_asymmetric() -> bool {

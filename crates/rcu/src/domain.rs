@@ -187,7 +187,8 @@ impl Domain {
         self.inner.gate.get_state()
     }
 
-    /// The same, and sees to it that the grace period comes without anybody waiting for it.
+    /// The same, and sees to it that the grace period comes without anybody waiting for it. (Where the host gives no thread for that, which is
+    /// logged, it comes with whoever asks or waits next.)
     pub fn start_poll(&self) -> Cookie {
         let cookie = self.get_state();
         self.inner.ask(cookie, false);

@@ -22,7 +22,9 @@
 //!   `started`, heavy fence, load `active`. Either the grace period sees the reader, or the reader sees what
 //!   was unpublished.
 //! * P2 reader: load `started` with acquire. Grace period: unpublish, store `started` with release. A reader
-//!   that carries the new number sees what was unpublished, so that it need not be waited for.
+//!   that carries the new number sees what was unpublished, so that it need not be waited for. Where a third thread unpublished, whose cookie
+//!   (P5) this grace period serves: it found an older number after its full fence, so that its store is before the reader's loads, by
+//!   the reader's full fence or, with light ones, because a store that one processor sees is seen by all (`barrier`).
 //! * P3 reader: its loads, store `OUTSIDE` to `active` with release; the next section's store is a release as well.
 //!   Grace period: load `active` with acquire. What a reader did is over before the grace period is.
 //! * P4 reader: store `OUTSIDE`, light fence, load `is_awaited`. Grace period: store `is_awaited`, heavy fence, load

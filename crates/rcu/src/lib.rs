@@ -39,6 +39,19 @@
 //! | `work` | one callback |
 //! | `workers` | the threads of domains |
 //! | `cell` | pointers that live as long as a guard |
+//!
+//! # Threads
+//! A thread needs no registration, and costs its domains a slot until it ends. A domain has at most two threads of its own: one while callbacks wait,
+//! one while somebody polls. They are made when they are needed; without work a thread serves other domains or, after 250 ms, ends (eight rest at most). Where the host
+//! gives no thread, an error is logged: callbacks are then run by who waits for them or for room, and the next call tries again; who
+//! only polls must ask again ([`Domain::start_poll`]), or wait ([`Domain::cond_synchronize`]).
+//!
+//! # fork(2)
+//! A child that was forked has one thread only: sections that others had open never end there, and the domains' threads are
+//! missing. Such a child uses no domain of its parent's; after `execve(2)` all is as in any program.
+//!
+//! # Processors
+//! Readers have no fences on x86, AArch64, 64-bit RISC-V and s390x under Linux with `membarrier(2)` (4.14 and later), and full ones elsewhere.
 
 #![deny(unsafe_code)]
 
