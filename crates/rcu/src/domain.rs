@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
+use sync::atomic::{AtomicBool, Ordering, fence};
 use sync::{Clock, Condvar, Mutex, RealClock};
 
 use crate::callbacks::{Callbacks, WorkQueue};
@@ -73,8 +74,10 @@ pub(crate) struct Inner {
     pub(crate) options: DomainOptions,
     /// Ticks are counted from here.
     begun: Duration,
-    /// For those who wait for a tick: whether any may.
-    ticks: Mutex<bool>,
+    /// For those who wait for a tick.
+    ticks: Mutex<()>,
+    /// Whether any may sleep. Written under `ticks`; T1 in `wait_for_tick`.
+    has_sleepers: AtomicBool,
     ticked: Condvar,
 }
 
@@ -135,7 +138,8 @@ impl Domain {
             callbacks: Callbacks::new(options.callbacks_max),
             polls: Polls::default(),
             begun: options.clock.now(),
-            ticks: Mutex::new(false),
+            ticks: Mutex::new(()),
+            has_sleepers: AtomicBool::new(false),
             ticked: Condvar::new(),
             options,
         });
@@ -306,10 +310,19 @@ impl Inner {
 
     /// One has ended: who waits for the tick may have to wait no longer.
     fn tell_of_grace_period(&self) {
-        // Who looked before it ended is asleep by now, or has gone on.
-        if std::mem::take(&mut *self.ticks.lock()) {
-            self.ticked.notify_all();
+        // ORDERING: Relaxed, T1 with the grace period's heavy fence.
+        if self.has_sleepers.load(Ordering::Relaxed) {
+            self.wake_sleepers();
         }
+    }
+
+    #[cold]
+    fn wake_sleepers(&self) {
+        let ticks = self.ticks.lock();
+        // ORDERING: Relaxed, under the lock. Who is woken and sleeps again sets it again.
+        self.has_sleepers.store(false, Ordering::Relaxed);
+        drop(ticks);
+        self.ticked.notify_all();
     }
 
     /// When the next tick comes, by the domain's clock.
@@ -319,13 +332,21 @@ impl Inner {
         now + Duration::from_nanos(u64::try_from(tick - since).unwrap_or(u64::MAX))
     }
 
-    /// Waits for the tick, at which one grace period serves all who came. Returns early if another one does.
+    /// Waits for the tick, at which one grace period serves all who came. Returns early if another one does, or is about to.
+    ///
+    /// T1: a sleeper stores `has_sleepers`, full fence, loads `started`. A grace period stores `started`, heavy fence, loads `has_sleepers` when it
+    /// has ended. Either it wakes the sleeper, or the sleeper finds that it has begun, and waits for its end instead of the tick.
     fn wait_for_tick(&self, cookie: Cookie) {
         let tick = self.next_tick();
         self.counters.waiters.add(1);
         let mut ticks = self.ticks.lock();
-        while !self.gate.poll_state(cookie) && self.gate.now() < tick {
-            *ticks = true;
+        loop {
+            // ORDERING: Relaxed and SeqCst, T1.
+            self.has_sleepers.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if self.gate.has_begun(cookie) || self.gate.now() >= tick {
+                return;
+            }
             self.ticked.wait_until(&mut ticks, self.gate.instant(tick));
         }
     }

@@ -343,6 +343,12 @@ impl Gate {
         is_at_least(completed, cookie.0) != is_on("rcu-poll-inverted")
     }
 
+    /// Whether that grace period has begun: it ends without anybody asking.
+    pub(crate) fn has_begun(&self, cookie: Cookie) -> bool {
+        // ORDERING: Relaxed, T1 with the caller's fence; who goes on waits for its end.
+        is_at_least(self.started.0.load(Ordering::Relaxed), cookie.0)
+    }
+
     /// Returns when that grace period has ended, and runs it if nobody else does; says whether it ran one. Waits for readers.
     pub fn wait_for(&self, cookie: Cookie, counters: &Counters) -> bool {
         let mut has_run = false;
