@@ -107,7 +107,7 @@ fn notes(slice: Duration, rounds: usize) -> Vec<String> {
         format!("{rounds} rounds, interleaved, slices of {} ms.", slice.as_millis()),
         "`read`: enter a section, load a pointer, leave; one thread; ours by `rcu::read`, in `normal` by `RcuCell::with`. `read-nested`: the same inside another section."
             .to_owned(),
-        "`grace-idle`: one grace period after the other, no reader. `grace-readers-N`: the same beside N threads that enter and \
+        "`grace-idle`: one grace period after the other, no reader. `grace-at-rest`: the same beside a thread that has read and sleeps outside, so that each passes it a fence. `grace-readers-N`: the same beside N threads that enter and \
          leave sections of a few microseconds without rest, and a millisecond apart, so that none finds the readers where the last one put them; with more threads than processors a grace period waits for readers \
          that are not running."
             .to_owned(),

@@ -130,7 +130,7 @@ fn a_library_without_a_call_is_a_row_that_says_so() {
     let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new(env!("CARGO_BIN_EXE_lab"))
         .args(["rcu", "--quick", "--runs", "1", "--variant", "default,seize,liburcu"])
-        .args(["--scenario", "read,poll-idle", "--json", "out.json"])
+        .args(["--scenario", "read,grace-at-rest,poll-idle", "--json", "out.json"])
         .current_dir(directory.path())
         .output()
         .expect("the lab runs");
@@ -138,7 +138,7 @@ fn a_library_without_a_call_is_a_row_that_says_so() {
     let text = std::fs::read_to_string(directory.path().join("out.json")).expect("the lab wrote its file");
     let document: Value = serde_json::from_str(&text).expect("JSON");
     let rows = document["rows"].as_array().expect("rows");
-    assert_eq!(rows.len(), 6, "{rows:?}");
+    assert_eq!(rows.len(), 9, "{rows:?}");
     for row in rows {
         let is_measured = row["n"].as_u64().is_some_and(|n| n > 0);
         let says_why = row["note"].as_str().is_some_and(|note| !note.is_empty());

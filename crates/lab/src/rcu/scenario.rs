@@ -1,5 +1,6 @@
 //! What is measured.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,18 +26,25 @@ const REST: Duration = Duration::from_millis(1);
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
-    Read { nested: bool },
-    Grace { readers: usize },
+    Read {
+        nested: bool,
+    },
+    Grace {
+        readers: usize,
+    },
+    /// Beside one reader that is outside, and asleep.
+    GraceAtRest,
     Poll,
     Callbacks,
 }
 
 impl Scenario {
     /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 8] = [
+    pub(crate) const NAMES: [&'static str; 9] = [
         "read",
         "read-nested",
         "grace-idle",
+        "grace-at-rest",
         "grace-readers-2",
         "grace-readers-8",
         "grace-readers-32",
@@ -44,10 +52,11 @@ impl Scenario {
         "callbacks",
     ];
 
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Read { nested: false },
         Self::Read { nested: true },
         Self::Grace { readers: 0 },
+        Self::GraceAtRest,
         Self::Grace { readers: 2 },
         Self::Grace { readers: 8 },
         Self::Grace { readers: 32 },
@@ -71,7 +80,7 @@ impl Scenario {
     fn metric(self) -> Metric {
         match self {
             Self::Read { .. } => READ,
-            Self::Grace { .. } => GRACE,
+            Self::Grace { .. } | Self::GraceAtRest => GRACE,
             Self::Poll => POLL,
             Self::Callbacks => CALLBACKS,
         }
@@ -103,7 +112,11 @@ impl Scenario {
                 Ok(took) => recorder.operations_us(self.name(), variant, GRACE, &took),
                 Err(why) => self.absent(variant, why, recorder),
             },
-            Self::Poll => match polls(subject, slice) {
+            Self::GraceAtRest => match graces_at_rest(subject, slice) {
+                Ok(took) => recorder.operations_us(self.name(), variant, GRACE, &took),
+                Err(why) => self.absent(variant, why, recorder),
+            },
+            Self::Poll => match repeat(slice, || subject.poll()) {
                 Ok(took) => recorder.operations_us(self.name(), variant, POLL, &took),
                 Err(why) => self.absent(variant, why, recorder),
             },
@@ -131,6 +144,24 @@ fn reads(subject: &dyn Subject, nested: bool, slice: Duration) -> Vec<f64> {
         measured.push(begun.elapsed().as_secs_f64() * 1e9 / PAIRS as f64);
     }
     measured
+}
+
+/// One after the other, beside a thread that has read and is known as a reader.
+fn graces_at_rest(subject: &dyn Subject, slice: Duration) -> Result<Histogram, &'static str> {
+    let (has_read, is_over) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            subject.read_while(&|| {
+                has_read.wait();
+                is_over.wait();
+                false
+            });
+        });
+        has_read.wait();
+        let took = repeat(slice, || subject.grace());
+        is_over.wait();
+        took
+    })
 }
 
 fn graces(subject: &dyn Subject, readers: usize, slice: Duration) -> Result<Histogram, &'static str> {
@@ -168,12 +199,13 @@ fn graces(subject: &dyn Subject, readers: usize, slice: Duration) -> Result<Hist
     .map(|()| took)
 }
 
-fn polls(subject: &dyn Subject, slice: Duration) -> Result<Histogram, &'static str> {
+/// How long each call takes, one after the other.
+fn repeat(slice: Duration, call: impl Fn() -> Result<(), &'static str>) -> Result<Histogram, &'static str> {
     let mut took = Histogram::default();
     let end = Instant::now() + slice;
     while Instant::now() < end {
         let begun = Instant::now();
-        subject.poll()?;
+        call()?;
         took.add(begun.elapsed());
     }
     Ok(took)
