@@ -4,13 +4,12 @@
 //! `TORTURE_SECONDS=600 cargo test -p watertight-rcu --release --test torture` is the long campaign.
 #![cfg(not(any(loom, shuttle)))]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use watertight_rcu::{Domain, DomainOptions};
+use watertight_rcu::{Domain, DomainOptions, RcuCell, Retired};
 
 const ELEMENTS: usize = 64;
 const READERS: usize = 4;
@@ -19,7 +18,7 @@ const READERS: usize = 4;
 /// version meanwhile: publications are counted.
 struct Arena {
     domain: Domain,
-    current: AtomicUsize,
+    current: RcuCell<Element>,
     /// Of each element; 0: it is free.
     versions: [AtomicU64; ELEMENTS],
     /// The version published last.
@@ -27,6 +26,23 @@ struct Arena {
     free: Mutex<Vec<usize>>,
     is_over: AtomicBool,
     reads: AtomicU64,
+    /// Callbacks that ran before their time. Panics of callbacks are caught.
+    early: AtomicU64,
+}
+
+/// What is published: which element. It is free when this is dropped.
+struct Element {
+    number: usize,
+    arena: Weak<Arena>,
+}
+
+impl Drop for Element {
+    fn drop(&mut self) {
+        // The last one goes with the arena.
+        if let Some(arena) = self.arena.upgrade() {
+            arena.free(self.number);
+        }
+    }
 }
 
 /// A small generator of numbers, seeded, so that threads differ.
@@ -42,12 +58,11 @@ impl Random {
 }
 
 impl Arena {
-    // ORDERING: here and below the strongest that is wrong without grace periods: the oracle's own fields are
-    // SeqCst, `current` is as in `RcuCell`.
+    // ORDERING: here and below SeqCst: the oracle's own fields.
     fn look(&self, random: &mut Random) {
         let oldest = self.published.load(Ordering::SeqCst);
         let guard = self.domain.read();
-        let seen = self.current.load(Ordering::Acquire);
+        let seen = self.current.load(&guard).number;
         let version = self.versions[seen].load(Ordering::SeqCst);
         assert!(version != 0, "a reader found a freed element");
         assert!(
@@ -78,12 +93,12 @@ impl Arena {
     }
 
     /// Publishes a free element; gives the one that was replaced. Under the lock, so that versions come in their order.
-    fn replace(&self) -> Option<usize> {
+    fn replace(self: &Arc<Self>) -> Option<Retired<Element>> {
         let mut free = self.free.lock().expect("no panic under it");
-        let new = free.pop()?;
+        let number = free.pop()?;
         let version = self.published.load(Ordering::SeqCst) + 1;
-        self.versions[new].store(version, Ordering::SeqCst);
-        let old = self.current.swap(new, Ordering::AcqRel);
+        self.versions[number].store(version, Ordering::SeqCst);
+        let old = self.current.replace(Element { number, arena: Arc::downgrade(self) });
         self.published.store(version, Ordering::SeqCst);
         drop(free);
         Some(old)
@@ -95,42 +110,50 @@ impl Arena {
     }
 
     /// One update, freed in the `kind`th way.
-    fn update(self: &Arc<Self>, kind: u64, expired: &Sender<usize>, expires: &Receiver<usize>) {
+    fn update(self: &Arc<Self>, kind: u64) {
         let Some(old) = self.replace() else {
             // All are on their way.
             self.domain.barrier();
-            expires.try_iter().for_each(|old| self.free(old));
             return;
         };
         match kind {
-            0 => self.domain.synchronize_expedited(),
-            1 => self.domain.synchronize(),
+            0 => drop(old.wait()),
+            1 => {
+                self.domain.synchronize();
+                drop(freed_at_once(old));
+            }
             2 => {
                 let cookie = self.domain.start_poll();
                 while !self.domain.poll_state(cookie) {
                     thread::yield_now();
                 }
+                drop(freed_at_once(old));
             }
             3 => {
                 let cookie = self.domain.get_state();
                 thread::yield_now();
                 self.domain.cond_synchronize_expedited(cookie);
+                drop(freed_at_once(old));
             }
             4 => {
                 let this = Arc::clone(self);
-                self.domain.call(move || this.free(old));
-                return;
+                self.domain.call(move || {
+                    this.early.fetch_add(u64::from(!old.is_free()), Ordering::SeqCst);
+                    drop(old);
+                });
             }
             _ => {
-                let expired = expired.clone();
-                self.domain.call(move || expired.send(old).expect("the updater listens"));
+                drop(old);
                 self.domain.barrier();
-                expires.try_iter().for_each(|old| self.free(old));
-                return;
             }
         }
-        self.free(old);
     }
+}
+
+/// What was replaced before a grace period that has passed.
+fn freed_at_once(old: Retired<Element>) -> Element {
+    assert!(old.is_free(), "a grace period passed, and a value that was replaced before is not free");
+    old.wait()
 }
 
 fn torture(first_number: u64, membarrier: bool) {
@@ -138,14 +161,16 @@ fn torture(first_number: u64, membarrier: bool) {
     let tick = Duration::from_micros(200);
     let options =
         DomainOptions { tick, callbacks_max: 16, first_number, membarrier, ..DomainOptions::default() };
-    let arena = Arc::new(Arena {
-        domain: Domain::with_options(options),
-        current: AtomicUsize::new(0),
+    let domain = Domain::with_options(options);
+    let arena = Arc::new_cyclic(|arena| Arena {
+        current: RcuCell::new(&domain, Element { number: 0, arena: Weak::clone(arena) }),
+        domain,
         versions: std::array::from_fn(|n| AtomicU64::new(u64::from(n == 0))),
         published: AtomicU64::new(1),
         free: Mutex::new((1..ELEMENTS).collect()),
         is_over: AtomicBool::new(false),
         reads: AtomicU64::new(0),
+        early: AtomicU64::new(0),
     });
     let end = Instant::now() + duration;
     let mut threads: Vec<_> = (0..READERS as u64)
@@ -170,12 +195,11 @@ fn torture(first_number: u64, membarrier: bool) {
     for kind in 0..6 {
         let arena = Arc::clone(&arena);
         threads.push(thread::spawn(move || {
-            let (expired, expires) = channel();
             for _ in 0..20 {
-                arena.update(kind, &expired, &expires);
+                arena.update(kind);
             }
             while Instant::now() < end {
-                arena.update(kind, &expired, &expires);
+                arena.update(kind);
             }
         }));
     }
@@ -191,6 +215,7 @@ fn torture(first_number: u64, membarrier: bool) {
     eprintln!("{} reads, {stats:?}", arena.reads.load(Ordering::SeqCst));
     assert!(arena.reads.load(Ordering::SeqCst) > 0 && stats.grace_periods > 0 && stats.callbacks_run > 0);
     assert_eq!(stats.callbacks_run, stats.callbacks_queued);
+    assert_eq!(arena.early.load(Ordering::SeqCst), 0, "callbacks ran early");
 }
 
 fn duration() -> Duration {
