@@ -5,6 +5,7 @@
 //! that is measured runs. What is done is in [`load`], who differs in [`variants`].
 
 mod load;
+mod mounted;
 mod scenario;
 mod subject;
 pub(crate) mod variants;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
 use crate::report::{Metric, Recorder, Shown};
+use mounted::Mounted;
 use scenario::Scenario;
 use subject::Subject;
 
@@ -22,6 +24,9 @@ use subject::Subject;
 pub(crate) struct Drain;
 
 const VARIANTS: [&str; 4] = ["persb", "base", "race", "rmbarrier"];
+
+/// What volumes use: the variant that can be measured on a mount.
+const PRODUCT: &str = VARIANTS[0];
 
 /// Grace periods begin at the next tick. Those of the published figures took some 20 ms.
 const TICK_MS: u64 = 20;
@@ -62,11 +67,21 @@ impl Experiment for Drain {
         let (mut subjects, mut short) = (make(TICK_MS), make(4));
         let scenarios: Vec<Scenario> =
             settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
+        let is_mounted = |scenario: &Scenario| matches!(scenario, Scenario::RemovalMounted(_));
+        let wants_mount = settings.variants.contains(&PRODUCT) && scenarios.iter().any(is_mounted);
+        let mounted = wants_mount.then(|| Mounted::new(settings));
         let expected = slice + load::SETTLE * 2;
         let steps = u32::try_from(rounds * subjects.len() * scenarios.len()).unwrap_or(u32::MAX);
         progress.expect(self.name(), expected * steps);
         'rounds: for round in 0..rounds {
             for scenario in &scenarios {
+                if let (Scenario::RemovalMounted(_), Some(mounted)) = (scenario, &mounted) {
+                    progress.now(&format!("round {} of {rounds}: {}", round + 1, scenario.name()));
+                    on_a_mount(*scenario, mounted, recorder);
+                }
+                if is_mounted(scenario) {
+                    continue;
+                }
                 for turn in 0..subjects.len() {
                     if settings.stop.is_set() {
                         break 'rounds;
@@ -97,7 +112,25 @@ impl Experiment for Drain {
                 }
             }
         }
+        if let Some(Ok(mounted)) = mounted {
+            mounted.end()?;
+        }
         Ok(notes(&subjects, slice, rounds))
+    }
+}
+
+/// A writer on a mount beside a removal; or why there is none.
+fn on_a_mount(scenario: Scenario, mounted: &anyhow::Result<Mounted>, recorder: &mut Recorder) {
+    let removes = scenario == Scenario::RemovalMounted(true);
+    let writes = mounted.as_ref().map(|mounted| mounted.beside_removal(removes));
+    match writes {
+        Ok(Ok(writes)) => {
+            for write in writes {
+                recorder.value(scenario.name(), PRODUCT, WRITE, write.as_secs_f64() * 1e6);
+            }
+        }
+        Ok(Err(why)) => recorder.absent(scenario.name(), PRODUCT, WRITE, &format!("{why:#}")),
+        Err(why) => recorder.absent(scenario.name(), PRODUCT, WRITE, &format!("{why:#}")),
     }
 }
 
@@ -119,6 +152,9 @@ fn notes(subjects: &[Subject], slice: Duration, rounds: usize) -> Vec<String> {
             .to_owned(),
         "`removal`: a cgroup with 1000 inodes ends again and again; `write` is what another one's overwrite takes beside it, the store left \
          out. `removal-control`: as many inodes come and go without a removal."
+            .to_owned(),
+        "`removal-mounted`: the same on a real mount, once a round: a cgroup ends whose 1000 files are in the volume, and go to its parent; \
+         `write` is an overwrite of 4 KiB by another one, the system call whole. `removal-mounted-control`: the cgroup stays."
             .to_owned(),
         "Each neighbour: make a cgroup, 256 synchronous overwrites of 4 KiB in it, remove it. A removal leaves callbacks of other \
          subsystems in the queue, as a cgroup's teardown does. `control`: nobody else is there. `control-busy`: the same writes and callbacks, \

@@ -22,11 +22,13 @@ pub(crate) enum Scenario {
     Neighbours(usize),
     /// A writer beside another cgroup's end with a thousand inodes; or beside as many inodes that only come and go.
     Removal(bool),
+    /// The same on a real mount, with a real cgroup.
+    RemovalMounted(bool),
 }
 
 impl Scenario {
     /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 14] = [
+    pub(crate) const NAMES: [&'static str; 16] = [
         "control",
         "control-busy",
         "churning",
@@ -41,9 +43,11 @@ impl Scenario {
         "neighbours-256",
         "removal-control",
         "removal",
+        "removal-mounted-control",
+        "removal-mounted",
     ];
 
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 16] = [
         Self::Control,
         Self::ControlBusy,
         Self::Churning,
@@ -58,6 +62,8 @@ impl Scenario {
         Self::Neighbours(256),
         Self::Removal(false),
         Self::Removal(true),
+        Self::RemovalMounted(false),
+        Self::RemovalMounted(true),
     ];
 
     pub(crate) fn named(name: &str) -> Option<Self> {
@@ -71,7 +77,7 @@ impl Scenario {
     /// Unmounts for about `slice`.
     pub(crate) fn slice(self, subject: &mut Subject, slice: Duration) -> Vec<Unmounted> {
         let (neighbours, switches) = match self {
-            Self::Control | Self::Removal(_) => (0, false),
+            Self::Control | Self::Removal(_) | Self::RemovalMounted(_) => (0, false),
             Self::ControlBusy => (NEIGHBOURS, false),
             Self::Churning | Self::Idle | Self::IdleShort | Self::Concurrent => (NEIGHBOURS, true),
             Self::Neighbours(neighbours) => (neighbours, true),
