@@ -53,6 +53,8 @@ pub struct Attachments {
     list: Mutex<Vec<Arc<Attached>>>,
     /// Those that ended with data that was not written.
     failed: Mutex<Vec<(String, Ended)>>,
+    /// How often those that ended waited for inodes that were changing their owners, and how long.
+    drains: Mutex<(u64, Duration)>,
 }
 
 /// An attached volume.
@@ -82,8 +84,8 @@ impl Attachments {
         runtime_dir: RuntimeDir,
         tenants: Arc<Tenants>,
     ) -> Arc<Self> {
-        let (server, list, failed) = Default::default();
-        Arc::new(Self { tree, session, root, runtime_dir, tenants, server, list, failed })
+        let (server, list, failed, drains) = Default::default();
+        Arc::new(Self { tree, session, root, runtime_dir, tenants, server, list, failed, drains })
     }
 
     /// The connection.
@@ -102,6 +104,12 @@ impl Attachments {
     #[must_use]
     pub fn failed(&self) -> Vec<(String, Ended)> {
         self.failed.lock().clone()
+    }
+
+    /// How often those that ended waited for inodes that were changing their owners, and how long.
+    #[must_use]
+    pub fn drains(&self) -> (u64, Duration) {
+        *self.drains.lock()
     }
 
     /// Gives all of them up.
@@ -422,6 +430,11 @@ impl Attached {
     fn has_ended(&self, report: &DrainReport) {
         let Some(mut registration) = self.registration.lock().take() else { return };
         let ended = live::ended_with(report);
+        if let Some(all) = self.all.upgrade() {
+            let switching = self.volume.status().switching;
+            let mut drains = all.drains.lock();
+            *drains = (drains.0 + switching.drains, drains.1 + switching.drain_time);
+        }
         if ended.state != State::Released {
             let path = self.path.lock().clone();
             if let Some(all) = self.all.upgrade() {

@@ -237,6 +237,8 @@ impl Service for Live {
         let facts = &self.facts;
         let stalled = self.stall.now();
         let (transport, transport_reason) = transport(&self.session);
+        let (drains, drain_time) = self.attachments().drains();
+        let of_volume = Status::of_volume(&self.volume, &volume);
         Status {
             id: facts.id.clone(),
             source: facts.source.clone(),
@@ -254,7 +256,9 @@ impl Service for Live {
             stalled,
             requests: self.requests(),
             process: process::figures(self.session.threads() as u64),
-            ..Status::of_volume(&self.volume, &volume)
+            drains: of_volume.drains + drains,
+            drain_us: of_volume.drain_us + micros(drain_time),
+            ..of_volume
         }
     }
 

@@ -330,7 +330,10 @@ fn print_ended(record: &Record) {
             "{mountpoint} ({id}): its process ({pid}) died; what was fsynced is on {source}, later writes may be lost"
         )),
         Some(ended) if ended.state == State::Released => {
-            console().print(&format!("{mountpoint} ({id}): released; everything is on {source}"));
+            console().print(&format!(
+                "{mountpoint} ({id}): released; everything is on {source}{}",
+                ended.switching()
+            ));
         }
         Some(ended) => {
             let why = ended.error.as_deref().unwrap_or("not everything was written");

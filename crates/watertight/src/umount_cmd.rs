@@ -224,7 +224,7 @@ pub fn report(source: &str, mountpoint: impl std::fmt::Display, ended: &Ended) -
 /// As [`report`].
 pub fn report_as(done: &str, source: &str, mountpoint: impl std::fmt::Display, ended: &Ended) -> Result<()> {
     if ended.state == State::Released {
-        console().print(&format!("{mountpoint}: {done}; everything is on {source}"));
+        console().print(&format!("{mountpoint}: {done}; everything is on {source}{}", ended.switching()));
         return Ok(());
     }
     let why = ended.error.as_ref().map_or_else(String::new, |error| format!(": {error}"));

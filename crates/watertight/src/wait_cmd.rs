@@ -85,7 +85,8 @@ fn leave(client: &Client, timeout: Duration, volume: &Volume, ended: Ended) -> R
 fn report(volume: &Volume, ended: &Ended) -> Result<()> {
     let record = volume.record();
     if ended.state == State::Released {
-        console().print(&format!("{}: free; everything is on {}", record.mountpoint, record.source));
+        let (at, on, switching) = (&record.mountpoint, &record.source, ended.switching());
+        console().print(&format!("{at}: free; everything is on {on}{switching}"));
         return Ok(());
     }
     let mut lines = vec![format!("{}: free, but not everything is on {}", record.mountpoint, record.source)];

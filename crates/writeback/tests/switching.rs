@@ -444,6 +444,35 @@ fn wb_r3_an_idle_superblock_is_drained_beside_a_reader_and_a_full_queue() {
 }
 
 #[test]
+fn the_time_in_a_drain_is_that_of_the_switches_it_waited_for() {
+    const HELD: Duration = Duration::from_millis(20);
+    let rig = Rig::new(PerSuperblock);
+    let section = rig.switcher.grace().read();
+    let file = rig.file(A);
+    assert!(rig.bdi.switch_to(&file, B));
+    let drain = {
+        let bdi = Arc::clone(&rig.bdi);
+        thread::spawn(move || bdi.drain())
+    };
+    // The drain has begun when the superblock takes no switch, though not too many are in flight.
+    let is_open = || {
+        let refused = rig.switcher.stats().refused;
+        rig.bdi.switch_to(&rig.file(A), B) || rig.switcher.stats().refused > refused
+    };
+    while is_open() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::sleep(HELD);
+    drop(section);
+    let took = drain.join().expect("no assertion failed");
+    let status = rig.bdi.status();
+    assert_eq!((status.drains, status.drain_time), (1, took));
+    assert!(took >= HELD, "{took:?}");
+    rig.switcher.flush();
+    rig.check_after();
+}
+
+#[test]
 fn wb_r5_the_cap_holds_and_the_count_returns_to_zero() {
     let rig = Rig::new(PerSuperblock);
     let files: Vec<_> = (0..IN_FLIGHT_MAX + 100).map(|_| rig.file(A)).collect();

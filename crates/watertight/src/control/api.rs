@@ -130,7 +130,7 @@ pub struct Status {
     /// Inodes that have changed their owners since the start.
     #[serde(default)]
     pub switched_inodes: u64,
-    /// How often an unmount waited for inodes that were changing their owners.
+    /// How often an unmount waited for inodes that were changing their owners: its own, and of those attached inside that have ended.
     #[serde(default)]
     pub drains: u64,
     /// How long that took, in microseconds.
@@ -326,6 +326,20 @@ pub struct Ended {
     /// Inodes that had changed their owners since the start.
     #[serde(default)]
     pub switched_inodes: u64,
+}
+
+impl Ended {
+    /// What it waited for beside the store, in words; nothing if no inode ever changed its owner.
+    #[must_use]
+    pub fn switching(&self) -> String {
+        let Self { switched_inodes, switch_drain_us, .. } = self;
+        if *switched_inodes == 0 {
+            return String::new();
+        }
+        format!(
+            "; changes of owner so far: {switched_inodes}; waited for the last of them: {switch_drain_us} us"
+        )
+    }
 }
 
 /// `POST /v1/sync` is done.

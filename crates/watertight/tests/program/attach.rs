@@ -47,6 +47,13 @@ impl World {
         volumes.iter().find(|v| v["mountpoint"] == at.to_str().unwrap()).cloned().unwrap_or_default()
     }
 
+    /// The same of the mounted volume.
+    fn root(&self) -> Value {
+        let status = self.rig.status();
+        let volumes = status["volumes"].as_array().unwrap();
+        volumes.iter().find(|v| v["attached_to"].is_null()).cloned().unwrap_or_default()
+    }
+
     fn end(self) {
         self.rig.verb("umount", &[]).ok();
         assert_eq!(self.daemon.end(), Some(0));
@@ -64,13 +71,7 @@ fn an_attached_volume_is_a_volume_like_any_other() {
         (&status["state"], &status["source"]),
         (&"active".into(), &format!("dir:{}", world.other.display()).into())
     );
-    let root = world.rig.status()["volumes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|v| v["attached_to"].is_null())
-        .cloned();
-    assert_eq!(status["attached_to"], root.unwrap()["id"]);
+    assert_eq!(status["attached_to"], world.root()["id"]);
     // By its mountpoint, its store, its id, and from inside.
     world.run("sync", &[&world.path("x/file")]).ok();
     assert_eq!(fs::read_to_string(world.other.join("file")).unwrap(), "content");
@@ -89,6 +90,8 @@ fn an_attached_volume_is_a_volume_like_any_other() {
     assert_eq!(fs::read_to_string(world.other.join("late")).unwrap(), "late");
     assert!(!world.path("x/late").exists());
     world.run("wait", &[Path::new(id)]).ok().says("free; everything is on");
+    // A volume that has ended cannot be asked: the mount says how often they waited for switches.
+    assert_eq!(world.root()["drains"], 1);
     // The store is free, for anybody: also for the same place, again and again.
     for _ in 0..5 {
         world.attach().ok();

@@ -47,7 +47,7 @@ fn status_and_metrics_show_what_each_cgroup_has_and_the_record_what_an_unmount_w
     );
 
     let id = rig.volume()["id"].as_str().unwrap().to_owned();
-    rig.verb("umount", &[]).ok();
+    rig.verb("umount", &[]).ok().says("; changes of owner so far: 1; waited for the last of them: ");
     drop(daemon);
     let record = std::fs::read_to_string(rig.runtime.join(format!("{id}.json"))).unwrap();
     let record: Value = serde_json::from_str(&record).unwrap();
