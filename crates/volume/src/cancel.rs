@@ -45,7 +45,7 @@ impl Event {
     }
 }
 
-/// Ends the waits of one request, when its caller was killed or interrupted.
+/// Ends the waits of one request, when its caller was killed or interrupted. Several threads may wait for it: a sync's do.
 #[derive(Debug, Default)]
 pub struct Cancel {
     state: Mutex<State>,
@@ -54,18 +54,18 @@ pub struct Cancel {
 #[derive(Debug, Default)]
 struct State {
     cancelled: bool,
-    waiting: Option<Arc<Event>>,
+    waiting: Vec<Arc<Event>>,
 }
 
 impl Cancel {
-    /// Cancels the request: every later wait ends at once, and so does the one under way.
+    /// Cancels the request: every later wait ends at once, and so do those under way.
     pub fn cancel(&self) {
         let waiting = {
             let mut state = self.state.lock();
             state.cancelled = true;
-            state.waiting.take()
+            std::mem::take(&mut state.waiting)
         };
-        if let Some(event) = waiting {
+        for event in waiting {
             event.set();
         }
     }
@@ -81,22 +81,25 @@ impl Cancel {
     pub fn watch(&self, event: &Arc<Event>) -> Watch<'_> {
         let cancelled = {
             let mut state = self.state.lock();
-            state.waiting = Some(Arc::clone(event));
+            state.waiting.push(Arc::clone(event));
             state.cancelled
         };
         if cancelled {
             event.set();
         }
-        Watch(self)
+        Watch { cancel: self, event: Arc::clone(event) }
     }
 }
 
 /// Keeps a [`Cancel`] tied to an event.
 #[derive(Debug)]
-pub struct Watch<'a>(&'a Cancel);
+pub struct Watch<'a> {
+    cancel: &'a Cancel,
+    event: Arc<Event>,
+}
 
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().waiting = None;
+        self.cancel.state.lock().waiting.retain(|event| !Arc::ptr_eq(event, &self.event));
     }
 }

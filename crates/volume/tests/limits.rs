@@ -85,6 +85,24 @@ fn who_waits_for_a_limit_can_be_killed() {
 }
 
 #[test]
+fn a_sync_that_waits_with_several_threads_can_be_killed() {
+    let client = Arc::new(client(lazy(), "wbps=1"));
+    for name in ["a", "b", "c"] {
+        let (_, file) = client.create(name);
+        client.write(file, 0, &[7; 64 << 10]).expect("room");
+    }
+    let waits = {
+        let client = Arc::clone(&client);
+        std::thread::spawn(move || client.volume.sync(&client.ctx()))
+    };
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!waits.is_finished(), "a byte a second: it waits");
+    client.cancel.cancel();
+    assert_eq!(waits.join().expect("no panic"), Err(Error::Interrupted));
+    client.volume.shutdown();
+}
+
+#[test]
 fn a_limit_that_is_lifted_lets_go_at_once() {
     let client = Arc::new(client(lazy(), "wbps=1"));
     let (_, file) = client.create("a");
