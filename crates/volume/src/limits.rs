@@ -67,6 +67,8 @@ impl Volume {
         let mut limits = throttle.get(cgroup);
         if limits.change(&change.limits).is_ok() && !change.limits.is_empty() {
             throttle.set(cgroup, limits);
+            // Writers wait for what is owed in the budget's queue.
+            self.core.bdi.limits_changed();
         }
         if let Some(bytes_max) = change.dirty_bytes_max {
             self.set_dirty_max(cgroup, bytes_max.map(NonZeroU64::get));

@@ -150,3 +150,24 @@ fn who_waits_for_a_small_dirty_limit_has_the_data_in_its_way_written_at_once() {
         client.volume.shutdown();
     }
 }
+
+#[test]
+fn a_writer_that_waits_for_what_is_owed_goes_on_when_the_limit_is_lifted() {
+    let client = Arc::new(client(lazy(), "wbps=1"));
+    let (_, file) = client.create("a");
+    client.write(file, 0, &[7; 3 << 20]).expect("room");
+    client.volume.sync_all().expect("durable");
+    // A month.
+    let waits = {
+        let client = Arc::clone(&client);
+        std::thread::spawn(move || client.write(file, 0, &[8; 1 << 20]))
+    };
+    while client.volume.status().writer_waits == 0 {
+        std::thread::yield_now();
+    }
+    // Counted before it is asleep.
+    std::thread::sleep(Duration::from_millis(20));
+    limit(&client, "wbps=max");
+    assert_eq!(waits.join().expect("no panic"), Ok(1 << 20));
+    client.volume.shutdown();
+}

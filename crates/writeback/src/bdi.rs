@@ -539,7 +539,8 @@ impl<I: Inode> Bdi<I> {
         self.limits_changed();
     }
 
-    fn limits_changed(&self) {
+    /// Limits were changed: who waits for one asks again.
+    pub fn limits_changed(&self) {
         self.budget.wake_all();
         self.wake_flushers();
     }
