@@ -6,6 +6,7 @@
 //! | SY-R6 | [`sy_r6_who_is_queued_hears_of_a_boost`] | `boost-no-kick` |
 //! | SY-R7 | [`sy_r7_a_boost_beside_new_data`] | `boost-unbounded` |
 //! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch`] | `isolation-forgets-switched` |
+//! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch_among_its_own`] | `isolation-looks-once` |
 //! | SY-R10 | [`sy_r10_concurrent_syncs_beside_a_writer`] | |
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --test schedules_sync`
@@ -129,6 +130,33 @@ fn sy_r10_an_isolated_sync_beside_a_switch() {
 }
 
 #[test]
+fn sy_r10_an_isolated_sync_beside_a_switch_among_its_own() {
+    check(|| {
+        let model = Arc::new(Model::new(1 << 30));
+        model.cgroup(SLOW.0, Owner::ROOT, "slow");
+        model.cgroup(OTHER.0, SLOW, "within");
+        // So that the wb that is moved to is looked at first.
+        let first = model.file(SLOW, 0);
+        let file = model.file(OTHER, 4096);
+        let moves = {
+            let (model, file) = (Arc::clone(&model), Arc::clone(&file));
+            thread::spawn(move || {
+                assert!(model.bdi.switch_to(&file, SLOW));
+                model.switcher.flush();
+            })
+        };
+        let caller = at("/slow");
+        let syncing = model.bdi.begin_sync(&caller, Policy::Isolated);
+        assert_eq!(syncing.inodes().len(), 1, "a sync missed an inode that is switching");
+        drop(syncing);
+        moves.join().expect("no assertion failed");
+        drop((first, file));
+        model.bdi.drain();
+        model.bdi.evict();
+    });
+}
+
+#[test]
 fn sy_r10_concurrent_syncs_beside_a_writer() {
     check(|| {
         let (model, file) = held();
@@ -161,4 +189,6 @@ fn each_mutant_is_caught() {
     mutant::assert_caught("sy_r7_a_boost_beside_new_data", &["boost-unbounded"], "a boost without bounds");
     let test = "sy_r10_an_isolated_sync_beside_a_switch";
     mutant::assert_caught(test, &["isolation-forgets-switched"], "a sync missed an inode");
+    let test = "sy_r10_an_isolated_sync_beside_a_switch_among_its_own";
+    mutant::assert_caught(test, &["isolation-looks-once"], "a sync missed an inode");
 }
