@@ -69,8 +69,8 @@ fn an_unmount_waits_for_no_limit_and_leaves_a_debt() {
     assert!(owed > 400 << 10, "{owed}");
 }
 
-#[test]
-fn who_waits_for_a_limit_can_be_killed() {
+/// Somebody who waits in fsync for a limit of a byte a second.
+fn behind_a_limit() -> (Arc<Client>, std::thread::JoinHandle<watertight_volume::Result<()>>) {
     let client = Arc::new(client(lazy(), "wbps=1"));
     let (_, file) = client.create("a");
     client.write(file, 0, &[7; 64 << 10]).expect("room");
@@ -79,6 +79,12 @@ fn who_waits_for_a_limit_can_be_killed() {
         std::thread::spawn(move || client.fsync(file))
     };
     std::thread::sleep(Duration::from_millis(20));
+    (client, waits)
+}
+
+#[test]
+fn who_waits_for_a_limit_can_be_killed() {
+    let (client, waits) = behind_a_limit();
     client.cancel.cancel();
     assert_eq!(waits.join().expect("no panic"), Err(Error::Interrupted));
     client.volume.shutdown();
@@ -104,14 +110,7 @@ fn a_sync_that_waits_with_several_threads_can_be_killed() {
 
 #[test]
 fn a_limit_that_is_lifted_lets_go_at_once() {
-    let client = Arc::new(client(lazy(), "wbps=1"));
-    let (_, file) = client.create("a");
-    client.write(file, 0, &[7; 64 << 10]).expect("room");
-    let waits = {
-        let client = Arc::clone(&client);
-        std::thread::spawn(move || client.fsync(file))
-    };
-    std::thread::sleep(Duration::from_millis(20));
+    let (client, waits) = behind_a_limit();
     limit(&client, "wbps=max");
     assert_eq!(waits.join().expect("no panic"), Ok(()));
     assert!(client.volume.limits().is_empty());
