@@ -21,6 +21,7 @@
 #![cfg_attr(not(loom), forbid(unsafe_code))]
 #![deny(unsafe_code)]
 
+mod balance;
 mod bdi;
 mod budget;
 mod cgroup;
@@ -28,11 +29,13 @@ mod dirty;
 mod discipline;
 mod drain;
 mod errseq;
+mod flusher;
 mod foreign;
 mod grace;
 mod group;
 mod limit;
 mod link;
+mod listing;
 mod offline;
 mod pass;
 mod queue;

@@ -1,0 +1,99 @@
+//! What a device's dirty limits say to who writes: the rules of `dirty`, with the bytes of the device's wbs.
+
+use std::sync::Arc;
+
+use crate::Bdi;
+use crate::dirty::{self, Balance, Domain};
+use crate::grace::Section;
+use crate::limit::CgroupPath;
+use crate::link::Inode;
+use crate::wb::Wb;
+
+const PAGE: u64 = 4096;
+
+impl<I: Inode> Bdi<I> {
+    /// Wakes the flushers if the cache is over its background threshold, or the inode's owner over its own.
+    pub fn check_background(&self, inode: &I) {
+        let owner_is_above = || {
+            let section = self.switcher.grace().read();
+            let looked = self.wbs.with(&section, inode.link().index(), Arc::clone);
+            looked.is_some_and(|wb| self.is_over_background(&section, &wb))
+        };
+        if self.is_above(1) || (self.dirty_limits.is_used() && owner_is_above()) {
+            self.kick();
+        }
+    }
+
+    /// Sets how many bytes a cgroup and those below it may have that are not on the store (`memory.dirty_max`); `None`: any number.
+    pub fn set_dirty_max(&self, path: &CgroupPath, bytes_max: Option<u64>) {
+        self.dirty_limits.set(path, bytes_max);
+        self.limits_changed();
+    }
+
+    /// Sets the same for each cgroup for which nothing else is set, the root left out.
+    pub fn set_dirty_max_of_others(&self, bytes_max: Option<u64>) {
+        self.dirty_limits.set_of_others(bytes_max);
+        self.limits_changed();
+    }
+
+    /// What is set by [`set_dirty_max`](Self::set_dirty_max).
+    pub fn dirty_max(&self) -> Vec<(CgroupPath, u64)> {
+        self.dirty_limits.all()
+    }
+
+    /// A cgroup has less than before though nothing was written.
+    pub(crate) fn tell_of_less(&self) {
+        self.budget.wake_all();
+    }
+
+    /// Cgroups have other paths: limits are found again.
+    pub(crate) fn paths_changed(&self) {
+        self.throttle.paths_changed();
+        self.dirty_limits.paths_changed();
+        self.limits_changed();
+    }
+
+    /// Limits were changed: who waits for one asks again.
+    pub fn limits_changed(&self) {
+        self.budget.wake_all();
+        self.wake_flushers();
+    }
+
+    /// Whether the inode's owner may have so many pages more: what its limits say, and what the cache has for it beside the others.
+    pub fn balance(&self, inode: &I, pages: u64) -> Balance {
+        let section = self.switcher.grace().read();
+        let Some(wb) = self.wbs.with(&section, inode.link().index(), Arc::clone) else {
+            return Balance::Free;
+        };
+        let held = wb.unwritten_bytes();
+        let is_alone = self.wbs.is_alone(&section);
+        if !is_alone && !dirty::has_share(self.budget.limit(), self.budget.used(), held.div_ceil(PAGE), pages)
+        {
+            return Balance::Full;
+        }
+        if !self.dirty_limits.is_used() {
+            return Balance::Free;
+        }
+        let bytes = pages * PAGE;
+        let domains = wb.domains(&self.dirty_limits);
+        let each = domains.limits.iter().map(|domain| {
+            dirty::balance(domain.bytes_max, self.held_under(&section, domain), bytes, wb.bandwidth())
+        });
+        each.fold(Balance::Free, Balance::and)
+    }
+
+    /// The bytes that count for a limit.
+    fn held_under(&self, section: &Section<'_>, domain: &Domain) -> u64 {
+        let counts = |wb: &&Arc<Wb<I>>| wb.domains(&self.dirty_limits).limits.contains(domain);
+        self.wbs.all(section).iter().filter(counts).map(|wb| wb.unwritten_bytes()).sum()
+    }
+
+    /// Whether a wb's data is to be written at once, for its owner's limits.
+    pub(crate) fn is_over_background(&self, section: &Section<'_>, wb: &Wb<I>) -> bool {
+        let domains = wb.domains(&self.dirty_limits);
+        domains
+            .limits
+            .iter()
+            .any(|domain| dirty::is_over_background(domain.bytes_max, self.held_under(section, domain)))
+    }
+}

@@ -1,0 +1,244 @@
+//! Inodes on the lists of a device's wbs: how they come there, what is counted for them, and how they leave.
+//!
+//! Lock order: as in `bdi`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sync::atomic::Ordering;
+use sync::mutant::is_on;
+
+use crate::Bdi;
+use crate::cgroup::Owner;
+use crate::link::{Inode, Link, NONE, Outcome, Place};
+use crate::wb::{Entry, Listed, Lists, Wb};
+
+impl<I: Inode> Bdi<I> {
+    /// Inodes that are dirty or being written.
+    pub(crate) fn unwritten(&self) -> usize {
+        // ORDERING: Relaxed: who made an inode dirty before a sync began counted it before that; the count falls only when it is clean.
+        self.unwritten.load(Ordering::Relaxed)
+    }
+
+    /// Counts an inode that became dirty, or clean.
+    fn note_unwritten(&self, change: isize) {
+        // ORDERING: Relaxed, see `unwritten`.
+        self.unwritten.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
+    }
+
+    /// Locks the lists of the wb that owns the inode; `None` before it has one.
+    fn with_lists<R>(&self, link: &Link<I>, run: impl FnOnce(&Arc<Wb<I>>, &mut Lists<I>) -> R) -> Option<R> {
+        loop {
+            let index = link.index();
+            if index == NONE {
+                return None;
+            }
+            // None there: it has moved and its wb was given back.
+            let Some(wb) = self.wb_at(index) else { continue };
+            if let Some(mut lists) = wb.lists_of(link, index) {
+                let result = run(&wb, &mut lists);
+                wb.note_length(&lists);
+                return Some(result);
+            }
+        }
+    }
+
+    /// Gives an inode that was never dirty to the wb of `owner`, or of its nearest ancestor that lives.
+    pub fn attach(self: &Arc<Self>, inode: &Arc<I>, owner: Owner) {
+        let link = inode.link();
+        while link.index() == NONE {
+            let wb = {
+                let known = self.wbs.find(&self.switcher.grace().read(), owner);
+                known.unwrap_or_else(|| Arc::clone(self.target(owner).wb()))
+            };
+            let mut lists = wb.lists();
+            if lists.dying {
+                continue;
+            }
+            let mut state = link.state();
+            if link.index() == NONE {
+                link.attach_to(self);
+                // ORDERING: Release, as in a switch: who finds the index finds the wb.
+                link.wb.store(wb.index, Ordering::Release);
+                lists.insert(link, &mut state, Entry::Attached(Arc::downgrade(inode)));
+            }
+            drop(state);
+            wb.note_length(&lists);
+        }
+    }
+
+    /// An inode that goes. Its wb goes with the last one, if its cgroup was removed: nobody else comes back to look.
+    pub(crate) fn detach(&self, link: &Link<I>) {
+        let left = self.with_lists(link, |wb, lists| {
+            for (bytes, sum) in [(&link.dirty, &wb.dirty), (&link.writeback, &wb.writeback)] {
+                // ORDERING: Relaxed, nobody else has the inode.
+                sum.fetch_sub(bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            }
+            let entry = lists.remove(link, &mut link.state());
+            (entry, lists.is_left().then(|| Arc::clone(wb)))
+        });
+        let Some((entry, left)) = left else { return };
+        drop(entry);
+        if let Some(wb) = left {
+            self.wbs.give_back(&wb);
+        }
+    }
+
+    fn next_key(&self, since: Duration) -> (Duration, u64) {
+        // ORDERING: Relaxed, only a number.
+        (since, self.sequence.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Lists an inode that has just become dirty; it is `owner`'s if it has none yet. The caller may hold the lock under which it became
+    /// dirty.
+    pub fn mark_dirty(self: &Arc<Self>, inode: Arc<I>, owner: Owner) {
+        self.attach(&inode, owner);
+        let now = self.options.clock.now();
+        let link = inode.link();
+        let wakes = self.with_lists(link, |_, lists| {
+            let mut state = link.state();
+            match state.place {
+                Place::Io => state.redirtied = Some(now),
+                Place::Attached => {
+                    let clean = lists.remove(link, &mut state);
+                    let listed = Listed { inode: Arc::clone(&inode), failures: 0 };
+                    lists.insert(link, &mut state, Entry::Dirty(self.next_key(now), listed));
+                    self.note_unwritten(1);
+                    drop(clean);
+                    return lists.has_one_dirty();
+                }
+                // Listed already, or taken off for good.
+                _ => {}
+            }
+            false
+        });
+        if wakes == Some(true) {
+            // The list was empty: flushers may be waiting without a time. Taking `control` orders this
+            // after a flusher's look at the list and before its wait, or the wake-up would be lost.
+            if !is_on("bdi-wake-unordered") {
+                drop(self.control.lock());
+            }
+            self.changed.notify_one();
+        }
+    }
+
+    /// Takes an inode off the list of dirty ones; `false` if it is not there, because it is being written or waits
+    /// for another attempt. The caller may hold the inode's lock, and has a reference on it.
+    pub fn unlist(&self, inode: &Arc<I>) -> bool {
+        let link = inode.link();
+        let removed = self.with_lists(link, |_, lists| {
+            let mut state = link.state();
+            if !matches!(state.place, Place::Dirty(_)) {
+                return None;
+            }
+            let removed = lists.remove(link, &mut state);
+            lists.insert(link, &mut state, Entry::Attached(Arc::downgrade(inode)));
+            self.note_unwritten(-1);
+            removed
+        });
+        removed.flatten().is_some()
+    }
+
+    /// Puts an inode back, or among the clean ones, after its write-back.
+    pub(crate) fn done(self: &Arc<Self>, listed: Listed<I>, outcome: Outcome) {
+        let now = self.options.clock.now();
+        let pause = self.options.retry_pause * (1 << listed.failures.min(5));
+        let inode = Arc::clone(&listed.inode);
+        let link = inode.link();
+        let cleans = self.with_lists(link, |wb, lists| {
+            let mut state = link.state();
+            let redirtied = state.redirtied.take();
+            // Not there: taken off for good meanwhile.
+            lists.remove(link, &mut state)?;
+            let entry = match (outcome, redirtied) {
+                (Outcome::Clean, None) => {
+                    self.note_unwritten(-1);
+                    Entry::Attached(Arc::downgrade(&inode))
+                }
+                // Its time has come already; its owner's limits have to let it go.
+                (Outcome::Held, _) => {
+                    Entry::Dirty(self.next_key(now.saturating_sub(self.options.dirty_after)), listed)
+                }
+                (Outcome::Clean | Outcome::Dirty, since) => {
+                    let key = self.next_key(since.unwrap_or(now));
+                    Entry::Dirty(key, Listed { failures: 0, ..listed })
+                }
+                (Outcome::Failed, _) => {
+                    let failures = listed.failures + 1;
+                    Entry::MoreIo(self.next_key(now + pause), Listed { failures, ..listed })
+                }
+            };
+            lists.insert(link, &mut state, entry);
+            (lists.dying && outcome == Outcome::Clean).then_some(wb.index)
+        });
+        if let Some(wb) = cleans.flatten().and_then(|index| self.wb_at(index)) {
+            self.clean_up(&wb);
+        }
+    }
+
+    /// Tells how many bytes of an inode are dirty and under writeback now; its wb is charged the difference. One call at a time for
+    /// each inode.
+    pub fn account(&self, inode: &I, dirty: u64, writeback: u64) {
+        let link = inode.link();
+        let mut section = self.switcher.grace().read();
+        // With the flag set the inode may move while we look (P1 of `link`).
+        let _pages = (link.is_switching() && !is_on("account-no-page-lock")).then(|| link.pages.lock());
+        if is_on("account-two-sections") {
+            drop(section);
+            section = self.switcher.grace().read();
+        }
+        self.wbs.with(&section, link.index(), |wb| {
+            for (bytes, now, sum) in
+                [(&link.dirty, dirty, &wb.dirty), (&link.writeback, writeback, &wb.writeback)]
+            {
+                // ORDERING: Relaxed; P1 of `link` keeps a transfer away, callers come one at a time.
+                let before = bytes.swap(now, Ordering::Relaxed);
+                sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Counts bytes that somebody dirtied, for the question whose the inode should be.
+    pub fn note_write(&self, inode: &I, by: Owner, bytes: u64) {
+        let link = inode.link();
+        let section = self.switcher.grace().read();
+        let owner = self.wbs.with(&section, link.index(), |wb| (wb.owner(), wb.cgroup().is_living()));
+        drop(section);
+        let Some((owner, is_living)) = owner else { return };
+        // Bytes of a removed cgroup do not count, the owner's neither: it cannot win what it cannot have.
+        if !(by == owner && is_living) && self.switcher.cgroups().get(by).is_none() {
+            return;
+        }
+        let mut state = link.state();
+        let begun = state.foreign.begin(owner);
+        state.round.get_or_insert(begun).count(by, bytes);
+    }
+
+    /// Who owns the inode.
+    pub fn owner_of(&self, inode: &I) -> Option<Owner> {
+        self.wbs.with(&self.switcher.grace().read(), inode.link().index(), |wb| wb.owner())
+    }
+
+    /// What was counted since the last call was written back: `bytes` in the time `took`. Begins a switch if the inode should be
+    /// somebody else's.
+    pub fn end_round(self: &Arc<Self>, inode: &Arc<I>, bytes: u64, took: Duration) {
+        let link = inode.link();
+        let Some(wb) = self.wb_at(link.index()) else { return };
+        if bytes > 0 {
+            wb.note_written(bytes, took);
+        }
+        let winner = {
+            let mut state = link.state();
+            let round = state.round.take();
+            round.and_then(|round| state.foreign.end(&round, wb.bandwidth()))
+        };
+        let cgroups = self.switcher.cgroups();
+        // The number was given again, or the removal was told too early: the one that lives has a wb of its own.
+        let again = || (!wb.cgroup().is_living() && cgroups.get(wb.owner()).is_some()).then_some(wb.owner());
+        if let Some(owner) = winner.or_else(again) {
+            self.switch_to(inode, owner);
+        } else if !wb.cgroup().is_living() && link.bytes() == (0, 0) {
+            self.move_on(inode, &wb);
+        }
+    }
+}
