@@ -188,7 +188,7 @@ impl<I: Inode> Bdi<I> {
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    use sync::RealClock;
+    use sync::{Mutex, RealClock};
 
     use super::*;
     use crate::link::Link;
