@@ -1,4 +1,5 @@
-//! The command line: `lab EXPERIMENT [--quick] [--json FILE] [--svg FILE] [--runs N] [--variant A,B]`.
+//! The command line: `lab EXPERIMENT [--quick] [--json FILE] [--svg FILE] [--runs N] [--variant A,B]`. What
+//! becomes of the files is [`crate::results`]: `lab report`.
 //!
 //! Exit codes: 0 done; 1 the experiment failed; 2 the command line is wrong; 130 stopped by a signal
 //! (what was found until then is printed and written).
@@ -57,6 +58,7 @@ fn experiments_help() -> String {
             experiment.scenarios().join(", ")
         ));
     }
+    help.push_str("Not an experiment:\n  report  makes docs/RESULTS.md and the plots from docs/results (lab report --help)\n");
     help
 }
 
@@ -137,6 +139,7 @@ fn run(arguments: &Arguments, experiment: &dyn Experiment, settings: Settings) -
     }
     let document = Document {
         experiment: experiment.name().to_owned(),
+        command: command(std::env::args().skip(1)),
         commit: machine::commit(&source_tree()),
         when,
         machine: Machine::this(),
@@ -146,6 +149,25 @@ fn run(arguments: &Arguments, experiment: &dyn Experiment, settings: Settings) -
     };
     publish(arguments, &document, experiment.variants().first().copied().unwrap_or("default"))?;
     Ok(if stop.is_set() { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// The command that repeats this run. Where its files went, and where the program was, is another machine's affair.
+fn command(arguments: impl Iterator<Item = String>) -> String {
+    let profile = if cfg!(debug_assertions) { "" } else { " --release" };
+    let mut text = format!("cargo run{profile} -p lab --");
+    let mut is_left_out = false;
+    for argument in arguments {
+        let (option, value) =
+            argument.split_once('=').map_or((argument.as_str(), None), |(o, v)| (o, Some(v)));
+        if is_left_out || matches!(option, "--json" | "--svg" | "--program") {
+            is_left_out = !is_left_out && value.is_none();
+            continue;
+        }
+        let argument = if text.ends_with(" --source") { "DIR" } else { &argument };
+        text.push(' ');
+        text.push_str(argument);
+    }
+    text
 }
 
 /// A directory inside of the working tree that this executable was built from.
@@ -185,6 +207,15 @@ mod tests {
     fn the_command_line_is_sound() {
         use clap::CommandFactory as _;
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn the_command_of_a_run_has_no_files_in_it() {
+        let of = |line: &str| command(line.split_whitespace().map(str::to_owned));
+        let text = of("drain --json a.json --runs 7 --svg=b.svg --program /x --variant base --quick");
+        assert!(text.ends_with(" -p lab -- drain --runs 7 --variant base --quick"), "{text}");
+        assert!(of("volumes --source /mnt/x --runs 2").ends_with(" -- volumes --source DIR --runs 2"));
+        assert!(of("rcu").ends_with(" -- rcu") && of("rcu --json").ends_with(" -- rcu"));
     }
 
     #[test]

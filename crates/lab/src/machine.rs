@@ -1,12 +1,12 @@
 //! Where and of what a measurement was taken.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The machine, as the JSON names it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Machine {
     /// The processor's name as the kernel tells it.
     pub(crate) cpu: String,

@@ -15,6 +15,7 @@ mod null_server;
 mod progress;
 mod rcu;
 mod report;
+mod results;
 mod stats;
 mod sync;
 mod volumes;
@@ -22,10 +23,12 @@ mod volumes;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // A peer of the experiments that is this executable itself, in a process of its own.
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_some_and(|first| first == null_server::COMMAND) {
-        return null_server::main(arguments.next());
+    match arguments.next() {
+        // A peer of the experiments that is this executable itself, in a process of its own.
+        Some(first) if first == null_server::COMMAND => return null_server::main(arguments.next()),
+        Some(first) if first == results::COMMAND => return results::main(),
+        _ => {}
     }
     cli::main()
 }

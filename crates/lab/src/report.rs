@@ -7,17 +7,19 @@
 mod curves;
 mod document;
 mod json;
+mod read;
 mod recorder;
 mod svg;
 mod table;
 
 pub(crate) use document::Document;
 pub(crate) use recorder::Recorder;
+pub(crate) use table::{Choice, Figure, figure};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What is measured, and how it is to be read.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Metric {
     /// The name in the JSON; other programs read it.
     pub(crate) name: &'static str,
@@ -30,7 +32,8 @@ pub(crate) struct Metric {
 }
 
 /// Which figure of a row stands for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Shown {
     /// The median.
     P50,

@@ -32,6 +32,32 @@ fn wrong_names_end_with_2_and_name_the_right_ones() {
 }
 
 #[test]
+fn a_report_is_checked_and_made_again() {
+    let docs = tempfile::tempdir().unwrap();
+    let report = |options: &[&str]| {
+        let arguments = [&["report", "--docs", docs.path().to_str().unwrap()], options].concat();
+        let output = lab(&arguments);
+        (output.status.code(), complaint(&output))
+    };
+    let (code, said) = report(&["--check"]);
+    assert!(code == Some(1) && said.contains("RESULTS.md"), "{said}");
+    std::fs::create_dir(docs.path().join("results")).unwrap();
+    std::fs::write(docs.path().join("RESULTS.md"), "By hand.\n").unwrap();
+    let json = include_str!("../src/results/tests/drain.json");
+    std::fs::write(docs.path().join("results/drain.json"), json).unwrap();
+    let (code, said) = report(&["--check"]);
+    assert!(code == Some(1) && said.contains("drain.svg"), "{said}");
+    assert_eq!(
+        std::fs::read_to_string(docs.path().join("RESULTS.md")).unwrap(),
+        "By hand.\n",
+        "only looked at"
+    );
+    assert_eq!(report(&[]).0, Some(0));
+    assert_eq!(report(&["--check"]).0, Some(0));
+    assert_eq!(report(&["--chek"]).0, Some(2));
+}
+
+#[test]
 fn a_source_that_is_not_there_ends_with_1() {
     let output = lab(&["volumes", "--variant", "tmpfs", "--source", "/no/such/place"]);
     assert_eq!(output.status.code(), Some(1));

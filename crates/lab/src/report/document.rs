@@ -1,6 +1,6 @@
 //! A whole result: the rows and where they come from.
 
-use super::{Row, json, svg, table};
+use super::{Choice, Row, json, read, svg, table};
 use crate::machine::Machine;
 use serde::Serialize;
 
@@ -9,6 +9,8 @@ use serde::Serialize;
 pub(crate) struct Document {
     /// Name of the experiment.
     pub(crate) experiment: String,
+    /// The command that made it, without the names of its files.
+    pub(crate) command: String,
     /// Commit of the source that was measured; `-dirty` where it had uncommitted changes.
     pub(crate) commit: String,
     /// When the experiment began, UTC, RFC 3339.
@@ -27,6 +29,29 @@ impl Document {
     /// The Markdown form.
     pub(crate) fn markdown(&self, default_variant: &str) -> String {
         table::render(self, default_variant)
+    }
+
+    /// What stands in a page of results beside the plot: where it comes from, without a heading.
+    pub(crate) fn origin(&self) -> String {
+        table::origin(self)
+    }
+
+    /// The chosen tables.
+    pub(crate) fn tables(&self, default_variant: &str, choice: &Choice) -> String {
+        table::tables(self, default_variant, choice)
+    }
+
+    /// What holds for all rows, and for some, as a list.
+    pub(crate) fn remarks(&self) -> String {
+        table::remarks(self)
+    }
+
+    /// Reads the JSON form again.
+    ///
+    /// # Errors
+    /// If it is not one.
+    pub(crate) fn from_json(text: &str) -> anyhow::Result<Self> {
+        read::document(text)
     }
 
     /// The JSON form.
@@ -64,6 +89,7 @@ pub(super) mod example {
         recorder.note("stat-1", "null", "no store");
         Document {
             experiment: "volumes".to_owned(),
+            command: "lab -- volumes --quick".to_owned(),
             commit: "0123456".to_owned(),
             when: "2026-01-02T03:04:05Z".to_owned(),
             machine: Machine { cpu: "A & B <CPU>".to_owned(), cores: 2, kernel: "6.18.0".to_owned() },

@@ -1,10 +1,21 @@
 //! The JSON form: the keys never change meaning; a new one may be added.
 
-use super::Document;
+use super::table::distinct;
+use super::{Document, Metric};
+use serde::Serialize;
+
+/// The document, and how its metrics are to be read.
+#[derive(Serialize)]
+struct Written<'a> {
+    #[serde(flatten)]
+    document: &'a Document,
+    metrics: Vec<Metric>,
+}
 
 /// Renders the document, one line per row less than pretty, ending in a newline.
 pub(super) fn render(document: &Document) -> serde_json::Result<String> {
-    let mut text = serde_json::to_string_pretty(document)?;
+    let metrics = distinct(document.rows.iter().map(|row| row.metric));
+    let mut text = serde_json::to_string_pretty(&Written { document, metrics })?;
     text.push('\n');
     Ok(text)
 }

@@ -3,29 +3,129 @@
 use super::{Document, Metric, Row};
 use std::fmt::Write as _;
 
+/// Which rows a reader wants to see, and of each which figures; nothing named means all.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Choice {
+    /// Metrics.
+    pub(crate) metrics: Vec<String>,
+    /// Scenarios; a name that ends in `*` stands for all that begin so.
+    pub(crate) scenarios: Vec<String>,
+    /// Variants.
+    pub(crate) variants: Vec<String>,
+    /// The figures of a cell; if none is named, the one that stands for the row and its ratio to the default.
+    pub(crate) figures: Vec<Figure>,
+}
+
+impl Choice {
+    fn has(names: &[String], name: &str) -> bool {
+        let is = |wanted: &String| match wanted.strip_suffix('*') {
+            Some(begin) => name.starts_with(begin),
+            None => wanted == name,
+        };
+        names.is_empty() || names.iter().any(is)
+    }
+
+    fn wants(&self, row: &Row) -> bool {
+        Self::has(&self.metrics, row.metric.name)
+            && Self::has(&self.scenarios, &row.scenario)
+            && Self::has(&self.variants, &row.variant)
+    }
+}
+
+/// One figure of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Figure {
+    /// The number of samples.
+    N,
+    /// The median.
+    P50,
+    /// The 95th percentile.
+    P95,
+    /// The 99th percentile.
+    P99,
+    /// The largest.
+    Max,
+    /// The mean.
+    Mean,
+}
+
+impl Figure {
+    /// All, in the order of a row.
+    pub(crate) const ALL: [Self; 6] = [Self::N, Self::P50, Self::P95, Self::P99, Self::Max, Self::Mean];
+
+    /// Its name in the JSON.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::N => "n",
+            Self::P50 => "p50",
+            Self::P95 => "p95",
+            Self::P99 => "p99",
+            Self::Max => "max",
+            Self::Mean => "mean",
+        }
+    }
+
+    /// What a row has of it, for people.
+    pub(crate) fn of(self, row: &Row) -> String {
+        let value = match self {
+            Self::N => return row.n.to_string(),
+            Self::P50 => row.p50,
+            Self::P95 => row.p95,
+            Self::P99 => row.p99,
+            Self::Max => row.max,
+            Self::Mean => row.mean,
+        };
+        value.map_or_else(|| "–".to_owned(), figure)
+    }
+}
+
 /// Renders everything a reader of a terminal or of a Markdown page needs.
 pub(super) fn render(document: &Document, default_variant: &str) -> String {
-    let mut text = String::new();
+    let mut text = format!("## {}\n\n{}\n\n", document.experiment, origin(document));
+    let notes = document.notes.iter().fold(String::new(), |text, note| text + "- " + note + "\n");
+    text.push_str(&notes);
+    text.push_str(&tables(document, default_variant, &Choice::default()));
+    row_notes(&mut text, &document.rows);
+    text
+}
+
+/// Which source was measured, when, and on what.
+pub(super) fn origin(document: &Document) -> String {
     let machine = &document.machine;
     let quick = if document.quick { ", quick run: tails are not stable" } else { "" };
-    let _ = writeln!(
-        text,
-        "## {}\n\nCommit {}, {}, {} cores of {}, Linux {}{quick}.\n",
-        document.experiment, document.commit, document.when, machine.cores, machine.cpu, machine.kernel
-    );
-    for note in &document.notes {
-        let _ = writeln!(text, "- {note}");
-    }
-    for metric in distinct(document.rows.iter().map(|row| row.metric)) {
+    format!(
+        "Commit {}, {}, {} cores of {}, Linux {}{quick}.",
+        document.commit, document.when, machine.cores, machine.cpu, machine.kernel
+    )
+}
+
+/// What holds for all rows, and what for some.
+pub(super) fn remarks(document: &Document) -> String {
+    let mut text = document.notes.iter().fold(String::new(), |text, note| text + "- " + note + "\n");
+    let mut of_rows = String::new();
+    row_notes(&mut of_rows, &document.rows);
+    text.push_str(of_rows.trim_start());
+    text
+}
+
+/// The chosen tables, each after an empty line.
+pub(super) fn tables(document: &Document, default_variant: &str, choice: &Choice) -> String {
+    let mut text = String::new();
+    let chosen: Vec<&Row> = document.rows.iter().filter(|row| choice.wants(row)).collect();
+    for metric in distinct(chosen.iter().map(|row| row.metric)) {
+        let rows: Vec<&Row> = chosen.iter().copied().filter(|row| row.metric == metric).collect();
+        if !choice.figures.is_empty() {
+            text.push('\n');
+            table_of_figures(&mut text, metric, &rows, &choice.figures);
+            continue;
+        }
         for &shown in metric.shown.tables() {
             let metric = Metric { shown, ..metric };
-            let rows = document.rows.iter().filter(|row| row.metric.name == metric.name).cloned();
-            let rows: Vec<Row> = rows.map(|row| Row { metric, ..row }).collect();
+            let rows: Vec<Row> = rows.iter().map(|&row| Row { metric, ..row.clone() }).collect();
             text.push('\n');
             one_table(&mut text, metric, &rows.iter().collect::<Vec<_>>(), default_variant);
         }
     }
-    notes(&mut text, &document.rows);
     text
 }
 
@@ -48,12 +148,36 @@ fn one_table(text: &mut String, metric: Metric, rows: &[&Row], default_variant: 
         "**{}** ({shown}, {}; {better} is better; in brackets: times the figure of `{default_variant}`)\n",
         metric.name, metric.unit
     );
+    body(text, rows, |row, base| cell(row, base.and_then(Row::shown)), default_variant);
+}
+
+/// One table with several figures in each cell.
+fn table_of_figures(text: &mut String, metric: Metric, rows: &[&Row], figures: &[Figure]) {
+    let better = if metric.larger_is_better { "more" } else { "less" };
+    let names: Vec<&str> = figures.iter().map(|figure| figure.name()).collect();
+    let _ =
+        writeln!(text, "**{}** ({}, {}; {better} is better)\n", metric.name, names.join(" / "), metric.unit);
+    let cell = |row: &Row, _: Option<&Row>| match row.n {
+        0 => short(&row.note),
+        _ => figures.iter().map(|figure| figure.of(row)).collect::<Vec<_>>().join(" / "),
+    };
+    body(text, rows, cell, "");
+}
+
+/// The lines of a table: scenarios by variants.
+fn body(
+    text: &mut String,
+    rows: &[&Row],
+    cell: impl Fn(&Row, Option<&Row>) -> String,
+    default_variant: &str,
+) {
     let variants = distinct(rows.iter().map(|row| row.variant.as_str()));
     let _ = writeln!(text, "| | {} |", variants.join(" | "));
     let _ = writeln!(text, "|---|{}", "---:|".repeat(variants.len()));
     for scenario in distinct(rows.iter().map(|row| row.scenario.as_str())) {
-        let find = |variant: &str| rows.iter().find(|r| r.scenario == scenario && r.variant == variant);
-        let base = find(default_variant).and_then(|row| row.shown());
+        let find =
+            |variant: &str| rows.iter().copied().find(|r| r.scenario == scenario && r.variant == variant);
+        let base = find(default_variant);
         let cells =
             variants.iter().map(|&variant| find(variant).map_or(String::new(), |row| cell(row, base)));
         let _ = writeln!(text, "| {scenario} | {} |", cells.collect::<Vec<_>>().join(" | "));
@@ -71,12 +195,15 @@ fn cell(row: &Row, base: Option<f64>) -> String {
 }
 
 /// The part of a reason that fits into a cell: up to the first colon, as the reasons are worded.
+/// One that makes a column wide is a dash; it stands among the remarks.
 fn short(note: &str) -> String {
-    note.split(':').next().unwrap_or_default().replace('|', "/")
+    const CELL_MAX: usize = 24;
+    let begin = note.split(':').next().unwrap_or_default().replace('|', "/");
+    if begin.chars().count() > CELL_MAX { "–".to_owned() } else { begin }
 }
 
 /// A figure with three significant digits or more, thousands apart.
-pub(super) fn figure(value: f64) -> String {
+pub(crate) fn figure(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 100.0 || v == 0.0 => 0,
         v if v >= 10.0 => 1,
@@ -98,7 +225,7 @@ pub(super) fn figure(value: f64) -> String {
 }
 
 /// The notes, each once, with the variants and scenarios it is about.
-fn notes(text: &mut String, rows: &[Row]) {
+fn row_notes(text: &mut String, rows: &[Row]) {
     let with_note = || rows.iter().filter(|row| !row.note.is_empty());
     for (index, (variant, note)) in
         distinct(with_note().map(|row| (row.variant.as_str(), row.note.as_str()))).into_iter().enumerate()
@@ -160,6 +287,12 @@ mod tests {
         assert!(text.contains("- `rclone`: not installed: no `rclone`"), "{text}");
         assert!(text.contains("- `null`, stat-1: no store"), "{text}");
         assert!(text.contains("Commit 0123456") && text.contains("2 cores of A & B <CPU>"), "{text}");
+    }
+
+    #[test]
+    fn a_reason_that_is_long_is_a_dash() {
+        assert_eq!(short("not installed: no `rclone` on the PATH"), "not installed");
+        assert_eq!(short("this library has no call for that at all: none"), "–");
     }
 
     #[test]

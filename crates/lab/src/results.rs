@@ -1,0 +1,203 @@
+//! `lab report`: makes the tables of docs/RESULTS.md and the plots beside them from the JSON in docs/results.
+//!
+//! The page is written by people but for its blocks ([`blocks`]), each of which names a file of results and what of it is to
+//! be seen. The command fills all of them, and redraws every plot; a file without a block gets a section at the
+//! page's end. With `--check` nothing is written, and what differs is named: a figure in the page that is in no file is
+//! an error, and so is a file that the page does not show. Figures that others have published are in `published.json`
+//! ([`published`]) and stand beside ours.
+
+mod blocks;
+mod published;
+
+use crate::experiment;
+use crate::report::Document;
+use anyhow::Context as _;
+use blocks::{Block, Part};
+use clap::Parser;
+use published::Published;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The name of the command.
+pub(crate) const COMMAND: &str = "report";
+
+/// Makes the tables of RESULTS.md, and the plots, from the JSON in results/.
+#[derive(Debug, Parser)]
+#[command(name = "lab report")]
+struct Arguments {
+    /// Write nothing; fail if RESULTS.md or a plot is not what the JSON gives
+    #[arg(long)]
+    check: bool,
+    /// Where RESULTS.md and results/ are
+    #[arg(long, value_name = "DIR", default_value = "docs")]
+    docs: PathBuf,
+}
+
+/// Runs the command line of this process, whose first argument is [`COMMAND`].
+pub(crate) fn main() -> ExitCode {
+    let arguments = Arguments::parse_from(std::env::args_os().skip(1));
+    let made = Results::read(&arguments.docs).and_then(|results| {
+        let differ = results.differences()?;
+        if !arguments.check {
+            for (file, text) in &differ {
+                std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+            }
+        }
+        Ok(differ)
+    });
+    match made {
+        Err(error) => {
+            eprintln!("lab: report: {error:#}");
+            ExitCode::FAILURE
+        }
+        Ok(differ) if arguments.check && !differ.is_empty() => {
+            for (file, text) in &differ {
+                let there = std::fs::read_to_string(file).unwrap_or_default();
+                eprintln!("lab: report: {}{}", file.display(), first_difference(&there, text));
+            }
+            eprintln!("lab: report: `cargo run -p lab -- report` makes them from the JSON again");
+            ExitCode::FAILURE
+        }
+        Ok(differ) => {
+            for (file, _) in differ {
+                eprintln!("lab: report: wrote {}", file.display());
+            }
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+/// Where two texts part, for a person to look.
+fn first_difference(there: &str, wanted: &str) -> String {
+    let mut lines = there.lines().zip(wanted.lines()).enumerate();
+    match lines.find(|(_, (there, wanted))| there != wanted) {
+        Some((number, (there, wanted))) => {
+            let short = |line: &str| line.chars().take(160).collect::<String>();
+            format!(
+                ":{}: is not what the JSON gives\n  there: {}\n  JSON:  {}",
+                number + 1,
+                short(there),
+                short(wanted)
+            )
+        }
+        None => ": is longer or shorter than what the JSON gives".to_owned(),
+    }
+}
+
+/// Everything in the directory.
+#[derive(Debug)]
+struct Results {
+    docs: PathBuf,
+    page: String,
+    /// By the file's name without `.json`.
+    documents: BTreeMap<String, Document>,
+    published: Vec<Published>,
+}
+
+impl Results {
+    fn read(docs: &Path) -> anyhow::Result<Self> {
+        let read = |file: &Path| {
+            std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+        };
+        let page = read(&docs.join("RESULTS.md"))?;
+        let directory = docs.join("results");
+        let (mut documents, mut published) = (BTreeMap::new(), Vec::new());
+        let entries = directory.read_dir().with_context(|| format!("cannot read {}", directory.display()))?;
+        for entry in entries {
+            let file = entry?.path();
+            let Some(name) = file.file_name().and_then(|name| name.to_str()?.strip_suffix(".json")) else {
+                continue;
+            };
+            let text = read(&file)?;
+            let within = || format!("in {}", file.display());
+            if name == published::NAME {
+                published = published::read(&text).with_context(within)?;
+            } else {
+                documents.insert(name.to_owned(), Document::from_json(&text).with_context(within)?);
+            }
+        }
+        Ok(Self { docs: docs.to_owned(), page, documents, published })
+    }
+
+    /// The files that are not what the JSON gives, with what they should be.
+    fn differences(&self) -> anyhow::Result<Vec<(PathBuf, String)>> {
+        let mut wanted = vec![(self.docs.join("RESULTS.md"), self.page()?)];
+        for (name, document) in &self.documents {
+            let plot = document.svg(&default_variant(document));
+            wanted.push((self.docs.join("results").join(format!("{name}.svg")), plot));
+        }
+        wanted.retain(|(file, text)| std::fs::read_to_string(file).ok().as_ref() != Some(text));
+        Ok(wanted)
+    }
+
+    /// The page with its blocks filled, and with one for each file that had none.
+    fn page(&self) -> anyhow::Result<String> {
+        let mut page = blocks::fill(&self.page, |block| self.render(block))?;
+        for (name, document) in &self.documents {
+            if !blocks::names(&page).contains(name) {
+                let question = experiment::all().into_iter().find(|e| e.name() == document.experiment);
+                let question = question.map_or_else(String::new, |e| format!(": {}", e.question()));
+                let block = Block::whole(name);
+                let _ = write!(
+                    page,
+                    "\n## `{name}`{question}\n\n{}\n{}{}\n",
+                    block.head(),
+                    self.render(&block)?,
+                    blocks::END
+                );
+            }
+        }
+        Ok(page)
+    }
+
+    /// What stands in a block.
+    fn render(&self, block: &Block) -> anyhow::Result<String> {
+        let name = &block.name;
+        let document =
+            self.documents.get(name).with_context(|| format!("there is no results/{name}.json"))?;
+        let default = default_variant(document);
+        let mut text = String::new();
+        for part in &block.parts {
+            match part {
+                Part::Origin => {
+                    let _ = writeln!(text, "\n{} [All rows](results/{name}.json).", document.origin());
+                    if !document.command.is_empty() {
+                        let _ = writeln!(text, "\n    {} --json docs/results/{name}.json", document.command);
+                    }
+                }
+                Part::Plot => {
+                    let _ = writeln!(text, "\n![Plot of {name}](results/{name}.svg)");
+                }
+                Part::Tables => {
+                    let tables = document.tables(&default, &block.choice);
+                    anyhow::ensure!(!tables.is_empty(), "results/{name}.json has no row that is chosen");
+                    text.push_str(&tables);
+                }
+                Part::Published => {
+                    text.push_str(&published::beside(document, &self.published)?);
+                }
+                Part::Notes => {
+                    let remarks = document.remarks();
+                    let _ = write!(
+                        text,
+                        "\n<details><summary>What each scenario and variant is</summary>\n\n{remarks}\n</details>\n"
+                    );
+                }
+            }
+        }
+        text.push('\n');
+        Ok(text)
+    }
+}
+
+/// The variant that the others are compared with.
+fn default_variant(document: &Document) -> String {
+    let known = experiment::all().into_iter().find(|experiment| experiment.name() == document.experiment);
+    let first = known.and_then(|experiment| experiment.variants().first().map(|&name| name.to_owned()));
+    first.or_else(|| Some(document.rows.first()?.variant.clone())).unwrap_or_else(|| "default".to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! The blocks of a page: from a line that says what is to stand there to a line that ends it. What is between is made anew
+//! each time; all else is the writer's.
+//!
+//! ```text
+//! <!-- lab report: drain show=tables metrics=umount scenarios=neighbours-* figures=p50,p99 -->
+//! <!-- end of report -->
+//! ```
+//!
+//! `show` is what of the file: `origin` (source, date, machine, command), `plot`, `tables`, `published` (others' figures beside
+//! these), `notes`; without it, all in this order. `metrics`, `scenarios` and `variants` choose rows. With `figures` the
+//! cells have these instead of the one that the experiment shows and its ratio to the default.
+
+use crate::report::{Choice, Figure};
+use anyhow::{Context as _, bail, ensure};
+
+const BEGIN: &str = "<!-- lab report: ";
+const BEGIN_END: &str = " -->";
+/// The line that ends a block.
+pub(super) const END: &str = "<!-- end of report -->";
+
+/// What a block can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Source, date, machine and command.
+    Origin,
+    /// The plot.
+    Plot,
+    /// The tables.
+    Tables,
+    /// Figures of others beside these.
+    Published,
+    /// What the experiment says of its rows.
+    Notes,
+}
+
+const PARTS: [(&str, Part); 5] = [
+    ("origin", Part::Origin),
+    ("plot", Part::Plot),
+    ("tables", Part::Tables),
+    ("published", Part::Published),
+    ("notes", Part::Notes),
+];
+
+/// What is to stand in a block.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    /// The file, without `.json`.
+    pub(super) name: String,
+    /// What of it.
+    pub(super) parts: Vec<Part>,
+    /// Which rows.
+    pub(super) choice: Choice,
+}
+
+impl Block {
+    /// The block of a file of which everything is shown.
+    pub(super) fn whole(name: &str) -> Self {
+        let parts = PARTS.iter().map(|(_, part)| *part).collect();
+        Self { name: name.to_owned(), parts, choice: Choice::default() }
+    }
+
+    /// The line that begins a block of which everything is shown.
+    pub(super) fn head(&self) -> String {
+        format!("{BEGIN}{}{BEGIN_END}", self.name)
+    }
+
+    fn parse(line: &str) -> anyhow::Result<Option<Self>> {
+        let Some(text) = line.strip_prefix(BEGIN) else { return Ok(None) };
+        let text = text.strip_suffix(BEGIN_END).context("the line does not end with ` -->`")?;
+        let mut words = text.split_whitespace();
+        let mut block = Self::whole(words.next().context("no name of a file")?);
+        for word in words {
+            let (key, value) = word.split_once('=').with_context(|| format!("`{word}` is not KEY=A,B"))?;
+            let names = || value.split(',').map(str::to_owned).collect::<Vec<_>>();
+            match key {
+                "show" => block.parts = each(value, "part", &PARTS)?,
+                "metrics" => block.choice.metrics = names(),
+                "scenarios" => block.choice.scenarios = names(),
+                "variants" => block.choice.variants = names(),
+                "figures" => {
+                    let known = Figure::ALL.map(|figure| (figure.name(), figure));
+                    block.choice.figures = each(value, "figure", &known)?;
+                }
+                _ => bail!("`{key}` is none of show, metrics, scenarios, variants, figures"),
+            }
+        }
+        Ok(Some(block))
+    }
+}
+
+/// Looks up each of the names in `value`.
+fn each<T: Copy>(value: &str, what: &str, known: &[(&str, T)]) -> anyhow::Result<Vec<T>> {
+    let look_up = |name: &str| {
+        let found = known.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+        let names = || known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        found.with_context(|| format!("there is no {what} `{name}`; there are: {}", names()))
+    };
+    value.split(',').map(look_up).collect()
+}
+
+/// The page with each block's content made by `render`.
+pub(super) fn fill(page: &str, render: impl Fn(&Block) -> anyhow::Result<String>) -> anyhow::Result<String> {
+    let mut filled = String::with_capacity(page.len());
+    let mut inside = None;
+    for (number, line) in (1..).zip(page.lines()) {
+        let at = || format!("RESULTS.md:{number}");
+        if let Some(block) = Block::parse(line).with_context(at)? {
+            ensure!(inside.is_none(), "{}: a block begins inside of another one", at());
+            filled.push_str(line);
+            filled.push('\n');
+            filled.push_str(&render(&block).with_context(at)?);
+            inside = Some(number);
+        } else if line == END {
+            ensure!(inside.take().is_some(), "{}: no block begins before this end", at());
+        } else if inside.is_some() {
+            continue;
+        }
+        if inside.is_none() {
+            filled.push_str(line);
+            filled.push('\n');
+        }
+    }
+    match inside {
+        Some(number) => bail!("RESULTS.md:{number}: the block has no end: `{END}`"),
+        None => Ok(filled),
+    }
+}
+
+/// The files that blocks of the page name.
+pub(super) fn names(page: &str) -> Vec<String> {
+    page.lines().filter_map(|line| Some(Block::parse(line).ok()??.name)).collect()
+}
