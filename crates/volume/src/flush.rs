@@ -36,6 +36,11 @@ impl writeback::Inode for Inode {
         outcome
     }
 
+    fn changes_owner(&self) {
+        // What was written for the old owner is the new one's as well, from here on.
+        self.core.undurable.note(|| None);
+    }
+
     fn link(&self) -> &Link<Self> {
         &self.link
     }
@@ -64,8 +69,11 @@ impl Drop for Unfinished<'_> {
 
 impl Inode {
     /// Writes what is dirty since the epoch of `pass` or before, and leaves the inode listed for the flusher to take off: who is not one
-    /// does not know on which list it is. Says whether it could.
-    pub(crate) fn write_for_sync(self: &Arc<Self>, pass: &Pass<'_>, cancel: Option<&Cancel>) -> bool {
+    /// does not know on which list it is.
+    ///
+    /// # Errors
+    /// The store's, which is recorded; [`Error::Interrupted`] and [`Error::Released`].
+    pub(crate) fn write_for_sync(self: &Arc<Self>, pass: &Pass<'_>, cancel: Option<&Cancel>) -> Result<()> {
         // A panic over one inode must not keep the others from being written.
         let write = || self.sweep_all(pass, cancel).and_then(|()| self.write_times(&self.io()));
         let written = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
@@ -73,7 +81,13 @@ impl Inode {
             Err(self.record(store::Error::new(ErrorKind::Io, "write-back panicked")))
         });
         self.close_file_if_idle();
-        written.is_ok()
+        written
+    }
+
+    /// Notes that something of the inode was changed on the store, which `owner` owned before that. One whose owner changes meanwhile is anybody's.
+    fn note_changed(&self, owner: Option<Owner>) {
+        let still = |_: &Owner| !self.link.is_switching() && self.core.bdi.owner_of(self) == owner;
+        self.core.undurable.note(|| owner.filter(still));
     }
 
     /// The next run of pages to be written, `pages` at most, that are dirty since `epoch` or before.
@@ -94,8 +108,11 @@ impl Inode {
         let end = size.min(offset + run.pages.len() as u64 * PAGE);
         let count = run.pages.len();
         let mut unfinished = Unfinished { inode: self, first: run.first, pages: count, is_over: false };
+        let owner = self.core.bdi.owner_of(self);
         let result = self.write_slices(&run, offset, end);
         unfinished.is_over = true;
+        // Also where it failed: a part may be there.
+        self.note_changed(owner);
         // Before the cache looks at its pages: ours would count as somebody who still uses them.
         drop(run.pages);
         let (freed, permit) = {
@@ -172,6 +189,7 @@ impl Inode {
             }
         };
         let set = SetAttr { mtime: Some(TimeSet::At(mtime)), ..SetAttr::default() };
+        let owner = self.core.bdi.owner_of(self);
         let stored = match self.core.store.set_attr(self.id, &set) {
             Ok(attr) => Some(attr.ctime),
             // A daemon without rights over the file cannot set its times; the data is safe.
@@ -181,7 +199,7 @@ impl Inode {
                 return Err(self.record(error));
             }
         };
-        self.core.undurable.note(|| self.core.bdi.owner_of(self));
+        self.note_changed(owner);
         let mut state = self.state();
         let settled = state.cache.held() == 0 && state.overlay.is_some_and(|now| now.mtime == mtime);
         if settled || is_on("volume-settle-unchecked") {

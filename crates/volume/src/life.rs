@@ -216,7 +216,7 @@ impl Volume {
     /// As [`sync`](Self::sync).
     pub fn sync_all(&self) -> Result<()> {
         let failed = self.write_all();
-        self.end_sync(&failed)
+        self.end_sync(failed)
     }
 
     fn sync_as(&self, who: &CgroupPath, cancel: Option<&Cancel>) -> Result<()> {
@@ -234,22 +234,25 @@ impl Volume {
         }
         if policy == SyncPolicy::Isolated && syncing.inodes().is_empty() {
             let scope = scope.as_ref().unwrap_or(who);
-            let is_own = |owner| core.options.tenants.path(owner).is_within(scope);
+            // What a cgroup changed that was removed since may be anybody's.
+            let path = |owner| core.options.tenants.path_of_living(owner);
+            let is_own = |owner| path(owner).is_none_or(|path| path.is_within(scope));
             if !core.undurable.is_any(is_own) {
                 return Ok(());
             }
         }
         // The store's own sync is under no limit.
         drop(syncing);
-        self.end_sync(&failed)
+        self.end_sync(failed)
     }
 
-    fn end_sync(&self, failed: &[Arc<Inode>]) -> Result<()> {
+    fn end_sync(&self, failed: Vec<Error>) -> Result<()> {
         let turn = self.core.undurable.begin();
         self.core.store.sync()?;
         self.core.undurable.end(turn);
-        match failed.iter().find_map(|inode| inode.state().failing) {
-            Some(kind) => Err(Error::Writeback(kind)),
+        match failed.into_iter().next() {
+            Some(Error::Store(error)) => Err(Error::Writeback(error.kind())),
+            Some(error) => Err(error),
             None => Ok(()),
         }
     }
@@ -352,17 +355,17 @@ impl Volume {
         }
     }
 
-    /// Writes what is dirty now, at once; returns the inodes that failed.
-    fn write_all(&self) -> Vec<Arc<Inode>> {
+    /// Writes what is dirty now, at once; returns what went wrong.
+    fn write_all(&self) -> Vec<Error> {
         self.write_each(&self.dirty_inodes(), |inode| inode.write_for_sync(&inode.owing(), None))
     }
 
-    /// Writes these inodes, with several threads; returns those that failed.
+    /// Writes these inodes, with several threads; returns what went wrong.
     fn write_each(
         &self,
         inodes: &[Arc<Inode>],
-        write: impl Fn(&Arc<Inode>) -> bool + Sync,
-    ) -> Vec<Arc<Inode>> {
+        write: impl Fn(&Arc<Inode>) -> Result<()> + Sync,
+    ) -> Vec<Error> {
         let queue = Mutex::new(inodes.iter());
         let failed = Mutex::new(Vec::new());
         let work = || {
@@ -372,8 +375,8 @@ impl Volume {
                 if self.core.is_forced() {
                     return;
                 }
-                if !write(inode) {
-                    failed.lock().push(Arc::clone(inode));
+                if let Err(error) = write(inode) {
+                    failed.lock().push(error);
                 }
             }
         };
@@ -456,3 +459,7 @@ impl Inode {
         Unwritten { node: self.id.0, path: self.state().failing_path.clone(), bytes, error }
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+#[path = "isolation_tests.rs"]
+mod tests;

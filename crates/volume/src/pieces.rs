@@ -98,12 +98,20 @@ impl Inode {
         Ok((result?, sweep.pages))
     }
 
-    /// Writes the pages that are dirty since the epoch of `pass` or before, and waits for its limits.
+    /// Writes the pages that are dirty since the epoch of `pass` or before, and waits for its limits, and for who writes some of them already.
     pub(crate) fn sweep_all(self: &Arc<Self>, pass: &Pass<'_>, cancel: Option<&Cancel>) -> Result<()> {
-        match self.sweep(pass, cancel, false)?.0 {
-            Passed::All => Ok(()),
-            Passed::Held | Passed::GivenUp if self.core.is_forced() => Err(Error::Released),
-            Passed::Held | Passed::GivenUp => Err(Error::Interrupted),
+        loop {
+            match self.sweep(pass, cancel, false)?.0 {
+                Passed::All => {}
+                Passed::Held | Passed::GivenUp if self.core.is_forced() => return Err(Error::Released),
+                Passed::Held | Passed::GivenUp => return Err(Error::Interrupted),
+            }
+            // Who wrote a part of it meanwhile has this lock. If that failed the data is here again: ours to try, and the error ours to tell.
+            let _nobody_writes = self.io();
+            let state = self.state();
+            if state.failing.is_none() || !state.cache.is_dirty_since(pass.epoch()) {
+                return Ok(());
+            }
         }
     }
 
@@ -129,7 +137,6 @@ impl Inode {
     fn end_round(self: &Arc<Self>, pages: u64, took: Duration) {
         if pages > 0 {
             self.core.bdi.end_round(self, pages * PAGE, took);
-            self.core.undurable.note(|| self.core.bdi.owner_of(self));
         }
     }
 

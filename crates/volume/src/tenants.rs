@@ -83,8 +83,12 @@ impl Tenants {
 
     /// The path of a cgroup that is known; that of the root if it is not.
     pub(crate) fn path(&self, owner: Owner) -> CgroupPath {
-        let cgroup = self.switcher.cgroups().get(owner);
-        cgroup.map_or_else(CgroupPath::root, |cgroup| CgroupPath::from(&*cgroup.path()))
+        self.path_of_living(owner).unwrap_or_else(CgroupPath::root)
+    }
+
+    /// The path of a cgroup that lives; `None` if there is none with this number, or not any more.
+    pub(crate) fn path_of_living(&self, owner: Owner) -> Option<CgroupPath> {
+        self.switcher.cgroups().get(owner).map(|cgroup| CgroupPath::from(&*cgroup.path()))
     }
 
     fn look_up(&self, host: &Host, tid: u32) -> Option<Owner> {

@@ -1,7 +1,9 @@
 //! Which tenants changed something that the store has not made durable yet: an isolated sync of another one need not ask the store.
 //!
 //! A change is noted after it was made, and taken off when a sync of the store has succeeded that began after it was noted. Whose it is is noted
-//! only where somebody is isolated; what was changed before that counts for all, until the next sync of the store.
+//! only where somebody is isolated; what was changed before that counts for all, until the next sync of the store. So does what a cgroup changed that
+//! was removed since: it is the concern of who comes after it, and of those above. And so does what was written of a file that changes its owner:
+//! the new owner's sync covers the file, the old one's what was written while it was the owner.
 //!
 //! Lock order: a leaf.
 
@@ -9,6 +11,9 @@ use std::collections::HashMap;
 
 use sync::Mutex;
 use writeback::Owner;
+
+/// Tenants that are told apart; what further ones change may be anybody's.
+const OWNERS_MAX: usize = 4096;
 
 /// The tenants with changes that are not durable.
 #[derive(Debug, Default)]
@@ -36,7 +41,9 @@ impl Undurable {
         let owner = if is_noting { who() } else { None };
         let mut changes = self.0.lock();
         let turn = changes.turn;
-        match owner {
+        match owner
+            .filter(|owner| changes.by_owner.len() < OWNERS_MAX || changes.by_owner.contains_key(owner))
+        {
             Some(owner) => _ = changes.by_owner.insert(owner, turn),
             None => changes.of_anybody = Some(turn),
         }

@@ -298,3 +298,39 @@ fn a_volume_that_is_dropped_with_unwritten_data_leaves_nothing_behind() {
     drop(client);
     assert_eq!(store.strong_count(), 0, "inodes and their device do not keep each other");
 }
+
+/// A flusher hangs in a write that then fails, by `rules`. Gives the volume, and what a sync said that began meanwhile.
+fn sync_beside_a_write_that_fails(rules: &str, is_fsync: bool) -> (Arc<Client>, Result<(), Error>) {
+    // Whatever the flusher leaves it does not come back to.
+    let options = Options { retry_pause: LONG * 100, ..eager() };
+    let (client, faults) = faulty(rules, options);
+    let (_, handle) = client.create("file");
+    client.write(handle, 0, b"data").unwrap();
+    assert!(faults.wait_hanging(1, LONG), "the flusher writes it");
+    let syncs = {
+        let client = Arc::clone(&client);
+        thread::spawn(move || if is_fsync { client.fsync(handle) } else { client.volume.sync(&client.ctx()) })
+    };
+    // One that begins later finds the failure behind it, and has the same to say.
+    thread::sleep(Duration::from_millis(50));
+    faults.release();
+    let said = syncs.join().expect("no panic");
+    faults.set_rules("").unwrap();
+    (client, said)
+}
+
+#[test]
+fn a_sync_writes_what_a_flusher_failed_to_write_meanwhile() {
+    let (client, said) = sync_beside_a_write_that_fails("write:nth=1:hang:fail=EIO", false);
+    assert_eq!(said, Ok(()));
+    assert_eq!(client.volume.status().dirty_bytes, 0, "it said that all was durable");
+}
+
+#[test]
+fn syncs_hear_of_a_write_that_failed_under_them_and_fails_again() {
+    for is_fsync in [false, true] {
+        let (client, said) = sync_beside_a_write_that_fails("write:hang:fail=ENOSPC", is_fsync);
+        assert_eq!(said, Err(Error::Writeback(ErrorKind::NoSpace)), "fsync: {is_fsync}");
+        assert!(client.volume.status().dirty_bytes > 0);
+    }
+}

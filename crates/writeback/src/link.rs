@@ -41,6 +41,9 @@ pub trait Inode: Send + Sync + fmt::Debug + Sized + 'static {
     /// Only one flusher calls it at a time for one inode; others (`fsync`) may write it meanwhile.
     fn write_back(self: &Arc<Self>) -> Outcome;
 
+    /// Somebody else is about to become its owner. Called before that begins, and with no lock held; it may come to nothing.
+    fn changes_owner(&self) {}
+
     /// The part of the inode that is write-back's.
     fn link(&self) -> &Link<Self>;
 }

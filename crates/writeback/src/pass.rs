@@ -98,6 +98,12 @@ impl<'a> Pass<'a> {
         Ok(Passed::All)
     }
 
+    /// What is dirty since this epoch or an earlier one is to be written.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// When the limits let the next piece go.
     #[must_use]
     pub fn ready_at(&self) -> Duration {

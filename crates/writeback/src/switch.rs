@@ -101,6 +101,7 @@ impl<I: Inode> Bdi<I> {
             return false;
         }
         let Some(in_flight) = world.begin_foreign() else { return false };
+        inode.changes_owner();
         let mut parts = Some((self.target(owner), in_flight));
         let mut is_queued = false;
         world.discipline.section(&world.grace, &mut || {
