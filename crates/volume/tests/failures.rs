@@ -305,7 +305,7 @@ fn sync_beside_a_write_that_fails(rules: &str, is_fsync: bool) -> (Arc<Client>, 
     let options = Options { retry_pause: LONG * 100, ..eager() };
     let (client, faults) = faulty(rules, options);
     let (_, handle) = client.create("file");
-    client.write(handle, 0, b"data").unwrap();
+    client.write(handle, 0, b"data").expect("room");
     assert!(faults.wait_hanging(1, LONG), "the flusher writes it");
     let syncs = {
         let client = Arc::clone(&client);
@@ -315,7 +315,7 @@ fn sync_beside_a_write_that_fails(rules: &str, is_fsync: bool) -> (Arc<Client>, 
     thread::sleep(Duration::from_millis(50));
     faults.release();
     let said = syncs.join().expect("no panic");
-    faults.set_rules("").unwrap();
+    faults.set_rules("").expect("rules");
     (client, said)
 }
 
