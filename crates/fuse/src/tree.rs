@@ -12,6 +12,7 @@
 //! | [`Snapshot`] | for requests: volumes by tag, mounts by number | replaced as a whole, under `state` |
 //! | `generation` | which snapshot; 0: nothing was ever attached | under `state` |
 //! | `State::places` | where attached mounts are, in the kernel's words | under `state` |
+//! | `State::of_volume` | which tags go with a volume | under `state` |
 //!
 //! Each serving thread keeps the snapshot that it saw last and looks at `generation` before it uses it: nothing
 //! shared is written for a request, nor locked.
@@ -35,9 +36,10 @@
 
 pub(crate) mod change;
 mod served;
+mod shards;
 pub(crate) mod wire;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use mounts::{MountId, Namespace, Place, Super};
@@ -49,6 +51,7 @@ use volume::{NodeId, Volume};
 use change::Attachment;
 pub use served::OnEnd;
 pub(crate) use served::{Open, Served};
+use shards::Shards;
 use wire::Tag;
 
 /// A volume or a mount that node numbers name.
@@ -84,26 +87,22 @@ impl Tagged {
 }
 
 /// What requests see of the tree.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Snapshot {
-    by_tag: HashMap<Tag, Arc<Tagged>>,
-    by_mount: HashMap<MountId, Arc<Tagged>>,
+    by_tag: Shards<Tag, Arc<Tagged>>,
+    by_mount: Shards<MountId, Arc<Tagged>>,
     /// Directories on which something is mounted, by volume.
-    covered: HashMap<(Tag, NodeId), usize>,
+    covered: Shards<(Tag, NodeId), usize>,
 }
 
 impl Snapshot {
     pub(crate) fn tagged(&self, tag: Tag) -> Option<&Arc<Tagged>> {
-        self.by_tag.get(&tag)
+        self.by_tag.get(tag)
     }
 
     /// The volumes that are attached.
     fn volumes(&self) -> impl Iterator<Item = &Arc<Served>> {
         self.by_tag.values().filter(|tagged| tagged.mount.is_none()).map(|tagged| &tagged.served)
-    }
-
-    fn copy(&self) -> Self {
-        Self { by_tag: self.by_tag.clone(), by_mount: self.by_mount.clone(), covered: self.covered.clone() }
     }
 }
 
@@ -119,6 +118,8 @@ struct State {
     snapshot: Arc<Snapshot>,
     last_tag: Tag,
     places: HashMap<MountId, Attachment>,
+    /// The tags of each volume, its mounts' among them, as long as requests may have them.
+    of_volume: HashMap<Tag, BTreeSet<Tag>>,
 }
 
 /// The tree of one mountpoint.
@@ -184,7 +185,7 @@ impl Tree {
 
     /// Whether something is attached to this directory, in whatever place it is seen.
     pub(crate) fn is_covered(&self, volume: Tag, node: NodeId) -> bool {
-        self.state.lock().snapshot.covered.contains_key(&(volume, node))
+        self.state.lock().snapshot.covered.get((volume, node)).is_some()
     }
 
     /// The mount that directories with this tag are seen through.
@@ -210,13 +211,13 @@ impl Tree {
 
     /// The tag of a mount that was found in the namespace.
     fn tagged_mount(&self, mount: MountId) -> Option<Arc<Tagged>> {
-        self.state.lock().snapshot.by_mount.get(&mount).map(Arc::clone)
+        self.state.lock().snapshot.by_mount.get(mount).map(Arc::clone)
     }
 
     /// Replaces what requests see.
     fn change<T>(&self, change: impl FnOnce(&mut State, &mut Snapshot) -> T) -> T {
         let mut state = self.state.lock();
-        let mut snapshot = state.snapshot.copy();
+        let mut snapshot = Snapshot::clone(&state.snapshot);
         let result = change(&mut state, &mut snapshot);
         state.snapshot = Arc::new(snapshot);
         // ORDERING: Release, P1. Relaxed for the load: written under the lock.
@@ -228,17 +229,35 @@ impl Tree {
     pub(crate) fn closed_dir(&self, tagged: &Tagged) {
         // ORDERING: SeqCst, before the load of `is_gone`; `left` stores that one, then loads this one. One of them sees the other.
         if tagged.dirs.fetch_sub(1, Ordering::SeqCst) == 1 && tagged.is_gone.load(Ordering::SeqCst) {
-            self.change(|_, snapshot| snapshot.drop_tag(tagged));
+            self.change(|state, snapshot| state.drop_tag(snapshot, tagged));
         }
     }
 }
 
-impl Snapshot {
+impl State {
+    /// Requests find these from now on.
+    fn add_tag(&mut self, snapshot: &mut Snapshot, tagged: Arc<Tagged>) {
+        self.of_volume.entry(tagged.served.tag).or_default().insert(tagged.tag);
+        snapshot.by_tag.insert(tagged.tag, tagged);
+    }
+
     /// Forgets a mount's directories, if none of them is open.
-    fn drop_tag(&mut self, tagged: &Tagged) {
+    fn drop_tag(&mut self, snapshot: &mut Snapshot, tagged: &Tagged) {
         // ORDERING: SeqCst, see `Tree::closed_dir`.
         if tagged.is_gone.load(Ordering::SeqCst) && tagged.dirs.load(Ordering::SeqCst) == 0 {
-            self.by_tag.remove(&tagged.tag);
+            snapshot.by_tag.remove(tagged.tag);
+            if let Some(tags) = self.of_volume.get_mut(&tagged.served.tag) {
+                tags.remove(&tagged.tag);
+            }
+        }
+    }
+
+    /// Forgets all that requests may have of a volume.
+    fn drop_volume(&mut self, snapshot: &mut Snapshot, volume: Tag) {
+        for tag in self.of_volume.remove(&volume).unwrap_or_default() {
+            if let Some(mount) = snapshot.by_tag.remove(tag).and_then(|tagged| tagged.mount) {
+                snapshot.by_mount.remove(mount);
+            }
         }
     }
 }

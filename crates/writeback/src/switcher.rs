@@ -29,7 +29,21 @@ pub struct Switcher<I: Inode> {
     cgroups: Cgroups,
     pub(crate) switches: Queue<Switch<I>>,
     pub(crate) clean_ups: Queue<CleanUp<I>>,
-    bdis: Mutex<Vec<Weak<Bdi<I>>>>,
+    bdis: Mutex<Bdis<I>>,
+}
+
+/// All devices that live, and some that do not any more.
+#[derive(Debug)]
+struct Bdis<I: Inode> {
+    known: Vec<Weak<Bdi<I>>>,
+    /// Those that are gone are looked for when there are so many: seldom, where there are thousands.
+    sweep_at: usize,
+}
+
+impl<I: Inode> Default for Bdis<I> {
+    fn default() -> Self {
+        Self { known: Vec::new(), sweep_at: 16 }
+    }
 }
 
 /// The part that knows nothing of inodes.
@@ -101,23 +115,28 @@ impl<I: Inode> Switcher<I> {
 
     pub(crate) fn register(&self, bdi: &Arc<Bdi<I>>) {
         let mut bdis = self.bdis.lock();
-        bdis.retain(|known| known.strong_count() > 0);
-        bdis.push(Arc::downgrade(bdi));
+        if bdis.known.len() >= bdis.sweep_at {
+            bdis.known.retain(|known| known.strong_count() > 0);
+            bdis.sweep_at = (2 * bdis.known.len()).max(16);
+        }
+        bdis.known.push(Arc::downgrade(bdi));
+    }
+
+    fn bdis(&self) -> Vec<Arc<Bdi<I>>> {
+        self.bdis.lock().known.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// A cgroup has another name: it, and those below it, come under the limits of their new paths.
     pub fn rename_cgroup(&self, number: Owner, name: &OsStr) {
         self.cgroups.rename(number, name);
-        let bdis: Vec<Arc<Bdi<I>>> = self.bdis.lock().iter().filter_map(Weak::upgrade).collect();
-        bdis.iter().for_each(|bdi| bdi.paths_changed());
+        self.bdis().iter().for_each(|bdi| bdi.paths_changed());
     }
 
     /// A cgroup was removed: its wbs are not found any more, and their inodes go to the nearest ancestor that lives. Returns
     /// at once; the inodes move on other threads.
     pub fn remove_cgroup(&self, number: Owner) {
         let Some(cgroup) = self.cgroups.remove(number) else { return };
-        let bdis: Vec<Arc<Bdi<I>>> = self.bdis.lock().iter().filter_map(Weak::upgrade).collect();
-        for bdi in bdis {
+        for bdi in self.bdis() {
             if let Some(wb) = bdi.wbs.unlink(&cgroup) {
                 bdi.clean_up(&wb);
             }

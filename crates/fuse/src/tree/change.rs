@@ -227,7 +227,7 @@ impl Tree {
         let superblock = Super::new(Arc::clone(&served) as Arc<_>);
         // Before it can be crossed into.
         let files = Tagged::of_files(tag, (Arc::clone(&served), superblock.clone()));
-        self.change(|_, snapshot| snapshot.by_tag.insert(tag, Arc::new(files)));
+        self.change(|state, snapshot| state.add_tag(snapshot, Arc::new(files)));
         let mounted = || {
             // Nobody takes the directory's name away meanwhile.
             let below = Arc::clone(&spot.node.served);
@@ -257,9 +257,9 @@ impl Tree {
         let tagged = Arc::new(tagged);
         let Some(mount) = tagged.mount else { return };
         self.change(|state, snapshot| {
-            snapshot.by_tag.insert(tagged.tag, Arc::clone(&tagged));
+            state.add_tag(snapshot, Arc::clone(&tagged));
             snapshot.by_mount.insert(mount, Arc::clone(&tagged));
-            *snapshot.covered.entry((spot.node.served.tag, spot.node.node)).or_default() += 1;
+            snapshot.cover((spot.node.served.tag, spot.node.node));
             let name = Arc::clone(name);
             state.places.insert(mount, Attachment { tagged, on: spot.on, covered: spot.node, name });
         });
@@ -335,17 +335,20 @@ impl Tree {
     /// Mounts have left the namespace: requests hear of it, and the kernel. Says of which superblocks they were.
     fn left(&self, dev: &Dev, mounts: &[MountId]) -> Vec<Super> {
         let gone: Vec<Attachment> = self.change(|state, snapshot| {
-            let gone = mounts.iter().filter_map(|mount| state.places.remove(mount));
-            gone.inspect(|one| {
+            let gone: Vec<Attachment> =
+                mounts.iter().filter_map(|mount| state.places.remove(mount)).collect();
+            for one in &gone {
                 // ORDERING: SeqCst, see `closed_dir`; Release would do for requests.
                 if !is_on("tree-left-unmarked") {
                     one.tagged.is_gone.store(true, Ordering::SeqCst);
                 }
-                snapshot.by_mount.retain(|_, tagged| tagged.tag != one.tagged.tag);
+                if let Some(mount) = one.tagged.mount {
+                    snapshot.by_mount.remove(mount);
+                }
                 snapshot.uncover(one);
-                snapshot.drop_tag(&one.tagged);
-            })
-            .collect()
+                state.drop_tag(snapshot, &one.tagged);
+            }
+            gone
         });
         for one in &gone {
             tell(dev, &one.name, wire::join(one.tagged.tag, one.tagged.root));
@@ -359,8 +362,7 @@ impl Tree {
             if is_on("tree-tag-used-again") {
                 state.last_tag = Tag::ROOT;
             }
-            snapshot.by_tag.retain(|_, tagged| tagged.served.tag != volume);
-            snapshot.by_mount.retain(|_, tagged| tagged.served.tag != volume);
+            state.drop_volume(snapshot, volume);
         });
     }
 
@@ -381,7 +383,7 @@ impl Tree {
                 let Some(moved) = state.places.get_mut(&place.mount) else { return Err(spot) };
                 let Spot { on, node, .. } = spot;
                 snapshot.uncover(moved);
-                *snapshot.covered.entry((node.served.tag, node.node)).or_default() += 1;
+                snapshot.cover((node.served.tag, node.node));
                 // What is given up is dropped without the lock.
                 let old = (std::mem::replace(&mut moved.on, on), std::mem::replace(&mut moved.covered, node));
                 Ok((std::mem::replace(&mut moved.name, Arc::clone(&new_name)), old))
@@ -475,12 +477,17 @@ impl Tree {
 }
 
 impl super::Snapshot {
+    fn cover(&mut self, dir: (Tag, NodeId)) {
+        *self.covered.shard_mut(dir).entry(dir).or_default() += 1;
+    }
+
     fn uncover(&mut self, one: &Attachment) {
-        let key = (one.covered.served.tag, one.covered.node);
-        if let Some(count) = self.covered.get_mut(&key) {
+        let dir = (one.covered.served.tag, one.covered.node);
+        let shard = self.covered.shard_mut(dir);
+        if let Some(count) = shard.get_mut(&dir) {
             *count -= 1;
             if *count == 0 {
-                self.covered.remove(&key);
+                shard.remove(&dir);
             }
         }
     }
