@@ -10,6 +10,9 @@
 //! | `Slot::filled`, `Slot::void` | only grow; stored by who writes, when it has given back the slot's lock |
 //! | `end` | the number of the last entry, stored once |
 //!
+//! Slots are made a chunk at a time, by who first writes there: one of thousands of journals in which nothing happens is small. Two who
+//! make the same chunk do not wait for each other: one of the two chunks is dropped.
+//!
 //! # The protocol
 //! Who writes takes a number, and tries the lock of its slot. If somebody has it (a reader who is a whole round behind,
 //! or one who writes and was overtaken by a whole round) it declares the number void and takes the next: so it waits
@@ -28,6 +31,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use once_cell::race::OnceBox;
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
@@ -58,11 +62,15 @@ use crate::{AsSource, Events, Poll, Source};
 /// ```
 pub struct Journal<T> {
     last: AtomicU64,
-    slots: Box<[Slot<T>]>,
+    room: u64,
+    chunks: Box<[OnceBox<[Slot<T>; CHUNK]>]>,
     is_ending: AtomicBool,
     end: AtomicU64,
     source: Source<Always>,
 }
+
+/// Slots of a chunk. Models have few.
+const CHUNK: usize = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 
 struct Slot<T> {
     filled: AtomicU64,
@@ -111,10 +119,10 @@ impl<T> Journal<T> {
     #[must_use]
     pub fn new(room: usize) -> Arc<Self> {
         assert!(room > 0, "room for no entry");
-        let slot = || Slot { filled: AtomicU64::new(0), void: AtomicU64::new(0), entry: Mutex::new(None) };
         Arc::new(Self {
             last: AtomicU64::new(0),
-            slots: (0..room).map(|_| slot()).collect(),
+            room: room as u64,
+            chunks: (0..room.div_ceil(CHUNK)).map(|_| OnceBox::new()).collect(),
             is_ending: AtomicBool::new(false),
             end: AtomicU64::new(0),
             source: Source::new(Always),
@@ -190,7 +198,9 @@ impl<T> Journal<T> {
     }
 
     fn slot(&self, number: u64) -> &Slot<T> {
-        &self.slots[usize::try_from(number % self.slots.len() as u64).unwrap_or(0)]
+        let at = usize::try_from(number % self.room).unwrap_or(0);
+        let slot = |_| Slot { filled: AtomicU64::new(0), void: AtomicU64::new(0), entry: Mutex::new(None) };
+        &self.chunks[at / CHUNK].get_or_init(|| Box::new(std::array::from_fn(slot)))[at % CHUNK]
     }
 }
 
@@ -233,7 +243,7 @@ impl<T> Reader<T> {
 
     /// `number` was overwritten: goes on with the oldest that may still be there.
     fn lost(&mut self, number: u64) -> Read<T> {
-        let oldest = (self.journal.last() + 1).saturating_sub(self.journal.slots.len() as u64);
+        let oldest = (self.journal.last() + 1).saturating_sub(self.journal.room);
         let lost = oldest.max(number + 1) - number;
         self.seen += lost;
         Read::Lost(lost)
@@ -260,7 +270,7 @@ impl<T> AsSource for Journal<T> {
 
 impl<T> fmt::Debug for Journal<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal").field("room", &self.slots.len()).finish_non_exhaustive()
+        f.debug_struct("Journal").field("room", &self.room).finish_non_exhaustive()
     }
 }
 
