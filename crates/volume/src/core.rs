@@ -24,7 +24,7 @@ pub struct Options {
     pub cache_bytes_max: u64,
     /// How many bytes each cgroup may have that are not on the store, the root left out; none: its share of the cache.
     pub dirty_bytes_max: Option<u64>,
-    /// Flusher threads.
+    /// Flusher threads, at most: they are there while there is something to write.
     pub flushers: usize,
     /// Dirty data rests this long before it is written without need.
     pub dirty_after: Duration,

@@ -32,10 +32,10 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Takes a store into use; its flushers start.
+    /// Takes a store into use. Its flushers start when there is something to write.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a cache of less than 4 MiB; a store error when the host gives no thread.
+    /// [`Error::Invalid`] for a cache of less than 4 MiB.
     pub fn new(store: Arc<dyn Store>, options: Options) -> Result<Arc<Self>> {
         if options.cache_bytes_max < CACHE_BYTES_MIN {
             return Err(Error::Invalid("the cache must be 4 MiB or more"));
@@ -50,9 +50,7 @@ impl Volume {
             clock: Arc::clone(&options.clock),
         };
         let switcher = &options.tenants.switcher;
-        let bdi = Bdi::start("wt", bdi_options, Arc::clone(&budget), switcher).map_err(|error| {
-            store::Error::with(store::ErrorKind::NoMemory, "start flushers", error.to_string())
-        })?;
+        let bdi = Bdi::start("wt", bdi_options, Arc::clone(&budget), switcher);
         bdi.set_dirty_max_of_others(options.dirty_bytes_max);
         let volume = Arc::new(Self {
             core: Core::new(store, options, budget, bdi),

@@ -225,6 +225,40 @@ fn a_flusher_that_may_sleep_on_is_caught() {
     mutant::assert_caught("a_flusher_hears_of_dirty_data", &["bdi-wake-unordered"], "deadlock");
 }
 
+#[test]
+fn what_becomes_dirty_while_the_flusher_leaves_is_written() {
+    model::check(|| {
+        let (client, store) = start(eager());
+        let written = [Arc::new(Gate::default()), Arc::new(Gate::default())];
+        let tell = written.clone();
+        let count = Mutex::new(0);
+        store.hook(move |at, op| {
+            if (at, op) == (At::After, "write") {
+                let mut count = count.lock();
+                tell[*count].open();
+                *count = 1;
+            }
+            Ok(())
+        });
+        let (_, handle) = client.create("file");
+        for gate in &written {
+            // The flusher, which has nothing to do after the first one, goes.
+            client.write(handle, 0, &[1; 10]).unwrap();
+            gate.pass();
+        }
+        end(&client);
+    });
+}
+
+#[test]
+fn a_flusher_that_leaves_in_two_steps_is_caught() {
+    mutant::assert_caught(
+        "what_becomes_dirty_while_the_flusher_leaves_is_written",
+        &["bdi-leave-uncounted"],
+        "deadlock",
+    );
+}
+
 const MIB: usize = 1 << 20;
 
 /// A volume whose flusher is held up in the store, and whose cache has no room for another MiB of its file.

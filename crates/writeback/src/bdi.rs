@@ -5,8 +5,8 @@
 //!
 //! Lock order: `Bdi::control`, then `Bdi::switching`, then `Wbs::writer`, then a wb's lists. Inodes are written with none held.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize as StdAtomicUsize;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ use crate::wbs::Wbs;
 /// How a backing device is flushed.
 #[derive(Debug, Clone)]
 pub struct BdiOptions {
-    /// Flusher threads; with none, inodes are written by who syncs them.
+    /// Flusher threads, at most; with none, inodes are written by who syncs them.
     pub flushers: usize,
     /// Dirty data rests this long before it is written without need.
     pub dirty_after: Duration,
@@ -43,6 +43,10 @@ pub struct BdiOptions {
 /// One backing device.
 #[derive(Debug)]
 pub struct Bdi<I: Inode> {
+    /// Itself, for the flushers that it makes.
+    pub(crate) this: Weak<Self>,
+    /// What flushers are called.
+    pub(crate) name: String,
     pub(crate) options: BdiOptions,
     pub(crate) budget: Arc<Budget>,
     pub(crate) switcher: Arc<Switcher<I>>,
@@ -90,18 +94,17 @@ pub struct BdiStatus {
 }
 
 impl<I: Inode> Bdi<I> {
-    /// A backing device whose pages count against `budget`; its flushers start at once.
-    ///
-    /// # Errors
-    /// When the host gives no thread.
+    /// A backing device whose pages count against `budget`; its flushers start when there is something to write.
     pub fn start(
         name: &str,
         options: BdiOptions,
         budget: Arc<Budget>,
         switcher: &Arc<Switcher<I>>,
-    ) -> std::io::Result<Arc<Self>> {
+    ) -> Arc<Self> {
         let throttle = Arc::new(Throttle::new(Arc::clone(&options.clock)));
-        let bdi = Arc::new(Self {
+        let bdi = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            name: name.to_owned(),
             options,
             budget,
             switcher: Arc::clone(switcher),
@@ -131,14 +134,7 @@ impl<I: Inode> Bdi<I> {
             }
         }));
         switcher.register(&bdi);
-        for number in 0..bdi.options.flushers {
-            if let Err(error) = bdi.add_flusher(format!("flush-{name}-{number}")) {
-                // Those that were made have nothing to write yet.
-                bdi.stop(Instant::now() + Duration::from_secs(1));
-                return Err(error);
-            }
-        }
-        Ok(bdi)
+        bdi
     }
 
     pub(crate) fn wb_at(&self, index: u32) -> Option<Arc<Wb<I>>> {

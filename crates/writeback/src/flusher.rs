@@ -5,6 +5,11 @@
 //! one flusher; `fsync` and `sync` write inodes themselves and need no flusher at all. Flushers serve the device's wbs in
 //! turn, so that a cgroup with many dirty inodes holds up no other.
 //!
+//! There is a flusher when there is something for it to do: the first dirty inode has one made, that one has another one made while
+//! more inodes wait than flushers run, and one that has found nothing listed for [`IDLE`] ends. So thousands of idle devices cost no
+//! thread. It decides that under `control`, after a look at the lists; who lists an inode takes `control` afterwards. Either
+//! the flusher sees the inode, or who listed it sees that the flusher is gone.
+//!
 //! Lock order: as in `bdi`.
 //!
 //! Shutdown: `stop` sets `stopping`; each flusher ends after the inode it is writing, and says so by
@@ -15,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sync::atomic::Ordering;
+use sync::mutant::is_on;
 use sync::thread;
 
 use crate::Bdi;
@@ -22,6 +28,9 @@ use crate::group::Request;
 use crate::limit::Direction;
 use crate::link::{Inode, Outcome};
 use crate::wb::{Listed, Wb};
+
+/// How long a flusher without anything to do stays. Models have no time: there it leaves at once.
+const IDLE: Duration = if cfg!(any(loom, shuttle)) { Duration::ZERO } else { Duration::from_secs(1) };
 
 #[derive(Debug, Default)]
 pub(crate) struct Control {
@@ -31,37 +40,74 @@ pub(crate) struct Control {
     flushers: Vec<thread::JoinHandle<()>>,
     /// Flushers that have not ended.
     running: usize,
+    /// Flushers that were made so far.
+    made: usize,
 }
 
 /// One flusher, for as long as it runs.
-struct Running<'a, I: Inode>(&'a Bdi<I>);
+struct Running<'a, I: Inode> {
+    bdi: &'a Bdi<I>,
+    is_counted: bool,
+}
+
+impl<I: Inode> Running<'_, I> {
+    /// It has nothing to do, and nobody will wake it.
+    fn leave(&mut self, control: &mut Control) {
+        control.running -= 1;
+        self.is_counted = false;
+        self.bdi.ended.notify_all();
+    }
+}
 
 impl<I: Inode> Drop for Running<'_, I> {
     fn drop(&mut self) {
-        self.0.control.lock().running -= 1;
-        self.0.ended.notify_all();
+        if self.is_counted {
+            self.bdi.control.lock().running -= 1;
+            self.bdi.ended.notify_all();
+        }
     }
 }
 
 impl<I: Inode> Bdi<I> {
-    pub(crate) fn add_flusher(self: &Arc<Self>, name: String) -> std::io::Result<()> {
-        let this = Arc::clone(self);
-        let body = move || {
-            let _running = Running(&this);
-            this.flush_loop();
-        };
-        // Under the lock: the thread cannot count itself out before it is counted.
-        let mut control = self.control.lock();
-        let thread = thread::Builder::new().name(name).stack_size(256 * 1024).spawn(body)?;
-        control.flushers.push(thread);
-        control.running += 1;
-        Ok(())
+    /// Sees to it that `wanted` flushers run, or as many as may.
+    pub(crate) fn need_flushers(&self, control: &mut Control, wanted: usize) {
+        while !control.stopping && control.running < wanted.min(self.options.flushers) {
+            // None: the last reference is going, and with it whoever could list an inode.
+            let Some(this) = self.this.upgrade() else { return };
+            let body = move || {
+                let mut running = Running { bdi: &this, is_counted: true };
+                this.flush_loop(&mut running);
+            };
+            let name = format!("flush-{}-{}", self.name, control.made % self.options.flushers);
+            // A serving thread may have made the inode dirty, whose class is not to be inherited.
+            thread::will_make_threads();
+            match thread::Builder::new().name(name).stack_size(256 * 1024).spawn(body) {
+                Ok(thread) => {
+                    // Under the lock: the thread cannot count itself out before it is counted.
+                    control.running += 1;
+                    control.made += 1;
+                    if control.running <= control.flushers.len() {
+                        control.flushers.retain(|thread| !has_left(thread));
+                    }
+                    control.flushers.push(thread);
+                }
+                Err(error) => {
+                    // Who syncs writes by itself, as does who waits for room; the next one who has something to write asks again.
+                    tracing::warn!(%error, "no thread to write back with");
+                    return;
+                }
+            }
+        }
     }
 
     /// Limits changed, or somebody may write sooner than was told.
     pub(crate) fn wake_flushers(&self) {
         // As in `mark_dirty`: after a flusher's look, and before its wait.
-        drop(self.control.lock());
+        let mut control = self.control.lock();
+        if self.dirty_inodes() > 0 {
+            self.need_flushers(&mut control, 1);
+        }
+        drop(control);
         self.changed.notify_all();
     }
 
@@ -76,6 +122,8 @@ impl<I: Inode> Bdi<I> {
         let mut control = self.control.lock();
         if !control.kicked {
             control.kicked = true;
+            let useful = self.dirty_inodes();
+            self.need_flushers(&mut control, useful);
             drop(control);
             self.changed.notify_all();
         }
@@ -108,8 +156,8 @@ impl<I: Inode> Bdi<I> {
         left
     }
 
-    fn flush_loop(self: &Arc<Self>) {
-        while let Some(listed) = self.next() {
+    fn flush_loop(self: &Arc<Self>, running: &mut Running<'_, I>) {
+        while let Some(listed) = self.next(running) {
             // A panic over one inode must not end write-back for all others.
             let attempt = catch_unwind(AssertUnwindSafe(|| listed.inode.write_back()));
             let outcome = attempt.unwrap_or_else(|_| {
@@ -126,9 +174,10 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Waits for the next inode to write; `None` at the end.
-    fn next(&self) -> Option<Listed<I>> {
+    /// Waits for the next inode to write; `None` at the end, and where there has been none for a while.
+    fn next(&self, running: &mut Running<'_, I>) -> Option<Listed<I>> {
         let mut control = self.control.lock();
+        let mut idle_until = None;
         loop {
             if control.stopping {
                 return None;
@@ -154,6 +203,8 @@ impl<I: Inode> Bdi<I> {
                 if due[at].is_some_and(|due| due <= now)
                     && let Some(listed) = wbs[at].take(before, now)
                 {
+                    let useful = self.dirty_inodes() + 1;
+                    self.need_flushers(&mut control, useful);
                     return Some(listed);
                 }
                 // Taken by another flusher meanwhile.
@@ -162,8 +213,23 @@ impl<I: Inode> Bdi<I> {
             let next = due.into_iter().flatten().min();
             control.kicked &= urgent && next.is_some();
             match next {
-                None => self.changed.wait(&mut control),
+                None => {
+                    let until = *idle_until.get_or_insert_with(|| Instant::now() + IDLE);
+                    if Instant::now() < until {
+                        self.changed.wait_until(&mut control, until);
+                    } else if self.unwritten() == 0 {
+                        if !is_on("bdi-leave-uncounted") {
+                            running.leave(&mut control);
+                        }
+                        return None;
+                    } else {
+                        // Something is being written, or on its way from one wb to another.
+                        idle_until = None;
+                        self.changed.wait_until(&mut control, Instant::now() + IDLE);
+                    }
+                }
                 Some(due) => {
+                    idle_until = None;
                     let until = Instant::now() + due.saturating_sub(now);
                     self.changed.wait_until(&mut control, until);
                 }
@@ -182,6 +248,11 @@ impl<I: Inode> Bdi<I> {
             Request { direction: Direction::Write, bytes: 1, operations: 1, epoch: u64::MAX, inode: 0 };
         Some(due.max(self.throttle.ready_at(&chain, &request)))
     }
+}
+
+/// Whether a flusher has ended. Models cannot tell.
+fn has_left(thread: &thread::JoinHandle<()>) -> bool {
+    cfg!(not(any(loom, shuttle))) && thread::is_finished(thread)
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -224,13 +295,36 @@ mod tests {
             retry_pause: Duration::from_secs(1),
             clock: Arc::new(RealClock::default()),
         };
-        Bdi::start("test", options, Budget::new(1), &Arc::default()).expect("the host gives threads")
+        Bdi::start("test", options, Budget::new(1), &Arc::default())
     }
 
     #[test]
     fn stop_waits_for_those_that_can_end() {
         let bdi = bdi(3);
         assert_eq!(bdi.stop(Instant::now() + Duration::from_secs(600)), 0);
+        assert_eq!(bdi.stop(Instant::now()), 0);
+    }
+
+    #[test]
+    fn there_is_a_flusher_only_while_there_is_something_to_write() {
+        let bdi = bdi(2);
+        let running = || bdi.control.lock().running;
+        assert_eq!(running(), 0);
+        let (begun, has_begun) = channel();
+        let (go_on, going_on) = channel();
+        let slow =
+            Arc::new(Slow { link: Link::default(), begun: Mutex::new(begun), go_on: Mutex::new(going_on) });
+        for round in 1..=2 {
+            bdi.mark_dirty(Arc::clone(&slow), Owner::ROOT);
+            has_begun.recv().unwrap();
+            assert_eq!(running(), 1, "round {round}");
+            go_on.send(()).unwrap();
+            let mut control = bdi.control.lock();
+            while control.running > 0 {
+                bdi.ended.wait(&mut control);
+            }
+        }
+        assert_eq!(bdi.inodes_flushed(), 2);
         assert_eq!(bdi.stop(Instant::now()), 0);
     }
 

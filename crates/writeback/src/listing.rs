@@ -116,7 +116,7 @@ impl<I: Inode> Bdi<I> {
             // The list was empty: flushers may be waiting without a time. Taking `control` orders this
             // after a flusher's look at the list and before its wait, or the wake-up would be lost.
             if !is_on("bdi-wake-unordered") {
-                drop(self.control.lock());
+                self.need_flushers(&mut self.control.lock(), 1);
             }
             self.changed.notify_one();
         }

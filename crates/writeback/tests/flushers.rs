@@ -53,7 +53,7 @@ impl Rig {
             retry_pause: Duration::from_millis(1),
             clock: Arc::clone(&clock) as _,
         };
-        let bdi = Bdi::start("test", options, Arc::clone(&budget), &Arc::default()).expect("flushers");
+        let bdi = Bdi::start("test", options, Arc::clone(&budget), &Arc::default());
         let (tell, written) = channel();
         Self { clock, budget, bdi, tell, written }
     }

@@ -63,7 +63,7 @@ impl Subject {
             retry_pause: Duration::from_secs(1),
             clock: Arc::new(RealClock::default()),
         };
-        Bdi::start("lab", options, Budget::new(1 << 20), &self.switcher).expect("no thread is needed")
+        Bdi::start("lab", options, Budget::new(1 << 20), &self.switcher)
     }
 
     /// A new cgroup below the root.

@@ -144,7 +144,7 @@ impl Model {
             clock: Arc::clone(clock) as Arc<dyn Clock>,
         };
         let store = Arc::new(Store { clock: Arc::clone(clock), bytes_per_second, written: Mutex::default() });
-        let bdi = Bdi::start("model", options, Budget::new(1 << 30), switcher).expect("no thread is made");
+        let bdi = Bdi::start("model", options, Budget::new(1 << 30), switcher);
         Self { store, switcher: Arc::clone(switcher), bdi }
     }
 

@@ -93,7 +93,7 @@ impl Rig {
             retry_pause: Duration::from_secs(1),
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
         };
-        let bdi = Bdi::start("test", options, Budget::new(1000), switcher).expect("flushers");
+        let bdi = Bdi::start("test", options, Budget::new(1000), switcher);
         Self { switcher: Arc::clone(switcher), bdi, clock, is_gone: Arc::default() }
     }
 
