@@ -6,6 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::asleep::Waiter;
 use common::{Client, eager, lazy};
 use store::MemStore;
 use watertight_volume::{CgroupPath, Error, WriteFlags};
@@ -70,15 +71,15 @@ fn an_unmount_waits_for_no_limit_and_leaves_a_debt() {
 }
 
 /// Somebody who waits in fsync for a limit of a byte a second.
-fn behind_a_limit() -> (Arc<Client>, std::thread::JoinHandle<watertight_volume::Result<()>>) {
+fn behind_a_limit() -> (Arc<Client>, Waiter<watertight_volume::Result<()>>) {
     let client = Arc::new(client(lazy(), "wbps=1"));
     let (_, file) = client.create("a");
     client.write(file, 0, &[7; 64 << 10]).expect("room");
     let waits = {
         let client = Arc::clone(&client);
-        std::thread::spawn(move || client.fsync(file))
+        Waiter::start(move || client.fsync(file))
     };
-    std::thread::sleep(Duration::from_millis(20));
+    waits.is_asleep_once(|| true);
     (client, waits)
 }
 
@@ -99,10 +100,10 @@ fn a_sync_that_waits_with_several_threads_can_be_killed() {
     }
     let waits = {
         let client = Arc::clone(&client);
-        std::thread::spawn(move || client.volume.sync(&client.ctx()))
+        Waiter::start(move || client.volume.sync(&client.ctx()))
     };
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(!waits.is_finished(), "a byte a second: it waits");
+    // A byte a second: it waits.
+    waits.is_asleep_once(|| true);
     client.cancel.cancel();
     assert_eq!(waits.join().expect("no panic"), Err(Error::Interrupted));
     client.volume.shutdown();
@@ -159,13 +160,10 @@ fn a_writer_that_waits_for_what_is_owed_goes_on_when_the_limit_is_lifted() {
     // A month.
     let waits = {
         let client = Arc::clone(&client);
-        std::thread::spawn(move || client.write(file, 0, &[8; 1 << 20]))
+        Waiter::start(move || client.write(file, 0, &[8; 1 << 20]))
     };
-    while client.volume.status().writer_waits == 0 {
-        std::thread::yield_now();
-    }
     // Counted before it is asleep.
-    std::thread::sleep(Duration::from_millis(20));
+    waits.is_asleep_once(|| client.volume.status().writer_waits > 0);
     limit(&client, "wbps=max");
     assert_eq!(waits.join().expect("no panic"), Ok(1 << 20));
     client.volume.shutdown();

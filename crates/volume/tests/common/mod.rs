@@ -1,6 +1,8 @@
 //! What the volume's tests share.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod asleep;
+
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
