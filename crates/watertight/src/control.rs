@@ -13,13 +13,15 @@
 //! | `POST /v1/umount` with [`api::UmountRequest`] | [`api::UmountReply`]; for `force` at once, else once all is written |
 //! | `GET /v1/wait?timeout_ms=N` | [`api::WaitReply`], once the volume is released or failed, or at the timeout |
 //!
-//! An error is an [`api::ErrorReply`] with an HTTP status of 400 or more. Whoever calls is root or
+//! An error is an [`api::ErrorReply`] with an HTTP status of 400 or more; 503 where too many such calls are under way, of all or of the caller's
+//! cgroup (module `places`). Whoever calls is root or
 //! the mount's owner: the socket is 0600 in a directory of the owner's, and both sides check the
 //! other's user id as the kernel reports it.
 
 pub mod api;
 pub mod client;
 pub mod events;
+mod places;
 pub mod server;
 
 use std::io;

@@ -345,6 +345,7 @@ impl Status {
             drains: volume.switching.drains,
             drain_us: micros(volume.switching.drain_time),
             cgroups: cgroups(&volume.switching.wbs),
+            limits: of.limits().into_iter().take(CGROUPS_NAMED_MAX).map(cgroup_limits).collect(),
             ..Self::default()
         }
     }

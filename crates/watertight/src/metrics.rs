@@ -3,11 +3,11 @@
 //!
 //! Units are bytes and seconds. Each sample has the labels `volume` (an id that is never used again) and
 //! `mountpoint`; of the others, `state` has six values and `kind` one for each kind of request, so that a volume has
-//! at most about a hundred series, and five more for each cgroup that has anything there (at most a thousand). Files are counted and never named.
+//! at most about a hundred series, and five more for each cgroup that has anything there (at most a thousand), and up to six for one with limits. Files are counted and never named.
 
 use std::fmt::{self, Display, Write};
 
-use crate::control::api::{Cgroup, State, Status};
+use crate::control::api::{Cgroup, CgroupLimits, State, Status};
 
 /// The media type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -178,6 +178,28 @@ pub fn page(volumes: &[&Status], down: &[Of<'_>]) -> String {
             }
         }
     }
+    page.family(
+        "cgroup_limit",
+        Kind::Gauge,
+        "What the cgroup may do: bytes or operations a second; dirty_max: bytes.",
+    );
+    for v in volumes {
+        for own in &v.limits {
+            for (name, limit) in limits_of(own) {
+                page.sample(v, &[("cgroup", &own.cgroup), ("limit", name)], limit);
+            }
+        }
+    }
+    page.family(
+        "cgroup_owed_bytes",
+        Kind::Gauge,
+        "Written ahead of the cgroup's limits, because somebody else waited for it.",
+    );
+    for v in volumes {
+        for own in &v.limits {
+            page.sample(v, &[("cgroup", &own.cgroup)], own.owed_bytes);
+        }
+    }
     for (name, kind, help, figure) in FIGURES {
         page.family(name, kind, help);
         for v in volumes {
@@ -185,6 +207,18 @@ pub fn page(volumes: &[&Status], down: &[Of<'_>]) -> String {
         }
     }
     page.text
+}
+
+/// Those that are set, by the names that `watertight limit` takes.
+fn limits_of(own: &CgroupLimits) -> impl Iterator<Item = (&'static str, u64)> {
+    let all = [
+        ("rbps", own.rbps),
+        ("wbps", own.wbps),
+        ("riops", own.riops),
+        ("wiops", own.wiops),
+        ("dirty_max", own.dirty_bytes_max),
+    ];
+    all.into_iter().filter_map(|(name, limit)| Some((name, limit?)))
 }
 
 /// Milliseconds, shown as seconds.

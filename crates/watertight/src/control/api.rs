@@ -139,6 +139,9 @@ pub struct Status {
     /// The cgroups that have, or had, anything here; at most a thousand, those with most inodes.
     #[serde(default)]
     pub cgroups: Vec<Cgroup>,
+    /// What cgroups may do on the store; at most a thousand.
+    #[serde(default)]
+    pub limits: Vec<CgroupLimits>,
     /// The call that the store does not answer; none while it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalled: Option<Stalled>,

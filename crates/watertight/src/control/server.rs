@@ -1,6 +1,7 @@
 //! The control socket's server: one thread, a bounded number of connections, small messages.
 //!
-//! Calls that block (`sync`, `umount`) run on tokio's blocking threads, which are bounded too.
+//! Calls that take long (`sync`, `umount`, `wait`) have [places] of their own, so that they keep nobody from asking for the status or unmounting; those
+//! that block run on tokio's blocking threads.
 //!
 //! # Shutdown
 //! [`Server::finish`] takes no more connections, gives those under way a moment to hear how the
@@ -29,18 +30,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::api::{
-    AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, ErrorReply, LimitRequest, Limits,
+    AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, ErrorReply, How, LimitRequest, Limits,
     MoveReply, MoveRequest, Status, Synced, UmountReply, UmountRequest, WaitReply,
 };
 use super::events::{Stream, Wish};
+use super::places::{Kind, Place, Places, THREADS_MAX};
 use crate::metrics;
 
-/// Connections at one time; more wait in the socket's queue.
+/// Connections at one time with short calls; more wait in the socket's queue.
 const CONNECTIONS_MAX: usize = 64;
 /// Of those who listen to events, who take no place from others.
 const LISTENERS_MAX: usize = 256;
-/// Threads for calls that block.
-const BLOCKING_MAX: usize = 16;
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Bytes of a request's body.
@@ -168,6 +168,8 @@ pub struct Server {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
     runtime: Handle,
+    /// Shared by all its sockets, as its threads are.
+    places: Arc<Places>,
 }
 
 /// One more socket of a running server; its connections are answered to their end when this is dropped.
@@ -189,7 +191,7 @@ impl Server {
     /// Those of making the thread and its event loop.
     pub fn start(listener: StdListener, owner_uid: u32, service: Arc<dyn Service>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Self::run(move |stopped| accept(listener, owner_uid, service, stopped))
+        Self::run(move |stopped, places| accept(listener, owner_uid, service, places, stopped))
     }
 
     /// Serves nothing so far.
@@ -197,25 +199,27 @@ impl Server {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn idle() -> io::Result<Self> {
-        Self::run(|mut stopped| async move { drop(stopped.wait_for(|stop| *stop).await) })
+        Self::run(|mut stopped, _| async move { drop(stopped.wait_for(|stop| *stop).await) })
     }
 
     fn run<F: Future<Output = ()>>(
-        body: impl FnOnce(watch::Receiver<bool>) -> F + Send + 'static,
+        body: impl FnOnce(watch::Receiver<bool>, Arc<Places>) -> F + Send + 'static,
     ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(BLOCKING_MAX)
+            .max_blocking_threads(THREADS_MAX)
             .thread_name("control-call")
             .build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = watch::channel(false);
+        let places = Arc::<Places>::default();
+        let given = Arc::clone(&places);
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
-            runtime.block_on(body(stopped));
+            runtime.block_on(body(stopped, given));
             // A call that blocks on a store that hangs must not keep the process.
             runtime.shutdown_background();
         })?;
-        Ok(Self { stop, thread: Some(thread), runtime: handle })
+        Ok(Self { stop, thread: Some(thread), runtime: handle, places })
     }
 
     /// Serves another `service` on another `listener`, by the same thread.
@@ -225,7 +229,7 @@ impl Server {
     pub fn also(&self, listener: StdListener, owner_uid: u32, service: Arc<dyn Service>) -> io::Result<Also> {
         listener.set_nonblocking(true)?;
         let (stop, stopped) = watch::channel(false);
-        self.runtime.spawn(accept(listener, owner_uid, service, stopped));
+        self.runtime.spawn(accept(listener, owner_uid, service, Arc::clone(&self.places), stopped));
         Ok(Also { stop })
     }
 
@@ -244,6 +248,7 @@ async fn accept(
     listener: StdListener,
     owner_uid: u32,
     service: Arc<dyn Service>,
+    places: Arc<Places>,
     stopped: watch::Receiver<bool>,
 ) {
     let listener = match UnixListener::from_std(listener) {
@@ -285,6 +290,7 @@ async fn accept(
             service: Arc::clone(&service),
             permit: Mutex::new(Some(permit)),
             listeners: Arc::clone(&listeners),
+            places: Arc::clone(&places),
         });
         connections.spawn(serve(stream, peer, stopped.clone()));
     }
@@ -303,6 +309,20 @@ struct Peer {
     permit: Mutex<Option<OwnedSemaphorePermit>>,
     /// The places of those who listen to events.
     listeners: Arc<Semaphore>,
+    /// The places of calls that take long.
+    places: Arc<Places>,
+}
+
+impl Peer {
+    /// A place for a call that takes long, instead of that among all connections.
+    fn enter(&self, kind: Kind) -> Result<Place, Box<Reply>> {
+        // As the kernel shows it, whichever tree counts for the volume; who has ended, or is not to be seen from here, is in one with others.
+        let cgroup = self.pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok());
+        let place = self.places.enter(kind, cgroup.unwrap_or_default());
+        let place = place.map_err(|error| Box::new(refuse(StatusCode::SERVICE_UNAVAILABLE, error)))?;
+        drop(self.permit.lock().take());
+        Ok(place)
+    }
 }
 
 /// Whether this peer may call at all.
@@ -365,7 +385,10 @@ async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, In
         Call::OpenApi => text(JSON, OPENAPI.to_owned()),
         Call::Status => json(StatusCode::OK, &service.status()),
         Call::Events => events(request.uri().query(), &peer),
-        Call::Wait => wait(request.uri().query(), &*service).await,
+        Call::Wait => match peer.enter(Kind::Wait) {
+            Ok(_place) => last(wait(request.uri().query(), &*service).await),
+            Err(full) => *full,
+        },
         Call::Limits => json(StatusCode::OK, &service.limits()),
         Call::Limit => match body::<LimitRequest>(request).await.and_then(|body| service.limit(body)) {
             Ok(limits) => json(StatusCode::OK, &limits),
@@ -373,12 +396,16 @@ async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, In
         },
         Call::Sync => {
             let by = peer.pid.filter(|_| request.uri().query() != Some("all=1"));
-            blocking(move || service.sync(by)).await
+            let kind = if by.is_some() { Kind::Sync } else { Kind::SyncAll };
+            blocking(&peer, kind, move || service.sync(by)).await
         }
-        Call::Umount => with_body(request, move |body| service.umount(body)).await,
-        Call::Attach => with_body(request, move |body| service.attach(body)).await,
-        Call::Detach => with_body(request, move |body| service.detach(body)).await,
-        Call::Move => with_body(request, move |body| service.move_to(body)).await,
+        Call::Umount => {
+            let kind = |body: &UmountRequest| if body.how == How::Force { Kind::Force } else { Kind::Umount };
+            with_body(request, &peer, kind, move |body| service.umount(body)).await
+        }
+        Call::Attach => with_body(request, &peer, |_| Kind::Tree, move |body| service.attach(body)).await,
+        Call::Detach => with_body(request, &peer, |_| Kind::Tree, move |body| service.detach(body)).await,
+        Call::Move => with_body(request, &peer, |_| Kind::Tree, move |body| service.move_to(body)).await,
     })
 }
 
@@ -398,7 +425,11 @@ fn events(query: Option<&str>, peer: &Peer) -> Reply {
     drop(peer.permit.lock().take());
     let mut reply = Response::new(Either::Right(stream));
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
-    // Its place is given back already.
+    last(reply)
+}
+
+/// Its connection's last one: the place among all connections is given back already.
+fn last(mut reply: Reply) -> Reply {
     reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     reply
 }
@@ -416,21 +447,36 @@ async fn wait(query: Option<&str>, service: &dyn Service) -> Reply {
 }
 
 async fn blocking<T: Serialize + Send + 'static>(
+    peer: &Peer,
+    kind: Kind,
     call: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Reply {
-    match tokio::task::spawn_blocking(call).await {
+    let place = match peer.enter(kind) {
+        Ok(place) => place,
+        Err(full) => return *full,
+    };
+    let turn = place.turn().await;
+    // A caller who leaves does not end the call: its turn lasts as long as that does.
+    let called = tokio::task::spawn_blocking(move || {
+        let result = call();
+        drop(turn);
+        result
+    });
+    last(match called.await {
         Ok(Ok(value)) => json(StatusCode::OK, &value),
         Ok(Err(error)) => refuse(StatusCode::CONFLICT, error),
         Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the call panicked; see the log".to_owned()),
-    }
+    })
 }
 
 async fn with_body<B: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
     request: Request<Incoming>,
+    peer: &Peer,
+    kind: impl FnOnce(&B) -> Kind,
     call: impl FnOnce(B) -> Result<T, String> + Send + 'static,
 ) -> Reply {
     match body::<B>(request).await {
-        Ok(body) => blocking(move || call(body)).await,
+        Ok(body) => blocking(peer, kind(&body), move || call(body)).await,
         Err(error) => refuse(StatusCode::BAD_REQUEST, error),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use crate::control::api::{State, Status};
+use crate::control::api::{CgroupLimits, State, Status};
 use crate::progress::Rate;
 use crate::target;
 
@@ -39,6 +39,10 @@ pub(super) struct CgroupRow {
     pub(super) inodes: u64,
     pub(super) dirty: u64,
     pub(super) writeback: u64,
+    /// What it may write a second; `None` where it has no limits, 0 where it has others only.
+    pub(super) limit: Option<u64>,
+    /// What it has written ahead of that.
+    pub(super) owed: u64,
 }
 
 /// Counters of the looks before.
@@ -79,12 +83,35 @@ impl Table {
             stalled_ms: status.stalled.as_ref().map_or(0, |stalled| stalled.for_ms),
             failing: status.failing_files,
         });
-        self.cgroups.extend(status.cgroups.iter().map(|cgroup| CgroupRow {
-            path: cgroup.path.clone(),
-            mountpoint: status.mountpoint.clone(),
-            inodes: cgroup.owned_inodes,
-            dirty: cgroup.dirty_bytes,
-            writeback: cgroup.writeback_bytes,
+        let mut limits: BTreeMap<&str, &CgroupLimits> =
+            status.limits.iter().map(|limits| (limits.cgroup.as_str(), limits)).collect();
+        self.cgroups.extend(status.cgroups.iter().map(|cgroup| {
+            // Limits belong to the path, not to one that was removed.
+            let own = if cgroup.removed { None } else { limits.remove(cgroup.path.as_str()) };
+            CgroupRow {
+                inodes: cgroup.owned_inodes,
+                dirty: cgroup.dirty_bytes,
+                writeback: cgroup.writeback_bytes,
+                ..CgroupRow::limited(&status.mountpoint, &cgroup.path, own)
+            }
         }));
+        let others = limits.into_iter();
+        self.cgroups
+            .extend(others.map(|(path, limits)| CgroupRow::limited(&status.mountpoint, path, Some(limits))));
+    }
+}
+
+impl CgroupRow {
+    /// A cgroup that has nothing, and may have limits.
+    fn limited(mountpoint: &str, path: &str, limits: Option<&CgroupLimits>) -> Self {
+        Self {
+            path: path.to_owned(),
+            mountpoint: mountpoint.to_owned(),
+            inodes: 0,
+            dirty: 0,
+            writeback: 0,
+            limit: limits.map(|limits| limits.wbps.unwrap_or(0)),
+            owed: limits.map_or(0, |limits| limits.owed_bytes),
+        }
     }
 }

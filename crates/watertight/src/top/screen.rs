@@ -165,19 +165,35 @@ fn cgroups(table: &Table, view: &View, width: usize) -> Vec<String> {
     if view.sort != Sort::Name {
         rows.sort_by_key(|row| Reverse(row.dirty));
     }
-    let name = (width.saturating_sub(32) / 2).max(8);
+    // What follows the names takes 32 columns, and 20 more where there are limits.
+    let is_limited = rows.iter().any(|row| row.limit.is_some());
+    let name = (width.saturating_sub(if is_limited { 52 } else { 32 }) / 2).max(8);
+    let more = |limit: &str, owed: &str| {
+        if is_limited { format!(" {limit:>9} {owed:>9}") } else { String::new() }
+    };
     let head = format!(
-        "{:name$} {:name$} {:>8} {:>9} {:>9}",
-        "CGROUP", "MOUNTPOINT", "INODES", "DIRTY", "WRITEBACK"
+        "{:name$} {:name$} {:>8} {:>9} {:>9}{}",
+        "CGROUP",
+        "MOUNTPOINT",
+        "INODES",
+        "DIRTY",
+        "WRITEBACK",
+        more("WBPS", "OWED")
     );
     let line = |row: &&CgroupRow| {
+        let limit = match row.limit {
+            None => "-".to_owned(),
+            Some(0) => "max".to_owned(),
+            Some(bytes) => units::bytes(bytes),
+        };
         format!(
-            "{:name$} {:name$} {:>8} {:>9} {:>9}",
+            "{:name$} {:name$} {:>8} {:>9} {:>9}{}",
             shortened(&row.path, name),
             shortened(&row.mountpoint, name),
             row.inodes,
             units::bytes(row.dirty),
             units::bytes(row.writeback),
+            more(&limit, &units::bytes(row.owed)),
         )
     };
     std::iter::once(head).chain(rows.iter().map(line)).collect()
@@ -219,6 +235,8 @@ mod tests {
             inodes: 3,
             dirty,
             writeback: 0,
+            limit: None,
+            owed: 0,
         };
         Table {
             volumes: vec![row("/mnt/a", 5 << 20), hung, row(&format!("/mnt/{}", "long".repeat(20)), 0)],
@@ -258,6 +276,17 @@ mod tests {
         view.key(KeyCode::Esc);
         view.key(KeyCode::Char('c'));
         assert!(first(&mut view).starts_with("/tenant/2 "), "{}", first(&mut view));
+    }
+
+    #[test]
+    fn limits_are_shown_where_there_are_any() {
+        let mut view = View { cgroups: true, sort: Sort::Name, ..View::default() };
+        let mut table = table();
+        assert!(!lines(&table, &mut view, (80, 24))[1].contains("WBPS"));
+        (table.cgroups[0].limit, table.cgroups[0].owed) = (Some(1 << 20), 3 << 20);
+        let lines = lines(&table, &mut view, (80, 24));
+        assert!(lines[1].ends_with("WBPS      OWED"), "{lines:?}");
+        assert!(lines[2].ends_with("1.0 MiB   3.0 MiB") && lines[3].ends_with("-       0 B"), "{lines:?}");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
@@ -24,7 +26,7 @@ use watertight::holders::{self, Holder, Holders};
 use self::schema::Checker;
 use crate::control::call;
 use crate::events::Listener;
-use crate::rig::Rig;
+use crate::rig::{LONG, Rig};
 use crate::sample;
 
 /// Answers with everything that an answer can have.
@@ -32,11 +34,19 @@ struct Full {
     ended: watch::Sender<Option<Ended>>,
     calls: AtomicU32,
     events: Arc<Events>,
+    /// If it is there: whether calls end.
+    is_busy: watch::Sender<Option<bool>>,
 }
 
 impl Full {
     /// How many calls there were before.
     fn next(&self) -> u32 {
+        if self.is_busy.borrow().is_some() {
+            let mut busy = self.is_busy.subscribe();
+            let over = async move { busy.wait_for(|busy| *busy == Some(false)).await.map(|_| ()) };
+            tokio::runtime::Handle::current().block_on(over).expect("it has not ended");
+            return 0;
+        }
         // ORDERING: Relaxed, only this number; calls come one after the other.
         self.calls.fetch_add(1, Ordering::Relaxed)
     }
@@ -77,7 +87,8 @@ fn held() -> Holders {
 
 impl Service for Full {
     fn status(&self) -> Status {
-        let failing_files = u64::from(self.next() > 0);
+        let is_busy = self.is_busy.borrow().is_some();
+        let failing_files = u64::from(!is_busy && self.next() > 0);
         Status { failing_files, ..sample::status() }
     }
 
@@ -154,7 +165,12 @@ impl Service for Full {
 
 /// A new server on `socket`.
 fn serve(socket: &Path, events: Arc<Events>) -> (Arc<Full>, Server) {
-    let full = Arc::new(Full { ended: watch::Sender::new(None), calls: AtomicU32::new(0), events });
+    let full = Arc::new(Full {
+        ended: watch::Sender::new(None),
+        calls: AtomicU32::new(0),
+        events,
+        is_busy: watch::Sender::default(),
+    });
     let uid = rustix::process::geteuid().as_raw();
     let listener = UnixListener::bind(socket).unwrap();
     let server = Server::start(listener, uid, Arc::clone(&full) as Arc<_>).unwrap();
@@ -173,7 +189,42 @@ fn ask(path: &Path, head: &str, body: &str) -> (u16, String, String) {
 /// Checks one answer; gives `METHOD path status`.
 #[track_caller]
 fn check(document: &Value, checker: &mut Checker<'_>, socket: &Path, head: &str, body: &str) -> String {
-    let (status, kind, answer) = ask(socket, head, body);
+    check_answer(document, checker, head, ask(socket, head, body))
+}
+
+/// Makes one call more than there may be of its kind in one cgroup, while none of them ends: that one's answer.
+fn one_too_many(socket: &Path, callers: usize, head: &str, body: &str) -> (u16, String, String) {
+    let (full, server) = serve(socket, events());
+    full.is_busy.send_replace(Some(true));
+    let (tell, told) = channel();
+    let calls: Vec<_> = (0..=callers)
+        .map(|_| {
+            let (tell, socket, head, body) =
+                (tell.clone(), socket.to_owned(), head.to_owned(), body.to_owned());
+            thread::spawn(move || tell.send(ask(&socket, &head, &body)).expect("somebody listens"))
+        })
+        .collect();
+    let first = told.recv_timeout(LONG).expect("one is answered");
+    // All others hold their places, and keep nobody else from being answered.
+    assert_eq!(ask(socket, "GET /v1/status", "").0, 200);
+    full.is_busy.send_replace(Some(false));
+    full.ended.send_replace(Some(ended()));
+    for _ in 0..callers {
+        assert_eq!(told.recv_timeout(LONG).expect("it is answered").0, 200);
+    }
+    calls.into_iter().for_each(|call| call.join().unwrap());
+    server.finish();
+    first
+}
+
+/// The same for an answer that is there.
+#[track_caller]
+fn check_answer(
+    document: &Value,
+    checker: &mut Checker<'_>,
+    head: &str,
+    (status, kind, answer): (u16, String, String),
+) -> String {
     let (method, target) = head.split_once(' ').unwrap();
     let path = target.split('?').next().unwrap();
     let operation = &document["paths"][path][method.to_lowercase()];
@@ -259,6 +310,15 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         full.ended.send_replace(Some(ended()));
         check(&document, &mut checker, &socket, "GET /v1/wait", "");
         server.finish();
+    }
+    let long =
+        [("POST /v1/sync", "", 64), ("GET /v1/wait", "", 128), ("POST /v1/umount", r#"{"how":"plain"}"#, 32)];
+    let tree = [ATTACH, DETACH, MOVE].map(|(head, body)| (head, body, 32));
+    for (head, body, callers) in long.into_iter().chain(tree) {
+        let socket = dir.path().join(head.replace('/', "-"));
+        let answer = one_too_many(&socket, callers, head, body);
+        assert_eq!(answer.0, 503, "{head}");
+        given.insert(check_answer(&document, &mut checker, head, answer));
     }
     // Nobody who listens is told the end, so that their places are taken.
     let socket = dir.path().join("full");

@@ -1,6 +1,6 @@
 //! A volume's status in which every key is there and every number is another one.
 
-use watertight::control::api::{Cgroup, FileError, Process, Requests, Stalled, State, Status};
+use watertight::control::api::{Cgroup, CgroupLimits, FileError, Process, Requests, Stalled, State, Status};
 use watertight::mountinfo::Device;
 
 /// The status. Its numbers are between 101 and 199, but for the time, which is 1 700 000 000 s and 123 ms.
@@ -47,6 +47,16 @@ pub(crate) fn status() -> Status {
             writeback_bytes: 136,
             switches_in_flight: 137,
             switched_inodes: 138,
+        }],
+        limits: vec![CgroupLimits {
+            cgroup: "/a b".to_owned(),
+            rbps: Some(143),
+            wbps: Some(144),
+            riops: Some(145),
+            wiops: Some(146),
+            dirty_bytes_max: Some(147),
+            sync_isolation: true,
+            owed_bytes: 148,
         }],
         stalled: Some(Stalled { call: "write".to_owned(), for_ms: 141 }),
         stalls: 142,
