@@ -115,7 +115,7 @@ pub enum Verb {
         watertight top\n  \
         watertight top --interval 200ms\n\n\
         Keys: q ends, s sorts by the next column, / filters (Enter keeps the filter, Esc takes it away), c changes between volumes \
-        and cgroups, the arrows scroll.")]
+        and cgroups (with their limits, where there are any), the arrows scroll.")]
     Top(TopArgs),
 
     /// Mount the volumes of a configuration file, and keep them mounted.
@@ -123,7 +123,8 @@ pub enum Verb {
         watertight serve --example > /etc/watertight/watertight.toml\n  \
         watertight serve --check /etc/watertight/watertight.toml\n  \
         watertight serve /etc/watertight/watertight.toml\n\n\
-        SIGHUP reads the file again: volumes come and go; one that has changed stays as it is, and that is said. SIGTERM \
+        SIGHUP reads the file again: volumes come and go; one that has changed stays as it is, and that is said; \
+        limits of cgroups ([[limit]]) are changed while it is mounted. SIGTERM \
         unmounts all with their data written.")]
     Serve(ServeArgs),
 
@@ -153,7 +154,7 @@ pub enum Verb {
             watertight limit /customers/b /mnt/data sync_isolation=1\n  \
             watertight limit --show /mnt/data\n\n\
             A limit holds for the cgroup and all below it, whether they exist yet or not, until the volume is unmounted; `mount -o limit=…` \
-            sets one from the beginning."
+            sets one from the beginning, as a [[limit]] in the file of `serve` does, which a reload changes."
     )]
     Limit(LimitArgs),
 

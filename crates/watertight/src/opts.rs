@@ -294,13 +294,15 @@ fn threads(text: &str, max: usize) -> Result<usize, String> {
 
 /// `CGROUP:LIMIT[:LIMIT]`.
 fn limit(text: &str) -> Result<(CgroupPath, LimitChange), String> {
-    let (cgroup, limits) = text
-        .split_once(':')
-        .filter(|(_, limits)| !limits.is_empty())
-        .ok_or("write limit=CGROUP:LIMIT, as in limit=/customers/a:wbps=1M")?;
-    let cgroup = cgroup.parse().map_err(|error: volume::LimitError| error.to_string())?;
-    let limits = limits.replace(':', " ").parse().map_err(|error: volume::LimitError| error.to_string())?;
-    Ok((cgroup, limits))
+    let said = |error: volume::LimitError| error.to_string();
+    // A cgroup may have colons in its name; what follows it has a `=` in each part.
+    let mut parts: Vec<&str> = text.split(':').collect();
+    let from = parts.iter().rposition(|part| !part.contains('=')).map_or(0, |last| last + 1);
+    let limits = parts.split_off(from.max(1)).join(" ");
+    if limits.is_empty() {
+        return Err("write limit=CGROUP:LIMIT, as in limit=/customers/a:wbps=1M".to_owned());
+    }
+    Ok((parts.join(":").parse().map_err(said)?, limits.parse().map_err(said)?))
 }
 
 #[cfg(test)]

@@ -13,18 +13,21 @@
 //! | somebody unmounted it | nothing, until the next reload |
 //! | SIGHUP, and it is no longer in the file | unmounted with all data written |
 //! | SIGHUP, and it has changed | it stays as it is, and that is said |
+//! | SIGHUP, and the limits on it have changed | they are changed while it is mounted ([`limits`]) |
 //! | SIGTERM, SIGINT | all are unmounted with all data written; the exit tells of those that were not |
 
 mod child;
 mod config;
+mod limits;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-pub use config::{Config, VolumeConfig};
+pub use config::{CgroupLimit, Config, VolumeConfig};
 
 use crate::cli::ServeArgs;
 use crate::console::console;
@@ -33,6 +36,7 @@ use crate::problem::{Problem, Result};
 use crate::signals;
 use crate::units;
 use child::{Child, Ending};
+use limits::VolumeLimits;
 
 /// The documented example; the package installs it.
 pub const EXAMPLE: &str = include_str!("../../../packaging/watertight.toml");
@@ -95,6 +99,7 @@ struct Volume {
     config: VolumeConfig,
     state: State,
     pause: Duration,
+    limits: Arc<VolumeLimits>,
 }
 
 #[derive(Debug)]
@@ -177,15 +182,22 @@ impl Served {
         for (at, volume) in &mut self.volumes {
             let shown = at.display();
             match (wanted.remove(at), &volume.state) {
-                (Some(new), State::Runs(..)) if new != volume.config => {
-                    tracing::warn!(
-                        "{shown} has changed in the file, and cannot be changed while it is mounted: it goes on with {}; \
-                         `watertight umount {shown}` and another reload mount it with {}",
-                        volume.config.describe(),
-                        new.describe(),
-                    );
+                (Some(new), State::Runs(_, is_mounted)) => {
+                    if !new.mounts_like(&volume.config) {
+                        tracing::warn!(
+                            "{shown} has changed in the file, and cannot be changed while it is mounted: it goes on with {}; \
+                             `watertight umount {shown}` and another reload mount it with {}",
+                            volume.config.describe(),
+                            new.describe(),
+                        );
+                    }
+                    let limits = std::mem::replace(&mut volume.config.limits, new.limits);
+                    // Else it is told when it is mounted.
+                    if *is_mounted && limits != volume.config.limits {
+                        tracing::info!("{shown}: its limits have changed");
+                        volume.limits.tell(&volume.config);
+                    }
                 }
-                (Some(_), State::Runs(..)) => {}
                 (Some(new), State::Rests(_) | State::Unmounted) => {
                     volume.config = new;
                     volume.pause = PAUSE;
@@ -208,7 +220,7 @@ impl Served {
         self.volumes.retain(|_, volume| !gone(volume));
         for (at, config) in wanted {
             let rests = State::Rests(Instant::now());
-            self.volumes.insert(at, Volume { config, state: rests, pause: PAUSE });
+            self.volumes.insert(at, Volume { config, state: rests, pause: PAUSE, limits: Arc::default() });
         }
         self.try_again();
     }
@@ -232,7 +244,10 @@ impl Served {
                 move |ending| drop(ended.send(Event::Ended(there, ending))),
             );
             match started {
-                Ok(child) => volume.state = State::Runs(child, false),
+                Ok(child) => {
+                    volume.limits.started_with(&volume.config.limits);
+                    volume.state = State::Runs(child, false);
+                }
                 Err(problem) => {
                     tracing::error!("{}: {problem}", at.display());
                     volume.rest();
@@ -242,9 +257,12 @@ impl Served {
     }
 
     fn on_ready(&mut self, at: &PathBuf) {
-        if let Some(Volume { state: State::Runs(_, is_mounted), pause, .. }) = self.volumes.get_mut(at) {
+        let volume = self.volumes.get_mut(at);
+        if let Some(Volume { state: State::Runs(_, is_mounted), pause, config, limits }) = volume {
             *is_mounted = true;
             *pause = PAUSE;
+            // The file may have changed meanwhile, and a process that was taken over may have been started with another one.
+            limits.tell(config);
             tracing::info!("{} is mounted", at.display());
         }
         notify::notify(&format!("STATUS={}", self.summary()));

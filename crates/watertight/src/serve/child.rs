@@ -58,8 +58,9 @@ impl Child {
         }
         let mut command = Command::new("/proc/self/exe");
         command.arg0("watertight").arg("mount");
-        if !volume.options.is_empty() {
-            command.args(["-o", &volume.options]);
+        let options = volume.mount_options();
+        if !options.is_empty() {
+            command.args(["-o", &options]);
         }
         let mut child = command
             .arg("--")

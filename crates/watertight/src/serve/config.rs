@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use toml::Spanned;
+use volume::{CgroupPath, LimitChange};
 
 use crate::opts::MountOptions;
 use crate::suggest::nearest;
@@ -29,9 +30,37 @@ pub struct VolumeConfig {
     pub mountpoint: PathBuf,
     /// As for `mount -o`, the defaults first.
     pub options: String,
+    /// What cgroups may do on its store. Can be changed while it is mounted.
+    pub limits: Vec<CgroupLimit>,
+}
+
+/// What a cgroup may do on a volume's store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CgroupLimit {
+    /// Its path.
+    pub cgroup: String,
+    /// As `watertight limit` takes them, with blanks between them.
+    pub limits: String,
 }
 
 impl VolumeConfig {
+    /// Whether this is mounted as `other` is; limits may differ.
+    #[must_use]
+    pub fn mounts_like(&self, other: &Self) -> bool {
+        (&self.source, &self.mountpoint, &self.options) == (&other.source, &other.mountpoint, &other.options)
+    }
+
+    /// The list for `mount -o`: the options, then the limits.
+    #[must_use]
+    pub fn mount_options(&self) -> String {
+        let limits = self
+            .limits
+            .iter()
+            .map(|limit| format!("limit={}:{}", limit.cgroup, limit.limits.replace(' ', ":")));
+        let own = (!self.options.is_empty()).then(|| self.options.clone());
+        own.into_iter().chain(limits).collect::<Vec<_>>().join(",")
+    }
+
     /// What it is, for a message.
     #[must_use]
     pub fn describe(&self) -> String {
@@ -60,6 +89,8 @@ struct File {
     defaults: Defaults,
     #[serde(default)]
     volume: Vec<Entry>,
+    #[serde(default)]
+    limit: Vec<LimitEntry>,
 }
 
 #[derive(Default, Deserialize)]
@@ -74,6 +105,97 @@ struct Entry {
     source: Spanned<String>,
     mountpoint: Spanned<PathBuf>,
     options: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitEntry {
+    cgroup: Spanned<String>,
+    volume: Option<Spanned<String>>,
+    rbps: Option<Amount>,
+    wbps: Option<Amount>,
+    riops: Option<Amount>,
+    wiops: Option<Amount>,
+    dirty_max: Option<Amount>,
+    sync_isolation: Option<bool>,
+}
+
+/// `1048576`, or `"1M"`.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a number, or text such as \"1M\" or \"max\"")]
+enum Amount {
+    Number(u64),
+    Text(String),
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Text(text) => text.fmt(f),
+        }
+    }
+}
+
+impl LimitEntry {
+    /// As `watertight limit` takes them.
+    fn limits(&self) -> String {
+        let amounts = [
+            ("rbps", &self.rbps),
+            ("wbps", &self.wbps),
+            ("riops", &self.riops),
+            ("wiops", &self.wiops),
+            ("dirty_max", &self.dirty_max),
+        ];
+        let pairs =
+            amounts.into_iter().filter_map(|(key, amount)| Some(format!("{key}={}", amount.as_ref()?)));
+        let isolation = self.sync_isolation.map(|is_on| format!("sync_isolation={}", u8::from(is_on)));
+        pairs.chain(isolation).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Adds it to the volumes that it is for.
+    fn add_to(&self, text: &str, volumes: &mut [VolumeConfig]) -> Result<(), Wrong> {
+        let at_cgroup = |what: String| wrong(text, self.cgroup.span(), what);
+        let cgroup: CgroupPath = self
+            .cgroup
+            .get_ref()
+            .parse()
+            .map_err(|error: volume::LimitError| at_cgroup(error.to_string()))?;
+        if cgroup.as_str().contains(',') {
+            return Err(at_cgroup(format!("'{cgroup}' has a comma; limit a cgroup above it")));
+        }
+        let limits = self.limits();
+        let refused = |error: volume::LimitError| at_cgroup(format!("limits of '{cgroup}': {error}"));
+        limits.parse::<LimitChange>().map_err(refused)?;
+        if limits.is_empty() {
+            return Err(at_cgroup(format!("nothing is set for '{cgroup}': give wbps = \"1M\", for example")));
+        }
+        let mut is_used = false;
+        for volume in volumes {
+            let is_meant = |name: &str| volume.source == name || same(&volume.mountpoint, Path::new(name));
+            if !self.volume.as_ref().is_none_or(|name| is_meant(name.get_ref())) {
+                continue;
+            }
+            is_used = true;
+            if volume.limits.iter().any(|known| known.cgroup == cgroup.as_str()) {
+                let shown = volume.mountpoint.display();
+                return Err(at_cgroup(format!(
+                    "'{cgroup}' has limits on {shown} already: give them together"
+                )));
+            }
+            volume.limits.push(CgroupLimit { cgroup: cgroup.to_string(), limits: limits.clone() });
+        }
+        match &self.volume {
+            Some(name) if !is_used => {
+                let what = format!(
+                    "there is no volume {} in this file; give its mountpoint or its source",
+                    name.get_ref()
+                );
+                Err(wrong(text, name.span(), what))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Config {
@@ -113,7 +235,11 @@ impl Config {
                 source: source.clone(),
                 mountpoint: mountpoint.components().collect(),
                 options: options.join(","),
+                limits: Vec::new(),
             });
+        }
+        for limit in &file.limit {
+            limit.add_to(text, &mut volumes)?;
         }
         Ok(Self { volumes })
     }
@@ -176,6 +302,26 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_is_for_one_volume_or_for_all() {
+        let text = "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/mnt/a\"\n[[volume]]\nsource = \"/b\"\nmountpoint = \"/mnt/b\"\n\
+                    options = \"ro\"\n[[limit]]\ncgroup = \"/t/x:y/\"\nvolume = \"/mnt/b/\"\nwbps = \"1M\"\nwiops = 7\n\
+                    sync_isolation = true\n[[limit]]\ncgroup = \"/u\"\ndirty_max = \"64M\"\n";
+        let config = Config::parse(text).unwrap();
+        let limit = |cgroup: &str, limits: &str| CgroupLimit { cgroup: cgroup.into(), limits: limits.into() };
+        let all = limit("/u", "dirty_max=64M");
+        assert_eq!(config.volumes[0].limits, std::slice::from_ref(&all));
+        assert_eq!(config.volumes[1].limits, [limit("/t/x:y", "wbps=1M wiops=7 sync_isolation=1"), all]);
+        // What a process is started with says the same.
+        let options = config.volumes[1].mount_options();
+        assert_eq!(options, "ro,limit=/t/x:y:wbps=1M:wiops=7:sync_isolation=1,limit=/u:dirty_max=64M");
+        let options = MountOptions::parse(&[options]).unwrap();
+        let paths: Vec<&str> = options.limits.iter().map(|(cgroup, _)| cgroup.as_str()).collect();
+        assert_eq!(paths, ["/t/x:y", "/u"]);
+        let other = Config::parse(&text.replace("1M", "2M")).unwrap();
+        assert!(config.volumes[1] != other.volumes[1] && config.volumes[1].mounts_like(&other.volumes[1]));
+    }
+
+    #[test]
     fn what_is_wrong_is_told_with_its_line_and_what_was_meant() {
         for (text, line, said) in [
             ("[[volume]]\nsorce = \"mem:\"\nmountpoint = \"/a\"\n", 2, "did you mean `source`?"),
@@ -194,6 +340,19 @@ mod tests {
                 "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/a\"\n[[volume]]\nsource = \"x\"\nmountpoint = \"/a/\"\n",
                 6,
                 "has a volume already, mem:",
+            ),
+            ("[[limit]]\ncgroup = \"a\"\nwbps = 1\n", 2, "is not a cgroup's path"),
+            ("[[limit]]\ncgroup = \"/a,b\"\nwbps = 1\n", 2, "has a comma"),
+            ("[[limit]]\ncgroup = \"/a\"\n", 2, "nothing is set"),
+            ("[[limit]]\ncgroup = \"/a\"\nwbps = \"fast\"\n", 2, "wbps=fast"),
+            ("[[limit]]\ncgroup = \"/a\"\nwbps = 1.5\n", 3, "a number, or text"),
+            ("[[limit]]\ncgroup = \"/a\"\nwpbs = 1\n", 3, "did you mean `wbps`?"),
+            ("[[limit]]\ncgroup = \"/a\"\nvolume = \"/x\"\nwbps = 1\n", 3, "there is no volume /x"),
+            (
+                "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/a\"\n[[limit]]\ncgroup = \"/a\"\nwbps = 1\n[[limit]]\n\
+                 cgroup = \"/a/\"\nvolume = \"mem:\"\nwiops = 1\n",
+                8,
+                "has limits on /a already",
             ),
             ("[[volume]\n", 1, ""),
         ] {

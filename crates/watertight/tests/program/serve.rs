@@ -102,6 +102,62 @@ fn volumes_come_and_go_with_the_file() {
 }
 
 #[test]
+fn limits_are_the_files_and_change_with_it_while_volumes_are_mounted() {
+    let Some(mut it) = Served::new() else { return };
+    let with_limits = |it: &Served, limits: &str| {
+        it.write(&[("a", "", ""), ("b", "", "")]);
+        let text = fs::read_to_string(&it.file).unwrap();
+        fs::write(&it.file, format!("{text}{limits}")).unwrap();
+    };
+    let a = it.mnt("a").display().to_string();
+    let shown = |it: &Served, name: &str| {
+        let mnt = it.mnt(name).display().to_string();
+        it.rig.run(&["limit", "--show", &mnt]).ok().stdout
+    };
+    with_limits(
+        &it,
+        &format!(
+            "[[limit]]\ncgroup = \"/wt/x\"\nvolume = \"{a}\"\nwbps = \"1M\"\nwiops = 9\n[[limit]]\ncgroup = \"/wt/y\"\n\
+             sync_isolation = true\n"
+        ),
+    );
+    let daemon = it.start();
+    let isolated = "/wt/y rbps=max wbps=max riops=max wiops=max dirty_max=max sync_isolation=1\n";
+    let x = "/wt/x rbps=max wbps=1048576 riops=max wiops=9 dirty_max=max sync_isolation=0\n";
+    // At once, not a moment after the mount.
+    assert_eq!(shown(&it, "a"), format!("{x}{isolated}"));
+    assert_eq!(shown(&it, "b"), isolated);
+    let pid = it.pid_of("a").unwrap();
+    // By hand, of which the file knows nothing.
+    it.rig.run(&["limit", "/wt/hand", &a, "rbps=5M"]).ok();
+
+    // What a cgroup's limits no longer name is lifted, and so is all of one that is gone.
+    with_limits(&it, "[[limit]]\ncgroup = \"/wt/x\"\nwbps = 4096\ndirty_max = \"64M\"\n");
+    daemon.signal(Signal::HUP);
+    let hand = "/wt/hand rbps=5242880 wbps=max riops=max wiops=max dirty_max=max sync_isolation=0\n";
+    let x = "/wt/x rbps=max wbps=4096 riops=max wiops=max dirty_max=67108864 sync_isolation=0\n";
+    eventually("a has other limits", || shown(&it, "a") == format!("{hand}{x}"));
+    eventually("so has b", || shown(&it, "b") == x);
+    assert_eq!(it.pid_of("a"), Some(pid), "it was not mounted again");
+
+    // A wrong one changes nothing.
+    with_limits(&it, "[[limit]]\ncgroup = \"/wt/x\"\nwbps = \"fast\"\n");
+    daemon.signal(Signal::HUP);
+    daemon.says("wbps=fast");
+    assert_eq!(shown(&it, "b"), x);
+
+    // Taken over by the next one, whose file has changed meanwhile.
+    daemon.kill();
+    with_limits(&it, "[[limit]]\ncgroup = \"/wt/x\"\nwbps = \"2M\"\n");
+    let daemon = it.start();
+    daemon.says("is taken over");
+    let x = "/wt/x rbps=max wbps=2097152 riops=max wiops=max dirty_max=max sync_isolation=0\n";
+    eventually("b has its limits", || shown(&it, "b") == x);
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+}
+
+#[test]
 fn a_volume_that_dies_is_mounted_again_and_one_that_runs_is_taken_over() {
     let Some(mut it) = Served::new() else { return };
     it.write(&[("a", "", "")]);

@@ -1,0 +1,78 @@
+//! What the file says of cgroups' limits, told to mount processes that run.
+//!
+//! A process that starts has its limits among its options, so that there is no moment without them. One that runs is told by its control socket, by
+//! a thread of its own: a process that does not answer holds up no other volume.
+//!
+//! What the file names is set as a whole: what it leaves out for a cgroup is `max`. A cgroup that is no longer in the file has no limits any more; one
+//! that never was is left as `watertight limit` has set it.
+//!
+//! Lock order: `told`, then `wanted`. Whoever tells last tells what was wanted last.
+
+use std::sync::Arc;
+use std::thread;
+
+use sync::Mutex;
+
+use super::config::{CgroupLimit, VolumeConfig};
+use crate::control::api::LimitRequest;
+use crate::target::{self, Target};
+
+/// Everything lifted.
+const NONE: &str = "rbps=max wbps=max riops=max wiops=max dirty_max=max sync_isolation=0";
+
+/// The limits on one volume.
+#[derive(Debug, Default)]
+pub(super) struct VolumeLimits {
+    /// Those that its process has been told of, by cgroup.
+    told: Mutex<Vec<String>>,
+    wanted: Mutex<Vec<CgroupLimit>>,
+}
+
+impl VolumeLimits {
+    /// Its process was started with these.
+    pub(super) fn started_with(&self, limits: &[CgroupLimit]) {
+        *self.told.lock() = limits.iter().map(|limit| limit.cgroup.clone()).collect();
+    }
+
+    /// Has its process hold to what the file says.
+    pub(super) fn tell(self: &Arc<Self>, volume: &VolumeConfig) {
+        self.wanted.lock().clone_from(&volume.limits);
+        let (own, mountpoint) = (Arc::clone(self), volume.mountpoint.clone());
+        let thread = thread::Builder::new().name("limits".to_owned());
+        let started = thread.spawn(move || {
+            if let Err(why) = own.tell_now(&target::resolve(mountpoint.as_os_str())) {
+                let shown = mountpoint.display();
+                tracing::error!("{shown}: limits are not as the file says until the next reload: {why}");
+            }
+        });
+        if let Err(error) = started {
+            tracing::error!("{}: limits were not changed: no thread: {error}", volume.mountpoint.display());
+        }
+    }
+
+    fn tell_now(&self, volume: &Target) -> Result<(), String> {
+        let mut told = self.told.lock();
+        let wanted = self.wanted.lock().clone();
+        if wanted.is_empty() && told.is_empty() {
+            return Ok(());
+        }
+        let client = volume.volume.as_ref().and_then(|volume| volume.found.client.as_ref());
+        let client = client.ok_or("its process is gone")?;
+        let set = |cgroup: &str, limits: &str| {
+            let request = LimitRequest { cgroup: cgroup.to_owned(), limits: limits.to_owned() };
+            client.limit(&request).map(drop).map_err(|error| error.to_string())
+        };
+        let is_wanted = |cgroup: &String| wanted.iter().any(|limit| limit.cgroup == *cgroup);
+        for gone in told.iter().filter(|cgroup| !is_wanted(cgroup)) {
+            set(gone, NONE)?;
+        }
+        told.retain(is_wanted);
+        for limit in &wanted {
+            if !told.contains(&limit.cgroup) {
+                told.push(limit.cgroup.clone());
+            }
+            set(&limit.cgroup, &format!("{NONE} {}", limit.limits))?;
+        }
+        Ok(())
+    }
+}
