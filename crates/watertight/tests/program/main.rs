@@ -13,6 +13,7 @@ mod control;
 mod demo;
 mod documents;
 mod events;
+mod fuzzed;
 mod helpers;
 mod holders;
 mod limits;

@@ -11,6 +11,9 @@ use crate::rig::{LONG, PROGRAM, Rig, has, run};
 
 const UNIT: &str = include_str!("../../../../packaging/systemd/watertight@.service");
 
+/// Where all units are.
+const UNITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd");
+
 /// A service manager's ear.
 struct Manager(UnixDatagram);
 
@@ -111,23 +114,29 @@ fn a_killed_service_leaves_no_dead_mount() {
 }
 
 #[test]
-fn systemd_takes_the_unit() {
+fn systemd_takes_the_units() {
     if !has("systemd-analyze") {
         return;
     }
     let rig = Rig::new();
-    let verify = |unit: &str| {
-        let path = rig.root.join("watertight@.service");
+    let verify = |name: &str, unit: &str| {
+        let path = rig.root.join(name);
         fs::write(&path, unit).unwrap();
         let mut command = Command::new("systemd-analyze");
         // The pages are installed with the package; here they are not.
         command.args(["verify", "--man=no", "--recursive-errors=no"]).arg(path);
         run(command)
     };
-    let here = UNIT.replace("/usr/bin/watertight", PROGRAM);
-    let good = verify(&here).ok();
-    assert_eq!((good.stdout.as_str(), good.stderr.as_str()), ("", ""));
-    // It does find what is wrong: in a line, and in the program's path.
-    assert!(verify(&here.replace("KillMode=mixed", "KillMode=some")).stderr.contains("kill mode"));
-    assert!(verify(&here.replace(PROGRAM, "/no/such/program")).stderr.contains("/no/such/program"));
+    let units = fs::read_dir(UNITS).unwrap().map(|entry| entry.unwrap().path());
+    let units: Vec<_> = units.filter(|path| path.extension().is_some_and(|end| end == "service")).collect();
+    assert_eq!(units.len(), 2, "{units:?}");
+    for path in units {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let here = fs::read_to_string(&path).unwrap().replace("/usr/bin/watertight", PROGRAM);
+        let good = verify(name, &here).ok();
+        assert_eq!((good.stdout.as_str(), good.stderr.as_str()), ("", ""), "{name}");
+        // It does find what is wrong: in a line, and in the program's path.
+        assert!(verify(name, &here.replace("KillMode=mixed", "KillMode=some")).stderr.contains("kill mode"));
+        assert!(verify(name, &here.replace(PROGRAM, "/no/such/program")).stderr.contains("/no/such/program"));
+    }
 }
