@@ -20,6 +20,8 @@ use crate::undurable::Undurable;
 /// How a volume behaves.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// What the log calls it.
+    pub name: String,
     /// Hard bound on cached file data, in bytes; at least 4 MiB.
     pub cache_bytes_max: u64,
     /// How many bytes each cgroup may have that are not on the store, the root left out; none: its share of the cache.
@@ -45,6 +47,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            name: String::new(),
             cache_bytes_max: 256 << 20,
             dirty_bytes_max: None,
             flushers: 2,

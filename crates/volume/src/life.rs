@@ -284,19 +284,22 @@ impl Volume {
             self.core.events.life(Lived::Draining, None);
         }
         let begun = Instant::now();
-        self.drain();
-        let sync_error = self.make_durable().err();
+        let _drain = tracing::info_span!("drain", volume = %self.core.options.name).entered();
+        tracing::info_span!("write_back").in_scope(|| self.drain());
+        let sync_error = tracing::info_span!("sync_store").in_scope(|| self.make_durable().err());
         let unwritten = self.unwritten();
         self.core.bdi.stop(
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
         );
         // From here on nobody but us has one of the volume's inodes.
-        let switch_drain = self.core.bdi.drain();
-        self.locks.clear();
-        self.files.clear();
-        self.dirs.clear();
-        self.core.table.clear();
-        self.core.store.close();
+        let switch_drain = tracing::info_span!("wait_for_switches").in_scope(|| self.core.bdi.drain());
+        tracing::info_span!("release").in_scope(|| {
+            self.locks.clear();
+            self.files.clear();
+            self.dirs.clear();
+            self.core.table.clear();
+            self.core.store.close();
+        });
         let switched = self.core.bdi.status().switched;
         let report = DrainReport { unwritten, sync_error, took: begun.elapsed(), switch_drain, switched };
         let end = if report.is_complete() { LifeState::Released } else { LifeState::Failed };

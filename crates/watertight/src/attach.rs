@@ -149,6 +149,8 @@ impl Attachments {
     /// # Errors
     /// Why not, in words.
     pub fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<AttachReply, String> {
+        let AttachRequest { path, source, from, .. } = request;
+        let _step = tracing::info_span!("attach", path, source, from).entered();
         let path = inside(&request.path)?;
         self.no_mounts_at(&path)?;
         let mountpoint = self.shown(&path).to_string_lossy().into_owned();
@@ -179,7 +181,7 @@ impl Attachments {
         }
         let store = mount_cmd::open_store(&source)?;
         let read_only = mount_cmd::is_read_only(&options, &source, &*store)?;
-        let volume = mount_cmd::start_volume(&options, store, Arc::clone(&self.tenants))?;
+        let volume = mount_cmd::start_volume(&source.spec, &options, store, Arc::clone(&self.tenants))?;
         let attached = self.register(source.spec, path, &volume, read_only);
         let attached = attached.inspect_err(|_| drop(volume.shutdown()))?;
         let ends = Arc::clone(&attached);
@@ -252,6 +254,7 @@ impl Attachments {
     /// # Errors
     /// Why not, in words; then nothing was changed.
     pub fn detach(&self, request: &DetachRequest) -> Result<DetachReply, String> {
+        let _step = tracing::info_span!("detach", path = request.path, how = ?request.how).entered();
         let path = inside(&request.path)?;
         let attached = self.at(&path);
         let holders = match request.how {
@@ -337,6 +340,7 @@ impl Attachments {
     /// # Errors
     /// Why not, in words; then nothing was changed.
     pub fn move_to(&self, request: &MoveRequest) -> Result<MoveReply, String> {
+        let _step = tracing::info_span!("move", from = request.from, to = request.to).entered();
         let (from, to) = (inside(&request.from)?, inside(&request.to)?);
         self.no_mounts_at(&from)?;
         self.no_mounts_at(&to)?;

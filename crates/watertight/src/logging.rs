@@ -13,7 +13,8 @@ use std::os::fd::AsFd;
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::{FmtSpan, Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -69,7 +70,12 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
         })?,
         (None, Err(_)) => EnvFilter::new(default),
     };
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(AboveStatus);
+    // Each step of a volume's life is a span, which what is logged in it names. With `debug`, its beginning and its end are logged
+    // as well, the end with the time that it took.
+    let wants_steps = filter.max_level_hint().is_none_or(|level| level >= LevelFilter::DEBUG);
+    let steps = if wants_steps { FmtSpan::NEW | FmtSpan::CLOSE } else { FmtSpan::NONE };
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_span_events(steps).with_writer(AboveStatus);
     match format {
         LogFormat::Text => log.with_ansi(console().has_colours()).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),

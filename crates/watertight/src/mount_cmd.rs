@@ -73,6 +73,8 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if let Some(directory) = &source.directory {
         checks::apart(directory, &mountpoint)?;
     }
+    let step =
+        tracing::info_span!("mount", source = %source.spec, mountpoint = %mountpoint.display()).entered();
     let log = background::open_log(args.log_file.as_deref())?;
     if in_background {
         background::leave_session();
@@ -96,7 +98,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
     })?;
     let (store, stall) = Stall::over(store, options.stall_after);
-    let volume = start_volume(&options, store, Arc::clone(&tenants))?;
+    let volume = start_volume(&source.spec, &options, store, Arc::clone(&tenants))?;
     options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
     let gone = Arc::new(Gone::default());
     let session = match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone)) {
@@ -133,6 +135,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         // The mount is up all the same.
         tracing::error!("{problem}");
     }
+    drop(step);
     let mut supervisor = Supervisor::new(Arc::clone(&live), events, sender);
     let ended = supervisor.run();
     drop(utab);
@@ -182,12 +185,14 @@ pub(crate) fn is_read_only(options: &MountOptions, source: &Source, store: &dyn 
 }
 
 pub(crate) fn start_volume(
+    source: &str,
     options: &MountOptions,
     store: Arc<dyn Store>,
     tenants: Arc<Tenants>,
 ) -> Result<Arc<Volume>> {
     let defaults = volume::Options::default();
     let volume_options = volume::Options {
+        name: source.to_owned(),
         cache_bytes_max: options.cache_bytes,
         flushers: options.flushers.unwrap_or(defaults.flushers),
         dirty_after: options.dirty_after.unwrap_or(defaults.dirty_after),

@@ -190,6 +190,7 @@ impl Supervisor {
     fn unmount(&self) {
         let live = Arc::clone(&self.live);
         self.spawn("unmount", move || {
+            let _step = tracing::info_span!("unmount", id = live.facts().id).entered();
             let gone = live.mounts().is_empty();
             Event::Unmounted(if gone { Ok(Outcome::Gone) } else { ask(Ask::Umount, &live.facts().mount) })
         });
@@ -223,6 +224,7 @@ impl Supervisor {
         let live = Arc::clone(&self.live);
         // If the holder lets go meanwhile, this waits for the drain.
         self.spawn("detach", move || {
+            let _step = tracing::info_span!("detach", id = live.facts().id, flush).entered();
             if flush && let Err(problem) = ask(Ask::Flush, &live.facts().mount) {
                 tracing::warn!(%problem, "what the kernel holds of files that are open may be lost");
             }
@@ -251,6 +253,7 @@ impl Supervisor {
     }
 
     fn on_drained(&mut self, report: &DrainReport) -> Ended {
+        let _step = tracing::info_span!("end", id = self.live.facts().id).entered();
         let ended = self.with_attached(ended_with(report));
         let Ended { switch_drain_us, switched_inodes, .. } = ended;
         tracing::info!(took = ?report.took, switch_drain_us, switched_inodes, "drained");
@@ -284,6 +287,7 @@ impl Supervisor {
 
     /// Aborts everything; says what was not written by now.
     fn give_up(&mut self, why: &str) -> Ended {
+        let _step = tracing::info_span!("force", id = self.live.facts().id, why).entered();
         let volume = Arc::clone(self.live.volume());
         volume.force();
         self.live.attachments().force();

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::rig::{Out, PROGRAM, Rig, eventually, has, run};
@@ -60,6 +61,78 @@ fn the_form_can_be_chosen() {
         "{journal}"
     );
     rig.run(&["--log-format", "xml", "status"]).ends(2, "possible values: text, json, journald");
+}
+
+/// The spans whose beginning (`new`) or end (`close`) a log tells of, with the names of those around them.
+fn steps(events: &[Value], which: &str) -> Vec<(String, Value, Vec<String>)> {
+    let told = events.iter().filter(|event| event["message"] == which);
+    told.map(|event| {
+        let around = event["spans"].as_array().into_iter().flatten();
+        let around = around.map(|span| span["name"].as_str().unwrap().to_owned()).collect();
+        (event["span"]["name"].as_str().unwrap().to_owned(), event["span"].clone(), around)
+    })
+    .collect()
+}
+
+#[test]
+fn each_step_of_a_volumes_life_is_a_span() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let mut command = rig.command(&["--log-level", "debug", "mount"]);
+    command.arg(&rig.store).arg(&rig.mnt);
+    let daemon = rig.start(command);
+    for name in ["in", "to"] {
+        fs::create_dir(rig.mnt.join(name)).unwrap();
+    }
+    let at = |name: &str| rig.mnt.join(name).to_str().unwrap().to_owned();
+    rig.run(&["attach", "mem:", &at("in")]).ok();
+    rig.run(&["move", &at("in"), &at("to")]).ok();
+    fs::write(rig.mnt.join("to/a"), "a").unwrap();
+    rig.run(&["detach", &at("to")]).ok();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0));
+    let log = events(&daemon.stderr());
+    let (begun, ended) = (steps(&log, "new"), steps(&log, "close"));
+    let find_in = |steps: &[(String, Value, Vec<String>)], name: &str, key: &str, value: &str| {
+        let is = |step: &&(String, Value, Vec<String>)| {
+            step.0 == name && step.1[key].as_str().is_some_and(|text| text.contains(value))
+        };
+        steps.iter().find(is).unwrap_or_else(|| panic!("no {name} with {key}={value}: {steps:?}")).clone()
+    };
+    let find = |name: &str, key: &str, value: &str| find_in(&ended, name, key, value);
+    let (store, mnt) = (rig.store.to_str().unwrap(), rig.mnt.to_str().unwrap());
+    assert_eq!(find("mount", "source", store).1["mountpoint"], mnt);
+    assert_eq!(find("attach", "source", "mem:").1["path"], "in");
+    assert_eq!(find("move", "from", "in").1["to"], "to");
+    assert_eq!(find("detach", "path", "to").1["how"], "Plain");
+    // The process may be gone before the thread that has waited for the kernel says so.
+    find_in(&begun, "unmount", "id", "");
+    find("end", "id", "");
+    // The attached volume's drain is within its detach; each drain has its steps.
+    assert!(find("drain", "volume", "mem:").2.contains(&"detach".to_owned()), "{ended:?}");
+    find("drain", "volume", store);
+    for part in ["write_back", "sync_store", "wait_for_switches", "release"] {
+        let within = ended.iter().filter(|step| step.0 == part && step.2.contains(&"drain".to_owned()));
+        assert_eq!(within.count(), 2, "{part}: {ended:?}");
+    }
+    let close = log.iter().find(|event| event["message"] == "close").unwrap();
+    assert!(close["time.busy"].is_string(), "{close}");
+}
+
+#[test]
+fn steps_are_told_of_where_somebody_debugs_and_named_by_what_is_logged_in_them() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let log = log_of(&mut rig, &["--log-level", "debug"]);
+    let log = events(&log);
+    let steps = steps(&log, "new");
+    assert!(steps.iter().any(|(name, span, _)| name == "force" && span["why"].is_string()), "{steps:?}");
+
+    let daemon = rig.mount("");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+    let log = events(&daemon.stderr());
+    assert!(log.iter().all(|event| event["message"] != "new" && event["message"] != "close"), "{log:?}");
+    let drained = log.iter().find(|event| event["message"] == "drained");
+    assert_eq!(drained.map(|event| &event["span"]["name"]), Some(&Value::from("end")), "{log:?}");
 }
 
 #[test]
