@@ -26,7 +26,8 @@ pub struct Options {
     pub cache_bytes_max: u64,
     /// How many bytes each cgroup may have that are not on the store, the root left out; none: its share of the cache.
     pub dirty_bytes_max: Option<u64>,
-    /// Flusher threads, at most: they are there while there is something to write.
+    /// Flusher threads, at most: they are there while there is something to write. The last one that is free goes only to a cgroup where
+    /// no other is.
     pub flushers: usize,
     /// Dirty data rests this long before it is written without need.
     pub dirty_after: Duration,
@@ -50,7 +51,7 @@ impl Default for Options {
             name: String::new(),
             cache_bytes_max: 256 << 20,
             dirty_bytes_max: None,
-            flushers: 2,
+            flushers: 3,
             dirty_after: Duration::from_secs(5),
             flush_on_close: false,
             retry_pause: Duration::from_secs(1),

@@ -12,7 +12,7 @@
 //! | also what somebody else has just begun to dirty | [`a_sync_finds_what_two_wrote`] | `volume-list-late` |
 //! | a write that starts beside the last write-back builds on what that wrote | [`writes_beside_write_back_lose_nothing`] | `volume-overlay-unchecked`, `volume-base-unchecked` |
 //! | nobody sees an old size while the last write-back ends | [`no_attr_shows_an_old_size`], [`no_lookup_shows_an_old_size`], [`no_link_shows_an_old_size`] | `volume-attr-unchecked`, `volume-lookup-unchecked`, `volume-know-unchecked` |
-//! | a flusher hears of the first dirty inode | [`a_flusher_hears_of_dirty_data`] | `bdi-wake-unordered` |
+//! | a flusher hears of the first dirty inode | [`a_flusher_hears_of_dirty_data`] | `bdi-list-silent` |
 //! | a writer that waits for room goes on when there is some | [`a_waiting_writer_gets_room`] | `volume-reserve-once` |
 //! | it ends when the volume is given up | [`a_waiting_writer_hears_of_force`] | `volume-force-late`, `event-set-late` |
 //! | it ends when its data cannot be written, whoever tried | [`a_waiting_writer_hears_of_failure`], [`a_waiting_writer_hears_of_a_failed_fsync`] | `volume-io-silent` |
@@ -222,7 +222,7 @@ fn a_flusher_hears_of_dirty_data() {
 
 #[test]
 fn a_flusher_that_may_sleep_on_is_caught() {
-    mutant::assert_caught("a_flusher_hears_of_dirty_data", &["bdi-wake-unordered"], "deadlock");
+    mutant::assert_caught("a_flusher_hears_of_dirty_data", &["bdi-list-silent"], "deadlock");
 }
 
 #[test]
@@ -251,10 +251,10 @@ fn what_becomes_dirty_while_the_flusher_leaves_is_written() {
 }
 
 #[test]
-fn a_flusher_that_leaves_in_two_steps_is_caught() {
+fn a_flusher_that_leaves_without_another_look_is_caught() {
     mutant::assert_caught(
         "what_becomes_dirty_while_the_flusher_leaves_is_written",
-        &["bdi-leave-uncounted"],
+        &["bdi-leave-unchecked"],
         "deadlock",
     );
 }

@@ -150,7 +150,7 @@ pub const VALID: &[(&str, &str)] = &[
     ("mode=MODE", "write-through [default], or kernel-writeback: faster small writes"),
     ("type=TYPE", "fuseblk (umount(2) itself waits), fuse, or auto [default]"),
     ("allow_other", "let other users in, as root's mounts do; or noallow_other"),
-    ("flushers=N", "threads that write data back [2]"),
+    ("flushers=N", "threads that write data back [3]"),
     ("threads=N", "threads that serve requests, at most [256]"),
     ("uring=WHEN", "talk to the kernel over io_uring: auto [default], on, off"),
     (

@@ -14,13 +14,15 @@ const PAGE: u64 = 4096;
 impl<I: Inode> Bdi<I> {
     /// Wakes the flushers if the cache is over its background threshold, or the inode's owner over its own.
     pub fn check_background(&self, inode: &I) {
-        let owner_is_above = || {
+        if self.is_above(1) {
+            self.kick();
+        } else if self.dirty_limits.is_used() {
             let section = self.switcher.grace().read();
             let looked = self.wbs.with(&section, inode.link().index(), Arc::clone);
-            looked.is_some_and(|wb| self.is_over_background(&section, &wb))
-        };
-        if self.is_above(1) || (self.dirty_limits.is_used() && owner_is_above()) {
-            self.kick();
+            if let Some(wb) = looked.filter(|wb| self.is_over_background(&section, wb)) {
+                wb.signal();
+                self.need_flusher();
+            }
         }
     }
 
@@ -56,7 +58,7 @@ impl<I: Inode> Bdi<I> {
     /// Limits were changed: who waits for one asks again.
     pub fn limits_changed(&self) {
         self.budget.wake_all();
-        self.wake_flushers();
+        self.signal_all();
     }
 
     /// Whether the inode's owner may have so many pages more: what its limits say, and what the cache has for it beside the others.

@@ -3,9 +3,9 @@
 //! Inodes come on its lists and leave them in `listing`; its flushers are in `flusher`; what its dirty limits say is in `balance`, switches are in `switch`,
 //! and syncs in `syncing`.
 //!
-//! Lock order: `Bdi::control`, then `Bdi::switching`, then `Wbs::writer`, then a wb's lists. Inodes are written with none held.
+//! Lock order: `Bdi::switching`, then `Wbs::writer`, then a wb's lists; `Bdi::crew`, then `Wb::post` or the lock of the eventpoll of wbs. Inodes are written
+//! with none held.
 
-use std::sync::atomic::AtomicUsize as StdAtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ use sync::mutant::is_on;
 use sync::{Clock, Condvar, Counter, Mutex, RwLock};
 
 use crate::Budget;
+use crate::crew::Crew;
 use crate::dirty::DirtyLimits;
 use crate::drain::Drain;
-use crate::flusher::Control;
 use crate::link::Inode;
 use crate::switcher::Switcher;
 use crate::throttle::Throttle;
@@ -61,14 +61,13 @@ pub struct Bdi<I: Inode> {
     drain_nanos: Counter,
     /// `wb_switch_rwsem`: shared by who moves an inode, alone for who must find every dirty one.
     pub(crate) switching: RwLock<()>,
-    pub(crate) control: Mutex<Control>,
-    pub(crate) changed: Condvar,
+    pub(crate) crew: Mutex<Crew<I>>,
+    /// The next alarm is sooner than it was, or is none any more.
+    pub(crate) alarms_changed: Condvar,
     /// A flusher has ended.
     pub(crate) ended: Condvar,
     pub(crate) written: Counter,
     pub(crate) panics: Counter,
-    /// The wb that is served next.
-    pub(crate) turn: StdAtomicUsize,
     pub(crate) sequence: std::sync::atomic::AtomicU64,
     pub(crate) throttle: Arc<Throttle>,
     pub(crate) dirty_limits: DirtyLimits,
@@ -102,13 +101,13 @@ impl<I: Inode> Bdi<I> {
         switcher: &Arc<Switcher<I>>,
     ) -> Arc<Self> {
         let throttle = Arc::new(Throttle::new(Arc::clone(&options.clock)));
+        let wbs = Wbs::new(switcher.grace(), switcher.cgroups().root(), options.flushers > 0);
         let bdi = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             name: name.to_owned(),
-            options,
             budget,
             switcher: Arc::clone(switcher),
-            wbs: Wbs::new(switcher.grace(), switcher.cgroups().root()),
+            wbs,
             superblock: Drain::new(),
             is_gone: AtomicBool::new(false),
             touched_late: Counter::default(),
@@ -116,12 +115,12 @@ impl<I: Inode> Bdi<I> {
             drains: Counter::default(),
             drain_nanos: Counter::default(),
             switching: RwLock::new(()),
-            control: Mutex::new(Control::default()),
-            changed: Condvar::new(),
+            crew: Mutex::new(Crew::new(options.flushers)),
+            options,
+            alarms_changed: Condvar::new(),
             ended: Condvar::new(),
             written: Counter::default(),
             panics: Counter::default(),
-            turn: StdAtomicUsize::new(0),
             sequence: std::sync::atomic::AtomicU64::new(0),
             throttle,
             dirty_limits: DirtyLimits::default(),
@@ -130,7 +129,7 @@ impl<I: Inode> Bdi<I> {
         let flushers = Arc::downgrade(&bdi);
         bdi.throttle.listen_always(Arc::new(move || {
             if let Some(bdi) = flushers.upgrade() {
-                bdi.wake_flushers();
+                bdi.signal_all();
             }
         }));
         switcher.register(&bdi);

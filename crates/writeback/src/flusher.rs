@@ -1,114 +1,115 @@
 //! The flushers of one backing device.
 //!
-//! They wait on `control` for one of: an inode's time has come, the cache is over its background
-//! threshold, somebody asked, or the end. Each takes one inode at a time, so that one that hangs holds up
-//! one flusher; `fsync` and `sync` write inodes themselves and need no flusher at all. Flushers serve the device's wbs in
-//! turn, so that a cgroup with many dirty inodes holds up no other.
+//! They wait on an eventpoll of the device's wbs. A wb is ready when somebody should look at it: its lists begin with something new, its
+//! alarm went off, the cache is over its background threshold, or a limit changed. It is reported to one flusher at a time, which
+//! takes one inode of it, hands the wb on, and writes the inode. So an inode that hangs holds up one flusher, and [`crew`](crate::crew) sees to
+//! it that not all of them hang in one wb. `fsync` and `sync` write inodes themselves and need no flusher at all. Wbs are served in the order in which
+//! they became ready, so that a cgroup with many dirty inodes holds up no other.
 //!
-//! There is a flusher when there is something for it to do: the first dirty inode has one made, that one has another one made while
-//! more inodes wait than flushers run, and one that has found nothing listed for [`IDLE`] ends. So thousands of idle devices cost no
-//! thread. It decides that under `control`, after a look at the lists; who lists an inode takes `control` afterwards. Either
-//! the flusher sees the inode, or who listed it sees that the flusher is gone.
+//! What is not due yet gets an alarm. A thread sleeps until the next one and signals the wb then; it never goes to the store, so that it never
+//! hangs.
+//!
+//! # No wake-up is lost
+//! * A flusher unsets the wb's `work`, then looks, then hands the wb on. Others change something, then set `work`. What came before
+//!   the look is found by it; what comes after leaves `work` set, and handing a wb on looks at that (`eventpoll` P6).
+//! * Who changes a wb's lists sets `work` if they begin with something that the last look did not see ([`Wb::note_lists`]).
+//! * There is a flusher that waits while there is something for it to do, if there may be one more: who signals a wb sees to that, and who
+//!   goes to the store. One that has waited for [`idle`] in vain ends, after another look under `crew`; who signals takes `crew`
+//!   afterwards. Either the flusher sees the signal, or who gave it sees that the flusher is gone. The thread of the alarms does the same. So thousands of
+//!   idle devices cost no thread.
 //!
 //! Lock order: as in `bdi`.
 //!
-//! Shutdown: `stop` sets `stopping`; each flusher ends after the inode it is writing, and says so by
-//! `Control::running` and `ended`. Whoever drains does so before.
+//! Shutdown: `stop` closes the eventpoll; each flusher ends after the inode it is writing, and says so by
+//! `Crew::running` and `ended`. Whoever drains does so before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sync::atomic::Ordering;
 use sync::mutant::is_on;
 use sync::thread;
 
 use crate::Bdi;
+use crate::crew::Crew;
 use crate::group::Request;
 use crate::limit::Direction;
 use crate::link::{Inode, Outcome};
 use crate::wb::{Listed, Wb};
 
-/// How long a flusher without anything to do stays. Models have no time: there it leaves at once.
-const IDLE: Duration = if cfg!(any(loom, shuttle)) { Duration::ZERO } else { Duration::from_secs(1) };
-
-#[derive(Debug, Default)]
-pub(crate) struct Control {
-    stopping: bool,
-    /// Somebody wants the list shortened without regard to age.
-    kicked: bool,
-    flushers: Vec<thread::JoinHandle<()>>,
-    /// Flushers that have not ended.
-    running: usize,
-    /// Flushers that were made so far.
-    made: usize,
+/// How long a flusher without anything to do stays. Models have no time: there it leaves at once, or stays.
+fn idle() -> Option<Duration> {
+    #[cfg(shuttle)]
+    let idle = sync::model::maybe().then_some(Duration::ZERO);
+    #[cfg(not(shuttle))]
+    let idle = Some(Duration::from_secs(1));
+    idle
 }
 
-/// One flusher, for as long as it runs.
-struct Running<'a, I: Inode> {
+/// What one flusher has.
+struct Flusher<'a, I: Inode> {
     bdi: &'a Bdi<I>,
+    events: Vec<eventpoll::Event>,
     is_counted: bool,
 }
 
-impl<I: Inode> Running<'_, I> {
+impl<I: Inode> Flusher<'_, I> {
     /// It has nothing to do, and nobody will wake it.
-    fn leave(&mut self, control: &mut Control) {
-        control.running -= 1;
+    fn leave(&mut self, crew: &mut Crew<I>) {
+        crew.running -= 1;
         self.is_counted = false;
         self.bdi.ended.notify_all();
     }
 }
 
-impl<I: Inode> Drop for Running<'_, I> {
+impl<I: Inode> Drop for Flusher<'_, I> {
     fn drop(&mut self) {
         if self.is_counted {
-            self.bdi.control.lock().running -= 1;
-            self.bdi.ended.notify_all();
+            let bdi = self.bdi;
+            self.leave(&mut bdi.crew.lock());
         }
     }
 }
 
 impl<I: Inode> Bdi<I> {
-    /// Sees to it that `wanted` flushers run, or as many as may.
-    pub(crate) fn need_flushers(&self, control: &mut Control, wanted: usize) {
-        while !control.stopping && control.running < wanted.min(self.options.flushers) {
-            // None: the last reference is going, and with it whoever could list an inode.
-            let Some(this) = self.this.upgrade() else { return };
-            let body = move || {
-                let mut running = Running { bdi: &this, is_counted: true };
-                this.flush_loop(&mut running);
-            };
-            let name = format!("flush-{}-{}", self.name, control.made % self.options.flushers);
-            // A serving thread may have made the inode dirty, whose class is not to be inherited.
-            thread::will_make_threads();
-            match thread::Builder::new().name(name).stack_size(256 * 1024).spawn(body) {
-                Ok(thread) => {
-                    // Under the lock: the thread cannot count itself out before it is counted.
-                    control.running += 1;
-                    control.made += 1;
-                    if control.running <= control.flushers.len() {
-                        control.flushers.retain(|thread| !has_left(thread));
-                    }
-                    control.flushers.push(thread);
-                }
-                Err(error) => {
-                    // Who syncs writes by itself, as does who waits for room; the next one who has something to write asks again.
-                    tracing::warn!(%error, "no thread to write back with");
-                    return;
-                }
+    /// Sees to it that a flusher waits, if there may be one more. For who has signalled a wb, or goes to the store.
+    pub(crate) fn need_flusher(&self) {
+        let mut crew = self.crew.lock();
+        if crew.is_one_missing() {
+            let name = format!("flush-{}-{}", self.name, crew.number());
+            // Under the lock: the thread cannot count itself out before it is counted.
+            crew.running += usize::from(self.make(&mut crew, name, |bdi| {
+                bdi.flush_loop(&mut Flusher { bdi, events: Vec::new(), is_counted: true });
+            }));
+        }
+    }
+
+    /// Makes a thread; says whether there is one.
+    fn make(&self, crew: &mut Crew<I>, name: String, body: impl FnOnce(&Arc<Self>) + Send + 'static) -> bool {
+        // None: the last reference is going, and with it whoever could list an inode.
+        let Some(this) = self.this.upgrade() else { return false };
+        // A serving thread may have made the inode dirty, whose class is not to be inherited.
+        thread::will_make_threads();
+        match thread::Builder::new().name(name).stack_size(256 * 1024).spawn(move || body(&this)) {
+            Ok(thread) => {
+                crew.threads.retain(|thread| !has_left(thread));
+                crew.threads.push(thread);
+                true
+            }
+            Err(error) => {
+                // Who syncs writes by itself, as does who waits for room; the next one who has something to write asks again.
+                tracing::warn!(%error, "no thread to write back with");
+                false
             }
         }
     }
 
     /// Limits changed, or somebody may write sooner than was told.
-    pub(crate) fn wake_flushers(&self) {
-        // As in `mark_dirty`: after a flusher's look, and before its wait.
-        let mut control = self.control.lock();
-        if self.dirty_inodes() > 0 {
-            self.need_flushers(&mut control, 1);
+    pub(crate) fn signal_all(&self) {
+        if self.unwritten() > 0 {
+            self.wbs.signal_all(&self.switcher.grace().read());
+            self.need_flusher();
         }
-        drop(control);
-        self.changed.notify_all();
     }
 
     /// Whether more than the `part`th part of the background thresholds is used.
@@ -119,13 +120,8 @@ impl<I: Inode> Bdi<I> {
 
     /// Asks the flushers to write without regard to age, until half of both thresholds is free.
     pub fn kick(&self) {
-        let mut control = self.control.lock();
-        if !control.kicked {
-            control.kicked = true;
-            let useful = self.dirty_inodes();
-            self.need_flushers(&mut control, useful);
-            drop(control);
-            self.changed.notify_all();
+        if !std::mem::replace(&mut self.crew.lock().is_kicked, true) {
+            self.signal_all();
         }
     }
 
@@ -137,16 +133,21 @@ impl<I: Inode> Bdi<I> {
     /// Ends the flushers and waits for those that are not inside a write-back that hangs, until `deadline`
     /// at the latest. Says how many did not end.
     pub fn stop(&self, deadline: Instant) -> usize {
-        let mut control = self.control.lock();
-        control.stopping = true;
-        self.changed.notify_all();
-        while control.running > 0 {
-            if self.ended.wait_until(&mut control, deadline) {
+        self.wbs.close();
+        let mut crew = self.crew.lock();
+        crew.is_stopping = true;
+        self.alarms_changed.notify_all();
+        // It never hangs.
+        while crew.is_watched {
+            self.ended.wait(&mut crew);
+        }
+        while crew.running > 0 {
+            if self.ended.wait_until(&mut crew, deadline) {
                 break;
             }
         }
-        let (left, threads) = (control.running, std::mem::take(&mut control.flushers));
-        drop(control);
+        let (left, threads) = (crew.running, std::mem::take(&mut crew.threads));
+        drop(crew);
         for thread in threads {
             // Where none is left, all are past their last step, and those that are not finished are about to be.
             if (left == 0 || thread::is_finished(&thread)) && thread.join().is_err() {
@@ -156,101 +157,165 @@ impl<I: Inode> Bdi<I> {
         left
     }
 
-    fn flush_loop(self: &Arc<Self>, running: &mut Running<'_, I>) {
-        while let Some(listed) = self.next(running) {
-            // A panic over one inode must not end write-back for all others.
-            let attempt = catch_unwind(AssertUnwindSafe(|| listed.inode.write_back()));
-            let outcome = attempt.unwrap_or_else(|_| {
-                self.panics.add(1);
-                tracing::error!(inode = ?listed.inode, "write-back panicked; it will be tried again");
-                Outcome::Failed
-            });
-            self.written.add(1);
-            // Nor must one in what an inode does when its last reference goes.
-            if catch_unwind(AssertUnwindSafe(|| self.done(listed, outcome))).is_err() {
-                self.panics.add(1);
-                tracing::error!("an inode panicked after its write-back");
+    fn flush_loop(self: &Arc<Self>, flusher: &mut Flusher<'_, I>) {
+        let mut kept = None;
+        while let Some(wb) = self.next_wb(flusher, kept.take()) {
+            kept = self.serve(wb);
+        }
+    }
+
+    /// Waits for the next wb to serve, which is then the caller's; one that it kept comes after those that wait. `None` at the end,
+    /// and where there has been none for a while.
+    fn next_wb(&self, flusher: &mut Flusher<'_, I>, kept: Option<Arc<Wb<I>>>) -> Option<Arc<Wb<I>>> {
+        let ready = self.wbs.ready.as_ref()?;
+        let timeout = if kept.is_some() { Some(Duration::ZERO) } else { idle() };
+        loop {
+            // It fails when it is closed.
+            if ready.wait(&mut flusher.events, 1, timeout).ok()? == 0 {
+                if kept.is_some() {
+                    return kept;
+                }
+                let mut crew = self.crew.lock();
+                let is_checked = !is_on("bdi-leave-unchecked");
+                if !is_checked || ready.wait(&mut flusher.events, 1, Some(Duration::ZERO)).ok()? == 0 {
+                    flusher.leave(&mut crew);
+                    return None;
+                }
+            }
+            let index = u32::try_from(flusher.events[0].token).ok()?;
+            // None there: it was given back.
+            if let Some(wb) = self.wb_at(index) {
+                kept.iter().for_each(|kept| self.wbs.hand_on(kept, true));
+                return Some(wb);
             }
         }
     }
 
-    /// Waits for the next inode to write; `None` at the end, and where there has been none for a while.
-    fn next(&self, running: &mut Running<'_, I>) -> Option<Listed<I>> {
-        let mut control = self.control.lock();
-        let mut idle_until = None;
-        loop {
-            if control.stopping {
+    /// Looks at a wb and writes an inode of it, if there is one to be written. Gives the wb if it is still the caller's.
+    fn serve(self: &Arc<Self>, wb: Arc<Wb<I>>) -> Option<Arc<Wb<I>>> {
+        if !is_on("bdi-unset-after-look") {
+            wb.unset_work();
+        }
+        let is_kicked = {
+            let mut crew = self.crew.lock();
+            crew.is_kicked &= self.is_above(2);
+            if !crew.enter(&wb) {
                 return None;
             }
-            let now = self.options.clock.now();
-            let urgent = control.kicked && self.is_above(2);
-            let before = if urgent { Some(now) } else { now.checked_sub(self.options.dirty_after) };
-            let wbs = self.all_wbs();
-            // Those whose owner is over its own limit as well.
-            let section = self.switcher.grace().read();
-            let has_limits = self.dirty_limits.is_used();
-            let is_urgent: Vec<bool> = wbs
-                .iter()
-                .map(|wb| urgent || (has_limits && self.is_over_background(&section, wb)))
-                .collect();
-            drop(section);
-            let mut due: Vec<Option<Duration>> =
-                wbs.iter().zip(&is_urgent).map(|(wb, urgent)| self.due(wb, *urgent)).collect();
-            // ORDERING: Relaxed, only so that all have their turn.
-            let first = self.turn.fetch_add(1, Ordering::Relaxed) % wbs.len();
-            for at in (first..wbs.len()).chain(0..first) {
-                let before = if is_urgent[at] { Some(now) } else { before };
-                if due[at].is_some_and(|due| due <= now)
-                    && let Some(listed) = wbs[at].take(before, now)
-                {
-                    let useful = self.dirty_inodes() + 1;
-                    self.need_flushers(&mut control, useful);
-                    return Some(listed);
-                }
-                // Taken by another flusher meanwhile.
-                due[at] = due[at].filter(|due| *due > now);
+            crew.is_kicked
+        };
+        let now = self.options.clock.now();
+        let rest = if is_kicked || self.is_urgent(&wb) { Duration::ZERO } else { self.options.dirty_after };
+        let (listed, next) = wb.take(now, rest, self.held_until(&wb));
+        if is_on("bdi-unset-after-look") {
+            wb.unset_work();
+        }
+        // Before the store, where it may take long.
+        self.pass_on(&wb, now, next);
+        if let Some(listed) = listed {
+            self.need_flusher();
+            self.write_back(listed);
+        }
+        self.leave(&wb)
+    }
+
+    /// Hands a wb on that has something to do at `next`, unless nobody may follow.
+    fn pass_on(&self, wb: &Arc<Wb<I>>, now: Duration, next: Option<Duration>) {
+        let is_due = next.is_some_and(|next| next <= now);
+        {
+            let mut crew = self.crew.lock();
+            if is_due && crew.bar(wb) {
+                return;
             }
-            let next = due.into_iter().flatten().min();
-            control.kicked &= urgent && next.is_some();
-            match next {
-                None => {
-                    let until = *idle_until.get_or_insert_with(|| Instant::now() + IDLE);
-                    if Instant::now() < until {
-                        self.changed.wait_until(&mut control, until);
-                    } else if self.unwritten() == 0 {
-                        if !is_on("bdi-leave-uncounted") {
-                            running.leave(&mut control);
-                        }
-                        return None;
-                    } else {
-                        // Something is being written, or on its way from one wb to another.
-                        idle_until = None;
-                        self.changed.wait_until(&mut control, Instant::now() + IDLE);
-                    }
-                }
-                Some(due) => {
-                    idle_until = None;
-                    let until = Instant::now() + due.saturating_sub(now);
-                    self.changed.wait_until(&mut control, until);
-                }
+            if crew.set_alarm(wb, next.filter(|_| !is_due)) {
+                self.watch(&mut crew);
             }
+        }
+        self.wbs.hand_on(wb, is_due);
+    }
+
+    /// The caller is at the wb no more. Gives the wb if it is the caller's: it was barred until now.
+    fn leave(&self, left: &Arc<Wb<I>>) -> Option<Arc<Wb<I>>> {
+        let open = self.crew.lock().leave(left);
+        let mut kept = None;
+        for wb in open {
+            if Arc::ptr_eq(&wb, left) {
+                kept = Some(wb);
+            } else if !is_on("bdi-barred-for-good") {
+                self.wbs.hand_on(&wb, true);
+            }
+        }
+        kept
+    }
+
+    fn write_back(self: &Arc<Self>, listed: Listed<I>) {
+        // A panic over one inode must not end write-back for all others.
+        let attempt = catch_unwind(AssertUnwindSafe(|| listed.inode.write_back()));
+        let outcome = attempt.unwrap_or_else(|_| {
+            self.panics.add(1);
+            tracing::error!(inode = ?listed.inode, "write-back panicked; it will be tried again");
+            Outcome::Failed
+        });
+        self.written.add(1);
+        // Nor must one in what an inode does when its last reference goes.
+        if catch_unwind(AssertUnwindSafe(|| self.done(listed, outcome))).is_err() {
+            self.panics.add(1);
+            tracing::error!("an inode panicked after its write-back");
         }
     }
 
-    /// When a flusher has something to do for `wb`: an inode's time has come (at once, if it is `urgent`), and its limits let it go.
-    fn due(&self, wb: &Wb<I>, urgent: bool) -> Option<Duration> {
-        let due = wb.next_due(if urgent { Duration::ZERO } else { self.options.dirty_after })?;
+    /// Whether a wb's owner is over a limit of its own.
+    fn is_urgent(&self, wb: &Wb<I>) -> bool {
+        self.dirty_limits.is_used() && self.is_over_background(&self.switcher.grace().read(), wb)
+    }
+
+    /// When its limits let a wb go.
+    fn held_until(&self, wb: &Wb<I>) -> Duration {
         let chain = wb.chain(&self.throttle);
         if chain.is_empty() {
-            return Some(due);
+            return Duration::ZERO;
         }
         let request =
             Request { direction: Direction::Write, bytes: 1, operations: 1, epoch: u64::MAX, inode: 0 };
-        Some(due.max(self.throttle.ready_at(&chain, &request)))
+        self.throttle.ready_at(&chain, &request)
+    }
+
+    /// Somebody watches the alarms, of which the next one is new.
+    fn watch(&self, crew: &mut Crew<I>) {
+        if crew.is_watched {
+            self.alarms_changed.notify_all();
+        } else if !crew.is_stopping {
+            crew.is_watched = self.make(crew, format!("alarm-{}", self.name), |bdi| bdi.watch_alarms());
+        }
+    }
+
+    /// Signals wbs whose time has come, until no alarm is left.
+    fn watch_alarms(&self) {
+        let mut crew = self.crew.lock();
+        while !crew.is_stopping {
+            let now = self.options.clock.now();
+            match crew.next_alarm(now) {
+                Ok(wb) => {
+                    drop(crew);
+                    if let Some(wb) = wb.upgrade() {
+                        wb.signal();
+                        self.need_flusher();
+                    }
+                    crew = self.crew.lock();
+                }
+                Err(None) => break,
+                Err(Some(next)) => {
+                    let until = Instant::now() + next.saturating_sub(now);
+                    self.alarms_changed.wait_until(&mut crew, until);
+                }
+            }
+        }
+        crew.is_watched = false;
+        self.ended.notify_all();
     }
 }
 
-/// Whether a flusher has ended. Models cannot tell.
+/// Whether a thread has ended. Models cannot tell.
 fn has_left(thread: &thread::JoinHandle<()>) -> bool {
     cfg!(not(any(loom, shuttle))) && thread::is_finished(thread)
 }
@@ -308,7 +373,7 @@ mod tests {
     #[test]
     fn there_is_a_flusher_only_while_there_is_something_to_write() {
         let bdi = bdi(2);
-        let running = || bdi.control.lock().running;
+        let running = || bdi.crew.lock().running;
         assert_eq!(running(), 0);
         let (begun, has_begun) = channel();
         let (go_on, going_on) = channel();
@@ -317,11 +382,11 @@ mod tests {
         for round in 1..=2 {
             bdi.mark_dirty(Arc::clone(&slow), Owner::ROOT);
             has_begun.recv().unwrap();
-            assert_eq!(running(), 1, "round {round}");
+            assert_eq!(running(), 2, "round {round}: one is in the store, one waits");
             go_on.send(()).unwrap();
-            let mut control = bdi.control.lock();
-            while control.running > 0 {
-                bdi.ended.wait(&mut control);
+            let mut crew = bdi.crew.lock();
+            while crew.running > 0 {
+                bdi.ended.wait(&mut crew);
             }
         }
         assert_eq!(bdi.inodes_flushed(), 2);

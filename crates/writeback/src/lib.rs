@@ -25,6 +25,7 @@ mod balance;
 mod bdi;
 mod budget;
 mod cgroup;
+mod crew;
 mod dirty;
 mod discipline;
 mod drain;

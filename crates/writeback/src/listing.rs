@@ -37,7 +37,11 @@ impl<I: Inode> Bdi<I> {
             let Some(wb) = self.wb_at(index) else { continue };
             if let Some(mut lists) = wb.lists_of(link, index) {
                 let result = run(&wb, &mut lists);
-                wb.note_length(&lists);
+                let is_new = wb.note_lists(&mut lists);
+                drop(lists);
+                if is_new {
+                    self.need_flusher();
+                }
                 return Some(result);
             }
         }
@@ -63,7 +67,7 @@ impl<I: Inode> Bdi<I> {
                 lists.insert(link, &mut state, Entry::Attached(Arc::downgrade(inode)));
             }
             drop(state);
-            wb.note_length(&lists);
+            wb.note_lists(&mut lists);
         }
     }
 
@@ -95,7 +99,7 @@ impl<I: Inode> Bdi<I> {
         self.attach(&inode, owner);
         let now = self.options.clock.now();
         let link = inode.link();
-        let wakes = self.with_lists(link, |_, lists| {
+        self.with_lists(link, |_, lists| {
             let mut state = link.state();
             match state.place {
                 Place::Io => state.redirtied = Some(now),
@@ -105,21 +109,11 @@ impl<I: Inode> Bdi<I> {
                     lists.insert(link, &mut state, Entry::Dirty(self.next_key(now), listed));
                     self.note_unwritten(1);
                     drop(clean);
-                    return lists.has_one_dirty();
                 }
                 // Listed already, or taken off for good.
                 _ => {}
             }
-            false
         });
-        if wakes == Some(true) {
-            // The list was empty: flushers may be waiting without a time. Taking `control` orders this
-            // after a flusher's look at the list and before its wait, or the wake-up would be lost.
-            if !is_on("bdi-wake-unordered") {
-                self.need_flushers(&mut self.control.lock(), 1);
-            }
-            self.changed.notify_one();
-        }
     }
 
     /// Takes an inode off the list of dirty ones; `false` if it is not there, because it is being written or waits

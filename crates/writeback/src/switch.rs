@@ -159,6 +159,7 @@ impl<I: Inode> Bdi<I> {
         let _sync_waits = self.switching.read();
         let (mut from_lists, mut to_lists) = Wb::both(&from, to);
         let mut state = link.state();
+        let mut is_new = false;
         if !state.freeing {
             transfer(link, &from, to);
             if let Some(entry) = from_lists.remove(link, &mut state) {
@@ -169,13 +170,16 @@ impl<I: Inode> Bdi<I> {
             to.switched.add(1);
             self.switched.add(1);
             self.switcher.world.switched.add(1);
-            from.note_length(&from_lists);
-            to.note_length(&to_lists);
+            from.note_lists(&mut from_lists);
+            is_new = to.note_lists(&mut to_lists);
         }
         // ORDERING: Release, P2 of `link`.
         let order = if is_on("switch-clear-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         link.switching.store(false, order);
         drop((state, from_lists, to_lists));
+        if is_new {
+            self.need_flusher();
+        }
         Some(from)
     }
 

@@ -24,11 +24,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use eventpoll::Flag;
 use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Counter, Mutex, MutexGuard};
 
 use crate::cgroup::{Cgroup, Owner};
+use crate::crew::Post;
 use crate::dirty::{DirtyLimits, Domains};
 use crate::limit::CgroupPath;
 use crate::link::{Inode, Link, Place, State};
@@ -48,6 +50,10 @@ pub struct Wb<I: Inode> {
     /// Its place among the device's wbs.
     pub(crate) index: u32,
     lists: Mutex<Lists<I>>,
+    /// Somebody should look at it; none where nobody does.
+    pub(crate) work: Option<Flag>,
+    /// Its flushers, under `Bdi::crew`.
+    pub(crate) post: Mutex<Post>,
     /// The length of `dirty`, to be read without the lock.
     dirty_inodes: AtomicUsize,
     /// The sum of these over the device.
@@ -84,6 +90,8 @@ pub(crate) struct Lists<I> {
     io: BTreeMap<u64, Arc<I>>,
     more_io: BTreeMap<Key, Listed<I>>,
     pub(crate) attached: BTreeMap<u64, Weak<I>>,
+    /// What `dirty` and `more_io` began with when somebody looked last, or was told to.
+    seen: [Option<Key>; 2],
     /// The cgroup was removed: nobody attaches an inode any more.
     pub(crate) dying: bool,
     /// Given back: its index is, or will be, another wb's.
@@ -127,6 +135,7 @@ impl<I: Inode> Lists<I> {
             io: BTreeMap::new(),
             more_io: BTreeMap::new(),
             attached: BTreeMap::new(),
+            seen: [None; 2],
             dying: false,
             gone: false,
         }
@@ -175,15 +184,22 @@ impl<I: Inode> Lists<I> {
         };
     }
 
-    /// Whether `dirty` holds one inode.
-    pub(crate) fn has_one_dirty(&self) -> bool {
-        self.dirty.len() == 1
+    /// What `dirty` and `more_io` begin with.
+    fn first(&self) -> [Option<Key>; 2] {
+        [&self.dirty, &self.more_io].map(|list| list.first_key_value().map(|(key, _)| *key))
     }
 }
 
 impl<I: Inode> Wb<I> {
-    pub(crate) fn new(cgroup: Arc<Cgroup>, index: u32, dirty_inodes_of_all: &Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(
+        cgroup: Arc<Cgroup>,
+        index: u32,
+        dirty_inodes_of_all: &Arc<AtomicUsize>,
+        work: Option<Flag>,
+    ) -> Self {
         Self {
+            work,
+            post: Mutex::default(),
             dirty_inodes_of_all: Arc::clone(dirty_inodes_of_all),
             cgroup,
             index,
@@ -275,41 +291,62 @@ impl<I: Inode> Wb<I> {
         }
     }
 
-    /// Takes the next inode whose turn it is: one that failed and whose pause is over, or one that is
-    /// dirty since before `before` (none, if that is `None`).
-    pub(crate) fn take(&self, before: Option<Duration>, now: Duration) -> Option<Listed<I>> {
+    /// Takes the next inode whose turn it is: one that failed and whose pause is over, or one that has rested for `rest`; none before
+    /// its limits let it, at `held_until`. Says as well when the one behind it is due.
+    pub(crate) fn take(
+        &self,
+        now: Duration,
+        rest: Duration,
+        held_until: Duration,
+    ) -> (Option<Listed<I>>, Option<Duration>) {
         let mut lists = self.lists();
-        let is_due = |at: &Key, until: Duration| at.0 <= until;
-        let retry = lists.more_io.first_entry().filter(|first| is_due(first.key(), now));
-        let listed = if let Some(retry) = retry {
-            retry.remove()
-        } else {
-            let before = before?;
-            lists.dirty.first_entry().filter(|first| is_due(first.key(), before))?.remove()
+        let due = |lists: &Lists<I>| {
+            let [dirty, retry] = lists.first();
+            let dirty = dirty.map(|key| key.0 + rest);
+            dirty.into_iter().chain(retry.map(|key| key.0)).min().map(|due| due.max(held_until))
         };
-        let link = listed.inode.link();
-        let mut state = link.state();
-        state.place = Place::Off;
-        lists.insert(link, &mut state, Entry::Io(Arc::clone(&listed.inode)));
-        drop(state);
-        self.note_length(&lists);
-        Some(listed)
+        let is_due = due(&lists).is_some_and(|due| due <= now);
+        let is_retry = lists.first()[1].is_some_and(|key| key.0 <= now);
+        let list = if is_retry { &mut lists.more_io } else { &mut lists.dirty };
+        let listed = is_due.then(|| list.pop_first()).flatten().map(|(_, listed)| listed);
+        if let Some(listed) = &listed {
+            let link = listed.inode.link();
+            let mut state = link.state();
+            state.place = Place::Off;
+            lists.insert(link, &mut state, Entry::Io(Arc::clone(&listed.inode)));
+        }
+        lists.seen = lists.first();
+        self.note_lists(&mut lists);
+        (listed, due(&lists))
     }
 
-    /// Notes the lengths; for whoever changed a list.
-    pub(crate) fn note_length(&self, lists: &MutexGuard<'_, Lists<I>>) {
+    /// Notes the lengths, and signals if the lists begin with something new; for whoever changed a list. Says whether it did: then a flusher
+    /// may be missing.
+    pub(crate) fn note_lists(&self, lists: &mut MutexGuard<'_, Lists<I>>) -> bool {
         // ORDERING: Relaxed, figures for thresholds and people.
         let before = self.dirty_inodes.swap(lists.dirty.len(), Ordering::Relaxed);
         self.dirty_inodes_of_all.fetch_add(lists.dirty.len().wrapping_sub(before), Ordering::Relaxed);
         self.owned.store(lists.len(), Ordering::Relaxed);
+        let first = lists.first();
+        let is_earlier = |(now, seen): (&Option<Key>, &Option<Key>)| {
+            now.is_some_and(|now| seen.is_none_or(|seen| now < seen))
+        };
+        let is_new = first.iter().zip(&lists.seen).any(is_earlier);
+        if is_new && !is_on("bdi-list-silent") {
+            lists.seen = first;
+            self.signal();
+        }
+        is_new
     }
 
-    /// When the next inode is due, given how long data may rest.
-    pub(crate) fn next_due(&self, rest: Duration) -> Option<Duration> {
-        let lists = self.lists();
-        let dirty = lists.dirty.first_key_value().map(|(key, _)| key.0 + rest);
-        let retry = lists.more_io.first_key_value().map(|(key, _)| key.0);
-        dirty.into_iter().chain(retry).min()
+    /// Somebody should look at it. Waits for nobody, whatever lock the caller has.
+    pub(crate) fn signal(&self) {
+        self.work.iter().for_each(Flag::set);
+    }
+
+    /// Who has taken it begins to look.
+    pub(crate) fn unset_work(&self) {
+        self.work.as_ref().map(Flag::take);
     }
 
     /// Takes every inode off for good; says how many are on their way to another wb, which is one too many. What is returned
@@ -336,7 +373,7 @@ impl<I: Inode> Wb<I> {
             state.freeing = true;
             busy += usize::from(link.is_switching());
         }
-        self.note_length(&lists);
+        self.note_lists(&mut lists);
         (gone, busy)
     }
 

@@ -3,11 +3,14 @@
 //! They are found without a lock, in a read section, by number of their cgroup or by index. An index names the same wb as long as an inode
 //! has it; it is given again after that. The root's wb has index 0 and stays.
 //!
-//! Lock order: `Wbs::writer`, then a wb's lists.
+//! `ready` is an eventpoll of them, for the flushers: see `flusher`.
+//!
+//! Lock order: `Wbs::writer`, then a wb's lists, then `ready`, which is signalled under any lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use eventpoll::{EventPoll, Events, Flag, Interest};
 use sync::Mutex;
 use sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,6 +18,9 @@ use crate::cgroup::{Cgroup, Owner};
 use crate::grace::{Cell, Grace, Section};
 use crate::link::Inode;
 use crate::wb::Wb;
+
+/// A wb is reported to one flusher, and to no other before that one hands it on.
+const ONE: Interest = Interest::level(Events::IN).one_shot();
 
 /// The wbs of one backing device.
 #[derive(Debug)]
@@ -24,6 +30,8 @@ pub(crate) struct Wbs<I: Inode> {
     writer: Mutex<Table<I>>,
     /// Inodes that wait for their first write-back, of all wbs.
     dirty_inodes: Arc<AtomicUsize>,
+    /// Those that somebody should look at; none where nobody does.
+    pub(crate) ready: Option<EventPoll>,
 }
 
 #[derive(Debug)]
@@ -39,14 +47,15 @@ impl<I: Inode> Clone for Table<I> {
 }
 
 impl<I: Inode> Wbs<I> {
-    pub(crate) fn new(grace: &Grace, root: &Arc<Cgroup>) -> Self {
+    pub(crate) fn new(grace: &Grace, root: &Arc<Cgroup>, has_flushers: bool) -> Self {
         let dirty_inodes = Arc::default();
-        let root = Arc::new(Wb::new(Arc::clone(root), 0, &dirty_inodes));
+        let ready = has_flushers.then(EventPoll::new);
+        let root = make(root, 0, &dirty_inodes, ready.as_ref());
         let table = Table {
             by_index: vec![Some(Arc::clone(&root))],
             by_owner: HashMap::from([(root.owner(), Arc::clone(&root))]),
         };
-        Self { current: Cell::new(grace, table.clone()), writer: Mutex::new(table), dirty_inodes }
+        Self { current: Cell::new(grace, table.clone()), writer: Mutex::new(table), dirty_inodes, ready }
     }
 
     /// Inodes that wait for their first write-back, as of a moment ago.
@@ -82,6 +91,26 @@ impl<I: Inode> Wbs<I> {
         self.current.with(section, |table| table.by_index.iter().flatten().cloned().collect())
     }
 
+    /// Has somebody look at each of them.
+    pub(crate) fn signal_all(&self, section: &Section<'_>) {
+        self.current.with(section, |table| table.by_index.iter().flatten().for_each(|wb| wb.signal()));
+    }
+
+    /// Whoever has taken a wb gives it to the next one who waits; at once if it is due, else when somebody should look at it.
+    pub(crate) fn hand_on(&self, wb: &Wb<I>, is_due: bool) {
+        let (Some(ready), Some(work)) = (&self.ready, &wb.work) else { return };
+        if is_due {
+            work.set();
+        }
+        // It fails when it is closed: nobody waits any more.
+        let _ = ready.modify(work, ONE, wb.index.into());
+    }
+
+    /// Ends the wait of all flushers.
+    pub(crate) fn close(&self) {
+        self.ready.iter().for_each(EventPoll::close);
+    }
+
     /// The wb of a cgroup, made if there is none, and counted as having a switch under way, so that it stays. `None` if
     /// the cgroup was removed.
     pub(crate) fn get_or_make(&self, cgroup: &Arc<Cgroup>) -> Option<Arc<Wb<I>>> {
@@ -97,7 +126,7 @@ impl<I: Inode> Wbs<I> {
             let free = table.by_index.iter().position(Option::is_none);
             let index = free.unwrap_or(table.by_index.len());
             let number = u32::try_from(index).expect("fewer cgroups than numbers");
-            let made = Arc::new(Wb::new(Arc::clone(cgroup), number, &self.dirty_inodes));
+            let made = make(cgroup, number, &self.dirty_inodes, self.ready.as_ref());
             if index == table.by_index.len() {
                 table.by_index.push(None);
             }
@@ -140,4 +169,18 @@ impl<I: Inode> Wbs<I> {
             lists.gone = true;
         }
     }
+}
+
+fn make<I: Inode>(
+    cgroup: &Arc<Cgroup>,
+    index: u32,
+    dirty_inodes: &Arc<AtomicUsize>,
+    ready: Option<&EventPoll>,
+) -> Arc<Wb<I>> {
+    let work = ready.map(|_| Flag::new());
+    if let (Some(ready), Some(work)) = (ready, &work) {
+        // It fails when it is closed: nobody waits any more.
+        let _ = ready.add(work, ONE, index.into());
+    }
+    Arc::new(Wb::new(Arc::clone(cgroup), index, dirty_inodes, work))
 }

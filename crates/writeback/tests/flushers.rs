@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use sync::{Clock, ManualClock, Mutex};
-use watertight_writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Permit};
+use sync::{Clock, ManualClock, Mutex, RealClock};
+use watertight_writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Permit, Switcher};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -124,4 +124,101 @@ fn above_the_threshold_of_inodes_half_is_written_whatever_its_age() {
     assert_eq!(written, [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)], "the oldest first");
     assert_eq!(rig.bdi.dirty_inodes(), 4);
     assert!(rig.ends_quietly());
+}
+
+/// Tells when it is being written, and is until it may go on.
+#[derive(Debug)]
+struct Slow {
+    link: Link<Self>,
+    owner: Owner,
+    begun: Sender<Owner>,
+    go_on: Arc<Mutex<Receiver<()>>>,
+}
+
+impl Inode for Slow {
+    fn write_back(self: &Arc<Self>) -> Outcome {
+        self.begun.send(self.owner).expect("the test listens");
+        if self.owner == A {
+            // An error: the test has ended.
+            let _over = self.go_on.lock().recv();
+        }
+        Outcome::Clean
+    }
+
+    fn link(&self) -> &Link<Self> {
+        &self.link
+    }
+}
+
+const A: Owner = Owner(1);
+const B: Owner = Owner(2);
+
+/// Files of `A` hang in the store, more than there are flushers: how many at the same time, while those of `B` are written.
+fn hanging_at_once(flushers: usize) -> usize {
+    let switcher: Arc<Switcher<Slow>> = Arc::default();
+    switcher.cgroups().add(A, Owner::ROOT);
+    switcher.cgroups().add(B, Owner::ROOT);
+    let options = BdiOptions {
+        flushers,
+        dirty_after: Duration::ZERO,
+        background_pages: 100,
+        background_inodes: 100,
+        retry_pause: Duration::from_millis(1),
+        clock: Arc::new(RealClock::default()),
+    };
+    let bdi = Bdi::start("test", options, Budget::new(1000), &switcher);
+    let (begun, has_begun) = channel();
+    let (go_on, going_on) = channel();
+    let go_on_at = Arc::new(Mutex::new(going_on));
+    let dirty = |owner| {
+        let (begun, go_on) = (begun.clone(), Arc::clone(&go_on_at));
+        bdi.mark_dirty(Arc::new(Slow { link: Link::default(), owner, begun, go_on }), owner);
+    };
+    (0..2 * flushers).for_each(|_| dirty(A));
+    let mut hanging = 0;
+    for _ in 0..100 {
+        dirty(B);
+        while has_begun.recv_timeout(LONG).expect("a file of `B` is written") == A {
+            hanging += 1;
+        }
+    }
+    drop(go_on);
+    assert_eq!(bdi.stop(std::time::Instant::now() + LONG), 0);
+    hanging
+}
+
+#[test]
+fn two_flushers_are_never_both_at_one_wb() {
+    assert_eq!(hanging_at_once(2), 1);
+}
+
+#[test]
+fn of_three_flushers_two_may_be_at_one_wb() {
+    assert_eq!(hanging_at_once(3), 2);
+}
+
+/// Nobody kicks and nothing else becomes dirty: the alarm alone has it written.
+#[test]
+fn data_is_written_by_its_age_alone() {
+    let rest = Duration::from_millis(20);
+    let (tell, written) = channel();
+    let clock = Arc::new(ManualClock::default());
+    let options = BdiOptions {
+        flushers: 2,
+        dirty_after: rest,
+        background_pages: 100,
+        background_inodes: 100,
+        retry_pause: Duration::from_millis(1),
+        clock: Arc::new(RealClock::default()),
+    };
+    let bdi = Bdi::start("test", options, Budget::new(1000), &Arc::default());
+    for name in 0..3 {
+        let begun = std::time::Instant::now();
+        let (clock, written_by) = (Arc::clone(&clock), tell.clone());
+        let file = File { link: Link::default(), name, clock, pages: Mutex::default(), written: written_by };
+        bdi.mark_dirty(Arc::new(file), Owner::ROOT);
+        assert_eq!(written.recv_timeout(LONG).expect("it is written").0, name);
+        assert!(begun.elapsed() >= rest, "before its time");
+    }
+    assert_eq!(bdi.stop(std::time::Instant::now() + LONG), 0);
 }

@@ -175,7 +175,9 @@ impl Model {
     /// Dirties more of a file.
     pub(crate) fn write(&self, file: &Arc<File>, owner: Owner, bytes: u64) {
         if bytes > 0 {
-            file.dirty.lock().push_back((self.bdi.throttle().epoch(), bytes));
+            // Listed before anybody finds it clean again.
+            let mut dirty = file.dirty.lock();
+            dirty.push_back((self.bdi.throttle().epoch(), bytes));
             self.bdi.mark_dirty(Arc::clone(file), owner);
         }
     }
@@ -191,11 +193,16 @@ impl Model {
             let pass = syncing.pass(file);
             let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
             let Ok(passed) = pass.run(&mut Writer { file, owner, woken: Arc::default(), sleeps });
-            if file.dirty_bytes() == 0 {
-                self.bdi.unlist(file);
-            }
+            self.unlist_if_clean(file);
             passed == Passed::All
         })
+    }
+
+    fn unlist_if_clean(&self, file: &Arc<File>) {
+        let dirty = file.dirty.lock();
+        if dirty.is_empty() {
+            self.bdi.unlist(file);
+        }
     }
 
     /// A whole sync of somebody in cgroup `caller`; says how long it took.
@@ -226,9 +233,7 @@ impl Model {
         let pass = self.bdi.pass(file, u64::MAX, How::Leave);
         let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
         let Ok(passed) = pass.run(&mut Writer { file, owner, woken: Arc::default(), sleeps: &mut |_| None });
-        if file.dirty_bytes() == 0 {
-            self.bdi.unlist(file);
-        }
+        self.unlist_if_clean(file);
         passed
     }
 
