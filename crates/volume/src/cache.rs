@@ -91,6 +91,11 @@ impl Cache {
         self.dirty.count()
     }
 
+    /// Pages to be written that are dirty since `epoch` or before.
+    pub(crate) fn dirty_since(&self, epoch: u64) -> u64 {
+        self.dirty.0.iter().take_while(|(since, _)| *since <= epoch).map(|(_, pages)| pages).sum()
+    }
+
     /// Whether a page is to be written that is dirty since `epoch` or before.
     pub(crate) fn is_dirty_since(&self, epoch: u64) -> bool {
         self.dirty.0.first().is_some_and(|(oldest, _)| *oldest <= epoch)

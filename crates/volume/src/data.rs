@@ -6,7 +6,7 @@ use std::time::Instant;
 use store::{Access, Attr, SetAttr};
 use sync::MutexGuard;
 use sync::mutant::is_on;
-use writeback::{Balance, How, Owner, Passed, Permit, Waiter};
+use writeback::{Balance, How, Owner, Passed, Permit, Ticket, Waiter};
 
 use crate::cancel::Event;
 use crate::handles::FileHandle;
@@ -140,12 +140,20 @@ impl Inode {
 
     /// Writes at most `CHUNK` bytes into the cache.
     fn write(self: &Arc<Self>, ctx: &Ctx<'_>, by: Owner, offset: u64, data: &[u8]) -> Result<()> {
-        while !self.try_write(ctx, by, offset, data)? {}
+        let mut turn = None;
+        while !self.try_write(ctx, by, offset, data, &mut turn)? {}
         Ok(())
     }
 
-    /// One attempt; `false` if a page that was read for it is out of date already.
-    fn try_write(self: &Arc<Self>, ctx: &Ctx<'_>, by: Owner, offset: u64, data: &[u8]) -> Result<bool> {
+    /// One attempt; `false` if a page that was read for it is out of date already, or now is the `turn` to read it.
+    fn try_write<'a>(
+        self: &'a Arc<Self>,
+        ctx: &Ctx<'_>,
+        by: Owner,
+        offset: u64,
+        data: &[u8],
+        turn: &mut Option<Ticket<'a>>,
+    ) -> Result<bool> {
         let end = offset + data.len() as u64;
         // Owned first: its owner's limits hold, and its bytes are counted.
         self.core.bdi.attach(self, by);
@@ -154,6 +162,14 @@ impl Inode {
         let mut bases = Bases::default();
         let mut state = self.begin_overlay()?;
         let changes = state.changes;
+        let missing = state.partial(offset, end).count() as u64;
+        if missing > 0 && turn.is_none() && self.core.bdi.throttle().is_limiting() {
+            drop(state);
+            // Nobody holds room that others need while it waits for a limit.
+            drop(permit);
+            *turn = Some(self.turn_to_read(ctx, by, |_| (missing * PAGE, missing))?);
+            return Ok(false);
+        }
         while let Some(index) = state.missing_base(offset, end, &bases) {
             drop(state);
             (ctx.before_wait)();
@@ -161,8 +177,15 @@ impl Inode {
             state = self.state();
             let is_old = state.changes != changes || state.overlay.is_none();
             if is_old && !is_on("volume-base-unchecked") {
+                // The next attempt reads again, and has to wait again.
+                if let Some(turn) = turn.take() {
+                    turn.used(bases.len() as u64 * PAGE, bases.len() as u64);
+                }
                 return Ok(false);
             }
+        }
+        if let Some(turn) = turn.take() {
+            turn.used(bases.len() as u64 * PAGE, bases.len() as u64);
         }
         let made = self.copy_in(&mut state, offset, data, &mut bases);
         // Reserved for every page that the write touches; no more can have been made.
@@ -339,15 +362,20 @@ impl Inode {
 impl State {
     /// A page at one end of the write whose other bytes must be read first.
     fn missing_base(&self, offset: u64, end: u64, bases: &Bases) -> Option<u64> {
-        let overlay = self.overlay?;
-        let partial = |index: u64| {
+        let is_ready = |index: u64| bases.iter().any(|(base, _)| *base == index);
+        self.partial(offset, end).find(|index| !is_ready(*index))
+    }
+
+    /// The pages at the ends of the write that it covers in part, and whose other bytes are on the store.
+    fn partial(&self, offset: u64, end: u64) -> impl Iterator<Item = u64> {
+        let (first, last) = (offset / PAGE, (end - 1) / PAGE);
+        let ends = [Some(first), Some(last).filter(|last| *last != first)];
+        ends.into_iter().flatten().filter(move |index| {
+            let Some(overlay) = self.overlay else { return false };
             let start = index * PAGE;
             let covers = offset <= start && (end >= start + PAGE || end >= overlay.store_size);
-            let stored = start < overlay.store_size;
-            let ready = bases.iter().any(|(base, _)| *base == index);
-            !covers && stored && !ready && !self.cache.has(index)
-        };
-        [offset / PAGE, (end - 1) / PAGE].into_iter().find(|index| partial(*index))
+            !covers && start < overlay.store_size && !self.cache.has(*index)
+        })
     }
 }
 

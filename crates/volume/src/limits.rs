@@ -111,7 +111,7 @@ impl Volume {
             limits: throttle.get(&cgroup),
             dirty_bytes_max: dirty_max.get(&cgroup).copied(),
             sync_isolation: isolated.contains(&cgroup),
-            owed_bytes: throttle.owed(&throttle.chain(&cgroup)),
+            owed_bytes: throttle.owed(&throttle.chain(&cgroup)).max(throttle.owed_in_all(&cgroup)),
             cgroup,
         };
         all.into_iter().map(describe).collect()

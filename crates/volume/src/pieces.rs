@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use writeback::{Direction, How, Pass, Passed, Pieces, Request};
+use writeback::{Direction, How, Owner, Pass, Passed, Pieces, Request, Ticket, Turn};
 
 use crate::cancel::{Cancel, Event, Watch};
 use crate::inode::{Inode, Io};
@@ -32,8 +32,8 @@ struct Sweep<'a> {
 impl Pieces for Sweep<'_> {
     type Error = Error;
 
-    fn is_left(&self, epoch: u64) -> bool {
-        self.inode.state().cache.is_dirty_since(epoch)
+    fn left(&self, epoch: u64) -> u64 {
+        self.inode.state().cache.dirty_since(epoch) * PAGE
     }
 
     fn write(&mut self, epoch: u64, bytes: u64) -> Result<u64> {
@@ -153,25 +153,14 @@ impl Inode {
             return Ok(file.read_at(buf, offset)?);
         }
         let reader = self.core.options.tenants.of_caller(&ctx.caller);
-        let Some(chain) = reader.or_else(|| bdi.owner_of(self)).map(|owner| bdi.chain_of_owner(owner)) else {
+        let Some(reader) = reader.or_else(|| bdi.owner_of(self)) else {
             return Ok(file.read_at(buf, offset)?);
         };
-        let piece = usize::try_from(chain.piece(Direction::Read)).unwrap_or(usize::MAX);
         let mut done = 0;
         while done < buf.len() {
-            let part = (buf.len() - done).min(piece);
-            let request = Request {
-                direction: Direction::Read,
-                bytes: part as u64,
-                operations: 1,
-                epoch: u64::MAX,
-                inode: 0,
-            };
-            let ticket = bdi.throttle().reserve(&chain, request);
-            if ticket.waits_until().is_some() {
-                (ctx.before_wait)();
-                self.wait_for(ctx, &ticket)?;
-            }
+            let left = (buf.len() - done) as u64;
+            let ticket = self.turn_to_read(ctx, reader, |piece| (left.min(piece), 1))?;
+            let part = usize::try_from(ticket.request().bytes).unwrap_or(usize::MAX);
             let got = file.read_at(&mut buf[done..done + part], offset + done as u64);
             let read = *got.as_ref().unwrap_or(&0);
             ticket.used(read as u64, 1);
@@ -184,18 +173,45 @@ impl Inode {
         Ok(done)
     }
 
+    /// Waits until the limits of `reader` let it read so many bytes in so many calls, which `amount` makes of the most that should be asked for at once.
+    pub(crate) fn turn_to_read(
+        &self,
+        ctx: &Ctx<'_>,
+        reader: Owner,
+        amount: impl Fn(u64) -> (u64, u64),
+    ) -> Result<Ticket<'_>> {
+        let bdi = &self.core.bdi;
+        loop {
+            let chain = bdi.chain_of_owner(reader);
+            let asked =
+                Request { direction: Direction::Read, bytes: 0, operations: 1, epoch: u64::MAX, inode: 0 };
+            let (bytes, operations) = amount(chain.piece(&asked));
+            let ticket = bdi.throttle().reserve(&chain, Request { bytes, operations, ..asked });
+            if ticket.turn() == Turn::Come || self.wait_for(ctx, &ticket)? {
+                return Ok(ticket);
+            }
+        }
+    }
+
     /// Until when a writer has to wait because the file's owner owes as much as it may have dirty, if `more` pages shall be.
     pub(crate) fn owes_until(&self, more: u64) -> Option<Duration> {
         let cache_bytes = self.core.budget.limit() * OWED_MAX / OWED_OF * PAGE;
         self.core.bdi.owes_until(self, more * PAGE, cache_bytes)
     }
 
-    fn wait_for(&self, ctx: &Ctx<'_>, ticket: &writeback::Ticket<'_>) -> Result<()> {
+    /// Waits for a ticket's turn; `false` if limits were changed.
+    fn wait_for(&self, ctx: &Ctx<'_>, ticket: &Ticket<'_>) -> Result<bool> {
+        (ctx.before_wait)();
         let event = Arc::new(Event::default());
         let _watch = ctx.cancel.watch(&event);
         let wake = Arc::clone(&event);
         let _listening = self.core.bdi.throttle().listen(Arc::new(move || wake.set()));
-        while let Some(until) = ticket.waits_until() {
+        loop {
+            let until = match ticket.turn() {
+                Turn::Come => return Ok(true),
+                Turn::Lost => return Ok(false),
+                Turn::At(until) => until,
+            };
             if ctx.cancel.is_cancelled() {
                 return Err(Error::Interrupted);
             }
@@ -205,6 +221,5 @@ impl Inode {
             let left = until.saturating_sub(self.core.options.clock.now());
             event.wait(Some(Instant::now() + left));
         }
-        Ok(())
     }
 }

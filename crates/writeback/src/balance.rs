@@ -43,9 +43,12 @@ impl<I: Inode> Bdi<I> {
         self.dirty_limits.all()
     }
 
-    /// A cgroup has less than before though nothing was written.
+    /// A cgroup has less than before though nothing was written, and inodes came under other limits.
     pub(crate) fn tell_of_less(&self) {
         self.budget.wake_all();
+        if self.throttle.is_limiting() {
+            self.throttle.kick();
+        }
     }
 
     /// Cgroups have other paths: limits are found again.

@@ -3,12 +3,14 @@
 //! # Arithmetic
 //! For bytes and for operations, each way, a group keeps the time up to which what it did is *paid*: `n` at a rate of `r` a second cost `n / r`
 //! seconds. It may go on when the paid time has come; the later of bytes and operations counts. Time that
-//! nobody used is worth at most [`CREDIT`] afterwards.
+//! nobody used is worth at most 12 ms afterwards.
 //!
 //! This stands for blk-throttle's slices of 100 ms. A slice lets a cgroup have its rate times the time since the slice's beginning, rounded up to a
-//! slice, so that within 1 s it may be a slice over its limit (10 %). Here no second has more than the limit plus [`CREDIT`] plus
-//! one request; who asks for a [`piece`](Group::piece) at a time stays within 2 %, or within a page where that is more. As with slices, unused time is
-//! not saved up, and what goes at once (metadata, what a boost covers) is a debt: the paid time is then far ahead.
+//! slice, so that within 1 s it may be a slice over its limit (10 %). Here no second has more than the limit plus that credit plus
+//! one request; who asks for a [`piece`](crate::Chain::piece) at a time stays within 2 %, or within a page where that is more. As with slices, unused time is
+//! not saved up, and what goes at once (metadata, what a boost covers) is a debt.
+//!
+//! Whose debt is told apart, where several cgroups are under one limit: see [`meter`](crate::meter).
 //!
 //! | field | protected by |
 //! |---|---|
@@ -21,9 +23,8 @@ use std::time::Duration;
 use sync::{Mutex, MutexGuard};
 
 use crate::limit::{CgroupPath, Direction, Limits};
+use crate::meter::Meter;
 
-/// What unused time is worth: who wakes up late catches up.
-const CREDIT: Duration = Duration::from_millis(12);
 /// Pieces in a second.
 const PIECES: u64 = 128;
 /// The least that is written at a time.
@@ -55,9 +56,11 @@ pub struct Group {
 
 #[derive(Debug)]
 pub(crate) struct Buckets {
+    /// Whose limits these are.
+    path: CgroupPath,
     limits: Limits,
     /// By direction: bytes, operations.
-    paid: [[Duration; 2]; 2],
+    meters: [[Meter; 2]; 2],
     /// Who waits for this cgroup's data and must not wait for its limits.
     tokens: Vec<Token>,
 }
@@ -80,7 +83,7 @@ impl Token {
 
 impl Group {
     pub(crate) fn new(path: CgroupPath, limits: Limits) -> Self {
-        let buckets = Buckets { limits, paid: Default::default(), tokens: Vec::new() };
+        let buckets = Buckets { path: path.clone(), limits, meters: Default::default(), tokens: Vec::new() };
         Self { path, buckets: Mutex::new(buckets) }
     }
 
@@ -108,63 +111,104 @@ impl Group {
 }
 
 impl Buckets {
-    /// When the request may go on.
-    pub(crate) fn ready_at(&self, request: &Request) -> Duration {
-        let waits = |(limit, paid): (Option<NonZeroU64>, Duration)| limit.map(|_| paid);
-        let is_covered = self.tokens.iter().any(|token| token.covers(request));
-        let both = self.both(request.direction).filter_map(waits).max();
-        both.filter(|_| !is_covered).unwrap_or_default()
+    /// When the request of somebody in cgroup `owner` may go on; at once if it is covered by a boost.
+    pub(crate) fn ready_at(&mut self, owner: &CgroupPath, request: &Request, now: Duration) -> Duration {
+        if self.covers(request) {
+            return Duration::ZERO;
+        }
+        let times = self.limited(request.direction).map(|(_, meter)| meter.ready_at(owner, now));
+        times.max().unwrap_or_default()
     }
 
-    /// Counts what is done, or about to be.
-    pub(crate) fn charge(&mut self, request: &Request, now: Duration) {
-        for (limit, paid, amount) in self.amounts(request) {
-            let Some(limit) = limit else { continue };
-            *paid = (*paid).max(now.saturating_sub(CREDIT)).saturating_add(cost(amount, limit));
+    /// Whether a boost covers the request.
+    pub(crate) fn covers(&self, request: &Request) -> bool {
+        self.tokens.iter().any(|token| token.covers(request))
+    }
+
+    /// Counts what is done now: because it may, or, `must`, in any case, as a debt of `owner`.
+    pub(crate) fn charge(&mut self, owner: &CgroupPath, request: &Request, now: Duration, must: bool) {
+        let is_ahead = must || self.covers(request);
+        self.count(owner, request, now, is_ahead);
+    }
+
+    /// Counts what is done in its turn, and says when that is.
+    pub(crate) fn queue(&mut self, owner: &CgroupPath, request: &Request, now: Duration) -> Duration {
+        let turn = self.ready_at(owner, request, now);
+        let is_ahead = self.covers(request);
+        self.count(owner, request, now, is_ahead);
+        turn
+    }
+
+    fn count(&mut self, owner: &CgroupPath, request: &Request, now: Duration, is_ahead: bool) {
+        // Its own debt is that of all below it.
+        let is_ahead = is_ahead && *owner != self.path;
+        for ((limit, meter), amount) in self.both(request.direction).zip(amounts(request)) {
+            if let Some(limit) = limit {
+                meter.charge(owner, cost(amount, limit), now, is_ahead);
+            }
         }
     }
 
     /// Gives back what was charged and not done.
-    pub(crate) fn refund(&mut self, request: &Request) {
-        for (limit, paid, amount) in self.amounts(request) {
-            let Some(limit) = limit else { continue };
-            *paid = paid.saturating_sub(cost(amount, limit));
+    pub(crate) fn refund(&mut self, owner: &CgroupPath, request: &Request) {
+        for ((limit, meter), amount) in self.both(request.direction).zip(amounts(request)) {
+            if let Some(limit) = limit {
+                meter.refund(owner, cost(amount, limit));
+            }
         }
     }
 
     /// Other limits from now on. What is owed stays owed: the same bytes, at the new rate.
     pub(crate) fn set_limits(&mut self, limits: Limits, now: Duration) {
         for direction in [Direction::Read, Direction::Write] {
-            let (old, new) = (self.limits.of(direction), limits.of(direction));
-            for ((paid, old), new) in self.paid[direction as usize].iter_mut().zip(old).zip(new) {
-                let owed = paid.saturating_sub(now);
-                *paid = match (old, new) {
-                    (Some(old), Some(new)) if !owed.is_zero() => now + cost(amount(owed, old), new),
-                    (Some(_), Some(_)) => *paid,
-                    _ => Duration::ZERO,
-                };
+            for ((old, meter), new) in self.both(direction).zip(limits.of(direction)) {
+                match (old, new) {
+                    (Some(old), Some(new)) => meter.scale(now, |time| cost(amount(time, old), new)),
+                    _ => *meter = Meter::default(),
+                }
             }
         }
         self.limits = limits;
     }
 
-    /// What was done ahead of the limits, in bytes.
-    pub(crate) fn owed(&self, direction: Direction, now: Duration) -> u64 {
+    /// What `owner` did ahead of the limits, in bytes.
+    pub(crate) fn owed(&mut self, owner: &CgroupPath, direction: Direction, now: Duration) -> u64 {
+        self.in_bytes(direction, |meter| meter.ahead(owner, now))
+    }
+
+    /// What all did ahead of the limits, in bytes.
+    pub(crate) fn owed_in_all(&mut self, direction: Direction, now: Duration) -> u64 {
+        self.in_bytes(direction, |meter| meter.ahead_in_all(now))
+    }
+
+    fn in_bytes(&mut self, direction: Direction, ahead: impl Fn(&mut Meter) -> Duration) -> u64 {
         let worth = [1, OPERATION];
-        let owed = self.both(direction).zip(worth).filter_map(|((limit, paid), worth)| {
-            Some(amount(paid.saturating_sub(now), limit?).saturating_mul(worth))
+        let owed = self.both(direction).zip(worth).filter_map(|((limit, meter), worth)| {
+            let limit = limit?;
+            Some(amount(ahead(meter), limit).saturating_mul(worth))
         });
         owed.max().unwrap_or(0)
     }
 
-    /// When no more than `most` bytes will be owed.
-    pub(crate) fn owed_until(&self, direction: Direction, most: u64) -> Duration {
+    /// When `owner` will owe no more than `most` bytes.
+    pub(crate) fn owed_until(
+        &mut self,
+        owner: &CgroupPath,
+        direction: Direction,
+        most: u64,
+        now: Duration,
+    ) -> Duration {
         let worth = [1, OPERATION];
-        let times = self
-            .both(direction)
-            .zip(worth)
-            .filter_map(|((limit, paid), worth)| Some(paid.saturating_sub(cost(most / worth, limit?))));
+        let times = self.both(direction).zip(worth).filter_map(|((limit, meter), worth)| {
+            let limit = limit?;
+            Some(meter.ready_at(owner, now).saturating_sub(cost(most / worth, limit)))
+        });
         times.max().unwrap_or_default()
+    }
+
+    /// What `owner`, which was removed, owes is `heir`'s; with none all wait for it.
+    pub(crate) fn inherit(&mut self, owner: &CgroupPath, heir: Option<&CgroupPath>) {
+        self.meters.iter_mut().flatten().for_each(|meter| meter.inherit(owner, heir));
     }
 
     /// The most that should be asked for at once, so that averages over a second keep to the limit.
@@ -181,19 +225,18 @@ impl Buckets {
         self.tokens.retain(|token| token.number != number);
     }
 
-    fn both(&self, direction: Direction) -> impl Iterator<Item = (Option<NonZeroU64>, Duration)> {
-        self.limits.of(direction).into_iter().zip(self.paid[direction as usize])
+    fn both(&mut self, direction: Direction) -> impl Iterator<Item = (Option<NonZeroU64>, &mut Meter)> {
+        self.limits.of(direction).into_iter().zip(&mut self.meters[direction as usize])
     }
 
-    fn amounts(
-        &mut self,
-        request: &Request,
-    ) -> impl Iterator<Item = (Option<NonZeroU64>, &mut Duration, u64)> {
-        let limits = self.limits.of(request.direction);
-        let paid = &mut self.paid[request.direction as usize];
-        let amounts = [request.bytes, request.operations];
-        limits.into_iter().zip(paid).zip(amounts).map(|((limit, paid), amount)| (limit, paid, amount))
+    fn limited(&mut self, direction: Direction) -> impl Iterator<Item = (NonZeroU64, &mut Meter)> {
+        self.both(direction).filter_map(|(limit, meter)| Some((limit?, meter)))
     }
+}
+
+/// Bytes, operations.
+fn amounts(request: &Request) -> [u64; 2] {
+    [request.bytes, request.operations]
 }
 
 /// How long `amount` takes at `rate` a second, rounded up.

@@ -23,6 +23,7 @@
 
 mod balance;
 mod bdi;
+mod boost;
 mod budget;
 mod cgroup;
 mod crew;
@@ -37,6 +38,7 @@ mod group;
 mod limit;
 mod link;
 mod listing;
+mod meter;
 mod offline;
 mod pass;
 mod queue;
@@ -44,10 +46,12 @@ mod switch;
 mod switcher;
 mod syncing;
 mod throttle;
+mod ticket;
 mod wb;
 mod wbs;
 
 pub use bdi::{Bdi, BdiOptions, BdiStatus};
+pub use boost::{Boost, Scope};
 pub use budget::{Budget, Permit, Queued, Waiter};
 pub use cgroup::{Cgroup, Cgroups, Owner};
 pub use dirty::Balance;
@@ -66,5 +70,6 @@ pub use offline::BATCH;
 pub use pass::{How, Pass, Passed, Pieces};
 pub use switcher::{IN_FLIGHT_MAX, SwitchStats, Switcher};
 pub use syncing::{Caller, Policy, Syncing};
-pub use throttle::{Admission, Boost, Chain, Listening, Throttle, Ticket};
+pub use throttle::{Admission, Chain, Listening, Throttle};
+pub use ticket::{Ticket, Turn};
 pub use wb::{Wb, WbStatus};

@@ -1,11 +1,17 @@
 //! Writing one inode's data piece by piece, as its owner's limits let it go.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::boost::Boost;
 use crate::group::Request;
 use crate::limit::Direction;
-use crate::throttle::{Chain, Throttle, Ticket};
+use crate::throttle::{Chain, Throttle};
+use crate::ticket::{Ticket, Turn};
+
+/// The most that is written at a time, where no limit asks for less.
+const WHOLE: u64 = 1 << 20;
 
 /// What somebody does who comes to a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,15 +24,25 @@ pub enum How {
     Owe,
 }
 
-/// The way past the limits that are over one inode's data.
-#[derive(Debug)]
+/// The way past the limits that are over one inode's data. These are found anew for each piece: they may be changed, and the inode may change its
+/// owner, while somebody waits.
 pub struct Pass<'a> {
     throttle: &'a Throttle,
-    chain: Arc<Chain>,
+    chain: Box<dyn Fn() -> Arc<Chain> + Send + Sync + 'a>,
+    /// That of who waits for the data.
+    boost: Option<&'a Boost>,
     /// What is dirty since this epoch or an earlier one is to be written.
     epoch: u64,
     inode: u64,
     how: How,
+}
+
+impl fmt::Debug for Pass<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Pass");
+        debug.field("epoch", &self.epoch).field("inode", &self.inode).field("how", &self.how);
+        debug.finish_non_exhaustive()
+    }
 }
 
 /// How a pass ended.
@@ -46,8 +62,8 @@ pub trait Pieces {
     /// What a write can fail with.
     type Error;
 
-    /// Whether data is left that is dirty since `epoch` or before.
-    fn is_left(&self, epoch: u64) -> bool;
+    /// How many bytes are left that are dirty since `epoch` or before, and not being written.
+    fn left(&self, epoch: u64) -> u64;
 
     /// Writes at most `bytes` of it (but at least a page), and says how many; 0 if there is nothing more that it can write.
     ///
@@ -64,10 +80,23 @@ pub trait Pieces {
 }
 
 impl<'a> Pass<'a> {
-    /// A pass for data under the limits of `chain`.
+    /// A pass for data under the limits that `chain` gives at the time.
     #[must_use]
-    pub fn new(throttle: &'a Throttle, chain: Arc<Chain>, epoch: u64, inode: u64, how: How) -> Self {
-        Self { throttle, chain, epoch, inode, how }
+    pub fn new(
+        throttle: &'a Throttle,
+        chain: impl Fn() -> Arc<Chain> + Send + Sync + 'a,
+        epoch: u64,
+        inode: u64,
+        how: How,
+    ) -> Self {
+        Self { throttle, chain: Box::new(chain), boost: None, epoch, inode, how }
+    }
+
+    /// The same for somebody whose boost waives these limits, if there is one.
+    #[must_use]
+    pub(crate) fn boosted(mut self, boost: Option<&'a Boost>) -> Self {
+        self.boost = boost;
+        self
     }
 
     /// Writes what was dirty when the epoch ended, as fast as the limits let it go.
@@ -75,15 +104,23 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// The first of a write.
     pub fn run<P: Pieces>(&self, pieces: &mut P) -> Result<Passed, P::Error> {
-        while pieces.is_left(self.epoch) {
-            let bytes = self.chain.piece(Direction::Write);
-            let Some(ticket) = self.ask(bytes) else { return Ok(Passed::Held) };
-            match self.wait(&ticket, pieces) {
-                Some(Passed::All) => {}
-                Some(end) => return Ok(end),
-                None => return Ok(Passed::All),
+        loop {
+            let left = pieces.left(self.epoch);
+            if left == 0 {
+                return Ok(Passed::All);
             }
-            match pieces.write(self.epoch, bytes) {
+            let chain = (self.chain)();
+            if let Some(boost) = self.boost {
+                boost.cover(&chain, self.inode);
+            }
+            let Some(ticket) = self.ask(&chain, left) else { return Ok(Passed::Held) };
+            match self.wait(&ticket, pieces) {
+                Waited::Come => {}
+                // By other limits, or not at all: the place is given back.
+                Waited::AskAgain => continue,
+                Waited::GivenUp => return Ok(Passed::GivenUp),
+            }
+            match pieces.write(self.epoch, ticket.request().bytes) {
                 Ok(0) => {
                     ticket.used(0, 0);
                     return Ok(Passed::All);
@@ -95,7 +132,6 @@ impl<'a> Pass<'a> {
                 }
             }
         }
-        Ok(Passed::All)
     }
 
     /// What is dirty since this epoch or an earlier one is to be written.
@@ -107,42 +143,52 @@ impl<'a> Pass<'a> {
     /// When the limits let the next piece go.
     #[must_use]
     pub fn ready_at(&self) -> Duration {
-        let request = Request {
-            direction: Direction::Write,
-            bytes: 1,
-            operations: 1,
-            epoch: u64::MAX,
-            inode: self.inode,
-        };
-        self.throttle.ready_at(&self.chain, &request)
+        let request = Request { bytes: 1, epoch: u64::MAX, ..self.request() };
+        self.throttle.ready_at(&(self.chain)(), &request)
     }
 
-    fn ask(&self, bytes: u64) -> Option<Ticket<'_>> {
-        let bytes = if self.chain.is_empty() { 0 } else { bytes.min(1 << 20) };
+    fn request(&self) -> Request {
         // A flusher may come upon data of any epoch.
         let epoch = if self.how == How::Leave { u64::MAX } else { self.epoch };
-        let request = Request { direction: Direction::Write, bytes, operations: 1, epoch, inode: self.inode };
+        Request { direction: Direction::Write, bytes: 0, operations: 1, epoch, inode: self.inode }
+    }
+
+    /// Asks for a piece: one that keeps averages to the limit, or as much as there is where none is in the way.
+    fn ask(&self, chain: &Arc<Chain>, left: u64) -> Option<Ticket<'_>> {
+        let request = self.request();
+        let piece = if self.how == How::Owe { WHOLE } else { chain.piece(&request) };
+        let request = Request { bytes: piece.min(left).min(WHOLE), ..request };
         match self.how {
-            How::Leave => self.throttle.try_reserve(&self.chain, request).ok(),
-            How::Wait => Some(self.throttle.reserve(&self.chain, request)),
-            How::Owe => Some(self.throttle.charge_ahead(&self.chain, request)),
+            How::Leave => self.throttle.try_reserve(chain, request).ok(),
+            How::Wait => Some(self.throttle.reserve(chain, request)),
+            How::Owe => Some(self.throttle.charge_ahead(chain, request)),
         }
     }
 
-    /// Waits for its turn; `None` if there is nothing left to wait for.
-    fn wait<P: Pieces>(&self, ticket: &Ticket<'_>, pieces: &mut P) -> Option<Passed> {
-        if ticket.waits_until().is_none() {
-            return Some(Passed::All);
+    /// Waits for its turn.
+    fn wait<P: Pieces>(&self, ticket: &Ticket<'_>, pieces: &mut P) -> Waited {
+        if ticket.turn() == Turn::Come {
+            return Waited::Come;
         }
         let _listening = self.throttle.listen(pieces.waker());
-        while let Some(until) = ticket.waits_until() {
-            if !pieces.is_left(self.epoch) {
-                return None;
+        loop {
+            // Limits that were set meanwhile, or another owner's.
+            if !Arc::ptr_eq(&(self.chain)(), ticket.chain()) {
+                return Waited::AskAgain;
             }
-            if !pieces.sleep(until) {
-                return Some(Passed::GivenUp);
+            match ticket.turn() {
+                Turn::Come => return Waited::Come,
+                Turn::Lost => return Waited::AskAgain,
+                Turn::At(_) if pieces.left(self.epoch) == 0 => return Waited::AskAgain,
+                Turn::At(until) if pieces.sleep(until) => {}
+                Turn::At(_) => return Waited::GivenUp,
             }
         }
-        Some(Passed::All)
     }
+}
+
+enum Waited {
+    Come,
+    AskAgain,
+    GivenUp,
 }

@@ -8,9 +8,10 @@ use sync::atomic::{AtomicUsize, Ordering};
 use sync::{Counter, Mutex};
 
 use crate::Bdi;
-use crate::cgroup::{Cgroups, Owner};
+use crate::cgroup::{Cgroup, Cgroups, Owner};
 use crate::discipline::{Discipline, Others, PerSuperblock};
 use crate::grace::Grace;
+use crate::limit::CgroupPath;
 use crate::link::Inode;
 use crate::offline::CleanUp;
 use crate::queue::Queue;
@@ -136,7 +137,10 @@ impl<I: Inode> Switcher<I> {
     /// at once; the inodes move on other threads.
     pub fn remove_cgroup(&self, number: Owner) {
         let Some(cgroup) = self.cgroups.remove(number) else { return };
+        let path = |cgroup: &Cgroup| CgroupPath::from(&*cgroup.path());
+        let (path, heir) = (path(&cgroup), path(&cgroup.nearest_living()));
         for bdi in self.bdis() {
+            bdi.throttle().owner_removed(&path, &heir);
             if let Some(wb) = bdi.wbs.unlink(&cgroup) {
                 bdi.clean_up(&wb);
             }

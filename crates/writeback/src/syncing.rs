@@ -20,12 +20,13 @@ use std::time::Duration;
 use sync::mutant::is_on;
 
 use crate::Bdi;
+use crate::boost::{Boost, Scope};
 use crate::cgroup::Owner;
 use crate::group::Request;
 use crate::limit::{CgroupPath, Direction};
 use crate::link::Inode;
 use crate::pass::{How, Pass};
-use crate::throttle::{Boost, Chain};
+use crate::throttle::Chain;
 use crate::wb::Wb;
 
 /// What a sync waits for.
@@ -83,7 +84,8 @@ impl<I: Inode> Bdi<I> {
         };
         let may_boost = policy != Policy::Vanilla && !inodes.is_empty();
         let chains = may_boost.then(|| self.chains_of(&inodes));
-        let boost = chains.map(|chains| self.throttle().boost(&who, &chains, epoch, None));
+        let scope = if policy == Policy::Isolated { Scope::These } else { Scope::All };
+        let boost = chains.map(|chains| self.throttle().boost(&who, &chains, epoch, scope));
         Syncing { bdi: self, caller, epoch, inodes, boost }
     }
 
@@ -95,9 +97,11 @@ impl<I: Inode> Bdi<I> {
         inode: &Arc<I>,
     ) -> Syncing<'a, I> {
         let epoch = self.throttle().begin_epoch();
-        let chain = self.chain_of(inode).filter(|chain| !chain.is_empty() && policy != Policy::Vanilla);
-        let boost = chain
-            .map(|chain| self.throttle().boost(&caller.cgroup(), &[chain], epoch, Some(inode.link().number)));
+        let boost = (policy != Policy::Vanilla).then(|| {
+            let chain = self.chain_of(inode);
+            let number = inode.link().number;
+            self.throttle().boost(&caller.cgroup(), chain.as_slice(), epoch, Scope::Inode(number))
+        });
         Syncing { bdi: self, caller, epoch, inodes: vec![Arc::clone(inode)], boost }
     }
 
@@ -136,8 +140,8 @@ impl<I: Inode> Bdi<I> {
     }
 
     /// A way past the limits for data of `inode` that is dirty since `epoch` or before.
-    pub fn pass(&self, inode: &I, epoch: u64, how: How) -> Pass<'_> {
-        let chain = self.chain_of(inode).unwrap_or_default();
+    pub fn pass<'a>(&'a self, inode: &'a I, epoch: u64, how: How) -> Pass<'a> {
+        let chain = || self.chain_of(inode).unwrap_or_else(|| self.throttle().no_limits());
         Pass::new(self.throttle(), chain, epoch, inode.link().number, how)
     }
 
@@ -193,8 +197,8 @@ impl<I: Inode> Syncing<'_, I> {
 
     /// The way past the limits for one of them.
     #[must_use]
-    pub fn pass(&self, inode: &I) -> Pass<'_> {
-        self.bdi.pass(inode, self.epoch, How::Wait)
+    pub fn pass<'a>(&'a self, inode: &'a I) -> Pass<'a> {
+        self.bdi.pass(inode, self.epoch, How::Wait).boosted(self.boost.as_ref())
     }
 }
 

@@ -25,11 +25,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sync::atomic::{AtomicU64, Ordering};
-use sync::mutant::is_on;
 use sync::{Clock, Mutex};
 
-use crate::group::{Group, Request, Token};
+use crate::boost::{Boost, Scope};
+use crate::group::{Group, Request};
 use crate::limit::{CgroupPath, Direction, Limits};
+use crate::ticket::Ticket;
 
 /// The limits of one store.
 #[derive(Debug)]
@@ -40,17 +41,22 @@ pub struct Throttle {
     limited: AtomicU64,
     /// Counts changes of limits.
     generation: AtomicU64,
+    /// Counts boosts.
+    boosts: AtomicU64,
     /// Counts syncs: what is dirtied after one has begun is of a later epoch.
     epoch: AtomicU64,
     listeners: Mutex<Listeners>,
     isolated: Mutex<BTreeSet<CgroupPath>>,
+    no_limits: Arc<Chain>,
 }
 
 /// The limits that one cgroup is under: its own and those of its ancestors.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Chain {
+    /// Whose.
+    pub(crate) owner: CgroupPath,
     /// Outer ones first.
-    groups: Vec<Arc<Group>>,
+    pub(crate) groups: Vec<Arc<Group>>,
     generation: u64,
 }
 
@@ -62,26 +68,6 @@ pub enum Admission {
     Now,
     /// Not before this time, unless somebody boosts it. Nothing was charged.
     At(Duration),
-}
-
-/// A place among those who wait. Given back if it is dropped unused.
-#[derive(Debug)]
-pub struct Ticket<'a> {
-    throttle: &'a Throttle,
-    chain: Arc<Chain>,
-    request: Request,
-    /// By group.
-    starts: Vec<Duration>,
-    is_used: bool,
-}
-
-/// Data that somebody else waits for goes on without regard to limits, until dropped.
-#[derive(Debug)]
-pub struct Boost {
-    throttle: Arc<Throttle>,
-    /// Those that have the token: it is taken back from these, whatever has become of the waiter's cgroup.
-    groups: Vec<Arc<Group>>,
-    number: u64,
 }
 
 #[derive(Default)]
@@ -112,10 +98,17 @@ impl Throttle {
             groups: Mutex::default(),
             limited: AtomicU64::new(0),
             generation: AtomicU64::new(0),
+            boosts: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
             listeners: Mutex::default(),
             isolated: Mutex::default(),
+            no_limits: Arc::default(),
         }
+    }
+
+    /// The chain of what has no owner.
+    pub(crate) fn no_limits(&self) -> Arc<Chain> {
+        Arc::clone(&self.no_limits)
     }
 
     /// Time, as all times here are meant.
@@ -175,7 +168,7 @@ impl Throttle {
         let generation = self.generation.load(Ordering::Relaxed);
         // In the map's order an ancestor comes before what is below it.
         let over = groups.values().filter(|group| path.is_within(group.path())).map(Arc::clone);
-        Arc::new(Chain { groups: over.collect(), generation })
+        Arc::new(Chain { owner: path.clone(), groups: over.collect(), generation })
     }
 
     /// Whether `chain` is what [`Throttle::chain`] would give for its cgroup.
@@ -203,7 +196,7 @@ impl Throttle {
             return Admission::Now;
         }
         let now = self.now();
-        let ready_at = admit(&chain.groups, request, now, Duration::ZERO, false);
+        let ready_at = admit(chain, 0, request, now, Duration::ZERO, false);
         if ready_at <= now { Admission::Now } else { Admission::At(ready_at) }
     }
 
@@ -213,7 +206,7 @@ impl Throttle {
     /// When it may go on.
     pub fn try_reserve(&self, chain: &Arc<Chain>, request: Request) -> Result<Ticket<'_>, Duration> {
         match self.try_admit(chain, &request) {
-            Admission::Now => Ok(self.ticket(chain, request, Vec::new())),
+            Admission::Now => Ok(Ticket::new(self, chain, request, Vec::new())),
             Admission::At(time) => Err(time),
         }
     }
@@ -221,63 +214,80 @@ impl Throttle {
     /// Charges what goes on in any case, with the right to give back what was not done.
     pub fn charge_ahead(&self, chain: &Arc<Chain>, request: Request) -> Ticket<'_> {
         self.charge(chain, &request);
-        self.ticket(chain, request, Vec::new())
-    }
-
-    fn ticket(&self, chain: &Arc<Chain>, request: Request, starts: Vec<Duration>) -> Ticket<'_> {
-        Ticket { throttle: self, chain: Arc::clone(chain), request, starts, is_used: false }
+        Ticket::new(self, chain, request, Vec::new())
     }
 
     /// When a request of the least size could go on.
     pub fn ready_at(&self, chain: &Chain, request: &Request) -> Duration {
-        chain.groups.iter().map(|group| group.buckets().ready_at(request)).max().unwrap_or_default()
+        if chain.is_empty() {
+            return Duration::ZERO;
+        }
+        let now = self.now();
+        let times = chain.groups.iter().map(|group| group.buckets().ready_at(&chain.owner, request, now));
+        times.max().unwrap_or_default()
     }
 
     /// Charges the request, and says when it may go on.
     pub fn reserve(&self, chain: &Arc<Chain>, request: Request) -> Ticket<'_> {
-        let mut starts = Vec::new();
+        let mut turns = Vec::new();
         if !chain.is_empty() {
             let now = self.now();
-            for group in &chain.groups {
-                let mut buckets = group.buckets();
-                starts.push(buckets.ready_at(&request));
-                buckets.charge(&request, now);
-            }
+            let each = chain.groups.iter();
+            turns.extend(each.map(|group| group.buckets().queue(&chain.owner, &request, now)));
         }
-        self.ticket(chain, request, starts)
+        Ticket::new(self, chain, request, turns)
     }
 
     /// Charges what goes on in any case: a debt.
     pub fn charge(&self, chain: &Chain, request: &Request) {
         if !chain.is_empty() {
-            admit(&chain.groups, request, self.now(), Duration::ZERO, true);
+            admit(chain, 0, request, self.now(), Duration::ZERO, true);
         }
     }
 
     /// Gives back what was charged and not done.
     pub fn refund(&self, chain: &Chain, request: &Request) {
         for group in &chain.groups {
-            group.buckets().refund(request);
+            group.buckets().refund(&chain.owner, request);
         }
     }
 
-    /// What was written ahead of the limits, in bytes. It stands for data that would be dirty still, had nobody boosted it.
+    /// What the chain's cgroup wrote ahead of the limits, in bytes. It stands for data that would be dirty still, had nobody boosted it.
     pub fn owed(&self, chain: &Chain) -> u64 {
         if chain.is_empty() {
             return 0;
         }
         let now = self.now();
-        let owed = chain.groups.iter().map(|group| group.buckets().owed(Direction::Write, now));
+        let each = chain.groups.iter();
+        let owed = each.map(|group| group.buckets().owed(&chain.owner, Direction::Write, now));
         owed.max().unwrap_or(0)
     }
 
-    /// Until when more than `most` bytes are owed; `None` if that is not so now.
+    /// What a cgroup and all below it wrote ahead of its own limits.
+    pub fn owed_in_all(&self, path: &CgroupPath) -> u64 {
+        let group = self.groups.lock().get(path).cloned();
+        group.map_or(0, |group| group.buckets().owed_in_all(Direction::Write, self.now()))
+    }
+
+    /// Until when the chain's cgroup owes more than `most` bytes; `None` if that is not so now.
     pub fn owed_until(&self, chain: &Chain, most: u64) -> Option<Duration> {
         if chain.is_empty() {
             return None;
         }
-        let times = chain.groups.iter().map(|group| group.buckets().owed_until(Direction::Write, most));
-        times.max().filter(|time| *time > self.now())
+        let now = self.now();
+        let each = chain.groups.iter();
+        let times = each.map(|group| group.buckets().owed_until(&chain.owner, Direction::Write, most, now));
+        times.max().filter(|time| *time > now)
+    }
+
+    /// A cgroup was removed: what it owes at limits that are over others as well is that of `heir`, which comes into its place; at `heir`'s own limit,
+    /// all below it wait for it. A limit of its own stays, with what is owed at it.
+    pub(crate) fn owner_removed(&self, path: &CgroupPath, heir: &CgroupPath) {
+        for group in self.groups.lock().values().filter(|group| path.is_within(group.path())) {
+            if group.path() != path {
+                group.buckets().inherit(path, Some(heir).filter(|heir| *heir != group.path()));
+            }
+        }
     }
 
     /// `io.sync_isolation`: whether syncs of a cgroup and those below cover only what these own.
@@ -302,35 +312,18 @@ impl Throttle {
 
     /// Lets data of the cgroups of `chains` go on that is dirty since `epoch` or before, of one inode or of all, because somebody in
     /// cgroup `waiter` waits for it. Limits of the waiter's own cgroup and of its ancestors hold as before: a group's limits
-    /// are waived only for who is neither in it nor below it. Whoever waits for these limits now is woken.
+    /// are waived only for who is neither in it nor below it. Whoever waits for these limits now is woken. Data that comes under other limits meanwhile is
+    /// [covered](Boost::cover) there as well.
     pub fn boost(
         self: &Arc<Self>,
         waiter: &CgroupPath,
         chains: &[Arc<Chain>],
         epoch: u64,
-        inode: Option<u64>,
+        scope: Scope,
     ) -> Boost {
-        let epoch = if is_on("boost-unbounded") { u64::MAX } else { epoch };
-        let mut groups: Vec<Arc<Group>> = Vec::new();
-        for group in chains.iter().flat_map(|chain| &chain.groups) {
-            let is_known = groups.iter().any(|known| Arc::ptr_eq(known, group));
-            if !is_known && !waiter.is_within(group.path()) {
-                groups.push(Arc::clone(group));
-            }
-        }
-        let throttle = Arc::clone(self);
-        if groups.is_empty() {
-            return Boost { throttle, groups, number: 0 };
-        }
-        let number = self.listeners.lock().number();
-        let token = Token { number, epoch, inode };
-        for group in &groups {
-            group.buckets().add_token(token);
-        }
-        if !is_on("boost-no-kick") {
-            self.kick();
-        }
-        Boost { throttle, groups, number }
+        // ORDERING: Relaxed, only a number.
+        let number = self.boosts.fetch_add(1, Ordering::Relaxed);
+        Boost::new(Arc::clone(self), waiter, number, epoch, scope, chains)
     }
 
     /// Calls `wake` whenever somebody who waits should ask again, before the time that was told: there is a boost, or a limit was changed.
@@ -366,19 +359,32 @@ impl Listeners {
     }
 }
 
-/// Goes through the groups, outer first, with the locks of those before held. Gives the latest of their times; if that has come, or
+/// Goes through the chain's groups from `from` on, outer first, with the locks of those before held. Gives the latest of their times; if that has come, or
 /// `must`, all are charged.
-fn admit(groups: &[Arc<Group>], request: &Request, now: Duration, latest: Duration, must: bool) -> Duration {
-    let Some((first, rest)) = groups.split_first() else {
+fn admit(
+    chain: &Chain,
+    from: usize,
+    request: &Request,
+    now: Duration,
+    latest: Duration,
+    must: bool,
+) -> Duration {
+    let Some(group) = chain.groups.get(from) else {
         return latest;
     };
-    let mut buckets = first.buckets();
-    let latest = latest.max(buckets.ready_at(request));
-    let all = admit(rest, request, now, latest, must);
+    let mut buckets = group.buckets();
+    let latest = latest.max(buckets.ready_at(&chain.owner, request, now));
+    let all = admit(chain, from + 1, request, now, latest, must);
     if must || all <= now {
-        buckets.charge(request, now);
+        buckets.charge(&chain.owner, request, now, must);
     }
     all
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Self { owner: CgroupPath::root(), groups: Vec::new(), generation: 0 }
+    }
 }
 
 impl Chain {
@@ -394,76 +400,12 @@ impl Chain {
         &self.groups
     }
 
-    /// The most that should be asked for at once, in bytes.
+    /// The most of such requests that should be asked for at once, in bytes: limits that a boost waives do not count.
     #[must_use]
-    pub fn piece(&self, direction: Direction) -> u64 {
-        let pieces = self.groups.iter().map(|group| group.buckets().piece(direction));
-        pieces.min().unwrap_or(u64::MAX)
-    }
-}
-
-impl Ticket<'_> {
-    /// Until when to sleep; `None` if it is one's turn.
-    #[must_use]
-    pub fn waits_until(&self) -> Option<Duration> {
-        // Another rate: what was reckoned is wrong. Those who wait go once, and are counted right from then on.
-        if self.chain.is_empty() || !self.throttle.is_current(&self.chain) {
-            return None;
-        }
-        let covered = |group: &Group| group.buckets().ready_at(&self.request).is_zero();
-        let now = self.throttle.now();
-        let held = self.chain.groups.iter().zip(&self.starts);
-        held.filter(|(group, start)| **start > now && !covered(group)).map(|(_, start)| *start).max()
-    }
-
-    /// It was one's turn, and so much was done of what was asked for.
-    pub fn used(mut self, bytes: u64, operations: u64) {
-        self.is_used = true;
-        let rest = Request {
-            bytes: self.request.bytes.saturating_sub(bytes),
-            operations: self.request.operations.saturating_sub(operations),
-            ..self.request
-        };
-        self.throttle.refund(&self.chain, &rest);
-    }
-}
-
-impl Drop for Ticket<'_> {
-    fn drop(&mut self) {
-        if !self.is_used {
-            self.throttle.refund(&self.chain, &self.request);
-        }
-    }
-}
-
-impl Boost {
-    /// Nobody is boosted: there is no limit, or the waiter is under each of them.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.groups.is_empty()
-    }
-
-    /// Takes back only what a waiter in `cgroup` would have been given: a mutant.
-    pub(crate) fn keep_for(&mut self, cgroup: &CgroupPath) {
-        self.groups.retain(|group| !cgroup.is_within(group.path()));
-    }
-
-    /// Those whose limits are waived.
-    #[must_use]
-    pub fn groups(&self) -> &[Arc<Group>] {
-        &self.groups
-    }
-}
-
-impl Drop for Boost {
-    fn drop(&mut self) {
-        for group in &self.groups {
-            group.buckets().remove_token(self.number);
-        }
-        if !self.groups.is_empty() {
-            // Who waited for the same data has nothing to wait for any more.
-            self.throttle.kick();
-        }
+    pub fn piece(&self, request: &Request) -> u64 {
+        let each = self.groups.iter().map(|group| group.buckets());
+        let held = each.filter(|buckets| !buckets.covers(request));
+        held.map(|buckets| buckets.piece(request.direction)).min().unwrap_or(u64::MAX)
     }
 }
 

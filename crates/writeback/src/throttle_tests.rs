@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use sync::ManualClock;
 
 use super::*;
+use crate::ticket::Turn;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -61,6 +62,13 @@ fn request(direction: Direction, bytes: u64, operations: u64) -> Request {
     Request { direction, bytes, operations, epoch: u64::MAX, inode: 0 }
 }
 
+fn wait(turn: Turn) -> Duration {
+    match turn {
+        Turn::At(time) => time,
+        _ => Duration::ZERO,
+    }
+}
+
 fn write(bytes: u64) -> Request {
     request(Direction::Write, bytes, 1)
 }
@@ -96,7 +104,7 @@ proptest! {
     ) {
         let (direction, key) = if reads { (Direction::Read, "rbps") } else { (Direction::Write, "wbps") };
         let rig = Rig::new(&[("/a", &format!("{key}={rate}"))]);
-        let piece = rig.chain("/a").piece(direction);
+        let piece = rig.chain("/a").piece(&request(direction, 0, 1));
         let mut late = late.into_iter().cycle();
         let done = rig.run("/a", request(direction, piece, 1), 11 * SECOND, || late.next().unwrap());
         prop_assert!(most_within(&done, SECOND) * 100 <= rate * 102);
@@ -131,7 +139,7 @@ proptest! {
         while rig.throttle.now() < 11 * SECOND {
             let mut next = Duration::MAX;
             for (chain, done) in chains.iter().zip(&mut done) {
-                let piece = chain.piece(Direction::Write);
+                let piece = chain.piece(&write(0));
                 match rig.throttle.try_admit(chain, &write(piece)) {
                     Admission::Now => { *done += piece; next = Duration::ZERO; }
                     Admission::At(at) => next = next.min(at),
@@ -225,7 +233,7 @@ fn those_who_wait_go_in_order_and_what_they_did_not_do_is_given_back() {
     let tickets: Vec<_> = (0..4).map(|_| rig.throttle.reserve(&chain, write(1 << 20))).collect();
     let now = rig.throttle.now();
     let waits: Vec<_> =
-        tickets.iter().map(|ticket| ticket.waits_until().map_or(0, |at| (at - now).as_millis())).collect();
+        tickets.iter().map(|ticket| wait(ticket.turn()).saturating_sub(now).as_millis()).collect();
     assert_eq!(waits, [0, 988, 1988, 2988]);
     for (number, ticket) in tickets.into_iter().enumerate() {
         if number % 2 == 0 {
@@ -241,7 +249,13 @@ fn an_old_ticket_does_not_wait_for_an_old_limit() {
     let chain = rig.chain("/a");
     rig.throttle.reserve(&chain, write(1 << 20)).used(1 << 20, 1);
     let ticket = rig.throttle.reserve(&chain, write(1 << 20));
-    assert!(ticket.waits_until().is_some());
+    assert!(matches!(ticket.turn(), Turn::At(_)));
     rig.set("/a", "wbps=1G");
-    assert_eq!(ticket.waits_until(), None);
+    assert_eq!(ticket.turn(), Turn::Lost);
+    drop(ticket);
+    let again = rig.throttle.reserve(&rig.chain("/a"), write(1 << 20));
+    assert!(
+        wait(again.turn()) <= rig.throttle.now() + Duration::from_millis(1),
+        "the first one's, at the new rate"
+    );
 }

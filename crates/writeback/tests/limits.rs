@@ -248,3 +248,156 @@ fn a_limit_is_set_before_there_is_a_cgroup_and_changed_while_it_writes() {
     model.limit("/late", "wbps=max");
     assert_eq!(model.flush(&file), Passed::All);
 }
+
+#[test]
+fn another_cgroups_limit_releases_nobody() {
+    for policy in [Policy::Vanilla, Policy::Boost] {
+        let (model, ..) = slow(8 * MIB);
+        let own = at("/slow");
+        let syncing = model.bdi.begin_sync(&own, policy);
+        let begun = model.now();
+        let mut changes = 0;
+        assert!(model.finish(&syncing, &mut |until| {
+            changes += 1;
+            model.limit("/other", &format!("wbps={}", 1 + changes % 2));
+            Some(until)
+        }));
+        assert!(changes > 0 && is_near(model.now() - begun, 8.0), "{:?}", model.now() - begun);
+    }
+}
+
+#[test]
+fn a_limit_that_is_set_while_a_sync_waits_holds_for_its_next_piece_and_a_boosted_one_passes_it() {
+    for (waiter, seconds) in [("/slow/within", 16.0), ("/other", 4.0)] {
+        let (model, slow, _) = slow(0);
+        model.cgroup(3, slow, "within");
+        model.limit("/", "wbps=2M");
+        let _file = model.file(Owner(3), 8 * MIB);
+        let waiter = at(waiter);
+        let syncing = model.bdi.begin_sync(&waiter, Policy::Boost);
+        let begun = model.now();
+        let mut is_set = false;
+        assert!(model.finish(&syncing, &mut |until| {
+            if !std::mem::replace(&mut is_set, true) {
+                // One that did not exist when the sync began.
+                model.limit("/slow/within", "wbps=512K");
+            }
+            Some(until)
+        }));
+        assert!(is_near(model.now() - begun, seconds), "{waiter:?} {:?}", model.now() - begun);
+    }
+}
+
+#[test]
+fn what_is_boosted_or_owed_goes_in_whole_requests() {
+    // 8 KiB at a time would be 1024 calls, of a second.
+    let call = Duration::from_millis(1);
+    let model = Model::with_calls(STORE, call);
+    let slow = model.cgroup(1, Owner::ROOT, "slow");
+    model.limit("/slow", "wbps=1M");
+    let _file = model.file(slow, 8 * MIB);
+    let took = model.sync("/other", Policy::Boost);
+    assert!(took < Duration::from_millis(50), "{took:?}: eight calls, and 8 MiB at 256 MiB a second");
+}
+
+#[test]
+fn who_waits_takes_no_more_room_than_it_has_to_write() {
+    let model = Model::new(STORE);
+    let slow = model.cgroup(1, Owner::ROOT, "slow");
+    model.limit("/slow", "wbps=64M");
+    // A piece is 512 KiB; each of these has a page.
+    let files: Vec<_> = (0..64).map(|_| model.file(slow, 4096)).collect();
+    model.bdi.owe(&files[0], 64 * MIB);
+    let own = at("/slow");
+    let mut last = Duration::ZERO;
+    let syncs: Vec<_> = files.iter().map(|file| model.bdi.begin_fsync(&own, Policy::Boost, file)).collect();
+    // All of them wait at once: each begins to, and is given up only when all others have.
+    fn wait_for<'a>(model: &Model, syncs: &[writeback::Syncing<'a, File>], last: &mut Duration) {
+        let Some((first, rest)) = syncs.split_first() else { return };
+        model.finish(first, &mut |until| {
+            *last = until.max(*last);
+            wait_for(model, rest, last);
+            None
+        });
+    }
+    wait_for(&model, &syncs, &mut last);
+    let queue = last - model.now();
+    assert!(queue < SECOND + Duration::from_millis(10), "{queue:?}: a second's debt, and 64 pages");
+}
+
+#[test]
+fn a_boost_follows_what_it_is_for_to_another_owner() {
+    for policy in [Policy::Boost, Policy::Isolated] {
+        let (model, slow, spent) = slow(MIB);
+        // Used up.
+        model.bdi.owe(&spent, 8 * MIB);
+        model.cgroup(4, Owner::ROOT, "free");
+        let (file, waiter) = (model.file(Owner(4), 8 * MIB), at("/free"));
+        let syncing = model.bdi.begin_sync(&waiter, policy);
+        assert!(model.bdi.switch_to(&file, slow));
+        model.switcher.flush();
+        model.write(&file, slow, MIB);
+        assert!(model.finish(&syncing, &mut |_| panic!("{policy:?}: it is boosted wherever it is")));
+        assert_eq!(file.dirty_bytes(), MIB, "but not what was dirtied since");
+        let chain = model.bdi.chain_of(&file).unwrap();
+        assert!(model.bdi.throttle().owed(&chain) > 15 * MIB, "its owner owes it");
+        assert_eq!(model.flush(&file), Passed::Held);
+        drop(syncing);
+        assert_eq!(model.bdi.throttle().chain(&at("/slow")).groups()[0].boosts(), 0);
+    }
+}
+
+#[test]
+fn a_childs_debt_is_paid_by_half_of_its_parents_limit_while_a_sibling_uses_the_rest() {
+    let model = Model::new(STORE);
+    let parent = model.cgroup(1, Owner::ROOT, "p");
+    let (boosted, sibling) = (model.cgroup(2, parent, "a"), model.cgroup(3, parent, "b"));
+    model.limit("/p", "wbps=1M");
+    let _file = model.file(boosted, 10 * MIB);
+    model.sync("/other", Policy::Boost);
+    let begun = model.now();
+    let busy = [model.file(sibling, 64 * MIB), model.file(boosted, 64 * MIB)];
+    let within = |from: u64, to: u64, owner| {
+        let at = |second: u64| begun + SECOND * u32::try_from(second).unwrap();
+        model.written(owner, at(from), at(to))
+    };
+    model.flush_for(&busy[..1], 10 * SECOND);
+    let got = within(0, 10, sibling);
+    assert!((5 * MIB * 98 / 100..5 * MIB * 102 / 100).contains(&got), "{got}: half, at once");
+    // Both want more; the debt is paid after twenty seconds.
+    model.flush_for(&busy, 30 * SECOND);
+    assert_eq!(within(0, 19, boosted), 0);
+    let all = 10 * MIB + within(0, 40, boosted) + within(0, 40, sibling);
+    assert!((39 * MIB..41 * MIB).contains(&all), "{all}: what the limit lets go in forty seconds");
+    // With nobody else the debt takes all of it.
+    let model = Model::new(STORE);
+    let parent = model.cgroup(1, Owner::ROOT, "p");
+    let boosted = model.cgroup(2, parent, "a");
+    model.limit("/p", "wbps=1M");
+    let file = model.file(boosted, 10 * MIB);
+    model.sync("/other", Policy::Boost);
+    model.write(&file, boosted, MIB);
+    model.flush_for(&[Arc::clone(&file)], 9 * SECOND);
+    assert_eq!(file.dirty_bytes(), MIB);
+    model.flush_for(&[Arc::clone(&file)], 2 * SECOND);
+    assert_eq!(file.dirty_bytes(), 0);
+}
+
+#[test]
+fn what_a_removed_cgroup_owes_is_owed_by_who_comes_after_it() {
+    let model = Model::new(STORE);
+    let parent = model.cgroup(1, Owner::ROOT, "p");
+    let (inner, sibling) = (model.cgroup(2, parent, "a"), model.cgroup(3, parent, "b"));
+    let leaf = model.cgroup(4, inner, "leaf");
+    model.limit("/p", "wbps=1M");
+    let file = model.file(leaf, 10 * MIB);
+    model.sync("/other", Policy::Boost);
+    let owed = |path: &str| model.bdi.throttle().owed(&model.bdi.throttle().chain(&at(path))) / MIB;
+    assert_eq!((owed("/p/a/leaf"), owed("/p/a"), owed("/p/b")), (9, 0, 0));
+    drop(file);
+    model.switcher.remove_cgroup(leaf);
+    assert_eq!((owed("/p/a"), owed("/p/b")), (9, 0));
+    model.switcher.remove_cgroup(inner);
+    assert_eq!(owed("/p/b"), 9, "nobody is left who owes it: else it would be a way round the limit");
+    let _ = sibling;
+}

@@ -27,6 +27,8 @@ pub(crate) struct File {
 pub(crate) struct Store {
     pub(crate) clock: Arc<ManualClock>,
     bytes_per_second: u64,
+    /// What each call takes beside that.
+    call: Duration,
     /// When what of whom was written.
     written: Mutex<Vec<(Duration, Owner, u64)>>,
 }
@@ -88,8 +90,8 @@ impl Woken {
 impl Pieces for Writer<'_> {
     type Error = Infallible;
 
-    fn is_left(&self, epoch: u64) -> bool {
-        self.file.dirty.lock().front().is_some_and(|(since, _)| *since <= epoch)
+    fn left(&self, epoch: u64) -> u64 {
+        self.file.dirty.lock().iter().filter(|(since, _)| *since <= epoch).map(|(_, bytes)| bytes).sum()
     }
 
     fn write(&mut self, epoch: u64, bytes: u64) -> Result<u64, Infallible> {
@@ -102,7 +104,8 @@ impl Pieces for Writer<'_> {
         }
         drop(dirty);
         let store = &self.file.store;
-        store.clock.advance(Duration::from_nanos(written * 1_000_000_000 / store.bytes_per_second));
+        let transfer = Duration::from_nanos(written * 1_000_000_000 / store.bytes_per_second);
+        store.clock.advance(store.call + transfer);
         store.written.lock().push((store.clock.now(), self.owner, written));
         Ok(written)
     }
@@ -129,6 +132,13 @@ impl Model {
         Self::on(&clock, &switcher, bytes_per_second)
     }
 
+    /// The same where each call takes so long, however little it writes.
+    pub(crate) fn with_calls(bytes_per_second: u64, call: Duration) -> Self {
+        let mut model = Self::new(bytes_per_second);
+        Arc::get_mut(&mut model.store).expect("nobody else has it yet").call = call;
+        model
+    }
+
     /// Another device, for the same cgroups, by the same clock.
     pub(crate) fn on(
         clock: &Arc<ManualClock>,
@@ -143,7 +153,12 @@ impl Model {
             retry_pause: Duration::from_secs(1),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
         };
-        let store = Arc::new(Store { clock: Arc::clone(clock), bytes_per_second, written: Mutex::default() });
+        let store = Arc::new(Store {
+            clock: Arc::clone(clock),
+            bytes_per_second,
+            call: Duration::ZERO,
+            written: Mutex::default(),
+        });
         let bdi = Bdi::start("model", options, Budget::new(1 << 30), switcher);
         Self { store, switcher: Arc::clone(switcher), bdi }
     }

@@ -1,0 +1,87 @@
+//! A place among those who wait for a limit.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::group::Request;
+use crate::throttle::{Chain, Throttle};
+
+/// A place among those who wait. Given back if it is dropped unused.
+#[derive(Debug)]
+pub struct Ticket<'a> {
+    throttle: &'a Throttle,
+    chain: Arc<Chain>,
+    request: Request,
+    /// By group.
+    turns: Vec<Duration>,
+    is_used: bool,
+}
+
+/// Whether it is one's turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Turn {
+    /// Yes.
+    Come,
+    /// Not before this time, unless somebody boosts it.
+    At(Duration),
+    /// Limits were changed: the place is worth nothing, and one has to ask again.
+    Lost,
+}
+
+impl<'a> Ticket<'a> {
+    pub(crate) fn new(
+        throttle: &'a Throttle,
+        chain: &Arc<Chain>,
+        request: Request,
+        turns: Vec<Duration>,
+    ) -> Self {
+        Self { throttle, chain: Arc::clone(chain), request, turns, is_used: false }
+    }
+
+    /// The limits that it is for.
+    #[must_use]
+    pub fn chain(&self) -> &Arc<Chain> {
+        &self.chain
+    }
+
+    /// What was asked for.
+    #[must_use]
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Whether it is one's turn.
+    pub fn turn(&self) -> Turn {
+        // What went ahead has no turn to lose.
+        if self.turns.is_empty() {
+            return Turn::Come;
+        }
+        if !self.throttle.is_current(&self.chain) {
+            return Turn::Lost;
+        }
+        let now = self.throttle.now();
+        let waits = self.chain.groups().iter().zip(&self.turns).filter(|(_, turn)| **turn > now);
+        let held = waits.filter(|(group, _)| !group.buckets().covers(&self.request));
+        held.map(|(_, turn)| *turn).max().map_or(Turn::Come, Turn::At)
+    }
+
+    /// It was one's turn, and so much was done of what was asked for.
+    pub fn used(mut self, bytes: u64, operations: u64) {
+        self.is_used = true;
+        let rest = Request {
+            bytes: self.request.bytes.saturating_sub(bytes),
+            operations: self.request.operations.saturating_sub(operations),
+            ..self.request
+        };
+        self.throttle.refund(&self.chain, &rest);
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        if !self.is_used {
+            self.throttle.refund(&self.chain, &self.request);
+        }
+    }
+}
