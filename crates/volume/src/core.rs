@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use store::Store;
+use store::{Store, Watch};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
 use sync::{Clock, Counter, RealClock};
@@ -13,6 +13,7 @@ use crate::cancel::Event;
 use crate::events::Events;
 use crate::inode::Inode;
 use crate::page::Pool;
+use crate::stall::Stall;
 use crate::table::Table;
 use crate::tenants::Tenants;
 use crate::undurable::Undurable;
@@ -37,6 +38,8 @@ pub struct Options {
     pub retry_pause: Duration,
     /// How long an unmount goes on trying after the last thing that could be written.
     pub drain_deadline: Duration,
+    /// A store that takes longer over one call does not answer.
+    pub stall_after: Duration,
     /// What a sync waits for, where its caller's cgroup says nothing else.
     pub sync_policy: SyncPolicy,
     /// Who writes; volumes of one process share it.
@@ -56,6 +59,7 @@ impl Default for Options {
             flush_on_close: false,
             retry_pause: Duration::from_secs(1),
             drain_deadline: Duration::from_secs(60),
+            stall_after: Duration::from_secs(5),
             sync_policy: SyncPolicy::default(),
             tenants: Arc::default(),
             clock: Arc::new(RealClock::default()),
@@ -78,6 +82,7 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     pub(crate) undurable: Undurable,
     pub(crate) events: Arc<Events>,
+    pub(crate) stall: Stall,
     /// Overlays that ended.
     settled: AtomicU64,
     forced: AtomicBool,
@@ -99,7 +104,11 @@ impl Core {
         budget: Arc<Budget>,
         bdi: Arc<Bdi<Inode>>,
     ) -> Arc<Self> {
+        let (watched, watch) = Watch::over(Arc::clone(&store));
+        // Checkers have no store that hangs, and try enough orders of steps without those of the watch.
+        let store = if cfg!(any(loom, shuttle)) { store } else { watched };
         Arc::new(Self {
+            stall: Stall::new(watch, options.stall_after),
             idle_files_max: store.idle_files_max(),
             file_size_max: store.file_size_max().min(i64::MAX.unsigned_abs()),
             store,

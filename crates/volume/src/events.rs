@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use eventpoll::Journal;
 use store::ErrorKind;
@@ -14,9 +14,6 @@ use sync::Mutex;
 
 /// Events that are kept for readers who come later or are slow.
 const EVENTS_KEPT: usize = 1024;
-
-/// A store that has taken nothing for this long, although it should have, does not answer.
-const STALLED_AFTER: Duration = Duration::from_secs(10);
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,7 +100,6 @@ pub enum Edge {
 pub struct Events {
     journal: Arc<Journal<Event>>,
     full: Mutex<Full>,
-    store: Mutex<Seen>,
 }
 
 /// Writers that wait for room.
@@ -115,21 +111,9 @@ struct Full {
     has_waited: bool,
 }
 
-/// The store's last sign of life.
-#[derive(Debug)]
-struct Seen {
-    is_stalled: bool,
-    written: u64,
-    at: Instant,
-}
-
 impl Default for Events {
     fn default() -> Self {
-        Self {
-            journal: Journal::new(EVENTS_KEPT),
-            full: Mutex::new(Full::default()),
-            store: Mutex::new(Seen { is_stalled: false, written: 0, at: Instant::now() }),
-        }
+        Self { journal: Journal::new(EVENTS_KEPT), full: Mutex::new(Full::default()) }
     }
 }
 
@@ -181,18 +165,9 @@ impl Events {
         }
     }
 
-    /// Looks at the store's signs of life: `written` bytes since the start. `is_idle`: it has nothing to take, or refuses
-    /// it. `rests`: how long data may rest before it is given to the store. Says whether it does not answer.
-    pub(crate) fn look_at_store(&self, written: u64, is_idle: bool, rests: Duration) -> bool {
-        let mut seen = self.store.lock();
-        if is_idle || written != seen.written {
-            (seen.written, seen.at) = (written, Instant::now());
-        }
-        let is_stalled = seen.at.elapsed() > STALLED_AFTER + rests;
-        if std::mem::replace(&mut seen.is_stalled, is_stalled) != is_stalled {
-            self.push(What::Stall(if is_stalled { Edge::Begins } else { Edge::Ends }));
-        }
-        is_stalled
+    /// The store does not answer, or answers again. The caller says each edge once, in order.
+    pub(crate) fn stall(&self, edge: Edge) {
+        self.push(What::Stall(edge));
     }
 
     fn push(&self, what: What) {
@@ -243,20 +218,6 @@ mod tests {
         drop(events.waits_for_room());
         let (begins, ends) = (What::CacheFull(Edge::Begins), What::CacheFull(Edge::Ends));
         assert_eq!(whats(&events), [begins.clone(), ends, begins]);
-    }
-
-    #[test]
-    fn a_store_stalls_once_and_answers_again() {
-        let events = Events::default();
-        let long_ago =
-            Instant::now().checked_sub(STALLED_AFTER + Duration::from_secs(1)).expect("up so long");
-        assert!(!events.look_at_store(7, false, Duration::ZERO));
-        events.store.lock().at = long_ago;
-        assert!(!events.look_at_store(7, false, Duration::from_secs(60)), "data may rest");
-        assert!(events.look_at_store(7, false, Duration::ZERO));
-        assert!(events.look_at_store(7, false, Duration::ZERO));
-        assert!(!events.look_at_store(8, false, Duration::ZERO));
-        assert_eq!(whats(&events), [What::Stall(Edge::Begins), What::Stall(Edge::Ends)]);
     }
 
     #[test]

@@ -43,6 +43,7 @@ mod locks;
 mod names;
 mod page;
 mod pieces;
+mod stall;
 mod table;
 mod tenants;
 mod types;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use store::ErrorKind;
+use store::{ErrorKind, UnderWay};
 use sync::{Condvar, Mutex, thread};
 use writeback::BdiStatus;
 
@@ -95,8 +95,10 @@ impl DrainReport {
 pub struct Status {
     /// Where it is in its life.
     pub state: LifeState,
-    /// Its store does not answer: it has data to take, and has neither taken nor refused any for 10 s.
-    pub is_stalled: bool,
+    /// The call that its store has not answered in time, if there is one.
+    pub stalled: Option<UnderWay>,
+    /// How often the store did not answer in time, as far as somebody looked.
+    pub stalls: u64,
     /// The store, as a person names it.
     pub store: String,
     /// Nothing can be changed.
@@ -160,10 +162,12 @@ impl Volume {
         let failing = waiting.iter().filter(|(_, pending)| pending.error.is_some());
         let failing: Vec<Unwritten> = failing.map(|(inode, pending)| inode.unwritten(*pending)).collect();
         let state = self.life.state.lock().0;
+        self.core.events.look_at_cache();
         let written = self.core.counters.bytes_written_back.get();
         Status {
             state,
-            is_stalled: self.look(state, written, dirty_bytes == 0 || !failing.is_empty()),
+            stalled: self.core.stall.look(&self.core.events),
+            stalls: self.core.stall.count(),
             store: self.core.store.describe(),
             read_only: self.core.store.is_read_only(),
             dirty_bytes,
@@ -181,14 +185,10 @@ impl Volume {
         }
     }
 
-    fn look(&self, state: LifeState, written: u64, is_idle: bool) -> bool {
-        self.core.events.look_at_cache();
-        let (has_ended, rests) = match state {
-            LifeState::Active | LifeState::Detached => (false, self.core.options.dirty_after),
-            LifeState::Draining => (false, Duration::ZERO),
-            LifeState::Released | LifeState::Failed => (true, Duration::ZERO),
-        };
-        self.core.events.look_at_store(written, is_idle || has_ended, rests)
+    /// The call that the store has not answered in time, if there is one.
+    #[must_use]
+    pub fn stalled(&self) -> Option<UnderWay> {
+        self.core.stall.now()
     }
 
     /// Makes durable what was dirty when the call began, and what the store had not made durable yet: all of it, or with isolation what the caller's

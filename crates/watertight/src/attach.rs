@@ -39,6 +39,8 @@ use crate::registry::{self, Registration, RuntimeDir};
 const CLOSING: Duration = Duration::from_secs(2);
 /// How long a volume that is given up may take to end.
 const GIVE_UP: Duration = Duration::from_secs(2);
+/// How long where its store hangs, once no path leads to it: nothing more will be written.
+const GIVE_UP_STALLED: Duration = Duration::from_millis(30);
 
 /// What is attached to one mountpoint.
 #[derive(Debug)]
@@ -92,6 +94,13 @@ impl Attachments {
     #[must_use]
     pub const fn session(&self) -> &SessionView {
         &self.session
+    }
+
+    /// The volumes, and where they are.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<(String, Arc<Volume>)> {
+        let shown = |one: &Attached| self.shown(&one.path.lock()).to_string_lossy().into_owned();
+        self.all().iter().map(|one| (shown(one), Arc::clone(&one.volume))).collect()
     }
 
     /// Bytes that the attached volumes have written so far.
@@ -322,17 +331,22 @@ impl Attachments {
         let (tree, path, (told, done)) = (self.tree.clone(), path.to_owned(), channel());
         let detach = move || drop(told.send(tree.detach(&path, Detach::Force)));
         std::thread::Builder::new().name("give up".to_owned()).spawn(detach).map_err(|e| e.to_string())?;
-        match done.recv_timeout(GIVE_UP) {
-            Ok(result) => result.map_err(|error| error.to_string()),
-            // A store that hangs keeps that thread; its data is given up.
-            Err(_) => {
-                if let Some(attached) = attached {
-                    let unwritten = attached.volume.unwritten();
-                    attached.has_ended(&DrainReport { unwritten, ..DrainReport::default() });
-                }
-                Ok(())
+        let begun = Instant::now();
+        loop {
+            if let Ok(result) = done.recv_timeout(GIVE_UP_STALLED) {
+                return result.map_err(|error| error.to_string());
+            }
+            // Until then something may be written yet, or the path is still there.
+            if begun.elapsed() >= GIVE_UP || attached.is_some_and(Attached::hangs_without_a_path) {
+                break;
             }
         }
+        // A store that hangs keeps that thread; its data is given up.
+        if let Some(attached) = attached {
+            let unwritten = attached.volume.unwritten();
+            attached.has_ended(&DrainReport { unwritten, ..DrainReport::default() });
+        }
+        Ok(())
     }
 
     /// Serves `POST /v1/move`.
@@ -391,6 +405,11 @@ impl Attached {
     fn is_attached(&self) -> bool {
         let all = self.all.upgrade();
         all.zip(self.place.get()).is_some_and(|(all, place)| all.tree.is_attached(place))
+    }
+
+    /// Nobody comes here any more, and the store does not answer.
+    fn hangs_without_a_path(&self) -> bool {
+        self.volume.stalled().is_some() && !self.is_attached()
     }
 
     fn sync_data(&self, by: Option<u32>) -> Result<(), String> {
@@ -457,7 +476,7 @@ impl Attached {
 
     fn state(&self, volume: &volume::Status) -> State {
         match volume.state {
-            LifeState::Active | LifeState::Detached | LifeState::Draining if volume.is_stalled => {
+            LifeState::Active | LifeState::Detached | LifeState::Draining if volume.stalled.is_some() => {
                 State::Stalled
             }
             LifeState::Active if self.place.get().is_none_or(fuse::Attached::is_seen) => State::Active,

@@ -8,7 +8,6 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Command, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::kernel_side::Ask;
 use crate::logging::LogFormat;
 use crate::units::parse_duration;
 
@@ -278,13 +277,9 @@ pub struct LimitArgs {
 /// `kernel-side`.
 #[derive(Debug, Args)]
 pub struct KernelSideArgs {
-    /// What.
-    pub ask: Ask,
-    /// Where the mount is.
-    pub mountpoint: PathBuf,
-    /// The mount's number in `/proc/self/mountinfo`.
+    /// Say whether the server of the mount at this path is gone, instead of answering questions.
     #[arg(long)]
-    pub id: u64,
+    pub probe: Option<PathBuf>,
 }
 
 /// `status`.

@@ -4,22 +4,43 @@
 //! own process keeps that process from ending when it is killed: its descriptors stay open, the connection is
 //! not aborted, and the thread waits for ever. So another process waits: this program, by its hidden verb
 //! `kernel-side`.
+//!
+//! # Why that process is there from the beginning
+//! A child that is started later has copies of the store's open files, which execve(2) closes one after the other. Where
+//! the store is itself a FUSE or a network file system, each close asks its server (FLUSH); with a server
+//! that does not answer, the child never begins. So it is started before a store is opened ([`start`]), and gets what
+//! is asked by a pipe: a line of JSON for each question, and one for each answer, in any order.
+//!
+//! It ends when its pipe does, that is with the mount process, however that ends.
+//!
+//! # Lock order
+//! `ASKER` is a leaf. `Asker::input`, then `Asker::waiting`.
 
-use std::io;
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
 
-use clap::ValueEnum;
 use rustix::fs::{Mode, OFlags, open, syncfs};
+use serde::{Deserialize, Serialize};
+use sync::Mutex;
 
 use crate::cli::KernelSideArgs;
 use crate::console::console;
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::problem::{Problem, Result};
+use crate::signals;
 use crate::unmount::{self, Outcome};
 
 /// What is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Ask {
     /// Hand over the dirty pages (syncfs).
     Flush,
@@ -29,64 +50,159 @@ pub enum Ask {
     Detach,
     /// Abort the connection and take the path away.
     Force,
-    /// Whether the server is gone; prints it. For any process that must not wait itself.
-    Probe,
 }
 
-impl Ask {
-    fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
+#[derive(Debug, Serialize, Deserialize)]
+struct Question {
+    number: u64,
+    ask: Ask,
+    /// Of the mount, in `/proc/self/mountinfo`.
+    id: u64,
+    /// A path's bytes, which need not be text.
+    mountpoint: Vec<u8>,
 }
 
-/// Asks by way of another process, and waits for it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Answer {
+    number: u64,
+    said: Said,
+}
+
+type Said = std::result::Result<Outcome, String>;
+
+/// The process that waits for the kernel, as the mount process sees it.
+#[derive(Debug)]
+struct Asker {
+    /// With the last question's number.
+    input: Mutex<(ChildStdin, u64)>,
+    /// Who waits for which answer; none once that process has ended.
+    waiting: Mutex<Option<HashMap<u64, Sender<Said>>>>,
+}
+
+/// This process's one.
+static ASKER: Mutex<Option<Arc<Asker>>> = Mutex::new(None);
+
+/// Starts the process that asks. To be called before a store is opened.
+///
+/// # Errors
+/// When the host gives no process.
+pub fn start() -> Result<()> {
+    let failed = |error| Problem::failure(format!("no process to ask the kernel with: {error}"));
+    *ASKER.lock() = Some(Asker::start().map_err(failed)?);
+    Ok(())
+}
+
+/// Asks by way of that process, and waits for the answer.
 ///
 /// # Errors
 /// What that process said.
 pub fn ask(what: Ask, mount: &Mount) -> Result<Outcome> {
-    let failed =
-        |why: String| Problem::failure(format!("{} {}: {why}", what.name(), mount.mountpoint.display()));
-    let output = Command::new("/proc/self/exe")
-        .args(["kernel-side", &what.name(), "--id", &mount.id.to_string()])
-        .arg(&mount.mountpoint)
-        .stdin(Stdio::null())
-        // Ctrl-C in the terminal is for the mount process.
-        .process_group(0)
-        .output()
-        .map_err(|error| failed(error.to_string()))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.trim().trim_start_matches("watertight:").trim();
-        let said = if said.is_empty() { output.status.to_string() } else { said.to_owned() };
-        return Err(Problem::failure(said));
+    let asker = ASKER.lock().clone();
+    if let Some(said) = asker.and_then(|asker| asker.ask(what, mount)) {
+        return said.map_err(Problem::failure);
     }
-    serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))
+    tracing::warn!("the process that asks the kernel has ended; there is another one now");
+    start()?;
+    let asker = ASKER.lock().clone();
+    let said = asker.and_then(|asker| asker.ask(what, mount));
+    said.unwrap_or_else(|| Err("the process that asks the kernel has ended".to_owned()))
+        .map_err(Problem::failure)
 }
 
-/// Runs the hidden verb: asks the kernel, and prints the [`Outcome`].
+impl Asker {
+    fn start() -> io::Result<Arc<Self>> {
+        let mut child = Command::new("/proc/self/exe")
+            .arg("kernel-side")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // It outlives the caller of a mount that goes to the background. Errors come as answers.
+            .stderr(Stdio::null())
+            .current_dir("/")
+            // Ctrl-C in the terminal is for the mount process.
+            .process_group(0)
+            .spawn()?;
+        let input = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let waiting = Mutex::new(Some(HashMap::new()));
+        let asker = Arc::new(Self { input: Mutex::new((input, 0)), waiting });
+        let this = Arc::clone(&asker);
+        thread::Builder::new().name("kernel-side".to_owned()).spawn(move || this.hear(child))?;
+        Ok(asker)
+    }
+
+    /// None: that process has ended.
+    fn ask(&self, ask: Ask, mount: &Mount) -> Option<Said> {
+        let mountpoint = mount.mountpoint.as_os_str().as_bytes().to_vec();
+        let (tell, told) = channel();
+        {
+            let mut input = self.input.lock();
+            let (pipe, number) = &mut *input;
+            *number += 1;
+            let question = Question { number: *number, ask, id: mount.id, mountpoint };
+            let mut line = serde_json::to_vec(&question).ok()?;
+            line.push(b'\n');
+            self.waiting.lock().as_mut()?.insert(question.number, tell);
+            pipe.write_all(&line).ok()?;
+        }
+        told.recv().ok()
+    }
+
+    /// Hands out the answers until there are no more.
+    fn hear(&self, mut child: Child) {
+        let lines = child.stdout.take().map(|output| BufReader::new(output).lines());
+        for line in lines.into_iter().flatten().map_while(io::Result::ok) {
+            let Ok(Answer { number, said }) = serde_json::from_str(&line) else { continue };
+            let asked = self.waiting.lock().as_mut().and_then(|waiting| waiting.remove(&number));
+            let _gone_meanwhile = asked.map(|asked| asked.send(said));
+        }
+        self.waiting.lock().take();
+        let _reaped = child.wait();
+    }
+}
+
+/// Runs the hidden verb: answers questions, or says whether a mount's server is gone.
 ///
 /// # Errors
-/// What the kernel said.
+/// When signals cannot be taken.
 pub fn run(args: &KernelSideArgs) -> Result<()> {
-    if args.ask == Ask::Probe {
-        console().print(unmount::says_dead(&args.mountpoint));
+    if let Some(path) = &args.probe {
+        console().print(unmount::says_dead(path));
         return Ok(());
     }
-    let table = MountTable::read();
-    let is_meant = |m: &&Mount| m.id == args.id && m.mountpoint == args.mountpoint && mountinfo::is_ours(m);
-    let outcome = match table.iter().find(is_meant) {
-        None => Outcome::Gone,
-        Some(mount) => match args.ask {
-            Ask::Flush => flush(mount).map(|()| Outcome::Gone)?,
-            Ask::Umount => unmount::plain(mount)?,
-            Ask::Detach => unmount::detach(mount).map(|()| Outcome::Gone)?,
-            Ask::Probe => Outcome::Gone,
-            Ask::Force => unmount::force(mount).map(|()| Outcome::Gone)?,
-        },
-    };
-    let text = serde_json::to_string(&outcome).map_err(|error| Problem::failure(error.to_string()))?;
-    console().print(&text);
+    // What ends a mount process ends this one later, by its pipe.
+    signals::watch(|_| true)
+        .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
+    for line in io::stdin().lock().lines().map_while(io::Result::ok) {
+        let Ok(question) = serde_json::from_str::<Question>(&line) else { continue };
+        // Each on a thread of its own: they wait for the mount process, and it may ask more meanwhile.
+        let number = question.number;
+        let answer = move || reply(number, answer(&question).map_err(|problem| problem.to_string()));
+        if let Err(error) = thread::Builder::new().spawn(answer) {
+            reply(number, Err(error.to_string()));
+        }
+    }
     Ok(())
+}
+
+fn reply(number: u64, said: Said) {
+    let Ok(mut line) = serde_json::to_vec(&Answer { number, said }) else { return };
+    line.push(b'\n');
+    // Failure: nobody is there to hear it.
+    let mut out = io::stdout().lock();
+    let _told = out.write_all(&line).and_then(|()| out.flush());
+}
+
+fn answer(question: &Question) -> Result<Outcome> {
+    let table = MountTable::read();
+    let mountpoint = PathBuf::from(OsString::from_vec(question.mountpoint.clone()));
+    let is_meant = |m: &&Mount| m.id == question.id && m.mountpoint == mountpoint && mountinfo::is_ours(m);
+    let Some(mount) = table.iter().find(is_meant) else { return Ok(Outcome::Gone) };
+    match question.ask {
+        Ask::Umount => return unmount::plain(mount),
+        Ask::Flush => flush(mount)?,
+        Ask::Detach => unmount::detach(mount)?,
+        Ask::Force => unmount::force(mount)?,
+    }
+    Ok(Outcome::Gone)
 }
 
 /// Has the kernel hand over the dirty pages of the file system at `mount`, and on `fuseblk` waits until

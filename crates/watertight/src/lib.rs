@@ -5,7 +5,7 @@
 //! | `cli`, `opts`, `units` | what a person types |
 //! | `checks` | what is wrong with it, in words |
 //! | `attach`, `attach_cmd` | volumes in directories of a mounted one |
-//! | `mount_cmd`, `background`, `supervisor`, `live`, `stall`, `process` | the mount process |
+//! | `mount_cmd`, `background`, `supervisor`, `live`, `stalls`, `process` | the mount process |
 //! | `control`, `registry`, `target`, `metrics` | finding mount processes and talking to them; their figures for Prometheus |
 //! | `umount_cmd`, `sync_cmd`, `status_cmd`, `events_cmd`, `wait_cmd` | the other verbs |
 //! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
@@ -47,7 +47,7 @@ pub mod progress;
 pub mod registry;
 pub mod serve;
 pub mod signals;
-pub mod stall;
+pub mod stalls;
 pub mod status_cmd;
 pub mod suggest;
 pub mod supervisor;

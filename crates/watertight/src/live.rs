@@ -4,7 +4,6 @@
 //! | field | protected by |
 //! |---|---|
 //! | `facts`, `volume`, `session`, `attachments` | immutable |
-//! | `stall` | its own lock, a leaf |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `gone` | atomic, only grows (P1) |
 //!
@@ -16,6 +15,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use fuse::{SessionView, Transport};
+use store::UnderWay;
 use sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::watch;
 use volume::events::Events;
@@ -24,15 +24,14 @@ use volume::{DrainReport, LifeState, Volume, WbStatus};
 use crate::attach::Attachments;
 use crate::control::api::{
     AttachReply, AttachRequest, CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, DetachReply, DetachRequest, Ended,
-    FILES_NAMED_MAX, FileError, How, LimitRequest, Limits, MoveReply, MoveRequest, Requests, State, Status,
-    Synced, UmountReply, UmountRequest, Unwritten, now_ms,
+    FILES_NAMED_MAX, FileError, How, LimitRequest, Limits, MoveReply, MoveRequest, Requests, Stalled, State,
+    Status, Synced, UmountReply, UmountRequest, Unwritten, now_ms,
 };
 use crate::control::server::Service;
 use crate::holders::Holders;
 use crate::kernel_side::{Ask, ask};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::process;
-use crate::stall::Stall;
 use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
 
@@ -68,7 +67,6 @@ pub struct Live {
     attachments: Arc<Attachments>,
     events: Sender<Event>,
     ended: watch::Sender<Option<Ended>>,
-    stall: Stall,
     gone: Arc<Gone>,
 }
 
@@ -120,12 +118,11 @@ impl Live {
         facts: Facts,
         volume: Arc<Volume>,
         attachments: Arc<Attachments>,
-        stall: Stall,
         events: Sender<Event>,
         gone: Arc<Gone>,
     ) -> Self {
         let session = attachments.session().clone();
-        Self { facts, volume, session, attachments, events, ended: watch::Sender::new(None), stall, gone }
+        Self { facts, volume, session, attachments, events, ended: watch::Sender::new(None), gone }
     }
 
     /// What does not change.
@@ -176,15 +173,9 @@ impl Live {
         mount.id == self.facts.mount.id && id == self.facts.unique_id
     }
 
-    /// Whether the store answers.
-    #[must_use]
-    pub const fn stall(&self) -> &Stall {
-        &self.stall
-    }
-
-    fn state(&self, volume: &volume::Status, stalled: bool) -> State {
+    fn state(&self, volume: &volume::Status) -> State {
         match volume.state {
-            LifeState::Active | LifeState::Detached | LifeState::Draining if stalled || volume.is_stalled => {
+            LifeState::Active | LifeState::Detached | LifeState::Draining if volume.stalled.is_some() => {
                 State::Stalled
             }
             LifeState::Active if !self.mounts().is_empty() => State::Active,
@@ -235,7 +226,6 @@ impl Service for Live {
     fn status(&self) -> Status {
         let volume = self.volume.status();
         let facts = &self.facts;
-        let stalled = self.stall.now();
         let (transport, transport_reason) = transport(&self.session);
         let (drains, drain_time) = self.attachments().drains();
         let of_volume = Status::of_volume(&self.volume, &volume);
@@ -244,7 +234,7 @@ impl Service for Live {
             source: facts.source.clone(),
             mountpoint: facts.mount.mountpoint.to_string_lossy().into_owned(),
             device: Device::of(&facts.mount),
-            state: self.state(&volume, stalled.is_some()),
+            state: self.state(&volume),
             mount_type: mountinfo::kind(&facts.mount).to_owned(),
             mount_type_reason: facts.type_reason.clone(),
             transport,
@@ -252,8 +242,6 @@ impl Service for Live {
             mode: facts.mode.to_owned(),
             read_only: facts.read_only,
             started_ms: facts.started_ms,
-            stalls: self.stall.count(),
-            stalled,
             requests: self.requests(),
             process: process::figures(self.session.threads() as u64),
             drains: of_volume.drains + drains,
@@ -297,7 +285,7 @@ impl Service for Live {
                 if reply.ended.is_none() {
                     ask(Ask::Detach, &self.facts.mount).map_err(|problem| problem.to_string())?;
                     // Notices that no path is left.
-                    self.state(&self.volume.status(), self.stall.now().is_some());
+                    self.state(&self.volume.status());
                 }
                 Ok(reply)
             }
@@ -336,6 +324,8 @@ impl Status {
             open_files: volume.open_files,
             writeback_errors: volume.writeback_errors,
             writer_waits: volume.writer_waits,
+            stalls: volume.stalls,
+            stalled: volume.stalled.as_ref().map(stalled),
             failing_files: volume.failing.len() as u64,
             failing_bytes: volume.failing.iter().map(|file| file.bytes).sum(),
             errors: volume.failing.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
@@ -382,6 +372,13 @@ pub fn ended_with(report: &DrainReport) -> Ended {
         switch_drain_us: micros(report.switch_drain),
         switched_inodes: report.switched,
     }
+}
+
+/// A call that the store has not answered in time.
+#[must_use]
+pub fn stalled(call: &UnderWay) -> Stalled {
+    let for_ms = u64::try_from(call.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Stalled { call: call.call.to_owned(), for_ms }
 }
 
 fn micros(time: Duration) -> u64 {

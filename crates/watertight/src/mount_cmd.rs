@@ -22,6 +22,7 @@ use crate::cli::MountArgs;
 use crate::console::{Colour, console};
 use crate::control::api::now_ms;
 use crate::control::server::Server;
+use crate::kernel_side;
 use crate::live::{Facts, Gone, Live, Over};
 use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
@@ -30,7 +31,6 @@ use crate::privileges;
 use crate::problem::{Problem, Result};
 use crate::registry::{self, RuntimeDir};
 use crate::signals;
-use crate::stall::Stall;
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
 use crate::unmount;
@@ -85,6 +85,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     signals::watch(move |name| signal_sender.send(Event::Signal(name)).is_ok())
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     let runtime_dir = RuntimeDir::own()?;
+    kernel_side::start()?;
 
     if let Some(directory) = &source.directory {
         checks::alone(directory)?;
@@ -97,7 +98,6 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         store.close();
         Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
     })?;
-    let (store, stall) = Stall::over(store, options.stall_after);
     let volume = start_volume(&source.spec, &options, store, Arc::clone(&tenants))?;
     options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
     let gone = Arc::new(Gone::default());
@@ -114,7 +114,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         registry::new_record(facts.id.clone(), facts.source.clone(), &mountpoint, Device::of(&facts.mount));
     let (registration, listener) = runtime_dir.register(record)?;
     let attachments = Attachments::new(session.tree(), session.view(), facts.clone(), runtime_dir, tenants);
-    let live = Arc::new(Live::new(facts, volume, attachments, stall, sender.clone(), Arc::clone(&gone)));
+    let live = Arc::new(Live::new(facts, volume, attachments, sender.clone(), Arc::clone(&gone)));
     let owner = rustix::process::geteuid().as_raw();
     let started = Server::start(listener, owner, Arc::clone(&live) as Arc<_>)
         .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))
@@ -198,6 +198,7 @@ pub(crate) fn start_volume(
         dirty_after: options.dirty_after.unwrap_or(defaults.dirty_after),
         flush_on_close: options.flush_on_close,
         drain_deadline: options.drain_timeout,
+        stall_after: options.stall_after,
         dirty_bytes_max: options.dirty_bytes_max,
         sync_policy: options.sync_policy,
         tenants,

@@ -32,7 +32,7 @@ use crate::notify;
 use crate::problem::{Problem, Result};
 use crate::progress::{Progress, REDRAW, Rate};
 use crate::registry::Registration;
-use crate::stall::Change;
+use crate::stalls::Stalls;
 use crate::units;
 use crate::unmount::Outcome;
 
@@ -80,6 +80,7 @@ pub struct Supervisor {
     idle_since: Option<(u64, Instant)>,
     rates: Rates,
     progress: Option<Progress>,
+    stalls: Stalls,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +105,7 @@ impl Supervisor {
             idle_since: None,
             rates: Rates::default(),
             progress: None,
+            stalls: Stalls::default(),
         }
     }
 
@@ -302,7 +304,7 @@ impl Supervisor {
         });
         self.drain();
         let begun = Instant::now();
-        let stalled = self.live.stall().now().is_some();
+        let stalled = self.live.volume().stalled().is_some();
         let mut report = None;
         let mut detached = false;
         while report.is_none() || !detached {
@@ -314,6 +316,9 @@ impl Supervisor {
                 // A store that hangs keeps the drain; this process ends all the same.
                 None => break,
             }
+        }
+        if !detached {
+            tracing::warn!("the kernel has not taken the mount away yet");
         }
         let mut ended = match report {
             Some(report) => ended_with(&report),
@@ -337,22 +342,11 @@ impl Supervisor {
         }
     }
 
-    fn tell_of_stalls(&self) {
-        let path = self.live.facts().mount.mountpoint.display();
-        match self.live.stall().change() {
-            Some(Change::Began(stalled)) => tracing::warn!("{path} is stalled: {stalled}"),
-            Some(Change::Ended(after)) => {
-                let after = units::duration(after);
-                tracing::info!("{path}: the store answers again, after {after}; nothing was lost");
-            }
-            None => {}
-        }
-    }
-
     /// Shows how things are, and sees to it that the end comes: a store that hangs is not waited for for ever.
     fn look(&mut self) -> Option<Ended> {
-        self.tell_of_stalls();
         let status = self.live.status();
+        let own = (status.mountpoint.clone(), Arc::clone(self.live.volume()));
+        self.stalls.look(std::iter::once(own).chain(self.live.attachments().volumes()));
         let now = Instant::now();
         let ending =
             self.signals > 0 || self.draining || self.live.volume().status().state == LifeState::Draining;

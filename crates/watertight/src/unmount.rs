@@ -72,16 +72,19 @@ pub fn detach(mount: &Mount) -> Result<()> {
 }
 
 /// Aborts the connection to the mount's server, so that whoever waits for it gets an error, and takes
-/// the path away.
+/// the path away. In this order: an unmount waits for those who use the file system at that moment, and they for the
+/// server; after the abort nobody waits for it.
 ///
 /// # Errors
 /// Whatever umount2(2) or `fusermount3` say.
 pub fn force(mount: &Mount) -> Result<()> {
     let abort = mount.connection_dir().join("abort");
+    let mut flags = UnmountFlags::DETACH;
     if let Err(error) = fs::write(&abort, "1") {
         tracing::debug!(path = %abort.display(), %error, "the connection was not aborted by way of sysfs");
+        flags |= UnmountFlags::FORCE;
     }
-    attempt(mount, UnmountFlags::DETACH | UnmountFlags::FORCE).map(drop)
+    attempt(mount, flags).map(drop)
 }
 
 /// Says whether the mount is gone; it is not when somebody holds it.
@@ -127,7 +130,7 @@ pub fn is_dead(path: &Path) -> bool {
         return false;
     }
     let ask = Command::new("/proc/self/exe")
-        .args(["kernel-side", "probe", "--id", "0"])
+        .args(["kernel-side", "--probe"])
         .arg(path)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -1,12 +1,13 @@
 //! `attach`, `detach`, `move`: several volumes inside one mountpoint.
 
 use std::fs::{self, File};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::rig::{Daemon, Out, Rig, run, wait};
+use crate::rig::{Daemon, Out, Rig, eventually, run, wait};
 
 /// A mounted volume with a directory `x`, and another store.
 struct World {
@@ -99,6 +100,40 @@ fn an_attached_volume_is_a_volume_like_any_other() {
         world.run("umount", &[&world.path("x")]).ok().says("detached");
     }
     world.end();
+}
+
+#[test]
+fn a_stalled_one_is_named_and_forced_away_beside_others_that_go_on() {
+    let Some(world) = World::new("dirty_after=1h") else { return };
+    let source = format!("fault:write:hang,dir:{}", world.other.display());
+    let options = [Path::new("-o"), Path::new("stall_after=50ms,dirty_after=10ms")];
+    let (x, source) = (world.path("x"), Path::new(&source));
+    world.run("attach", &[options[0], options[1], source, &x]).ok();
+    fs::write(world.path("x/file"), "content").unwrap();
+    let mut listener = world.rig.command(&["events", "--json"]);
+    listener.arg(&x).stdout(Stdio::piped());
+    let mut listener = listener.spawn().unwrap();
+    eventually("it is called stalled", || world.status("x")["state"] == "stalled");
+    assert_eq!(world.status("x")["stalled"]["call"], "write");
+    assert_eq!(world.root()["state"], "active");
+    world.daemon.says(&format!("{} is stalled: the store has not answered `write`", x.display()));
+    let metrics = world.rig.run(&["status", "--metrics"]).ok().stdout;
+    let stalled = format!(r#"mountpoint="{}",state="stalled"}} 1"#, x.display());
+    assert!(metrics.contains(&stalled), "{metrics}");
+    // The mountpoint's own volume goes on.
+    fs::write(world.path("own"), "own").unwrap();
+    File::open(world.path("own")).unwrap().sync_all().unwrap();
+
+    let out = world.run("detach", &[Path::new("--force"), &x]).ends(1, "7 bytes");
+    println!("detach --force of a stalled volume took {:?}", out.took);
+    assert!(!world.path("x/file").exists());
+    assert!(wait(&mut listener, crate::rig::LONG).is_some());
+    let mut events = String::new();
+    listener.stdout.take().unwrap().read_to_string(&mut events).unwrap();
+    assert!(events.contains("stall"), "{events}");
+    // What is hung in the store is nobody's any more; the process itself ends.
+    world.rig.verb("umount", &["--force"]);
+    assert!(world.daemon.end().is_some());
 }
 
 #[test]

@@ -1,0 +1,115 @@
+//! Whether a volume's store answers.
+//!
+//! One rule: a store is stalled while one of its calls has been under way longer than
+//! [`Options::stall_after`](crate::Options::stall_after). Nobody asks the store: the calls are known by [`store::Watch`]. A stall ends
+//! by itself when the call returns; nothing is lost by it. A store that refuses is not stalled, nor is one
+//! that waits for a limit.
+//!
+//! The beginning and the end of a stall are noticed by whoever looks ([`Volume::status`](crate::Volume::status)), and told once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use store::{UnderWay, Watch};
+use sync::{Counter, Mutex};
+
+use crate::events::{Edge, Events};
+
+/// Watches one volume's store.
+#[derive(Debug)]
+pub(crate) struct Stall {
+    watch: Arc<Watch>,
+    after: Duration,
+    /// The call that was told of last, until it returns. What is told of it is told under this lock, in order.
+    told: Mutex<Option<UnderWay>>,
+    count: Counter,
+}
+
+impl Stall {
+    pub(crate) fn new(watch: Arc<Watch>, after: Duration) -> Self {
+        Self { watch, after, told: Mutex::new(None), count: Counter::default() }
+    }
+
+    /// The call that the store does not answer, if there is one.
+    pub(crate) fn now(&self) -> Option<UnderWay> {
+        self.watch.oldest().filter(|call| Instant::now().duration_since(call.since) >= self.after)
+    }
+
+    /// The same, and tells of it if that is news.
+    pub(crate) fn look(&self, events: &Events) -> Option<UnderWay> {
+        let late = self.now();
+        let mut told = self.told.lock();
+        if told.is_some() == late.is_some() {
+            return late;
+        }
+        *told = late;
+        match late {
+            Some(_) => {
+                self.count.add(1);
+                events.stall(Edge::Begins);
+            }
+            None => events.stall(Edge::Ends),
+        }
+        late
+    }
+
+    /// Stalls that were noticed so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use eventpoll::Read;
+    use store::{FaultStore, MemStore, Store};
+
+    use super::*;
+    use crate::events::What;
+
+    fn told(events: &Events) -> Vec<What> {
+        let mut reader = events.journal().reader(0);
+        let next = || match reader.read() {
+            Read::Entry { value, .. } => Some(value.what.clone()),
+            _ => None,
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    fn hanging(after: Duration) -> (Arc<FaultStore>, Arc<dyn Store>, Stall) {
+        let hanging = FaultStore::new(MemStore::new(1 << 20), "statfs:hang").unwrap();
+        let (store, watch) = Watch::over(Arc::clone(&hanging) as Arc<dyn Store>);
+        (hanging, store, Stall::new(watch, after))
+    }
+
+    #[test]
+    fn a_stall_is_told_of_once_and_so_is_its_end() {
+        let (hanging, store, stall) = hanging(Duration::ZERO);
+        let events = Events::default();
+        assert_eq!(stall.look(&events), None);
+        let thread = thread::spawn(move || store.statfs().is_ok());
+        assert!(hanging.wait_hanging(1, Duration::from_secs(60)));
+        assert_eq!(stall.look(&events).unwrap().call, "statfs");
+        assert_eq!(stall.look(&events), stall.now());
+        assert_eq!((told(&events), stall.count()), (vec![What::Stall(Edge::Begins)], 1));
+        hanging.release();
+        assert!(thread.join().unwrap());
+        assert_eq!((stall.look(&events), stall.look(&events)), (None, None));
+        let both = vec![What::Stall(Edge::Begins), What::Stall(Edge::Ends)];
+        assert_eq!((told(&events), stall.count()), (both, 1));
+    }
+
+    #[test]
+    fn a_call_that_is_only_slow_is_no_stall() {
+        let (hanging, store, stall) = hanging(Duration::from_secs(3600));
+        let events = Events::default();
+        let thread = thread::spawn(move || store.statfs().is_ok());
+        assert!(hanging.wait_hanging(1, Duration::from_secs(60)));
+        assert_eq!((stall.look(&events), stall.count()), (None, 0));
+        hanging.release();
+        assert!(thread.join().unwrap());
+        assert_eq!(told(&events), []);
+    }
+}
