@@ -213,7 +213,7 @@ fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
         Op::Symlink { name, target } => names::symlink(cx, reply, name, target),
         Op::MkNod { arg, name } => names::mknod(cx, reply, &arg, name),
         Op::MkDir { arg, name } => names::mkdir(cx, reply, arg, name),
-        Op::Unlink { name } => reply.unit(cx.volume().unlink(cx.node(), name)),
+        Op::Unlink { name } => names::unlink(cx, reply, name),
         Op::RmDir { name } => names::rmdir(cx, reply, name),
         Op::Rename { arg, name, new_name } => names::rename(cx, reply, &arg, name, new_name),
         Op::Link { arg, name } => names::link(cx, reply, arg, name),

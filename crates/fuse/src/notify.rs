@@ -22,6 +22,9 @@ use crate::dev::Dev;
 /// How many notifications may wait.
 const QUEUE_MAX: usize = 16_384;
 
+/// `FUSE_EXPIRE_ONLY`.
+const EXPIRE_ONLY: u32 = 1;
+
 /// Why a notification was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -38,6 +41,8 @@ pub enum NotifyError {
 #[derive(Debug)]
 pub(crate) enum Note {
     Entry { parent: NodeId, name: OsString },
+    /// A new path look-up asks again; whoever is inside, and mounts inside, are not touched (Linux 6.2; before that as `Entry`).
+    Expired { parent: NodeId, name: OsString },
     Inode { id: NodeId, offset: i64, len: i64 },
     Delete { parent: NodeId, child: NodeId, name: OsString },
 }
@@ -66,6 +71,12 @@ impl Notifier {
     /// When too many notifications wait, or the connection has ended; nothing was queued.
     pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
         self.push(Note::Entry { parent, name: name.to_owned() })
+    }
+
+    /// A name was made, removed or moved in a directory, which the kernel knows by another number, too: by this one.
+    pub(crate) fn changed_elsewhere(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
+        self.push(Note::Expired { parent, name: name.to_owned() })?;
+        self.push(Note::Inode { id: parent, offset: 0, len: 0 })
     }
 
     /// Attributes of `id` may have changed, and its data from `offset` on (`len` bytes, 0 for all that
@@ -138,9 +149,10 @@ impl Notifier {
 /// Tells the kernel, which may wait for whoever has a lock that it needs.
 pub(crate) fn send(dev: &Dev, note: &Note) {
     let sent = match note {
-        Note::Entry { parent, name } => {
+        Note::Entry { parent, name } | Note::Expired { parent, name } => {
             let namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
-            let out = NotifyInvalEntryOut { parent: parent.0, namelen, flags: 0 };
+            let flags = if matches!(note, Note::Expired { .. }) { EXPIRE_ONLY } else { 0 };
+            let out = NotifyInvalEntryOut { parent: parent.0, namelen, flags };
             dev.notify(NotifyCode::InvalEntry, [out.as_bytes(), &ended(name)])
         }
         Note::Inode { id, offset, len } => {

@@ -145,6 +145,7 @@ pub(crate) struct Shared {
     pub(crate) owners: OwnersByHandle,
     pub(crate) closing: Closing,
     pub(crate) stats: Stats,
+    pub(crate) notifier: Notifier,
     pub(crate) pool: Pool,
     pub(crate) spin: SpinGate,
     transport: Mutex<Transport>,
@@ -174,6 +175,7 @@ impl Shared {
             owners: OwnersByHandle::default(),
             closing: Closing::default(),
             stats: Stats::default(),
+            notifier: Notifier::default(),
             pool,
             spin: SpinGate::new(Duration::ZERO),
             transport: Mutex::new(Transport::Uring),
@@ -201,7 +203,6 @@ impl Shared {
 #[derive(Debug)]
 pub struct Session {
     shared: Arc<Shared>,
-    notifier: Notifier,
     mount: Mount,
     exit_grace: Duration,
     prepared: Option<Prepared>,
@@ -364,6 +365,7 @@ impl Session {
             owners: OwnersByHandle::default(),
             closing: Closing::default(),
             stats: Stats::default(),
+            notifier: Notifier::default(),
             pool: Pool::new(options.threads_max),
             // Over io_uring the readers only get what nobody waits for.
             spin: SpinGate::new(if prepared.is_some() { Duration::ZERO } else { options.spin }),
@@ -373,8 +375,7 @@ impl Session {
             destroyed: AtomicBool::new(false),
         };
         let exit_grace = options.exit_grace;
-        let (shared, notifier) = (Arc::new(shared), Notifier::default());
-        Ok(Self { shared, notifier, mount, exit_grace, prepared, needs_uring })
+        Ok(Self { shared: Arc::new(shared), mount, exit_grace, prepared, needs_uring })
     }
 
     /// Where it is mounted.
@@ -386,7 +387,7 @@ impl Session {
     /// To tell the kernel what it must forget.
     #[must_use]
     pub fn notifier(&self) -> Notifier {
-        self.notifier.clone()
+        self.shared.notifier.clone()
     }
 
     /// To attach volumes to it, and to detach them.
@@ -409,7 +410,7 @@ impl Session {
     pub fn run(mut self) -> Result<Ended, SessionError> {
         let interrupts = Arc::clone(&self.shared.interrupts);
         let watcher = spawn("wt-fuse-signals", move || interrupts.watch()).map_err(SessionError::Start)?;
-        let (notifier, master) = (self.notifier.clone(), Arc::clone(&self.shared.master));
+        let (notifier, master) = (self.shared.notifier.clone(), Arc::clone(&self.shared.master));
         let sender = spawn("wt-fuse-notify", move || notifier.run(&master));
         let started = match &sender {
             Ok(_) => self.shared.pool.start(&self.shared).map_err(SessionError::Start),
@@ -417,7 +418,7 @@ impl Session {
         };
         let outcome = started.and_then(|()| self.start_ring()).map(|()| self.wait());
         self.shared.interrupts.end();
-        self.notifier.end();
+        self.shared.notifier.end();
         let helpers = [Some(watcher), sender.ok()];
         for helper in helpers.into_iter().flatten() {
             if helper.join().is_err() {

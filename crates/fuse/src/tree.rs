@@ -137,6 +137,7 @@ impl Tree {
     /// One with this volume as its root.
     pub(crate) fn new(volume: Arc<Volume>) -> Self {
         let root = Arc::new(Served::new(volume, Tag::ROOT, false, None));
+        root.is_seen_through(Tag::ROOT);
         let superblock = Super::new(Arc::clone(&root) as Arc<_>);
         let namespace =
             Namespace::new(&superblock, mounts::Options::default()).expect("a new superblock can be mounted");

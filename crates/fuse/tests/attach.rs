@@ -249,6 +249,57 @@ fn a_directory_in_two_places_is_one() {
 }
 
 #[test]
+fn names_of_a_directory_that_is_seen_twice_are_the_same_in_both_places() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let mnt = mounted.path();
+    fs::create_dir_all(mnt.join("dir/below")).unwrap();
+    fs::create_dir(mnt.join("second")).unwrap();
+    fs::write(mnt.join("dir/old"), "").unwrap();
+    // Learned before there are two places: what is there, what is not, and the listing.
+    assert!(mnt.join("dir/old").exists() && !mnt.join("dir/new").exists() && !mnt.join("dir/later").exists());
+    assert_eq!(names(&mnt.join("dir")), ["below", "old"]);
+    mounted.tree.bind(Path::new("dir"), Path::new("second")).unwrap();
+    fs::write(mnt.join("second/new"), "").unwrap();
+    fs::remove_file(mnt.join("second/old")).unwrap();
+    // What was learned before is told to the kernel beside the answer.
+    mounted.notifier.wait();
+    assert!(mnt.join("dir/new").exists() && !mnt.join("dir/old").exists());
+    assert_eq!(names(&mnt.join("dir")), ["below", "new"]);
+    assert_eq!(fs::metadata(mnt.join("dir")).unwrap().nlink(), 3);
+    // What is learned from now on is never kept: it is right at once, both ways.
+    for (here, there) in [("dir", "second"), ("second", "dir")] {
+        let (here, there) = (mnt.join(here), mnt.join(there));
+        for round in 0..50 {
+            let name = format!("{round}");
+            assert!(!there.join(&name).exists());
+            match round % 3 {
+                0 => fs::write(here.join(&name), "").unwrap(),
+                1 => fs::create_dir(here.join(&name)).unwrap(),
+                _ => std::os::unix::fs::symlink("target", here.join(&name)).unwrap(),
+            }
+            assert!(fs::symlink_metadata(there.join(&name)).is_ok());
+            assert_eq!(names(&here), names(&there));
+            fs::rename(here.join(&name), here.join("below/moved")).unwrap();
+            assert!(fs::symlink_metadata(there.join(&name)).is_err());
+            let moved = there.join("below/moved");
+            let kind = fs::symlink_metadata(&moved).unwrap().file_type();
+            if kind.is_dir() { fs::remove_dir(&moved).unwrap() } else { fs::remove_file(&moved).unwrap() }
+            assert!(fs::symlink_metadata(here.join("below/moved")).is_err());
+        }
+        assert_eq!(fs::metadata(&here).unwrap().mtime_nsec(), fs::metadata(&there).unwrap().mtime_nsec());
+    }
+    mounted.tree.detach(Path::new("second"), Detach::Sync).unwrap();
+    mounted.unmount();
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(name).collect();
+    names.sort();
+    names
+}
+
+#[test]
 fn what_is_moved_is_at_the_new_place_only() {
     let Some(mounted) = Setup::default().mount() else { return };
     let (mnt, other) = (mounted.path(), Other::new());

@@ -19,7 +19,8 @@ pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
     match cx.volume().open_dir(cx.node()) {
         Ok(handle) => {
             cx.opened(Open::Directory, handle, hold);
-            let open_flags = (FOpen::CACHE_DIR | FOpen::KEEP_CACHE).bits();
+            let may_be_kept = FOpen::CACHE_DIR | FOpen::KEEP_CACHE;
+            let open_flags = if cx.is_shared() { FOpen::empty() } else { may_be_kept }.bits();
             let sent = reply.value(&OpenOut { fh: handle.0, open_flags, backing_id: 0 });
             if !sent.is_delivered {
                 cx.volume().release_dir(handle);

@@ -91,7 +91,11 @@ fn close(cx: &Cx<'_>, opened: &Opened) {
 }
 
 pub(super) fn create(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr) -> Sent {
-    made(cx, reply, arg, |ctx, perm, flags| cx.volume().create(ctx, cx.node(), name, perm, flags))
+    made(cx, reply, arg, |ctx, perm, flags| {
+        let created = cx.volume().create(ctx, cx.node(), name, perm, flags)?;
+        cx.changed(cx.node(), name);
+        Ok(created)
+    })
 }
 
 pub(super) fn tmpfile(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn) -> Sent {

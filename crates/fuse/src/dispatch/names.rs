@@ -24,7 +24,7 @@ pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
             sent
         }
         // Nobody but this kernel changes the store, so that it may remember what is not there.
-        Err(Errno::NOENT) => reply.value(&encode::no_entry_out(cx.shared.valid)),
+        Err(Errno::NOENT) => reply.value(&encode::no_entry_out(cx.valid(false))),
         Err(errno) => reply.error(errno),
     }
 }
@@ -66,19 +66,19 @@ pub(super) fn find<'a>(cx: &'a Cx<'_>, name: &OsStr) -> Result<(EntryOut, Taken<
 }
 
 pub(super) fn symlink(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, target: &OsStr) -> Sent {
-    entry(cx, reply, cx.volume().make(&cx.ctx(), cx.node(), name, NewNode::Symlink(target), 0o777))
+    entry(cx, reply, name, cx.volume().make(&cx.ctx(), cx.node(), name, NewNode::Symlink(target), 0o777))
 }
 
 pub(super) fn mknod(cx: &Cx<'_>, reply: Reply<'_>, arg: &MkNodIn, name: &OsStr) -> Sent {
     let Some(kind) = encode::file_type(arg.mode) else { return reply.error(Errno::INVAL) };
     let what = NewNode::Special { kind, rdev: arg.rdev };
     let ctx = cx.ctx_with_umask(arg.umask);
-    entry(cx, reply, cx.volume().make(&ctx, cx.node(), name, what, arg.mode & 0o7777))
+    entry(cx, reply, name, cx.volume().make(&ctx, cx.node(), name, what, arg.mode & 0o7777))
 }
 
 pub(super) fn mkdir(cx: &Cx<'_>, reply: Reply<'_>, arg: MkDirIn, name: &OsStr) -> Sent {
     let ctx = cx.ctx_with_umask(arg.umask);
-    entry(cx, reply, cx.volume().make(&ctx, cx.node(), name, NewNode::Directory, arg.mode & 0o7777))
+    entry(cx, reply, name, cx.volume().make(&ctx, cx.node(), name, NewNode::Directory, arg.mode & 0o7777))
 }
 
 pub(super) fn rename(cx: &Cx<'_>, reply: Reply<'_>, arg: &Rename2In, name: &OsStr, new_name: &OsStr) -> Sent {
@@ -92,7 +92,12 @@ pub(super) fn rename(cx: &Cx<'_>, reply: Reply<'_>, arg: &Rename2In, name: &OsSt
     if cx.is_covered(cx.node(), name) || cx.is_covered(new_dir, new_name) {
         return reply.error(Errno::BUSY);
     }
-    reply.unit(cx.volume().rename(&cx.ctx(), cx.node(), name, new_dir, new_name, flags))
+    let renamed = cx.volume().rename(&cx.ctx(), cx.node(), name, new_dir, new_name, flags);
+    if renamed.is_ok() {
+        cx.changed(cx.node(), name);
+        cx.changed(new_dir, new_name);
+    }
+    reply.unit(renamed)
 }
 
 pub(super) fn rmdir(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
@@ -100,7 +105,18 @@ pub(super) fn rmdir(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
     if cx.is_covered(cx.node(), name) {
         return reply.error(Errno::BUSY);
     }
-    reply.unit(cx.volume().rmdir(cx.node(), name))
+    removed(cx, reply, name, cx.volume().rmdir(cx.node(), name))
+}
+
+pub(super) fn unlink(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
+    removed(cx, reply, name, cx.volume().unlink(cx.node(), name))
+}
+
+fn removed(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, removed: volume::Result<()>) -> Sent {
+    if removed.is_ok() {
+        cx.changed(cx.node(), name);
+    }
+    reply.unit(removed)
 }
 
 pub(super) fn link(cx: &Cx<'_>, reply: Reply<'_>, arg: LinkIn, name: &OsStr) -> Sent {
@@ -108,13 +124,14 @@ pub(super) fn link(cx: &Cx<'_>, reply: Reply<'_>, arg: LinkIn, name: &OsStr) -> 
         return reply.error(Errno::XDEV);
     }
     let (_, old) = wire::split(arg.oldnodeid);
-    entry(cx, reply, cx.volume().link(old, cx.node(), name))
+    entry(cx, reply, name, cx.volume().link(old, cx.node(), name))
 }
 
 /// Hands out an entry; its look-up is taken back if the kernel does not take it.
-fn entry(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
-    match found {
+fn entry(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, made: volume::Result<store::Entry>) -> Sent {
+    match made {
         Ok(entry) => {
+            cx.changed(cx.node(), name);
             let sent = match cx.entry_out(&entry) {
                 Ok(out) => reply.value(&out),
                 Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },

@@ -6,6 +6,7 @@ mod schedules;
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mounts::Hold;
 use rcu::Guard;
@@ -16,7 +17,8 @@ use volume::{Caller, Cancel, Ctx, HandleId, NodeId, Volume};
 use super::files;
 use crate::abi::{AttrOut, EntryOut, InHeader};
 use crate::decode::Op;
-use crate::encode;
+use crate::encode::{self, Validity};
+use crate::notify::NotifyError;
 use crate::session::Shared;
 use crate::tree::wire::{self, Tag};
 use crate::tree::{Open, Seen, Served, Tagged, Tree};
@@ -188,12 +190,46 @@ impl<'a> Cx<'a> {
     }
 }
 
+/// What the kernel may remember.
+impl Cx<'_> {
+    /// For how long, of a name in the request's directory: not at all where the directory is seen in a second place. A
+    /// file is one for the kernel wherever it is seen, a directory is not.
+    pub(super) fn valid(&self, is_dir: bool) -> Validity {
+        let valid = self.shared.valid;
+        if !self.is_shared() {
+            return valid;
+        }
+        Validity { entry: Duration::ZERO, attr: if is_dir { Duration::ZERO } else { valid.attr } }
+    }
+
+    /// Whether the request's directory may be changed through another place.
+    pub(super) fn is_shared(&self) -> bool {
+        self.at.served.is_shared()
+    }
+
+    /// A name was made, removed or moved in a directory: what the kernel has kept of it for other places, from before there were
+    /// several, is not valid any more. Told by another thread: the kernel takes locks for it that callers of requests have.
+    pub(super) fn changed(&self, dir: NodeId, name: &OsStr) {
+        if !self.is_shared() {
+            return;
+        }
+        let own = self.at.tagged.map_or(Tag::ROOT, |tagged| tagged.tag);
+        for tag in self.at.served.seen_elsewhere(own) {
+            let told = wire::join(tag, dir)
+                .map(|parent| self.shared.notifier.changed_elsewhere(store::ObjectId(parent), name));
+            if let Some(Err(NotifyError::Full)) = told {
+                tracing::warn!("the kernel may remember a name that has changed: too much waits to be told");
+            }
+        }
+    }
+}
+
 /// Answers.
 impl Cx<'_> {
     /// An entry of the request's volume.
     pub(super) fn entry_out(&self, entry: &store::Entry) -> Result<EntryOut, Errno> {
-        let Some(tagged) = self.at.tagged else { return Ok(encode::entry_out(entry, self.shared.valid)) };
         let is_dir = entry.attr.kind == store::FileType::Directory;
+        let Some(tagged) = self.at.tagged else { return Ok(encode::entry_out(entry, self.valid(is_dir))) };
         self.entry_with(if is_dir { tagged.tag } else { self.at.served.tag }, self.at.served.tag, entry)
     }
 
@@ -203,14 +239,15 @@ impl Cx<'_> {
     }
 
     fn entry_with(&self, tag: Tag, volume: Tag, entry: &store::Entry) -> Result<EntryOut, Errno> {
-        let mut out = encode::entry_out(entry, self.shared.valid);
+        let is_dir = entry.attr.kind == store::FileType::Directory;
+        let mut out = encode::entry_out(entry, self.valid(is_dir));
         out.nodeid = wire::join(tag, entry.id).ok_or(Errno::OVERFLOW)?;
         out.attr.ino = wire::ino(volume, out.attr.ino);
         Ok(out)
     }
 
     pub(super) fn attr_out(&self, attr: &store::Attr) -> AttrOut {
-        let mut out = encode::attr_out(attr, self.shared.valid);
+        let mut out = encode::attr_out(attr, self.valid(attr.kind == store::FileType::Directory));
         out.attr.ino = wire::ino(self.at.served.tag, out.attr.ino);
         out
     }

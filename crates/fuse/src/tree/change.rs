@@ -233,6 +233,7 @@ impl Tree {
             let below = Arc::clone(&spot.node.served);
             let _names = below.names.write();
             self.still_there(&spot, path)?;
+            served.is_seen_through(mount_tag);
             let mount = self.namespace.attach(place, "", &superblock)?;
             let (served, superblock) = (Arc::clone(&served), superblock.clone());
             self.note(Tagged::of_mount(mount_tag, mount, NodeId::ROOT, (served, superblock)), spot, &name);
@@ -350,6 +351,7 @@ impl Tree {
             }
             gone
         });
+        gone.iter().for_each(|one| one.tagged.served.is_not_seen_through(one.tagged.tag));
         for one in &gone {
             tell(dev, &one.name, wire::join(one.tagged.tag, one.tagged.root));
         }
@@ -411,7 +413,9 @@ impl Tree {
             let below = Arc::clone(&spot.node.served);
             let _names = below.names.write();
             self.still_there(&spot, to)?;
-            let mount = self.namespace.bind((place, ""), (target, ""), false)?;
+            served.is_seen_through(tag);
+            let bound = self.namespace.bind((place, ""), (target, ""), false);
+            let mount = bound.inspect_err(|_| served.is_not_seen_through(tag))?;
             self.note(Tagged::of_mount(tag, mount, source.node.node, (served, superblock)), spot, &name);
             mount
         };

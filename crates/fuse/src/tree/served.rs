@@ -7,6 +7,9 @@
 //! # Orderings
 //! P1: a request opens a section, then looks at `is_closed`; the end sets it, then waits for a grace period. Either
 //! the request sees that it is closed, or it is waited for.
+//!
+//! P2: `places` is raised before a second mount can be walked. A look-up that did not see it answers for the first place only,
+//! and with the directory's lock of the kernel: a change through the second one is told to the first after that answer.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,7 +18,7 @@ use std::sync::Arc;
 
 use mounts::{Hold, Inode, Superblock};
 use rcu::{Domain, Guard};
-use sync::atomic::{AtomicBool, Ordering};
+use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Mutex, RwLock};
 use volume::{DrainReport, HandleId, NodeId, Volume};
@@ -34,6 +37,9 @@ pub(crate) struct Served {
     /// Requests in hand.
     domain: Domain,
     is_closed: AtomicBool,
+    /// The mounts through which its directories are seen, by tag; and how many.
+    seen_through: RwLock<Vec<Tag>>,
+    places: AtomicUsize,
     /// Held by whoever attaches something to a directory of this volume, and (shared) by whoever takes or moves a directory's name.
     pub(crate) names: RwLock<()>,
     /// Open files, and open directories.
@@ -62,6 +68,8 @@ impl Served {
             is_read_only,
             domain: Domain::new(),
             is_closed: AtomicBool::new(false),
+            seen_through: RwLock::default(),
+            places: AtomicUsize::new(0),
             names: RwLock::default(),
             holds: Mutex::default(),
             on_end: Mutex::new(on_end),
@@ -73,6 +81,35 @@ impl Served {
         let section = self.domain.read();
         // ORDERING: Relaxed, P1: the section's own barrier, and that of the grace period.
         (!self.is_closed.load(Ordering::Relaxed)).then_some(section)
+    }
+
+    /// It will be seen through one more mount. Said before that can be walked.
+    pub(crate) fn is_seen_through(&self, mount: Tag) {
+        let mut tags = self.seen_through.write();
+        tags.push(mount);
+        // ORDERING: Release, with the Acquire in `is_shared`: P2.
+        self.places.store(tags.len(), Ordering::Release);
+    }
+
+    /// No path leads through that mount any more.
+    pub(crate) fn is_not_seen_through(&self, mount: Tag) {
+        let mut tags = self.seen_through.write();
+        tags.retain(|tag| *tag != mount);
+        // ORDERING: Release, as above.
+        self.places.store(tags.len(), Ordering::Release);
+    }
+
+    /// Whether its directories are seen in more than one place: the kernel has the names of a directory once for each, and knows
+    /// by itself only of the changes that are made there.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        // ORDERING: Acquire, P2.
+        self.places.load(Ordering::Acquire) > 1
+    }
+
+    /// The mounts through which its directories are seen, without this one.
+    pub(crate) fn seen_elsewhere(&self, mount: Tag) -> Vec<Tag> {
+        self.seen_through.read().iter().copied().filter(|tag| *tag != mount).collect()
     }
 
     /// Something was opened: the volume stays until [`released`](Self::released).
