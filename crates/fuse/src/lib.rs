@@ -40,12 +40,16 @@ mod spin;
 mod stats;
 mod tree;
 mod uring;
+mod view;
 
 pub use init::Mode;
 pub use mount::{Mount, MountError, MountKind, MountOptions, MountpointError, check_mountpoint};
 pub use notify::{Notifier, NotifyError};
-pub use session::{EndReason, Ended, Session, SessionError, SessionOptions, SessionView, Tree};
+pub use session::{EndReason, Ended, Session, SessionError, SessionOptions, SessionView};
 pub use stats::StatsView;
 pub use tree::OnEnd;
 pub use tree::change::{Attached, AttachmentInfo, Detach, TreeError};
 pub use uring::{Transport, Uring};
+pub use view::Tree;
+
+pub use mounts::Propagation;

@@ -10,6 +10,7 @@ mod info;
 #[allow(unsafe_code, reason = "two ioctl(2)s that rustix has not")]
 mod loopdev;
 mod point;
+mod show;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::OpenOptions;
@@ -27,6 +28,7 @@ use crate::uring::{BeforeMount, Uring};
 
 pub use info::MountInfo;
 pub use point::{MountpointError, check_mountpoint};
+pub use show::show;
 
 /// Block size of the loop device's file system, in bytes.
 const BLKSIZE: u32 = 4096;

@@ -40,11 +40,25 @@ pub enum NotifyError {
 /// One thing that the kernel is told.
 #[derive(Debug)]
 pub(crate) enum Note {
-    Entry { parent: NodeId, name: OsString },
+    Entry {
+        parent: NodeId,
+        name: OsString,
+    },
     /// A new path look-up asks again; whoever is inside, and mounts inside, are not touched (Linux 6.2; before that as `Entry`).
-    Expired { parent: NodeId, name: OsString },
-    Inode { id: NodeId, offset: i64, len: i64 },
-    Delete { parent: NodeId, child: NodeId, name: OsString },
+    Expired {
+        parent: NodeId,
+        name: OsString,
+    },
+    Inode {
+        id: NodeId,
+        offset: i64,
+        len: i64,
+    },
+    Delete {
+        parent: NodeId,
+        child: NodeId,
+        name: OsString,
+    },
 }
 
 #[derive(Debug, Default)]

@@ -10,7 +10,6 @@
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,9 +32,9 @@ use crate::notify::Notifier;
 use crate::reader::{Pool, ReadEnd};
 use crate::spin::SpinGate;
 use crate::stats::{Stats, StatsView};
-use crate::tree::change::{Attached, AttachmentInfo, Detach, TreeError};
-use crate::tree::{self, OnEnd};
+use crate::tree;
 use crate::uring::{BeforeMount, Prepared, Ring, Transport, Uring};
+use crate::view::Tree;
 
 /// How a session behaves.
 pub struct SessionOptions {
@@ -209,81 +208,6 @@ pub struct Session {
     needs_uring: bool,
 }
 
-/// What is attached to a session's mountpoint, to be looked at and changed from any thread but those that serve
-/// requests: changes wait for the kernel, and for volumes.
-#[derive(Debug, Clone)]
-pub struct Tree(Arc<Shared>);
-
-/// Paths begin at the mountpoint, have no `..`, and no symbolic link on the way.
-impl Tree {
-    /// Attaches a volume to a directory; whoever looks there sees it when the call returns. `on_end` is called when the
-    /// volume has ended, however that comes.
-    ///
-    /// # Errors
-    /// The path is none, or leads to no directory; see [`TreeError`]. The volume goes on as it was.
-    pub fn attach(
-        &self,
-        path: &Path,
-        volume: &Arc<Volume>,
-        is_read_only: bool,
-        on_end: OnEnd,
-    ) -> Result<Attached, TreeError> {
-        self.0.tree.attach(&self.0.master, path, volume, is_read_only, on_end)
-    }
-
-    /// Shows a directory in a second place; what is attached below it is not shown there.
-    ///
-    /// # Errors
-    /// As [`attach`](Self::attach).
-    pub fn bind(&self, from: &Path, to: &Path) -> Result<(), TreeError> {
-        self.0.tree.bind(&self.0.master, from, to)
-    }
-
-    /// Takes what is attached at a path away. On return no path leads there, for any process; and its volume has ended, if
-    /// this was its last place and nothing of it is open (where something is, [`Detach::Sync`] is refused).
-    ///
-    /// # Errors
-    /// [`TreeError::NotAttached`], `EBUSY` ([`mounts::Error::Busy`]), and those of the path.
-    pub fn detach(&self, path: &Path, how: Detach) -> Result<(), TreeError> {
-        self.0.tree.detach(&self.0.master, path, how)
-    }
-
-    /// Moves what is attached at a path to another directory, with all that is attached below.
-    ///
-    /// # Errors
-    /// As [`detach`](Self::detach) and [`attach`](Self::attach).
-    pub fn move_to(&self, from: &Path, to: &Path) -> Result<(), TreeError> {
-        self.0.tree.move_to(&self.0.master, from, to)
-    }
-
-    /// Waits until nothing is open of the volume that is attached at a path, or `until`; says whether nothing is.
-    /// The kernel tells of a close a little after close(2).
-    ///
-    /// # Errors
-    /// As [`detach`](Self::detach).
-    pub fn wait_closed(&self, path: &Path, until: Instant) -> Result<bool, TreeError> {
-        self.0.tree.wait_closed(path, until)
-    }
-
-    /// Whether a volume is still where it was attached, or moved to.
-    #[must_use]
-    pub fn is_attached(&self, attached: &Attached) -> bool {
-        self.0.tree.is_attached(attached)
-    }
-
-    /// What is attached now.
-    #[must_use]
-    pub fn attachments(&self) -> Vec<AttachmentInfo> {
-        self.0.tree.attachments()
-    }
-
-    /// Ends everything that is attached, and returns when all of it has ended. The session's own volume is not
-    /// touched. Called by the session itself before the handler of DESTROY.
-    pub fn end(&self) {
-        self.0.tree.end();
-    }
-}
-
 /// A look at a running session, from any thread.
 #[derive(Debug, Clone)]
 pub struct SessionView(Arc<Shared>);
@@ -393,7 +317,7 @@ impl Session {
     /// To attach volumes to it, and to detach them.
     #[must_use]
     pub fn tree(&self) -> Tree {
-        Tree(Arc::clone(&self.shared))
+        Tree::first(Arc::clone(&self.shared))
     }
 
     /// To look at it while it runs.

@@ -8,7 +8,7 @@
 //! # State
 //! | what | is | changed by |
 //! |---|---|---|
-//! | `namespace` | the truth: what is mounted on what | attaching, detaching, moving |
+//! | [`View::namespace`] | the truth: what is mounted on what | attaching, detaching, moving |
 //! | [`Snapshot`] | for requests: volumes by tag, mounts by number | replaced as a whole, under `state` |
 //! | `generation` | which snapshot; 0: nothing was ever attached | under `state` |
 //! | `State::places` | where attached mounts are, in the kernel's words | under `state` |
@@ -35,8 +35,10 @@
 //! telling the kernel.
 
 pub(crate) mod change;
+pub(crate) mod clones;
 mod served;
 mod shards;
+mod spot;
 pub(crate) mod wire;
 
 use std::collections::{BTreeSet, HashMap};
@@ -48,10 +50,11 @@ use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use volume::{NodeId, Volume};
 
-use change::Attachment;
+use clones::View;
 pub use served::OnEnd;
 pub(crate) use served::{Open, Served};
 use shards::Shards;
+use spot::Attachment;
 use wire::Tag;
 
 /// A volume or a mount that node numbers name.
@@ -62,6 +65,8 @@ pub(crate) struct Tagged {
     pub(crate) superblock: Super,
     /// The mount whose directories these are; none for a volume's files.
     pub(crate) mount: Option<MountId>,
+    /// The one that the mount is in.
+    pub(crate) namespace: Arc<Namespace>,
     /// What the mount shows.
     pub(crate) root: NodeId,
     /// No path leads there any more: only what is open is served.
@@ -71,13 +76,19 @@ pub(crate) struct Tagged {
 }
 
 impl Tagged {
-    fn of_files(tag: Tag, (served, superblock): (Arc<Served>, Super)) -> Self {
+    fn of_files(tag: Tag, volume: (Arc<Served>, Super), namespace: &Arc<Namespace>) -> Self {
+        let ((served, superblock), namespace) = (volume, Arc::clone(namespace));
         let (is_gone, dirs) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Self { tag, served, superblock, mount: None, root: NodeId::ROOT, is_gone, dirs }
+        Self { tag, served, superblock, mount: None, namespace, root: NodeId::ROOT, is_gone, dirs }
     }
 
-    fn of_mount(tag: Tag, mount: MountId, root: NodeId, volume: (Arc<Served>, Super)) -> Self {
-        Self { mount: Some(mount), root, ..Self::of_files(tag, volume) }
+    fn of_mount(
+        tag: Tag,
+        (mount, root): (MountId, NodeId),
+        volume: (Arc<Served>, Super),
+        namespace: &Arc<Namespace>,
+    ) -> Self {
+        Self { mount: Some(mount), root, ..Self::of_files(tag, volume, namespace) }
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -93,6 +104,8 @@ pub(crate) struct Snapshot {
     by_mount: Shards<MountId, Arc<Tagged>>,
     /// Directories on which something is mounted, by volume.
     covered: Shards<(Tag, NodeId), usize>,
+    /// Clones, by the tag of their root's mount.
+    clones: HashMap<Tag, Arc<View>>,
 }
 
 impl Snapshot {
@@ -122,14 +135,14 @@ struct State {
     of_volume: HashMap<Tag, BTreeSet<Tag>>,
 }
 
-/// The tree of one mountpoint.
+/// The tree of one mountpoint, and of those that show clones of it.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    namespace: Namespace,
+    first: Arc<View>,
     root: Arc<Served>,
-    root_super: Super,
-    root_mount: MountId,
     generation: AtomicU64,
+    /// How many clones there are.
+    clones: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -141,15 +154,28 @@ impl Tree {
         let superblock = Super::new(Arc::clone(&root) as Arc<_>);
         let namespace =
             Namespace::new(&superblock, mounts::Options::default()).expect("a new superblock can be mounted");
-        let root_mount = namespace.root().expect("it was mounted just now");
-        Self {
-            namespace,
-            root,
-            root_super: superblock,
-            root_mount,
-            generation: AtomicU64::new(0),
-            state: Mutex::default(),
-        }
+        let namespace = Arc::new(namespace);
+        let mount = namespace.root().expect("it was mounted just now");
+        let volume = (Arc::clone(&root), superblock);
+        let tagged = Arc::new(Tagged::of_mount(Tag::ROOT, (mount, NodeId::ROOT), volume, &namespace));
+        let mut snapshot = Snapshot::default();
+        snapshot.by_mount.insert(mount, Arc::clone(&tagged));
+        let state = State { snapshot: Arc::new(snapshot), ..State::default() };
+        let first = View::new(namespace, tagged, std::ffi::OsString::new());
+        let (generation, clones) = (AtomicU64::new(0), AtomicUsize::new(0));
+        Self { first: Arc::new(first), root, generation, clones, state: Mutex::new(state) }
+    }
+
+    /// What the mountpoint itself shows.
+    pub(crate) fn first(&self) -> &Arc<View> {
+        &self.first
+    }
+
+    /// Whether there are clones.
+    #[inline]
+    pub(crate) fn has_clones(&self) -> bool {
+        // ORDERING: Acquire, with the Release in `clones`: raised before the kernel can see a clone.
+        self.clones.load(Ordering::Acquire) > 0
     }
 
     pub(crate) fn root(&self) -> &Arc<Served> {
@@ -189,19 +215,12 @@ impl Tree {
         self.state.lock().snapshot.covered.get((volume, node)).is_some()
     }
 
-    /// The mount that directories with this tag are seen through.
-    pub(crate) fn mount_of(&self, tagged: Option<&Tagged>) -> Option<MountId> {
-        match tagged {
-            None => Some(self.root_mount),
-            Some(tagged) => tagged.mount,
-        }
-    }
-
-    /// What is mounted uppermost on a directory, if anything is.
-    pub(crate) fn crossed(&self, mount: MountId, node: NodeId) -> Option<Arc<Tagged>> {
-        let mut place = Place { mount, inode: mounts::Inode(node.0) };
+    /// What is mounted uppermost on a directory that is seen through a mount (none: the root volume's first), if anything is.
+    pub(crate) fn crossed(&self, through: Option<&Tagged>, node: NodeId) -> Option<Arc<Tagged>> {
+        let through = through.unwrap_or(&self.first.root);
+        let mut place = Place { mount: through.mount?, inode: mounts::Inode(node.0) };
         let mut found = None;
-        while let Some(mount) = self.namespace.mounted_on(place) {
+        while let Some(mount) = through.namespace.mounted_on(place) {
             // It may leave meanwhile: then what it is on is seen.
             let Some(tagged) = self.tagged_mount(mount) else { break };
             place = Place { mount, inode: mounts::Inode(tagged.root.0) };

@@ -283,7 +283,11 @@ fn names_of_a_directory_that_is_seen_twice_are_the_same_in_both_places() {
             assert!(fs::symlink_metadata(there.join(&name)).is_err());
             let moved = there.join("below/moved");
             let kind = fs::symlink_metadata(&moved).unwrap().file_type();
-            if kind.is_dir() { fs::remove_dir(&moved).unwrap() } else { fs::remove_file(&moved).unwrap() }
+            if kind.is_dir() {
+                fs::remove_dir(&moved).unwrap()
+            } else {
+                fs::remove_file(&moved).unwrap()
+            }
             assert!(fs::symlink_metadata(here.join("below/moved")).is_err());
         }
         assert_eq!(fs::metadata(&here).unwrap().mtime_nsec(), fs::metadata(&there).unwrap().mtime_nsec());

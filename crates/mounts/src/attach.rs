@@ -33,6 +33,15 @@ pub(crate) struct Site {
     pub(crate) ties: Vec<Tie>,
 }
 
+/// A mount that a change made, and what it is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Made {
+    /// Its number.
+    pub mount: MountId,
+    /// Its place when it was made; of whichever namespace.
+    pub on: Place,
+}
+
 impl Namespace {
     /// Mounts a superblock on a path; whoever walks there sees it when the call returns.
     ///
@@ -45,6 +54,19 @@ impl Namespace {
         path: impl AsRef<Path>,
         superblock: &Super,
     ) -> Result<MountId> {
+        first(&self.attach_telling(start, path, superblock)?)
+    }
+
+    /// The same; says which mounts were made: the one on the path first, then those on all that receive the change.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_telling<'a>(
+        &self,
+        start: impl Into<Start<'a>>,
+        path: impl AsRef<Path>,
+        superblock: &Super,
+    ) -> Result<Vec<Made>> {
         let draft = Draft {
             superblock: superblock.clone(),
             root: superblock.superblock().root(),
@@ -70,6 +92,19 @@ impl Namespace {
         to: (impl Into<Start<'b>>, impl AsRef<Path>),
         is_recursive: bool,
     ) -> Result<MountId> {
+        first(&self.bind_telling(from, to, is_recursive)?)
+    }
+
+    /// The same; says which mounts were made, as [`attach_telling`](Self::attach_telling).
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_telling<'a, 'b>(
+        &self,
+        from: (impl Into<Start<'a>>, impl AsRef<Path>),
+        to: (impl Into<Start<'b>>, impl AsRef<Path>),
+        is_recursive: bool,
+    ) -> Result<Vec<Made>> {
         let (from, to) = ((from.0.into(), from.1.as_ref()), (to.0.into(), to.1.as_ref()));
         loop {
             let (place, source) = self.ns.resolve(from.0, from.1, Last::Follow)?;
@@ -118,6 +153,10 @@ impl Namespace {
             _ => Ok(()),
         }
     }
+}
+
+fn first(made: &[Made]) -> Result<MountId> {
+    made.first().map(|made| made.mount).ok_or(Error::NotHere)
 }
 
 fn check_kinds(path: &Path, source: Kind, target: Kind) -> Result<()> {
@@ -188,8 +227,13 @@ impl Tree {
         Ok(drafts)
     }
 
-    /// Mounts `drafts` on a place and on all that receive it. Gives the first mount of the copy on that place.
-    fn graft(&mut self, drafts: &mut [Draft], on: (MountId, Inode), change: &mut Change) -> Result<MountId> {
+    /// Mounts `drafts` on a place and on all that receive it; the copy on that place comes first.
+    fn graft(
+        &mut self,
+        drafts: &mut [Draft],
+        on: (MountId, Inode),
+        change: &mut Change,
+    ) -> Result<Vec<Made>> {
         let mut sites = self.sites(drafts.iter_mut().map(|draft| &mut draft.tie), on);
         let ties = drafts.iter().map(|draft| draft.tie).collect();
         sites.insert(0, Site { on, ties });
@@ -238,8 +282,13 @@ impl Tree {
         sites
     }
 
-    /// Makes a copy of `drafts` on each place. Gives the first mount of the first copy.
-    pub(crate) fn plant(&mut self, drafts: &[Draft], sites: &[Site], change: &mut Change) -> Result<MountId> {
+    /// Makes a copy of `drafts` on each place.
+    pub(crate) fn plant(
+        &mut self,
+        drafts: &[Draft],
+        sites: &[Site],
+        change: &mut Change,
+    ) -> Result<Vec<Made>> {
         let mut namespaces = BTreeMap::new();
         let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
         for site in sites {
@@ -255,7 +304,7 @@ impl Tree {
         }
         grab(drafts, sites.len())?;
         let locked = AllLocked::lock(&namespaces);
-        let mut first = None;
+        let mut all = Vec::with_capacity(sites.len() * drafts.len());
         for site in sites {
             let Some(node) = self.nodes.get(&site.on.0) else { continue };
             let (ns, parent) = (Arc::clone(&node.ns), Arc::clone(&node.mount));
@@ -271,11 +320,11 @@ impl Tree {
                 let mount = Mount::new(&ns.home, superblock, (draft.root, draft.kind), Some(place));
                 self.tuck(&ns, (parent.id, at), &mount, change);
                 self.add(&ns, &mount, Some((parent.id, at)), *tie, change);
+                all.push(Made { mount: mount.id, on: Place { mount: parent.id, inode: at } });
                 made.push(mount);
             }
-            first = first.or(made.first().map(|mount| mount.id));
         }
-        first.ok_or(Error::NotHere)
+        Ok(all)
     }
 
     /// A place that receives a mount may have one already: that one goes on top of the new one, as if it had come later.

@@ -45,6 +45,7 @@ mod tree;
 mod umount;
 mod walk;
 
+pub use attach::Made;
 pub use error::{Busy, Error, Holder, Result};
 pub use mount::{MountId, Pin};
 pub use moving::Propagation;

@@ -242,8 +242,16 @@ impl Namespace {
     /// # Errors
     /// [`Error::NotPermitted`].
     pub fn shut(&self) -> Result<()> {
+        self.shut_telling(|_| {})
+    }
+
+    /// The same; calls `left` with the mounts that go, once no walk finds them and before they are ended: no lock is held.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`].
+    pub fn shut_telling(&self, left: impl FnOnce(&[MountId])) -> Result<()> {
         self.check_rights()?;
-        self.ns.end();
+        self.ns.end(left);
         Ok(())
     }
 
@@ -270,7 +278,7 @@ fn info(node: &Node) -> MountInfo {
 impl Drop for Namespace {
     fn drop(&mut self) {
         if self.is_owner {
-            self.ns.end();
+            self.ns.end(|_| {});
         }
     }
 }

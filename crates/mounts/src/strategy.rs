@@ -155,12 +155,13 @@ impl Teardown for OnDemand {
             // Its users are walks that will be gone soon.
             gone.iter().filter(|gone| !gone.is_alone()).for_each(|gone| gone.superblock().flush_if_last());
         }
-        let mut last = Vec::with_capacity(gone.len());
-        for gone in gone {
-            last.extend(
-                gone.complete_with(is_sync, |domain, stamp| domain.cond_synchronize_expedited(stamp)),
-            );
+        let complete = |gone: Gone| {
+            gone.complete_with(is_sync, |domain, stamp| domain.cond_synchronize_expedited(stamp))
+        };
+        // As most unmounts are: there is nothing to be collected, and nobody to be ended beside.
+        if gone.len() == 1 {
+            return gone.into_iter().filter_map(complete).for_each(Last::clean_up);
         }
-        Last::clean_up_all(last);
+        Last::clean_up_all(gone.into_iter().filter_map(complete).collect());
     }
 }

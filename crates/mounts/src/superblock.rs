@@ -272,7 +272,9 @@ impl Super {
         self.0.state.lock().is_closed = false;
     }
 
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    /// Whether the two are one superblock.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 

@@ -92,10 +92,14 @@ impl Namespace {
         change.publish();
         let why = if flags.contains(Umount::DETACH) { Why::Lazy } else { Why::Sync };
         let gone = gone?;
-        left(&gone.iter().map(|departure| departure.mount.id).collect::<Vec<_>>());
+        left(&numbers(&gone));
         self.ns.finish(gone, why);
         Ok(())
     }
+}
+
+fn numbers(gone: &[Departure]) -> Vec<MountId> {
+    gone.iter().map(|departure| departure.mount.id).collect()
 }
 
 impl Ns {
@@ -105,7 +109,7 @@ impl Ns {
     }
 
     /// Takes all mounts down, lazily.
-    pub(crate) fn end(self: &Arc<Self>) {
+    pub(crate) fn end(self: &Arc<Self>, left: impl FnOnce(&[MountId])) {
         let mut change = Change::default();
         let gone = {
             let mut tree = self.family.tree.lock();
@@ -116,6 +120,7 @@ impl Ns {
         };
         change.publish();
         if let Ok(gone) = gone {
+            left(&numbers(&gone));
             self.finish(gone, Why::End);
         }
     }

@@ -12,9 +12,13 @@ use super::Cx;
 use crate::abi::{EntryOut, LinkIn, MkDirIn, MkNodIn, Rename2In};
 use crate::encode;
 use crate::reply::{Reply, Sent};
+use crate::tree::clones::View;
 use crate::tree::wire;
 
 pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
+    if let Some(clone) = cx.clone_named(name) {
+        return clone_root(cx, reply, &clone);
+    }
     match find(cx, name) {
         Ok((out, taken)) => {
             let sent = reply.value(&out);
@@ -25,6 +29,27 @@ pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
         }
         // Nobody but this kernel changes the store, so that it may remember what is not there.
         Err(Errno::NOENT) => reply.value(&encode::no_entry_out(cx.valid(false))),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+/// The root of a clone. Only root finds it by this name, since a mountpoint leads there that has permissions of its own. Anybody
+/// else is told to try again: any other error would have the kernel take the directory for removed.
+fn clone_root(cx: &Cx<'_>, reply: Reply<'_>, clone: &View) -> Sent {
+    if !cx.is_root() {
+        return reply.error(Errno::INTR);
+    }
+    let found = cx.volume().look_up_again(NodeId::ROOT).map_err(|error| crate::errno::of(&error));
+    match found.and_then(|root| cx.entry_on(&clone.root, &root)) {
+        Ok(out) => {
+            clone.looked_up();
+            let sent = reply.value(&out);
+            if !sent.is_delivered {
+                cx.volume().forget(NodeId::ROOT, 1);
+                clone.forgotten(&cx.shared.tree, 1);
+            }
+            sent
+        }
         Err(errno) => reply.error(errno),
     }
 }

@@ -20,6 +20,7 @@ use crate::decode::Op;
 use crate::encode::{self, Validity};
 use crate::notify::NotifyError;
 use crate::session::Shared;
+use crate::tree::clones::View;
 use crate::tree::wire::{self, Tag};
 use crate::tree::{Open, Seen, Served, Tagged, Tree};
 
@@ -62,15 +63,21 @@ impl<'a> At<'a> {
 }
 
 /// Gives look-ups back, if the volume is still there.
-pub(super) fn forget(tree: &Tree, seen: &mut Seen, node: u64, n: u64) {
+pub(super) fn forget(tree: &Arc<Tree>, seen: &mut Seen, node: u64, n: u64) {
     let (tag, id) = wire::split(node);
     if tag == Tag::ROOT {
         return tree.root().volume.forget(id, n);
     }
-    if let Some(tagged) = tree.look(seen).tagged(tag)
+    let snapshot = tree.look(seen);
+    if let Some(tagged) = snapshot.tagged(tag)
         && let Some(_asked) = tagged.served.enter()
     {
         tagged.served.volume.forget(id, n);
+    }
+    if id == NodeId::ROOT
+        && let Some(clone) = snapshot.clone_of(tag)
+    {
+        clone.forgotten(tree, n);
     }
 }
 
@@ -175,7 +182,7 @@ impl<'a> Cx<'a> {
         if tree.is_plain() {
             return None;
         }
-        tree.crossed(tree.mount_of(self.at.tagged.map(|tagged| &**tagged))?, node)
+        tree.crossed(self.at.tagged.map(|tagged| &**tagged), node)
     }
 
     /// Whether something is attached to what has this name.
@@ -207,10 +214,23 @@ impl Cx<'_> {
         self.at.served.is_shared()
     }
 
+    /// The clone that this name stands for, if it does.
+    pub(super) fn clone_named(&self, name: &OsStr) -> Option<Arc<View>> {
+        let is_root_dir = self.at.tagged.is_none() && self.at.node == NodeId::ROOT;
+        let tree = &self.shared.tree;
+        let named = (is_root_dir && tree.has_clones()).then(|| tree.clone_named(name));
+        named.flatten().filter(|clone| clone.is_shown())
+    }
+
+    /// Whether the caller may do anything on this host.
+    pub(super) fn is_root(&self) -> bool {
+        self.header.uid == 0
+    }
+
     /// A name was made, removed or moved in a directory: what the kernel has kept of it for other places, from before there were
     /// several, is not valid any more. Told by another thread: the kernel takes locks for it that callers of requests have.
     pub(super) fn changed(&self, dir: NodeId, name: &OsStr) {
-        if !self.is_shared() {
+        if !self.at.served.is_shared() {
             return;
         }
         let own = self.at.tagged.map_or(Tag::ROOT, |tagged| tagged.tag);

@@ -91,6 +91,11 @@ impl Served {
         self.places.store(tags.len(), Ordering::Release);
     }
 
+    /// Whether that was said of this mount.
+    pub(crate) fn is_seen_by(&self, mount: Tag) -> bool {
+        self.seen_through.read().contains(&mount)
+    }
+
     /// No path leads through that mount any more.
     pub(crate) fn is_not_seen_through(&self, mount: Tag) {
         let mut tags = self.seen_through.write();

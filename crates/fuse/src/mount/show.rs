@@ -1,0 +1,26 @@
+//! Showing a clone of a namespace at a second mountpoint.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+
+/// Shows the clone `name` (see [`Tree::clone_name`](crate::Tree::clone_name)) of what is mounted at `mountpoint` also at `target`, with the same
+/// flags. Only root may.
+///
+/// The file system's server is asked: not to be called by a thread that it needs.
+///
+/// # Errors
+/// Those of open_tree(2) and move_mount(2).
+pub fn show(mountpoint: &Path, name: &OsStr, target: &Path) -> io::Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let root = open_tree(CWD, mountpoint.join(name), flags)?;
+    match move_mount(root, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH) {
+        // Older kernels have no such call, and no other that does it.
+        Err(Errno::NOSYS) => Err(io::Error::new(io::ErrorKind::Unsupported, "Linux 5.2 or newer is needed")),
+        shown => Ok(shown?),
+    }
+}

@@ -1,0 +1,312 @@
+//! Namespaces, and where the kernel shows them.
+//!
+//! Purpose: a mountpoint shows a [`View`]: a namespace whose root is the session's own volume. The first is that of the
+//! session's mount. A clone of it is shown at a second mountpoint by the *same* file system of the kernel: its root is a
+//! directory of its own there, under a name that is looked up once, by [`show`](crate::mount::show), and mounted from there. So a
+//! file is one file with one page cache in all of them, mapped or not, and only names have to be told to the kernel for each.
+//!
+//! # What propagates
+//! As the crate `mounts` has it. Mounts that a change makes elsewhere are noted, and told to the kernel, by the thread that asked for
+//! the change, before it returns.
+//!
+//! # The end of a clone
+//! The kernel counts who uses a clone's root: mounts of it in whichever mount namespace, whoever is inside. It does not tell of an
+//! unmount; but once it has been told to forget the root's name ([`Tree::let_go`], when no mountpoint is left) it tells when the last
+//! user is gone (FORGET; later, if somebody was inside when the last mountpoint went: names below keep the root until the kernel wants
+//! its memory back). Then the clone's namespace ends, and with it what is attached nowhere else. Whoever unmounts by way of the
+//! program has it ended before the call returns ([`Tree::end_clone`]). The name is not forgotten earlier: the kernel would take the
+//! directory for removed, and getcwd(3) fail in it.
+//!
+//! # State
+//! | what | is | changed by |
+//! |---|---|---|
+//! | `View::namespace`, `root`, `name` | immutable | |
+//! | `View::is_shown` | atomic; falls once |
+//! | `View::lookups` | atomic: look-ups of the root that the kernel has; 0 is final once it was more | look-ups, FORGET |
+//! | `View::on_unused` | under its lock, a leaf; taken once | whoever wants to be told |
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::sync::Arc;
+
+use mounts::{Inode, Made, MountId, Namespace, Place, Propagation};
+use sync::Mutex;
+use sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use volume::NodeId;
+
+use super::change::{TreeError, tell};
+use super::served::Served;
+use super::spot::{Attachment, Name, NodeRef};
+use super::wire::{self, Tag};
+use super::{Tagged, Tree};
+use crate::dev::Dev;
+use crate::notify::{self, Note};
+
+/// What names of clones begin with.
+const PREFIX: &str = ".watertight-clone-";
+
+/// Called once, when nobody uses a clone any more.
+pub(crate) type OnUnused = Box<dyn FnOnce() + Send>;
+
+/// A namespace and where the kernel shows it.
+pub(crate) struct View {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) root: Arc<Tagged>,
+    /// In the root directory of the file system; empty for the first.
+    pub(crate) name: OsString,
+    is_shown: AtomicBool,
+    lookups: AtomicU64,
+    /// None: nobody is to be told, or was.
+    on_unused: Mutex<Option<OnUnused>>,
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl View {
+    pub(super) fn new(namespace: Arc<Namespace>, root: Arc<Tagged>, name: OsString) -> Self {
+        let (is_shown, lookups) = (AtomicBool::new(true), AtomicU64::new(0));
+        Self { namespace, root, name, is_shown, lookups, on_unused: Mutex::default() }
+    }
+
+    /// Whether a mountpoint may still lead there.
+    pub(crate) fn is_shown(&self) -> bool {
+        // ORDERING: Relaxed, see `Tree::let_go`.
+        self.is_shown.load(Ordering::Relaxed)
+    }
+
+    /// The kernel is about to be told of the root.
+    pub(crate) fn looked_up(&self) {
+        // ORDERING: AcqRel here and in `forgotten`: who counts the last one down comes after all who counted up.
+        self.lookups.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The kernel has let go of it: if of all, the clone is not used any more. What has to be done about that may wait for stores, and is
+    /// left to a thread of its own: this one serves requests.
+    pub(crate) fn forgotten(&self, tree: &Arc<Tree>, n: u64) {
+        // ORDERING: AcqRel, see `looked_up`.
+        if self.lookups.fetch_sub(n, Ordering::AcqRel) != n {
+            return;
+        }
+        let told = self.on_unused.lock().take();
+        let (tree, name) = (Arc::clone(tree), self.name.clone());
+        let end = move || match told {
+            Some(on_unused) => on_unused(),
+            None => tree.end_clone_named(&name),
+        };
+        if let Err(error) = std::thread::Builder::new().name("clone-end".to_owned()).spawn(end) {
+            tracing::error!(%error, "a clone that nobody uses stays until the mountpoint ends");
+        }
+    }
+
+    /// From now on `on_unused` is called when nobody uses it, instead of ending it.
+    pub(crate) fn when_unused(&self, on_unused: OnUnused) {
+        *self.on_unused.lock() = Some(on_unused);
+    }
+}
+
+impl super::Snapshot {
+    /// The clone whose root has this tag.
+    pub(crate) fn clone_of(&self, tag: Tag) -> Option<&Arc<View>> {
+        self.clones.get(&tag)
+    }
+}
+
+impl Tree {
+    /// The clone of this name.
+    pub(crate) fn clone_named(&self, name: &OsStr) -> Option<Arc<View>> {
+        self.state.lock().snapshot.clones.values().find(|view| view.name == name).map(Arc::clone)
+    }
+
+    /// No mountpoint leads to a clone any more: when nobody uses it, it ends.
+    pub(crate) fn let_go(&self, dev: &Dev, view: &View) {
+        // ORDERING: Relaxed, a look-up that does not see it has the kernel keep the name, until it is told here.
+        view.is_shown.store(false, Ordering::Relaxed);
+        if !view.name.is_empty() {
+            notify::send(dev, &Note::Entry { parent: NodeId::ROOT, name: view.name.clone() });
+        }
+    }
+
+    /// A clone of a namespace, with all that is attached there. `Shared`: what is attached or detached in one is so in the
+    /// other; `Slave`: what is, in the first; otherwise neither.
+    pub(crate) fn clone_view(&self, of: &View, propagation: Propagation) -> Result<Arc<View>, TreeError> {
+        let whole = |view: &Arc<Namespace>, propagation| {
+            let mount = view.root().ok_or(mounts::Error::NotHere)?;
+            let root = Place { mount, inode: Inode(NodeId::ROOT.0) };
+            view.set_propagation(root, "", propagation, true)
+        };
+        let is_tied = matches!(propagation, Propagation::Shared | Propagation::Slave);
+        if is_tied {
+            whole(&of.namespace, Propagation::Shared)?;
+        }
+        let namespace = Arc::new(of.namespace.try_clone()?);
+        if propagation != Propagation::Shared {
+            whole(&namespace, propagation)?;
+        }
+        let tag = self.new_tag()?;
+        let mount = namespace.root().ok_or(mounts::Error::NotHere)?;
+        let volume = (Arc::clone(&self.root), self.first.root.superblock.clone());
+        let root = Arc::new(Tagged::of_mount(tag, (mount, NodeId::ROOT), volume, &namespace));
+        let name = OsString::from(format!("{PREFIX}{}", tag.number()));
+        let view = Arc::new(View::new(Arc::clone(&namespace), Arc::clone(&root), name));
+        self.root.is_seen_through(tag);
+        self.change(|state, snapshot| {
+            state.add_tag(snapshot, Arc::clone(&root));
+            snapshot.by_mount.insert(mount, root);
+            snapshot.clones.insert(tag, Arc::clone(&view));
+            // ORDERING: Release, with the Acquire in `has_clones`.
+            self.clones.store(snapshot.clones.len(), Ordering::Release);
+        });
+        // Until there is nothing new: what came meanwhile by propagation is noted by whoever comes second.
+        loop {
+            let all = namespace.mounts();
+            let made = all.iter().filter_map(|info| Some(Made { mount: info.mount, on: info.on? }));
+            let mut is_new = false;
+            for made in made {
+                is_new |= self.note_copy(made).inspect_err(|_| self.drop_clone(&view))?.is_some();
+            }
+            if !is_new {
+                return Ok(view);
+            }
+        }
+    }
+
+    /// Notes a mount that came to be with another one: in a clone, or by propagation. None: there is nothing to note (any more).
+    pub(super) fn note_copy(&self, made: Made) -> Result<Option<Arc<Name>>, TreeError> {
+        let found = {
+            let state = self.state.lock();
+            let by_mount = &state.snapshot.by_mount;
+            // A clone that is just being made notes what is in it when it knows the mount below.
+            let Some(on) = by_mount.get(made.on.mount).filter(|_| by_mount.get(made.mount).is_none()) else {
+                return Ok(None);
+            };
+            let node = store::ObjectId(made.on.inode.0);
+            let known = on
+                .namespace
+                .superblock(made.mount)
+                .zip(on.namespace.root_of(made.mount))
+                .and_then(|(superblock, root)| Some((self.volume_of(&state, &superblock)?, root)));
+            let Some((volume, root)) = known else { return Ok(None) };
+            let name = named(&state.places, on, node);
+            (Arc::clone(on), node, volume, store::ObjectId(root.0), name)
+        };
+        let (on, node, volume, root, name) = found;
+        let failed = |error| TreeError::Path { path: String::new(), error };
+        let name = match name {
+            Some(Named::As(name)) => name,
+            Some(Named::In { served, dir, name }) => {
+                let wire = wire::join(on.tag, dir).ok_or(TreeError::NodeTooLarge)?;
+                let dir = NodeRef::beside(&served, dir).map_err(failed)?;
+                Arc::new(Name { dir, wire, name })
+            }
+            None => return Ok(None),
+        };
+        let covered = NodeRef::beside(&on.served, node).map_err(failed)?;
+        let tag = self.new_tag()?;
+        let namespace = Arc::clone(&on.namespace);
+        let tagged = Tagged::of_mount(tag, (made.mount, root), volume, &namespace);
+        Ok(self.note(tagged, (on, covered), &name).then_some(name))
+    }
+
+    /// The volume of a superblock that is attached.
+    fn volume_of(
+        &self,
+        state: &super::State,
+        superblock: &mounts::Super,
+    ) -> Option<(Arc<Served>, mounts::Super)> {
+        let is_it = |tagged: &&Arc<Tagged>| tagged.superblock.is_same(superblock);
+        let found = if is_it(&&self.first.root) {
+            &self.first.root
+        } else {
+            state.snapshot.by_tag.values().find(is_it)?
+        };
+        Some((Arc::clone(&found.served), found.superblock.clone()))
+    }
+
+    /// Mounts that came by propagation with another one: noted, and told to the kernel.
+    pub(super) fn note_copies(&self, dev: &Dev, made: &[Made]) {
+        for &copy in made.get(1..).unwrap_or_default() {
+            match self.note_copy(copy) {
+                Ok(Some(name)) => {
+                    tell(dev, &name, None);
+                    self.catch_up(dev, copy.mount);
+                }
+                Ok(None) => {}
+                Err(error) => tracing::error!(%error, "what was attached is not seen in a clone"),
+            }
+        }
+    }
+
+    /// Ends a clone, with what is attached in it and nowhere else, and waits for that. With `is_forced` what is not written is given up.
+    pub(crate) fn end_clone(&self, dev: &Dev, view: &View, is_forced: bool) {
+        if is_forced {
+            let there = |tagged: &&Arc<Tagged>| Arc::ptr_eq(&tagged.namespace, &view.namespace);
+            let snapshot = Arc::clone(&self.state.lock().snapshot);
+            let mine = snapshot.by_mount.values().filter(there).map(|tagged| &tagged.superblock);
+            mine.filter(|one| one.mounts() == 1).for_each(|one| one.superblock().force());
+        }
+        let ended = view.namespace.shut_telling(|mounts| drop(self.left(dev, mounts)));
+        if let Err(error) = ended {
+            tracing::error!(%error, "what is attached cannot be ended");
+        }
+        self.drop_clone(view);
+    }
+
+    /// The same where the kernel has nothing to be told: it let go of the root.
+    fn end_clone_named(&self, name: &OsStr) {
+        let Some(view) = self.clone_named(name) else { return };
+        let ended = view.namespace.shut_telling(|mounts| drop(self.unnote(mounts)));
+        if let Err(error) = ended {
+            tracing::error!(%error, "what is attached cannot be ended");
+        }
+        self.drop_clone(&view);
+    }
+
+    /// Nothing leads there, and nothing will.
+    fn drop_clone(&self, view: &View) {
+        let Some(mount) = view.root.mount.filter(|_| !view.name.is_empty()) else { return };
+        self.change(|state, snapshot| {
+            // ORDERING: SeqCst, as in `left`.
+            view.root.is_gone.store(true, Ordering::SeqCst);
+            snapshot.by_mount.remove(mount);
+            snapshot.clones.remove(&view.root.tag);
+            state.drop_tag(snapshot, &view.root);
+            // ORDERING: Release, with the Acquire in `has_clones`.
+            self.clones.store(snapshot.clones.len(), Ordering::Release);
+        });
+        self.root.is_not_seen_through(view.root.tag);
+    }
+
+    /// All clones.
+    pub(super) fn clones(&self) -> Vec<Arc<View>> {
+        self.state.lock().snapshot.clones.values().map(Arc::clone).collect()
+    }
+}
+
+/// What a covered directory is called.
+enum Named {
+    /// As what it is on top of.
+    As(Arc<Name>),
+    /// In a directory of its volume.
+    In { served: Arc<Served>, dir: NodeId, name: OsString },
+}
+
+/// The name of a directory that something is mounted on, in whichever namespace.
+fn named(
+    places: &std::collections::HashMap<MountId, Attachment>,
+    on: &Arc<Tagged>,
+    node: NodeId,
+) -> Option<Named> {
+    if node == on.root {
+        return places.get(&on.mount?).map(|below| Named::As(Arc::clone(&below.name)));
+    }
+    let same = |at: &&Attachment| {
+        at.covered.node == node && at.covered.served.tag == on.served.tag && at.on.root != node
+    };
+    let at = places.values().find(same)?;
+    let (dir, name) = (at.name.dir.node, at.name.name.clone());
+    Some(Named::In { served: Arc::clone(&at.name.dir.served), dir, name })
+}

@@ -1,0 +1,207 @@
+//! Where things are: paths in, paths out.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use mounts::{Inode, MountId, Place};
+use store::FileType;
+use volume::NodeId;
+
+use super::change::{AttachmentInfo, TreeError};
+use super::clones::View;
+use super::served::Served;
+use super::wire::{self, Tag};
+use super::{Tagged, Tree};
+
+/// A node, with a look-up of ours on it: its number stays.
+#[derive(Debug)]
+pub(super) struct NodeRef {
+    pub(super) served: Arc<Served>,
+    pub(super) node: NodeId,
+}
+
+impl NodeRef {
+    /// Of a node that somebody else has a look-up on.
+    pub(super) fn beside(served: &Arc<Served>, node: NodeId) -> Result<Self, volume::Error> {
+        let _asked = served.enter().ok_or(volume::Error::Released)?;
+        if node != NodeId::ROOT {
+            served.volume.look_up_again(node)?;
+        }
+        Ok(Self { served: Arc::clone(served), node })
+    }
+}
+
+impl Drop for NodeRef {
+    fn drop(&mut self) {
+        // The root is known without a look-up.
+        if self.node != NodeId::ROOT
+            && let Some(_asked) = self.served.enter()
+        {
+            self.served.volume.forget(self.node, 1);
+        }
+    }
+}
+
+/// A name in a directory, as the kernel knows it.
+#[derive(Debug)]
+pub(super) struct Name {
+    /// Kept so that the kernel's number for it stays the same.
+    pub(super) dir: NodeRef,
+    pub(super) wire: u64,
+    pub(super) name: OsString,
+}
+
+/// Where a mount is.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    pub(super) tagged: Arc<Tagged>,
+    /// What it is on.
+    pub(super) on: Arc<Tagged>,
+    pub(super) covered: NodeRef,
+    pub(super) name: Arc<Name>,
+}
+
+/// Where a path leads.
+pub(super) struct Spot {
+    /// The mount that it ends on.
+    pub(super) on: Arc<Tagged>,
+    pub(super) node: NodeRef,
+    /// Its name; none for the mountpoint itself.
+    pub(super) name: Option<Arc<Name>>,
+}
+
+impl Spot {
+    pub(super) fn place(&self) -> Option<Place> {
+        self.on.mount.map(|mount| Place { mount, inode: Inode(self.node.node.0) })
+    }
+}
+
+impl Tree {
+    pub(super) fn walk(&self, (view, path): (&View, &Path)) -> Result<Spot, TreeError> {
+        let node = NodeRef { served: Arc::clone(&self.root), node: NodeId::ROOT };
+        let mut spot = Spot { on: Arc::clone(&view.root), node, name: None };
+        let mut walked = PathBuf::new();
+        for part in path.components() {
+            let name = match part {
+                Component::Normal(name) => name,
+                Component::RootDir | Component::CurDir => continue,
+                Component::ParentDir | Component::Prefix(_) => {
+                    return Err(TreeError::BadPath(path.display().to_string()));
+                }
+            };
+            walked.push(name);
+            spot = self.step(spot, name, &walked)?;
+        }
+        Ok(spot)
+    }
+
+    fn step(&self, from: Spot, name: &OsStr, walked: &Path) -> Result<Spot, TreeError> {
+        let shown = || walked.display().to_string();
+        let failed = |error| TreeError::Path { path: shown(), error };
+        let served = Arc::clone(&from.on.served);
+        let node = {
+            let _asked = served.enter().ok_or_else(|| failed(volume::Error::Released))?;
+            let found = served.volume.lookup(from.node.node, name).map_err(failed)?;
+            let node = NodeRef { served: Arc::clone(&served), node: found.id };
+            if found.attr.kind != FileType::Directory {
+                return Err(TreeError::NotDirectory(shown()));
+            }
+            node
+        };
+        let wire = wire::join(from.on.tag, from.node.node).ok_or(TreeError::NodeTooLarge)?;
+        let name = Arc::new(Name { dir: from.node, wire, name: name.to_owned() });
+        let crossed = self.crossed(Some(&from.on), node.node);
+        let Some(on) = crossed else { return Ok(Spot { on: from.on, node, name: Some(name) }) };
+        Ok(Spot { node: NodeRef::beside(&on.served, on.root).map_err(failed)?, on, name: Some(name) })
+    }
+
+    /// Whether the directory still has its name, now that nobody can take it.
+    pub(super) fn still_there(&self, spot: &Spot, path: &Path) -> Result<(), TreeError> {
+        let Some(name) = &spot.name else { return Ok(()) };
+        let covered = &spot.node;
+        if covered.node == spot.on.root || covered.node == NodeId::ROOT {
+            return Ok(());
+        }
+        let (_, dir) = wire::split(name.wire);
+        let failed = |error| TreeError::Path { path: path.display().to_string(), error };
+        let served = &covered.served;
+        let _asked = served.enter().ok_or_else(|| failed(volume::Error::Released))?;
+        let found = served.volume.lookup(dir, &name.name).map_err(failed)?;
+        served.volume.forget(found.id, 1);
+        if found.id == covered.node {
+            Ok(())
+        } else {
+            Err(TreeError::NotAttached(path.display().to_string()))
+        }
+    }
+
+    /// The mount that is attached at a path. Keeps nothing of it.
+    pub(super) fn attached_at(&self, at: (&View, &Path)) -> Result<Place, TreeError> {
+        let spot = self.walk(at)?;
+        let path = at.1;
+        let is_root = spot.node.node == spot.on.root && !Arc::ptr_eq(&spot.on, &at.0.root);
+        match spot.place() {
+            _ if spot.name.is_none() => Err(TreeError::IsRoot),
+            Some(place) if is_root => Ok(place),
+            _ => Err(TreeError::NotAttached(path.display().to_string())),
+        }
+    }
+
+    /// What is attached in a namespace.
+    pub(crate) fn attachments(&self, view: &View) -> Vec<AttachmentInfo> {
+        let mut found: Vec<(MountId, Tag, Arc<Tagged>, PathOf)> = {
+            let state = self.state.lock();
+            let one = |(mount, at): (&MountId, &Attachment)| {
+                let path = PathOf { on: Arc::clone(&at.on), node: at.covered.node };
+                (*mount, at.tagged.served.tag, Arc::clone(&at.tagged), path)
+            };
+            let of_view =
+                |(_, at): &(&MountId, &Attachment)| Arc::ptr_eq(&at.tagged.namespace, &view.namespace);
+            state.places.iter().filter(of_view).map(one).collect()
+        };
+        found.sort_by_key(|(mount, ..)| *mount);
+        // Without the lock: a store is asked.
+        let path = |mount: MountId| path_of(view, mount, &found);
+        found
+            .iter()
+            .map(|(mount, volume, ..)| AttachmentInfo {
+                mount: *mount,
+                volume: volume.number(),
+                path: path(*mount),
+            })
+            .collect()
+    }
+}
+
+fn path_of(view: &View, mount: MountId, all: &[(MountId, Tag, Arc<Tagged>, PathOf)]) -> Option<PathBuf> {
+    let mut path = PathBuf::new();
+    let mut at = mount;
+    while view.root.mount != Some(at) {
+        let (.., place) = all.iter().find(|(mount, ..)| *mount == at)?;
+        let inside = place.inside()?;
+        // What is attached on top of something has the same path.
+        path = if inside.as_os_str().is_empty() { path } else { inside.join(path) };
+        at = place.on.mount?;
+    }
+    Some(path)
+}
+
+/// A directory whose path is wanted.
+struct PathOf {
+    on: Arc<Tagged>,
+    node: NodeId,
+}
+
+impl PathOf {
+    /// From what its mount shows.
+    fn inside(&self) -> Option<PathBuf> {
+        let _asked = self.on.served.enter()?;
+        let volume = &self.on.served.volume;
+        let path = volume.path_of(self.node)?;
+        if self.on.root == NodeId::ROOT {
+            return Some(path);
+        }
+        path.strip_prefix(volume.path_of(self.on.root)?).ok().map(Path::to_owned)
+    }
+}

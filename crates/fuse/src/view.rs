@@ -1,0 +1,142 @@
+//! What a program does with the tree of a mountpoint.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mounts::Propagation;
+use volume::Volume;
+
+use crate::session::Shared;
+use crate::tree::OnEnd;
+use crate::tree::change::{Attached, AttachmentInfo, Detach, TreeError};
+use crate::tree::clones::View;
+
+/// What is attached to a session's mountpoint, to be looked at and changed from any thread but those that serve
+/// requests: changes wait for the kernel, and for volumes.
+#[derive(Debug, Clone)]
+pub struct Tree {
+    shared: Arc<Shared>,
+    view: Arc<View>,
+}
+
+/// Paths begin at the mountpoint, have no `..`, and no symbolic link on the way.
+impl Tree {
+    /// That of the session's own mountpoint.
+    pub(crate) fn first(shared: Arc<Shared>) -> Self {
+        let view = Arc::clone(shared.tree.first());
+        Self { shared, view }
+    }
+
+    /// Clones the namespace, with all that is attached. The clone is to be shown at a mountpoint
+    /// ([`mount::show`](crate::mount::show)); it ends when nobody uses it any more ([`let_go`](Self::let_go)), or with
+    /// [`end_clone`](Self::end_clone).
+    ///
+    /// `Shared`: what is attached or detached in one is so in the other; `Slave`: what is, in this one, is so in the clone; otherwise
+    /// neither.
+    ///
+    /// # Errors
+    /// [`TreeError::NoTags`], [`TreeError::Tree`]; the namespace is as it was.
+    pub fn clone_namespace(&self, propagation: Propagation) -> Result<Self, TreeError> {
+        let view = self.shared.tree.clone_view(&self.view, propagation)?;
+        Ok(Self { shared: Arc::clone(&self.shared), view })
+    }
+
+    /// The clone's name in the file system's root directory, where only root finds it; `None` for the first.
+    #[must_use]
+    pub fn clone_name(&self) -> Option<&OsStr> {
+        (!self.view.name.is_empty()).then_some(&*self.view.name)
+    }
+
+    /// To be called when no mountpoint leads to the clone any more: it ends when nobody uses it, in whichever mount namespace.
+    pub fn let_go(&self) {
+        self.shared.tree.let_go(&self.shared.master, &self.view);
+    }
+
+    /// Whether the namespace has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.view.namespace.root().is_none()
+    }
+
+    /// `on_unused` is called, once and by a thread of its own, when nobody uses the clone any more, in whichever mount
+    /// namespace; it has to [end](Self::end_clone) it.
+    pub fn when_unused(&self, on_unused: impl FnOnce() + Send + 'static) {
+        self.view.when_unused(Box::new(on_unused));
+    }
+
+    /// Takes everything away that is attached in this namespace; what is attached nowhere else has ended on return, unless something
+    /// of it is open. With `is_forced` what is not written of that is given up. A clone is no more after that; the first shows its own
+    /// volume as long as it is mounted, and nothing can be attached to it.
+    pub fn end_clone(&self, is_forced: bool) {
+        self.shared.tree.end_clone(&self.shared.master, &self.view, is_forced);
+    }
+
+    /// Attaches a volume to a directory; whoever looks there sees it when the call returns. `on_end` is called when the
+    /// volume has ended, however that comes.
+    ///
+    /// # Errors
+    /// The path is none, or leads to no directory; see [`TreeError`]. The volume goes on as it was.
+    pub fn attach(
+        &self,
+        path: &Path,
+        volume: &Arc<Volume>,
+        is_read_only: bool,
+        on_end: OnEnd,
+    ) -> Result<Attached, TreeError> {
+        self.shared.tree.attach(&self.shared.master, (&self.view, path), volume, is_read_only, on_end)
+    }
+
+    /// Shows a directory in a second place; what is attached below it is not shown there.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn bind(&self, from: &Path, to: &Path) -> Result<(), TreeError> {
+        self.shared.tree.bind(&self.shared.master, &self.view, from, to)
+    }
+
+    /// Takes what is attached at a path away. On return no path leads there, for any process; and its volume has ended, if
+    /// this was its last place and nothing of it is open (where something is, [`Detach::Sync`] is refused).
+    ///
+    /// # Errors
+    /// [`TreeError::NotAttached`], `EBUSY` ([`mounts::Error::Busy`]), and those of the path.
+    pub fn detach(&self, path: &Path, how: Detach) -> Result<(), TreeError> {
+        self.shared.tree.detach(&self.shared.master, (&self.view, path), how)
+    }
+
+    /// Moves what is attached at a path to another directory, with all that is attached below.
+    ///
+    /// # Errors
+    /// As [`detach`](Self::detach) and [`attach`](Self::attach).
+    pub fn move_to(&self, from: &Path, to: &Path) -> Result<(), TreeError> {
+        self.shared.tree.move_to(&self.shared.master, &self.view, from, to)
+    }
+
+    /// Waits until nothing is open of the volume that is attached at a path, or `until`; says whether nothing is.
+    /// The kernel tells of a close a little after close(2).
+    ///
+    /// # Errors
+    /// As [`detach`](Self::detach).
+    pub fn wait_closed(&self, path: &Path, until: Instant) -> Result<bool, TreeError> {
+        self.shared.tree.wait_closed((&self.view, path), until)
+    }
+
+    /// Whether a volume is still where it was attached, or moved to.
+    #[must_use]
+    pub fn is_attached(&self, attached: &Attached) -> bool {
+        self.shared.tree.is_attached(attached)
+    }
+
+    /// What is attached now.
+    #[must_use]
+    pub fn attachments(&self) -> Vec<AttachmentInfo> {
+        self.shared.tree.attachments(&self.view)
+    }
+
+    /// Ends everything that is attached, and returns when all of it has ended. The session's own volume is not
+    /// touched. Called by the session itself before the handler of DESTROY.
+    pub fn end(&self) {
+        self.shared.tree.end();
+    }
+}
