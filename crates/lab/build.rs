@@ -26,6 +26,8 @@ fn compile() -> Result<(), &'static str> {
     build.file("src/rcu/liburcu.c").includes(&library.include_paths).opt_level(2).cargo_warnings(false);
     // As a program is compiled, not a library: thread-local data is reached without a call.
     build.pic(false).flag("-fPIE");
+    // As rustc does, so that the copies of a loop lie where they are meant to (src/rcu/placement.rs).
+    build.flag("-falign-loops=16");
     build.try_compile("lab_liburcu").map_err(|_| "liburcu cannot be compiled against: no C compiler?")?;
     // After what uses it.
     for path in &library.link_paths {

@@ -53,7 +53,7 @@ mod model {
 
     #[cfg(loom)]
     use loom::{lazy_static, thread_local};
-    use rcu::gate::{Counters, Gate, Slot};
+    use rcu::gate::{Counters, Gate, Left, Slot};
     #[cfg(shuttle)]
     use shuttle::{lazy_static, thread_local};
     use sync::Mutex;
@@ -93,12 +93,14 @@ mod model {
 
         pub(crate) fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
             READER.with(|reader| {
-                GATE.enter(reader);
+                Gate::enter(reader);
                 let watched = Arc::clone(&self.0.lock());
                 let result = read(&watched.value);
                 // ORDERING: SeqCst here and below: the check itself must not be the weak part.
                 assert!(!watched.is_free.load(Ordering::SeqCst), "freed under the callback");
-                let _ = GATE.leave(reader);
+                if Gate::leave(reader) != Left::Quietly {
+                    GATE.tell_left();
+                }
                 result
             })
         }

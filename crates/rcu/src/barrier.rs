@@ -6,9 +6,9 @@
 //! to keep only the compiler from reordering. Where the call is missing ([`is_asymmetric`]), readers and callers
 //! use full fences instead of light ones.
 //!
-//! Where stores become visible to some processors earlier than to others (POWER), a light fence is not enough: who unpublished may be a third
-//! thread beside the reader and the one that runs the grace period (P2 in `gate`). So these processors have full fences, as those have
-//! of which we do not know.
+//! Who unpublished may be a third thread beside the reader and the one that runs the grace period. Where stores become visible to some processors
+//! earlier than to others (POWER), nobody here has checked that light fences are enough then. So these processors have full fences, as
+//! those have of which we do not know.
 //!
 //! Under the model checkers, which know nothing of membarrier, light fences are full ones. Miri has no such call.
 

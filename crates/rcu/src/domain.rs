@@ -10,7 +10,7 @@ use sync::atomic::{AtomicBool, Ordering, fence};
 use sync::{Clock, Condvar, Mutex, RealClock};
 
 use crate::callbacks::{Callbacks, WorkQueue};
-use crate::gate::{Gate, Slot};
+use crate::gate::{Gate, Left, Slot};
 use crate::handle::Handle;
 use crate::local;
 use crate::polls::Polls;
@@ -72,6 +72,8 @@ pub(crate) struct Inner {
     pub(crate) callbacks: Callbacks,
     pub(crate) polls: Polls,
     pub(crate) options: DomainOptions,
+    /// Whether it is [`Domain::global`].
+    is_default: bool,
     /// Ticks are counted from here.
     begun: Duration,
     /// For those who wait for a tick.
@@ -88,7 +90,8 @@ pub(crate) struct Inner {
 /// (`mem::forget`) keeps its domain's grace periods from ending.
 #[must_use = "the section ends when the guard is dropped"]
 pub struct Guard<'d> {
-    inner: &'d Inner,
+    /// `None` is the default domain, for who found its slot without it.
+    inner: Option<&'d Inner>,
     slot: NonNull<Slot>,
     /// A section belongs to its thread.
     of_thread: PhantomData<*mut ()>,
@@ -105,10 +108,10 @@ pub struct Guard<'d> {
 /// ```
 #[inline]
 pub fn read() -> Guard<'static> {
-    let (inner, slot) = local::default_slot();
+    let slot = local::default_slot();
     // SAFETY: this thread's, and lives until the thread ends or its last section does.
-    inner.gate.enter(unsafe { slot.as_ref() });
-    Guard { inner, slot, of_thread: PhantomData }
+    Gate::enter(unsafe { slot.as_ref() });
+    Guard { inner: None, slot, of_thread: PhantomData }
 }
 
 impl Default for Domain {
@@ -130,6 +133,10 @@ impl Domain {
     /// If `first_number` is odd or `callbacks_max` is zero.
     #[must_use]
     pub fn with_options(options: DomainOptions) -> Self {
+        Self::make(options, false)
+    }
+
+    fn make(options: DomainOptions, is_default: bool) -> Self {
         assert!(options.callbacks_max > 0, "a domain must take callbacks");
         let inner = Arc::new_cyclic(|this| Inner {
             this: Weak::clone(this),
@@ -137,6 +144,7 @@ impl Domain {
             counters: Counters::default(),
             callbacks: Callbacks::new(options.callbacks_max),
             polls: Polls::default(),
+            is_default,
             begun: options.clock.now(),
             ticks: Mutex::new(()),
             has_sleepers: AtomicBool::new(false),
@@ -148,7 +156,7 @@ impl Domain {
 
     /// The default domain, for whoever needs none of their own. [`read`] is the shortest way into a section of it.
     pub fn global() -> &'static Self {
-        static GLOBAL: LazyLock<Domain> = LazyLock::new(Domain::new);
+        static GLOBAL: LazyLock<Domain> = LazyLock::new(|| Domain::make(DomainOptions::default(), true));
         &GLOBAL
     }
 
@@ -157,8 +165,8 @@ impl Domain {
     pub fn read(&self) -> Guard<'_> {
         let slot = local::slot(&self.inner);
         // SAFETY: this thread's, and lives until the thread ends or its last section does.
-        self.inner.gate.enter(unsafe { slot.as_ref() });
-        Guard { inner: &self.inner, slot, of_thread: PhantomData }
+        Gate::enter(unsafe { slot.as_ref() });
+        Guard { inner: Some(&self.inner), slot, of_thread: PhantomData }
     }
 
     /// Returns when every read section that was open on the call has ended.
@@ -378,7 +386,22 @@ impl Inner {
 impl Guard<'_> {
     #[inline]
     pub(crate) fn is_of(&self, domain: &Domain) -> bool {
-        domain.inner.is(self.inner)
+        match self.inner {
+            Some(inner) => domain.inner.is(inner),
+            None => domain.inner.is_default,
+        }
+    }
+
+    fn inner(&self) -> &Inner {
+        of_default(self.inner)
+    }
+}
+
+/// The domain, or the default one.
+fn of_default(inner: Option<&Inner>) -> &Inner {
+    match inner {
+        Some(inner) => inner,
+        None => &Domain::global().inner,
     }
 }
 
@@ -386,11 +409,25 @@ impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the slot lives until this section's end at least, and is this thread's.
-        let is_last = self.inner.gate.leave(unsafe { self.slot.as_ref() });
-        if is_last {
-            // SAFETY: temporary, its last section has just ended, and the guard goes with it.
-            unsafe { local::end_temporary(self.inner, self.slot) };
+        let left = Gate::leave(unsafe { self.slot.as_ref() });
+        if left != Left::Quietly {
+            // SAFETY: its section has just ended, and the guard goes with it.
+            unsafe { after(self.inner, self.slot, left) };
         }
+    }
+}
+
+/// A section has ended in another way than the usual one. Not given the guard, which so needs no place in memory.
+///
+/// # Safety
+/// The slot is of that domain, it ended as `left` says, and the caller does not use it again.
+#[cold]
+unsafe fn after(inner: Option<&Inner>, slot: NonNull<Slot>, left: Left) {
+    let inner = of_default(inner);
+    inner.gate.tell_left();
+    if left == Left::ForGood {
+        // SAFETY: temporary; the rest is the caller's promise.
+        unsafe { local::end_temporary(inner, slot) };
     }
 }
 
@@ -405,6 +442,6 @@ impl fmt::Debug for Domain {
 
 impl fmt::Debug for Guard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard").field("inner", &std::ptr::from_ref(self.inner)).finish_non_exhaustive()
+        f.debug_struct("Guard").field("inner", &std::ptr::from_ref(self.inner())).finish_non_exhaustive()
     }
 }

@@ -5,36 +5,30 @@
 //! |---|---|---|
 //! | `Gate::started` | the number of the last grace period that began | who holds `Gate::turn` |
 //! | `Gate::completed` | the number of the last one that ended | who holds `Gate::turn` |
-//! | `Slot::active` | `OUTSIDE` or `OUTSIDE_FENCED`; inside the number that the reader found on entering | its reader |
+//! | `Slot::state` | a number of which each section has its own: odd inside, even outside; and whether the reader has full fences | its reader |
 //! | `Slot::is_awaited` | whether somebody sleeps until this reader leaves | who holds `Gate::turn` |
 //! | `Slot::nest` | sections that are open inside the first one, and two marks | its reader, and nobody else looks |
 //!
-//! Numbers are odd, so that none of them says that a reader is outside.
-//!
-//! Grace periods of a gate follow one after the other (`turn`), so that who asks while one is under way waits
-//! for that one and for one more, which all who asked share.
+//! Readers look at nothing but their own slot. Grace periods of a gate follow one after the other (`turn`), so that who asks while one is
+//! under way waits for that one and for one more, which all who asked share. Their numbers are odd.
 //!
 //! # A grace period
-//! Take the next number; heavy fence; every slot that is active with an older number is waited for.
+//! Take the next number; heavy fence; look at every slot; those that are inside are waited for, until their `state` is another one.
 //!
 //! # Orderings
-//! * P1 (`barrier`) reader: store `active`, light fence, load pointers. Grace period: unpublish, store
-//!   `started`, heavy fence, load `active`. Either the grace period sees the reader, or the reader sees what
-//!   was unpublished.
-//! * P2 reader: load `started` with acquire. Grace period: unpublish, store `started` with release. A reader
-//!   that carries the new number sees what was unpublished, so that it need not be waited for. Where a third thread unpublished, whose cookie
-//!   (P5) this grace period serves: it found an older number after its full fence, so that its store is before the reader's loads, by
-//!   the reader's full fence or, with light ones, because a store that one processor sees is seen by all (`barrier`).
-//! * P3 reader: its loads, store `OUTSIDE` to `active` with release; the next section's store is a release as well.
-//!   Grace period: load `active` with acquire. What a reader did is over before the grace period is.
-//! * P4 reader: store `OUTSIDE`, light fence, load `is_awaited`. Grace period: store `is_awaited`, heavy fence, load
-//!   `active`. Either the reader sees that it is awaited, or the grace period sees that it has left.
-//! * P5 taker of a cookie: unpublish, full fence, load `started`. Grace period: store `started`, heavy fence,
-//!   load `active`. A number that the taker did not see belongs to a grace period that sees the unpublishing.
-//! * P6 grace period: store `completed` with release; who polls loads it with acquire.
+//! * P1 (`barrier`) reader: store `state`, light fence, load pointers. Grace period: unpublish (or, where a third thread did: P4), heavy fence,
+//!   load `state`. Either the grace period sees the section, or the section sees what was unpublished. So it is with each section that
+//!   is newer than the one that was seen.
+//! * P2 reader: its loads, store `state` with release, on leaving and on the next entering. Grace period: load `state` with acquire. What a reader
+//!   did is over before the grace period is.
+//! * P3 reader: store `state`, light fence, load `is_awaited`. Grace period: store `is_awaited`, heavy fence, load
+//!   `state`. Either the reader sees that it is awaited, or the grace period sees that it has left.
+//! * P4 taker of a cookie: unpublish, full fence, load `started`. Grace period: store `started`, heavy fence,
+//!   load `state`. A number that the taker did not see belongs to a grace period that sees the unpublishing.
+//! * P5 grace period: store `completed` with release; who polls loads it with acquire.
 //!
 //! # Lock order
-//! `turn`, then `slots`, then `left`. Readers take only `left`, and only when they are awaited.
+//! `turn`, then `slots`, then `left`. Readers take `left`, and only when they are awaited; a temporary slot's last section `slots` besides, one after the other.
 
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -55,10 +49,12 @@ const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 64 };
 /// How long a reader may hold up a grace period before it is named.
 const STALL: Duration = Duration::from_secs(1);
 
-/// In `Slot::active`: the reader is outside.
-const OUTSIDE: u64 = 0;
-/// The same, and its fences are full ones: it never takes the shortest way.
-const OUTSIDE_FENCED: u64 = 2;
+/// In `Slot::state`: the reader is inside.
+const INSIDE: u64 = 1;
+/// In `Slot::state`: its fences are full ones, and it never takes the shortest way.
+const FENCED: u64 = 2;
+/// In `Slot::state`: one section. It is never the same again, before 2^62 sections.
+const SECTION: u64 = 4;
 
 /// In `Slot::nest`: the reader's fences are full ones.
 const IS_FENCED: u64 = 1;
@@ -71,7 +67,7 @@ const ONE: u64 = 4;
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Slot {
-    active: AtomicU64,
+    state: AtomicU64,
     is_awaited: AtomicBool,
     /// The host's and not a model's: one thread uses it.
     nest: std::sync::atomic::AtomicU64,
@@ -89,9 +85,9 @@ impl Slot {
     }
 
     fn with_fences(name: String, is_fenced: bool) -> Arc<Self> {
-        let (active, nest) = if is_fenced { (OUTSIDE_FENCED, IS_FENCED) } else { (OUTSIDE, 0) };
+        let (state, nest) = if is_fenced { (FENCED, IS_FENCED) } else { (0, 0) };
         Arc::new(Self {
-            active: AtomicU64::new(active),
+            state: AtomicU64::new(state),
             is_awaited: AtomicBool::new(false),
             nest: std::sync::atomic::AtomicU64::new(nest),
             name,
@@ -101,7 +97,7 @@ impl Slot {
 
     /// Whether a section is open. For its reader.
     pub(crate) fn is_inside(&self) -> bool {
-        is_number(self.active())
+        is_inside(self.state())
     }
 
     /// The slot goes when its last section ends. For its reader.
@@ -110,9 +106,28 @@ impl Slot {
     }
 
     #[inline]
-    fn active(&self) -> u64 {
+    fn state(&self) -> u64 {
         // ORDERING: Relaxed here and below, the calling thread's own stores.
-        self.active.load(Ordering::Relaxed)
+        self.state.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn store_entered(&self, state: u64) {
+        // ORDERING: Release, P2; before the loads that follow by P1.
+        self.state.store(state | INSIDE, Ordering::Release);
+    }
+
+    #[inline]
+    fn store_left(&self) {
+        // ORDERING: Release, P2; before the load of `is_awaited` by P3.
+        self.state.store(self.state().wrapping_add(SECTION - INSIDE), Ordering::Release);
+    }
+
+    /// After it was stored.
+    #[inline]
+    fn left(&self) -> Left {
+        // ORDERING: Relaxed, P3; the lock orders the rest.
+        if self.is_awaited.load(Ordering::Relaxed) { Left::Awaited } else { Left::Quietly }
     }
 
     #[inline]
@@ -126,20 +141,27 @@ impl Slot {
     }
 }
 
-/// Whether `active` says that its reader is inside.
-const fn is_number(active: u64) -> bool {
-    active % 2 == 1
+/// Whether `state` says that its reader is inside.
+const fn is_inside(state: u64) -> bool {
+    state & INSIDE != 0
 }
 
-/// What readers look at, on a line of its own: only a new grace period takes it away from them.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Alone(AtomicU64);
+/// How a section ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Left {
+    /// Nothing is to be done.
+    Quietly,
+    /// Somebody waits for it: [`Gate::tell_left`].
+    Awaited,
+    /// The same, perhaps, and it was the last one of a temporary slot.
+    ForGood,
+}
 
 /// Readers' places, and the grace periods that wait for them.
 #[derive(Debug)]
 pub struct Gate {
-    started: Alone,
+    started: AtomicU64,
     is_asymmetric: bool,
     first: u64,
     completed: AtomicU64,
@@ -168,7 +190,7 @@ impl Gate {
     pub(crate) fn with_clock(first: u64, membarrier: bool, clock: Arc<dyn Clock>) -> Self {
         assert_eq!(first % 2, 0, "the first number must be even");
         Self {
-            started: Alone(AtomicU64::new(first | 1)),
+            started: AtomicU64::new(first | 1),
             is_asymmetric: membarrier && is_asymmetric(),
             first: first | 1,
             completed: AtomicU64::new(first | 1),
@@ -232,93 +254,68 @@ impl Gate {
 
     /// Begins a read section. The caller is the only one that uses `slot`.
     #[inline]
-    pub fn enter(&self, slot: &Slot) {
-        let active = slot.active();
-        if active == OUTSIDE {
-            self.store_number(slot);
+    pub fn enter(slot: &Slot) {
+        let state = slot.state();
+        if state & INSIDE != 0 {
+            slot.set_nest(slot.nest() + ONE);
+        } else if state & FENCED == 0 {
+            slot.store_entered(state);
             if !is_on("rcu-no-light-fence") {
                 light();
             }
         } else {
-            rarely();
-            if active == OUTSIDE_FENCED {
-                self.enter_fenced(slot);
-            } else {
-                slot.set_nest(slot.nest() + ONE);
-            }
+            Self::enter_fenced(slot);
         }
     }
 
-    #[inline]
-    fn store_number(&self, slot: &Slot) {
-        // ORDERING: Acquire, P2.
-        let number = self.started.0.load(Ordering::Acquire);
-        // ORDERING: Release, P3; before the loads that follow by P1.
-        slot.active.store(number, Ordering::Release);
-    }
-
     #[cold]
-    fn enter_fenced(&self, slot: &Slot) {
-        self.store_number(slot);
+    fn enter_fenced(slot: &Slot) {
+        slot.store_entered(slot.state());
         if !is_on("rcu-no-fence") {
             // ORDERING: SeqCst, P1.
             fence(Ordering::SeqCst);
         }
     }
 
-    /// Ends it; says whether it was the last one of a temporary slot.
+    /// Ends it. The caller does what the answer says.
     #[inline]
-    #[must_use]
-    pub fn leave(&self, slot: &Slot) -> bool {
+    pub fn leave(slot: &Slot) -> Left {
         let nest = slot.nest();
         if nest == 0 {
-            self.end(slot);
-            return false;
+            return Self::end(slot);
         }
-        rarely();
         if nest < ONE {
-            return self.leave_marked(slot, nest);
+            return Self::leave_marked(slot, nest);
         }
         slot.set_nest(nest - ONE);
-        if is_on("rcu-nested-end") {
-            self.end(slot);
-        }
-        false
+        if is_on("rcu-nested-end") { Self::end(slot) } else { Left::Quietly }
     }
 
     #[inline]
-    fn end(&self, slot: &Slot) {
-        // ORDERING: Release, P3; before the load of `is_awaited` by P4.
-        slot.active.store(OUTSIDE, Ordering::Release);
+    fn end(slot: &Slot) -> Left {
+        slot.store_left();
         if !is_on("rcu-no-light-fence-on-leaving") {
             light();
         }
-        // ORDERING: Relaxed, P4; the lock orders the rest.
-        if slot.is_awaited.load(Ordering::Relaxed) {
-            self.tell_left();
-        }
+        slot.left()
     }
 
     #[cold]
-    fn leave_marked(&self, slot: &Slot, nest: u64) -> bool {
+    fn leave_marked(slot: &Slot, nest: u64) -> Left {
         if nest & IS_FENCED == 0 {
-            self.end(slot);
+            let _ = Self::end(slot);
         } else {
-            // ORDERING: as in `end`, and a full fence: P3, P4.
-            slot.active.store(OUTSIDE_FENCED, Ordering::Release);
+            slot.store_left();
             if !is_on("rcu-no-fence-on-leaving") {
+                // ORDERING: SeqCst, P3.
                 fence(Ordering::SeqCst);
             }
-            if slot.is_awaited.load(Ordering::Relaxed) {
-                self.tell_left();
-            }
         }
-        nest & IS_TEMPORARY != 0
+        if nest & IS_TEMPORARY == 0 { slot.left() } else { Left::ForGood }
     }
 
-    /// A reader has left that is awaited.
-    #[cold]
-    fn tell_left(&self) {
+    /// A reader has left that may be awaited.
+    pub fn tell_left(&self) {
         if !is_on("rcu-late-reader-untold") {
             // Whoever looked before we left is asleep by now, or looks again.
             drop(self.left.lock());
@@ -328,17 +325,17 @@ impl Gate {
 
     /// The grace period that the caller must wait for: the next one to begin.
     pub fn get_state(&self) -> Cookie {
-        // ORDERING: SeqCst, P5: the caller's unpublishing store before the load.
+        // ORDERING: SeqCst, P4: the caller's unpublishing store before the load.
         if !is_on("rcu-no-fence-before-cookie") {
             fence(Ordering::SeqCst);
         }
         // ORDERING: Acquire, so that a cookie that was passed on counts from there.
-        Cookie(next(self.started.0.load(Ordering::Acquire)))
+        Cookie(next(self.started.load(Ordering::Acquire)))
     }
 
     /// Whether that grace period has ended.
     pub fn poll_state(&self, cookie: Cookie) -> bool {
-        // ORDERING: Acquire, P6.
+        // ORDERING: Acquire, P5.
         let completed = self.completed.load(Ordering::Acquire);
         is_at_least(completed, cookie.0) != is_on("rcu-poll-inverted")
     }
@@ -346,7 +343,7 @@ impl Gate {
     /// Whether that grace period has begun: it ends without anybody asking.
     pub(crate) fn has_begun(&self, cookie: Cookie) -> bool {
         // ORDERING: Relaxed, T1 with the caller's fence; who goes on waits for its end.
-        is_at_least(self.started.0.load(Ordering::Relaxed), cookie.0)
+        is_at_least(self.started.load(Ordering::Relaxed), cookie.0)
     }
 
     /// Returns when that grace period has ended, and runs it if nobody else does; says whether it ran one. Waits for readers.
@@ -382,42 +379,42 @@ impl Gate {
     /// One grace period. The caller holds `turn`.
     fn grace_period(&self, counters: &Counters) {
         // ORDERING: Relaxed, only written under `turn`.
-        let number = next(self.started.0.load(Ordering::Relaxed));
-        // ORDERING: Release, P2.
-        self.started.0.store(number, Ordering::Release);
-        // Readers that join after this see what was unpublished by the lock (and P5).
+        let number = next(self.started.load(Ordering::Relaxed));
+        // ORDERING: Release, so that a cookie taken after it counts from there.
+        self.started.store(number, Ordering::Release);
+        // Readers that join after this see what was unpublished by the lock (and P4).
         let slots = self.slots.lock();
         if !is_on("rcu-no-heavy-fence") {
-            // P1 and P5; without readers P5 alone.
+            // P1 and P4; without readers P4 alone.
             heavy(self.is_asymmetric && !slots.is_empty());
         }
-        let mut late: Vec<Arc<Slot>> = slots.iter().filter(|slot| is_late(slot, number)).cloned().collect();
+        let mut late: Vec<Late> = slots.iter().filter_map(Late::if_inside).collect();
         drop(slots);
         for _ in 0..LOOKS {
             if late.is_empty() {
                 break;
             }
             std::hint::spin_loop();
-            late.retain(|slot| is_late(slot, number));
+            late.retain(Late::has_not_left);
         }
         if !late.is_empty() {
-            self.sleep_until_left(late, number, counters);
+            self.sleep_until_left(late, counters);
         }
-        // ORDERING: Release, P6.
+        // ORDERING: Release, P5.
         self.completed.store(number, Ordering::Release);
     }
 
-    fn sleep_until_left(&self, mut late: Vec<Arc<Slot>>, number: u64, counters: &Counters) {
+    fn sleep_until_left(&self, mut late: Vec<Late>, counters: &Counters) {
         let begun = self.now();
         let mut next_warning = STALL;
-        // ORDERING: Relaxed, P4 with the fence below.
-        late.iter().for_each(|slot| slot.is_awaited.store(true, Ordering::Relaxed));
+        // ORDERING: Relaxed, P3 with the fence below.
+        late.iter().for_each(|late| late.slot.is_awaited.store(true, Ordering::Relaxed));
         if !is_on("rcu-no-heavy-fence-before-sleep") {
             heavy(self.is_asymmetric);
         }
         let mut left = self.left.lock();
         loop {
-            keep_late(&mut late, number);
+            keep_late(&mut late);
             if late.is_empty() {
                 break;
             }
@@ -429,7 +426,7 @@ impl Gate {
             let waited = self.now().saturating_sub(begun);
             if waited >= next_warning {
                 next_warning *= 2;
-                keep_late(&mut late, number);
+                keep_late(&mut late);
                 if late.is_empty() {
                     break;
                 }
@@ -445,31 +442,39 @@ impl Gate {
     }
 }
 
-/// Says that the block that calls it is not the usual one.
-#[cold]
-#[inline(always)]
-fn rarely() {}
+/// A section that a grace period waits for.
+struct Late {
+    slot: Arc<Slot>,
+    /// What `Slot::state` was.
+    section: u64,
+}
 
-/// Whether the reader entered before `number` began and is still inside.
-fn is_late(slot: &Slot, number: u64) -> bool {
-    // ORDERING: Acquire, P3.
-    let active = slot.active.load(Ordering::Acquire);
-    is_number(active) && !is_at_least(active, number)
+impl Late {
+    fn if_inside(slot: &Arc<Slot>) -> Option<Self> {
+        // ORDERING: Acquire, P2.
+        let section = slot.state.load(Ordering::Acquire);
+        is_inside(section).then(|| Self { slot: Arc::clone(slot), section })
+    }
+
+    fn has_not_left(&self) -> bool {
+        // ORDERING: Acquire, P2.
+        self.slot.state.load(Ordering::Acquire) == self.section
+    }
 }
 
 /// Forgets those that have left.
-fn keep_late(late: &mut Vec<Arc<Slot>>, number: u64) {
-    late.retain(|slot| {
-        let is_late = is_late(slot, number);
+fn keep_late(late: &mut Vec<Late>) {
+    late.retain(|late| {
+        let is_late = late.has_not_left();
         if !is_late {
             // ORDERING: Relaxed. A reader that still sees it takes the lock for nothing.
-            slot.is_awaited.store(false, Ordering::Relaxed);
+            late.slot.is_awaited.store(false, Ordering::Relaxed);
         }
         is_late
     });
 }
 
-fn warn_of_stall(late: &[Arc<Slot>], since: Duration) {
-    let names: Vec<&str> = late.iter().map(|slot| slot.name.as_str()).collect();
+fn warn_of_stall(late: &[Late], since: Duration) {
+    let names: Vec<&str> = late.iter().map(|late| late.slot.name.as_str()).collect();
     tracing::warn!(seconds = since.as_secs(), readers = ?names, "a grace period waits for readers");
 }

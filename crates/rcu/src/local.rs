@@ -75,7 +75,7 @@ sync::thread_local! {
     /// The slot of the last section.
     static LAST: Cell<Last<Slot>> = const { Cell::new(Last::NONE) };
     /// The slot in the default domain, once it was used: there is nothing to compare.
-    static DEFAULT: Cell<Last<Slot>> = const { Cell::new(Last::NONE) };
+    static DEFAULT: Cell<*const Slot> = const { Cell::new(null()) };
     /// The place of the last call.
     static LAST_CALL: Cell<Last<Place>> = const { Cell::new(Last::NONE) };
     static LOCAL: RefCell<Local> = const { RefCell::new(Local { places: BTreeMap::new(), sweep_at: 16 }) };
@@ -112,27 +112,21 @@ fn slot_of_another(inner: &Inner) -> NonNull<Slot> {
     unsafe { NonNull::new_unchecked(slot.cast_mut()) }
 }
 
-/// The default domain, and this thread's slot there.
+/// This thread's slot in the default domain. It lives as that of [`slot`] does.
 #[inline]
-pub(crate) fn default_slot() -> (&'static Inner, NonNull<Slot>) {
-    let last = DEFAULT.with(Cell::get);
-    if last.own.is_null() {
-        return find_default_slot();
-    }
-    // SAFETY: the default domain is never dropped; not null, as was just asked.
-    unsafe { (&*last.inner, NonNull::new_unchecked(last.own.cast_mut())) }
+pub(crate) fn default_slot() -> NonNull<Slot> {
+    NonNull::new(DEFAULT.with(Cell::get).cast_mut()).unwrap_or_else(find_default_slot)
 }
 
 #[cold]
-fn find_default_slot() -> (&'static Inner, NonNull<Slot>) {
-    let inner: &'static Inner = &Domain::global().inner;
+fn find_default_slot() -> NonNull<Slot> {
+    let inner: &Inner = &Domain::global().inner;
     let slot = slot(inner);
-    let last = LAST.with(Cell::get);
     // Not while the thread is ending.
-    if std::ptr::eq(last.inner, inner) {
-        DEFAULT.with(|default| default.set(last));
+    if std::ptr::eq(LAST.with(Cell::get).inner, inner) {
+        DEFAULT.with(|default| default.set(slot.as_ptr()));
     }
-    (inner, slot)
+    slot
 }
 
 /// Finds or makes this thread's place; `None`: the thread is ending.
@@ -237,7 +231,7 @@ impl Local {
 impl Drop for Local {
     fn drop(&mut self) {
         forget_the_last();
-        let _ = DEFAULT.try_with(|default| default.set(Last::NONE));
+        let _ = DEFAULT.try_with(|default| default.set(null()));
         for place in std::mem::take(&mut self.places).into_values() {
             let Place { inner, slot, sender } = Rc::into_inner(place).expect("nobody else holds it");
             // Else the domain is gone, and there is nothing to part from.

@@ -10,7 +10,7 @@ use loom::cell::UnsafeCell;
 use sync::atomic::{AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::thread;
-use watertight_rcu::gate::{Counters, Gate, Slot};
+use watertight_rcu::gate::{Counters, Gate, Left, Slot};
 
 /// Two values of which one is published; the other may be written by whoever knows that nobody reads it.
 struct Shared {
@@ -30,14 +30,16 @@ impl Shared {
 
     /// Loom objects if the value is written meanwhile.
     fn read(&self, slot: &Slot) {
-        self.gate.enter(slot);
+        Gate::enter(slot);
         // ORDERING: Acquire, as `RcuCell::load`.
         let current = self.current.load(Ordering::Acquire);
         self.values[current].with(|value| {
             // SAFETY: that it holds is what is tested.
             assert_eq!(unsafe { *value }, 7);
         });
-        let _ = self.gate.leave(slot);
+        if Gate::leave(slot) != Left::Quietly {
+            self.gate.tell_left();
+        }
     }
 
     /// Frees what was published first: no reader may be there any more.

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crossbeam_epoch::{Atomic, Collector};
 
+use super::placement::{place, placed};
 use super::subject::{Counted, Subject, dropped, stay, until_dropped};
 
 /// The default collector, and a value that is read under it.
@@ -22,14 +23,25 @@ impl Crossbeam {
         // ORDERING: Acquire, as everybody's.
         std::hint::black_box(self.value.load(Ordering::Acquire, guard));
     }
+
+    #[inline(never)]
+    fn sections<const AT: usize>(&self, pairs: u64) -> u64 {
+        let mut sum = 0;
+        place!(AT);
+        for _ in 0..pairs {
+            let guard = crossbeam_epoch::pin();
+            // ORDERING: Acquire, as everybody's.
+            // SAFETY: never null, and never replaced.
+            sum += unsafe { *self.value.load(Ordering::Acquire, &guard).deref() };
+        }
+        sum
+    }
 }
 
 impl Subject for Crossbeam {
-    fn read(&self, pairs: u64, nested: bool) {
+    fn read(&self, pairs: u64, nested: bool, placement: usize) -> u64 {
         let _outer = nested.then(crossbeam_epoch::pin);
-        for _ in 0..pairs {
-            self.load(&crossbeam_epoch::pin());
-        }
+        placed!(placement, self.sections(pairs))
     }
 
     fn read_while(&self, goes_on: &dyn Fn() -> bool) {

@@ -25,17 +25,40 @@ static void load(void)
 void lab_enter_thread(void) { rcu_register_thread(); }
 void lab_leave_thread(void) { rcu_unregister_thread(); }
 
-void lab_read(unsigned long pairs, int nested)
-{
-    if (nested)
-        rcu_read_lock();
-    for (unsigned long i = 0; i < pairs; i++) {
-        rcu_read_lock();
-        load();
-        rcu_read_unlock();
+#if defined(__x86_64__) || defined(__i386__)
+#define NOPS "16"
+#else
+#define NOPS "4"
+#endif
+
+// As `place!` in placement.rs.
+#define COPY(at) \
+    __attribute__((noinline)) static unsigned long sections_##at(unsigned long pairs) \
+    { \
+        unsigned long sum = 0; \
+        __asm__ __volatile__(".p2align 6\n.rept " #at " * " NOPS "\nnop\n.endr"); \
+        for (unsigned long i = 0; i < pairs; i++) { \
+            rcu_read_lock(); \
+            sum += *rcu_dereference(current); \
+            rcu_read_unlock(); \
+        } \
+        return sum; \
     }
+COPY(0)
+COPY(1)
+COPY(2)
+COPY(3)
+
+unsigned long lab_read(unsigned long pairs, int nested, int placement)
+{
+    static unsigned long (*const copies[])(unsigned long) = {sections_0, sections_1, sections_2, sections_3};
+    unsigned long sum;
+    if (nested)
+        rcu_read_lock();
+    sum = copies[placement](pairs);
     if (nested)
         rcu_read_unlock();
+    return sum;
 }
 
 void lab_lock(void) { rcu_read_lock(); load(); }

@@ -2,6 +2,7 @@
 
 use std::os::raw::{c_int, c_ulong};
 
+use super::placement::PLACEMENTS;
 use super::subject::{Subject, stay};
 
 /// liburcu's flavour with membarrier(2).
@@ -11,7 +12,7 @@ pub(crate) struct Liburcu;
 unsafe extern "C" {
     fn lab_enter_thread();
     fn lab_leave_thread();
-    fn lab_read(pairs: c_ulong, nested: c_int);
+    fn lab_read(pairs: c_ulong, nested: c_int, placement: c_int) -> c_ulong;
     fn lab_lock();
     fn lab_unlock();
     fn lab_synchronize();
@@ -30,9 +31,10 @@ fn registered<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl Subject for Liburcu {
-    fn read(&self, pairs: u64, nested: bool) {
+    fn read(&self, pairs: u64, nested: bool, placement: usize) -> u64 {
+        let placement = c_int::try_from(placement % PLACEMENTS).expect("a few");
         // SAFETY: called by a registered thread.
-        registered(|| unsafe { lab_read(pairs, c_int::from(nested)) });
+        registered(|| unsafe { lab_read(pairs, c_int::from(nested), placement) })
     }
 
     fn read_while(&self, goes_on: &dyn Fn() -> bool) {

@@ -4,13 +4,16 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rcu::{Domain, RcuCell};
 
+use super::placement::{place, placed};
 use super::subject::{Counted, Subject, stay};
+
+static VALUE: u64 = 1;
 
 /// A domain, and a value that is read in it.
 pub(crate) struct Ours {
     domain: Domain,
     value: RcuCell<u64>,
-    /// A pointer to some value, as the peers' readers load it.
+    /// A pointer to [`VALUE`], as the peers' readers load it.
     pointer: AtomicPtr<u64>,
     is_normal: bool,
 }
@@ -27,7 +30,7 @@ impl Ours {
     }
 
     fn new(domain: Domain, is_normal: bool) -> Self {
-        let pointer = AtomicPtr::new(std::ptr::dangling_mut());
+        let pointer = AtomicPtr::new(std::ptr::from_ref(&VALUE).cast_mut());
         Self { value: RcuCell::new(&domain, 1), domain, pointer, is_normal }
     }
 }
@@ -35,24 +38,37 @@ impl Ours {
 /// Loops of their own, so that neither pays for the other.
 impl Ours {
     #[inline(never)]
-    fn read_default(&self, pairs: u64) {
+    fn sections_default<const AT: usize>(&self, pairs: u64) -> u64 {
+        let mut sum = 0;
+        place!(AT);
         for _ in 0..pairs {
             let _guard = rcu::read();
             // ORDERING: Acquire, as everybody's.
-            std::hint::black_box(self.pointer.load(Ordering::Acquire));
+            // SAFETY: a static's address.
+            sum += unsafe { *self.pointer.load(Ordering::Acquire) };
         }
+        sum
     }
 
     #[inline(never)]
-    fn read_own(&self, pairs: u64) {
-        (0..pairs).for_each(|_| self.value.with(|value| _ = std::hint::black_box(value)));
+    fn sections_own<const AT: usize>(&self, pairs: u64) -> u64 {
+        let mut sum = 0;
+        place!(AT);
+        for _ in 0..pairs {
+            self.value.with(|value| sum += value);
+        }
+        sum
     }
 }
 
 impl Subject for Ours {
-    fn read(&self, pairs: u64, nested: bool) {
+    fn read(&self, pairs: u64, nested: bool, placement: usize) -> u64 {
         let _outer = nested.then(|| self.domain.read());
-        if self.is_normal { self.read_own(pairs) } else { self.read_default(pairs) }
+        if self.is_normal {
+            placed!(placement, self.sections_own(pairs))
+        } else {
+            placed!(placement, self.sections_default(pairs))
+        }
     }
 
     fn read_while(&self, goes_on: &dyn Fn() -> bool) {

@@ -4,6 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::placement::PLACEMENTS;
 use super::subject::Subject;
 use crate::report::{Metric, Recorder, Shown};
 use crate::stats::Histogram;
@@ -14,7 +15,7 @@ const POLL: Metric = Metric { name: "poll", unit: "us", shown: Shown::Both, larg
 const CALLBACKS: Metric =
     Metric { name: "callbacks_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
 
-/// Sections between two looks at the clock.
+/// Sections by one copy of the loop.
 const PAIRS: u64 = 1_000_000;
 /// Values given up between two looks at the clock.
 const VALUES: u64 = 100_000;
@@ -133,15 +134,17 @@ impl Scenario {
     }
 }
 
-/// Nanoseconds a pair, several times.
+/// Nanoseconds a pair, the mean of all placements, several times.
 fn reads(subject: &dyn Subject, nested: bool, slice: Duration) -> Vec<f64> {
-    subject.read(PAIRS / 10, nested);
+    (0..PLACEMENTS).for_each(|at| _ = subject.read(PAIRS / 10, nested, at));
     let end = Instant::now() + slice;
     let mut measured = Vec::new();
     while Instant::now() < end {
         let begun = Instant::now();
-        subject.read(PAIRS, nested);
-        measured.push(begun.elapsed().as_secs_f64() * 1e9 / PAIRS as f64);
+        let seen: u64 = (0..PLACEMENTS).map(|at| subject.read(PAIRS, nested, at)).sum();
+        let (took, pairs) = (begun.elapsed(), PAIRS * PLACEMENTS as u64);
+        assert_eq!(seen, pairs, "a reader saw something else than what is there");
+        measured.push(took.as_secs_f64() * 1e9 / pairs as f64);
     }
     measured
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use seize::{Collector, Guard as _, reclaim};
 
+use super::placement::{place, placed};
 use super::subject::{Counted, Subject, dropped, stay, until_dropped};
 
 /// A collector, and a value that is read under it.
@@ -25,14 +26,25 @@ impl Drop for Seize {
     }
 }
 
-impl Subject for Seize {
-    fn read(&self, pairs: u64, nested: bool) {
-        let _outer = nested.then(|| self.collector.enter());
+impl Seize {
+    #[inline(never)]
+    fn sections<const AT: usize>(&self, pairs: u64) -> u64 {
+        let mut sum = 0;
+        place!(AT);
         for _ in 0..pairs {
             let guard = self.collector.enter();
             // ORDERING: Acquire, as everybody's.
-            std::hint::black_box(guard.protect(&self.value, Ordering::Acquire));
+            // SAFETY: never null, and never replaced.
+            sum += unsafe { *guard.protect(&self.value, Ordering::Acquire) };
         }
+        sum
+    }
+}
+
+impl Subject for Seize {
+    fn read(&self, pairs: u64, nested: bool, placement: usize) -> u64 {
+        let _outer = nested.then(|| self.collector.enter());
+        placed!(placement, self.sections(pairs))
     }
 
     fn read_while(&self, goes_on: &dyn Fn() -> bool) {

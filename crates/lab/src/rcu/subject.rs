@@ -5,8 +5,9 @@ use std::time::Duration;
 
 /// One library, ready to be used from any thread.
 pub(crate) trait Subject: Send + Sync {
-    /// `pairs` read sections with a load in each, inside another section if `nested`.
-    fn read(&self, pairs: u64, nested: bool);
+    /// `pairs` read sections, inside another section if `nested`; gives the sum of what was read, which is 1 in each. By the copy of the loop
+    /// that lies at `placement`.
+    fn read(&self, pairs: u64, nested: bool, placement: usize) -> u64;
 
     /// Sections of about [`SECTION`] until `goes_on`, asked after each, says no; the calling thread's.
     fn read_while(&self, goes_on: &dyn Fn() -> bool);
