@@ -15,7 +15,7 @@ pub use real::{Grace, Section};
 
 #[cfg(not(any(loom, shuttle)))]
 mod real {
-    use rcu::{Domain, Guard, RcuCell};
+    use rcu::{Domain, Guard, RcuCell, Retired};
 
     /// Read sections, and those who wait for them.
     #[derive(Debug, Clone, Default)]
@@ -74,8 +74,9 @@ mod real {
             look(self.0.load(&section.0))
         }
 
-        pub(crate) fn publish(&self, value: T) {
-            self.0.publish(value);
+        /// Gives what was there. Its drop may wait for room among the domain's callbacks: not under a lock.
+        pub(crate) fn replace(&self, value: T) -> Retired<T> {
+            self.0.replace(value)
         }
     }
 }
@@ -163,6 +164,11 @@ mod checked {
         current: AtomicUsize,
     }
 
+    /// What was there stays in the cell.
+    #[must_use]
+    #[derive(Debug)]
+    pub(crate) struct Retired;
+
     impl<T> Cell<T> {
         pub(crate) fn new(_: &Grace, value: T) -> Self {
             Self { versions: Mutex::new(vec![Arc::new(value)]), current: AtomicUsize::new(0) }
@@ -175,11 +181,12 @@ mod checked {
             look(&version)
         }
 
-        pub(crate) fn publish(&self, value: T) {
+        pub(crate) fn replace(&self, value: T) -> Retired {
             let mut versions = self.versions.lock();
             versions.push(Arc::new(value));
             // ORDERING: Release, as `RcuCell::replace`.
             self.current.store(versions.len() - 1, Ordering::Release);
+            Retired
         }
     }
 }

@@ -5,7 +5,8 @@
 //!
 //! `ready` is an eventpoll of them, for the flushers: see `flusher`.
 //!
-//! Lock order: `Wbs::writer`, then a wb's lists, then `ready`, which is signalled under any lock.
+//! Lock order: `Wbs::writer`, then a wb's lists, then `ready`, which is signalled under any lock. An old table is dropped after them: that may
+//! wait for callbacks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -121,6 +122,7 @@ impl<I: Inode> Wbs<I> {
         }
         // One of another cgroup, which had the number before and is about to die, is not it.
         let is_its = |wb: &&Arc<Wb<I>>| Arc::ptr_eq(wb.cgroup(), cgroup);
+        let mut old = None;
         let known = table.by_owner.get(&cgroup.number()).filter(is_its).cloned();
         let wb = known.unwrap_or_else(|| {
             let free = table.by_index.iter().position(Option::is_none);
@@ -132,11 +134,13 @@ impl<I: Inode> Wbs<I> {
             }
             table.by_index[index] = Some(Arc::clone(&made));
             table.by_owner.insert(cgroup.number(), Arc::clone(&made));
-            self.current.publish(table.clone());
+            old = Some(self.current.replace(table.clone()));
             made
         });
         // ORDERING: Relaxed, under `writer`, as is the look in `give_back`.
         wb.incoming.fetch_add(1, Ordering::Relaxed);
+        drop(table);
+        drop(old);
         Some(wb)
     }
 
@@ -146,11 +150,14 @@ impl<I: Inode> Wbs<I> {
         let is_its = |wb: &&Arc<Wb<I>>| Arc::ptr_eq(wb.cgroup(), cgroup);
         let wb = Arc::clone(table.by_index.iter().flatten().find(is_its)?);
         // Another cgroup may have the number by now, and a wb of its own.
-        if table.by_owner.get(&cgroup.number()).is_some_and(|found| Arc::ptr_eq(found, &wb)) {
+        let is_found = table.by_owner.get(&cgroup.number()).is_some_and(|found| Arc::ptr_eq(found, &wb));
+        let old = is_found.then(|| {
             table.by_owner.remove(&cgroup.number());
-            self.current.publish(table.clone());
-        }
+            self.current.replace(table.clone())
+        });
         wb.lists().dying = true;
+        drop(table);
+        drop(old);
         Some(wb)
     }
 
@@ -164,9 +171,12 @@ impl<I: Inode> Wbs<I> {
         };
         if wb.is_unused(&lists) && slot.as_ref().is_some_and(|there| Arc::ptr_eq(there, wb)) {
             *slot = None;
-            self.current.publish(table.clone());
+            let old = self.current.replace(table.clone());
             // Under the lists' lock, as the look: who has found the wb by its index before sees that from here on.
             lists.gone = true;
+            drop(lists);
+            drop(table);
+            drop(old);
         }
     }
 }
