@@ -422,7 +422,7 @@ impl Inner {
         }
         callbacks.alert.set(OF_A_CROWD);
         state.is_urgent |= IS_MODEL || state.waiting() >= CROWD;
-        let tick = self.next_tick();
+        let tick = self.ticks.next(self.gate.now());
         while !state.is_urgent && self.gate.now() < tick {
             callbacks.work.wait_until(&mut state, self.gate.instant(tick));
         }

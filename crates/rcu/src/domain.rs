@@ -6,8 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
-use sync::atomic::{AtomicBool, Ordering, fence};
-use sync::{Clock, Condvar, Mutex, RealClock};
+use sync::{Clock, RealClock};
 
 use crate::callbacks::{Callbacks, WorkQueue};
 use crate::gate::{Gate, Left, Slot};
@@ -16,6 +15,7 @@ use crate::local;
 use crate::polls::Polls;
 use crate::seq::Cookie;
 use crate::stats::{Counters, Stats};
+use crate::ticks::Ticks;
 use crate::work::Work;
 
 /// How a domain behaves.
@@ -61,9 +61,7 @@ pub struct Domain {
 }
 
 /// What a domain's handles, its threads' places and its worker share.
-/// The gate comes first: its address is the domain's then, and readers compute none.
 #[derive(Debug)]
-#[repr(C)]
 pub(crate) struct Inner {
     pub(crate) gate: Gate,
     /// Itself, for who keeps it beyond a call.
@@ -71,16 +69,9 @@ pub(crate) struct Inner {
     pub(crate) counters: Counters,
     pub(crate) callbacks: Callbacks,
     pub(crate) polls: Polls,
-    pub(crate) options: DomainOptions,
     /// Whether it is [`Domain::global`].
     is_default: bool,
-    /// Ticks are counted from here.
-    begun: Duration,
-    /// For those who wait for a tick.
-    ticks: Mutex<()>,
-    /// Whether any may sleep. Written under `ticks`; T1 in `wait_for_tick`.
-    has_sleepers: AtomicBool,
-    ticked: Condvar,
+    pub(crate) ticks: Ticks,
 }
 
 /// A read section: what is read under it stays until it is dropped.
@@ -145,11 +136,7 @@ impl Domain {
             callbacks: Callbacks::new(options.callbacks_max),
             polls: Polls::default(),
             is_default,
-            begun: options.clock.now(),
-            ticks: Mutex::new(()),
-            has_sleepers: AtomicBool::new(false),
-            ticked: Condvar::new(),
-            options,
+            ticks: Ticks::new(options.clock.now(), options.tick),
         });
         Self { inner: Handle::new(inner) }
     }
@@ -187,7 +174,7 @@ impl Domain {
         self.check_outside("synchronize");
         self.inner.counters.waiters.add(1);
         if self.inner.gate.try_now(&self.inner.counters) {
-            self.inner.tell_of_grace_period();
+            self.inner.ticks.tell_of_grace_period();
         } else {
             self.inner.wait_for(self.get_state());
         }
@@ -229,7 +216,8 @@ impl Domain {
             return;
         }
         self.check_outside("synchronize");
-        self.inner.wait_for_tick(cookie);
+        self.inner.counters.waiters.add(1);
+        self.inner.ticks.wait(&self.inner.gate, cookie);
         self.inner.wait_for(cookie);
     }
 
@@ -312,56 +300,12 @@ impl Domain {
 impl Inner {
     pub(crate) fn wait_for(&self, cookie: Cookie) {
         if self.gate.wait_for(cookie, &self.counters) {
-            self.tell_of_grace_period();
-        }
-    }
-
-    /// One has ended: who waits for the tick may have to wait no longer.
-    fn tell_of_grace_period(&self) {
-        // ORDERING: Relaxed, T1 with the grace period's heavy fence.
-        if self.has_sleepers.load(Ordering::Relaxed) {
-            self.wake_sleepers();
-        }
-    }
-
-    #[cold]
-    fn wake_sleepers(&self) {
-        let ticks = self.ticks.lock();
-        // ORDERING: Relaxed, under the lock. Who is woken and sleeps again sets it again.
-        self.has_sleepers.store(false, Ordering::Relaxed);
-        drop(ticks);
-        self.ticked.notify_all();
-    }
-
-    /// When the next tick comes, by the domain's clock.
-    pub(crate) fn next_tick(&self) -> Duration {
-        let (now, tick) = (self.gate.now(), self.options.tick.as_nanos().max(1));
-        let since = now.saturating_sub(self.begun).as_nanos() % tick;
-        now + Duration::from_nanos(u64::try_from(tick - since).unwrap_or(u64::MAX))
-    }
-
-    /// Waits for the tick, at which one grace period serves all who came. Returns early if another one does, or is about to.
-    ///
-    /// T1: a sleeper stores `has_sleepers`, full fence, loads `started`. A grace period stores `started`, heavy fence, loads `has_sleepers` when it
-    /// has ended. Either it wakes the sleeper, or the sleeper finds that it has begun, and waits for its end instead of the tick.
-    fn wait_for_tick(&self, cookie: Cookie) {
-        let tick = self.next_tick();
-        self.counters.waiters.add(1);
-        let mut ticks = self.ticks.lock();
-        loop {
-            // ORDERING: Relaxed and SeqCst, T1.
-            self.has_sleepers.store(true, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            if self.gate.has_begun(cookie) || self.gate.now() >= tick {
-                return;
-            }
-            self.ticked.wait_until(&mut ticks, self.gate.instant(tick));
+            self.ticks.tell_of_grace_period();
         }
     }
 
     fn clock_moved(&self) {
-        drop(self.ticks.lock());
-        self.ticked.notify_all();
+        self.ticks.clock_moved();
         self.gate.clock_moved();
         self.callbacks.clock_moved();
         self.polls.clock_moved();

@@ -5,12 +5,12 @@
 //! |---|---|---|
 //! | `Gate::started` | the number of the last grace period that began | who holds `Gate::turn` |
 //! | `Gate::completed` | the number of the last one that ended | who holds `Gate::turn` |
-//! | `Slot::state` | a number of which each section has its own: odd inside, even outside; and whether the reader has full fences | its reader |
+//! | `Slot::state` | whether the reader is inside, whether its fences are full ones, and the number of its section, which no later one has | its reader |
 //! | `Slot::is_awaited` | whether somebody sleeps until this reader leaves | who holds `Gate::turn` |
 //! | `Slot::nest` | sections that are open inside the first one, and two marks | its reader, and nobody else looks |
 //!
 //! Readers look at nothing but their own slot. Grace periods of a gate follow one after the other (`turn`), so that who asks while one is
-//! under way waits for that one and for one more, which all who asked share. Their numbers are odd.
+//! under way waits for that one and for one more, which all who asked share. Their numbers are odd, so that 0 is none.
 //!
 //! # A grace period
 //! Take the next number; heavy fence; look at every slot; those that are inside are waited for, until their `state` is another one.

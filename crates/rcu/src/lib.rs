@@ -33,6 +33,7 @@
 //! | `local` | which slot of a domain is this thread's |
 //! | `domain` | the interface |
 //! | `handle` | a domain's counted references |
+//! | `ticks` | those who wait for a normal grace period to begin |
 //! | `callbacks` | deferred calls, their bound, and their barrier |
 //! | `polls` | grace periods for those who poll |
 //! | `queue` | the callbacks of one thread |
@@ -74,6 +75,8 @@ mod polls;
 pub mod queue;
 mod seq;
 mod stats;
+#[doc(hidden)]
+pub mod ticks;
 #[allow(unsafe_code, reason = "closures without a box")]
 #[doc(hidden)]
 pub mod work;

@@ -65,7 +65,7 @@ impl Inner {
                 state.has_server = false;
                 return;
             }
-            let tick = self.next_tick();
+            let tick = self.ticks.next(self.gate.now());
             while !(cfg!(any(loom, shuttle)) || state.is_urgent || self.gate.now() >= tick) {
                 self.polls.hurry.wait_until(&mut state, self.gate.instant(tick));
             }

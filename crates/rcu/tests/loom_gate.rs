@@ -5,12 +5,14 @@
 
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use loom::cell::UnsafeCell;
 use sync::atomic::{AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::thread;
 use watertight_rcu::gate::{Counters, Gate, Left, Slot};
+use watertight_rcu::ticks::Ticks;
 
 /// Two values of which one is published; the other may be written by whoever knows that nobody reads it.
 struct Shared {
@@ -116,6 +118,27 @@ fn who_polls_frees_no_earlier() {
     });
 }
 
+/// Who waits for the tick is woken by a grace period that serves it: models have no time, so that the tick never comes.
+#[test]
+fn who_waits_for_the_tick_is_told() {
+    loom::model(|| {
+        let shared = Shared::new(Gate::new(0));
+        let ticks = Arc::new(Ticks::new(Duration::ZERO, Duration::from_secs(1 << 30)));
+        let cookie = shared.gate.get_state();
+        let other = {
+            let (shared, ticks) = (Arc::clone(&shared), Arc::clone(&ticks));
+            thread::spawn(move || {
+                shared.gate.wait_for(shared.gate.get_state(), &Counters::default());
+                ticks.tell_of_grace_period();
+            })
+        };
+        ticks.wait(&shared.gate, cookie);
+        shared.gate.wait_for(cookie, &Counters::default());
+        assert!(shared.gate.poll_state(cookie));
+        other.join().expect("the other ends");
+    });
+}
+
 /// Runs the tests above with one part of the protocol changed; one of them must object. In processes of their
 /// own, because a model that fails may take its process down.
 #[test]
@@ -135,9 +158,15 @@ fn each_mutant_is_caught() {
         "rcu-compare-without-wrap",
         "rcu-no-fence",
         "rcu-no-fence-on-leaving",
+        "rcu-no-sleeper-fence",
+        "rcu-sleeper-untold",
     ] {
         let run = Command::new(std::env::current_exe().expect("this test"))
-            .args(["nobody_reads_what_was_freed", "who_polls_frees_no_earlier"])
+            .args([
+                "nobody_reads_what_was_freed",
+                "who_polls_frees_no_earlier",
+                "who_waits_for_the_tick_is_told",
+            ])
             .env("WATERTIGHT_MUTANT", mutant)
             .output()
             .expect("this test runs again");
