@@ -239,7 +239,7 @@ fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
         Op::SetXattr { arg, name, value } => xattrs::set(cx, reply, arg, name, value),
         Op::GetXattr { arg, name } => xattrs::get(cx, reply, arg, name),
         Op::ListXattr(arg) => xattrs::list(cx, reply, arg),
-        Op::RemoveXattr { name } => reply.unit(cx.volume().remove_xattr(cx.node(), name)),
+        Op::RemoveXattr { name } => reply.unit(cx.volume().remove_xattr(&cx.ctx(), cx.node(), name)),
         Op::GetLk(arg) => locks::get(cx, reply, &arg),
         Op::SetLk(arg) => locks::set(cx, reply, &arg),
         Op::Destroy => destroy(cx, reply),

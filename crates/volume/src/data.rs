@@ -6,7 +6,7 @@ use std::time::Instant;
 use store::{Access, Attr, SetAttr};
 use sync::MutexGuard;
 use sync::mutant::is_on;
-use writeback::{Balance, How, Owner, Passed, Permit, Ticket, Waiter};
+use writeback::{Balance, How, Owner, Passed, Permit, Reserved, Ticket, Waiter};
 
 use crate::cancel::Event;
 use crate::handles::FileHandle;
@@ -16,6 +16,14 @@ use crate::{Ctx, Error, HandleId, OpenFlags, Result, Volume, WriteFlags};
 
 /// Bytes that are written under one reservation.
 const CHUNK: usize = 1 << 20;
+
+/// Room that a writer was given.
+struct Room {
+    /// Under its owner's limits. Dropped first: who hears of the room in the cache finds this one as well.
+    _reserved: Option<Reserved>,
+    /// In the cache.
+    permit: Permit,
+}
 
 /// Pages read from the store for a write that covers them in part; at most two.
 type Bases = Vec<(u64, Arc<Page>)>;
@@ -157,7 +165,7 @@ impl Inode {
         let end = offset + data.len() as u64;
         // Owned first: its owner's limits hold, and its bytes are counted.
         self.core.bdi.attach(self, by);
-        let mut permit = self.reserve(ctx, end.div_ceil(PAGE) - offset / PAGE)?;
+        let mut room = self.reserve(ctx, end.div_ceil(PAGE) - offset / PAGE)?;
         // The pages at both ends may be partly old.
         let mut bases = Bases::default();
         let mut state = self.begin_overlay()?;
@@ -166,7 +174,7 @@ impl Inode {
         if missing > 0 && turn.is_none() && self.core.bdi.throttle().is_limiting() {
             drop(state);
             // Nobody holds room that others need while it waits for a limit.
-            drop(permit);
+            drop(room);
             *turn = Some(self.turn_to_read(ctx, by, |_| (missing * PAGE, missing))?);
             return Ok(false);
         }
@@ -189,7 +197,7 @@ impl Inode {
         }
         let made = self.copy_in(&mut state, offset, data, &mut bases);
         // Reserved for every page that the write touches; no more can have been made.
-        if let Some(used) = permit.split(made) {
+        if let Some(used) = room.permit.split(made) {
             state.add_pages(used);
         }
         self.note_pages(&state);
@@ -263,9 +271,9 @@ impl Inode {
         Ok(page)
     }
 
-    /// Room for `pages` more pages, if there is. A writer whose cgroup comes near its limit is slowed down here.
-    fn take_room(&self, ctx: &Ctx<'_>, pages: u64) -> Option<Permit> {
-        let balance = self.core.bdi.balance(self, pages);
+    /// Room for `pages` more pages, if there is, in the cache and under its owner's limits. A writer whose cgroup comes near its limit is slowed down here.
+    fn take_room(&self, ctx: &Ctx<'_>, pages: u64) -> Option<Room> {
+        let (balance, reserved) = self.core.bdi.reserve(self, pages);
         if balance == Balance::Full {
             return None;
         }
@@ -279,16 +287,16 @@ impl Inode {
             let _watch = ctx.cancel.watch(&event);
             event.wait(Some(Instant::now() + pause));
         }
-        Some(permit)
+        Some(Room { _reserved: reserved, permit })
     }
 
     /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is used up.
-    fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Permit> {
+    fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Room> {
         // What the owner owes for data that others waited for counts as dirty still.
         if self.owes_until(pages).is_none()
-            && let Some(permit) = self.take_room(ctx, pages)
+            && let Some(room) = self.take_room(ctx, pages)
         {
-            return Ok(permit);
+            return Ok(room);
         }
         (ctx.before_wait)();
         self.core.counters.waits.add(1);
@@ -308,9 +316,9 @@ impl Inode {
         loop {
             let mut until = self.owes_until(pages);
             if until.is_none()
-                && let Some(permit) = self.take_room(ctx, pages)
+                && let Some(room) = self.take_room(ctx, pages)
             {
-                return Ok(permit);
+                return Ok(room);
             }
             if ctx.cancel.is_cancelled() {
                 return Err(Error::Interrupted);

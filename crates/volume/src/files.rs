@@ -63,7 +63,7 @@ impl Volume {
 
     fn open_created(&self, ctx: &Ctx<'_>, created: Created, flags: OpenFlags) -> (Entry, Opened) {
         let (entry, inode) = self.know(created.entry);
-        self.note_metadata(Some(&ctx.caller));
+        self.note_metadata(&ctx.caller);
         // Counted first, so that nobody who finds the name closes the data in between.
         inode.state().opens += 1;
         inode.set_file(Access::ReadWrite, &created.file);
@@ -170,7 +170,7 @@ impl Volume {
         let done = inode.file(Access::ReadWrite)?.allocate(mode, offset, len);
         // A part of it may be done also when it failed.
         inode.changed_on_store(&io)?;
-        self.note_metadata(Some(&ctx.caller));
+        self.note_metadata(&ctx.caller);
         Ok(done?)
     }
 
@@ -203,7 +203,7 @@ impl Volume {
         let (from, to) = (src.inode.id, dst.inode.id);
         let copied = self.core.store.copy_range(from, src_offset, to, dst_offset, len);
         dst.inode.changed_on_store(&io)?;
-        self.note_metadata(Some(&ctx.caller));
+        self.note_metadata(&ctx.caller);
         Ok(copied?)
     }
 
@@ -223,7 +223,7 @@ impl Volume {
             None => inode.set_attr(set),
             Some(size) => inode.set_size(ctx, set, size),
         }?;
-        self.note_metadata(Some(&ctx.caller));
+        self.note_metadata(&ctx.caller);
         Ok(changed)
     }
 }

@@ -80,11 +80,11 @@ impl Volume {
         tracing::info!(%cgroup, %limits, isolation = change.sync_isolation, "limits changed");
     }
 
-    /// Something beside file data was changed: it went at once, and counts as an operation that is owed. Without a caller it may
-    /// be anybody's, and is charged to nobody.
-    pub(crate) fn note_metadata(&self, caller: Option<&Caller>) {
+    /// Something beside file data was changed: it went at once, and counts as an operation that is owed. Where the caller is
+    /// not to be found it may be anybody's, and is charged to nobody.
+    pub(crate) fn note_metadata(&self, caller: &Caller) {
         let core = &self.core;
-        let owner = || caller.and_then(|caller| core.options.tenants.of_caller(caller));
+        let owner = || core.options.tenants.of_caller(caller);
         core.undurable.note(owner);
         if core.bdi.throttle().is_limiting()
             && let Some(owner) = owner()

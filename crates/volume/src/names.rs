@@ -93,7 +93,7 @@ impl Volume {
         perm: u32,
     ) -> Result<Entry> {
         let entry = self.core.store.make(parent, Name::new(name)?, what, perm, creator(ctx.caller))?;
-        self.note_metadata(Some(&ctx.caller));
+        self.note_metadata(&ctx.caller);
         Ok(self.know(entry).0)
     }
 
@@ -101,9 +101,9 @@ impl Volume {
     ///
     /// # Errors
     /// The store's.
-    pub fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<()> {
+    pub fn unlink(&self, ctx: &Ctx<'_>, parent: NodeId, name: &OsStr) -> Result<()> {
         self.core.store.unlink(parent, Name::new(name)?)?;
-        self.note_metadata(None);
+        self.note_metadata(&ctx.caller);
         Ok(())
     }
 
@@ -111,9 +111,9 @@ impl Volume {
     ///
     /// # Errors
     /// The store's.
-    pub fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<()> {
+    pub fn rmdir(&self, ctx: &Ctx<'_>, parent: NodeId, name: &OsStr) -> Result<()> {
         self.core.store.rmdir(parent, Name::new(name)?)?;
-        self.note_metadata(None);
+        self.note_metadata(&ctx.caller);
         Ok(())
     }
 
@@ -135,7 +135,7 @@ impl Volume {
             self.write_before_replacing(ctx, (parent, name), (new_parent, new_name));
         }
         self.core.store.rename(parent, name, new_parent, new_name, flags)?;
-        self.note_metadata(Some(&ctx.caller));
+        self.note_metadata(&ctx.caller);
         Ok(())
     }
 
@@ -162,10 +162,10 @@ impl Volume {
     ///
     /// # Errors
     /// The store's.
-    pub fn link(&self, id: NodeId, parent: NodeId, name: &OsStr) -> Result<Entry> {
+    pub fn link(&self, ctx: &Ctx<'_>, id: NodeId, parent: NodeId, name: &OsStr) -> Result<Entry> {
         let entry = self.core.store.link(id, parent, Name::new(name)?)?;
         self.note_change(id, entry.attr.ctime);
-        self.note_metadata(None);
+        self.note_metadata(&ctx.caller);
         Ok(self.know(entry).0)
     }
 
@@ -212,13 +212,20 @@ impl Volume {
     ///
     /// # Errors
     /// The store's.
-    pub fn set_xattr(&self, id: NodeId, name: &OsStr, value: &[u8], how: SetXattr) -> Result<()> {
+    pub fn set_xattr(
+        &self,
+        ctx: &Ctx<'_>,
+        id: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<()> {
         if let Some(inode) = self.core.table.get(id) {
             inode.state().unprivileged = false;
         }
         self.core.store.set_xattr(id, name, value, how)?;
         self.note_change(id, store::Timestamp::now());
-        self.note_metadata(None);
+        self.note_metadata(&ctx.caller);
         Ok(())
     }
 
@@ -234,10 +241,10 @@ impl Volume {
     ///
     /// # Errors
     /// The store's.
-    pub fn remove_xattr(&self, id: NodeId, name: &OsStr) -> Result<()> {
+    pub fn remove_xattr(&self, ctx: &Ctx<'_>, id: NodeId, name: &OsStr) -> Result<()> {
         self.core.store.remove_xattr(id, name)?;
         self.note_change(id, store::Timestamp::now());
-        self.note_metadata(None);
+        self.note_metadata(&ctx.caller);
         Ok(())
     }
 

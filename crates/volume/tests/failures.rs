@@ -224,7 +224,7 @@ fn data_of_a_file_without_a_name_is_not_written_for_nobody() {
     let (client, faults) = faulty("", lazy());
     let (id, handle) = client.create("temporary");
     client.write(handle, 0, &[1; 4096]).unwrap();
-    client.volume.unlink(store::ObjectId::ROOT, std::ffi::OsStr::new("temporary")).unwrap();
+    client.volume.unlink(&client.ctx(), store::ObjectId::ROOT, std::ffi::OsStr::new("temporary")).unwrap();
     assert_eq!(client.read(handle, 0, 4), [1; 4], "open files keep it");
     client.volume.release(handle);
     client.volume.forget(id, 1);

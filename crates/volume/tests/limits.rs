@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::asleep::Waiter;
 use common::{Client, eager, lazy};
 use store::MemStore;
-use watertight_volume::{CgroupPath, Error, WriteFlags};
+use watertight_volume::{CgroupPath, Error, NodeId, WriteFlags};
 
 fn client(options: watertight_volume::Options, limits: &str) -> Client {
     let client = Client::new(MemStore::new(1 << 30), options);
@@ -167,4 +167,33 @@ fn a_writer_that_waits_for_what_is_owed_goes_on_when_the_limit_is_lifted() {
     limit(&client, "wbps=max");
     assert_eq!(waits.join().expect("no panic"), Ok(1 << 20));
     client.volume.shutdown();
+}
+
+#[test]
+fn what_a_partial_write_reads_counts_as_read() {
+    let client = client(lazy(), "riops=10");
+    let (_, file) = client.create("a");
+    client.write(file, 0, &[7; 16 * 4096]).expect("room");
+    client.fsync(file).expect("durable");
+    let begun = Instant::now();
+    for page in 0..6 {
+        client.write(file, page * 2 * 4096 + 1, b"x").expect("after a while");
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
+    assert_eq!(client.read(file, 0, 3), [7, b'x', 7]);
+    limit(&client, "riops=max");
+    client.volume.shutdown();
+}
+
+#[test]
+fn removing_names_is_owed_by_who_does_it() {
+    let client = client(lazy(), "wbps=max");
+    let names: Vec<String> = (0..20).map(|number| format!("file {number}")).collect();
+    names.iter().for_each(|name| client.volume.release(client.create(name).1));
+    limit(&client, "wiops=1");
+    for name in &names {
+        client.volume.unlink(&client.ctx(), NodeId::ROOT, name.as_ref()).expect("it is there");
+    }
+    // Twenty seconds' operations.
+    assert!(client.volume.limits()[0].owed_bytes > 0);
 }

@@ -193,10 +193,10 @@ fn a_change_of_names_or_attributes_beside_unwritten_data_shows_in_the_ctime() {
     let next_tick = |after: Timestamp| until("the next tick", || Timestamp::now() > after);
     let written = client.volume.attr(id).unwrap().ctime;
     next_tick(written);
-    let linked = client.volume.link(id, ROOT, OsStr::new("second")).unwrap().attr.ctime;
+    let linked = client.volume.link(&client.ctx(), id, ROOT, OsStr::new("second")).unwrap().attr.ctime;
     assert!(linked > written, "link: {linked:?} after {written:?}");
     next_tick(linked);
-    client.volume.set_xattr(id, OsStr::new("user.a"), b"b", SetXattr::Any).unwrap();
+    client.volume.set_xattr(&client.ctx(), id, OsStr::new("user.a"), b"b", SetXattr::Any).unwrap();
     let tagged = client.volume.attr(id).unwrap().ctime;
     assert!(tagged > linked, "xattr: {tagged:?} after {linked:?}");
     next_tick(tagged);

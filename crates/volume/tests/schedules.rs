@@ -162,7 +162,7 @@ fn size_by_lookup(client: &Client, _: NodeId) -> u64 {
 }
 
 fn size_by_link(client: &Client, id: NodeId) -> u64 {
-    client.volume.link(id, ROOT, OsStr::new("other")).unwrap().attr.size
+    client.volume.link(&client.ctx(), id, ROOT, OsStr::new("other")).unwrap().attr.size
 }
 
 /// Writes a file, and looks at its size beside the write-back.

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::Bdi;
-use crate::dirty::{self, Balance, Domain};
-use crate::grace::Section;
+use crate::dirty::{self, Balance, Reserved};
 use crate::limit::CgroupPath;
 use crate::link::Inode;
 use crate::wb::Wb;
@@ -19,7 +18,7 @@ impl<I: Inode> Bdi<I> {
         } else if self.dirty_limits.is_used() {
             let section = self.switcher.grace().read();
             let looked = self.wbs.with(&section, inode.link().index(), Arc::clone);
-            if let Some(wb) = looked.filter(|wb| self.is_over_background(&section, wb)) {
+            if let Some(wb) = looked.filter(|wb| self.is_over_background(wb)) {
                 wb.signal();
                 self.need_flusher();
             }
@@ -51,6 +50,13 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
+    /// A wb's bytes were changed: they are counted at its limits.
+    pub(crate) fn recount(&self, wb: &Wb<I>) {
+        if self.dirty_limits.is_used() {
+            wb.domains(&self.dirty_limits);
+        }
+    }
+
     /// Cgroups have other paths: limits are found again.
     pub(crate) fn paths_changed(&self) {
         self.throttle.paths_changed();
@@ -60,45 +66,39 @@ impl<I: Inode> Bdi<I> {
 
     /// Limits were changed: who waits for one asks again.
     pub fn limits_changed(&self) {
+        if self.dirty_limits.is_used() {
+            self.all_wbs().iter().for_each(|wb| _ = wb.domains(&self.dirty_limits));
+        }
         self.budget.wake_all();
         self.signal_all();
     }
 
     /// Whether the inode's owner may have so many pages more: what its limits say, and what the cache has for it beside the others.
     pub fn balance(&self, inode: &I, pages: u64) -> Balance {
+        self.reserve(inode, pages).0
+    }
+
+    /// The same, with the room, which nobody else is given until it is dropped: when the pages are accounted for.
+    pub fn reserve(&self, inode: &I, pages: u64) -> (Balance, Option<Reserved>) {
         let section = self.switcher.grace().read();
         let Some(wb) = self.wbs.with(&section, inode.link().index(), Arc::clone) else {
-            return Balance::Free;
+            return (Balance::Free, None);
         };
         let held = wb.unwritten_bytes();
         let is_alone = self.wbs.is_alone(&section);
         if !is_alone && !dirty::has_share(self.budget.limit(), self.budget.used(), held.div_ceil(PAGE), pages)
         {
-            return Balance::Full;
+            return (Balance::Full, None);
         }
         if !self.dirty_limits.is_used() {
-            return Balance::Free;
+            return (Balance::Free, None);
         }
-        let bytes = pages * PAGE;
-        let domains = wb.domains(&self.dirty_limits);
-        let each = domains.limits.iter().map(|domain| {
-            dirty::balance(domain.bytes_max, self.held_under(&section, domain), bytes, wb.bandwidth())
-        });
-        each.fold(Balance::Free, Balance::and)
-    }
-
-    /// The bytes that count for a limit.
-    fn held_under(&self, section: &Section<'_>, domain: &Domain) -> u64 {
-        let counts = |wb: &&Arc<Wb<I>>| wb.domains(&self.dirty_limits).limits.contains(domain);
-        self.wbs.all(section).iter().filter(counts).map(|wb| wb.unwritten_bytes()).sum()
+        wb.domains(&self.dirty_limits).reserve(pages * PAGE, wb.bandwidth())
     }
 
     /// Whether a wb's data is to be written at once, for its owner's limits.
-    pub(crate) fn is_over_background(&self, section: &Section<'_>, wb: &Wb<I>) -> bool {
+    pub(crate) fn is_over_background(&self, wb: &Wb<I>) -> bool {
         let domains = wb.domains(&self.dirty_limits);
-        domains
-            .limits
-            .iter()
-            .any(|domain| dirty::is_over_background(domain.bytes_max, self.held_under(section, domain)))
+        domains.limits.iter().any(|domain| dirty::is_over_background(domain.bytes_max, domain.held()))
     }
 }

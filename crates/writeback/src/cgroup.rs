@@ -3,15 +3,18 @@
 //! A cgroup that was removed is not found by its number any more, but whoever has it still finds its parents: what it
 //! owned goes to the nearest one that lives. Numbers are the kernel's; where one is given again it names another cgroup.
 //!
-//! Lock order: `Cgroups::by_number`, then `Cgroup::name`, which is a leaf.
+//! Lock order: `Cgroups::by_number`, then `Cgroup::name`. That and `Cgroups::removed` are leaves.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use sync::Mutex;
 use sync::atomic::{AtomicBool, Ordering};
+
+/// Removed cgroups that are remembered.
+const REMOVED_MAX: usize = 4096;
 
 /// The number of a cgroup: who owns data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,13 +40,21 @@ pub struct Cgroup {
 pub struct Cgroups {
     root: Arc<Cgroup>,
     by_number: Mutex<HashMap<Owner, Arc<Cgroup>>>,
+    removed: Mutex<Removed>,
+}
+
+/// The cgroups that were removed last: what comes late for one of them is its nearest living ancestor's.
+#[derive(Debug, Default)]
+struct Removed {
+    by_number: HashMap<Owner, Arc<Cgroup>>,
+    order: VecDeque<Owner>,
 }
 
 impl Default for Cgroups {
     fn default() -> Self {
         let root = Arc::new(Cgroup::new(Owner::ROOT, None, OsStr::new("")));
         let by_number = Mutex::new(HashMap::from([(Owner::ROOT, Arc::clone(&root))]));
-        Self { root, by_number }
+        Self { root, by_number, removed: Mutex::default() }
     }
 }
 
@@ -93,6 +104,19 @@ impl Cgroup {
     }
 }
 
+impl Removed {
+    fn add(&mut self, cgroup: &Arc<Cgroup>) {
+        if self.by_number.insert(cgroup.number, Arc::clone(cgroup)).is_none() {
+            self.order.push_back(cgroup.number);
+        }
+        if self.order.len() > REMOVED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.by_number.remove(&oldest);
+        }
+    }
+}
+
 impl Cgroups {
     /// The root, which is never removed.
     #[must_use]
@@ -104,6 +128,13 @@ impl Cgroups {
     #[must_use]
     pub fn get(&self, number: Owner) -> Option<Arc<Cgroup>> {
         self.by_number.lock().get(&number).cloned()
+    }
+
+    /// The cgroup with this number; the nearest of its ancestors that lives if it was removed. The root for a number that never was, or was removed long ago.
+    #[must_use]
+    pub fn nearest(&self, number: Owner) -> Arc<Cgroup> {
+        let removed = || self.removed.lock().by_number.get(&number).map(Cgroup::nearest_living);
+        self.get(number).or_else(removed).unwrap_or_else(|| Arc::clone(&self.root))
     }
 
     /// The cgroup `number`; if it was not known, one that has just been made below `parent` (below the root if that does not live), and is
@@ -139,6 +170,7 @@ impl Cgroups {
         let removed = self.by_number.lock().remove(&number)?;
         // ORDERING: Relaxed, see `is_living`.
         removed.is_living.store(false, Ordering::Relaxed);
+        self.removed.lock().add(&removed);
         Some(removed)
     }
 
@@ -168,6 +200,22 @@ mod tests {
         cgroups.remove(a);
         assert_eq!(c.nearest_living().number(), Owner::ROOT);
         assert!(cgroups.remove(a).is_none() && cgroups.remove(Owner::ROOT).is_none());
+    }
+
+    #[test]
+    fn who_comes_late_for_a_removed_cgroup_finds_its_nearest_living_ancestor() {
+        let cgroups = Cgroups::default();
+        let (a, b) = (Owner(1), Owner(2));
+        cgroups.add(a, Owner::ROOT);
+        cgroups.add(b, a);
+        cgroups.remove(b);
+        assert_eq!((cgroups.nearest(b).number(), cgroups.nearest(Owner(9)).number()), (a, Owner::ROOT));
+        for other in 10..10 + REMOVED_MAX as u64 {
+            cgroups.add(Owner(other), a);
+            cgroups.remove(Owner(other));
+        }
+        assert_eq!(cgroups.nearest(b).number(), Owner::ROOT, "forgotten: what is remembered is bounded");
+        assert_eq!(cgroups.nearest(Owner(10)).number(), a);
     }
 
     #[test]

@@ -12,15 +12,17 @@
 //! | up to all of it | the same | pause for as long as the device takes for what they write; half as long at 3/4, ever longer towards the limit, at most [`PAUSE_MAX`] |
 //! | more | the same | wait until it is less |
 //!
-//! A cgroup that holds nothing is let in with one request, however large; each writer that was let in at the same moment may add one. The limit
-//! is over by that at most.
+//! A cgroup that holds nothing is let in with one request, however large: a limit is over by that at most. Who is let in has its room counted at once, so
+//! that no two are let into the same.
 //!
-//! What counts is what a wb counts: dirty bytes and those under writeback. A writer's pages count for the inode's owner, as all its data.
+//! What counts is what a wb counts: dirty bytes and those under writeback. A writer's pages count for the inode's owner, as all its data. Each limit keeps the
+//! sum of the wbs under it, and each wb remembers what of it is in these sums: whoever changes a wb's bytes brings them up to date, and whoever
+//! changes limits does so for all wbs. So a write looks at its own limits only, however many cgroups there are.
 //!
-//! Lock order: `DirtyLimits::by_path` and `Wb::domains` are leaves; the second is held while the first is taken.
+//! Lock order: `DirtyLimits::by_path` and `Wb::charged` are leaves; the second is held while the first is taken.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use sync::Mutex;
@@ -57,9 +59,11 @@ pub(crate) struct DirtyLimits {
 
 #[derive(Debug, Default)]
 struct ByPath {
-    limits: BTreeMap<CgroupPath, u64>,
+    limits: BTreeMap<CgroupPath, (u64, Arc<AtomicU64>)>,
     /// Of each cgroup without one, but the root.
     of_others: Option<u64>,
+    /// What these hold, as long as there is a wb.
+    others: BTreeMap<CgroupPath, Weak<AtomicU64>>,
 }
 
 /// The limits that one cgroup is under.
@@ -69,11 +73,93 @@ pub(crate) struct Domains {
     generation: u64,
 }
 
-/// One limit, and of which part of the tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One limit, and what counts for it.
+#[derive(Debug, Clone)]
 pub(crate) struct Domain {
-    pub(crate) top: CgroupPath,
     pub(crate) bytes_max: u64,
+    held: Arc<AtomicU64>,
+}
+
+/// What of a wb's bytes is counted, and for which limits.
+#[derive(Debug, Default)]
+pub(crate) struct Charged {
+    domains: Arc<Domains>,
+    bytes: u64,
+}
+
+/// Room under a cgroup's limits that a writer was given; counted until dropped. What it has dirtied by then is counted as that.
+#[derive(Debug)]
+pub struct Reserved {
+    domains: Arc<Domains>,
+    /// Limits at which it is counted, the first ones.
+    count: usize,
+    bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        for domain in &self.domains.limits[..self.count] {
+            // ORDERING: Relaxed, a figure for thresholds; who waits for it hears of it as of room in the cache, which is given back after this.
+            domain.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Domain {
+    /// The bytes that count for it.
+    pub(crate) fn held(&self) -> u64 {
+        // ORDERING: Relaxed, see `Reserved`.
+        self.held.load(Ordering::Relaxed)
+    }
+}
+
+impl Charged {
+    /// Counts what a wb holds now; gives the limits that it is under.
+    pub(crate) fn update(
+        &mut self,
+        limits: &DirtyLimits,
+        path: impl Fn() -> CgroupPath,
+        bytes: u64,
+    ) -> Arc<Domains> {
+        let found = limits.domains(&self.domains, path);
+        let before = std::mem::replace(&mut self.bytes, bytes);
+        // ORDERING: Relaxed both, see `Reserved`. What was added is taken away again, so that no sum is ever too small for that.
+        if let Some(found) = found {
+            self.domains
+                .limits
+                .iter()
+                .for_each(|domain| _ = domain.held.fetch_sub(before, Ordering::Relaxed));
+            found.limits.iter().for_each(|domain| _ = domain.held.fetch_add(bytes, Ordering::Relaxed));
+            self.domains = found;
+        } else if before != bytes {
+            let more = bytes.wrapping_sub(before);
+            self.domains.limits.iter().for_each(|domain| _ = domain.held.fetch_add(more, Ordering::Relaxed));
+        }
+        Arc::clone(&self.domains)
+    }
+}
+
+impl Domains {
+    /// Lets a writer have room for so many bytes more, if it may; `pages_a_second` is what the device writes for the cgroup.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64, pages_a_second: u64) -> (Balance, Option<Reserved>) {
+        let mut reserved = Reserved { domains: Arc::clone(self), count: 0, bytes };
+        let mut result = Balance::Free;
+        for domain in &self.limits {
+            let mut said = Balance::Full;
+            let more = |held: u64| {
+                said = balance(domain.bytes_max, held, bytes, pages_a_second);
+                (said != Balance::Full).then(|| held + bytes)
+            };
+            // ORDERING: Relaxed, the exchange alone keeps the bound.
+            let taken = domain.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+            if taken.is_err() {
+                return (Balance::Full, None);
+            }
+            reserved.count += 1;
+            result = result.and(said);
+        }
+        (result, Some(reserved))
+    }
 }
 
 impl DirtyLimits {
@@ -81,9 +167,9 @@ impl DirtyLimits {
     pub(crate) fn set(&self, path: &CgroupPath, bytes_max: Option<u64>) {
         let mut by_path = self.by_path.lock();
         match bytes_max {
-            Some(bytes) => by_path.limits.insert(path.clone(), bytes),
-            None => by_path.limits.remove(path),
-        };
+            Some(bytes) => by_path.limits.entry(path.clone()).or_default().0 = bytes,
+            None => _ = by_path.limits.remove(path),
+        }
         self.changed();
     }
 
@@ -106,27 +192,35 @@ impl DirtyLimits {
     }
 
     pub(crate) fn all(&self) -> Vec<(CgroupPath, u64)> {
-        self.by_path.lock().limits.iter().map(|(path, bytes)| (path.clone(), *bytes)).collect()
+        self.by_path.lock().limits.iter().map(|(path, (bytes, _))| (path.clone(), *bytes)).collect()
     }
 
     /// What the cgroup at `path` is under, if that is not what `known` says. Who sees a change late goes by the old limits a moment
     /// longer.
-    pub(crate) fn domains(&self, known: &mut Arc<Domains>, path: impl Fn() -> CgroupPath) {
+    fn domains(&self, known: &Arc<Domains>, path: impl Fn() -> CgroupPath) -> Option<Arc<Domains>> {
         // ORDERING: Acquire, see `changed`.
         let generation = self.generation.load(Ordering::Acquire);
         if known.generation == generation {
-            return;
+            return None;
         }
         let path = path();
-        let by_path = self.by_path.lock();
+        let mut by_path = self.by_path.lock();
         let over = by_path.limits.iter().filter(|(top, _)| path.is_within(top));
-        let mut limits: Vec<Domain> =
-            over.map(|(top, bytes)| Domain { top: top.clone(), bytes_max: *bytes }).collect();
+        let mut limits: Vec<Domain> = over
+            .map(|(_, (bytes_max, held))| Domain { bytes_max: *bytes_max, held: Arc::clone(held) })
+            .collect();
         let has_own = by_path.limits.contains_key(&path) || path == CgroupPath::root();
         if let Some(bytes_max) = by_path.of_others.filter(|_| !has_own) {
-            limits.push(Domain { top: path, bytes_max });
+            let known = by_path.others.get(&path).and_then(Weak::upgrade);
+            let held = known.unwrap_or_else(|| {
+                let made = Arc::default();
+                by_path.others.retain(|_, held| held.strong_count() > 0);
+                by_path.others.insert(path, Arc::downgrade(&made));
+                made
+            });
+            limits.push(Domain { bytes_max, held });
         }
-        *known = Arc::new(Domains { limits, generation });
+        Some(Arc::new(Domains { limits, generation }))
     }
 
     /// Whether there is, or was, any limit.
@@ -207,19 +301,41 @@ mod tests {
     fn limits_are_those_of_all_above_and_the_others_of_each() {
         let limits = DirtyLimits::default();
         let of = |text: &str| {
-            let mut known = Arc::default();
-            limits.domains(&mut known, || path(text));
-            known.limits.iter().map(|domain| (domain.top.to_string(), domain.bytes_max)).collect::<Vec<_>>()
+            let found = limits.domains(&Arc::default(), || path(text));
+            found.map_or_else(Vec::new, |found| found.limits.iter().map(|domain| domain.bytes_max).collect())
         };
         assert!(!limits.is_used() && of("/a").is_empty());
         limits.set(&path("/a"), Some(5));
         limits.set_of_others(Some(7));
-        assert_eq!(of("/a"), [("/a".to_owned(), 5)]);
-        assert_eq!(of("/a/b"), [("/a".to_owned(), 5), ("/a/b".to_owned(), 7)]);
+        assert_eq!(of("/a"), [5]);
+        assert_eq!(of("/a/b"), [5, 7]);
         assert!(of("/").is_empty());
         limits.set(&path("/a"), None);
-        assert_eq!(of("/a"), [("/a".to_owned(), 7)]);
+        assert_eq!(of("/a"), [7]);
         assert_eq!(limits.all(), []);
+    }
+
+    #[test]
+    fn sums_follow_bytes_and_limits_and_no_two_have_the_same_room() {
+        let limits = DirtyLimits::default();
+        limits.set(&path("/a"), Some(100));
+        let (mut a, mut b) = (Charged::default(), Charged::default());
+        let domains = a.update(&limits, || path("/a/x"), 30);
+        b.update(&limits, || path("/a/y"), 20);
+        assert_eq!(domains.limits[0].held(), 50);
+        let (balance, first) = domains.reserve(50, 1 << 40);
+        assert_eq!((balance, domains.reserve(1, 1).0), (Balance::Slow(Duration::ZERO), Balance::Full));
+        drop(first);
+        assert_eq!(domains.limits[0].held(), 50);
+        b.update(&limits, || path("/a/y"), 5);
+        assert_eq!(domains.limits[0].held(), 35);
+        // Another limit: the sum is made anew, by each wb for itself.
+        limits.set(&path("/a/x"), Some(40));
+        let (inner, outer) = (a.update(&limits, || path("/a/x"), 30), b.update(&limits, || path("/a/y"), 5));
+        let held = |domains: &Domains| domains.limits.iter().map(Domain::held).collect::<Vec<_>>();
+        assert_eq!((held(&inner), held(&outer)), (vec![35, 30], vec![35]));
+        // What is refused at the inner one is not left counted at the outer one.
+        assert_eq!((inner.reserve(11, 1).0, held(&inner)), (Balance::Full, vec![35, 30]));
     }
 
     #[test]

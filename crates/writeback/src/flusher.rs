@@ -266,7 +266,7 @@ impl<I: Inode> Bdi<I> {
 
     /// Whether a wb's owner is over a limit of its own.
     fn is_urgent(&self, wb: &Wb<I>) -> bool {
-        self.dirty_limits.is_used() && self.is_over_background(&self.switcher.grace().read(), wb)
+        self.dirty_limits.is_used() && self.is_over_background(wb)
     }
 
     /// When its limits let a wb go.

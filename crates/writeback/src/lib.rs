@@ -54,7 +54,7 @@ pub use bdi::{Bdi, BdiOptions, BdiStatus};
 pub use boost::{Boost, Scope};
 pub use budget::{Budget, Permit, Queued, Waiter};
 pub use cgroup::{Cgroup, Cgroups, Owner};
-pub use dirty::Balance;
+pub use dirty::{Balance, Reserved};
 pub use discipline::{Discipline, Others, PerSuperblock, Unmounting};
 #[cfg(loom)]
 #[doc(hidden)]

@@ -78,6 +78,7 @@ impl<I: Inode> Bdi<I> {
                 // ORDERING: Relaxed, nobody else has the inode.
                 sum.fetch_sub(bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
             }
+            self.recount(wb);
             let entry = lists.remove(link, &mut link.state());
             (entry, lists.is_left().then(|| Arc::clone(wb)))
         });
@@ -189,6 +190,7 @@ impl<I: Inode> Bdi<I> {
                 let before = bytes.swap(now, Ordering::Relaxed);
                 sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
             }
+            self.recount(wb);
         });
     }
 

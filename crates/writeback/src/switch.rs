@@ -82,8 +82,7 @@ pub(crate) struct Switch<I: Inode> {
 impl<I: Inode> Bdi<I> {
     /// The wb of `owner`, or of its nearest ancestor that lives.
     pub(crate) fn target(self: &Arc<Self>, owner: Owner) -> Incoming<I> {
-        let mut cgroup =
-            self.switcher.cgroups().get(owner).unwrap_or_else(|| Arc::clone(self.switcher.cgroups().root()));
+        let mut cgroup = self.switcher.cgroups().nearest(owner);
         loop {
             // Removed in between: its parent.
             match self.wbs.get_or_make(&cgroup) {
@@ -162,6 +161,8 @@ impl<I: Inode> Bdi<I> {
         let mut is_new = false;
         if !state.freeing {
             transfer(link, &from, to);
+            self.recount(&from);
+            self.recount(to);
             if let Some(entry) = from_lists.remove(link, &mut state) {
                 to_lists.insert(link, &mut state, entry);
             }
@@ -256,7 +257,9 @@ impl<I: Inode> Work for Switch<I> {
             left.extend(more.into_iter().flat_map(|isw| bdi.process(isw)));
         }
         // From here on the superblock may be gone; the device is not. Who waited because his cgroup had too much may go on.
-        bdi.tell_of_less();
+        if !is_on("switch-tells-nobody") {
+            bdi.tell_of_less();
+        }
         for wb in left {
             bdi.wbs.give_back(&wb);
         }

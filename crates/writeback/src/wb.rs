@@ -31,7 +31,7 @@ use sync::{Counter, Mutex, MutexGuard};
 
 use crate::cgroup::{Cgroup, Owner};
 use crate::crew::Post;
-use crate::dirty::{DirtyLimits, Domains};
+use crate::dirty::{Charged, DirtyLimits, Domains};
 use crate::limit::CgroupPath;
 use crate::link::{Inode, Link, Place, State};
 use crate::switch::Isw;
@@ -73,8 +73,8 @@ pub struct Wb<I: Inode> {
     pub(crate) switched: Counter,
     /// The limits that it is under, as of the last look.
     chain: Mutex<Option<Arc<Chain>>>,
-    /// The dirty limits that it is under, as of the last look.
-    domains: Mutex<Arc<Domains>>,
+    /// The dirty limits that it is under, and what is counted at them, as of the last look.
+    charged: Mutex<Charged>,
 }
 
 /// An inode on a list, with how often its write-back failed.
@@ -214,7 +214,7 @@ impl<I: Inode> Wb<I> {
             bandwidth: AtomicU64::new(BANDWIDTH_AT_FIRST),
             switched: Counter::default(),
             chain: Mutex::default(),
-            domains: Mutex::default(),
+            charged: Mutex::default(),
         }
     }
 
@@ -237,11 +237,10 @@ impl<I: Inode> Wb<I> {
         }
     }
 
-    /// The dirty limits that it is under.
+    /// The dirty limits that it is under, at which its bytes are counted now; for whoever has changed these.
     pub(crate) fn domains(&self, limits: &DirtyLimits) -> Arc<Domains> {
-        let mut domains = self.domains.lock();
-        limits.domains(&mut domains, || self.cgroup_path());
-        Arc::clone(&domains)
+        let mut charged = self.charged.lock();
+        charged.update(limits, || self.cgroup_path(), self.unwritten_bytes())
     }
 
     /// Its bytes that are not on the store.

@@ -8,6 +8,8 @@
 //! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch`] | `isolation-forgets-switched` |
 //! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch_among_its_own`] | `isolation-looks-once` |
 //! | SY-R10 | [`sy_r10_concurrent_syncs_beside_a_writer`] | |
+//! | the boost's bound | [`a_boost_follows_what_changes_its_owner`] | `boost-not-extended` |
+//! | dirty limits | [`a_switch_wakes_who_waits_at_a_dirty_limit`] | `switch-tells-nobody` |
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --test schedules_sync`
 #![cfg(shuttle)]
@@ -22,8 +24,8 @@ use std::sync::Arc;
 
 use model::{File, Model, at};
 use sync::model::check;
-use sync::{Mutex, mutant, thread};
-use writeback::{Caller, CgroupPath, Owner, Policy};
+use sync::{Condvar, Mutex, mutant, thread};
+use writeback::{Balance, Caller, CgroupPath, Owner, Policy, Waiter};
 
 const SLOW: Owner = Owner(1);
 const OTHER: Owner = Owner(2);
@@ -182,7 +184,75 @@ fn sy_r10_concurrent_syncs_beside_a_writer() {
 }
 
 #[test]
+fn a_boost_follows_what_changes_its_owner() {
+    check(|| {
+        let (model, spent) = held();
+        // Nothing of the limited one's is dirty when the sync begins: it has no token.
+        model.sync("/other", Policy::Boost);
+        let file = model.file(OTHER, 8192);
+        let waiter = at("/other");
+        let syncing = model.bdi.begin_sync(&waiter, Policy::Boost);
+        let moves = {
+            let (model, file) = (Arc::clone(&model), Arc::clone(&file));
+            thread::spawn(move || {
+                assert!(model.bdi.switch_to(&file, SLOW));
+                model.switcher.flush();
+            })
+        };
+        assert!(model.finish(&syncing, &mut |_| panic!("the boost was lost")));
+        drop(syncing);
+        moves.join().expect("no assertion failed");
+        assert_eq!(boosts(&model), 0);
+        drop((spent, file));
+        model.bdi.drain();
+        model.bdi.evict();
+    });
+}
+
+#[test]
+fn a_switch_wakes_who_waits_at_a_dirty_limit() {
+    check(|| {
+        let model = Arc::new(Model::new(1 << 30));
+        model.cgroup(SLOW.0, Owner::ROOT, "slow");
+        model.cgroup(OTHER.0, Owner::ROOT, "other");
+        model.bdi.set_dirty_max(&at("/slow"), Some(8192));
+        let (full, file) = (model.file(SLOW, 0), model.file(SLOW, 0));
+        model.bdi.account(&full, 8192, 0);
+        assert_eq!(model.bdi.balance(&file, 1), Balance::Full);
+        let waits = {
+            let (model, file) = (Arc::clone(&model), Arc::clone(&file));
+            thread::spawn(move || {
+                let woken = Arc::new((Mutex::new(false), Condvar::new()));
+                let wakes = Arc::clone(&woken);
+                let wake = move || {
+                    *wakes.0.lock() = true;
+                    wakes.1.notify_all();
+                };
+                let waiter = Waiter { pages: 1, held: Arc::default(), wake: Box::new(wake) };
+                let _queued = model.budget.queue(waiter);
+                // For ever, if nobody tells: a deadlock.
+                while model.bdi.balance(&file, 1) == Balance::Full {
+                    let mut is_woken = woken.0.lock();
+                    while !std::mem::take(&mut *is_woken) {
+                        woken.1.wait(&mut is_woken);
+                    }
+                }
+            })
+        };
+        assert!(model.bdi.switch_to(&full, OTHER));
+        model.switcher.flush();
+        waits.join().expect("no assertion failed");
+        drop((full, file));
+        model.bdi.drain();
+        model.bdi.evict();
+    });
+}
+
+#[test]
 fn each_mutant_is_caught() {
+    let test = "a_boost_follows_what_changes_its_owner";
+    mutant::assert_caught(test, &["boost-not-extended"], "the boost was lost");
+    mutant::assert_caught("a_switch_wakes_who_waits_at_a_dirty_limit", &["switch-tells-nobody"], "deadlock");
     mutant::assert_caught("sy_r6_who_is_queued_hears_of_a_boost", &["boost-no-kick"], "deadlock");
     let test = "sy_r5_a_waiter_that_changes_cgroup";
     mutant::assert_caught(test, &["boost-by-current-cgroup"], "a boost was left behind");

@@ -130,11 +130,11 @@ pub(super) fn rmdir(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
     if cx.is_covered(cx.node(), name) {
         return reply.error(Errno::BUSY);
     }
-    removed(cx, reply, name, cx.volume().rmdir(cx.node(), name))
+    removed(cx, reply, name, cx.volume().rmdir(&cx.ctx(), cx.node(), name))
 }
 
 pub(super) fn unlink(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
-    removed(cx, reply, name, cx.volume().unlink(cx.node(), name))
+    removed(cx, reply, name, cx.volume().unlink(&cx.ctx(), cx.node(), name))
 }
 
 fn removed(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, removed: volume::Result<()>) -> Sent {
@@ -149,7 +149,7 @@ pub(super) fn link(cx: &Cx<'_>, reply: Reply<'_>, arg: LinkIn, name: &OsStr) -> 
         return reply.error(Errno::XDEV);
     }
     let (_, old) = wire::split(arg.oldnodeid);
-    entry(cx, reply, name, cx.volume().link(old, cx.node(), name))
+    entry(cx, reply, name, cx.volume().link(&cx.ctx(), old, cx.node(), name))
 }
 
 /// Hands out an entry; its look-up is taken back if the kernel does not take it.

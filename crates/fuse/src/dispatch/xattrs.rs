@@ -19,7 +19,7 @@ pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: SetXattrIn, name: &OsStr, 
         libc::XATTR_REPLACE => SetXattr::Replace,
         _ => return reply.error(Errno::INVAL),
     };
-    let mut result = cx.volume().set_xattr(cx.node(), name, value, how);
+    let mut result = cx.volume().set_xattr(&cx.ctx(), cx.node(), name, value, how);
     if result.is_ok() && arg.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
         result = clear_set_group_id(cx);
     }

@@ -38,6 +38,7 @@ pub(crate) struct Model {
     pub(crate) store: Arc<Store>,
     pub(crate) switcher: Arc<Switcher<File>>,
     pub(crate) bdi: Arc<Bdi<File>>,
+    pub(crate) budget: Arc<Budget>,
 }
 
 impl Inode for File {
@@ -159,8 +160,9 @@ impl Model {
             call: Duration::ZERO,
             written: Mutex::default(),
         });
-        let bdi = Bdi::start("model", options, Budget::new(1 << 30), switcher);
-        Self { store, switcher: Arc::clone(switcher), bdi }
+        let budget = Budget::new(1 << 30);
+        let bdi = Bdi::start("model", options, Arc::clone(&budget), switcher);
+        Self { store, switcher: Arc::clone(switcher), bdi, budget }
     }
 
     pub(crate) fn now(&self) -> Duration {
