@@ -1,0 +1,198 @@
+//! The demo's directory, its mounts and all that it started.
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::mount::UnmountFlags;
+use sync::Mutex;
+use tempfile::TempDir;
+
+use super::failed;
+use crate::background::READY;
+use crate::console::console;
+use crate::problem::Result;
+use crate::progress::REDRAW;
+use crate::registry::DIR_VARIABLE;
+use crate::units;
+
+/// Where things are.
+#[derive(Debug, Clone)]
+pub(super) struct Paths {
+    program: PathBuf,
+    root: PathBuf,
+}
+
+/// What is to be taken down.
+#[derive(Debug)]
+pub(super) struct Stage {
+    processes: Vec<Child>,
+    mountpoints: Vec<PathBuf>,
+    /// Inner ones last.
+    cgroups: Vec<PathBuf>,
+    /// Last: the directory goes when nothing is mounted in it any more.
+    _dir: TempDir,
+}
+
+/// The way to all of it.
+#[derive(Debug)]
+pub(super) struct Demo {
+    paths: Paths,
+    stage: Arc<Mutex<Option<Stage>>>,
+    mount_type: String,
+}
+
+/// A mounted volume over a directory.
+#[derive(Debug)]
+pub(super) struct Volume {
+    pub(super) store: PathBuf,
+    pub(super) mountpoint: PathBuf,
+    /// What its process said of it.
+    pub(super) said: String,
+}
+
+impl Demo {
+    pub(super) fn new(paths: Paths, stage: Arc<Mutex<Option<Stage>>>, mount_type: &str) -> Self {
+        Self { paths, stage, mount_type: mount_type.to_owned() }
+    }
+
+    /// Mounts the directory `name`, behind the faults that `faults` names, if any.
+    pub(super) fn mount(&self, name: &str, faults: Option<&str>, options: &str) -> Result<Volume> {
+        self.mount_as(&self.mount_type, name, faults, options)
+    }
+
+    /// The same as a mount of this type.
+    pub(super) fn mount_as(
+        &self,
+        mount_type: &str,
+        name: &str,
+        faults: Option<&str>,
+        options: &str,
+    ) -> Result<Volume> {
+        let [store, mountpoint] = ["store", "mnt"].map(|kind| self.paths.root.join(kind).join(name));
+        for directory in [&store, &mountpoint] {
+            fs::create_dir_all(directory).map_err(|error| failed("making a directory", &error))?;
+        }
+        let directory = format!("dir:{}", store.display());
+        let source = faults.map_or(directory.clone(), |rules| format!("fault:{rules},{directory}"));
+        let mut command = self.command("mount");
+        command.arg(source).arg(&mountpoint).args(["-o", &format!("type={mount_type},{options}")]);
+        command.env("RUST_LOG", "error");
+        self.with(|stage| stage.mountpoints.push(mountpoint.clone()))?;
+        let out = self.start(command)?;
+        let mut line = String::new();
+        BufReader::new(out).read_line(&mut line).map_err(|error| failed("mounting", &error))?;
+        let Some(said) = line.strip_prefix(READY) else {
+            return Err(failed("mounting", &"the mount process ended; its reason stands above"));
+        };
+        Ok(Volume { store, mountpoint, said: said.trim_start_matches(':').trim().to_owned() })
+    }
+
+    /// `watertight VERB`, for this demo's volumes.
+    pub(super) fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(&self.paths.program);
+        command.arg(verb).env(DIR_VARIABLE, self.paths.root.join("run")).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `watertight VERB… PATH`.
+    pub(super) fn run(&self, verb: &[&str], path: &Path) -> Result<Output> {
+        let mut command = self.command(verb[0]);
+        command.args(&verb[1..]).arg(path).output().map_err(|error| failed(verb[0], &error))
+    }
+
+    /// Runs `watertight VERB… PATH`, which must succeed, and says how long it took.
+    pub(super) fn timed(&self, verb: &[&str], path: &Path) -> Result<Duration> {
+        let what = format!("watertight {}", verb.join(" "));
+        let (out, took) = live(&what, || self.run(verb, path));
+        succeeded(verb[0], &out?)?;
+        Ok(took)
+    }
+
+    /// Starts a program that goes with the demo, and gives what it prints.
+    pub(super) fn start(&self, mut command: Command) -> Result<ChildStdout> {
+        command.process_group(0).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| failed("starting a program", &error))?;
+        let out = child.stdout.take();
+        self.with(|stage| stage.processes.push(child))?;
+        out.ok_or_else(|| failed("starting a program", &"it has no output"))
+    }
+
+    /// Makes a cgroup that goes with the demo.
+    pub(super) fn make_cgroup(&self, directory: &Path) -> Result<()> {
+        fs::create_dir(directory).map_err(|error| failed("making a cgroup", &error))?;
+        self.with(|stage| stage.cgroups.push(directory.to_owned()))
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Stage)) -> Result<()> {
+        self.stage.lock().as_mut().map(change).ok_or_else(|| failed("going on", &"stopped"))
+    }
+}
+
+impl Stage {
+    pub(super) fn build() -> Result<(Self, Paths)> {
+        let build = || {
+            let dir = tempfile::Builder::new()
+                .prefix("watertight-demo.")
+                .permissions(Permissions::from_mode(0o700))
+                .tempdir()?;
+            let paths = Paths { program: std::env::current_exe()?, root: fs::canonicalize(dir.path())? };
+            let stage =
+                Self { processes: Vec::new(), mountpoints: Vec::new(), cgroups: Vec::new(), _dir: dir };
+            Ok((stage, paths))
+        };
+        build().map_err(|error: std::io::Error| failed("making its directory", &error))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            // After a demo that went well all have left by themselves.
+            if !matches!(process.try_wait(), Ok(Some(_))) {
+                let _gone_already = process.kill();
+            }
+        }
+        for mountpoint in &self.mountpoints {
+            let _not_mounted = fuse::mount::unmount(mountpoint, UnmountFlags::DETACH, true);
+        }
+        for process in &mut self.processes {
+            let _reaped = process.wait();
+        }
+        for cgroup in self.cgroups.iter().rev() {
+            let _gone_already = fs::remove_dir(cgroup);
+        }
+    }
+}
+
+/// An error with what the program said, if it did not succeed.
+pub(super) fn succeeded(what: &str, out: &Output) -> Result<()> {
+    if out.status.success() {
+        return Ok(());
+    }
+    Err(failed(what, &String::from_utf8_lossy(&out.stderr).trim()))
+}
+
+/// Does something, says how long it took, and shows on a terminal meanwhile for how long it has been going on.
+pub(super) fn live<T>(what: &str, work: impl FnOnce() -> T) -> (T, Duration) {
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let (done, finished) = channel::<()>();
+        scope.spawn(move || {
+            while finished.recv_timeout(REDRAW) == Err(RecvTimeoutError::Timeout) {
+                console().status(&format!("{what}: {}", units::duration(begun.elapsed())));
+            }
+            console().clear_status();
+        });
+        let value = work();
+        drop(done);
+        (value, begun.elapsed())
+    })
+}

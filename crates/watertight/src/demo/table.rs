@@ -1,0 +1,38 @@
+//! What the demo found, at its end.
+
+use crate::console::{Colour, console};
+
+/// What was done, how it went without, and how with the mechanism.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    rows: Vec<[String; 3]>,
+    notes: Vec<String>,
+}
+
+impl Table {
+    pub(super) fn row(&mut self, what: &str, without: impl Into<String>, with: impl Into<String>) {
+        self.rows.push([what.to_owned(), without.into(), with.into()]);
+    }
+
+    /// What `without` means in the last row, or why a row is missing.
+    pub(super) fn note(&mut self, text: &str) {
+        self.notes.push(text.to_owned());
+    }
+
+    pub(super) fn print(&self) {
+        let console = console();
+        console.print("");
+        console.print(&console.paint(Colour::Bold, &line("", "without", "watertight")));
+        for [what, without, with] in &self.rows {
+            console.print(&line(what, without, with));
+        }
+        for note in &self.notes {
+            console.print(&console.paint(Colour::Dim, note));
+        }
+    }
+}
+
+/// Within 80 columns.
+fn line(what: &str, without: &str, with: &str) -> String {
+    format!("{what:<40} {without:>18} {with:>18}")
+}
