@@ -136,9 +136,10 @@ pub enum Verb {
         what is left is printed.")]
     Wait(WaitArgs),
 
-    /// Show in some seconds what an unmount that tells the truth is worth.
+    /// Show in under a minute what it is worth that nobody waits for a neighbour, and that an unmount tells the truth.
     #[command(
-        after_help = "Example:\n  watertight demo\n\nNeeds to mount: root, or /dev/fuse and fusermount3. Leaves nothing behind."
+        after_help = "Example:\n  watertight demo\n\nNeeds to mount: root, or /dev/fuse and fusermount3; what needs two \
+            cgroups is left out, and that is said, where this user can make none. Leaves nothing behind."
     )]
     Demo(DemoArgs),
 

@@ -1,6 +1,6 @@
 //! The demo's directory, its mounts and all that it started.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -84,13 +84,17 @@ impl Demo {
         let source = faults.map_or(directory.clone(), |rules| format!("fault:{rules},{directory}"));
         let mut command = self.command("mount");
         command.arg(source).arg(&mountpoint).args(["-o", &format!("type={mount_type},{options}")]);
-        command.env("RUST_LOG", "error");
+        // What it says, some of it at the end of a volume that is given up, is told by the demo.
+        let log = self.paths.root.join(format!("{name}.log"));
+        let file = File::create(&log).map_err(|error| failed("making a log", &error))?;
+        command.env("RUST_LOG", "error").stderr(file);
         self.with(|stage| stage.mountpoints.push(mountpoint.clone()))?;
         let out = self.start(command)?;
         let mut line = String::new();
         BufReader::new(out).read_line(&mut line).map_err(|error| failed("mounting", &error))?;
         let Some(said) = line.strip_prefix(READY) else {
-            return Err(failed("mounting", &"the mount process ended; its reason stands above"));
+            let why = fs::read_to_string(&log).unwrap_or_default();
+            return Err(failed("mounting", &why.trim()));
         };
         Ok(Volume { store, mountpoint, said: said.trim_start_matches(':').trim().to_owned() })
     }

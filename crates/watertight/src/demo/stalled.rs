@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{ChildStdout, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -49,6 +49,7 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
         "`watertight events` says so {with} after it was noticed; who looks each second sees it after {without}"
     ));
     table.row("hear of a stalled store after", without, with);
+    table.note("Without: who looks each second hears of it up to a second later, as it happens.");
 
     let together = beside(demo)?;
     let (alone, together) = (units::duration(alone), units::duration(together));
@@ -102,7 +103,7 @@ fn heard(events: ChildStdout) -> Receiver<(u64, u64)> {
 
 /// When somebody who looks now and then sees it.
 fn polled(demo: &Demo, volume: &Volume) -> Result<u64> {
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     while begun.elapsed() < LONG {
         thread::sleep(POLL);
         let out = demo.run(&["status", "--json"], &volume.mountpoint)?;

@@ -33,6 +33,7 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
     let with = tenants.sync(demo, "boost")?;
     step(&format!("here b waits {}; what was written for it is a's debt", units::duration(with)));
     table.row("sync beside a throttled tenant", units::duration(without), units::duration(with));
+    table.note("Without: syncs that wait for each owner's limit (`-o sync_policy=vanilla`).");
     Ok(())
 }
 

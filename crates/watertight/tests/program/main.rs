@@ -30,6 +30,7 @@ mod signals;
 mod stalled;
 mod terminal;
 mod throttling;
+mod tmux;
 mod top;
 mod unmounting;
 mod unprivileged;
