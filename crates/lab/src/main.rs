@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     match arguments.next() {
         // A peer of the experiments that is this executable itself, in a process of its own.
         Some(first) if first == null_server::COMMAND => return null_server::main(arguments.next()),
+        Some(first) if first == sync::client::COMMAND => return sync::client::main(arguments),
         Some(first) if first == results::COMMAND => return results::main(),
         _ => {}
     }

@@ -3,45 +3,66 @@
 //! The published experiment twice: in the engine alone, by a clock that is set, with its own sizes; and scaled, with real cgroups and fio's
 //! writers on a real mount. In both a cgroup that may write little has much to be written, and somebody in another cgroup syncs.
 
+mod admit;
+pub(crate) mod client;
 #[allow(dead_code, reason = "the tests of writeback use the rest")]
 mod model;
 mod mounted;
+mod simulated;
+mod throttled;
+mod world;
 
-use std::time::{Duration, Instant};
-
-use sync::{Clock, RealClock};
-use writeback::{Admission, Direction, Owner, Policy, Request, Throttle};
+use std::time::Duration;
 
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
 use crate::report::{Metric, Recorder, Shown};
-use model::Model;
-use mounted::Mounted;
+use world::Place;
 
 /// The experiment.
 #[derive(Debug)]
 pub(crate) struct Sync;
 
 const MIB: u64 = 1 << 20;
-/// What the published device took in a second, as its boosted syncs show.
-const STORE: u64 = 256 * MIB;
-const WRITERS: u64 = 16;
-const WRITER: u64 = 32 * MIB;
 
 const VARIANTS: [&str; 4] = ["boost", "vanilla", "isolated", "unloaded"];
-const SCENARIOS: [&str; 8] =
-    ["simulated", "own-cgroup", "idle", "mounted", "neighbour-alone", "neighbour", "admit-1", "admit-1000"];
+const SCENARIOS: [&str; 18] = [
+    "simulated",
+    "own-cgroup",
+    "mounted",
+    "mounted-own",
+    "idle",
+    "steady",
+    "whole-run",
+    "before-sync",
+    "during-sync",
+    "after-sync",
+    "around-sync",
+    "neighbour-alone",
+    "neighbour",
+    "admit-1",
+    "admit-10",
+    "admit-100",
+    "admit-300",
+    "admit-1000",
+];
+/// Cgroups with limits.
+const ADMIT: [(&str, usize); 5] =
+    [("admit-1", 1), ("admit-10", 10), ("admit-100", 100), ("admit-300", 300), ("admit-1000", 1000)];
 
-pub(crate) const SYNC: Metric =
-    Metric { name: "sync", unit: "ms", shown: Shown::P50, larger_is_better: false };
-pub(crate) const FSYNC: Metric =
-    Metric { name: "fsync", unit: "ms", shown: Shown::P50, larger_is_better: false };
-pub(crate) const OF_LIMIT: Metric =
+const fn ms(name: &'static str) -> Metric {
+    Metric { name, unit: "ms", shown: Shown::P50, larger_is_better: false }
+}
+
+const SYNC: Metric = ms("sync");
+const SYNCFS: Metric = ms("syncfs");
+const VERB: Metric = ms("sync_verb");
+const FSYNC: Metric = ms("fsync");
+const THROTTLED_AGAIN: Metric = ms("throttled_again");
+const OF_LIMIT: Metric =
     Metric { name: "neighbour_of_limit", unit: "%", shown: Shown::P50, larger_is_better: true };
-const ADMIT: Metric = Metric { name: "admit", unit: "ns", shown: Shown::P50, larger_is_better: false };
-
-/// Admissions in one sample.
-const ADMISSIONS: u32 = 100_000;
+const RATE: Metric =
+    Metric { name: "neighbour_mb_per_s", unit: "MiB/s", shown: Shown::P50, larger_is_better: true };
 
 impl Experiment for Sync {
     fn name(&self) -> &'static str {
@@ -68,94 +89,86 @@ impl Experiment for Sync {
     ) -> anyhow::Result<Vec<String>> {
         let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 3 });
         let wants = |scenario: &str| settings.scenarios.contains(&scenario);
-        let each = Duration::from_secs(12);
-        progress.expect(self.name(), each * u32::try_from(rounds * settings.variants.len()).unwrap_or(1));
-        let mut notes = vec![format!(
-            "`simulated`: {WRITERS} files of {} MiB, 1 MiB/s, a store of {} MiB/s, by a clock that is set; `own-cgroup`: the sync is the \
-             limited cgroup's own.",
-            WRITER / MIB,
-            STORE / MIB
-        )];
-        let mounted = Mounted::new(settings);
-        match &mounted {
-            Ok(mounted) => notes.extend(mounted.notes()),
-            Err(why) => notes.push(format!("Nothing was mounted: {why}")),
+        let each = Duration::from_secs(if settings.quick { 40 } else { 75 });
+        progress.expect(self.name(), each * u32::try_from(rounds).unwrap_or(1));
+        let mut notes = vec![simulated::note()];
+        for variant in &settings.variants {
+            for scenario in ["simulated", "own-cgroup"].into_iter().filter(|scenario| wants(scenario)) {
+                simulated::run(variant, scenario, recorder);
+            }
         }
+        for (scenario, cgroups) in ADMIT.into_iter().filter(|(scenario, _)| wants(scenario)) {
+            admit::throttle(scenario, cgroups, recorder)?;
+        }
+        let place = match Place::new(settings) {
+            Ok(place) => place,
+            Err(why) => {
+                notes.push(format!("Nothing was mounted: {why}"));
+                return Ok(notes);
+            }
+        };
+        notes.extend(mounted::notes());
+        notes.extend(throttled::notes());
+        notes.push(admit::NOTE.to_owned());
+        notes.push(format!("The store is a directory on {}.", place.path("store").display()));
+        let mut steps = steps(settings, &wants, &place);
         for round in 0..rounds {
-            for variant in &settings.variants {
+            for (scenario, variant, metric, step) in &mut steps {
                 if settings.stop.is_set() {
                     return Ok(notes);
                 }
-                progress.now(&format!("round {} of {rounds}: {variant}", round + 1));
-                if round == 0 {
-                    simulate(variant, &wants, recorder);
+                progress.now(&format!("round {} of {rounds}: {scenario} {variant}", round + 1));
+                if let Err(error) = step(recorder) {
+                    recorder.absent(scenario, variant, *metric, &format!("{error:#}"));
                 }
-                if let Ok(mounted) = &mounted
-                    && wants("mounted")
-                    && let Err(error) = mounted.run(variant, recorder)
-                {
-                    recorder.absent("mounted", variant, SYNC, &format!("{error:#}"));
-                }
-                progress.done(each);
             }
-            if let Ok(mounted) = &mounted
-                && wants("neighbour")
-                && let Err(error) = mounted.neighbour(recorder)
-            {
-                recorder.absent("neighbour", "boost", FSYNC, &format!("{error:#}"));
-            }
-        }
-        for (scenario, cgroups) in [("admit-1", 1), ("admit-1000", 1000)] {
-            if wants(scenario) {
-                (0..20).for_each(|_| recorder.value(scenario, "boost", ADMIT, admit(cgroups)));
-            }
+            progress.done(each);
         }
         Ok(notes)
     }
 }
 
-/// The published sizes, by a clock that is set.
-fn simulate(variant: &str, wants: &dyn Fn(&str) -> bool, recorder: &mut Recorder) {
-    let policy = match variant {
-        "vanilla" => Policy::Vanilla,
-        "isolated" => Policy::Isolated,
-        _ => Policy::Boost,
-    };
-    for (scenario, caller) in [("simulated", "/other"), ("own-cgroup", "/slow")] {
-        if !wants(scenario) {
-            continue;
-        }
-        let model = Model::new(STORE);
-        let slow = model.cgroup(1, Owner::ROOT, "slow");
-        model.cgroup(2, Owner::ROOT, "other");
-        // `unloaded`: what the store needs for that data by itself.
-        if variant != "unloaded" {
-            model.limit("/slow", "wbps=1M");
-        }
-        let files: Vec<_> = (0..WRITERS).map(|_| model.file(slow, WRITER)).collect();
-        let took = model.sync(caller, policy);
-        recorder.value(scenario, variant, SYNC, took.as_secs_f64() * 1e3);
-        drop(files);
-    }
-}
+type Step<'a> =
+    (&'static str, &'static str, Metric, Box<dyn FnMut(&mut Recorder) -> anyhow::Result<()> + 'a>);
 
-/// Nanoseconds to admit one write with so many limited cgroups, in turn.
-fn admit(cgroups: u64) -> f64 {
-    let clock: std::sync::Arc<dyn Clock> = std::sync::Arc::new(RealClock::default());
-    let throttle = Throttle::new(clock);
-    let paths: Vec<_> = (0..cgroups).map(|number| model::at(&format!("/tenants/{number}"))).collect();
-    // So much that it never stops anybody: each admission is the whole arithmetic.
-    let limits = "wbps=1000000G wiops=1000000G".parse().unwrap_or_default();
-    paths.iter().for_each(|path| throttle.set(path, limits));
-    let chains: Vec<_> = paths.iter().map(|path| throttle.chain(path)).collect();
-    let request =
-        Request { direction: Direction::Write, bytes: 4096, operations: 1, epoch: u64::MAX, inode: 0 };
-    let begun = Instant::now();
-    let mut chains = chains.iter().cycle();
-    for _ in 0..ADMISSIONS {
-        if let Some(chain) = chains.next() {
-            assert_eq!(throttle.try_admit(chain, &request), Admission::Now, "the limit is far away");
+/// What a round does on mounts, in this order.
+fn steps<'a>(settings: &Settings, wants: &dyn Fn(&str) -> bool, place: &'a Place) -> Vec<Step<'a>> {
+    let is_quick = settings.quick;
+    let mut steps: Vec<Step<'a>> = Vec::new();
+    let all = settings.variants.iter().copied();
+    if wants("mounted") || wants("idle") {
+        for variant in all.filter(|_| wants("mounted")) {
+            let run = move |recorder: &mut Recorder| mounted::run(place, variant, is_quick, recorder);
+            steps.push(("mounted", variant, SYNCFS, Box::new(run)));
         }
     }
-    begun.elapsed().as_secs_f64() * 1e9 / f64::from(ADMISSIONS)
+    if !settings.variants.contains(&"boost") {
+        return steps;
+    }
+    for scenario in ["steady", "whole-run"].into_iter().filter(|scenario| wants(scenario)) {
+        let run = move |recorder: &mut Recorder| throttled::of_limit(place, scenario, recorder);
+        steps.push((scenario, "boost", OF_LIMIT, Box::new(run)));
+    }
+    if wants("after-sync") {
+        let run = move |recorder: &mut Recorder| throttled::around(place, recorder);
+        steps.push(("after-sync", "boost", RATE, Box::new(run)));
+    }
+    if wants("neighbour") {
+        let turns = if is_quick { 2 } else { 4 };
+        let run = move |recorder: &mut Recorder| throttled::neighbour(place, turns, recorder);
+        steps.push(("neighbour", "boost", FSYNC, Box::new(run)));
+    }
+    // Once is enough: each figure is of two thousand writes.
+    let mut is_done = false;
+    let sizes: Vec<_> = ADMIT.into_iter().filter(|(scenario, _)| wants(scenario)).collect();
+    let run = move |recorder: &mut Recorder| {
+        for (scenario, count) in sizes.iter().filter(|_| !is_done) {
+            admit::write(place, scenario, *count, true, recorder)?;
+            admit::write(place, scenario, *count, false, recorder)?;
+        }
+        is_done = true;
+        Ok(())
+    };
+    steps.push(("admit-1000", "boost", admit::WRITE, Box::new(run)));
+    steps
 }

@@ -1,0 +1,216 @@
+//! What the mounts stand on, and one of them with the limited cgroup's writers and somebody in another cgroup.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use testing::cgroup::Cgroup;
+
+use super::client::{self, Call, Took};
+use crate::child::Server;
+use crate::experiment::Settings;
+use crate::volumes::ours::program;
+
+/// The sixteen writers of the published experiment, and what each writes.
+pub(super) const WRITERS: u64 = 16;
+pub(super) const WRITER_MIB: u64 = 3;
+/// What the cgroup may have dirty and owe together: more than twice what the writers write once, so that nobody writes it before the sync.
+pub(super) const ROOM_MIB: u64 = 128;
+/// Far longer than anything takes.
+pub(super) const LONG: Duration = Duration::from_secs(60);
+
+/// Directories for a mount, and the program.
+pub(super) struct Place {
+    program: PathBuf,
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    pub(super) fn new(settings: &Settings) -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("needs root".to_owned());
+        }
+        let fio = Command::new("fio").arg("--version").stdout(Stdio::null()).status();
+        if !fio.is_ok_and(|status| status.success()) {
+            return Err("fio is not installed".to_owned());
+        }
+        let program = program(settings)?;
+        let place = settings.source.clone().unwrap_or_else(std::env::temp_dir);
+        let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place);
+        let directory = directory.map_err(|error| error.to_string())?;
+        for name in ["store", "mnt"] {
+            std::fs::create_dir(directory.path().join(name)).map_err(|error| error.to_string())?;
+        }
+        Ok(Self { program, directory })
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(super) fn mountpoint(&self) -> PathBuf {
+        self.path("mnt")
+    }
+
+    pub(super) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).env("WATERTIGHT_RUNTIME_DIR", self.path("run")).stdin(Stdio::null());
+        command
+    }
+
+    pub(super) fn mount(&self, source: &str, options: &str) -> anyhow::Result<Server> {
+        let mut command = self.command(&["mount", "-o", options, source]);
+        command.arg(self.mountpoint());
+        let server = Server::start(&mut command, &self.mountpoint(), &self.path("log"))?;
+        // The mount is there a moment before its process can be asked.
+        let begun = Instant::now();
+        while self.status()?["volumes"][0].is_null() {
+            ensure!(begun.elapsed() < LONG, "its process does not answer");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(server)
+    }
+
+    /// What `status` says.
+    fn status(&self) -> anyhow::Result<serde_json::Value> {
+        let output = self.command(&["status", "--json"]).arg(self.mountpoint()).output()?;
+        Ok(serde_json::from_slice(&output.stdout).unwrap_or_default())
+    }
+
+    pub(super) fn unmount(&self) -> anyhow::Result<()> {
+        ensure!(self.command(&["umount"]).arg(self.mountpoint()).status()?.success(), "umount failed");
+        Ok(())
+    }
+
+    /// Has a process in `cgroup` make a call so often.
+    pub(super) fn time(
+        &self,
+        cgroup: &Cgroup,
+        call: Call,
+        path: &Path,
+        count: usize,
+    ) -> anyhow::Result<Vec<Took>> {
+        client::time(cgroup, call, path, count, (&self.program, &self.path("run")))
+    }
+}
+
+/// A mount, with the limited cgroup and another one.
+pub(super) struct World<'a> {
+    pub(super) place: &'a Place,
+    pub(super) slow: Cgroup,
+    pub(super) other: Cgroup,
+    server: Server,
+    limit: String,
+}
+
+/// Writers that write without end, until this is dropped.
+pub(super) struct Writers(Child);
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        let _ended_already = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
+impl<'a> World<'a> {
+    /// With such a policy; `limit` as `wbps` takes it, and how much the cgroup may have dirty and owe.
+    pub(super) fn new(place: &'a Place, policy: &str, limit: &str, room_mib: u64) -> anyhow::Result<Self> {
+        let (slow, other) = Option::zip(Cgroup::make(), Cgroup::make()).context("no cgroup can be made")?;
+        let options = format!(
+            "dirty_after=1h,cache=256M,sync_policy={policy},limit={}:wbps={limit}:dirty_max={room_mib}M",
+            slow.path().display()
+        );
+        let source = format!("dir:{}", place.path("store").display());
+        let server = place.mount(&source, &options)?;
+        Ok(Self { place, slow, other, server, limit: limit.to_owned() })
+    }
+
+    /// Sets limits of a cgroup.
+    pub(super) fn set(&self, cgroup: &Cgroup, limits: &str) -> anyhow::Result<()> {
+        let mut command = self.place.command(&["limit"]);
+        command.arg(cgroup.path()).arg(self.place.mountpoint()).arg(limits);
+        ensure!(command.status()?.success(), "watertight limit failed");
+        Ok(())
+    }
+
+    /// The sixteen writers.
+    fn fio(&self, name: &str, size_mib: u64, more: &[&str]) -> Command {
+        let mut command = self.slow.command("fio");
+        command.args(["--name=writer", "--rw=write", "--bs=1M", "--fallocate=none", "--thread"]);
+        command.arg(format!("--filename_format={name}writer.$jobnum.$filenum"));
+        command.arg(format!("--numjobs={WRITERS}")).arg(format!("--size={size_mib}M"));
+        command.arg("--directory").arg(self.place.mountpoint()).args(more);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
+    /// Has all their data dirty.
+    pub(super) fn fill(&self) -> anyhow::Result<()> {
+        ensure!(self.fio("", WRITER_MIB, &[]).status()?.success(), "fio failed");
+        ensure!(self.figure("dirty_bytes")? > 0.9 * ((WRITERS * WRITER_MIB) << 20) as f64, "it was written");
+        Ok(())
+    }
+
+    /// Has them write new data without end.
+    pub(super) fn begin_writing(&self, name: &str) -> anyhow::Result<Writers> {
+        Ok(Writers(self.fio(name, 1 << 10, &["--time_based", "--runtime=600"]).spawn()?))
+    }
+
+    /// The same, and waits until they wait for room themselves.
+    pub(super) fn write_without_end(&self, name: &str) -> anyhow::Result<Writers> {
+        let before = self.figure("writer_waits")?;
+        let writers = self.begin_writing(name)?;
+        let begun = Instant::now();
+        while self.figure("writer_waits")? < before + WRITERS as f64 {
+            ensure!(begun.elapsed() < LONG, "the writers never wait for room");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(writers)
+    }
+
+    /// One call by the other cgroup, on the mount or a file in it.
+    pub(super) fn once(&self, call: Call, name: &str) -> anyhow::Result<Took> {
+        let took = self.place.time(&self.other, call, &self.place.mountpoint().join(name), 1)?;
+        took.into_iter().next().context("one call")
+    }
+
+    /// Everything written, and nothing owed.
+    pub(super) fn rest(&self) -> anyhow::Result<()> {
+        self.set(&self.slow, "wbps=max")?;
+        ensure!(
+            self.place.command(&["sync"]).arg(self.place.mountpoint()).status()?.success(),
+            "sync failed"
+        );
+        self.set(&self.slow, &format!("wbps={}", self.limit))
+    }
+
+    /// A figure of `status`.
+    pub(super) fn figure(&self, name: &str) -> anyhow::Result<f64> {
+        let status = self.place.status()?;
+        status["volumes"][0][name].as_f64().with_context(|| format!("status has no {name}"))
+    }
+
+    /// Bytes that the files of the store's directory have there, as its own file system counts them: nothing that the product says.
+    pub(super) fn on_store(&self) -> anyhow::Result<u64> {
+        let mut sum = 0;
+        for entry in std::fs::read_dir(self.place.path("store"))? {
+            sum += entry?.metadata()?.blocks() * 512;
+        }
+        Ok(sum)
+    }
+
+    /// Removes what was written, so that the disk has room.
+    pub(super) fn remove(&self, name: &str) -> anyhow::Result<()> {
+        for number in 0..WRITERS {
+            std::fs::remove_file(self.place.mountpoint().join(format!("{name}writer.{number}.0")))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn end(self) -> anyhow::Result<()> {
+        self.place.unmount()?;
+        self.server.stop()
+    }
+}
