@@ -48,7 +48,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, Weak};
 
 use rustix::fs::{AtFlags, OFlags, StatVfsMountFlags, Statx, StatxFlags};
 use rustix::process::Resource;
@@ -108,8 +108,8 @@ pub(crate) struct Inner {
     /// Device and mount of everything that is ours.
     dev: (u32, u32),
     mount: Option<u64>,
-    /// `/proc/self/fd`.
-    proc_fds: OwnedFd,
+    /// `/proc/self/fd`, of all stores of the process.
+    proc_fds: Arc<OwnedFd>,
     is_read_only: bool,
     file_size_max: u64,
     idle_files_max: usize,
@@ -121,7 +121,7 @@ pub(crate) struct Inner {
     table: Table,
     paths: Arc<Paths>,
     unsynced: Unsynced,
-    /// Given up for a moment when something must be synced and no descriptor is left.
+    /// Given up for a moment when something must be synced and no descriptor is left. There is one since the first object was opened.
     spare: Mutex<Option<OwnedFd>>,
     /// Holds the directory's lock; `None` once closed.
     lock: Mutex<Option<holder::Exclusive>>,
@@ -192,6 +192,23 @@ fn raise_descriptor_limit() -> usize {
     usize::try_from(current.min(DESCRIPTORS_WITHOUT_LIMIT)).unwrap_or(usize::MAX)
 }
 
+/// `/proc/self/fd`. Stores share it, as long as there is one.
+fn proc_fds(op: &'static str) -> Result<Arc<OwnedFd>> {
+    static SHARED: std::sync::Mutex<Weak<OwnedFd>> = std::sync::Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(fd) = shared.upgrade() {
+        return Ok(fd);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(c"/proc/self/fd", flags, 0.into())
+        .ok()
+        .filter(|fd| sys::is_proc(fd.as_fd()))
+        .ok_or_else(|| Error::with(ErrorKind::Unsupported, op, "/proc is not mounted"))?;
+    let fd = Arc::new(fd);
+    *shared = Arc::downgrade(&fd);
+    Ok(fd)
+}
+
 /// Whether the medium decides about access by the capabilities of the caller alone, on this machine.
 fn is_local(root: impl AsFd) -> bool {
     const LOCAL: [i64; 8] = [
@@ -218,26 +235,16 @@ impl Inner {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let lock = rustix::fs::open(path, flags, 0.into()).map_err(errno::failed_with(op, &shown))?;
         let lock = holder::lock(lock, path)?;
-        let root = rustix::fs::openat(&lock, ".", flags | OFlags::PATH, 0.into())
-            .map_err(errno::failed_with(op, &shown))?;
+        // One descriptor for the lock, for the directory itself, and to open handles with: thousands of idle stores have no more.
+        let root = lock.descriptor();
         let stat = rustix::fs::statx(&root, c"", AtFlags::EMPTY_PATH, STAT_MASK)
             .map_err(errno::failed_with(op, &shown))?;
         let medium = rustix::fs::fstatvfs(&root).map_err(errno::failed_with(op, &shown))?;
-        let proc_fds = rustix::fs::open(c"/proc/self/fd", flags | OFlags::PATH, 0.into())
-            .ok()
-            .filter(|fd| sys::is_proc(fd.as_fd()))
-            .ok_or_else(|| Error::with(ErrorKind::Unsupported, op, "/proc is not mounted"))?;
-        let spare = durable::spare_descriptor(&proc_fds);
+        let proc_fds = proc_fds(op)?;
         let capabilities = creds::capabilities();
         let file_size_max = size_max::of(lock.as_fd());
         let paths = Arc::new(Paths::new(options.open_max.unwrap_or(descriptors / 8 * 5), descriptors, &root));
-        let root = DirNode::new(
-            ObjectId::ROOT,
-            stat.stx_ino,
-            FileType::Directory,
-            Arc::new(root),
-            Arc::clone(&paths),
-        );
+        let root = DirNode::new(ObjectId::ROOT, stat.stx_ino, FileType::Directory, root, Arc::clone(&paths));
         Ok(Self {
             path: std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
             dev: (stat.stx_dev_major, stat.stx_dev_minor),
@@ -252,7 +259,7 @@ impl Inner {
             table: Table::new(root),
             paths,
             unsynced: Unsynced::new(options.unsynced_max.unwrap_or(descriptors / 8 * 3)),
-            spare: Mutex::new(spare),
+            spare: Mutex::new(None),
             lock: Mutex::new(Some(lock)),
         })
     }

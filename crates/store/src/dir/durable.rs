@@ -521,6 +521,16 @@ impl Inner {
         first_error.into_inner().map_or(Ok(()), Err)
     }
 
+    /// Sees to it that there is a spare descriptor, now that something was opened.
+    pub(crate) fn keep_spare(&self) {
+        // Who has the lock is about to see to it.
+        if let Some(mut spare) = self.spare.try_lock()
+            && spare.is_none()
+        {
+            *spare = spare_descriptor(&self.proc_fds);
+        }
+    }
+
     /// Does `work`, which opens one descriptor for itself, also when no other descriptor is left.
     pub(crate) fn with_spare(&self, work: impl Fn() -> Result<()>) -> Result<()> {
         match work() {
@@ -537,7 +547,7 @@ impl Inner {
 }
 
 /// A descriptor that is only there to be closed when another one is needed.
-pub(crate) fn spare_descriptor(any: &OwnedFd) -> Option<OwnedFd> {
+fn spare_descriptor(any: &OwnedFd) -> Option<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(any, 0).ok()
 }
 

@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -15,10 +16,17 @@ use crate::{Error, ErrorKind, Result};
 
 /// An open directory that is one store's alone, until this is dropped.
 ///
-/// The lock is given back by name: a child of this process that has not executed its program yet has the descriptor too, and
+/// The lock is given back by name: the store has the descriptor for other uses as well, and a child of this process that has not executed its program yet has the descriptor too, and
 /// the lock would last until that closes it.
 #[derive(Debug)]
-pub(crate) struct Exclusive(OwnedFd);
+pub(crate) struct Exclusive(Arc<OwnedFd>);
+
+impl Exclusive {
+    /// The directory's descriptor.
+    pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.0)
+    }
+}
 
 impl AsFd for Exclusive {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -29,7 +37,7 @@ impl AsFd for Exclusive {
 impl Drop for Exclusive {
     fn drop(&mut self) {
         // It can only fail where the kernel has no memory; the descriptor's end gives it back then.
-        let _given_back = rustix::io::retry_on_intr(|| rustix::fs::flock(&self.0, FlockOperation::Unlock));
+        let _given_back = rustix::io::retry_on_intr(|| rustix::fs::flock(&*self.0, FlockOperation::Unlock));
     }
 }
 
@@ -37,7 +45,7 @@ impl Drop for Exclusive {
 pub(crate) fn lock(fd: OwnedFd, path: &Path) -> Result<Exclusive> {
     let op = "open store";
     match rustix::io::retry_on_intr(|| rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)) {
-        Ok(()) => Ok(Exclusive(fd)),
+        Ok(()) => Ok(Exclusive(Arc::new(fd))),
         Err(Errno::AGAIN) => {
             let holder = holder(&fd).unwrap_or_else(|| "a process that cannot be seen from here".to_owned());
             Err(Error::with(ErrorKind::Busy, op, format!("{} is in use by {holder}", path.display())))

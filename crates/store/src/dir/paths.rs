@@ -75,18 +75,16 @@ pub(crate) struct Paths {
     /// After a search that found nothing to put away: how many are open before the next one.
     next_search: AtomicUsize,
     /// Any directory of the medium, to open handles with; `None` where that is not possible.
-    medium: Option<OwnedFd>,
+    medium: Option<Arc<OwnedFd>>,
 }
 
 impl Paths {
     /// Tries handles out on the open directory `root`.
-    pub(crate) fn new(bound: usize, descriptors: usize, root: &OwnedFd) -> Self {
-        let medium = || -> Result<OwnedFd, Errno> {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let medium = rustix::fs::openat(root, ".", flags, 0.into())?;
+    pub(crate) fn new(bound: usize, descriptors: usize, root: &Arc<OwnedFd>) -> Self {
+        let medium = || -> Result<Arc<OwnedFd>, Errno> {
             let handle = sys::handle_of(root.as_fd())?;
-            sys::open_handle(medium.as_fd(), &handle)?;
-            Ok(medium)
+            sys::open_handle(root.as_fd(), &handle)?;
+            Ok(Arc::clone(root))
         };
         Self {
             bound: bound.max(1),
@@ -249,6 +247,7 @@ impl Inner {
         };
         if let Ok(fd) = &opened {
             self.paths.saw(fd);
+            self.keep_spare();
         }
         opened
     }
