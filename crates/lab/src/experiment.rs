@@ -41,6 +41,7 @@ pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
     vec![
         Box::new(crate::drain::Drain),
         Box::new(crate::eventpoll::EventPoll),
+        Box::new(crate::many::Many),
         Box::new(crate::mounts::Mounts),
         Box::new(crate::rcu::Rcu),
         Box::new(crate::sync::Sync),

@@ -10,6 +10,7 @@ mod drain;
 mod eventpoll;
 mod experiment;
 mod machine;
+mod many;
 mod mounts;
 mod null_server;
 mod progress;

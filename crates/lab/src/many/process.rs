@@ -1,0 +1,185 @@
+//! A mount process with many volumes attached.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+
+use crate::child::Server;
+use crate::experiment::Settings;
+use crate::volumes::ours::program;
+
+/// How long threads that have nothing to do may stay.
+const REST_MAX: Duration = Duration::from_secs(20);
+
+/// The process.
+#[derive(Debug)]
+pub(super) struct Crowd {
+    size: usize,
+    program: PathBuf,
+    socket: PathBuf,
+    /// Without any volume.
+    alone: Figures,
+    // The mount goes before its directory.
+    server: Server,
+    directory: tempfile::TempDir,
+}
+
+/// What the process uses.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Figures {
+    resident_kib: f64,
+    pub(super) threads: f64,
+    pub(super) descriptors: f64,
+}
+
+impl Crowd {
+    /// Mounts, and attaches so many.
+    pub(super) fn new(settings: &Settings, size: usize) -> anyhow::Result<Self> {
+        ensure!(rustix::process::geteuid().is_root(), "needs root");
+        let program = program(settings).map_err(anyhow::Error::msg)?;
+        let memory = PathBuf::from("/dev/shm");
+        let place = settings.source.clone().unwrap_or(memory);
+        let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place)?;
+        let at = |name: &str| directory.path().join(name);
+        for name in ["root", "mnt", "stores"] {
+            fs::create_dir(at(name))?;
+        }
+        for number in 0..=size {
+            fs::create_dir(at(&format!("root/{number}")))?;
+            fs::create_dir(at(&format!("stores/{number}")))?;
+        }
+        let mut command = Command::new(&program);
+        command.env("WATERTIGHT_RUNTIME_DIR", at("run")).arg("mount").arg(at("root")).arg(at("mnt"));
+        let server = Server::start(&mut command, &at("mnt"), &at("log"))?;
+        let socket = socket(&at("run"))?;
+        let nothing = Figures { resident_kib: 0.0, threads: 0.0, descriptors: 0.0 };
+        let mut crowd = Self { size, program, socket, alone: nothing, server, directory };
+        crowd.alone = crowd.figures()?;
+        (0..size).try_for_each(|number| crowd.attach(number))?;
+        Ok(crowd)
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn attach(&self, number: usize) -> anyhow::Result<()> {
+        let source = self.path(&format!("stores/{number}"));
+        let wish = json!({ "path": number.to_string(), "source": source, "options": ["cache=16M"] });
+        self.call("POST", "/v1/attach", &wish).map(drop)
+    }
+
+    pub(super) fn attach_one_more(&self) -> anyhow::Result<()> {
+        self.attach(self.size)
+    }
+
+    pub(super) fn detach_it(&self) -> anyhow::Result<()> {
+        let wish = json!({ "path": self.size.to_string(), "how": "plain" });
+        self.call("POST", "/v1/detach", &wish).map(drop)
+    }
+
+    /// Writes to each, and has it synced.
+    pub(super) fn use_all(&self) -> anyhow::Result<()> {
+        for number in 0..self.size {
+            fs::write(self.path(&format!("mnt/{number}/file")), [1; 4096])?;
+        }
+        self.call("POST", "/v1/sync?all=1", &Value::Null).map(drop)
+    }
+
+    pub(super) fn figures(&self) -> anyhow::Result<Figures> {
+        let status = self.call("GET", "/v1/status", &Value::Null)?;
+        let figure = |name: &str| status["process"][name].as_f64().context("the status has no such figure");
+        Ok(Figures {
+            resident_kib: figure("resident_bytes")? / 1024.0,
+            threads: figure("threads")?,
+            descriptors: figure("open_fds")?,
+        })
+    }
+
+    /// The figures when threads that have nothing to do have ended.
+    pub(super) fn rested(&self) -> anyhow::Result<Figures> {
+        let until = Instant::now() + REST_MAX;
+        let mut last = self.figures()?;
+        // Nothing tells that a thread of another process has ended.
+        let mut same = 0;
+        while same < 10 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(300));
+            let now = self.figures()?;
+            same = if now.threads < last.threads { 0 } else { same + 1 };
+            last = now;
+        }
+        Ok(last)
+    }
+
+    /// Resident memory for each volume.
+    #[allow(clippy::cast_precision_loss, reason = "some thousands")]
+    pub(super) fn kib_of_each(&self, now: &Figures) -> f64 {
+        (now.resident_kib - self.alone.resident_kib) / self.size as f64
+    }
+
+    pub(super) fn status_of_one(&self) -> anyhow::Result<()> {
+        self.status(&[self.path(&format!("mnt/{}", self.size / 2))], 1)
+    }
+
+    pub(super) fn status_of_all(&self) -> anyhow::Result<()> {
+        self.status(&[], self.size + 1)
+    }
+
+    /// Runs `watertight status`, and looks whether it names so many volumes.
+    fn status(&self, arguments: &[PathBuf], volumes: usize) -> anyhow::Result<()> {
+        let mut command = Command::new(&self.program);
+        command.env("WATERTIGHT_RUNTIME_DIR", self.path("run")).arg("status").args(arguments);
+        let out = command.stdin(Stdio::null()).output()?;
+        ensure!(out.status.success(), "status: {}", String::from_utf8_lossy(&out.stderr));
+        let shown =
+            String::from_utf8_lossy(&out.stdout).lines().filter(|line| line.contains(" active ")).count();
+        ensure!(shown == volumes, "status shows {shown} volumes, not {volumes}");
+        Ok(())
+    }
+
+    fn call(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let body = body.to_string();
+        let mut stream = UnixStream::connect(&self.socket).context("the control socket")?;
+        let length = body.len();
+        stream.write_all(
+            format!(
+                "{method} {path} HTTP/1.1\r\nhost: lab\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+            )
+            .as_bytes(),
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without an end of its head")?;
+        ensure!(head.contains(" 200 "), "{method} {path}: {body}");
+        Ok(serde_json::from_str(body)?)
+    }
+
+    pub(super) fn stop(self) -> anyhow::Result<()> {
+        self.server.stop()
+    }
+}
+
+/// The one socket in a runtime directory.
+fn socket(run: &std::path::Path) -> anyhow::Result<PathBuf> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let mut files = fs::read_dir(run)?.flatten().map(|entry| entry.path());
+        let record = files.find(|path| path.extension().is_some_and(|ext| ext == "json"));
+        if let Some(record) = record {
+            return Ok(record.with_extension("sock"));
+        }
+        // The mount is there a moment before its record.
+        ensure!(Instant::now() < until, "no control socket");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
