@@ -8,8 +8,10 @@
 //! hears it; the socket goes. Whoever detached it returns after that.
 //!
 //! # Lock order
-//! `Attachments::list`, `Attached::path`, `Attached::registration` and `Attached::server` are leaves.
+//! `Attachments::list`, `Attached::registration` and `Attached::server` are leaves; `Attached::path` is inside `list` where both are held.
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock, Weak};
@@ -24,7 +26,7 @@ use volume::{DrainReport, LifeState, Tenants, Volume};
 use crate::checks;
 use crate::control::api::{
     AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, How, LimitRequest, Limits, MoveReply,
-    MoveRequest, Requests, State, Status, Synced, UmountReply, UmountRequest, now_ms,
+    MoveRequest, Process, Requests, State, Status, Synced, UmountReply, UmountRequest, now_ms,
 };
 use crate::control::server::{Also, Server, Service};
 use crate::holders::{self, Holders};
@@ -41,6 +43,8 @@ const CLOSING: Duration = Duration::from_secs(2);
 const GIVE_UP: Duration = Duration::from_secs(2);
 /// How long where its store hangs, once no path leads to it: nothing more will be written.
 const GIVE_UP_STALLED: Duration = Duration::from_millis(30);
+/// Files and cgroups that are named in an answer about many volumes, after which it ends.
+const LINES_MAX: usize = 10_000;
 
 /// What is attached to one mountpoint.
 #[derive(Debug)]
@@ -52,11 +56,54 @@ pub struct Attachments {
     /// Those of all volumes of this process.
     tenants: Arc<Tenants>,
     server: OnceLock<Server>,
-    list: Mutex<Vec<Arc<Attached>>>,
+    list: Mutex<List>,
     /// Those that ended with data that was not written.
     failed: Mutex<Vec<(String, Ended)>>,
     /// How often those that ended waited for inodes that were changing their owners, and how long.
     drains: Mutex<(u64, Duration)>,
+}
+
+/// The attached volumes, of which there may be thousands.
+#[derive(Debug, Default)]
+struct List {
+    by_id: BTreeMap<String, Arc<Attached>>,
+    /// The newest last: it may be on top of others.
+    by_path: BTreeMap<PathBuf, Vec<Arc<Attached>>>,
+}
+
+impl List {
+    fn add(&mut self, one: &Arc<Attached>) {
+        self.by_id.insert(one.id.clone(), Arc::clone(one));
+        self.by_path.entry(one.path.lock().clone()).or_default().push(Arc::clone(one));
+    }
+
+    fn remove(&mut self, one: &Attached) {
+        self.by_id.remove(&one.id);
+        let path = one.path.lock();
+        if let Some(here) = self.by_path.get_mut(&*path) {
+            here.retain(|other| other.id != one.id);
+            if here.is_empty() {
+                self.by_path.remove(&*path);
+            }
+        }
+    }
+
+    /// One that has not ended is somewhere else now.
+    fn move_to(&mut self, one: &Arc<Attached>, path: PathBuf) {
+        let is_here = self.by_id.contains_key(&one.id);
+        self.remove(one);
+        *one.path.lock() = path;
+        if is_here {
+            self.add(one);
+        }
+    }
+
+    /// Those at a path, and below it.
+    fn below(&self, path: &Path) -> Vec<Arc<Attached>> {
+        let all = self.by_path.range::<Path, _>((Bound::Included(path), Bound::Unbounded));
+        let below = all.take_while(|(at, _)| at.starts_with(path));
+        below.flat_map(|(_, here)| here.iter().map(Arc::clone)).collect()
+    }
 }
 
 /// An attached volume.
@@ -141,7 +188,29 @@ impl Attachments {
     }
 
     fn all(&self) -> Vec<Arc<Attached>> {
-        self.list.lock().clone()
+        self.list.lock().by_id.values().map(Arc::clone).collect()
+    }
+
+    /// The figures of those whose ids come after `after`, in their order: `max` at most, fewer where these are long.
+    #[must_use]
+    pub fn statuses(&self, after: &str, max: usize) -> Vec<Status> {
+        let after = (Bound::Excluded(after), Bound::Unbounded);
+        let page: Vec<Arc<Attached>> = {
+            let list = self.list.lock();
+            list.by_id.range::<str, _>(after).take(max).map(|(_, one)| Arc::clone(one)).collect()
+        };
+        let process = crate::process::figures(self.session.threads() as u64);
+        let mut lines = 0;
+        let mut statuses = Vec::new();
+        for one in page {
+            let status = one.status_beside(process.clone());
+            lines += status.errors.len() + status.cgroups.len();
+            statuses.push(status);
+            if lines > LINES_MAX {
+                break;
+            }
+        }
+        statuses
     }
 
     fn shown(&self, path: &Path) -> PathBuf {
@@ -149,8 +218,8 @@ impl Attachments {
     }
 
     fn at(&self, path: &Path) -> Option<Arc<Attached>> {
-        // The newest first: it may be on top of others.
-        self.all().into_iter().rev().find(|one| *one.path.lock() == path && one.is_attached())
+        let here = self.list.lock().by_path.get(path).cloned().unwrap_or_default();
+        here.into_iter().rev().find(|one| one.is_attached())
     }
 
     /// Serves `POST /v1/attach`.
@@ -234,7 +303,7 @@ impl Attachments {
             registration: Mutex::new(Some(registration)),
             server: Mutex::default(),
         });
-        self.list.lock().push(Arc::clone(&attached));
+        self.list.lock().add(&attached);
         let served = self.server().and_then(|server| {
             let owner = rustix::process::geteuid().as_raw();
             server.also(listener, owner, Arc::clone(&attached) as Arc<_>)
@@ -359,10 +428,12 @@ impl Attachments {
         self.no_mounts_at(&from)?;
         self.no_mounts_at(&to)?;
         self.tree.move_to(&from, &to).map_err(|error| error.to_string())?;
-        for one in self.all() {
+        let moving = self.list.lock().below(&from);
+        for one in moving {
             let moved = one.path.lock().strip_prefix(&from).ok().map(|rest| to.join(rest));
             if let Some(path) = moved.filter(|_| one.is_attached()) {
-                one.moved(path.components().collect(), &self.shown(&path));
+                self.list.lock().move_to(&one, path.components().collect());
+                one.moved(&self.shown(&path));
             }
         }
         Ok(MoveReply { mountpoint: self.shown(&to).to_string_lossy().into_owned() })
@@ -425,8 +496,7 @@ impl Attached {
         self.all.upgrade().map(|all| all.holders_at(&path)).unwrap_or_default()
     }
 
-    fn moved(&self, path: PathBuf, shown: &Path) {
-        *self.path.lock() = path;
+    fn moved(&self, shown: &Path) {
         if let Some(registration) = self.registration.lock().as_mut()
             && let Err(problem) = registration.moved(shown)
         {
@@ -445,7 +515,7 @@ impl Attached {
     fn leave(&self) {
         *self.server.lock() = None;
         if let Some(all) = self.all.upgrade() {
-            all.list.lock().retain(|other| other.id != self.id);
+            all.list.lock().remove(self);
         }
     }
 
@@ -492,8 +562,9 @@ impl Attached {
     }
 }
 
-impl Service for Attached {
-    fn status(&self) -> Status {
+impl Attached {
+    /// Its figures, with those of the process.
+    fn status_beside(&self, process: Process) -> Status {
         let volume = self.volume.status();
         let Some(all) = self.all.upgrade() else {
             return Status {
@@ -519,9 +590,16 @@ impl Service for Attached {
             started_ms: self.started_ms,
             // These are the connection's, and told with its own volume.
             requests: Requests::default(),
-            process: crate::process::figures(all.session.threads() as u64),
+            process,
             ..Status::of_volume(&self.volume, &volume)
         }
+    }
+}
+
+impl Service for Attached {
+    fn status(&self) -> Status {
+        let threads = self.all.upgrade().map_or(0, |all| all.session.threads());
+        self.status_beside(crate::process::figures(threads as u64))
     }
 
     fn sync(&self, by: Option<u32>) -> Result<Synced, String> {

@@ -12,7 +12,7 @@ use crate::control::api::{AttachRequest, DetachReply, DetachRequest, How, MoveRe
 use crate::control::client::CallError;
 use crate::opts::MountOptions;
 use crate::problem::{Problem, Result};
-use crate::target::{self, Target, Volume};
+use crate::target::{self, Volume};
 use crate::{progress, umount_cmd};
 
 /// The help that follows the arguments of `attach`.
@@ -80,17 +80,22 @@ impl Place {
     }
 }
 
+/// The option of these that is the mountpoint's, if one is.
+#[must_use]
+pub fn of_the_mountpoint(options: &str) -> Option<&str> {
+    options.split(',').find(|option| {
+        let name = option.split('=').next().unwrap_or(option);
+        OF_THE_MOUNTPOINT.contains(&name)
+    })
+}
+
 /// Runs `attach`.
 ///
 /// # Errors
 /// Exit 2 for a place or a volume that is none, 1 for what fails.
 pub fn attach(args: &AttachArgs) -> Result<()> {
     MountOptions::parse(&args.options)?;
-    let of_the_mountpoint = args.options.iter().flat_map(|list| list.split(',')).find(|option| {
-        let name = option.split('=').next().unwrap_or(option);
-        OF_THE_MOUNTPOINT.contains(&name)
-    });
-    if let Some(option) = of_the_mountpoint {
+    if let Some(option) = args.options.iter().find_map(|list| of_the_mountpoint(list)) {
         return Err(Problem::usage(format!(
             "option {option} is the mountpoint's, not a volume's; give it to `watertight mount`"
         )));
@@ -101,7 +106,7 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
         return Err(Problem::usage("a directory that is shown in a second place has no options of its own"));
     }
     let request = AttachRequest { path: place.inside.clone(), source, from, options: args.options.clone() };
-    let reply = place.client()?.attach(&request).map_err(|error| place.failed(&error))?;
+    let reply = place.client()?.attach(&request, None).map_err(|error| place.failed(&error))?;
     let given = args.volume.to_string_lossy();
     let id = reply.id.map_or_else(String::new, |id| format!(" (volume {id})"));
     console().print(&format!("{given} is attached at {}{id}", reply.mountpoint));
@@ -111,11 +116,10 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
 /// A store, or a directory inside the same mountpoint.
 fn what(given: &OsStr, place: &Place) -> Result<(Option<String>, Option<String>)> {
     let text = given.to_str().ok_or_else(|| Problem::usage("the volume's name is not UTF-8"))?;
-    let Target { mount, volume, .. } = target::resolve(given);
-    let path = match volume.filter(Volume::is_running) {
+    let path = match target::running(given).into_iter().next() {
         // An id, a mountpoint, or a store that is in use: what is mounted is meant.
         Some(volume) => {
-            let path = mount.map_or_else(|| PathBuf::from(&volume.record().mountpoint), |m| m.mountpoint);
+            let path = PathBuf::from(&volume.record().mountpoint);
             (volume.record().pid == place.volume.record().pid)
                 .then_some(path)
                 .ok_or_else(|| other_process(text, &volume.record().mountpoint))?
@@ -162,7 +166,7 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
     let what = format!("detaching {}", place.path.display());
     // The kernel has nothing of a file that is neither open nor mapped: it hands over what it has with each close(2)
     // and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)
-    let reply = progress::during(&what, client, || client.detach(&request));
+    let reply = progress::during(&what, client, || client.detach(&request, None));
     report(&place, how, reply.map_err(|error| place.failed(&error))?)
 }
 

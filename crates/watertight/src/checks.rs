@@ -137,7 +137,7 @@ pub fn apart(source: &Path, mountpoint: &Path) -> Result<()> {
 /// # Errors
 /// Exit 1, naming the other volume.
 pub fn alone(source: &Path) -> Result<()> {
-    for volume in target::volumes().iter().filter(|volume| volume.is_running()) {
+    for volume in target::nested(source).iter().filter(|volume| volume.is_running()) {
         let record = volume.record();
         let Some(other) = directory_of(&record.source).map(Path::new) else { continue };
         let Some(how) = nested(source, other) else { continue };

@@ -51,6 +51,7 @@ pub mod stalls;
 pub mod status_cmd;
 pub mod suggest;
 pub mod supervisor;
+pub mod survey;
 pub mod sync_cmd;
 pub mod target;
 pub mod top;

@@ -35,6 +35,9 @@ use crate::process;
 use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
 
+/// Volumes that are told of in one answer.
+const VOLUMES_AT_ONCE: usize = 512;
+
 /// What does not change while a volume is mounted.
 #[derive(Debug, Clone)]
 pub struct Facts {
@@ -248,6 +251,10 @@ impl Service for Live {
             drain_us: of_volume.drain_us + micros(drain_time),
             ..of_volume
         }
+    }
+
+    fn volumes(&self, after: &str) -> Vec<Status> {
+        self.attachments.statuses(after, VOLUMES_AT_ONCE)
     }
 
     fn sync(&self, by: Option<u32>) -> Result<Synced, String> {

@@ -147,7 +147,8 @@ pub(crate) fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
     let spec = &source.spec;
     store::open(spec).map_err(|error| match error.kind() {
         ErrorKind::Busy => {
-            let volume = target::volumes().into_iter().find(|v| {
+            let directory = checks::directory_of(spec).unwrap_or_default();
+            let volume = target::running(directory.as_ref()).into_iter().find(|v| {
                 v.is_running() && checks::directory_of(&v.record().source) == checks::directory_of(spec)
             });
             let at = volume.map_or_else(String::new, |volume| {

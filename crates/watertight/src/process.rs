@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::control::api::Process;
 
@@ -17,6 +17,13 @@ pub fn figures(serving_threads: u64) -> Process {
         max_fds: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
         resident_bytes: resident_bytes(),
     }
+}
+
+/// Takes as many descriptors as this process may have.
+pub fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Refused: then there are as many as there are.
+    let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// A directory's links are itself, its name, and each directory in it: here, each thread.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `ID.sock` | a mount process's control socket; if nobody listens, the process died |
 //! | `ID.json` | the mount's [`Record`]: who and where, and at the end how it ended |
+//! | `index/` | finds them by path, without a look at all of them: see [`index`] |
 //!
 //! The directory is `/run/watertight` for root, `$XDG_RUNTIME_DIR/watertight` for others, or
 //! `/tmp/watertight-UID` where there is none; `WATERTIGHT_RUNTIME_DIR` names another. It is 0700 and its
@@ -15,6 +16,9 @@
 //! and says how the mount ended before the socket goes. Records of ended mounts
 //! stay, the newest 64, so that `wait` tells the truth about a volume whose process is gone.
 
+mod index;
+
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -27,9 +31,12 @@ use crate::control::api::{Ended, now_ms};
 use crate::control::client::{CallError, Client};
 use crate::mountinfo::Device;
 use crate::problem::{Problem, Result};
+use index::{Index, Of};
 
 /// How many records of ended mounts a directory keeps.
 const ENDED_MAX: usize = 64;
+/// How many stores below a directory are looked at: one that runs is enough.
+const NESTED_MAX: usize = 64;
 /// A record is far smaller than this, even with a thousand named files.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
 /// Names another runtime directory.
@@ -71,6 +78,8 @@ pub struct Found {
     pub record: Record,
     /// The way to its process; none if that is gone.
     pub client: Option<Client>,
+    /// Why there is no way to a process that may be there.
+    pub silent: Option<String>,
 }
 
 impl RuntimeDir {
@@ -166,11 +175,14 @@ impl RuntimeDir {
     /// The volumes in this directory; sockets where nobody listens are removed.
     #[must_use]
     pub fn volumes(&self) -> Vec<Found> {
-        let ids = children(&self.path).filter_map(|path| {
+        self.ids().filter_map(|id| self.find(&id)).collect()
+    }
+
+    fn ids(&self) -> impl Iterator<Item = String> {
+        children(&self.path).filter_map(|path| {
             let is_record = path.extension().is_some_and(|ext| ext == "json");
             is_record.then(|| path.file_stem()?.to_str().map(str::to_owned)).flatten()
-        });
-        ids.filter_map(|id| self.find(&id)).collect()
+        })
     }
 
     /// The volume `id`, if this directory knows it.
@@ -178,19 +190,77 @@ impl RuntimeDir {
     pub fn find(&self, id: &str) -> Option<Found> {
         // Connect first: a process that ends between the two leaves its final record behind.
         let socket = self.socket(id);
+        let mut silent = None;
         let client = match Client::connect(&socket, self.uid) {
             Ok(client) => Some(client),
             Err(CallError::Gone) => {
-                let _another_was_faster = fs::remove_file(&socket);
+                if fs::remove_file(&socket).is_ok() {
+                    self.died(id);
+                }
                 None
             }
             Err(error) => {
                 tracing::warn!(id, %error, "a mount process cannot be reached");
+                silent = Some(error.to_string());
                 None
             }
         };
         let record = self.read_record(id)?;
-        Some(Found { record, client })
+        Some(Found { record, client, silent })
+    }
+
+    /// The volumes that `name` may mean: an id, a path where volumes are, or the directory of a store. They run, or died.
+    #[must_use]
+    pub fn at(&self, name: &str, path: Option<&Path>) -> Vec<Found> {
+        let index = self.index();
+        let by_path = |path: &Path| [index.at(Of::Places, path), index.at(Of::Stores, path)].concat();
+        let mut ids: BTreeSet<String> = path.map(by_path).into_iter().flatten().collect();
+        if !name.contains(['/', '.']) {
+            ids.insert(name.to_owned());
+        }
+        ids.iter().filter_map(|id| self.find(id)).collect()
+    }
+
+    /// The volumes that are mounted or attached at this path or at a directory that it lies in, the nearest first.
+    #[must_use]
+    pub fn around(&self, path: &Path) -> Vec<Found> {
+        let index = self.index();
+        let ids = [index.at(Of::Places, path), index.around(Of::Places, path)].concat();
+        ids.iter().filter_map(|id| self.find(id)).collect()
+    }
+
+    /// The volumes whose stores are directories around or below this one, a few of them.
+    #[must_use]
+    pub fn nested(&self, store: &Path) -> Vec<Found> {
+        let index = self.index();
+        let ids = [index.around(Of::Stores, store), index.below(Of::Stores, store, NESTED_MAX)].concat();
+        ids.iter().filter_map(|id| self.find(id)).collect()
+    }
+
+    /// The volumes with mounts of their own.
+    #[must_use]
+    pub fn mounts(&self) -> Vec<Found> {
+        self.index().mounts().iter().filter_map(|id| self.find(id)).collect()
+    }
+
+    /// The volumes that are none of these.
+    #[must_use]
+    pub fn others(&self, known: &BTreeSet<String>) -> Vec<Found> {
+        self.ids().filter(|id| !known.contains(id)).filter_map(|id| self.find(&id)).collect()
+    }
+
+    fn index(&self) -> Index {
+        Index::of(&self.path)
+    }
+
+    /// A volume's process is gone. Its record stays for a while, as that of one that ended.
+    fn died(&self, id: &str) {
+        if let Some(record) = self.read_record(id) {
+            self.index().remove(&record);
+            if record.ended.is_none() {
+                self.index().add_ended(id, record.started_ms);
+            }
+        }
     }
 
     /// What was written down about the volume `id`.
@@ -217,23 +287,19 @@ impl RuntimeDir {
             Problem::failure(format!("cannot make the control socket {}: {error}", path.display()))
         })?;
         registration.write()?;
+        let index = self.index();
+        index.add(&registration.record).map_err(|error| {
+            index.remove(&registration.record);
+            let _not_to_be = fs::remove_file(self.record(&registration.record.id));
+            Problem::failure(format!("cannot write the index in {}: {error}", self.path.display()))
+        })?;
         Ok((registration, listener))
     }
 
     /// Removes the oldest records of ended mounts.
     fn prune(&self) {
-        let mut ended: Vec<(u64, String)> = self
-            .volumes()
-            .into_iter()
-            .filter(|found| found.client.is_none())
-            .map(|found| {
-                (found.record.ended.map_or(found.record.started_ms, |ended| ended.ended_ms), found.record.id)
-            })
-            .collect();
-        ended.sort_unstable();
-        let surplus = ended.len().saturating_sub(ENDED_MAX);
-        for (_, id) in &ended[..surplus] {
-            let _another_was_faster = fs::remove_file(self.record(id));
+        for id in self.index().prune(ENDED_MAX) {
+            let _another_was_faster = fs::remove_file(self.record(&id));
         }
     }
 
@@ -259,8 +325,13 @@ impl Registration {
     /// # Errors
     /// When the record cannot be written.
     pub fn finish(&mut self, ended: Ended) -> Result<()> {
+        let ended_ms = ended.ended_ms;
         self.record.ended = Some(ended);
-        self.write()
+        self.write()?;
+        let index = self.dir.index();
+        index.remove(&self.record);
+        index.add_ended(&self.record.id, ended_ms);
+        Ok(())
     }
 
     /// Writes down that it is somewhere else now.
@@ -268,12 +339,18 @@ impl Registration {
     /// # Errors
     /// When the record cannot be written.
     pub fn moved(&mut self, mountpoint: &Path) -> Result<()> {
-        self.record.mountpoint = mountpoint.to_string_lossy().into_owned();
+        let to = mountpoint.to_string_lossy().into_owned();
+        let (index, id) = (self.dir.index(), &self.record.id);
+        let failed = |error| Problem::failure(format!("cannot write the index: {error}"));
+        index.add_at(Of::Places, mountpoint, id).map_err(failed)?;
+        index.remove_at(Of::Places, Path::new(&self.record.mountpoint), id);
+        self.record.mountpoint = to;
         self.write()
     }
 
     /// Forgets the mount: it never came to be.
     pub fn withdraw(self) {
+        self.dir.index().remove(&self.record);
         let _already_gone = fs::remove_file(self.dir.record(&self.record.id));
     }
 

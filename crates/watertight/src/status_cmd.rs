@@ -3,6 +3,8 @@
 //! Shown are the running ones, and of those that ended the ones that did not end well, until their
 //! store is mounted again.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use crate::cli::StatusArgs;
@@ -13,6 +15,7 @@ use crate::metrics::{self, Of};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
 use crate::registry::Record;
+use crate::survey::Survey;
 use crate::target::{self, Target, Volume};
 use crate::{checks, units, unmount};
 
@@ -57,7 +60,7 @@ struct Silent {
 /// Exit 2 when a volume was named that does not exist.
 pub fn run(args: &StatusArgs) -> Result<()> {
     let report = match &args.path {
-        None => gather(target::volumes(), None, args.holders),
+        None => gather(None, args.holders),
         Some(name) => {
             let Target { mount, volume, .. } = target::resolve(name);
             let mount = mount.filter(mountinfo::is_ours);
@@ -65,7 +68,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
                 let shown = name.to_string_lossy();
                 return Err(Problem::usage(format!("{shown} is no volume; `watertight status` lists them")));
             }
-            gather(volume.into_iter().collect(), Some(mount.into_iter().collect()), args.holders)
+            gather(Some((volume, mount)), args.holders)
         }
     };
     if args.json {
@@ -80,38 +83,35 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     Ok(())
 }
 
-/// Asks each of `volumes`; `mounts`: those to look for dead ones among, by default all; `holders`: look for those of
-/// all volumes, not only of detached ones.
-fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>, holders: bool) -> Report {
+/// Asks all volumes, or the one that was found with its mount. `holders`: look for those of all volumes, not only of detached
+/// ones.
+fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report {
     let mut report = Report::default();
-    let one = mounts.is_some();
-    for volume in volumes {
-        match volume.status() {
-            Ok(Some(status)) => {
-                let wanted = holders || status.state == State::Detached;
-                let holders = wanted.then(|| holders_of(&status));
-                report.volumes.push(Shown { status, holders });
-            }
-            // Its process may have ended between: read again how.
-            Ok(None) => {
-                let record =
-                    volume.dir.read_record(&volume.record().id).unwrap_or_else(|| volume.record().clone());
-                report.ended.push(record);
-            }
-            Err(error) => {
-                let Record { id, pid, mountpoint, source, .. } = volume.record().clone();
-                report.silent.push(Silent { id, pid, mountpoint, source, error: error.to_string() });
-            }
-        }
+    let mounts: Option<Vec<Mount>> = one.as_ref().map(|(_, mount)| mount.iter().cloned().collect());
+    let survey = match one {
+        None => Survey::now(),
+        Some((volume, _)) => volume.map(of_one).unwrap_or_default(),
+    };
+    report.ended = survey.ended;
+    for (record, error) in survey.silent {
+        let Record { id, pid, mountpoint, source, .. } = record;
+        report.silent.push(Silent { id, pid, mountpoint, source, error });
     }
+    for status in survey.volumes {
+        let wanted = holders || status.state == State::Detached;
+        let holders = wanted.then(|| holders_of(&status));
+        report.volumes.push(Shown { status, holders });
+    }
+    let one = mounts.is_some();
     if !one {
         report.leave_out_what_is_over();
     }
     let table = MountTable::read();
     let mounts =
         mounts.unwrap_or_else(|| table.iter().filter(|mount| mountinfo::is_ours(mount)).cloned().collect());
+    let devices: BTreeSet<Device> = report.volumes.iter().map(|v| v.status.device).collect();
     let served = |mount: &Mount| {
-        report.volumes.iter().any(|v| v.status.device == Device::of(mount))
+        devices.contains(&Device::of(mount))
             || report.silent.iter().any(|silent| silent.mountpoint == mount.mountpoint.to_string_lossy())
     };
     report.dead_mounts = mounts
@@ -120,6 +120,22 @@ fn gather(volumes: Vec<Volume>, mounts: Option<Vec<Mount>>, holders: bool) -> Re
         .map(|mount| mount.mountpoint.to_string_lossy().into_owned())
         .collect();
     report
+}
+
+/// A volume that was named.
+fn of_one(volume: Volume) -> Survey {
+    let mut survey = Survey::default();
+    let known = || volume.record().clone();
+    match volume.status() {
+        Ok(Some(status)) => survey.volumes.push(status),
+        // Its process may have ended between: read again how.
+        Ok(None) => match &volume.found.silent {
+            Some(why) => survey.silent.push((known(), why.clone())),
+            None => survey.ended.push(volume.dir.read_record(&volume.record().id).unwrap_or_else(known)),
+        },
+        Err(error) => survey.silent.push((known(), error.to_string())),
+    }
+    survey
 }
 
 fn holders_of(status: &Status) -> Holders {

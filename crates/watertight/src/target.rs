@@ -72,19 +72,57 @@ pub struct Target {
 /// All volumes that this user may see: running ones first, the newest first.
 #[must_use]
 pub fn volumes() -> Vec<Volume> {
+    crate::process::raise_descriptors();
     let mut all: Vec<Volume> = RuntimeDir::readable()
         .into_iter()
         .flat_map(|dir| dir.volumes().into_iter().map(move |found| Volume { dir: dir.clone(), found }))
         .collect();
-    all.sort_by_key(|volume| (!volume.is_running(), std::cmp::Reverse(volume.record().started_ms)));
+    newest_first(&mut all);
     all
+}
+
+/// Volumes found by the indices of the registries.
+fn found(find: impl Fn(&RuntimeDir) -> Vec<Found>) -> Vec<Volume> {
+    let mut all: Vec<Volume> = Vec::new();
+    for dir in RuntimeDir::readable() {
+        all.extend(find(&dir).into_iter().map(|found| Volume { dir: dir.clone(), found }));
+    }
+    all
+}
+
+/// The running volumes that a name may mean: an id, a mountpoint, a store. However many others there are.
+#[must_use]
+pub fn running(name: &OsStr) -> Vec<Volume> {
+    candidates(name, plain_path(name).as_deref())
+}
+
+/// The volumes whose stores are directories around or below this one.
+#[must_use]
+pub fn nested(store: &Path) -> Vec<Volume> {
+    found(|dir| dir.nested(store))
+}
+
+fn candidates(name: &OsStr, path: Option<&Path>) -> Vec<Volume> {
+    let mut all = found(|dir| dir.at(&name.to_string_lossy(), path));
+    all.retain(Volume::is_running);
+    newest_first(&mut all);
+    all
+}
+
+fn newest_first(volumes: &mut [Volume]) {
+    volumes.sort_by_key(|volume| (!volume.is_running(), std::cmp::Reverse(volume.record().started_ms)));
 }
 
 /// Finds what `name` means.
 #[must_use]
 pub fn resolve(name: &OsStr) -> Target {
-    let table = MountTable::read();
-    let mut volumes = volumes();
+    let (table, path) = (MountTable::read(), plain_path(name));
+    let found = choose(name, path.clone(), &table, candidates(name, path.as_deref()));
+    // Of those that ended, and mounts that somebody moved, the index knows nothing.
+    if found.volume.is_some() { found } else { choose(name, path, &table, volumes()) }
+}
+
+fn choose(name: &OsStr, path: Option<PathBuf>, table: &MountTable, mut volumes: Vec<Volume>) -> Target {
     let mut take = |wanted: &dyn Fn(&Volume) -> bool| {
         let index = volumes.iter().position(wanted)?;
         Some(volumes.swap_remove(index))
@@ -93,10 +131,9 @@ pub fn resolve(name: &OsStr) -> Target {
     if let Some(id) = name.to_str()
         && let Some(volume) = take(&|volume| volume.record().id == id)
     {
-        let mount = mount_of(&volume, &table);
+        let mount = mount_of(&volume, table);
         return Target { mount, volume: Some(volume), path: None };
     }
-    let path = plain_path(name);
     let mount = path.as_deref().and_then(|path| table.at(path)).cloned();
     if let Some(mount) = mount {
         let volume = take(&|volume| is_served_at(volume, &mount))
@@ -106,14 +143,14 @@ pub fn resolve(name: &OsStr) -> Target {
             return Target { mount: Some(mount), volume, path };
         }
         let volume = path.as_deref().and_then(|path| take(&|volume| names(volume, name, path)));
-        let own = volume.as_ref().and_then(|volume| mount_of(volume, &table));
+        let own = volume.as_ref().and_then(|volume| mount_of(volume, table));
         return Target { mount: own.or(Some(mount)), volume, path };
     }
     let volume = match path.as_deref() {
         Some(path) => take(&|volume| names(volume, name, path)),
         None => None,
     };
-    let mount = volume.as_ref().and_then(|volume| mount_of(volume, &table));
+    let mount = volume.as_ref().and_then(|volume| mount_of(volume, table));
     Target { mount, volume, path }
 }
 
@@ -129,7 +166,9 @@ pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
     };
     // What is attached deepest has the path.
     let depth = |volume: &Volume| if volume.is_attached() { volume.record().mountpoint.len() } else { 0 };
-    Some((volumes().into_iter().filter(of_mount).max_by_key(depth)?, Some(mount.clone())))
+    let near = found(|dir| dir.around(path)).into_iter().filter(of_mount).max_by_key(depth);
+    let volume = near.or_else(|| volumes().into_iter().filter(of_mount).max_by_key(depth))?;
+    Some((volume, Some(mount.clone())))
 }
 
 /// The volume whose own mountpoint `path` lies in, and its mount.
@@ -137,7 +176,9 @@ pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
 pub fn mounted_around(path: &Path) -> Option<(Volume, Mount)> {
     let table = MountTable::read();
     let mount = table.containing(path).filter(|mount| mountinfo::is_ours(mount))?;
-    Some((volumes().into_iter().find(|volume| is_served_at(volume, mount))?, mount.clone()))
+    let is_it = |volume: &Volume| is_served_at(volume, mount);
+    let near = candidates(OsStr::new("/"), Some(&mount.mountpoint)).into_iter().find(is_it);
+    Some((near.or_else(|| volumes().into_iter().find(is_it))?, mount.clone()))
 }
 
 fn is_served_at(volume: &Volume, mount: &Mount) -> bool {

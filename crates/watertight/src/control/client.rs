@@ -12,6 +12,7 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -49,6 +50,9 @@ pub enum CallError {
     /// The process refused, in its own words.
     #[error("{0}")]
     Refused(String),
+    /// So many callers wait that it takes no more.
+    #[error("the mount process does not answer: others wait for it already")]
+    Crowded,
     /// Something else went wrong.
     #[error("talking to the mount process: {0}")]
     Io(String),
@@ -60,6 +64,8 @@ pub struct Client {
     path: PathBuf,
     pid: Pid,
     process: OwnedFd,
+    /// How long a quick answer may take.
+    patience: Duration,
 }
 
 impl Client {
@@ -68,18 +74,27 @@ impl Client {
     /// # Errors
     /// [`CallError::Gone`] when nobody listens.
     pub fn connect(path: &Path, owner_uid: u32) -> Result<Self, CallError> {
-        let stream = StdStream::connect(path).map_err(from_connect)?;
+        let stream = dial(path).map_err(from_connect)?;
         let peer = socket_peercred(&stream).map_err(|error| CallError::Io(error.to_string()))?;
         let uid = peer.uid.as_raw();
         if uid != owner_uid && uid != 0 {
             return Err(CallError::Untrusted { path: path.to_owned() });
         }
-        let process = pidfd_open(peer.pid, PidfdFlags::empty()).map_err(|_| CallError::Gone)?;
-        let client = Self { path: path.to_owned(), pid: peer.pid, process };
+        let process = pidfd_open(peer.pid, PidfdFlags::empty()).map_err(|error| match error {
+            rustix::io::Errno::SRCH => CallError::Gone,
+            error => CallError::Io(error.to_string()),
+        })?;
+        let client = Self { path: path.to_owned(), pid: peer.pid, process, patience: QUICK };
         // The pid was looked up after the connection was made: that the socket still answers shows
         // that it was not another process's by then.
-        drop(StdStream::connect(path).map_err(from_connect)?);
+        drop(dial(path).map_err(from_connect)?);
         Ok(client)
+    }
+
+    /// Waits no longer than this for answers that need no store.
+    #[must_use]
+    pub fn within(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// The process's id.
@@ -93,7 +108,24 @@ impl Client {
     /// # Errors
     /// See [`CallError`].
     pub fn status(&self) -> Result<Status, CallError> {
-        self.call(Method::GET, "/v1/status", &(), Some(QUICK))
+        self.call(Method::GET, "/v1/status", &(), Some(self.patience))
+    }
+
+    /// The volumes that are attached to this one's mountpoint.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn attached(&self) -> Result<Vec<Status>, CallError> {
+        let mut all: Vec<Status> = Vec::new();
+        loop {
+            let after = all.last().map_or("", |last| last.id.as_str());
+            let page: Vec<Status> =
+                self.call(Method::GET, &format!("/v1/volumes?after={after}"), &(), Some(self.patience))?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
     }
 
     /// Makes what is dirty durable; takes as long as it takes.
@@ -136,20 +168,20 @@ impl Client {
         self.call(Method::POST, "/v1/umount", &request, limit)
     }
 
-    /// Attaches a volume to a directory of the process's mountpoint.
+    /// Attaches a volume to a directory of the process's mountpoint, and waits up to `limit` for the answer.
     ///
     /// # Errors
     /// See [`CallError`].
-    pub fn attach(&self, request: &AttachRequest) -> Result<AttachReply, CallError> {
-        self.call(Method::POST, "/v1/attach", request, None)
+    pub fn attach(&self, request: &AttachRequest, limit: Option<Duration>) -> Result<AttachReply, CallError> {
+        self.call(Method::POST, "/v1/attach", request, limit)
     }
 
-    /// Detaches one; takes as long as its data needs.
+    /// Detaches one, and waits up to `limit` for the answer: its data may need long.
     ///
     /// # Errors
     /// See [`CallError`].
-    pub fn detach(&self, request: &DetachRequest) -> Result<DetachReply, CallError> {
-        self.call(Method::POST, "/v1/detach", request, None)
+    pub fn detach(&self, request: &DetachRequest, limit: Option<Duration>) -> Result<DetachReply, CallError> {
+        self.call(Method::POST, "/v1/detach", request, limit)
     }
 
     /// Moves one.
@@ -295,8 +327,17 @@ fn refused(body: &[u8]) -> CallError {
     }
 }
 
+/// Connects, and does not wait for a process that takes no more connections: it may be stopped.
+fn dial(path: &Path) -> io::Result<StdStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
 fn from_connect(error: io::Error) -> CallError {
     match error.kind() {
+        io::ErrorKind::WouldBlock => CallError::Crowded,
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
             CallError::Gone
         }

@@ -72,6 +72,7 @@ enum Call {
     Metrics,
     OpenApi,
     Status,
+    Volumes,
     Events,
     Wait,
     Limits,
@@ -98,11 +99,12 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 13] = [
+pub static ROUTES: [Route; 14] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
     route(Method::GET, "/v1/status", Call::Status),
+    route(Method::GET, "/v1/volumes", Call::Volumes),
     route(Method::GET, "/v1/events", Call::Events),
     route(Method::GET, "/v1/wait", Call::Wait),
     route(Method::GET, "/v1/limits", Call::Limits),
@@ -118,6 +120,10 @@ pub static ROUTES: [Route; 13] = [
 pub trait Service: Send + Sync + 'static {
     /// The volume now. Never blocks on the store.
     fn status(&self) -> Status;
+    /// The volumes of this mountpoint whose ids come after this one, in the order of their ids; not too many at a time.
+    fn volumes(&self, _after: &str) -> Vec<Status> {
+        Vec::new()
+    }
     /// Makes what is dirty durable: by the policy of a process' cgroup, or all.
     ///
     /// # Errors
@@ -384,6 +390,10 @@ async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, In
         Call::Metrics => text(metrics::CONTENT_TYPE, metrics::page(&[&service.status()], &[])),
         Call::OpenApi => text(JSON, OPENAPI.to_owned()),
         Call::Status => json(StatusCode::OK, &service.status()),
+        Call::Volumes => {
+            let after = request.uri().query().and_then(|query| query.strip_prefix("after=")).unwrap_or("");
+            json(StatusCode::OK, &service.volumes(after))
+        }
         Call::Events => events(request.uri().query(), &peer),
         Call::Wait => match peer.enter(Kind::Wait) {
             Ok(_place) => last(wait(request.uri().query(), &*service).await),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::control::api::{CgroupLimits, State, Status};
 use crate::progress::Rate;
-use crate::target;
+use crate::survey::Survey;
 
 /// A look at all volumes.
 #[derive(Debug, Clone, Default)]
@@ -54,17 +54,13 @@ impl Rates {
     pub(super) fn look(&mut self) -> Table {
         let mut table = Table::default();
         let mut seen = BTreeMap::new();
-        for volume in target::volumes().iter().filter(|volume| volume.is_running()) {
-            match volume.status() {
-                Ok(Some(status)) => {
-                    let mut rates = self.0.remove(&status.id).unwrap_or_default();
-                    table.add(&status, &mut rates, Instant::now());
-                    seen.insert(status.id, rates);
-                }
-                Ok(None) => {}
-                Err(_) => table.silent.push(volume.record().mountpoint.clone()),
-            }
+        let survey = Survey::now();
+        for status in survey.volumes {
+            let mut rates = self.0.remove(&status.id).unwrap_or_default();
+            table.add(&status, &mut rates, Instant::now());
+            seen.insert(status.id, rates);
         }
+        table.silent.extend(survey.silent.into_iter().map(|(record, _)| record.mountpoint));
         self.0 = seen;
         table
     }

@@ -133,6 +133,10 @@ impl Service for Full {
         Arc::clone(&self.events)
     }
 
+    fn volumes(&self, _after: &str) -> Vec<Status> {
+        vec![sample::status()]
+    }
+
     fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {
         match self.next() {
             0 => Ok(AttachReply { id: request.source, mountpoint: request.path }),
@@ -283,7 +287,8 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     const ATTACH: (&str, &str) = ("POST /v1/attach", r#"{"path":"a","source":"mem:"}"#);
     const DETACH: (&str, &str) = ("POST /v1/detach", r#"{"path":"a","how":"plain"}"#);
     const MOVE: (&str, &str) = ("POST /v1/move", r#"{"from":"a","to":"b"}"#);
-    let rows: [&[(&str, &str)]; 11] = [
+    let rows: [&[(&str, &str)]; 12] = [
+        &[("GET /v1/volumes?after=0", "")],
         &[
             ("GET /v1/limits", ""),
             ("POST /v1/limit", r#"{"cgroup":"/a","limits":"wbps=1M"}"#),

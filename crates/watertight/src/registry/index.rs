@@ -1,0 +1,256 @@
+//! Finding volumes without looking at all of them.
+//!
+//! Below the runtime directory's `index`, beside the records:
+//!
+//! | directory | holds |
+//! |---|---|
+//! | `places/PATH/ID.volume` | a volume that is mounted or attached at `/PATH` |
+//! | `stores/PATH/ID.volume` | a volume whose store is the directory `/PATH` |
+//! | `mounts/ID` | a volume with a mount of its own |
+//! | `ended/MS-ID` | a record that stays for a while: its volume ended then, or was found dead and began then |
+//!
+//! `places` and `stores` are trees like those that they speak of: what is at a path, around it and below it is found in as many steps as the path
+//! has parts, however many volumes there are. It is an index only: whoever finds an id looks at its record and its socket, and takes an
+//! entry out whose process is gone.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use super::Record;
+use crate::checks;
+
+/// What an entry's name ends in. A directory could have such a name, too: entries are files.
+const ENTRY: &str = "volume";
+/// How often a directory may be taken away by who removes the last entry below it.
+const ATTEMPTS: usize = 16;
+
+/// One kind of paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Of {
+    Places,
+    Stores,
+}
+
+/// The index of a runtime directory.
+#[derive(Debug)]
+pub(super) struct Index(PathBuf);
+
+impl Index {
+    pub(super) fn of(runtime_dir: &Path) -> Self {
+        Self(runtime_dir.join("index"))
+    }
+
+    /// Enters a volume that begins.
+    pub(super) fn add(&self, record: &Record) -> io::Result<()> {
+        if record.attached_to.is_none() {
+            make_in(&self.0.join("mounts"), OsStr::new(&record.id))?;
+        }
+        for (of, path) in paths_of(record) {
+            self.add_at(of, path, &record.id)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn add_at(&self, of: Of, path: &Path, id: &str) -> io::Result<()> {
+        make_in(&self.dir(of, path), entry(id).as_ref())
+    }
+
+    /// Takes a volume out that has ended.
+    pub(super) fn remove(&self, record: &Record) {
+        if record.attached_to.is_none() {
+            let _not_there = fs::remove_file(self.0.join("mounts").join(&record.id));
+        }
+        for (of, path) in paths_of(record) {
+            self.remove_at(of, path, &record.id);
+        }
+    }
+
+    pub(super) fn remove_at(&self, of: Of, path: &Path, id: &str) {
+        let root = self.root(of);
+        let mut dir = self.dir(of, path);
+        let _not_there = fs::remove_file(dir.join(entry(id)));
+        while dir != root && fs::remove_dir(&dir).is_ok() && dir.pop() {}
+    }
+
+    /// The volumes at this path.
+    pub(super) fn at(&self, of: Of, path: &Path) -> Vec<String> {
+        ids(&self.dir(of, path))
+    }
+
+    /// The volumes at directories that this path lies in, itself left out, the nearest first.
+    pub(super) fn around(&self, of: Of, path: &Path) -> Vec<String> {
+        path.ancestors().skip(1).flat_map(|path| self.at(of, path)).collect()
+    }
+
+    /// The volumes below this path, `max` at most.
+    pub(super) fn below(&self, of: Of, path: &Path, max: usize) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut dirs = subdirs(&self.dir(of, path));
+        while let Some(dir) = dirs.pop() {
+            found.extend(ids(&dir));
+            if found.len() >= max {
+                break;
+            }
+            dirs.extend(subdirs(&dir));
+        }
+        found.truncate(max);
+        found
+    }
+
+    /// The volumes with mounts of their own.
+    pub(super) fn mounts(&self) -> Vec<String> {
+        names(&self.0.join("mounts")).collect()
+    }
+
+    /// Notes that a record stays only for a while.
+    pub(super) fn add_ended(&self, id: &str, ms: u64) {
+        if let Err(error) = make_in(&self.0.join("ended"), format!("{ms:020}-{id}").as_ref()) {
+            tracing::warn!(%error, id, "the end of a volume is not noted");
+        }
+    }
+
+    /// Forgets the oldest records, so that `max` stay; says whose.
+    pub(super) fn prune(&self, max: usize) -> Vec<String> {
+        let dir = self.0.join("ended");
+        let mut ended: Vec<String> = names(&dir).collect();
+        if ended.len() <= max {
+            return Vec::new();
+        }
+        ended.sort_unstable();
+        ended.truncate(ended.len() - max);
+        for name in &ended {
+            let _another_was_faster = fs::remove_file(dir.join(name));
+        }
+        ended.iter().filter_map(|name| Some(name.split_once('-')?.1.to_owned())).collect()
+    }
+
+    fn root(&self, of: Of) -> PathBuf {
+        self.0.join(match of {
+            Of::Places => "places",
+            Of::Stores => "stores",
+        })
+    }
+
+    fn dir(&self, of: Of, path: &Path) -> PathBuf {
+        let mut dir = self.root(of);
+        dir.extend(path.components().filter(|part| matches!(part, Component::Normal(_))));
+        dir
+    }
+}
+
+/// Where a volume is, and its store.
+fn paths_of(record: &Record) -> impl Iterator<Item = (Of, &Path)> {
+    let store = checks::directory_of(&record.source).map(|dir| (Of::Stores, Path::new(dir)));
+    [(Of::Places, Path::new(record.mountpoint.as_str()))].into_iter().chain(store)
+}
+
+fn entry(id: &str) -> String {
+    format!("{id}.{ENTRY}")
+}
+
+/// Makes an empty file in a directory, which is made as well.
+fn make_in(dir: &Path, name: &OsStr) -> io::Result<()> {
+    let file = dir.join(name);
+    let mut result = Ok(());
+    for _ in 0..ATTEMPTS {
+        result = fs::create_dir_all(dir).and_then(|()| fs::write(&file, ""));
+        match &result {
+            // Who took the last entry out took the directory along.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            _ => break,
+        }
+    }
+    result
+}
+
+fn entries(dir: &Path) -> impl Iterator<Item = fs::DirEntry> {
+    fs::read_dir(dir).into_iter().flatten().flatten()
+}
+
+fn names(dir: &Path) -> impl Iterator<Item = String> {
+    entries(dir).filter_map(|entry| entry.file_name().into_string().ok())
+}
+
+fn ids(dir: &Path) -> Vec<String> {
+    let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
+    let id = |entry: fs::DirEntry| {
+        let name = PathBuf::from(entry.file_name());
+        let id = name.file_stem()?.to_str()?.to_owned();
+        (name.extension()? == ENTRY).then_some(id)
+    };
+    entries(dir).filter(is_file).filter_map(id).collect()
+}
+
+fn subdirs(dir: &Path) -> Vec<PathBuf> {
+    let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    entries(dir).filter(is_dir).map(|entry| entry.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_at_a_path_around_and_below_it_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = Index::of(dir.path());
+        let path = Path::new;
+        for (at, id) in [("/srv", "1"), ("/srv/a/b", "2"), ("/srv/a/bc", "3"), ("/srv/a/b", "4"), ("/x", "5")]
+        {
+            index.add_at(Of::Stores, path(at), id).unwrap();
+        }
+        let sorted = |mut ids: Vec<String>| {
+            ids.sort();
+            ids.join(" ")
+        };
+        assert_eq!(sorted(index.at(Of::Stores, path("/srv/a/b"))), "2 4");
+        assert_eq!(sorted(index.at(Of::Stores, path("/srv/a"))), "");
+        assert_eq!(sorted(index.at(Of::Places, path("/srv"))), "");
+        assert_eq!(sorted(index.around(Of::Stores, path("/srv/a/b/c"))), "1 2 4");
+        assert_eq!(index.around(Of::Stores, path("/srv/a/b/c")).last().unwrap(), "1");
+        assert_eq!(sorted(index.below(Of::Stores, path("/srv/a"), 10)), "2 3 4");
+        assert_eq!(sorted(index.below(Of::Stores, path("/"), 10)), "1 2 3 4 5");
+        assert_eq!(index.below(Of::Stores, path("/"), 2).len(), 2);
+        // What is empty goes, and nothing else.
+        index.remove_at(Of::Stores, path("/srv/a/b"), "2");
+        assert_eq!(sorted(index.below(Of::Stores, path("/srv"), 10)), "3 4");
+        for (at, id) in [("/srv/a/b", "4"), ("/srv/a/bc", "3")] {
+            index.remove_at(Of::Stores, path(at), id);
+        }
+        assert!(!index.dir(Of::Stores, path("/srv/a")).exists());
+        assert_eq!(sorted(index.at(Of::Stores, path("/srv"))), "1");
+    }
+
+    #[test]
+    fn the_oldest_ended_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = Index::of(dir.path());
+        for (id, ms) in [("a", 900), ("b", 1000), ("c", 20)] {
+            index.add_ended(id, ms);
+        }
+        assert!(index.prune(3).is_empty());
+        assert_eq!(index.prune(1), ["c", "a"]);
+        assert!(index.prune(1).is_empty());
+    }
+
+    #[test]
+    fn entries_of_the_same_path_come_and_go_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = &Index::of(dir.path());
+        let at = Path::new("/deep/down/here");
+        std::thread::scope(|scope| {
+            for id in ["a", "b", "c"] {
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        index.add_at(Of::Places, at, id).unwrap();
+                        assert!(index.at(Of::Places, at).iter().any(|found| found == id));
+                        index.remove_at(Of::Places, at, id);
+                    }
+                });
+            }
+        });
+        assert!(!index.root(Of::Places).join("deep").exists());
+    }
+}

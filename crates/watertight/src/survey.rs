@@ -1,0 +1,122 @@
+//! All volumes of the host, asked at the same time.
+//!
+//! Each process is asked once for all that it serves, on a thread of its own: one that does not answer delays nobody
+//! else's answer, and the whole only by as long as an answer may take.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use sync::Mutex;
+
+use crate::control::api::Status;
+use crate::control::client::{CallError, Client};
+use crate::process;
+use crate::registry::{Record, RuntimeDir};
+
+/// How long a process may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Processes that are asked at a time.
+const AT_ONCE: usize = 512;
+/// The stack of a thread that asks.
+const STACK: usize = 512 << 10;
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// The volumes of processes that answer, the newest first.
+    pub volumes: Vec<Status>,
+    /// Volumes that ended, or whose process is gone.
+    pub ended: Vec<Record>,
+    /// Volumes whose process does not answer, and why.
+    pub silent: Vec<(Record, String)>,
+}
+
+impl Survey {
+    /// Asks all processes.
+    #[must_use]
+    pub fn now() -> Self {
+        process::raise_descriptors();
+        let mut all = Self::default();
+        for dir in RuntimeDir::readable() {
+            let mut known = BTreeSet::new();
+            all.ask(&dir, dir.mounts(), &mut known);
+            // What is attached to a process that answered is known by now: left are those that ended, and those of processes
+            // that do not answer.
+            all.ask(&dir, dir.others(&known), &mut known);
+        }
+        all.volumes.sort_by_key(|status| std::cmp::Reverse(status.started_ms));
+        all
+    }
+
+    fn ask(&mut self, dir: &RuntimeDir, found: Vec<crate::registry::Found>, known: &mut BTreeSet<String>) {
+        let silent_processes: BTreeSet<u32> = self.silent.iter().map(|(record, _)| record.pid).collect();
+        let mut asked = Vec::new();
+        for found in found {
+            known.insert(found.record.id.clone());
+            match (found.client, found.silent) {
+                // It was asked already.
+                (Some(_), _) if silent_processes.contains(&found.record.pid) => {
+                    self.silent.push((found.record, "its mount process does not answer".to_owned()));
+                }
+                (Some(client), _) => asked.push((found.record, client.within(PATIENCE))),
+                (None, Some(why)) => self.silent.push((found.record, why)),
+                (None, None) => self.ended.push(found.record),
+            }
+        }
+        for ((record, _), answer) in asked.iter().zip(answers(&asked)) {
+            match answer {
+                Some(Ok(statuses)) => {
+                    known.extend(statuses.iter().map(|status| status.id.clone()));
+                    self.volumes.extend(statuses);
+                }
+                // Its process may have ended between: read again how.
+                Some(Err(CallError::Gone)) => {
+                    self.ended.push(dir.read_record(&record.id).unwrap_or_else(|| record.clone()));
+                }
+                Some(Err(error)) => self.silent.push((record.clone(), error.to_string())),
+                None => self.silent.push((record.clone(), "no thread to ask it with".to_owned())),
+            }
+        }
+    }
+}
+
+type Answer = Result<Vec<Status>, CallError>;
+
+fn answers(asked: &[(Record, Client)]) -> Vec<Option<Answer>> {
+    let next = AtomicUsize::new(0);
+    let answers: Mutex<Vec<Option<Answer>>> = Mutex::new(asked.iter().map(|_| None).collect());
+    let work = || {
+        loop {
+            // ORDERING: Relaxed, each number is taken once.
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some((record, client)) = asked.get(at) else { return };
+            let answer = of_process(record, client);
+            answers.lock()[at] = Some(answer);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..asked.len().min(AT_ONCE) {
+            if thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+    answers.into_inner()
+}
+
+/// A volume, and what is attached to its mountpoint.
+fn of_process(record: &Record, client: &Client) -> Answer {
+    let mut statuses = vec![client.status()?];
+    if record.attached_to.is_none() {
+        match client.attached() {
+            Ok(attached) => statuses.extend(attached),
+            // One of an older version: its volumes are asked one after another.
+            Err(CallError::Refused(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(statuses)
+}
