@@ -43,6 +43,8 @@ const CLOSING: Duration = Duration::from_secs(2);
 const GIVE_UP: Duration = Duration::from_secs(2);
 /// How long where its store hangs, once no path leads to it: nothing more will be written.
 const GIVE_UP_STALLED: Duration = Duration::from_millis(30);
+/// Of all descriptors, the part that is left to volumes that are attached already.
+const DESCRIPTORS_LEFT: u64 = 16;
 /// Files and cgroups that are named in an answer about many volumes, after which it ends.
 const LINES_MAX: usize = 10_000;
 
@@ -257,9 +259,11 @@ impl Attachments {
             checks::apart(directory, &self.root.mount.mountpoint)?;
             checks::alone(directory)?;
         }
+        has_descriptors()?;
         let store = mount_cmd::open_store(&source)?;
         let read_only = mount_cmd::is_read_only(&options, &source, &*store)?;
         let volume = mount_cmd::start_volume(&source.spec, &options, store, Arc::clone(&self.tenants))?;
+        options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
         let attached = self.register(source.spec, path, &volume, read_only);
         let attached = attached.inspect_err(|_| drop(volume.shutdown()))?;
         let ends = Arc::clone(&attached);
@@ -457,6 +461,18 @@ impl Attachments {
     fn holders_at(&self, path: &Path) -> Holders {
         holders::of(&self.root.mount).unwrap_or_default().below(&self.shown(path))
     }
+}
+
+/// Refuses another volume where the process has hardly a descriptor left: those that are there need some, too.
+fn has_descriptors() -> Result<(), Problem> {
+    let used = crate::process::figures(0);
+    if used.open_fds + used.max_fds / DESCRIPTORS_LEFT < used.max_fds {
+        return Ok(());
+    }
+    Err(Problem::failure(format!(
+        "{} of the mount process's {} descriptors are in use: no more volumes can be attached here; give it more          (LimitNOFILE= of its unit, `ulimit -Hn`), or use another mountpoint",
+        used.open_fds, used.max_fds
+    )))
 }
 
 /// A path in the mountpoint, from a request.

@@ -1,8 +1,10 @@
 //! `serve`: the volumes of a configuration file, each in a mount process of its own, which this one starts, watches and
 //! ends.
 //!
-//! A process for each volume is the bulkhead: no thread, lock, descriptor or byte of memory is shared, and a store that
+//! A process for each mountpoint is the bulkhead: no thread, lock, descriptor or byte of memory is shared, and a store that
 //! hangs keeps its own process only. If this process is killed the volumes go on; the next one takes them over.
+//! Volumes by the thousand are attached inside mountpoints (module [`inside`]): they share a process, and have bounds of their own
+//! there; one that is idle has no thread.
 //!
 //! # What is done with a volume
 //! | what happens | what follows |
@@ -14,13 +16,15 @@
 //! | SIGHUP, and it is no longer in the file | unmounted with all data written |
 //! | SIGHUP, and it has changed | it stays as it is, and that is said |
 //! | SIGHUP, and the limits on it have changed | they are changed while it is mounted ([`limits`]) |
+//! | its mountpoint is there again | what the file attaches inside is attached |
 //! | SIGTERM, SIGINT | all are unmounted with all data written; the exit tells of those that were not |
 
 mod child;
 mod config;
+mod inside;
 mod limits;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,6 +40,7 @@ use crate::problem::{Problem, Result};
 use crate::signals;
 use crate::units;
 use child::{Child, Ending};
+use inside::Inside;
 use limits::VolumeLimits;
 
 /// The documented example; the package installs it.
@@ -57,6 +62,8 @@ enum Event {
     Ready(PathBuf),
     /// Its process is gone.
     Ended(PathBuf, Ending),
+    /// A call for the volume that is attached at this path has ended.
+    Inside(PathBuf, inside::Done),
 }
 
 /// Runs the verb.
@@ -81,8 +88,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let on_signal = sender.clone();
     signals::watch(move |name| on_signal.send(Event::Signal(name)).is_ok())
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
-    let mut served =
-        Served { path: path.clone(), volumes: BTreeMap::new(), sender, stopping: false, failed: Vec::new() };
+    let mut served = Served {
+        path: path.clone(),
+        volumes: BTreeMap::new(),
+        inside: Inside::new(sender.clone()),
+        sender,
+        stopping: false,
+        failed: Vec::new(),
+    };
     served.apply(config);
     served.run(&events)
 }
@@ -116,7 +129,10 @@ enum State {
 
 struct Served {
     path: PathBuf,
+    /// Those with mountpoints of their own.
     volumes: BTreeMap<PathBuf, Volume>,
+    /// Those that are attached inside of these.
+    inside: Inside,
     sender: Sender<Event>,
     stopping: bool,
     /// What went wrong at the end, for the exit.
@@ -131,6 +147,7 @@ impl Served {
             if !told
                 && !self.stopping
                 && self.volumes.values().all(|v| !matches!(v.state, State::Runs(_, false)))
+                && self.inside.is_settled()
             {
                 told = true;
                 console().print(&format!("ready: {}", self.summary()));
@@ -142,14 +159,19 @@ impl Served {
                     break;
                 }
             }
-            match events.recv_timeout(LOOK) {
+            let next = self.inside.next().map(|at| at.saturating_duration_since(Instant::now()));
+            match events.recv_timeout(next.unwrap_or(LOOK).min(LOOK)) {
                 Ok(Event::Signal("SIGHUP")) => self.reload(),
                 Ok(Event::Signal(name)) => self.stop(name),
                 Ok(Event::Ready(at)) => self.on_ready(&at),
                 Ok(Event::Ended(at, ending)) => self.on_ended(&at, ending),
+                Ok(Event::Inside(at, done)) => self.inside.done(&at, done),
                 Err(_) => {}
             }
             self.try_again();
+            if !self.stopping {
+                self.inside.work();
+            }
         }
         if self.failed.is_empty() {
             return Ok(());
@@ -159,7 +181,12 @@ impl Served {
 
     fn summary(&self) -> String {
         let mounted = self.volumes.values().filter(|v| matches!(v.state, State::Runs(_, true))).count();
-        format!("{mounted} of {} mounted", units::count(self.volumes.len() as u64, "volume", "volumes"))
+        let (inside, attached) = self.inside.counts();
+        let all = units::count((self.volumes.len() + inside) as u64, "volume", "volumes");
+        if inside == 0 {
+            return format!("{mounted} of {all} mounted");
+        }
+        format!("{} of {all} mounted, {attached} of them inside others' mountpoints", mounted + attached)
     }
 
     fn reload(&mut self) {
@@ -177,8 +204,16 @@ impl Served {
 
     /// Makes what runs what the file says.
     fn apply(&mut self, config: Config) {
-        let mut wanted: BTreeMap<PathBuf, VolumeConfig> =
-            config.volumes.into_iter().map(|volume| (volume.mountpoint.clone(), volume)).collect();
+        let mut wanted = BTreeMap::new();
+        let mut inside = BTreeMap::new();
+        for volume in config.volumes {
+            match volume.attach.clone() {
+                Some(path) => drop(inside.insert(path, volume)),
+                None => drop(wanted.insert(volume.mountpoint.clone(), volume)),
+            }
+        }
+        let mountpoints: BTreeSet<PathBuf> = wanted.keys().cloned().collect();
+        self.inside.apply(inside, &mountpoints);
         for (at, volume) in &mut self.volumes {
             let shown = at.display();
             match (wanted.remove(at), &volume.state) {
@@ -264,12 +299,14 @@ impl Served {
             // The file may have changed meanwhile, and a process that was taken over may have been started with another one.
             limits.tell(config);
             tracing::info!("{} is mounted", at.display());
+            self.inside.mounted(at);
         }
         notify::notify(&format!("STATUS={}", self.summary()));
     }
 
     fn on_ended(&mut self, at: &PathBuf, ending: Ending) {
         let shown = at.display();
+        self.inside.unmounted(at);
         let Some(volume) = self.volumes.get_mut(at) else { return };
         let leaves = matches!(volume.state, State::Leaves(_));
         match ending {

@@ -3,6 +3,7 @@
 //! Nothing is guessed: a key that does not exist, an option that does not exist and a mountpoint that is used twice are
 //! refused with their line and, where a word is near to one that exists, with that.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use volume::{CgroupPath, LimitChange};
 
+use crate::attach_cmd::of_the_mountpoint;
 use crate::opts::MountOptions;
 use crate::suggest::nearest;
 
@@ -22,12 +24,14 @@ pub struct Config {
 }
 
 /// A volume of the file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VolumeConfig {
     /// The store, as `watertight mount` takes it.
     pub source: String,
-    /// Where it is mounted.
+    /// Where it is mounted; of one that is attached: the mountpoint that it is inside of.
     pub mountpoint: PathBuf,
+    /// Where it is attached.
+    pub attach: Option<PathBuf>,
     /// As for `mount -o`, the defaults first.
     pub options: String,
     /// What cgroups may do on its store. Can be changed while it is mounted.
@@ -44,6 +48,12 @@ pub struct CgroupLimit {
 }
 
 impl VolumeConfig {
+    /// Where it is seen.
+    #[must_use]
+    pub fn place(&self) -> &Path {
+        self.attach.as_deref().unwrap_or(&self.mountpoint)
+    }
+
     /// Whether this is mounted as `other` is; limits may differ.
     #[must_use]
     pub fn mounts_like(&self, other: &Self) -> bool {
@@ -103,8 +113,32 @@ struct Defaults {
 #[serde(deny_unknown_fields)]
 struct Entry {
     source: Spanned<String>,
-    mountpoint: Spanned<PathBuf>,
+    mountpoint: Option<Spanned<PathBuf>>,
+    attach: Option<Spanned<PathBuf>>,
     options: Option<Spanned<String>>,
+}
+
+impl Entry {
+    /// Where it is to be, and whether it is attached there.
+    fn place(&self) -> Result<(&Spanned<PathBuf>, bool), (Range<usize>, String)> {
+        let (place, is_attached, key) = match (&self.mountpoint, &self.attach) {
+            (Some(place), None) => (place, false, "mountpoint"),
+            (None, Some(place)) => (place, true, "attach"),
+            (Some(_), Some(both)) => {
+                let what = "give `mountpoint`, or `attach`, and not both: a volume is mounted, or shown inside a mountpoint";
+                return Err((both.span(), what.to_owned()));
+            }
+            (None, None) => {
+                let what = "missing field `mountpoint`, or `attach` for a directory inside a mountpoint of this file";
+                return Err((self.source.span(), what.to_owned()));
+            }
+        };
+        let path = place.get_ref();
+        if path.is_absolute() {
+            return Ok((place, is_attached));
+        }
+        Err((place.span(), format!("{key} {} is no absolute path: it has to begin with /", path.display())))
+    }
 }
 
 #[derive(Deserialize)]
@@ -172,13 +206,15 @@ impl LimitEntry {
         }
         let mut is_used = false;
         for volume in volumes {
-            let is_meant = |name: &str| volume.source == name || same(&volume.mountpoint, Path::new(name));
+            let is_meant = |name: &str| {
+                volume.source == name || volume.place().components().eq(Path::new(name).components())
+            };
             if !self.volume.as_ref().is_none_or(|name| is_meant(name.get_ref())) {
                 continue;
             }
             is_used = true;
             if volume.limits.iter().any(|known| known.cgroup == cgroup.as_str()) {
-                let shown = volume.mountpoint.display();
+                let shown = volume.place().display();
                 return Err(at_cgroup(format!(
                     "'{cgroup}' has limits on {shown} already: give them together"
                 )));
@@ -209,34 +245,64 @@ impl Config {
             .map_err(|error| at(error.span().unwrap_or(0..0), explain(error.message())))?;
         let defaults = check(text, file.defaults.options.as_ref())?;
         let mut volumes: Vec<VolumeConfig> = Vec::new();
+        let (mut places, mut mountpoints, mut attached) = (HashMap::new(), HashSet::new(), Vec::new());
         for entry in &file.volume {
-            let (source, mountpoint) = (entry.source.get_ref(), entry.mountpoint.get_ref());
+            let source = entry.source.get_ref();
+            let (place, is_attached) = entry.place().map_err(|(span, what)| at(span, what))?;
+            let path: PathBuf = place.get_ref().components().collect();
             if source.is_empty() {
                 return Err(at(
                     entry.source.span(),
                     "the source is empty; give a directory, or mem:".to_owned(),
                 ));
             }
-            if !mountpoint.is_absolute() {
-                let what = format!(
-                    "mountpoint {} is no absolute path: it has to begin with /",
-                    mountpoint.display()
-                );
-                return Err(at(entry.mountpoint.span(), what));
-            }
-            if let Some(other) = volumes.iter().find(|other| same(&other.mountpoint, mountpoint)) {
-                let what =
-                    format!("mountpoint {} has a volume already, {}", mountpoint.display(), other.source);
-                return Err(at(entry.mountpoint.span(), what));
+            if let Some(other) = places.insert(path.clone(), source) {
+                let what = format!("{} has a volume already, {other}", path.display());
+                return Err(at(place.span(), what));
             }
             let own = check(text, entry.options.as_ref())?;
-            let options: Vec<&str> = [defaults, own].into_iter().filter(|list| !list.is_empty()).collect();
-            volumes.push(VolumeConfig {
-                source: source.clone(),
-                mountpoint: mountpoint.components().collect(),
-                options: options.join(","),
-                limits: Vec::new(),
-            });
+            if is_attached && let Some(option) = of_the_mountpoint(own) {
+                let what =
+                    format!("option {option} is the mountpoint's, not that of a volume that is attached");
+                return Err(at(entry.options.as_ref().map_or(place.span(), Spanned::span), what));
+            }
+            let defaults = defaults
+                .split(',')
+                .filter(|option| !(option.is_empty() || is_attached && of_the_mountpoint(option).is_some()));
+            let options: Vec<&str> = defaults.chain([own]).filter(|list| !list.is_empty()).collect();
+            let options = options.join(",");
+            let source = source.clone();
+            if is_attached {
+                attached.push(place.span());
+                volumes.push(VolumeConfig {
+                    source,
+                    mountpoint: PathBuf::new(),
+                    attach: Some(path),
+                    options,
+                    limits: Vec::new(),
+                });
+            } else {
+                mountpoints.insert(path.clone());
+                volumes.push(VolumeConfig {
+                    source,
+                    mountpoint: path,
+                    attach: None,
+                    options,
+                    limits: Vec::new(),
+                });
+            }
+        }
+        let inside =
+            volumes.iter_mut().filter_map(|volume| Some((volume.attach.as_ref()?, &mut volume.mountpoint)));
+        for ((path, mountpoint), span) in inside.zip(attached) {
+            let Some(around) = path.ancestors().skip(1).find(|dir| mountpoints.contains(*dir)) else {
+                let what = format!(
+                    "attach {} lies in no mountpoint of this file; give the volume that is mounted around it, with `mountpoint`",
+                    path.display()
+                );
+                return Err(at(span, what));
+            };
+            *mountpoint = around.to_owned();
         }
         for limit in &file.limit {
             limit.add_to(text, &mut volumes)?;
@@ -255,10 +321,6 @@ fn check<'a>(text: &str, options: Option<&'a Spanned<String>>) -> Result<&'a str
 
 fn wrong(text: &str, span: Range<usize>, what: String) -> Wrong {
     Wrong { line: line_of(text, span.start), what }
-}
-
-fn same(one: &Path, other: &Path) -> bool {
-    one.components().eq(other.components())
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -322,11 +384,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_attached_is_inside_the_nearest_mountpoint_whatever_the_order() {
+        let config = Config::parse(
+            "[defaults]\noptions = \"uring=off,cache=64M\"\n[[volume]]\nsource = \"mem:\"\nattach = \"/mnt/a/b/c/\"\n\
+             options = \"ro\"\n[[volume]]\nsource = \"mem:\"\nmountpoint = \"/mnt\"\n\
+             [[volume]]\nsource = \"mem:\"\nmountpoint = \"/mnt/a\"\n",
+        )
+        .unwrap();
+        let volume = &config.volumes[0];
+        assert_eq!(volume.attach.as_deref(), Some(std::path::Path::new("/mnt/a/b/c")));
+        assert_eq!(volume.mountpoint, std::path::Path::new("/mnt/a"));
+        assert_eq!(volume.options, "cache=64M,ro", "of the defaults, what is a volume's");
+        assert_eq!(config.volumes[1].options, "uring=off,cache=64M");
+    }
+
+    #[test]
     fn what_is_wrong_is_told_with_its_line_and_what_was_meant() {
         for (text, line, said) in [
             ("[[volume]]\nsorce = \"mem:\"\nmountpoint = \"/a\"\n", 2, "did you mean `source`?"),
             ("[[volumes]]\nsource = \"mem:\"\n", 1, "did you mean `volume`?"),
-            ("[[volume]]\nsource = \"mem:\"\n", 1, "missing field `mountpoint`"),
+            ("[[volume]]\nsource = \"mem:\"\n", 2, "missing field `mountpoint`, or `attach`"),
             ("[[volume]]\nsource = \"mem:\"\nmountpoint = \"a\"\n", 3, "has to begin with /"),
             ("[[volume]]\nsource = \"\"\nmountpoint = \"/a\"\n", 2, "the source is empty"),
             (
@@ -353,6 +430,18 @@ mod tests {
                  cgroup = \"/a/\"\nvolume = \"mem:\"\nwiops = 1\n",
                 8,
                 "has limits on /a already",
+            ),
+            (
+                "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/a\"\nattach = \"/b\"\n",
+                4,
+                "`mountpoint`, or `attach`, and not both",
+            ),
+            ("[[volume]]\nsource = \"mem:\"\nattach = \"/a/b\"\n", 3, "lies in no mountpoint of this file"),
+            ("[[volume]]\nsource = \"mem:\"\natach = \"/a/b\"\n", 3, "did you mean `attach`?"),
+            (
+                "[[volume]]\nsource = \"mem:\"\nattach = \"/a/b\"\noptions = \"uring=off\"\n",
+                4,
+                "option uring=off is the mountpoint's",
             ),
             ("[[volume]\n", 1, ""),
         ] {

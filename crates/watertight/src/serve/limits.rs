@@ -37,7 +37,7 @@ impl VolumeLimits {
     /// Has its process hold to what the file says.
     pub(super) fn tell(self: &Arc<Self>, volume: &VolumeConfig) {
         self.wanted.lock().clone_from(&volume.limits);
-        let (own, mountpoint) = (Arc::clone(self), volume.mountpoint.clone());
+        let (own, mountpoint) = (Arc::clone(self), volume.place().to_owned());
         let thread = thread::Builder::new().name("limits".to_owned());
         let started = thread.spawn(move || {
             if let Err(why) = own.tell_now(&target::resolve(mountpoint.as_os_str())) {
@@ -46,7 +46,7 @@ impl VolumeLimits {
             }
         });
         if let Err(error) = started {
-            tracing::error!("{}: limits were not changed: no thread: {error}", volume.mountpoint.display());
+            tracing::error!("{}: limits were not changed: no thread: {error}", volume.place().display());
         }
     }
 

@@ -216,3 +216,137 @@ fn a_file_that_is_wrong_is_refused_with_its_line() {
     let out = rig.run(&["serve", path]).ends(2, &format!("{path}:{line}: there is no mount option cahce=1G"));
     assert!(out.stderr.contains("did you mean cache=SIZE?"), "{}", out.stderr);
 }
+
+/// A file with one mountpoint and volumes inside of it: name, options.
+fn inside(it: &Served, names: &[String]) {
+    let (root, mnt) = (it.store("root"), it.mnt("root"));
+    for dir in [&root, &mnt] {
+        let _ = fs::create_dir(dir);
+    }
+    let mut text = format!(
+        "[defaults]\noptions = \"cache=16M,uring=off\"\n[[volume]]\nsource = \"{}\"\nmountpoint = \"{}\"\n",
+        root.display(),
+        mnt.display()
+    );
+    // From the inside out: the order of the file does not matter.
+    for name in names.iter().rev() {
+        let store = it.store(&name.replace('/', "-"));
+        let _ = fs::create_dir(&store);
+        text.push_str(&format!(
+            "[[volume]]\nsource = \"{}\"\nattach = \"{}\"\noptions = \"dirty_after=1h\"\n",
+            store.display(),
+            mnt.join(name).display()
+        ));
+    }
+    fs::write(&it.file, text).unwrap();
+}
+
+fn attached(it: &Served) -> Vec<String> {
+    let status = it.rig.status();
+    let volumes = status["volumes"].as_array().unwrap();
+    let mnt = it.mnt("root");
+    let inside = volumes.iter().filter(|volume| !volume["attached_to"].is_null());
+    let mut paths: Vec<String> = inside
+        .map(|volume| {
+            let path = PathBuf::from(volume["mountpoint"].as_str().unwrap());
+            path.strip_prefix(&mnt).unwrap().to_str().unwrap().to_owned()
+        })
+        .collect();
+    paths.sort();
+    paths
+}
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+#[test]
+fn volumes_are_attached_and_detached_with_the_file() {
+    let Some(mut it) = Served::new() else { return };
+    inside(&it, &names(&["a", "a/in", "b"]));
+    for dir in [it.store("root").join("a"), it.store("root").join("b"), it.store("a").join("in")] {
+        fs::create_dir(dir).unwrap();
+    }
+    let daemon = it.start();
+    assert_eq!(attached(&it), ["a", "a/in", "b"]);
+    let mnt = it.mnt("root");
+    for name in ["a", "a/in", "b"] {
+        fs::write(mnt.join(name).join("file"), name).unwrap();
+    }
+    let held = fs::File::open(mnt.join("b/file")).unwrap();
+
+    // What leaves is detached from the inside out, with its data written; what is held stays until it is let go.
+    fs::create_dir(it.store("root").join("c")).unwrap();
+    inside(&it, &names(&["c"]));
+    daemon.signal(Signal::HUP);
+    daemon.says("stays attached as long as it is held");
+    eventually("c has come and a is gone", || attached(&it) == ["b", "c"]);
+    assert_eq!(fs::read(it.store("a").join("file")).unwrap(), b"a");
+    assert_eq!(fs::read(it.store("a-in").join("file")).unwrap(), b"a/in");
+    drop(held);
+    eventually("b is gone", || attached(&it) == ["c"]);
+    assert_eq!(fs::read(it.store("b").join("file")).unwrap(), b"b");
+
+    // What somebody detached comes back with a reload; a directory that is not there is tried again.
+    it.rig.run(&["detach", mnt.join("c").to_str().unwrap()]).ok();
+    inside(&it, &names(&["c", "late"]));
+    daemon.signal(Signal::HUP);
+    daemon.says("late");
+    fs::create_dir(mnt.join("late")).unwrap();
+    eventually("both are there", || attached(&it) == ["c", "late"]);
+
+    // A mount process that dies comes back with all that was inside.
+    let root = it.pid_of("root").unwrap();
+    kill_process(Pid::from_raw(root.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    eventually("all are back", || {
+        it.pid_of("root").is_some_and(|pid| pid != root) && attached(&it) == ["c", "late"]
+    });
+
+    // One who takes over finds them as they are.
+    daemon.kill();
+    let daemon = it.start();
+    daemon.says("is taken over");
+    assert_eq!(attached(&it), ["c", "late"]);
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    it.rig.is_quiet();
+}
+
+#[test]
+fn three_hundred_volumes_have_no_threads_of_their_own() {
+    const MANY: usize = 300;
+    let Some(mut it) = Served::new() else { return };
+    let all: Vec<String> = (0..MANY).map(|number| format!("{number:03}")).collect();
+    inside(&it, &all);
+    for name in &all {
+        fs::create_dir(it.store("root").join(name)).unwrap();
+    }
+    let daemon = it.start();
+    assert_eq!(attached(&it), all);
+    let mnt = it.mnt("root");
+    for name in &all {
+        fs::write(mnt.join(name).join("file"), name).unwrap();
+    }
+    let out = it.rig.run(&["status", mnt.join("123").to_str().unwrap()]).ok();
+    assert_eq!(out.stdout.lines().filter(|line| line.contains("active")).count(), 1, "{}", out.stdout);
+
+    let figures = || {
+        let status = it.rig.run(&["status", "--json", mnt.to_str().unwrap()]).ok();
+        let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
+        let figure = |name: &str| status["volumes"][0]["process"][name].as_u64().unwrap();
+        (figure("threads"), figure("open_fds"))
+    };
+    it.rig.run(&["sync", mnt.to_str().unwrap()]).ok();
+    eventually("threads end when there is nothing to do", || figures().0 < 60);
+    assert!(figures().1 < 5 * MANY as u64, "{:?}", figures());
+
+    inside(&it, &all[..MANY / 2]);
+    daemon.signal(Signal::HUP);
+    eventually("half of them are gone", || attached(&it) == all[..MANY / 2]);
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    for name in &all {
+        assert_eq!(fs::read_to_string(it.store(name).join("file")).unwrap(), *name);
+    }
+    it.rig.is_quiet();
+}

@@ -1,0 +1,379 @@
+//! The volumes that the file attaches inside mountpoints: thousands of them cost this process an entry each.
+//!
+//! Each call to a mount process is made by a thread of its own, a bounded number of them for each mountpoint: a store
+//! that hangs holds up its own volume. What is attached inside something that the file attaches waits for
+//! that; what is taken out of the file is detached from the inside out.
+//!
+//! | state | what follows |
+//! |---|---|
+//! | `Waits` | for its mountpoint, or for what it is inside of |
+//! | `Due` | it is attached, or tried again, then |
+//! | `Attached` | nothing, until the file no longer has it |
+//! | `Leaves` | it is detached then |
+//! | `Busy` | a call is under way |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::limits::VolumeLimits;
+use super::{Event, PAUSE, PAUSE_MAX, VolumeConfig};
+use crate::control::api::{AttachRequest, DetachRequest, How};
+use crate::problem::{Problem, Result};
+use crate::target;
+
+/// Calls under way for each mountpoint.
+const CALLS_MAX: usize = 8;
+/// How long a call may take before another try is made; the mount process goes on with it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Volumes that are looked at before the next event is.
+const AT_ONCE: usize = 64;
+/// The stack of a thread that makes a call.
+const STACK: usize = 512 << 10;
+
+/// How a call ended.
+#[derive(Debug)]
+pub(super) enum Done {
+    Attached(Result<()>),
+    Detached(Result<()>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Waits,
+    Due(Instant),
+    Busy,
+    Attached,
+    Leaves(Instant),
+}
+
+#[derive(Debug)]
+struct Volume {
+    config: VolumeConfig,
+    state: State,
+    /// The file has it no longer.
+    is_going: bool,
+    /// It was tried since the last reload.
+    was_tried: bool,
+    pause: Duration,
+    limits: Arc<VolumeLimits>,
+    /// Whether the file ever had limits for it.
+    has_limits: bool,
+}
+
+/// All of them, by path.
+#[derive(Debug)]
+pub(super) struct Inside {
+    volumes: BTreeMap<PathBuf, Volume>,
+    due: BTreeSet<(Instant, PathBuf)>,
+    /// Mountpoints that are there.
+    mounted: BTreeSet<PathBuf>,
+    calls: BTreeMap<PathBuf, usize>,
+    sender: Sender<Event>,
+}
+
+impl Inside {
+    pub(super) fn new(sender: Sender<Event>) -> Self {
+        let (volumes, due, mounted, calls) = Default::default();
+        Self { volumes, due, mounted, calls, sender }
+    }
+
+    /// How many there are to be, and how many of them are attached.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let wanted = self.volumes.values().filter(|volume| !volume.is_going);
+        let is_there = |volume: &&Volume| volume.state == State::Attached;
+        (wanted.clone().count(), wanted.filter(is_there).count())
+    }
+
+    /// Whether each one whose mountpoint is there was tried.
+    pub(super) fn is_settled(&self) -> bool {
+        self.volumes
+            .values()
+            .all(|volume| volume.was_tried || !self.mounted.contains(&volume.config.mountpoint))
+    }
+
+    /// Makes them what the file says. With a mountpoint that leaves goes all that is inside of it.
+    pub(super) fn apply(
+        &mut self,
+        mut wanted: BTreeMap<PathBuf, VolumeConfig>,
+        mountpoints: &BTreeSet<PathBuf>,
+    ) {
+        self.mounted.retain(|mountpoint| mountpoints.contains(mountpoint));
+        self.volumes.retain(|_, volume| mountpoints.contains(&volume.config.mountpoint));
+        for (path, volume) in &mut self.volumes {
+            let shown = path.display();
+            match wanted.remove(path) {
+                Some(config) => {
+                    let is_there = volume.state == State::Attached;
+                    volume.has_limits |= !config.limits.is_empty();
+                    if is_there && !config.mounts_like(&volume.config) {
+                        tracing::warn!(
+                            "{shown} has changed in the file, and cannot be changed while it is attached: it goes on with {}; \
+                             `watertight detach {shown}` and another reload attach it with {}",
+                            volume.config.describe(),
+                            config.describe(),
+                        );
+                        volume.config.limits = config.limits;
+                    } else {
+                        volume.config = config;
+                    }
+                    // Somebody may have detached it: who finds it there lets it be.
+                    if volume.state != State::Busy {
+                        volume.state = State::Waits;
+                    }
+                    (volume.is_going, volume.was_tried, volume.pause) = (false, false, PAUSE);
+                }
+                None if !volume.is_going => {
+                    tracing::info!("{shown} is no longer in the file: detaching");
+                    volume.is_going = true;
+                    volume.pause = PAUSE;
+                    if volume.state != State::Busy {
+                        volume.state = State::Leaves(Instant::now());
+                    }
+                }
+                None => {}
+            }
+        }
+        for (path, config) in wanted {
+            let new = Volume {
+                has_limits: !config.limits.is_empty(),
+                config,
+                state: State::Waits,
+                is_going: false,
+                was_tried: false,
+                pause: PAUSE,
+                limits: Arc::default(),
+            };
+            self.volumes.insert(path, new);
+        }
+        self.due.clear();
+        let now = Instant::now();
+        let paths: Vec<PathBuf> = self.volumes.keys().cloned().collect();
+        paths.iter().for_each(|path| self.queue(path, now));
+    }
+
+    /// A mountpoint is there.
+    pub(super) fn mounted(&mut self, mountpoint: &Path) {
+        self.mounted.insert(mountpoint.to_owned());
+        self.queue_below(mountpoint);
+    }
+
+    /// A mountpoint is gone, with all that was inside.
+    pub(super) fn unmounted(&mut self, mountpoint: &Path) {
+        self.mounted.remove(mountpoint);
+        self.volumes.retain(|_, volume| !(volume.is_going && volume.config.mountpoint == mountpoint));
+        for volume in self.volumes.values_mut().filter(|volume| volume.config.mountpoint == mountpoint) {
+            if volume.state != State::Busy {
+                volume.state = State::Waits;
+            }
+        }
+    }
+
+    fn queue_below(&mut self, dir: &Path) {
+        let now = Instant::now();
+        let below = self.volumes.range::<Path, _>(from(dir)).take_while(|(path, _)| path.starts_with(dir));
+        let below: Vec<PathBuf> = below.map(|(path, _)| path.clone()).collect();
+        below.iter().for_each(|path| self.queue(path, now));
+    }
+
+    /// Has it looked at, then.
+    fn queue(&mut self, path: &Path, at: Instant) {
+        let Some(volume) = self.volumes.get_mut(path) else { return };
+        match volume.state {
+            State::Waits if self.mounted.contains(&volume.config.mountpoint) => volume.state = State::Due(at),
+            State::Waits | State::Busy | State::Attached => return,
+            State::Due(_) => volume.state = State::Due(at),
+            State::Leaves(_) => volume.state = State::Leaves(at),
+        }
+        self.due.insert((at, path.to_owned()));
+    }
+
+    /// When there is something to do.
+    pub(super) fn next(&self) -> Option<Instant> {
+        if self.is_busy() {
+            return None;
+        }
+        self.due.iter().find(|(_, path)| self.can_call(path)).map(|(at, _)| *at)
+    }
+
+    /// Whether no call can be made at all, before one has ended.
+    fn is_busy(&self) -> bool {
+        self.mounted.iter().all(|mountpoint| self.calls_of(mountpoint) >= CALLS_MAX)
+    }
+
+    /// One that is no more can be forgotten.
+    fn can_call(&self, path: &Path) -> bool {
+        self.volumes.get(path).is_none_or(|volume| self.calls_of(&volume.config.mountpoint) < CALLS_MAX)
+    }
+
+    fn calls_of(&self, mountpoint: &Path) -> usize {
+        self.calls.get(mountpoint).copied().unwrap_or(0)
+    }
+
+    /// Begins what is due.
+    pub(super) fn work(&mut self) {
+        if self.is_busy() {
+            return;
+        }
+        let now = Instant::now();
+        let due = self.due.iter().take_while(|(at, _)| *at <= now).filter(|(_, path)| self.can_call(path));
+        let due: Vec<_> = due.take(AT_ONCE).cloned().collect();
+        for (at, path) in due {
+            let Some(volume) = self.volumes.get(&path) else {
+                self.due.remove(&(at, path));
+                continue;
+            };
+            if self.calls_of(&volume.config.mountpoint) >= CALLS_MAX {
+                continue;
+            }
+            let (state, is_free) = (volume.state, self.is_free(&path, volume.is_going));
+            self.due.remove(&(at, path.clone()));
+            match state {
+                State::Due(until) if until == at && !is_free => self.set(&path, State::Waits),
+                State::Due(until) | State::Leaves(until) if until == at && is_free => self.call(&path),
+                // Another look was planned since; or what is inside of it calls for one when it has left.
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether what it is inside of is there; for one that leaves, whether nothing is left inside.
+    fn is_free(&self, path: &Path, is_going: bool) -> bool {
+        if is_going {
+            let mut below = self.volumes.range::<Path, _>(from(path)).skip(1);
+            return below.next().is_none_or(|(other, _)| !other.starts_with(path));
+        }
+        let around = path.ancestors().skip(1).find_map(|dir| self.volumes.get(dir));
+        around.is_none_or(|around| around.state == State::Attached)
+    }
+
+    fn set(&mut self, path: &Path, state: State) {
+        if let Some(volume) = self.volumes.get_mut(path) {
+            volume.state = state;
+        }
+    }
+
+    fn call(&mut self, path: &Path) {
+        let Some(volume) = self.volumes.get_mut(path) else { return };
+        volume.state = State::Busy;
+        let (config, is_going) = (volume.config.clone(), volume.is_going);
+        *self.calls.entry(config.mountpoint.clone()).or_default() += 1;
+        let (sender, at) = (self.sender.clone(), path.to_owned());
+        let body = move || {
+            let done =
+                if is_going { Done::Detached(detach(&at)) } else { Done::Attached(attach(&at, &config)) };
+            let _serving_has_ended = sender.send(Event::Inside(at, done));
+        };
+        let made = thread::Builder::new().name("attach".to_owned()).stack_size(STACK).spawn(body);
+        if let Err(error) = made {
+            let failed = Err(Problem::failure(format!("no thread: {error}")));
+            self.done(path, if is_going { Done::Detached(failed) } else { Done::Attached(failed) });
+        }
+    }
+
+    /// A call has ended.
+    pub(super) fn done(&mut self, path: &Path, done: Done) {
+        let Some(volume) = self.volumes.get_mut(path) else { return };
+        let mountpoint = volume.config.mountpoint.clone();
+        if let Some(calls) = self.calls.get_mut(&mountpoint) {
+            *calls -= 1;
+        }
+        volume.was_tried = true;
+        let later = Instant::now() + volume.pause;
+        let (shown, is_mounted) = (path.display(), self.mounted.contains(&mountpoint));
+        match done {
+            Done::Attached(Ok(())) => {
+                volume.pause = PAUSE;
+                tracing::debug!("{shown} is attached");
+                // One that was there already may have been attached with others.
+                if volume.has_limits {
+                    volume.limits.tell(&volume.config);
+                }
+                volume.state = if is_mounted { State::Attached } else { State::Waits };
+                if volume.is_going {
+                    volume.state = State::Leaves(later);
+                    self.queue(path, Instant::now());
+                }
+                self.queue_below(path);
+            }
+            Done::Detached(Ok(())) if volume.is_going => {
+                tracing::info!("{shown}: detached, everything is on {}", volume.config.source);
+                self.volumes.remove(path);
+                for around in path.ancestors().skip(1).map(Path::to_owned).collect::<Vec<_>>() {
+                    if self.volumes.get(&around).is_some_and(|around| around.is_going) {
+                        self.queue(&around, Instant::now());
+                    }
+                }
+            }
+            // It is in the file again.
+            Done::Detached(_) if !volume.is_going => {
+                volume.state = State::Waits;
+                self.queue(path, Instant::now());
+            }
+            Done::Attached(Err(problem)) | Done::Detached(Err(problem)) => {
+                tracing::error!("{shown}: {problem}");
+                volume.pause = (volume.pause * 2).min(PAUSE_MAX);
+                volume.state = if volume.is_going { State::Leaves(later) } else { State::Waits };
+                self.queue(path, later);
+            }
+            Done::Detached(Ok(())) => {}
+        }
+    }
+}
+
+const fn from(path: &Path) -> (Bound<&Path>, Bound<&Path>) {
+    (Bound::Included(path), Bound::Unbounded)
+}
+
+/// Attaches it, unless it is there.
+fn attach(path: &Path, config: &VolumeConfig) -> Result<()> {
+    let none = || Problem::failure("its mountpoint is gone");
+    let is_it =
+        |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
+    if let Some(there) = target::running(path.as_os_str()).into_iter().find(is_it) {
+        let spec = crate::checks::source(&config.source)?.spec;
+        if there.record().source == spec {
+            return Ok(());
+        }
+        return Err(Problem::failure(format!("{} is attached there", there.record().source)));
+    }
+    let (volume, mount) = target::mounted_around(path).ok_or_else(none)?;
+    let client = volume.found.client.ok_or_else(none)?;
+    let request = AttachRequest {
+        path: inside(path, &mount.mountpoint)?,
+        source: Some(config.source.clone()),
+        from: None,
+        options: vec![config.mount_options()],
+    };
+    client.attach(&request, Some(PATIENCE)).map(drop).map_err(|error| Problem::failure(error.to_string()))
+}
+
+/// Detaches it with all data written, unless somebody has.
+fn detach(path: &Path) -> Result<()> {
+    let is_it =
+        |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
+    if !target::running(path.as_os_str()).iter().any(is_it) {
+        return Ok(());
+    }
+    let Some((volume, mount)) = target::mounted_around(path) else { return Ok(()) };
+    let Some(client) = volume.found.client else { return Ok(()) };
+    let request = DetachRequest { path: inside(path, &mount.mountpoint)?, how: How::Plain };
+    let reply =
+        client.detach(&request, Some(PATIENCE)).map_err(|error| Problem::failure(error.to_string()))?;
+    if reply.is_held {
+        let who = reply.holders.lines().join(", ");
+        return Err(Problem::failure(format!("stays attached as long as it is held (EBUSY): {who}")));
+    }
+    Ok(())
+}
+
+fn inside(path: &Path, mountpoint: &Path) -> Result<String> {
+    let inside = path.strip_prefix(mountpoint).ok().and_then(Path::to_str);
+    inside
+        .map(str::to_owned)
+        .ok_or_else(|| Problem::failure("its path is not UTF-8, or not inside its mountpoint"))
+}
