@@ -205,7 +205,7 @@ impl Attachments {
         let mut lines = 0;
         let mut statuses = Vec::new();
         for one in page {
-            let status = one.status_beside(process.clone());
+            let status = one.status_beside(process);
             lines += status.errors.len() + status.cgroups.len();
             statuses.push(status);
             if lines > LINES_MAX {

@@ -117,9 +117,14 @@ fn newest_first(volumes: &mut [Volume]) {
 #[must_use]
 pub fn resolve(name: &OsStr) -> Target {
     let (table, path) = (MountTable::read(), plain_path(name));
-    let found = choose(name, path.clone(), &table, candidates(name, path.as_deref()));
-    // Of those that ended, and mounts that somebody moved, the index knows nothing.
-    if found.volume.is_some() { found } else { choose(name, path, &table, volumes()) }
+    let known = choose(name, path.clone(), &table, candidates(name, path.as_deref()));
+    if known.volume.is_some() {
+        return known;
+    }
+    // Of those that ended, and mounts that somebody moved, the index knows nothing; an id is found all the same.
+    let by_id = name.to_str().filter(|id| !id.contains(['/', '.']));
+    let ended = found(|dir| by_id.and_then(|id| dir.find(id)).into_iter().collect());
+    choose(name, path, &table, if ended.is_empty() { volumes() } else { ended })
 }
 
 fn choose(name: &OsStr, path: Option<PathBuf>, table: &MountTable, mut volumes: Vec<Volume>) -> Target {

@@ -118,9 +118,12 @@ struct Entry {
     options: Option<Spanned<String>>,
 }
 
+/// What is wrong, and where in the text.
+type At = (Range<usize>, String);
+
 impl Entry {
     /// Where it is to be, and whether it is attached there.
-    fn place(&self) -> Result<(&Spanned<PathBuf>, bool), (Range<usize>, String)> {
+    fn place(&self) -> Result<(&Spanned<PathBuf>, bool), At> {
         let (place, is_attached, key) = match (&self.mountpoint, &self.attach) {
             (Some(place), None) => (place, false, "mountpoint"),
             (None, Some(place)) => (place, true, "attach"),

@@ -210,7 +210,7 @@ fn a_file_that_is_wrong_is_refused_with_its_line() {
     rig.run(&["serve", "--check", path]).ends(2, "No such file");
     let example = rig.run(&["serve", "--example"]).ok();
     fs::write(&file, &example.stdout).unwrap();
-    rig.run(&["serve", "--check", path]).ok().says("2 volumes, nothing is wrong");
+    rig.run(&["serve", "--check", path]).ok().says("3 volumes, nothing is wrong");
     fs::write(&file, example.stdout.replacen("cache=1G", "cahce=1G", 1)).unwrap();
     let line = 1 + example.stdout.lines().position(|line| line.contains("cache=1G")).unwrap();
     let out = rig.run(&["serve", path]).ends(2, &format!("{path}:{line}: there is no mount option cahce=1G"));
@@ -233,7 +233,7 @@ fn inside(it: &Served, names: &[String]) {
         let store = it.store(&name.replace('/', "-"));
         let _ = fs::create_dir(&store);
         text.push_str(&format!(
-            "[[volume]]\nsource = \"{}\"\nattach = \"{}\"\noptions = \"dirty_after=1h\"\n",
+            "[[volume]]\nsource = \"{}\"\nattach = \"{}\"\noptions = \"dirty_after=1s\"\n",
             store.display(),
             mnt.join(name).display()
         ));
@@ -349,4 +349,41 @@ fn three_hundred_volumes_have_no_threads_of_their_own() {
         assert_eq!(fs::read_to_string(it.store(name).join("file")).unwrap(), *name);
     }
     it.rig.is_quiet();
+}
+
+/// A process that is stopped until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(pid: u32) -> Self {
+        let pid = Pid::from_raw(pid.cast_signed()).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+#[test]
+fn status_names_who_does_not_answer_and_shows_the_others() {
+    let Some(mut it) = Served::new() else { return };
+    it.write(&[("hung", "", ""), ("well", "", "")]);
+    let daemon = it.start();
+    let stopped = Stopped::new(it.pid_of("hung").unwrap());
+    let status = it.rig.status();
+    drop(stopped);
+    let only = |what: &str, name: &str| {
+        let found = status[what].as_array().unwrap();
+        assert_eq!(found.len(), 1, "{status}");
+        assert_eq!(found[0]["mountpoint"], it.mnt(name).to_str().unwrap());
+    };
+    only("volumes", "well");
+    only("silent", "hung");
+    eventually("it answers again", || it.pid_of("hung").is_some());
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
 }
