@@ -15,7 +15,7 @@
 //! | somebody unmounted it | nothing, until the next reload |
 //! | SIGHUP, and it is no longer in the file | unmounted with all data written |
 //! | SIGHUP, and it has changed | it stays as it is, and that is said |
-//! | SIGHUP, and the limits on it have changed | they are changed while it is mounted ([`limits`]) |
+//! | SIGHUP, and the limits on it have changed | they are changed while it is mounted (module `limits`) |
 //! | its mountpoint is there again | what the file attaches inside is attached |
 //! | SIGTERM, SIGINT | all are unmounted with all data written; the exit tells of those that were not |
 

@@ -1,6 +1,6 @@
 //! The control socket's server: one thread, a bounded number of connections, small messages.
 //!
-//! Calls that take long (`sync`, `umount`, `wait`) have [places] of their own, so that they keep nobody from asking for the status or unmounting; those
+//! Calls that take long (`sync`, `umount`, `wait`) have places of their own (module `places`), so that they keep nobody from asking for the status or unmounting; those
 //! that block run on tokio's blocking threads.
 //!
 //! # Shutdown
