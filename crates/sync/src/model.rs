@@ -5,6 +5,8 @@ use shuttle::{Config, FailurePersistence, Runner};
 
 /// Schedules of each kind, unless `WATERTIGHT_SCHEDULES` says another number.
 const SCHEDULES: usize = 200;
+/// The same for what is wrong on purpose.
+const SCHEDULES_WRONG: usize = 50_000;
 /// Schedules of one kind before it is the other's turn: what one finds only rarely the other may find soon.
 const TURN: usize = 50;
 /// Where the random numbers begin, unless `WATERTIGHT_SEED` says otherwise: two runs see the same schedules.
@@ -20,7 +22,18 @@ const STACK_SIZE: usize = 512 << 10;
 /// # Panics
 /// As `test` does, and for a deadlock.
 pub fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
-    let schedules: usize = set("WATERTIGHT_SCHEDULES", SCHEDULES);
+    check_times(set("WATERTIGHT_SCHEDULES", SCHEDULES), test);
+}
+
+/// The same for a test that is wrong on purpose: the first schedule that shows it is the last, so that there may be many.
+///
+/// # Panics
+/// As `test` does, and for a deadlock.
+pub fn check_wrong(test: impl Fn() + Send + Sync + Clone + 'static) {
+    check_times(SCHEDULES_WRONG, test);
+}
+
+fn check_times(schedules: usize, test: impl Fn() + Send + Sync + Clone + 'static) {
     // Seeds of one run follow each other, those of different runs are far apart.
     let mut seed = set("WATERTIGHT_SEED", SEED) << 32;
     let mut left = schedules;
