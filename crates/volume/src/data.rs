@@ -9,6 +9,7 @@ use sync::mutant::is_on;
 use writeback::{Balance, How, Owner, Passed, Permit, Reserved, Ticket, Waiter};
 
 use crate::cancel::Event;
+use crate::events::Limit;
 use crate::handles::FileHandle;
 use crate::inode::{Inode, Overlay, State};
 use crate::page::{PAGE, PAGE_SIZE, Page};
@@ -283,6 +284,7 @@ impl Inode {
         if let Balance::Slow(pause) = balance {
             (ctx.before_wait)();
             self.core.counters.waits.add(1);
+            let _waits = self.waits_for_limit(self.core.bdi.owner_of(self), Limit::DirtyMax);
             let event = Arc::new(Event::default());
             let _watch = ctx.cancel.watch(&event);
             event.wait(Some(Instant::now() + pause));
@@ -300,8 +302,14 @@ impl Inode {
         }
         (ctx.before_wait)();
         self.core.counters.waits.add(1);
-        // Not where the owner waits for its own limit of what it writes.
-        let _waits = self.owes_until(pages).is_none().then(|| self.core.events.waits_for_room());
+        // For the first of: what the owner writes, what it has dirty, room.
+        let limit = if self.owes_until(pages).is_some() {
+            Some(Limit::IoMax)
+        } else {
+            self.core.bdi.is_at_dirty_limit(self, pages).then_some(Limit::DirtyMax)
+        };
+        let _waits = limit.map(|limit| self.waits_for_limit(self.core.bdi.owner_of(self), limit));
+        let _waits_for_room = limit.is_none().then(|| self.core.events.waits_for_room());
         let event = Arc::new(Event::default());
         let _watch = ctx.cancel.watch(&event);
         let wake = {

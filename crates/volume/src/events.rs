@@ -4,6 +4,7 @@
 //! (a store that stalls, a full cache) are edges of a state, which is under a lock of its own so that they come in
 //! the order in which they happened; only who has to wait for room anyway, and who looks at the volume's figures, takes it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -77,10 +78,10 @@ pub enum Life {
     Failed,
 }
 
-/// A limit that writers of a cgroup meet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// A limit that readers and writers of a cgroup meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Limit {
-    /// What it may write in a second, `io.max`.
+    /// What it may read and write in a second, `io.max`.
     IoMax,
     /// What it may have dirty.
     DirtyMax,
@@ -100,9 +101,13 @@ pub enum Edge {
 pub struct Events {
     journal: Arc<Journal<Event>>,
     full: Mutex<Full>,
+    limits: Mutex<Limits>,
 }
 
-/// Writers that wait for room.
+/// Limits that hold somebody up, or did so at the last look.
+type Limits = BTreeMap<(PathBuf, Limit), Full>;
+
+/// Those who wait for the same: room, or a limit.
 #[derive(Debug, Default)]
 struct Full {
     is_full: bool,
@@ -113,7 +118,11 @@ struct Full {
 
 impl Default for Events {
     fn default() -> Self {
-        Self { journal: Journal::new(EVENTS_KEPT), full: Mutex::new(Full::default()) }
+        Self {
+            journal: Journal::new(EVENTS_KEPT),
+            full: Mutex::new(Full::default()),
+            limits: Mutex::new(Limits::new()),
+        }
     }
 }
 
@@ -135,6 +144,18 @@ impl Events {
         self.journal.end(Event { at: SystemTime::now(), what: What::Life { state, path: None, error } });
     }
 
+    /// Somebody waits for a limit of `cgroup`, until the guard is dropped. Many short waits are one: it ends when a look finds that nobody
+    /// has waited since the last one.
+    pub(crate) fn waits_for_limit(&self, cgroup: PathBuf, limit: Limit) -> WaitsForLimit<'_> {
+        let mut limits = self.limits.lock();
+        let of = (cgroup, limit);
+        let full = limits.entry(of.clone()).or_default();
+        if full.begin() {
+            self.limit(of.0.clone(), limit, Edge::Begins);
+        }
+        WaitsForLimit(self, of)
+    }
+
     /// A limit of `cgroup` begins or ceases to hold its writers up. The caller says each edge once, in order.
     pub fn limit(&self, cgroup: PathBuf, limit: Limit, edge: Edge) {
         self.push(What::Limit { cgroup, limit, edge });
@@ -147,22 +168,27 @@ impl Events {
     /// Somebody waits for room in the cache, until the guard is dropped.
     pub(crate) fn waits_for_room(&self) -> Waits<'_> {
         let mut full = self.full.lock();
-        full.waiting += 1;
-        full.has_waited = true;
-        if !std::mem::replace(&mut full.is_full, true) {
+        if full.begin() {
             self.push(What::CacheFull(Edge::Begins));
         }
         Waits(self)
     }
 
-    /// Looks whether what lasted has ended: nobody has waited for room since the last look.
-    pub(crate) fn look_at_cache(&self) {
+    /// Looks whether what lasted has ended: nobody has waited for room, or for a limit, since the last look.
+    pub(crate) fn look_at_waits(&self) {
+        // An edge is told under the lock: they come in their order.
         let mut full = self.full.lock();
-        let has_waited = std::mem::take(&mut full.has_waited);
-        if full.is_full && full.waiting == 0 && !has_waited {
-            full.is_full = false;
+        if full.has_ended() {
             self.push(What::CacheFull(Edge::Ends));
         }
+        drop(full);
+        self.limits.lock().retain(|(cgroup, limit), full| {
+            let has_ended = full.has_ended();
+            if has_ended {
+                self.limit(cgroup.clone(), *limit, Edge::Ends);
+            }
+            !has_ended
+        });
     }
 
     /// The store does not answer, or answers again. The caller says each edge once, in order.
@@ -175,15 +201,48 @@ impl Events {
     }
 }
 
+impl Full {
+    /// One more waits; says whether it is the first since the end.
+    fn begin(&mut self) -> bool {
+        self.waiting += 1;
+        self.has_waited = true;
+        !std::mem::replace(&mut self.is_full, true)
+    }
+
+    fn end(&mut self) {
+        self.waiting -= 1;
+        self.has_waited = true;
+    }
+
+    /// Whether it ends with this look.
+    fn has_ended(&mut self) -> bool {
+        let has_waited = std::mem::take(&mut self.has_waited);
+        let has_ended = self.is_full && self.waiting == 0 && !has_waited;
+        self.is_full &= !has_ended;
+        has_ended
+    }
+}
+
+/// Somebody waits for a limit.
+#[derive(Debug)]
+pub(crate) struct WaitsForLimit<'e>(&'e Events, (PathBuf, Limit));
+
+impl Drop for WaitsForLimit<'_> {
+    fn drop(&mut self) {
+        // It is there: nobody takes it out while somebody waits.
+        if let Some(full) = self.0.limits.lock().get_mut(&self.1) {
+            full.end();
+        }
+    }
+}
+
 /// Somebody waits for room.
 #[derive(Debug)]
 pub(crate) struct Waits<'e>(&'e Events);
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        let mut full = self.0.full.lock();
-        full.waiting -= 1;
-        full.has_waited = true;
+        self.0.full.lock().end();
     }
 }
 
@@ -207,17 +266,34 @@ mod tests {
         let events = Events::default();
         let (one, other) = (events.waits_for_room(), events.waits_for_room());
         drop(one);
-        events.look_at_cache();
+        events.look_at_waits();
         drop(other);
-        events.look_at_cache();
+        events.look_at_waits();
         drop(events.waits_for_room());
-        events.look_at_cache();
+        events.look_at_waits();
         assert_eq!(whats(&events), [What::CacheFull(Edge::Begins)]);
-        events.look_at_cache();
-        events.look_at_cache();
+        events.look_at_waits();
+        events.look_at_waits();
         drop(events.waits_for_room());
         let (begins, ends) = (What::CacheFull(Edge::Begins), What::CacheFull(Edge::Ends));
         assert_eq!(whats(&events), [begins.clone(), ends, begins]);
+    }
+
+    #[test]
+    fn a_limit_holds_up_until_nobody_has_waited_for_a_while() {
+        let events = Events::default();
+        for _ in 0..100 {
+            drop(events.waits_for_limit("/a".into(), Limit::IoMax));
+        }
+        let other = events.waits_for_limit("/a".into(), Limit::DirtyMax);
+        (0..5).for_each(|_| events.look_at_waits());
+        drop(other);
+        (0..5).for_each(|_| events.look_at_waits());
+        let edge = |limit, edge| What::Limit { cgroup: "/a".into(), limit, edge };
+        let begins = [Limit::IoMax, Limit::DirtyMax].map(|limit| edge(limit, Edge::Begins));
+        let ends = [Limit::IoMax, Limit::DirtyMax].map(|limit| edge(limit, Edge::Ends));
+        assert_eq!(whats(&events), [begins, ends].concat());
+        assert!(events.limits.lock().is_empty(), "what has ended is forgotten");
     }
 
     #[test]

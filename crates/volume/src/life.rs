@@ -162,7 +162,7 @@ impl Volume {
         let failing = waiting.iter().filter(|(_, pending)| pending.error.is_some());
         let failing: Vec<Unwritten> = failing.map(|(inode, pending)| inode.unwritten(*pending)).collect();
         let state = self.life.state.lock().0;
-        self.core.events.look_at_cache();
+        self.core.events.look_at_waits();
         let written = self.core.counters.bytes_written_back.get();
         Status {
             state,

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use writeback::{Direction, How, Owner, Pass, Passed, Pieces, Request, Ticket, Turn};
+use writeback::{CgroupPath, Direction, How, Owner, Pass, Passed, Pieces, Request, Ticket, Turn};
 
 use crate::cancel::{Cancel, Event, Watch};
+use crate::events::{Limit, WaitsForLimit};
 use crate::inode::{Inode, Io};
 use crate::page::PAGE;
 use crate::{Ctx, Error, Result};
@@ -68,6 +69,7 @@ impl Pieces for Sweep<'_> {
         }
         let _watch: Option<Watch<'_>> = self.cancel.map(|cancel| cancel.watch(&self.event));
         let left = until.saturating_sub(core.options.clock.now());
+        let _waits = self.inode.waits_for_limit(core.bdi.owner_of(self.inode), Limit::IoMax);
         self.event.wait(Some(Instant::now() + left));
         !is_over()
     }
@@ -187,7 +189,11 @@ impl Inode {
                 Request { direction: Direction::Read, bytes: 0, operations: 1, epoch: u64::MAX, inode: 0 };
             let (bytes, operations) = amount(chain.piece(&asked));
             let ticket = bdi.throttle().reserve(&chain, Request { bytes, operations, ..asked });
-            if ticket.turn() == Turn::Come || self.wait_for(ctx, &ticket)? {
+            if ticket.turn() == Turn::Come {
+                return Ok(ticket);
+            }
+            let _waits = self.waits_for_limit(Some(reader), Limit::IoMax);
+            if self.wait_for(ctx, &ticket)? {
                 return Ok(ticket);
             }
         }
@@ -197,6 +203,13 @@ impl Inode {
     pub(crate) fn owes_until(&self, more: u64) -> Option<Duration> {
         let cache_bytes = self.core.budget.limit() * OWED_MAX / OWED_OF * PAGE;
         self.core.bdi.owes_until(self, more * PAGE, cache_bytes)
+    }
+
+    /// Somebody waits for a limit of `owner`, until the guard is dropped.
+    pub(crate) fn waits_for_limit(&self, owner: Option<Owner>, limit: Limit) -> WaitsForLimit<'_> {
+        let tenants = &self.core.options.tenants;
+        let path = owner.map_or_else(CgroupPath::root, |owner| tenants.path(owner));
+        self.core.events.waits_for_limit(path.to_string().into(), limit)
     }
 
     /// Waits for a ticket's turn; `false` if limits were changed.

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use common::asleep::Waiter;
 use common::{Client, eager, lazy};
+use eventpoll::Read;
 use store::MemStore;
+use watertight_volume::events::{Edge, Limit, What};
 use watertight_volume::{CgroupPath, Error, NodeId, WriteFlags};
 
 fn client(options: watertight_volume::Options, limits: &str) -> Client {
@@ -81,6 +83,38 @@ fn behind_a_limit() -> (Arc<Client>, Waiter<watertight_volume::Result<()>>) {
     };
     waits.is_asleep_once(|| true);
     (client, waits)
+}
+
+/// The edges of limits that were told so far.
+fn edges(client: &Client) -> Vec<(Limit, Edge)> {
+    let mut reader = client.volume.events().journal().reader(0);
+    let mut edges = Vec::new();
+    while let Read::Entry { value, .. } = reader.read() {
+        if let What::Limit { limit, edge, .. } = value.what {
+            edges.push((limit, edge));
+        }
+    }
+    edges
+}
+
+#[test]
+fn limits_tell_when_they_begin_to_hold_somebody_up_and_when_they_end() {
+    let client = client(lazy(), "rbps=1M wbps=1M");
+    let (_, file) = client.create("a");
+    client.write(file, 0, &[7; 256 << 10]).expect("room");
+    assert_eq!(edges(&client), []);
+    client.fsync(file).expect("durable");
+    client.read(file, 0, 256 << 10);
+    let begins = (Limit::IoMax, Edge::Begins);
+    assert_eq!(edges(&client), [begins], "many waits, one edge");
+    (0..5).for_each(|_| drop(client.volume.status()));
+    assert_eq!(edges(&client), [begins, (Limit::IoMax, Edge::Ends)]);
+    limit(&client, "rbps=max wbps=max dirty_max=256K");
+    for number in 0..64 {
+        client.write(file, number * (64 << 10), &[7; 64 << 10]).expect("room");
+    }
+    assert_eq!(edges(&client)[2..], [(Limit::DirtyMax, Edge::Begins)]);
+    client.volume.shutdown();
 }
 
 #[test]

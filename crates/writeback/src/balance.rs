@@ -96,6 +96,15 @@ impl<I: Inode> Bdi<I> {
         wb.domains(&self.dirty_limits).reserve(pages * PAGE, wb.bandwidth())
     }
 
+    /// Whether the owner's own limits leave no room for so many pages more.
+    pub fn is_at_dirty_limit(&self, inode: &I, pages: u64) -> bool {
+        let looked = self.wbs.with(&self.switcher.grace().read(), inode.link().index(), Arc::clone);
+        let is_at = |wb: Arc<Wb<I>>| {
+            wb.domains(&self.dirty_limits).reserve(pages * PAGE, wb.bandwidth()).0 == Balance::Full
+        };
+        self.dirty_limits.is_used() && looked.is_some_and(is_at)
+    }
+
     /// Whether a wb's data is to be written at once, for its owner's limits.
     pub(crate) fn is_over_background(&self, wb: &Wb<I>) -> bool {
         let domains = wb.domains(&self.dirty_limits);
