@@ -393,10 +393,9 @@ impl Gate {
         }
         let mut late: Vec<Late> = slots.iter().filter_map(Late::if_inside).collect();
         drop(slots);
-        for _ in 0..LOOKS {
-            if late.is_empty() {
-                break;
-            }
+        let mut looks = LOOKS;
+        while looks > 0 && !late.is_empty() {
+            looks -= 1;
             std::hint::spin_loop();
             late.retain(Late::has_not_left);
         }
