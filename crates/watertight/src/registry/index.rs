@@ -4,13 +4,13 @@
 //!
 //! | directory | holds |
 //! |---|---|
-//! | `places/PATH/ID.volume` | a volume that is mounted or attached at `/PATH` |
-//! | `stores/PATH/ID.volume` | a volume whose store is the directory `/PATH` |
+//! | `places/PATH/=/ID.volume` | a volume that is mounted or attached at `/PATH` |
+//! | `stores/PATH/=/ID.volume` | a volume whose store is the directory `/PATH` |
 //! | `mounts/ID` | a volume with a mount of its own |
 //! | `ended/MS-ID` | a record that stays for a while: its volume ended then, or was found dead and began then |
 //!
 //! `places` and `stores` are trees like those that they speak of: what is at a path, around it and below it is found in as many steps as the path
-//! has parts, however many volumes there are. It is an index only: whoever finds an id looks at its record and its socket, and takes an
+//! has parts, however many volumes there are: entries are apart from a directory's children, of which there may be thousands. It is an index only: whoever finds an id looks at its record and its socket, and takes an
 //! entry out whose process is gone.
 
 use std::ffi::OsStr;
@@ -21,6 +21,8 @@ use std::path::{Component, Path, PathBuf};
 use super::Record;
 use crate::checks;
 
+/// The directory of a path's own entries.
+const HERE: &str = "=";
 /// What an entry's name ends in. A directory could have such a name, too: entries are files.
 const ENTRY: &str = "volume";
 /// How often a directory may be taken away by who removes the last entry below it.
@@ -54,7 +56,7 @@ impl Index {
     }
 
     pub(super) fn add_at(&self, of: Of, path: &Path, id: &str) -> io::Result<()> {
-        make_in(&self.dir(of, path), entry(id).as_ref())
+        make_in(&self.dir(of, path).join(HERE), entry(id).as_ref())
     }
 
     /// Takes a volume out that has ended.
@@ -69,14 +71,14 @@ impl Index {
 
     pub(super) fn remove_at(&self, of: Of, path: &Path, id: &str) {
         let root = self.root(of);
-        let mut dir = self.dir(of, path);
+        let mut dir = self.dir(of, path).join(HERE);
         let _not_there = fs::remove_file(dir.join(entry(id)));
         while dir != root && fs::remove_dir(&dir).is_ok() && dir.pop() {}
     }
 
     /// The volumes at this path.
     pub(super) fn at(&self, of: Of, path: &Path) -> Vec<String> {
-        ids(&self.dir(of, path))
+        ids(&self.dir(of, path).join(HERE))
     }
 
     /// The volumes at directories that this path lies in, itself left out, the nearest first.
@@ -84,12 +86,14 @@ impl Index {
         path.ancestors().skip(1).flat_map(|path| self.at(of, path)).collect()
     }
 
-    /// The volumes below this path, `max` at most.
+    /// The volumes at this path and below it, `max` at most.
     pub(super) fn below(&self, of: Of, path: &Path, max: usize) -> Vec<String> {
         let mut found = Vec::new();
         let mut dirs = subdirs(&self.dir(of, path));
         while let Some(dir) = dirs.pop() {
-            found.extend(ids(&dir));
+            if dir.ends_with(HERE) {
+                found.extend(ids(&dir));
+            }
             if found.len() >= max {
                 break;
             }
@@ -215,7 +219,7 @@ mod tests {
         assert_eq!(index.below(Of::Stores, path("/"), 2).len(), 2);
         // What is empty goes, and nothing else.
         index.remove_at(Of::Stores, path("/srv/a/b"), "2");
-        assert_eq!(sorted(index.below(Of::Stores, path("/srv"), 10)), "3 4");
+        assert_eq!(sorted(index.below(Of::Stores, path("/srv"), 10)), "1 3 4");
         for (at, id) in [("/srv/a/b", "4"), ("/srv/a/bc", "3")] {
             index.remove_at(Of::Stores, path(at), id);
         }
