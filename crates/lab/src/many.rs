@@ -100,7 +100,7 @@ impl Experiment for Many {
         let mut notes = vec![
             "Each volume is a directory store of its own, attached inside one mountpoint by the control socket of its one mount process. \
              `status` is the program, its start included. `memory`, `memory_used`: resident memory for each volume, new, and after 4 KiB \
-             were written to each and synced. Nothing is durable: the files are in memory."
+             were written to each (to 1000 at most) and synced. Nothing is durable: the files are in memory."
                 .to_owned(),
         ];
         notes.extend(ratios(&crowds));
@@ -117,7 +117,7 @@ fn idle(crowd: &Crowd, variant: &str, recorder: &mut Recorder) -> anyhow::Result
     recorder.value("idle", variant, NEW, crowd.kib_of_each(&now));
     crowd.use_all()?;
     let used = crowd.rested()?;
-    recorder.value("idle", variant, USED, crowd.kib_of_each(&used));
+    recorder.value("idle", variant, USED, crowd.kib_of_each_used(&now, &used));
     recorder.value("idle", variant, THREADS, used.threads);
     recorder.value("idle", variant, FILES, used.descriptors);
     Ok(())

@@ -15,7 +15,11 @@ use crate::experiment::Settings;
 use crate::volumes::ours::program;
 
 /// How long threads that have nothing to do may stay.
-const REST_MAX: Duration = Duration::from_secs(20);
+const REST_MAX: Duration = Duration::from_secs(30);
+/// Looks without any change after which they are taken to have ended: longer than data rests before it is written.
+const LOOKS: u32 = 27;
+/// Volumes that are used: what is in use keeps descriptors, of which a process has so many.
+const USED_MAX: usize = 1000;
 
 /// The process.
 #[derive(Debug)]
@@ -88,9 +92,13 @@ impl Crowd {
         self.call("POST", "/v1/detach", &wish).map(drop)
     }
 
-    /// Writes to each, and has it synced.
+    fn used(&self) -> usize {
+        self.size.min(USED_MAX)
+    }
+
+    /// Writes to each, or to as many as are used, and has it synced.
     pub(super) fn use_all(&self) -> anyhow::Result<()> {
-        for number in 0..self.size {
+        for number in 0..self.used() {
             fs::write(self.path(&format!("mnt/{number}/file")), [1; 4096])?;
         }
         self.call("POST", "/v1/sync?all=1", &Value::Null).map(drop)
@@ -112,7 +120,7 @@ impl Crowd {
         let mut last = self.figures()?;
         // Nothing tells that a thread of another process has ended.
         let mut same = 0;
-        while same < 10 && Instant::now() < until {
+        while same < LOOKS && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(300));
             let now = self.figures()?;
             same = if now.threads < last.threads { 0 } else { same + 1 };
@@ -125,6 +133,12 @@ impl Crowd {
     #[allow(clippy::cast_precision_loss, reason = "some thousands")]
     pub(super) fn kib_of_each(&self, now: &Figures) -> f64 {
         (now.resident_kib - self.alone.resident_kib) / self.size as f64
+    }
+
+    /// Resident memory for each volume that was used since.
+    #[allow(clippy::cast_precision_loss, reason = "some thousands")]
+    pub(super) fn kib_of_each_used(&self, new: &Figures, now: &Figures) -> f64 {
+        self.kib_of_each(new) + (now.resident_kib - new.resident_kib) / self.used() as f64
     }
 
     pub(super) fn status_of_one(&self) -> anyhow::Result<()> {
