@@ -46,3 +46,30 @@ fn the_table_of_metrics_is_whole() {
     let documented: BTreeSet<String> = rows.map(str::to_owned).collect();
     assert_eq!(documented, exported());
 }
+
+/// The words after each place where `before` stands, up to what ends a command's word.
+fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
+    let ends = |c: char| c.is_whitespace() || c == '`' || c == '|';
+    text.split(before).skip(1).filter_map(|rest| rest.split(ends).next()).collect()
+}
+
+#[test]
+fn what_the_readme_measures_is_in_the_results_and_its_commands_name_what_is_there() {
+    let (readme, results) = (file("README.md"), file("docs/RESULTS.md"));
+    let experiments = words_after(&readme, "-p lab -- ");
+    assert!(experiments.len() >= 6, "{experiments:?}");
+    for name in experiments {
+        assert!(results.contains(&format!("## `{name}`")), "no section of RESULTS.md is on {name}");
+    }
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let tests = words_after(&readme, "--test ");
+    assert!(tests.len() > 5, "{tests:?}");
+    for name in tests {
+        let mut dirs =
+            fs::read_dir(&crates).unwrap().map(|entry| entry.unwrap().path().join("tests").join(name));
+        assert!(
+            dirs.any(|path| path.with_extension("rs").exists() || path.join("main.rs").exists()),
+            "there is no test {name}"
+        );
+    }
+}
