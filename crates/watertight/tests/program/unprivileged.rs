@@ -162,6 +162,57 @@ fn root_sees_the_volumes_of_others() {
 }
 
 #[test]
+fn a_user_sees_and_acts_on_no_volume_of_others() {
+    let Some(mut rig) = rig() else { return };
+    let mnt = rig.root.join("roots");
+    fs::create_dir(&mnt).unwrap();
+    let mut command = rig.command(&["mount", "mem:"]);
+    command.arg(&mnt);
+    let daemon = rig.start(command);
+    fs::write(mnt.join("a"), "a").unwrap();
+    let script = format!(
+        r#"$W mount -d $S $M > /dev/null
+           try() {{ if "$@" > /dev/null 2>&1; then echo "DONE: $*"; fi; }}
+           for runtime in $WATERTIGHT_RUNTIME_DIR {runtime}; do
+               export WATERTIGHT_RUNTIME_DIR=$runtime
+               $W status --json || true
+               for path in {mnt} {id} {mnt}/in; do
+                   for verb in umount "umount --lazy" "umount --force" detach "limit --show" "wait --timeout 0"; do
+                       try $W $verb $path
+                   done
+                   try $W attach mem: $path
+                   try $W limit / $path wbps=1
+               done
+               try $W sync {id}
+           done
+           export WATERTIGHT_RUNTIME_DIR=$HOME/run
+           $W umount $M > /dev/null"#,
+        runtime = rig.runtime.display(),
+        mnt = mnt.display(),
+        id = rig.volume()["id"].as_str().unwrap(),
+    );
+    let out = as_nobody(&rig, &script).ok();
+    assert!(!out.stdout.contains("DONE"), "{out:?}");
+    let seen: Vec<serde_json::Value> =
+        serde_json::Deserializer::from_str(&out.stdout).into_iter().map(Result::unwrap).collect();
+    // Once by their own directory, once by root's, which is not used.
+    let uids: Vec<Vec<Option<u64>>> = seen
+        .iter()
+        .map(|status| {
+            status["volumes"].as_array().unwrap().iter().map(|volume| volume["uid"].as_u64()).collect()
+        })
+        .collect();
+    assert_eq!(uids, [vec![Some(65534)], vec![]], "{out:?}");
+    // Nothing has happened to it.
+    assert_eq!(rig.volume()["state"], "active");
+    assert_eq!(fs::read(mnt.join("a")).unwrap(), b"a");
+    let limits = run(rig.command(&["limit", "--show", mnt.to_str().unwrap()])).ok();
+    assert!(!limits.stdout.contains("wbps"), "{limits:?}");
+    rig.run(&["umount", mnt.to_str().unwrap()]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
 fn no_permission_for_the_device() {
     let Some(rig) = rig() else { return };
     as_nobody_with(&rig, "600", "$W mount $S $M").ends(1, "ermission denied");
