@@ -22,6 +22,7 @@ struct Shared {
 }
 
 impl Shared {
+    #[allow(clippy::arc_with_non_send_sync, reason = "that threads share it rightly is what loom looks at")]
     fn new(gate: Gate) -> Arc<Self> {
         Arc::new(Self {
             gate,
