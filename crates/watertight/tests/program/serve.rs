@@ -338,7 +338,8 @@ fn three_hundred_volumes_have_no_threads_of_their_own() {
     };
     it.rig.run(&["sync", mnt.to_str().unwrap()]).ok();
     eventually("threads end when there is nothing to do", || figures().0 < 60);
-    assert!(figures().1 < 5 * MANY as u64, "{:?}", figures());
+    // The store, its socket, and what the kernel knows of the file that was written.
+    assert!(figures().1 < 6 * MANY as u64, "{:?}", figures());
 
     inside(&it, &all[..MANY / 2]);
     daemon.signal(Signal::HUP);
