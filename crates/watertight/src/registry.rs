@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `ID.sock` | a mount process's control socket; if nobody listens, the process died |
 //! | `ID.json` | the mount's [`Record`]: who and where, and at the end how it ended |
-//! | `index/` | finds them by path, without a look at all of them: see [`index`] |
+//! | `index/` | finds them by path, without a look at all of them: see `index` |
 //!
 //! The directory is `/run/watertight` for root, `$XDG_RUNTIME_DIR/watertight` for others, or
 //! `/tmp/watertight-UID` where there is none; `WATERTIGHT_RUNTIME_DIR` names another. It is 0700 and its

@@ -3,7 +3,7 @@
 //!
 //! A process for each mountpoint is the bulkhead: no thread, lock, descriptor or byte of memory is shared, and a store that
 //! hangs keeps its own process only. If this process is killed the volumes go on; the next one takes them over.
-//! Volumes by the thousand are attached inside mountpoints (module [`inside`]): they share a process, and have bounds of their own
+//! Volumes by the thousand are attached inside mountpoints (module `inside`): they share a process, and have bounds of their own
 //! there; one that is idle has no thread.
 //!
 //! # What is done with a volume
