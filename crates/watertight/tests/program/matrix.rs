@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::rig::{Daemon, Out, Rig, eventually, run};
+use crate::rig::{Daemon, Out, Rig, eventually, has, run};
 
 const DATA: &[u8] = b"what was written";
 
@@ -180,6 +181,39 @@ fn a_raw_umount2_in_every_state() {
             }
             cell.rig.verb("wait", &[]).ok();
             cell.is_complete();
+        }
+    });
+}
+
+/// `fusermount3 -u`; says whether the mount was let go.
+fn fusermount(cell: &Cell) -> bool {
+    let mut command = Command::new("fusermount3");
+    command.arg("-u").arg(&cell.rig.mnt);
+    run(command).code == Some(0)
+}
+
+#[test]
+fn fusermount3_in_every_state() {
+    if !has("fusermount3") {
+        return;
+    }
+    each(&["auto", "fuse"], |mut cell, kind| {
+        if cell.state == State::Held {
+            assert!(!fusermount(&cell));
+            assert!(cell.rig.is_mounted());
+            drop(cell.held.take());
+        }
+        // As with umount2: somebody who looks through /proc may hold the mount for a moment.
+        eventually("fusermount3 does not say EBUSY", || fusermount(&cell));
+        match cell.state {
+            State::Stalled => cell.is_lost(None),
+            state => {
+                if kind == "fuseblk" && state != State::Idle {
+                    assert_eq!(cell.rig.stored("f").as_deref(), Some(DATA), "the kernel waits");
+                }
+                cell.rig.verb("wait", &[]).ok();
+                cell.is_complete();
+            }
         }
     });
 }
