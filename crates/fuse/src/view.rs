@@ -1,7 +1,7 @@
 //! What a program does with the tree of a mountpoint.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -126,6 +126,21 @@ impl Tree {
     #[must_use]
     pub fn is_attached(&self, attached: &Attached) -> bool {
         self.shared.tree.is_attached(attached)
+    }
+
+    /// Where a volume that was attached is: at its first place in this namespace, or the next one that is left. None: nowhere here, or a
+    /// store cannot say.
+    #[must_use]
+    pub fn place_of(&self, attached: &Attached) -> Option<PathBuf> {
+        self.shared.tree.place_of(&self.view, attached)
+    }
+
+    /// The number of the volume that is attached uppermost at a path, as [`Attached::volume`] gives it.
+    ///
+    /// # Errors
+    /// As [`detach`](Self::detach).
+    pub fn volume_at(&self, path: &Path) -> Result<u64, TreeError> {
+        self.shared.tree.volume_at((&self.view, path))
     }
 
     /// What is attached now.

@@ -69,11 +69,18 @@ pub enum Detach {
 /// A volume that was attached.
 #[derive(Debug, Clone)]
 pub struct Attached {
-    mount: MountId,
+    pub(super) mount: MountId,
+    pub(super) volume: Tag,
     superblock: Super,
 }
 
 impl Attached {
+    /// Its number among the volumes of this session, the same for each place of it.
+    #[must_use]
+    pub fn volume(&self) -> u64 {
+        self.volume.number()
+    }
+
     /// Whether a path leads to it: from where it was attached, or another place that it is shown in.
     #[must_use]
     pub fn is_seen(&self) -> bool {
@@ -140,7 +147,7 @@ impl Tree {
         self.catch_up(dev, first(&made));
         self.note_copies(dev, &made);
         served.is_not_seen_through(tag);
-        Ok(Attached { mount: first(&made), superblock })
+        Ok(Attached { mount: first(&made), volume: tag, superblock })
     }
 
     /// A mount may have left before it was known here.

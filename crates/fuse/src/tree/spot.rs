@@ -8,7 +8,7 @@ use mounts::{Inode, MountId, Place};
 use store::FileType;
 use volume::NodeId;
 
-use super::change::{AttachmentInfo, TreeError};
+use super::change::{Attached, AttachmentInfo, TreeError};
 use super::clones::View;
 use super::served::Served;
 use super::wire::{self, Tag};
@@ -150,41 +150,63 @@ impl Tree {
 
     /// What is attached in a namespace.
     pub(crate) fn attachments(&self, view: &View) -> Vec<AttachmentInfo> {
-        let mut found: Vec<(MountId, Tag, Arc<Tagged>, PathOf)> = {
+        let mut found: Vec<(MountId, Tag)> = {
             let state = self.state.lock();
-            let one = |(mount, at): (&MountId, &Attachment)| {
-                let path = PathOf { on: Arc::clone(&at.on), node: at.covered.node };
-                (*mount, at.tagged.served.tag, Arc::clone(&at.tagged), path)
-            };
             let of_view =
                 |(_, at): &(&MountId, &Attachment)| Arc::ptr_eq(&at.tagged.namespace, &view.namespace);
+            let one = |(mount, at): (&MountId, &Attachment)| (*mount, at.tagged.served.tag);
             state.places.iter().filter(of_view).map(one).collect()
         };
-        found.sort_by_key(|(mount, ..)| *mount);
-        // Without the lock: a store is asked.
-        let path = |mount: MountId| path_of(view, mount, &found);
-        found
-            .iter()
-            .map(|(mount, volume, ..)| AttachmentInfo {
-                mount: *mount,
-                volume: volume.number(),
-                path: path(*mount),
-            })
-            .collect()
+        found.sort_unstable();
+        let info = |(mount, volume): (MountId, Tag)| AttachmentInfo {
+            mount,
+            volume: volume.number(),
+            path: self.path_of(view, mount),
+        };
+        found.into_iter().map(info).collect()
     }
-}
 
-fn path_of(view: &View, mount: MountId, all: &[(MountId, Tag, Arc<Tagged>, PathOf)]) -> Option<PathBuf> {
-    let mut path = PathBuf::new();
-    let mut at = mount;
-    while view.root.mount != Some(at) {
-        let (.., place) = all.iter().find(|(mount, ..)| *mount == at)?;
-        let inside = place.inside()?;
-        // What is attached on top of something has the same path.
-        path = if inside.as_os_str().is_empty() { path } else { inside.join(path) };
-        at = place.on.mount?;
+    /// Where a volume is: at the first of its places in a namespace.
+    pub(crate) fn place_of(&self, view: &View, attached: &Attached) -> Option<PathBuf> {
+        let mount = {
+            let state = self.state.lock();
+            let tags = state.of_volume.get(&attached.volume)?.iter();
+            let tagged = tags.filter_map(|tag| state.snapshot.by_tag.get(*tag));
+            let mut there = tagged.filter(|one| Arc::ptr_eq(&one.namespace, &view.namespace));
+            there.find_map(|one| one.mount.filter(|mount| state.places.contains_key(mount)))?
+        };
+        self.path_of(view, mount)
     }
-    Some(path)
+
+    /// Which volume is attached uppermost at a path.
+    pub(crate) fn volume_at(&self, at: (&View, &Path)) -> Result<u64, TreeError> {
+        let place = self.attached_at(at)?;
+        let tagged = self.tagged_mount(place.mount);
+        let none = || TreeError::NotAttached(at.1.display().to_string());
+        tagged.map(|tagged| tagged.served.tag.number()).ok_or_else(none)
+    }
+
+    fn path_of(&self, view: &View, mount: MountId) -> Option<PathBuf> {
+        let mut path = PathBuf::new();
+        let mut at = mount;
+        while view.root.mount != Some(at) {
+            let place = {
+                let state = self.state.lock();
+                let here = state.places.get(&at)?;
+                PathOf { on: Arc::clone(&here.on), node: here.covered.node }
+            };
+            // Without the lock: a volume is asked.
+            let inside = place.inside()?;
+            // What is attached on top of something has the same path; and `join` would end the last one with a slash.
+            path = match (inside.as_os_str().is_empty(), path.as_os_str().is_empty()) {
+                (true, _) => path,
+                (_, true) => inside,
+                _ => inside.join(path),
+            };
+            at = place.on.mount?;
+        }
+        Some(path)
+    }
 }
 
 /// A directory whose path is wanted.
