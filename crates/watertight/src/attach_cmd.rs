@@ -47,6 +47,8 @@ struct Place {
     inside: String,
     /// As a person writes it.
     path: PathBuf,
+    /// The mountpoint, which may be one of several of the volume.
+    mountpoint: PathBuf,
 }
 
 impl Place {
@@ -68,11 +70,15 @@ impl Place {
                 "{shown} is the mountpoint itself: give a directory inside it; `watertight umount` unmounts it"
             )));
         }
-        Ok(Self { volume, inside, path })
+        Ok(Self { volume, inside, path, mountpoint: mount.mountpoint })
     }
 
     fn client(&self) -> Result<&crate::control::client::Client> {
         self.volume.found.client.as_ref().ok_or_else(|| umount_cmd::died(&self.volume))
+    }
+
+    fn mountpoint(&self) -> Option<String> {
+        self.mountpoint.to_str().map(str::to_owned)
     }
 
     fn failed(&self, error: &CallError) -> Problem {
@@ -105,7 +111,8 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     if from.is_some() && !args.options.is_empty() {
         return Err(Problem::usage("a directory that is shown in a second place has no options of its own"));
     }
-    let request = AttachRequest { path: place.inside.clone(), source, from, options: args.options.clone() };
+    let (path, options) = (place.inside.clone(), args.options.clone());
+    let request = AttachRequest { path, source, from, options, mountpoint: place.mountpoint() };
     let reply = place.client()?.attach(&request, None).map_err(|error| place.failed(&error))?;
     let given = args.volume.to_string_lossy();
     let id = reply.id.map_or_else(String::new, |id| format!(" (volume {id})"));
@@ -131,6 +138,12 @@ fn what(given: &OsStr, place: &Place) -> Result<(Option<String>, Option<String>)
     };
     match target::mounted_around(&path) {
         Some((around, mount)) if around.record().id == place.volume.record().id => {
+            if mount.mountpoint != place.mountpoint {
+                let meant = place.mountpoint.display();
+                return Err(Problem::usage(format!(
+                    "{text} lies in another mountpoint of the same volume: name it by its path in {meant}"
+                )));
+            }
             let inside = path.strip_prefix(&mount.mountpoint).unwrap_or(Path::new(""));
             Ok((None, Some(inside.to_string_lossy().into_owned())))
         }
@@ -151,8 +164,13 @@ fn other_process(given: &str, mountpoint: &str) -> Problem {
 /// # Errors
 /// Exit 2 when nothing is attached there, 1 when it is held, cannot be written, or lost data.
 pub fn detach(args: &UmountArgs) -> Result<()> {
-    let path = match target::resolve(&args.path).volume.filter(Volume::is_attached) {
-        Some(volume) if volume.is_running() => volume.record().mountpoint.clone().into(),
+    let attached = |volume: &Volume| volume.is_attached() && volume.is_running();
+    let path = match target::resolve(&args.path).volume.filter(attached) {
+        // By its id or its store: it is wherever it says, which a rename above it may have changed.
+        Some(volume) if target::plain_path(&args.path) != Some(volume.record().mountpoint.clone().into()) => {
+            let status = volume.status().map_err(|error| Problem::failure(error.to_string()))?;
+            status.map_or_else(|| volume.record().mountpoint.clone(), |status| status.mountpoint).into()
+        }
         _ => args.path.clone(),
     };
     let place = Place::find(&path)?;
@@ -162,7 +180,7 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
         (_, true) => How::Lazy,
         _ => How::Plain,
     };
-    let request = DetachRequest { path: place.inside.clone(), how };
+    let request = DetachRequest { path: place.inside.clone(), how, mountpoint: place.mountpoint() };
     let what = format!("detaching {}", place.path.display());
     // The kernel has nothing of a file that is neither open nor mapped: it hands over what it has with each close(2)
     // and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)
@@ -204,14 +222,15 @@ fn report(place: &Place, how: How, reply: DetachReply) -> Result<()> {
 /// Exit 2 for places that are none, 1 for what fails; then nothing was changed.
 pub fn move_to(args: &MoveArgs) -> Result<()> {
     let (from, to) = (Place::find(args.from.as_os_str())?, Place::find(args.to.as_os_str())?);
-    if from.volume.record().id != to.volume.record().id {
+    if from.volume.record().id != to.volume.record().id || from.mountpoint != to.mountpoint {
         return Err(Problem::usage(format!(
             "{} and {} are in two mountpoints; detach it here and attach it there",
             from.path.display(),
             to.path.display()
         )));
     }
-    let request = MoveRequest { from: from.inside.clone(), to: to.inside.clone() };
+    let mountpoint = from.mountpoint();
+    let request = MoveRequest { from: from.inside.clone(), to: to.inside.clone(), mountpoint };
     let reply = from.client()?.move_to(&request).map_err(|error| from.failed(&error))?;
     console().print(&format!("{} is at {} now", from.path.display(), reply.mountpoint));
     Ok(())

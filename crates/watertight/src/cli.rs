@@ -8,6 +8,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Command, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::control::api::Propagation;
 use crate::logging::LogFormat;
 use crate::units::parse_duration;
 
@@ -85,6 +86,15 @@ pub enum Verb {
     /// Move what is attached to another directory of the same mountpoint.
     #[command(after_help = "Example:\n  watertight move /mnt/data/project /mnt/data/archive/project")]
     Move(MoveArgs),
+
+    /// Show what is mounted at a second mountpoint as well: a clone of its namespace.
+    #[command(after_help = "Examples:\n  \
+        watertight clone /mnt/data /srv/container/data\n  \
+        watertight clone --propagation private /mnt/data /mnt/other\n\n\
+        Both show the same volume: a file is the same in both, at once. What is attached or detached later: with `shared` in both, \
+        with `slave` in the clone as well if it is in the first, with `private` in neither but its own. \
+        `watertight umount` of one leaves the other; the volume ends with the last. Only root may.")]
+    Clone(CloneArgs),
 
     /// Make everything durable that was written to a volume so far.
     #[command(after_help = "Example:\n  watertight sync /mnt/data")]
@@ -249,6 +259,18 @@ pub struct MoveArgs {
     pub from: PathBuf,
     /// A directory of the same mountpoint.
     pub to: PathBuf,
+}
+
+/// `clone`.
+#[derive(Debug, Args)]
+pub struct CloneArgs {
+    /// The mountpoint, the store, or the volume's id.
+    pub volume: OsString,
+    /// An empty directory: the second mountpoint.
+    pub new: PathBuf,
+    /// What is attached or detached in one: is it in the other?
+    #[arg(long, value_enum, default_value_t = Propagation::Shared)]
+    pub propagation: Propagation,
 }
 
 /// `sync`.

@@ -17,11 +17,11 @@
 //! `ASKER` is a leaf. `Asker::input`, then `Asker::waiting`.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -50,6 +50,10 @@ pub enum Ask {
     Detach,
     /// Abort the connection and take the path away.
     Force,
+    /// Unmount, unless somebody holds this very mount: others of the file system do not matter.
+    Leave,
+    /// Show a clone at another mountpoint.
+    Show,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,6 +64,9 @@ struct Question {
     id: u64,
     /// A path's bytes, which need not be text.
     mountpoint: Vec<u8>,
+    /// To [`Ask::Show`]: which clone, and where.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    clone: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -97,14 +104,26 @@ pub fn start() -> Result<()> {
 /// # Errors
 /// What that process said.
 pub fn ask(what: Ask, mount: &Mount) -> Result<Outcome> {
+    ask_with(what, mount, None)
+}
+
+/// Has the clone `name` of what is mounted shown at `target` as well.
+///
+/// # Errors
+/// As [`ask`].
+pub fn show(mount: &Mount, name: &OsStr, target: &Path) -> Result<Outcome> {
+    ask_with(Ask::Show, mount, Some((name, target)))
+}
+
+fn ask_with(what: Ask, mount: &Mount, clone: Option<(&OsStr, &Path)>) -> Result<Outcome> {
     let asker = ASKER.lock().clone();
-    if let Some(said) = asker.and_then(|asker| asker.ask(what, mount)) {
+    if let Some(said) = asker.and_then(|asker| asker.ask(what, mount, clone)) {
         return said.map_err(Problem::failure);
     }
     tracing::warn!("the process that asks the kernel has ended; there is another one now");
     start()?;
     let asker = ASKER.lock().clone();
-    let said = asker.and_then(|asker| asker.ask(what, mount));
+    let said = asker.and_then(|asker| asker.ask(what, mount, clone));
     said.unwrap_or_else(|| Err("the process that asks the kernel has ended".to_owned()))
         .map_err(Problem::failure)
 }
@@ -130,14 +149,18 @@ impl Asker {
     }
 
     /// None: that process has ended.
-    fn ask(&self, ask: Ask, mount: &Mount) -> Option<Said> {
+    fn ask(&self, ask: Ask, mount: &Mount, clone: Option<(&OsStr, &Path)>) -> Option<Said> {
+        let bytes = |(name, target): (&OsStr, &Path)| {
+            (name.as_bytes().to_vec(), target.as_os_str().as_bytes().to_vec())
+        };
         let mountpoint = mount.mountpoint.as_os_str().as_bytes().to_vec();
         let (tell, told) = channel();
         {
             let mut input = self.input.lock();
             let (pipe, number) = &mut *input;
             *number += 1;
-            let question = Question { number: *number, ask, id: mount.id, mountpoint };
+            let clone = clone.map(bytes);
+            let question = Question { number: *number, ask, id: mount.id, mountpoint, clone };
             let mut line = serde_json::to_vec(&question).ok()?;
             line.push(b'\n');
             self.waiting.lock().as_mut()?.insert(question.number, tell);
@@ -198,11 +221,22 @@ fn answer(question: &Question) -> Result<Outcome> {
     let Some(mount) = table.iter().find(is_meant) else { return Ok(Outcome::Gone) };
     match question.ask {
         Ask::Umount => return unmount::plain(mount),
+        Ask::Leave => return unmount::one_of_several(mount),
+        Ask::Show => show_clone(mount, question)?,
         Ask::Flush => flush(mount)?,
         Ask::Detach => unmount::detach(mount)?,
         Ask::Force => unmount::force(mount)?,
     }
     Ok(Outcome::Gone)
+}
+
+fn show_clone(mount: &Mount, question: &Question) -> Result<()> {
+    let Some((name, target)) = question.clone.clone() else {
+        return Err(Problem::failure("which clone, and where?"));
+    };
+    let (name, target) = (OsString::from_vec(name), PathBuf::from(OsString::from_vec(target)));
+    fuse::mount::show(&mount.mountpoint, &name, &target)
+        .map_err(|error| Problem::failure(format!("{} cannot be mounted: {error}", target.display())))
 }
 
 /// Has the kernel hand over the dirty pages of the file system at `mount`, and on `fuseblk` waits until

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `cli`, `opts`, `units` | what a person types |
 //! | `checks` | what is wrong with it, in words |
-//! | `attach`, `attach_cmd` | volumes in directories of a mounted one |
+//! | `attach`, `attach_cmd`, `clone_cmd` | volumes in directories of a mounted one, and second mountpoints |
 //! | `mount_cmd`, `background`, `supervisor`, `live`, `stalls`, `process` | the mount process |
 //! | `control`, `registry`, `target`, `metrics` | finding mount processes and talking to them; their figures for Prometheus |
 //! | `umount_cmd`, `sync_cmd`, `status_cmd`, `events_cmd`, `wait_cmd` | the other verbs |
@@ -24,6 +24,7 @@ pub mod attach_cmd;
 pub mod background;
 pub mod checks;
 pub mod cli;
+pub mod clone_cmd;
 pub mod console;
 pub mod control;
 pub mod demo;
@@ -107,6 +108,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Attach(args) => attach_cmd::attach(args)?,
         Verb::Detach(args) => attach_cmd::detach(args)?,
         Verb::Move(args) => attach_cmd::move_to(args)?,
+        Verb::Clone(args) => clone_cmd::run(args)?,
         Verb::Sync(args) => sync_cmd::run(args)?,
         Verb::Status(args) => status_cmd::run(args)?,
         Verb::Events(args) => events_cmd::run(args)?,

@@ -23,9 +23,10 @@ use volume::{DrainReport, LifeState, Volume, WbStatus};
 
 use crate::attach::Attachments;
 use crate::control::api::{
-    AttachReply, AttachRequest, CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, DetachReply, DetachRequest, Ended,
-    FILES_NAMED_MAX, FileError, How, LimitRequest, Limits, MoveReply, MoveRequest, Requests, Stalled, State,
-    Status, Synced, UmountReply, UmountRequest, Unwritten, now_ms,
+    AttachReply, AttachRequest, CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, CloneReply, CloneRequest,
+    DetachReply, DetachRequest, Ended, FILES_NAMED_MAX, FileError, How, LeaveReply, LeaveRequest,
+    LimitRequest, Limits, MoveReply, MoveRequest, Requests, Stalled, State, Status, Synced, UmountReply,
+    UmountRequest, Unwritten, now_ms,
 };
 use crate::control::server::Service;
 use crate::holders::Holders;
@@ -236,6 +237,7 @@ impl Service for Live {
             id: facts.id.clone(),
             source: facts.source.clone(),
             mountpoint: facts.mount.mountpoint.to_string_lossy().into_owned(),
+            clones: self.attachments.clones(),
             device: Device::of(&facts.mount),
             state: self.state(&volume),
             mount_type: mountinfo::kind(&facts.mount).to_owned(),
@@ -282,6 +284,17 @@ impl Service for Live {
 
     fn move_to(&self, request: MoveRequest) -> Result<MoveReply, String> {
         self.attachments.move_to(&request)
+    }
+
+    fn clone_to(&self, request: CloneRequest) -> Result<CloneReply, String> {
+        self.attachments.clone_to(&request)
+    }
+
+    fn leave(&self, request: LeaveRequest) -> Result<LeaveReply, String> {
+        if request.how != How::Force {
+            self.volume.sync_all().map_err(|error| error.to_string())?;
+        }
+        self.attachments.leave(&request)
     }
 
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {

@@ -300,6 +300,9 @@ fn print_cgroups(volume: &Status) {
 fn print_notes(shown: &Shown) {
     let Shown { status: volume, holders } = shown;
     let at = &volume.mountpoint;
+    for clone in &volume.clones {
+        console().print(&format!("{at}: also at {} ({})", clone.mountpoint, clone.propagation));
+    }
     match (holders, volume.state) {
         (Some(holders), State::Detached) => {
             let left = volume.unwritten();

@@ -193,6 +193,9 @@ impl Supervisor {
         let live = Arc::clone(&self.live);
         self.spawn("unmount", move || {
             let _step = tracing::info_span!("unmount", id = live.facts().id).entered();
+            if let Err(error) = live.attachments().leave_all() {
+                tracing::error!("a second mountpoint cannot be unmounted: {error}");
+            }
             let gone = live.mounts().is_empty();
             Event::Unmounted(if gone { Ok(Outcome::Gone) } else { ask(Ask::Umount, &live.facts().mount) })
         });

@@ -7,12 +7,16 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use crate::checks;
 use crate::control::api::Status;
 use crate::control::client::CallError;
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::registry::{Found, Record, RuntimeDir};
+
+/// How long a process may take to say what is attached.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A volume of the registry.
 #[derive(Debug)]
@@ -124,7 +128,19 @@ pub fn resolve(name: &OsStr) -> Target {
     // Of those that ended, and mounts that somebody moved, the index knows nothing; an id is found all the same.
     let by_id = name.to_str().filter(|id| !id.contains(['/', '.']));
     let ended = found(|dir| by_id.and_then(|id| dir.find(id)).into_iter().collect());
-    choose(name, path, &table, if ended.is_empty() { volumes() } else { ended })
+    let known = choose(name, path.clone(), &table, if ended.is_empty() { volumes() } else { ended });
+    if known.volume.is_none() && known.mount.is_none() && path.as_deref().is_some_and(is_attached_at) {
+        return choose(name, path.clone(), &table, candidates(name, path.as_deref()));
+    }
+    known
+}
+
+/// Asks the process whose mountpoint `path` lies in whether a volume is attached there. It writes down where its volumes are, which
+/// a rename above them may have changed.
+fn is_attached_at(path: &Path) -> bool {
+    let client = mounted_around(path).and_then(|(volume, _)| volume.found.client);
+    let all = client.and_then(|client| client.within(PATIENCE).attached().ok()).unwrap_or_default();
+    all.iter().any(|status| Path::new(&status.mountpoint) == path)
 }
 
 fn choose(name: &OsStr, path: Option<PathBuf>, table: &MountTable, mut volumes: Vec<Volume>) -> Target {

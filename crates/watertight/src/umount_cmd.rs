@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::attach_cmd;
 use crate::cli::UmountArgs;
+use crate::clone_cmd;
 use crate::console::console;
 use crate::control::api::{Ended, How, State, UmountRequest};
 use crate::control::client::{CallError, Client};
@@ -46,6 +47,9 @@ pub fn run(args: &UmountArgs) -> Result<()> {
     match (mount, volume) {
         (Some(mount), Some(volume)) if mountinfo::is_ours(&mount) => {
             let Some(client) = &volume.found.client else { return dead(&mount, Some(&volume)) };
+            if clone_cmd::is_one_of_several(&mount, &volume, client) {
+                return clone_cmd::leave(args, &mount, client);
+            }
             let job = Job { mount: &mount, volume: &volume, client };
             match (args.force, args.lazy) {
                 (true, _) => job.force(),

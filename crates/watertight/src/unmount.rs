@@ -47,12 +47,28 @@ pub fn plain(mount: &Mount) -> Result<Outcome> {
     if holders.direct().next().is_some() {
         return Ok(Outcome::Held(holders));
     }
+    unless_held(mount, || holders::of(mount).unwrap_or_default())
+}
+
+/// Unmounts one of several mountpoints of a volume, unless somebody holds that one.
+///
+/// # Errors
+/// As [`plain`].
+pub fn one_of_several(mount: &Mount) -> Result<Outcome> {
+    unless_held(mount, || {
+        let mut holders = holders::of(mount).unwrap_or_default();
+        holders.found.retain(|holder| holder.direct && holder.how != holders::How::Bind);
+        holders
+    })
+}
+
+fn unless_held(mount: &Mount, holders: impl Fn() -> Holders) -> Result<Outcome> {
     let (tries, pause) = AGAIN;
     for _ in 0..tries {
         if attempt(mount, UnmountFlags::empty())? {
             return Ok(Outcome::Gone);
         }
-        let holders = holders::of(mount).unwrap_or_default();
+        let holders = holders();
         if holders.direct().next().is_some() {
             return Ok(Outcome::Held(holders));
         }
@@ -60,7 +76,7 @@ pub fn plain(mount: &Mount) -> Result<Outcome> {
         // tells when he is done.
         thread::sleep(pause);
     }
-    Ok(Outcome::Held(holders::of(mount).unwrap_or_default()))
+    Ok(Outcome::Held(holders()))
 }
 
 /// Takes the path away, held or not. On `fuseblk`, not held, this waits until the data is on the store.

@@ -1,6 +1,8 @@
 //! What goes over the control socket, and into the records of mounts that ended. Keys never change
 //! their meaning; new ones may be added.
 
+mod clone;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::holders::Holders;
 use crate::mountinfo::Device;
 use crate::units;
+
+pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation};
 
 /// How many files an [`Unwritten`] names.
 pub const FILES_NAMED_MAX: usize = 1000;
@@ -71,6 +75,9 @@ pub struct Status {
     /// The volume of the mountpoint that it is attached to, if it has no mount of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attached_to: Option<String>,
+    /// Further mountpoints that show clones of its namespace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clones: Vec<CloneStatus>,
     /// The mount's device number.
     pub device: Device,
     /// Where it is in its life.
@@ -436,6 +443,9 @@ pub struct AttachRequest {
     /// The volume's options, as for `mount -o`.
     #[serde(default)]
     pub options: Vec<String>,
+    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mountpoint: Option<String>,
 }
 
 /// The answer to `POST /v1/attach`.
@@ -455,6 +465,9 @@ pub struct DetachRequest {
     pub path: String,
     /// How.
     pub how: How,
+    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mountpoint: Option<String>,
 }
 
 /// The answer to `POST /v1/detach`.
@@ -481,6 +494,9 @@ pub struct MoveRequest {
     pub from: String,
     /// Where it is to be.
     pub to: String,
+    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mountpoint: Option<String>,
 }
 
 /// The answer to `POST /v1/move`.

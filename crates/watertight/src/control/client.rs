@@ -20,8 +20,9 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
 use super::api::{
-    AttachReply, AttachRequest, DetachReply, DetachRequest, ErrorReply, LimitRequest, Limits, MoveReply,
-    MoveRequest, Status, Synced, UmountReply, UmountRequest, WaitReply,
+    AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, ErrorReply, LeaveReply,
+    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Status, Synced, UmountReply, UmountRequest,
+    WaitReply,
 };
 use super::events::Event;
 
@@ -190,6 +191,22 @@ impl Client {
     /// See [`CallError`].
     pub fn move_to(&self, request: &MoveRequest) -> Result<MoveReply, CallError> {
         self.call(Method::POST, "/v1/move", request, None)
+    }
+
+    /// Shows a clone of the namespace at a second mountpoint.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn clone_to(&self, request: &CloneRequest) -> Result<CloneReply, CallError> {
+        self.call(Method::POST, "/v1/clone", request, None)
+    }
+
+    /// Unmounts one of several mountpoints; takes as long as the data needs that is attached there only.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn leave(&self, request: &LeaveRequest) -> Result<LeaveReply, CallError> {
+        self.call(Method::POST, "/v1/leave", request, None)
     }
 
     /// Waits until the volume ended, at most for `timeout`.

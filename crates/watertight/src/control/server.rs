@@ -30,8 +30,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::api::{
-    AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, ErrorReply, How, LimitRequest, Limits,
-    MoveReply, MoveRequest, Status, Synced, UmountReply, UmountRequest, WaitReply,
+    AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, ErrorReply, How,
+    LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Status, Synced, UmountReply,
+    UmountRequest, WaitReply,
 };
 use super::events::{Stream, Wish};
 use super::places::{Kind, Place, Places, THREADS_MAX};
@@ -82,6 +83,8 @@ enum Call {
     Attach,
     Detach,
     Move,
+    Clone,
+    Leave,
 }
 
 /// A call that the server takes.
@@ -99,7 +102,7 @@ const fn route(method: Method, path: &'static str, call: Call) -> Route {
 }
 
 /// All calls.
-pub static ROUTES: [Route; 14] = [
+pub static ROUTES: [Route; 16] = [
     route(Method::GET, "/healthz", Call::Health),
     route(Method::GET, "/metrics", Call::Metrics),
     route(Method::GET, "/v1/openapi.json", Call::OpenApi),
@@ -114,6 +117,8 @@ pub static ROUTES: [Route; 14] = [
     route(Method::POST, "/v1/attach", Call::Attach),
     route(Method::POST, "/v1/detach", Call::Detach),
     route(Method::POST, "/v1/move", Call::Move),
+    route(Method::POST, "/v1/clone", Call::Clone),
+    route(Method::POST, "/v1/leave", Call::Leave),
 ];
 
 /// What the server serves: a mounted volume.
@@ -162,6 +167,20 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// Why not, in words.
     fn move_to(&self, _request: MoveRequest) -> Result<MoveReply, String> {
+        Err(NO_MOUNTPOINT.to_owned())
+    }
+    /// Shows a clone of the namespace at a second mountpoint.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn clone_to(&self, _request: CloneRequest) -> Result<CloneReply, String> {
+        Err(NO_MOUNTPOINT.to_owned())
+    }
+    /// Unmounts one of several mountpoints.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn leave(&self, _request: LeaveRequest) -> Result<LeaveReply, String> {
         Err(NO_MOUNTPOINT.to_owned())
     }
     /// Tells when and how the volume ended.
@@ -416,6 +435,11 @@ async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, In
         Call::Attach => with_body(request, &peer, |_| Kind::Tree, move |body| service.attach(body)).await,
         Call::Detach => with_body(request, &peer, |_| Kind::Tree, move |body| service.detach(body)).await,
         Call::Move => with_body(request, &peer, |_| Kind::Tree, move |body| service.move_to(body)).await,
+        Call::Clone => with_body(request, &peer, |_| Kind::Tree, move |body| service.clone_to(body)).await,
+        Call::Leave => {
+            let kind = |body: &LeaveRequest| if body.how == How::Force { Kind::Force } else { Kind::Umount };
+            with_body(request, &peer, kind, move |body| service.leave(body)).await
+        }
     })
 }
 

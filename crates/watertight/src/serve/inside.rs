@@ -348,6 +348,7 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<()> {
         source: Some(config.source.clone()),
         from: None,
         options: vec![config.mount_options()],
+        mountpoint: mount.mountpoint.to_str().map(str::to_owned),
     };
     client.attach(&request, Some(PATIENCE)).map(drop).map_err(|error| Problem::failure(error.to_string()))
 }
@@ -361,7 +362,11 @@ fn detach(path: &Path) -> Result<()> {
     }
     let Some((volume, mount)) = target::mounted_around(path) else { return Ok(()) };
     let Some(client) = volume.found.client else { return Ok(()) };
-    let request = DetachRequest { path: inside(path, &mount.mountpoint)?, how: How::Plain };
+    let request = DetachRequest {
+        path: inside(path, &mount.mountpoint)?,
+        how: How::Plain,
+        mountpoint: mount.mountpoint.to_str().map(str::to_owned),
+    };
     let reply =
         client.detach(&request, Some(PATIENCE)).map_err(|error| Problem::failure(error.to_string()))?;
     if reply.is_held {

@@ -137,6 +137,40 @@ fn a_stalled_one_is_named_and_forced_away_beside_others_that_go_on() {
 }
 
 #[test]
+fn an_attached_volume_says_so_and_where_it_is_after_a_rename_above_it() {
+    let Some(world) = World::new("") else { return };
+    fs::create_dir_all(world.path("above/here")).unwrap();
+    world.run("attach", &[&world.other, &world.path("above/here")]).ok();
+    let out =
+        world.run("events", &[Path::new("--json"), Path::new("--once"), &world.path("above/here")]).ok();
+    let told: Vec<Value> = out.stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let attached: Vec<&Value> = told.iter().filter(|event| event["state"] == "attached").collect();
+    assert_eq!(attached.len(), 1, "{told:?}");
+    assert!(attached[0].to_string().contains(world.path("above/here").to_str().unwrap()), "{attached:?}");
+    fs::rename(world.path("above"), world.path("renamed")).unwrap();
+    fs::write(world.path("renamed/here/file"), "x").unwrap();
+    // What has its old path now is not it.
+    fs::create_dir_all(world.path("above/here")).unwrap();
+    let old = world.path("above/here");
+    world.run("detach", &[Path::new("--force"), &old]).ends(1, "nothing is attached");
+    world.run("attach", &[Path::new("mem:"), &old]).ok();
+    world.run("detach", &[&world.other]).ok().says("everything is on dir:");
+    assert_eq!(fs::read_to_string(world.other.join("file")).unwrap(), "x");
+    fs::write(old.join("new"), "").unwrap();
+    world.run("detach", &[&old]).ok();
+    // By its new path, whoever asks first.
+    world.run("attach", &[&world.other, &old]).ok();
+    fs::rename(world.path("above"), world.path("again")).unwrap();
+    let again = world.path("again/here");
+    world.run("wait", &[Path::new("--timeout"), Path::new("0"), &again]).ends(1, "not yet: active");
+    world.run("umount", &[&again]).ok().says("detached; everything is on dir:");
+    world.run("attach", &[&world.other, &again]).ok();
+    fs::rename(world.path("again"), world.path("above")).unwrap();
+    assert_eq!(world.status("above/here")["state"], "active");
+    world.end();
+}
+
+#[test]
 fn held_means_busy_by_name_and_lazy_tells_what_it_waits_for() {
     let Some(world) = World::new("dirty_after=1h") else { return };
     world.attach().ok();

@@ -9,6 +9,7 @@ mod attach;
 mod background;
 mod bad_input;
 mod cgroups;
+mod clones;
 mod contract;
 mod control;
 mod demo;

@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use volume::events::{Edge, Event, Events, Life, Limit, What};
 use watertight::control::api::{
-    AttachReply, AttachRequest, CgroupLimits, DetachReply, DetachRequest, Ended, How, LimitRequest, Limits,
-    MoveReply, MoveRequest, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
+    AttachReply, AttachRequest, CgroupLimits, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended,
+    How, LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, State, Status, Synced,
+    UmountReply, UmountRequest, Unwritten,
 };
 use watertight::control::server::{OPENAPI, ROUTES, Server, Service};
 use watertight::holders::{self, Holder, Holders};
@@ -162,6 +163,22 @@ impl Service for Full {
         }
     }
 
+    fn clone_to(&self, request: CloneRequest) -> Result<CloneReply, String> {
+        match self.next() {
+            0 => Ok(CloneReply { mountpoint: request.mountpoint }),
+            1 => Err("it is no directory".to_owned()),
+            _ => panic!("as it is meant to"),
+        }
+    }
+
+    fn leave(&self, _request: LeaveRequest) -> Result<LeaveReply, String> {
+        match self.next() {
+            0 => Ok(LeaveReply { is_held: true, holders: held() }),
+            1 => Err("it is none of them".to_owned()),
+            _ => panic!("as it is meant to"),
+        }
+    }
+
     fn ended(&self) -> watch::Receiver<Option<Ended>> {
         self.ended.subscribe()
     }
@@ -287,7 +304,9 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     const ATTACH: (&str, &str) = ("POST /v1/attach", r#"{"path":"a","source":"mem:"}"#);
     const DETACH: (&str, &str) = ("POST /v1/detach", r#"{"path":"a","how":"plain"}"#);
     const MOVE: (&str, &str) = ("POST /v1/move", r#"{"from":"a","to":"b"}"#);
-    let rows: [&[(&str, &str)]; 12] = [
+    const CLONE: (&str, &str) = ("POST /v1/clone", r#"{"mountpoint":"/b","propagation":"slave"}"#);
+    const LEAVE: (&str, &str) = ("POST /v1/leave", r#"{"mountpoint":"/b","how":"lazy"}"#);
+    let rows: [&[(&str, &str)]; 14] = [
         &[("GET /v1/volumes?after=0", "")],
         &[
             ("GET /v1/limits", ""),
@@ -304,6 +323,8 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         &[ATTACH, ATTACH, ATTACH, ("POST /v1/attach", "{}")],
         &[DETACH, DETACH, DETACH, ("POST /v1/detach", "{}")],
         &[MOVE, MOVE, MOVE, ("POST /v1/move", "{}")],
+        &[CLONE, CLONE, CLONE, ("POST /v1/clone", "{}")],
+        &[LEAVE, LEAVE, LEAVE, ("POST /v1/leave", "{}")],
     ];
     let dir = tempfile::tempdir().unwrap();
     for (n, row) in rows.into_iter().enumerate() {

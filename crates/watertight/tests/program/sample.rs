@@ -1,6 +1,8 @@
 //! A volume's status in which every key is there and every number is another one.
 
-use watertight::control::api::{Cgroup, CgroupLimits, FileError, Process, Requests, Stalled, State, Status};
+use watertight::control::api::{
+    Cgroup, CgroupLimits, CloneStatus, FileError, Process, Propagation, Requests, Stalled, State, Status,
+};
 use watertight::mountinfo::Device;
 
 /// The status. Its numbers are between 101 and 199, but for the time, which is 1 700 000 000 s and 123 ms.
@@ -12,6 +14,7 @@ pub(crate) fn status() -> Status {
         source: "mem:".to_owned(),
         mountpoint: "/x".to_owned(),
         attached_to: Some("f00d".to_owned()),
+        clones: vec![CloneStatus { mountpoint: "/y".to_owned(), propagation: Propagation::Slave }],
         device: Device { major: 103, minor: 104 },
         state: State::Active,
         mount_type: "fuse".to_owned(),

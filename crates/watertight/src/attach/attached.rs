@@ -1,0 +1,269 @@
+//! An attached volume: its record, its control socket, its end.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, Weak};
+
+use sync::Mutex;
+use tokio::sync::watch;
+use volume::events::Events;
+use volume::{DrainReport, LifeState, Volume};
+
+use super::{Attachments, Site};
+use crate::control::api::{
+    DetachRequest, Ended, LimitRequest, Limits, Process, Requests, State, Status, Synced, UmountReply,
+    UmountRequest, now_ms,
+};
+use crate::control::server::{Also, Service};
+use crate::live;
+use crate::registry::{Record, Registration};
+
+/// An attached volume.
+#[derive(Debug)]
+pub struct Attached {
+    all: Weak<Attachments>,
+    id: String,
+    source: String,
+    /// Where it was seen last.
+    path: Mutex<PathBuf>,
+    place: OnceLock<fuse::Attached>,
+    volume: Arc<Volume>,
+    read_only: bool,
+    started_ms: u64,
+    ended: watch::Sender<Option<Ended>>,
+    registration: Mutex<Option<Registration>>,
+    server: Mutex<Option<Also>>,
+}
+
+impl Attached {
+    pub(super) fn new(
+        all: &Arc<Attachments>,
+        record: Record,
+        registration: Registration,
+        volume: &Arc<Volume>,
+        read_only: bool,
+    ) -> Self {
+        Self {
+            all: Arc::downgrade(all),
+            id: record.id,
+            source: record.source,
+            path: Mutex::new(record.mountpoint.into()),
+            place: OnceLock::new(),
+            volume: Arc::clone(volume),
+            read_only,
+            started_ms: now_ms(),
+            ended: watch::Sender::new(None),
+            registration: Mutex::new(Some(registration)),
+            server: Mutex::default(),
+        }
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(super) fn source(&self) -> &str {
+        &self.source
+    }
+
+    pub(super) const fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// It is attached now; said once.
+    pub(super) fn is_at(&self, place: fuse::Attached) {
+        let _first = self.place.set(place);
+    }
+
+    /// Its control socket is served.
+    pub(super) fn serves(&self, also: Also) {
+        *self.server.lock() = Some(also);
+    }
+
+    /// Where it was seen last.
+    pub(super) fn known_path(&self) -> PathBuf {
+        self.path.lock().clone()
+    }
+
+    /// Its number in the tree, once it is attached.
+    pub(super) fn number(&self) -> Option<u64> {
+        self.place.get().map(fuse::Attached::volume)
+    }
+
+    /// Whether a path leads to it.
+    pub(super) fn is_seen(&self) -> bool {
+        self.place.get().is_some_and(fuse::Attached::is_seen)
+    }
+
+    /// Nobody comes here any more, and the store does not answer.
+    pub(super) fn hangs_without_a_path(&self) -> bool {
+        self.volume.stalled().is_some() && !self.is_seen()
+    }
+
+    pub(super) fn how_it_ended(&self) -> Option<Ended> {
+        self.ended.borrow().clone()
+    }
+
+    /// Where it is; where it was last, if it is nowhere. Directories above it may have been renamed.
+    pub(super) fn path(&self) -> PathBuf {
+        let known = self.known_path();
+        let Some((all, place)) = self.all.upgrade().zip(self.place.get()) else { return known };
+        let at = |site: Site| site.tree.place_of(place).map(|path| site.shown(&path));
+        let places: Vec<PathBuf> = all.sites().into_iter().filter_map(at).collect();
+        if places.contains(&known) {
+            return known;
+        }
+        let Some(now) = places.into_iter().next() else { return known };
+        self.moved(&all, &now);
+        now
+    }
+
+    pub(super) fn sync_data(&self, by: Option<u32>) -> Result<(), String> {
+        if matches!(self.volume.status().state, LifeState::Released | LifeState::Failed) {
+            return Ok(());
+        }
+        let synced = by.map_or_else(|| self.volume.sync_all(), |pid| self.volume.sync_for(pid));
+        synced.map_err(|error| error.to_string())
+    }
+
+    /// It is somewhere else now, for whoever looks for it; not if it has ended.
+    fn moved(&self, all: &Attachments, path: &Path) {
+        // The lock is kept, so that the record and the list do not say two things.
+        let mut registration = self.registration.lock();
+        let Some(registration) = registration.as_mut() else { return };
+        all.list.lock().change_path(self, || path.clone_into(&mut self.path.lock()));
+        if let Err(problem) = registration.moved(path) {
+            tracing::error!(%problem, "where the volume was moved could not be written down");
+        }
+    }
+
+    /// It never came to be.
+    pub(super) fn withdraw(&self) {
+        self.leave();
+        if let Some(registration) = self.registration.lock().take() {
+            registration.withdraw();
+        }
+    }
+
+    fn leave(&self) {
+        *self.server.lock() = None;
+        if let Some(all) = self.all.upgrade() {
+            all.list.lock().remove(self);
+        }
+    }
+
+    /// The volume has ended, whoever did it; told once.
+    pub(super) fn has_ended(&self, report: &DrainReport) {
+        let Some(mut registration) = self.registration.lock().take() else { return };
+        let ended = live::ended_with(report);
+        if let Some(all) = self.all.upgrade() {
+            let switching = self.volume.status().switching;
+            let mut drains = all.drains.lock();
+            *drains = (drains.0 + switching.drains, drains.1 + switching.drain_time);
+        }
+        if ended.state != State::Released {
+            let path = self.path.lock().clone();
+            if let Some(all) = self.all.upgrade() {
+                all.failed.lock().push((path.to_string_lossy().into_owned(), ended.clone()));
+            }
+        }
+        if let Err(problem) = registration.finish(ended.clone()) {
+            tracing::error!(%problem, "how the volume ended could not be written down");
+        }
+        // The volume has said so itself, unless it was given up.
+        let given_up = || ended.error.clone().unwrap_or_else(|| "not everything was written".to_owned());
+        self.volume.events().end((ended.state != State::Released).then(given_up));
+        self.ended.send_replace(Some(ended));
+        self.leave();
+    }
+
+    fn state(&self, volume: &volume::Status) -> State {
+        match volume.state {
+            LifeState::Active | LifeState::Detached | LifeState::Draining if volume.stalled.is_some() => {
+                State::Stalled
+            }
+            LifeState::Active if self.number().is_none() || self.is_seen() => State::Active,
+            LifeState::Active => {
+                self.volume.set_detached();
+                State::Detached
+            }
+            LifeState::Detached => State::Detached,
+            LifeState::Draining => State::Draining,
+            LifeState::Released => State::Released,
+            LifeState::Failed => State::Failed,
+        }
+    }
+}
+
+impl Attached {
+    /// Its figures, with those of the process.
+    pub(super) fn status_beside(&self, process: Process) -> Status {
+        let volume = self.volume.status();
+        let Some(all) = self.all.upgrade() else {
+            return Status {
+                id: self.id.clone(),
+                source: self.source.clone(),
+                ..Status::of_volume(&self.volume, &volume)
+            };
+        };
+        let (transport, transport_reason) = live::transport(&all.session);
+        Status {
+            id: self.id.clone(),
+            source: self.source.clone(),
+            mountpoint: self.path().to_string_lossy().into_owned(),
+            attached_to: Some(all.root.id.clone()),
+            device: all.root.device(),
+            state: self.state(&volume),
+            mount_type: crate::mountinfo::kind(&all.root.mount).to_owned(),
+            mount_type_reason: all.root.type_reason.clone(),
+            transport,
+            transport_reason,
+            mode: all.root.mode.to_owned(),
+            read_only: self.read_only,
+            started_ms: self.started_ms,
+            // These are the connection's, and told with its own volume.
+            requests: Requests::default(),
+            process,
+            ..Status::of_volume(&self.volume, &volume)
+        }
+    }
+}
+
+impl Service for Attached {
+    fn status(&self) -> Status {
+        let threads = self.all.upgrade().map_or(0, |all| all.session.threads());
+        self.status_beside(crate::process::figures(threads as u64))
+    }
+
+    fn sync(&self, by: Option<u32>) -> Result<Synced, String> {
+        self.sync_data(by)?;
+        Ok(Synced { id: self.id.clone() })
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { limits: self.volume.limits().into_iter().map(live::cgroup_limits).collect() }
+    }
+
+    fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
+        live::limit(&self.volume, &request)?;
+        Ok(self.limits())
+    }
+
+    fn events(&self) -> Arc<Events> {
+        Arc::clone(self.volume.events())
+    }
+
+    fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
+        let all = self.all.upgrade().ok_or("its mount process is leaving")?;
+        let shown = self.path();
+        let site = all.sites().into_iter().filter(|site| shown.starts_with(&site.mountpoint));
+        let site = site.max_by_key(|site| site.mountpoint.as_os_str().len()).unwrap_or_else(|| all.first());
+        let path = shown.strip_prefix(&site.mountpoint).unwrap_or(&shown).to_string_lossy().into_owned();
+        let mountpoint = Some(site.mountpoint.to_string_lossy().into_owned());
+        let reply = all.detach(&DetachRequest { path, how: request.how, mountpoint })?;
+        Ok(UmountReply { ended: reply.ended, holders: reply.holders })
+    }
+
+    fn ended(&self) -> watch::Receiver<Option<Ended>> {
+        self.ended.subscribe()
+    }
+}

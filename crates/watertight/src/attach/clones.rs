@@ -1,0 +1,241 @@
+//! Second mountpoints, each with a clone of the namespace.
+//!
+//! A clone is made and shown, and ends with its mountpoint. Who unmounts that by `umount` of ours has it ended before the call returns.
+//! Any other way is seen in the kernel's mount table, by a thread that waits for changes of it as long as there are clones; then the
+//! clone ends as soon as nobody uses it.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use sync::Mutex;
+
+use super::{Attachments, Site};
+use crate::checks;
+use crate::control::api::{
+    CloneReply, CloneRequest, CloneStatus, How, LeaveReply, LeaveRequest, Propagation,
+};
+use crate::holders::Holders;
+use crate::kernel_side::{self, Ask, ask};
+use crate::mountinfo::{Device, Mount, MountTable};
+use crate::unmount::Outcome;
+use crate::utab;
+
+/// All of a mount process.
+#[derive(Debug, Default)]
+pub(super) struct Clones(Mutex<List>);
+
+#[derive(Debug, Default)]
+struct List {
+    shown: Vec<Arc<Shown>>,
+    /// Whether a thread looks at the mount table.
+    is_watched: bool,
+}
+
+/// A clone and where it is.
+#[derive(Debug)]
+struct Shown {
+    site: Site,
+    mount: Mount,
+    propagation: Propagation,
+    _utab: Option<utab::Entry>,
+}
+
+impl Clones {
+    pub(super) fn sites(&self) -> Vec<Site> {
+        self.0.lock().shown.iter().map(|one| one.site.clone()).collect()
+    }
+
+    fn at(&self, mountpoint: &Path) -> Option<Arc<Shown>> {
+        self.0.lock().shown.iter().find(|one| one.site.mountpoint == mountpoint).map(Arc::clone)
+    }
+
+    fn drop_one(&self, one: &Shown) {
+        let mut list = self.0.lock();
+        let gone = list.shown.iter().position(|other| std::ptr::eq(&**other, one));
+        let gone = gone.map(|at| list.shown.remove(at));
+        drop(list);
+        // With its line in utab.
+        drop(gone);
+    }
+}
+
+impl Attachments {
+    /// The clones, for people.
+    #[must_use]
+    pub fn clones(&self) -> Vec<CloneStatus> {
+        let one = |one: &Arc<Shown>| CloneStatus {
+            mountpoint: one.site.mountpoint.to_string_lossy().into_owned(),
+            propagation: one.propagation,
+        };
+        self.clones.0.lock().shown.iter().map(one).collect()
+    }
+
+    /// The kernel's mounts of clones.
+    #[must_use]
+    pub fn clone_mounts(&self) -> Vec<Mount> {
+        self.clones.0.lock().shown.iter().map(|one| one.mount.clone()).collect()
+    }
+
+    /// Serves `POST /v1/clone`.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn clone_to(self: &Arc<Self>, request: &CloneRequest) -> Result<CloneReply, String> {
+        let words = |problem: crate::problem::Problem| problem.to_string();
+        if !rustix::process::geteuid().is_root() {
+            return Err("only root may show a volume at a second mountpoint".to_owned());
+        }
+        if !self.root.mount.is_present() {
+            let first = self.root.mount.mountpoint.display();
+            return Err(format!(
+                "{first}, its first mountpoint, is not mounted any more: nothing can be cloned"
+            ));
+        }
+        let target = checks::mountpoint(Path::new(&request.mountpoint)).map_err(words)?;
+        for one in self.all() {
+            let directory = checks::directory_of(one.source()).map(Path::new);
+            directory.map_or(Ok(()), |directory| checks::apart(directory, &target)).map_err(words)?;
+        }
+        if let Some(directory) = checks::directory_of(&self.root.source) {
+            checks::apart(Path::new(directory), &target).map_err(words)?;
+        }
+        let tree = self
+            .tree
+            .clone_namespace(match request.propagation {
+                Propagation::Shared => fuse::Propagation::Shared,
+                Propagation::Slave => fuse::Propagation::Slave,
+                Propagation::Private => fuse::Propagation::Private,
+            })
+            .map_err(|error| error.to_string())?;
+        let name = tree.clone_name().unwrap_or_default().to_owned();
+        let shown = kernel_side::show(&self.root.mount, &name, &target).map_err(words).and_then(|_| {
+            let mount = MountTable::read().at(&target).cloned();
+            let ours = mount.filter(|mount| Device::of(mount) == self.root.device());
+            ours.ok_or_else(|| format!("{} was unmounted again", target.display()))
+        });
+        let mount = match shown {
+            Ok(mount) => mount,
+            Err(why) => {
+                tree.end_clone(false);
+                return Err(why);
+            }
+        };
+        let one = Arc::new(Shown {
+            _utab: utab::Entry::add(&mount, &self.root.id),
+            site: Site { tree, mountpoint: target.clone() },
+            mount,
+            propagation: request.propagation,
+        });
+        let (all, unused) = (Arc::downgrade(self), Arc::downgrade(&one));
+        one.site.tree.when_unused(move || {
+            if let (Some(all), Some(one)) = (all.upgrade(), unused.upgrade()) {
+                all.end_clone(&one, false);
+            }
+        });
+        let watch = {
+            let mut list = self.clones.0.lock();
+            list.shown.push(one);
+            !std::mem::replace(&mut list.is_watched, true)
+        };
+        if watch {
+            let all = Arc::downgrade(self);
+            let started = std::thread::Builder::new().name("clones".to_owned()).spawn(move || look(&all));
+            if let Err(error) = started {
+                self.clones.0.lock().is_watched = false;
+                tracing::error!(%error, "what is unmounted other than by `watertight umount` is not noticed");
+            }
+        }
+        Ok(CloneReply { mountpoint: target.to_string_lossy().into_owned() })
+    }
+
+    fn end_clone(&self, one: &Shown, is_forced: bool) {
+        one.site.tree.end_clone(is_forced);
+        self.clones.drop_one(one);
+    }
+
+    /// Serves `POST /v1/leave`: unmounts one of several mountpoints. What is attached there only ends, as with `detach`.
+    ///
+    /// # Errors
+    /// Why not, in words; for `plain` nothing was changed then.
+    pub fn leave(&self, request: &LeaveRequest) -> Result<LeaveReply, String> {
+        let path = Path::new(&request.mountpoint);
+        let clone = self.clones.at(path);
+        let first = self.root.mount.mountpoint == path;
+        let mount = match &clone {
+            Some(clone) => &clone.mount,
+            None if first => &self.root.mount,
+            None => return Err(format!("{} is none of the volume's mountpoints", path.display())),
+        };
+        let words = |problem: crate::problem::Problem| problem.to_string();
+        let mut held = None;
+        if request.how != How::Force {
+            self.sync(None).map_err(|error| {
+                format!("{} stays mounted, its data could not be written: {error}", path.display())
+            })?;
+            if let Outcome::Held(holders) = ask(Ask::Leave, mount).map_err(words)? {
+                if request.how == How::Plain {
+                    return Ok(LeaveReply { is_held: true, holders });
+                }
+                held = Some(holders);
+            }
+        }
+        if held.is_some() || request.how == How::Force {
+            ask(Ask::Detach, mount).map_err(words)?;
+        }
+        let is_forced = request.how == How::Force;
+        match &clone {
+            Some(clone) => self.end_clone(clone, is_forced),
+            None => self.tree.end_clone(is_forced),
+        }
+        Ok(LeaveReply { is_held: held.is_some(), holders: held.unwrap_or_default() })
+    }
+
+    /// Unmounts the clones that nobody holds; who holds the others.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn leave_all(&self) -> Result<Holders, String> {
+        let mut all = Holders::default();
+        for CloneStatus { mountpoint, .. } in self.clones() {
+            let reply = self.leave(&LeaveRequest { mountpoint, how: How::Plain })?;
+            all.found.extend(reply.holders.found);
+            all.unseen += reply.holders.unseen;
+        }
+        Ok(all)
+    }
+}
+
+/// Waits for changes of the kernel's mount table, as long as there are clones.
+fn look(all: &Weak<Attachments>) {
+    let table = match File::open("/proc/self/mountinfo") {
+        Ok(table) => table,
+        Err(error) => {
+            tracing::error!(%error, "the kernel's mount table cannot be watched");
+            return;
+        }
+    };
+    loop {
+        let Some(attachments) = all.upgrade() else { return };
+        let now = MountTable::read();
+        {
+            let mut list = attachments.clones.0.lock();
+            if list.shown.is_empty() {
+                list.is_watched = false;
+                return;
+            }
+        }
+        let shown = attachments.clones.0.lock().shown.clone();
+        let gone = |one: &&Arc<Shown>| !now.iter().any(|mount| mount.is_same(&one.mount));
+        shown.iter().filter(gone).for_each(|one| one.site.tree.let_go());
+        drop((shown, attachments));
+        let mut changed = [PollFd::new(&table, PollFlags::PRI)];
+        if let Err(error) = poll(&mut changed, None)
+            && error != rustix::io::Errno::INTR
+        {
+            tracing::error!(%error, "the kernel's mount table cannot be watched");
+            return;
+        }
+    }
+}

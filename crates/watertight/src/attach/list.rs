@@ -1,0 +1,88 @@
+//! The attached volumes, of which there may be thousands: found by id, by number, and by where they were seen last.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::Attached;
+
+/// Those of a mount process.
+#[derive(Debug, Default)]
+pub(super) struct List {
+    by_id: BTreeMap<String, Arc<Attached>>,
+    /// As the tree numbers them.
+    by_number: HashMap<u64, Arc<Attached>>,
+    /// The newest last: it may be on top of others.
+    by_path: BTreeMap<PathBuf, Vec<Arc<Attached>>>,
+}
+
+impl List {
+    /// One that is about to be attached.
+    pub(super) fn add(&mut self, one: &Arc<Attached>) {
+        self.by_id.insert(one.id().to_owned(), Arc::clone(one));
+        self.by_path.entry(one.known_path()).or_default().push(Arc::clone(one));
+    }
+
+    /// It has a number now, unless it has ended already.
+    pub(super) fn number(&mut self, one: &Arc<Attached>) {
+        if let Some(number) = one.number().filter(|_| self.by_id.contains_key(one.id())) {
+            self.by_number.insert(number, Arc::clone(one));
+        }
+    }
+
+    pub(super) fn remove(&mut self, one: &Attached) {
+        self.by_id.remove(one.id());
+        if let Some(number) = one.number() {
+            self.by_number.remove(&number);
+        }
+        self.leave_path(one);
+    }
+
+    fn leave_path(&mut self, one: &Attached) {
+        let path = one.known_path();
+        if let Some(here) = self.by_path.get_mut(&path) {
+            here.retain(|other| other.id() != one.id());
+            if here.is_empty() {
+                self.by_path.remove(&path);
+            }
+        }
+    }
+
+    /// One is somewhere else now: `change` says so to itself.
+    pub(super) fn change_path(&mut self, one: &Attached, change: impl FnOnce()) {
+        self.leave_path(one);
+        change();
+        // One that has ended is not found any more.
+        if let Some(one) = self.by_id.get(one.id()).map(Arc::clone) {
+            self.by_path.entry(one.known_path()).or_default().push(one);
+        }
+    }
+
+    /// All, in the order of their ids.
+    pub(super) fn all(&self) -> Vec<Arc<Attached>> {
+        self.by_id.values().map(Arc::clone).collect()
+    }
+
+    /// Those whose ids come after `after`, in their order: `max` at most.
+    pub(super) fn after(&self, after: &str, max: usize) -> Vec<Arc<Attached>> {
+        let after = (Bound::Excluded(after), Bound::Unbounded);
+        self.by_id.range::<str, _>(after).take(max).map(|(_, one)| Arc::clone(one)).collect()
+    }
+
+    pub(super) fn of_number(&self, number: u64) -> Option<Arc<Attached>> {
+        self.by_number.get(&number).map(Arc::clone)
+    }
+
+    /// The newest of those that were seen at a path last.
+    pub(super) fn known_at(&self, path: &Path) -> Option<Arc<Attached>> {
+        self.by_path.get(path)?.last().map(Arc::clone)
+    }
+
+    /// Those that were seen at a path, or below it, last.
+    pub(super) fn known_below(&self, path: &Path) -> Vec<Arc<Attached>> {
+        let all = self.by_path.range::<Path, _>((Bound::Included(path), Bound::Unbounded));
+        let below = all.take_while(|(at, _)| at.starts_with(path));
+        below.flat_map(|(_, here)| here.iter().map(Arc::clone)).collect()
+    }
+}

@@ -1,0 +1,75 @@
+//! Namespaces that are shown at a second mountpoint.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::How;
+use crate::holders::Holders;
+
+/// What is attached or detached in a clone and in the one that it was made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Propagation {
+    /// What is in one is in the other.
+    #[default]
+    Shared,
+    /// What is in the first is in the clone.
+    Slave,
+    /// Each has its own.
+    Private,
+}
+
+impl fmt::Display for Propagation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Shared => "shared",
+            Self::Slave => "slave",
+            Self::Private => "private",
+        })
+    }
+}
+
+/// A second mountpoint of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CloneStatus {
+    /// Where.
+    pub mountpoint: String,
+    /// How it was made.
+    pub propagation: Propagation,
+}
+
+/// The body of `POST /v1/clone`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CloneRequest {
+    /// An empty directory, absolute.
+    pub mountpoint: String,
+    /// What changes in one mean for the other.
+    #[serde(default)]
+    pub propagation: Propagation,
+}
+
+/// The answer to `POST /v1/clone`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CloneReply {
+    /// Where it is.
+    pub mountpoint: String,
+}
+
+/// The body of `POST /v1/leave`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaveRequest {
+    /// One of several mountpoints.
+    pub mountpoint: String,
+    /// How.
+    pub how: How,
+}
+
+/// The answer to `POST /v1/leave`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaveReply {
+    /// Whether it is held: for `plain` it is still mounted, otherwise the path is gone.
+    pub is_held: bool,
+    /// By whom.
+    pub holders: Holders,
+}
