@@ -153,6 +153,14 @@ pub enum Verb {
     )]
     Demo(DemoArgs),
 
+    /// Measure what a volume gives on this host, beside its store without it, within a minute.
+    #[command(after_help = "Examples:\n  \
+        watertight bench /mnt/data\n  \
+        watertight bench --slice 200ms --json /mnt/data\n\n\
+        Volume and store take turns; each work ends with its data durable. Reads are of a file of 64 MiB that was just written: as \
+        programs do, they have the kernel's page cache. In each of both a directory `.watertight-bench.…` is used, and removed.")]
+    Bench(BenchArgs),
+
     /// Limit what a cgroup may read from a volume's store and write to it.
     #[command(
         override_usage = "watertight limit <CGROUP> <VOLUME> <LIMIT>...\n       watertight limit --show [--json] [CGROUP] <VOLUME>",
@@ -395,6 +403,19 @@ pub struct InstallHelpersArgs {
     /// Take them away again.
     #[arg(long)]
     pub remove: bool,
+}
+
+/// `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The mountpoint, a path inside it, the store, or the volume's id.
+    pub path: OsString,
+    /// How long each of its 28 slices takes.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    pub slice: Duration,
+    /// For programs: also how many operations, p50, p95 and max.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `demo`.

@@ -13,7 +13,7 @@
 //! | `console`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
 //! | `serve`, `suggest` | the volumes of a configuration file, and what was meant by a wrong word in it |
 //! | `top` | the volumes, live |
-//! | `demo`, `man_pages` | `watertight demo`, `watertight man-pages` |
+//! | `demo`, `bench`, `man_pages` | the verbs of these names |
 //!
 //! The binary is [`main`] and nothing else; everything is a library so that tests reach it.
 
@@ -22,6 +22,7 @@
 pub mod attach;
 pub mod attach_cmd;
 pub mod background;
+pub mod bench;
 pub mod checks;
 pub mod cli;
 pub mod clone_cmd;
@@ -116,6 +117,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         Verb::Serve(args) => serve::run(args)?,
         Verb::Top(args) => top::run(args)?,
         Verb::Demo(args) => demo::run(args)?,
+        Verb::Bench(args) => bench::run(args)?,
         Verb::Limit(args) => limit_cmd::run(args)?,
         Verb::KernelSide(args) => kernel_side::run(args)?,
         Verb::InstallHelpers(args) => helpers::install(args)?,

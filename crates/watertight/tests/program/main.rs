@@ -8,6 +8,7 @@
 mod attach;
 mod background;
 mod bad_input;
+mod bench;
 mod cgroups;
 mod clones;
 mod contract;

@@ -190,7 +190,7 @@ fn write_back_errors_are_shown() {
 #[test]
 fn help_has_examples() {
     let rig = Rig::new();
-    for verb in ["mount", "umount", "sync", "status", "wait", "demo", "man-pages", "completions"] {
+    for verb in ["mount", "umount", "sync", "status", "wait", "demo", "bench", "man-pages", "completions"] {
         let out = rig.run(&[verb, "--help"]).ok();
         assert!(out.stdout.contains("Example"), "{verb}: {}", out.stdout);
         assert!(out.stdout.contains(&format!("watertight {verb}")), "{verb}: {}", out.stdout);

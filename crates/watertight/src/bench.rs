@@ -1,0 +1,171 @@
+//! `bench`: what a volume gives on this host, beside its store without it.
+//!
+//! Both sides take turns, slice by slice, so that what else the host does meets them alike. Everything happens in a
+//! directory of its own on either side, which is removed at the end, also after Ctrl-C.
+
+mod samples;
+mod work;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use sync::Mutex;
+use tempfile::TempDir;
+
+use self::samples::{Figures, Samples};
+use self::work::{Side, WORKS, Work};
+use crate::cli::BenchArgs;
+use crate::console::{Colour, console};
+use crate::problem::{Problem, Result};
+use crate::{checks, signals, sync_cmd, units};
+
+/// How often each side has its turn at each work.
+const ROUNDS: usize = 2;
+/// Shorter ones say nothing.
+const SLICE_MIN: Duration = Duration::from_millis(10);
+/// Longer ones are no bench of a minute or so.
+const SLICE_MAX: Duration = Duration::from_secs(60);
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    volume: String,
+    source: String,
+    /// Why the store alone was not measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_store: Option<String>,
+    slice_ms: u64,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    work: &'static str,
+    /// What `per_second` counts.
+    unit: &'static str,
+    volume: Figures,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<Figures>,
+}
+
+/// Runs the verb.
+///
+/// # Errors
+/// Exit 2 when the path lies in no volume of ours, 1 when one of its files cannot be written.
+pub fn run(args: &BenchArgs) -> Result<()> {
+    if args.slice < SLICE_MIN || args.slice > SLICE_MAX {
+        return Err(Problem::usage("--slice takes from 10ms to 1m"));
+    }
+    let (volume, _) = sync_cmd::find(args.path.as_os_str())?;
+    let (mountpoint, source) = (volume.record().mountpoint.clone(), volume.record().source.clone());
+    let on_volume = directory(Path::new(&mountpoint))?;
+    let (on_store, no_store) = match checks::directory_of(&source) {
+        Some(store) => match directory(Path::new(store)) {
+            Ok(made) => (Some(made), None),
+            Err(why) => (None, Some(why.to_string())),
+        },
+        None => (None, Some(format!("{source} is no plain directory"))),
+    };
+    let mut sides = vec![Side::new(on_volume.path())?];
+    if let Some(made) = &on_store {
+        sides.push(Side::new(made.path())?);
+    }
+    let places = Arc::new(Mutex::new(Some((on_volume, on_store))));
+    let on_signal = Arc::clone(&places);
+    signals::watch(move |_| {
+        drop(on_signal.lock().take());
+        console().clear_status();
+        console().say("stopped; its files are gone");
+        std::process::exit(1)
+    })
+    .map_err(|error| Problem::failure(format!("bench: taking signals: {error}")))?;
+
+    let measured = measure(&mut sides, args.slice);
+    drop(sides);
+    drop(places.lock().take());
+    let report = Report {
+        volume: mountpoint,
+        source,
+        no_store,
+        slice_ms: u64::try_from(args.slice.as_millis()).unwrap_or(u64::MAX),
+        rows: measured?,
+    };
+    if args.json {
+        let text = serde_json::to_string_pretty(&report);
+        console().print(&text.map_err(|error| Problem::failure(error.to_string()))?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+fn directory(inside: &Path) -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix(".watertight-bench.")
+        .tempdir_in(inside)
+        .map_err(|error| Problem::failure(format!("{}: {error}", inside.display())))
+}
+
+fn measure(sides: &mut [Side], slice: Duration) -> Result<Vec<Row>> {
+    let mut samples: Vec<Vec<Samples>> =
+        WORKS.iter().map(|_| sides.iter().map(|_| Samples::default()).collect()).collect();
+    let slices = ROUNDS * WORKS.len() * sides.len();
+    let mut done = 0;
+    for _ in 0..ROUNDS {
+        for (work, samples) in WORKS.iter().zip(&mut samples) {
+            for (side, samples) in sides.iter_mut().zip(samples) {
+                console().status(&format!("{}: {done} of {slices} slices", work.name));
+                side.run(work, slice, samples)
+                    .map_err(|error| Problem::failure(format!("bench: {}: {error}", work.name)))?;
+                done += 1;
+            }
+        }
+    }
+    console().clear_status();
+    let row = |(work, samples): (&Work, &Vec<Samples>)| Row {
+        work: work.name,
+        unit: if work.bytes > 0 { "MB" } else { "operations" },
+        volume: samples[0].figures(work.bytes),
+        store: samples.get(1).map(|samples| samples.figures(work.bytes)),
+    };
+    Ok(WORKS.iter().zip(&samples).map(row).collect())
+}
+
+fn print(report: &Report) {
+    let console = console();
+    console.print(&format!("{} over {}; each slice {} ms", report.volume, report.source, report.slice_ms));
+    console.print(&console.paint(
+        Colour::Bold,
+        &format!(
+            "{:<22} {:>12} {:>12} {:>6}  {:>10} {:>10}",
+            "", "volume", "store", "ratio", "p99", "store p99"
+        ),
+    ));
+    for row in &report.rows {
+        let rate = |figures: &Figures| match row.unit {
+            "MB" => format!("{:.0} MB/s", figures.per_second),
+            _ => format!("{:.0}/s", figures.per_second),
+        };
+        let late = |figures: &Figures| microseconds(figures.p99_us);
+        let (store, ratio, store_p99) = match &row.store {
+            Some(store) => {
+                (rate(store), format!("{:.2}", row.volume.per_second / store.per_second), late(store))
+            }
+            None => Default::default(),
+        };
+        let (volume, p99) = (rate(&row.volume), late(&row.volume));
+        console.print(&format!(
+            "{:<22} {volume:>12} {store:>12} {ratio:>6}  {p99:>10} {store_p99:>10}",
+            row.work
+        ));
+    }
+    if let Some(why) = &report.no_store {
+        console.print(&console.paint(Colour::Dim, &format!("The store alone was not measured: {why}")));
+    }
+}
+
+fn microseconds(us: f64) -> String {
+    if us < 1000.0 { format!("{us:.1} us") } else { units::duration(Duration::from_secs_f64(us / 1e6)) }
+}

@@ -1,0 +1,45 @@
+//! `watertight bench`.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::rig::Rig;
+
+#[test]
+fn a_bench_measures_volume_and_store_and_leaves_nothing() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("");
+    let out = rig.verb("bench", &["--slice", "10ms", "--json"]).ok();
+    let report: Value = serde_json::from_str(&out.stdout).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 7, "{report:#}");
+    for row in rows {
+        for side in ["volume", "store"] {
+            let figure = |name: &str| row[side][name].as_f64().expect("a figure");
+            assert!(figure("n") >= 2.0 && figure("per_second") > 0.0, "{row:#}");
+            assert!(figure("p50_us") <= figure("p99_us") && figure("p99_us") <= figure("max_us"), "{row:#}");
+        }
+    }
+    rig.verb("bench", &["--slice", "10ms"]).ok().says("store p99").says("create and unlink");
+    assert_eq!(fs::read_dir(&rig.mnt).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(&rig.store).unwrap().count(), 0);
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
+fn a_bench_of_no_volume_or_of_no_time_is_refused() {
+    let rig = Rig::new();
+    rig.run(&["bench", &rig.root.display().to_string()]).ends(2, "no mounted volume of ours");
+    rig.run(&["bench", "--slice", "1h", "/"]).ends(2, "10ms to 1m");
+}
+
+#[test]
+fn a_store_that_is_no_directory_is_not_measured_and_that_is_said() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_source("mem:size=256M", "");
+    rig.verb("bench", &["--slice", "10ms"]).ok().says("The store alone was not measured: mem:size=256M");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}
