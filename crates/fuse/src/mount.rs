@@ -340,6 +340,14 @@ pub fn unmount(mountpoint: &Path, flags: UnmountFlags, by_fusermount: bool) -> R
     })
 }
 
+/// Whether there is FUSE at all, for who wants to know before anything is begun.
+///
+/// # Errors
+/// [`MountError::NoDevice`].
+pub fn check_device() -> Result<(), MountError> {
+    if Path::new(DEV_FUSE).exists() { Ok(()) } else { Err(MountError::NoDevice) }
+}
+
 fn open_device() -> Result<OwnedFd, MountError> {
     match OpenOptions::new().read(true).write(true).open(DEV_FUSE) {
         Ok(file) => Ok(file.into()),

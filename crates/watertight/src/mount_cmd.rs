@@ -85,6 +85,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     signals::watch(move |name| signal_sender.send(Event::Signal(name)).is_ok())
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     let runtime_dir = RuntimeDir::own()?;
+    fuse::mount::check_device().map_err(|error| Problem::failure(error.to_string()))?;
     kernel_side::start()?;
 
     if let Some(directory) = &source.directory {

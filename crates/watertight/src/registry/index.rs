@@ -26,7 +26,7 @@ const HERE: &str = "=";
 /// What an entry's name ends in. A directory could have such a name, too: entries are files.
 const ENTRY: &str = "volume";
 /// How often a directory may be taken away by who removes the last entry below it.
-const ATTEMPTS: usize = 16;
+const ATTEMPTS: usize = 1000;
 
 /// One kind of paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,8 +161,8 @@ fn make_in(dir: &Path, name: &OsStr) -> io::Result<()> {
     for _ in 0..ATTEMPTS {
         result = fs::create_dir_all(dir).and_then(|()| fs::write(&file, ""));
         match &result {
-            // Who took the last entry out took the directory along.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Who took the last entry out took the directory along; it may be gone, too, when one looks what it is that exists.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {}
             _ => break,
         }
     }
