@@ -168,6 +168,13 @@ impl Attachments {
             None if first => &self.root.mount,
             None => return Err(format!("{} is none of the volume's mountpoints", path.display())),
         };
+        let mut others = std::iter::once(self.root.mount.clone()).chain(self.clone_mounts());
+        if !others.any(|other| other.mountpoint != path && other.is_present()) {
+            return Err(format!(
+                "{} is the volume's only mountpoint: its end is the volume's, see `umount`",
+                path.display()
+            ));
+        }
         let words = |problem: crate::problem::Problem| problem.to_string();
         let mut held = None;
         if request.how != How::Force {
