@@ -8,8 +8,8 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{Mounted, Setup, eventually, text};
@@ -23,7 +23,11 @@ struct Both {
     mounted: Mounted,
     second: tempfile::TempDir,
     clone: Tree,
+    /// Last. A test beside this one that starts a program makes a child that has this one's files for a moment, and keeps mounts busy.
+    _alone: MutexGuard<'static, ()>,
 }
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Both {
     /// With directories `a/b` and `x`, and a volume attached to `x`, whose end is told.
@@ -32,6 +36,7 @@ impl Both {
             common::skipped("only root may show a clone");
             return None;
         }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let mounted = Setup::default().mount()?;
         fs::create_dir_all(mounted.path().join("a/b")).unwrap();
         fs::create_dir(mounted.path().join("x")).unwrap();
@@ -39,7 +44,7 @@ impl Both {
         let second = tempfile::tempdir().unwrap();
         let clone = mounted.tree.clone_namespace(propagation).unwrap();
         show(&mounted, &clone, second.path());
-        Some((Self { mounted, second, clone }, other))
+        Some((Self { mounted, second, clone, _alone: alone }, other))
     }
 
     fn first(&self, path: &str) -> PathBuf {
