@@ -1,7 +1,7 @@
 //! The demo's directory, its mounts and all that it started.
 
 use std::fs::{self, File, Permissions};
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,11 @@ use crate::progress::REDRAW;
 use crate::registry::DIR_VARIABLE;
 use crate::units;
 
+/// How often something may come, or still be there, while its directory is being removed.
+const REMOVALS: usize = 1000;
+/// What a process needs to leave a cgroup.
+const LEAVING: Duration = Duration::from_millis(5);
+
 /// Where things are.
 #[derive(Debug, Clone)]
 pub(super) struct Paths {
@@ -37,8 +42,7 @@ pub(super) struct Stage {
     mountpoints: Vec<PathBuf>,
     /// Inner ones last.
     cgroups: Vec<PathBuf>,
-    /// Last: the directory goes when nothing is mounted in it any more.
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 /// The way to all of it.
@@ -78,7 +82,12 @@ impl Demo {
     ) -> Result<Volume> {
         let [store, mountpoint] = ["store", "mnt"].map(|kind| self.paths.root.join(kind).join(name));
         for directory in [&store, &mountpoint] {
-            fs::create_dir_all(directory).map_err(|error| failed("making a directory", &error))?;
+            match fs::create_dir(directory) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed("making a directory", &error));
+                }
+                _ => {}
+            }
         }
         let directory = format!("dir:{}", store.display());
         let source = faults.map_or(directory.clone(), |rules| format!("fault:{rules},{directory}"));
@@ -123,19 +132,27 @@ impl Demo {
     /// Starts a program that goes with the demo, and gives what it prints.
     pub(super) fn start(&self, mut command: Command) -> Result<ChildStdout> {
         command.process_group(0).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| failed("starting a program", &error))?;
-        let out = child.stdout.take();
-        self.with(|stage| stage.processes.push(child))?;
-        out.ok_or_else(|| failed("starting a program", &"it has no output"))
+        // Under the lock: who takes the stage down takes this along, or it does not begin.
+        let out = self.with(|stage| {
+            let mut child = command.spawn()?;
+            let out = child.stdout.take();
+            stage.processes.push(child);
+            out.ok_or_else(|| io::Error::other("it has no output"))
+        })?;
+        out.map_err(|error| failed("starting a program", &error))
     }
 
     /// Makes a cgroup that goes with the demo.
     pub(super) fn make_cgroup(&self, directory: &Path) -> Result<()> {
-        fs::create_dir(directory).map_err(|error| failed("making a cgroup", &error))?;
-        self.with(|stage| stage.cgroups.push(directory.to_owned()))
+        let made = self.with(|stage| {
+            fs::create_dir(directory)?;
+            stage.cgroups.push(directory.to_owned());
+            Ok::<_, io::Error>(())
+        })?;
+        made.map_err(|error| failed("making a cgroup", &error))
     }
 
-    fn with(&self, change: impl FnOnce(&mut Stage)) -> Result<()> {
+    fn with<T>(&self, change: impl FnOnce(&mut Stage) -> T) -> Result<T> {
         self.stage.lock().as_mut().map(change).ok_or_else(|| failed("going on", &"stopped"))
     }
 }
@@ -147,12 +164,14 @@ impl Stage {
                 .prefix("watertight-demo.")
                 .permissions(Permissions::from_mode(0o700))
                 .tempdir()?;
+            for kind in ["store", "mnt"] {
+                fs::create_dir(dir.path().join(kind))?;
+            }
             let paths = Paths { program: std::env::current_exe()?, root: fs::canonicalize(dir.path())? };
-            let stage =
-                Self { processes: Vec::new(), mountpoints: Vec::new(), cgroups: Vec::new(), _dir: dir };
+            let stage = Self { processes: Vec::new(), mountpoints: Vec::new(), cgroups: Vec::new(), dir };
             Ok((stage, paths))
         };
-        build().map_err(|error: std::io::Error| failed("making its directory", &error))
+        build().map_err(|error: io::Error| failed("making its directory", &error))
     }
 }
 
@@ -164,14 +183,27 @@ impl Drop for Stage {
                 let _gone_already = process.kill();
             }
         }
-        for mountpoint in &self.mountpoints {
-            let _not_mounted = fuse::mount::unmount(mountpoint, UnmountFlags::DETACH, true);
-        }
         for process in &mut self.processes {
             let _reaped = process.wait();
         }
+        for mountpoint in &self.mountpoints {
+            let _not_mounted = fuse::mount::unmount(mountpoint, UnmountFlags::DETACH, true);
+        }
         for cgroup in self.cgroups.iter().rev() {
-            let _gone_already = fs::remove_dir(cgroup);
+            // A tenant that was at work has an error now, and leaves a moment later: the kernel tells nobody when.
+            for _ in 0..REMOVALS {
+                match fs::remove_dir(cgroup) {
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(LEAVING),
+                    _ => break,
+                }
+            }
+        }
+        // Whoever was writing files through a mount writes into its bare directory now, until that is gone.
+        for _ in 0..REMOVALS {
+            match fs::remove_dir_all(self.dir.path()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {}
+                _ => break,
+            }
         }
     }
 }
