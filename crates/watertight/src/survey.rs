@@ -16,7 +16,7 @@ use crate::process;
 use crate::registry::{Record, RuntimeDir};
 
 /// How long a process may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Processes that are asked at a time.
 const AT_ONCE: usize = 512;
 /// The stack of a thread that asks.

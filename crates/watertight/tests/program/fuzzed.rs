@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use watertight::control::server::{OPENAPI, ROUTES};
 
-use crate::rig::{Daemon, LONG, Out, Rig, run, tool};
+use crate::rig::{Daemon, LONG, Out, Rig, run, run_within, tool};
 
 /// Calls that wait for something to happen. Who has no answer by then is let go by the bridge: what is looked for is a wrong answer.
 const WAITING: [&str; 2] = ["/v1/wait", "/v1/events"];
@@ -108,6 +108,9 @@ fn bridge(world: Arc<Mutex<World>>) -> SocketAddr {
     address
 }
 
+/// Far longer than all its requests take, each with another process.
+const FUZZING: Duration = Duration::from_secs(1200);
+
 /// Runs schemathesis with these arguments, always with the same made-up requests.
 fn schemathesis(world: &Arc<Mutex<World>>, address: SocketAddr, arguments: &[&str]) -> Option<Out> {
     let program = tool("schemathesis")?;
@@ -125,9 +128,11 @@ fn schemathesis(world: &Arc<Mutex<World>>, address: SocketAddr, arguments: &[&st
         "25",
     ]);
     command.args(["--seed", "1", "--generation-database", "none", "--no-color"]);
+    // An answer may include an unmount and another mount; a slow machine is no fault.
+    command.args(["--request-timeout", "600", "--suppress-health-check", "all"]).env("NO_PROXY", "127.0.0.1");
     // It looks for a configuration, and leaves what it wants to remember, where it is started.
     command.args(arguments).current_dir(root);
-    Some(run(command))
+    Some(run_within(FUZZING, command))
 }
 
 #[test]

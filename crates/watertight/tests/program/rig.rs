@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -229,13 +229,18 @@ impl Out {
 }
 
 /// Runs a command to its end, with a limit.
-pub(crate) fn run(mut command: Command) -> Out {
+pub(crate) fn run(command: Command) -> Out {
+    run_within(LONG, command)
+}
+
+/// Runs a command to its end, with a limit of its own.
+pub(crate) fn run_within(limit: Duration, mut command: Command) -> Out {
     let begun = Instant::now();
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let stdout = gather(child.stdout.take().unwrap());
     let stderr = gather(child.stderr.take().unwrap());
-    let status = wait(&mut child, LONG).unwrap_or_else(|| {
+    let status = wait(&mut child, limit).unwrap_or_else(|| {
         let _ = child.kill();
         panic!("{command:?} does not end")
     });
@@ -283,6 +288,8 @@ pub(crate) struct Daemon {
     pub(crate) pid: u32,
     lines: Receiver<String>,
     log: Arc<Mutex<String>>,
+    /// Closed when the log is whole.
+    log_ends: Receiver<()>,
 }
 
 impl Daemon {
@@ -294,7 +301,9 @@ impl Daemon {
         thread::spawn(move || out.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
         let log = Arc::new(Mutex::new(String::new()));
         let (err, shared) = (BufReader::new(child.stderr.take().unwrap()), Arc::clone(&log));
+        let (whole, log_ends) = channel();
         thread::spawn(move || {
+            let _closed_at_the_end: Sender<()> = whole;
             for line in err.lines().map_while(Result::ok) {
                 let mut log = shared.lock().unwrap();
                 log.push_str(&line);
@@ -302,7 +311,7 @@ impl Daemon {
             }
         });
         let pid = child.id();
-        Self { child: Arc::new(Mutex::new(Some(child))), pid, lines, log }
+        Self { child: Arc::new(Mutex::new(Some(child))), pid, lines, log, log_ends }
     }
 
     /// The next line of its standard output.
@@ -339,6 +348,9 @@ impl Daemon {
     pub(crate) fn end(&self) -> Option<i32> {
         let mut child = self.child.lock().unwrap();
         let status = wait(child.as_mut().unwrap(), LONG);
-        status.unwrap_or_else(|| panic!("it does not end: {}", self.stderr())).code()
+        let status = status.unwrap_or_else(|| panic!("it does not end: {}", self.stderr()));
+        // What it said last may still be on its way; of one that was killed, children may have the pipe for long.
+        let _whole = self.log_ends.recv_timeout(Duration::from_secs(2));
+        status.code()
     }
 }

@@ -129,7 +129,8 @@ fn a_sync_from_another_cgroup_is_boosted_and_leaves_a_debt() {
 #[test]
 fn an_fsync_from_another_cgroup_is_boosted_for_its_file_alone() {
     let Some(world) = World::new("") else { return };
-    world.dirty("a", 8);
+    // What is owed for it is owed for minutes.
+    world.dirty("a", MINUTES);
     world.dirty("b", 8);
     world.other.run("sync", &[world.rig.mnt.join("a")]);
     assert!(world.owed() > MIB);
