@@ -23,11 +23,13 @@ struct Both {
     mounted: Mounted,
     second: tempfile::TempDir,
     clone: Tree,
-    /// Last. A test beside this one that starts a program makes a child that has this one's files for a moment, and keeps mounts busy.
-    _alone: MutexGuard<'static, ()>,
 }
 
-static ALONE: Mutex<()> = Mutex::new(());
+/// Lets one test run at a time: a test that starts a program makes a child that has another one's files for a moment, and keeps its mounts busy.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Both {
     /// With directories `a/b` and `x`, and a volume attached to `x`, whose end is told.
@@ -36,7 +38,6 @@ impl Both {
             common::skipped("only root may show a clone");
             return None;
         }
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let mounted = Setup::default().mount()?;
         fs::create_dir_all(mounted.path().join("a/b")).unwrap();
         fs::create_dir(mounted.path().join("x")).unwrap();
@@ -44,7 +45,7 @@ impl Both {
         let second = tempfile::tempdir().unwrap();
         let clone = mounted.tree.clone_namespace(propagation).unwrap();
         show(&mounted, &clone, second.path());
-        Some((Self { mounted, second, clone, _alone: alone }, other))
+        Some((Self { mounted, second, clone }, other))
     }
 
     fn first(&self, path: &str) -> PathBuf {
@@ -114,6 +115,7 @@ fn mapping_client() {
 
 #[test]
 fn a_clone_shows_the_same_files_and_all_that_was_attached() {
+    let _alone = alone();
     let Some((both, other)) = Both::new(Propagation::Private) else { return };
     fs::write(both.first("a/file"), "one").unwrap();
     fs::write(both.second("x/theirs"), "through the clone").unwrap();
@@ -151,6 +153,7 @@ fn a_clone_shows_the_same_files_and_all_that_was_attached() {
 
 #[test]
 fn what_is_attached_or_detached_in_one_is_so_in_the_other_on_return() {
+    let _alone = alone();
     let Some((both, other)) = Both::new(Propagation::Shared) else { return };
     let (first, second) = (&both.mounted.tree, &both.clone);
     for (here, there) in [(first, second), (second, first)] {
@@ -182,6 +185,7 @@ fn what_is_attached_or_detached_in_one_is_so_in_the_other_on_return() {
 
 #[test]
 fn a_slave_follows_and_a_private_clone_does_not() {
+    let _alone = alone();
     let Some((both, _other)) = Both::new(Propagation::Slave) else { return };
     let third = Other::attach(&both.mounted.tree, "a");
     fs::write(both.first("a/file"), "x").unwrap();
@@ -210,6 +214,7 @@ fn a_slave_follows_and_a_private_clone_does_not() {
 
 #[test]
 fn a_clone_ends_with_its_last_user_and_the_volume_with_the_last_mountpoint() {
+    let _alone = alone();
     let Some((both, other)) = Both::new(Propagation::Private) else { return };
     if !both.mounted.is_block() {
         common::skipped("umount(2) of a plain fuse mount does not wait");
@@ -248,6 +253,7 @@ fn a_clone_ends_with_its_last_user_and_the_volume_with_the_last_mountpoint() {
 
 #[test]
 fn a_clone_that_the_program_ends_has_ended_on_return() {
+    let _alone = alone();
     let Some((both, other)) = Both::new(Propagation::Private) else { return };
     let mine = Other::attach(&both.clone, "a");
     fs::write(both.second("a/mine"), "mine").unwrap();
@@ -265,6 +271,7 @@ fn a_clone_that_the_program_ends_has_ended_on_return() {
 
 #[test]
 fn the_name_of_a_clone_leads_nobody_else_there() {
+    let _alone = alone();
     let Some((both, _other)) = Both::new(Propagation::Private) else { return };
     let name = both.clone.clone_name().unwrap().to_owned();
     assert!(!fs::read_dir(both.mounted.path()).unwrap().any(|entry| entry.unwrap().file_name() == name));
