@@ -34,15 +34,39 @@ impl Shared {
     /// Loom objects if the value is written meanwhile.
     fn read(&self, slot: &Slot) {
         Gate::enter(slot);
+        self.read_inside();
+        if Gate::leave(slot) != Left::Quietly {
+            self.gate.tell_left();
+        }
+    }
+
+    fn read_inside(&self) {
         // ORDERING: Acquire, as `RcuCell::load`.
         let current = self.current.load(Ordering::Acquire);
         self.values[current].with(|value| {
             // SAFETY: that it holds is what is tested.
             assert_eq!(unsafe { *value }, 7);
         });
-        if Gate::leave(slot) != Left::Quietly {
+    }
+
+    /// The same by a reader who had no place here before, and has none afterwards.
+    fn read_once(&self) {
+        let slot = Slot::new("comes and goes".into());
+        if !is_on("rcu-join-late") {
+            self.gate.join(Arc::clone(&slot));
+        }
+        Gate::enter(&slot);
+        if is_on("rcu-part-inside") {
+            self.gate.part(&slot);
+        }
+        self.read_inside();
+        if is_on("rcu-join-late") {
+            self.gate.join(Arc::clone(&slot));
+        }
+        if Gate::leave(&slot) != Left::Quietly {
             self.gate.tell_left();
         }
+        self.gate.part(&slot);
     }
 
     /// Frees what was published first: no reader may be there any more.
@@ -119,6 +143,31 @@ fn who_polls_frees_no_earlier() {
     });
 }
 
+/// A thread whose place becomes known beside somebody else's grace period, reads, and goes.
+#[test]
+fn who_joins_or_parts_meanwhile_reads_nothing_freed() {
+    loom::model(|| {
+        let shared = Shared::new(Gate::new(u64::MAX - 1));
+        let comes_and_goes = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.read_once())
+        };
+        let other = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                shared.gate.wait_for(shared.gate.get_state(), &Counters::default());
+            })
+        };
+        shared.unpublish();
+        let cookie = shared.gate.get_state();
+        other.join().expect("the other ends");
+        if shared.gate.poll_state(cookie) {
+            shared.free_first();
+        }
+        comes_and_goes.join().expect("the reader ends");
+    });
+}
+
 /// Who waits for the tick is woken by a grace period that serves it: models have no time, so that the tick never comes.
 #[test]
 fn who_waits_for_the_tick_is_told() {
@@ -161,11 +210,14 @@ fn each_mutant_is_caught() {
         "rcu-no-fence-on-leaving",
         "rcu-no-sleeper-fence",
         "rcu-sleeper-untold",
+        "rcu-join-late",
+        "rcu-part-inside",
     ] {
         let run = Command::new(std::env::current_exe().expect("this test"))
             .args([
                 "nobody_reads_what_was_freed",
                 "who_polls_frees_no_earlier",
+                "who_joins_or_parts_meanwhile_reads_nothing_freed",
                 "who_waits_for_the_tick_is_told",
             ])
             .env("WATERTIGHT_MUTANT", mutant)
@@ -173,7 +225,10 @@ fn each_mutant_is_caught() {
             .expect("this test runs again");
         let text = String::from_utf8_lossy(&[run.stdout, run.stderr].concat()).into_owned();
         assert!(!run.status.success(), "{mutant} was not caught:\n{text}");
+        // Not any failure: a test that could not begin catches nothing.
         let cause = text.lines().find(|line| line.contains("panicked") || line.contains("overflow"));
-        eprintln!("{mutant}: caught ({})", cause.unwrap_or("the process failed"));
+        let cause =
+            cause.unwrap_or_else(|| panic!("{mutant}: the process failed, and no model objected:\n{text}"));
+        eprintln!("{mutant}: caught ({cause})");
     }
 }

@@ -5,20 +5,25 @@
 #![cfg(not(any(loom, shuttle)))]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use watertight_rcu::{Domain, DomainOptions, RcuCell, Retired};
+use watertight_rcu::{Cookie, Domain, DomainOptions, RcuCell, Retired, WorkQueue};
 
 const ELEMENTS: usize = 64;
 const READERS: usize = 4;
+/// Ways to free what was replaced.
+const KINDS: u64 = 9;
 
 /// What readers look at. An element is live from its publication until a grace period after its replacement, and has a
 /// version meanwhile: publications are counted.
 struct Arena {
     domain: Domain,
     current: RcuCell<Element>,
+    /// For works after a grace period.
+    queue: Arc<dyn WorkQueue>,
     /// Of each element; 0: it is free.
     versions: [AtomicU64; ELEMENTS],
     /// The version published last.
@@ -122,31 +127,52 @@ impl Arena {
                 self.domain.synchronize();
                 drop(freed_at_once(old));
             }
-            2 => {
-                let cookie = self.domain.start_poll();
-                while !self.domain.poll_state(cookie) {
-                    thread::yield_now();
-                }
-                drop(freed_at_once(old));
-            }
+            2 => self.free_when_polled(old, self.domain.start_poll()),
             3 => {
                 let cookie = self.domain.get_state();
                 thread::yield_now();
                 self.domain.cond_synchronize_expedited(cookie);
                 drop(freed_at_once(old));
             }
-            4 => {
-                let this = Arc::clone(self);
-                self.domain.call(move || {
-                    this.early.fetch_add(u64::from(!old.is_free()), Ordering::SeqCst);
-                    drop(old);
-                });
-            }
-            _ => {
+            4 => self.domain.call(self.freeing(old)),
+            5 => {
                 drop(old);
                 self.domain.barrier();
             }
+            6 => {
+                self.domain.synchronize_expedited();
+                drop(freed_at_once(old));
+            }
+            7 => self.free_when_polled(old, self.domain.start_poll_expedited()),
+            _ => self.domain.queue_work(&self.queue, self.freeing(old)),
         }
+    }
+
+    fn free_when_polled(&self, old: Retired<Element>, cookie: Cookie) {
+        while !self.domain.poll_state(cookie) {
+            thread::yield_now();
+        }
+        drop(freed_at_once(old));
+    }
+
+    /// Frees it, and notes if it was too early.
+    fn freeing(self: &Arc<Self>, old: Retired<Element>) -> impl FnOnce() + Send + 'static {
+        let this = Arc::clone(self);
+        move || {
+            this.early.fetch_add(u64::from(!old.is_free()), Ordering::SeqCst);
+            drop(old);
+        }
+    }
+}
+
+/// Works for a thread of their own.
+struct Works(Sender<Work>);
+
+type Work = Box<dyn FnOnce() + Send>;
+
+impl WorkQueue for Works {
+    fn push(&self, work: Work) {
+        self.0.send(work).expect("the worker outlives the domain");
     }
 }
 
@@ -162,9 +188,12 @@ fn torture(first_number: u64, membarrier: bool) {
     let options =
         DomainOptions { tick, callbacks_max: 16, first_number, membarrier, ..DomainOptions::default() };
     let domain = Domain::with_options(options);
+    let (works, later) = mpsc::channel::<Work>();
+    let worker = thread::spawn(move || later.into_iter().map(|work| work()).count());
     let arena = Arc::new_cyclic(|arena| Arena {
         current: RcuCell::new(&domain, Element { number: 0, arena: Weak::clone(arena) }),
         domain,
+        queue: Arc::new(Works(works)),
         versions: std::array::from_fn(|n| AtomicU64::new(u64::from(n == 0))),
         published: AtomicU64::new(1),
         free: Mutex::new((1..ELEMENTS).collect()),
@@ -192,7 +221,7 @@ fn torture(first_number: u64, membarrier: bool) {
             }
         })
     });
-    for kind in 0..6 {
+    for kind in 0..KINDS {
         let arena = Arc::clone(&arena);
         threads.push(thread::spawn(move || {
             for _ in 0..20 {
@@ -216,6 +245,8 @@ fn torture(first_number: u64, membarrier: bool) {
     assert!(arena.reads.load(Ordering::SeqCst) > 0 && stats.grace_periods > 0 && stats.callbacks_run > 0);
     assert_eq!(stats.callbacks_run, stats.callbacks_queued);
     assert_eq!(arena.early.load(Ordering::SeqCst), 0, "callbacks ran early");
+    drop(arena);
+    assert!(worker.join().expect("no work panics") > 0);
 }
 
 fn duration() -> Duration {
