@@ -76,8 +76,17 @@ impl Buffer {
 
     /// Gives the memory of the data back to the host; it is zero afterwards.
     pub(crate) fn release_data(&mut self) {
+        self.release_from(DATA_AT);
+    }
+
+    /// Gives all of its memory back to the host; it is zero afterwards.
+    pub(crate) fn release(&mut self) {
+        self.release_from(0);
+    }
+
+    fn release_from(&mut self, at: usize) {
         let page = rustix::param::page_size();
-        let from = DATA_AT.next_multiple_of(page);
+        let from = at.next_multiple_of(page);
         let len = (LEN - from) / page * page;
         // SAFETY: the range is part of the mapping, page-aligned, and only reachable through `self`, which is
         // borrowed mutably: no reference into it lives.
@@ -131,5 +140,7 @@ mod tests {
         buffer.release_data();
         assert_eq!((buffer.head()[0], buffer.space()[0]), (1, 2));
         assert!(buffer.data()[65_536..].iter().all(|&byte| byte == 0));
+        buffer.release();
+        assert_eq!((buffer.head()[0], buffer.space()[0]), (0, 0));
     }
 }

@@ -11,7 +11,8 @@
 //!
 //! # What it promises
 //! - Every request is answered once, whatever its handler does; a handler's panic is that request's EIO.
-//! - A request that takes long holds up no other: there is always another thread that reads.
+//! - A request that takes long holds up no other: there is always another thread that reads, up to
+//!   [`SessionOptions::threads_max`].
 //! - DESTROY, for which umount(2) waits, is answered after the program's own handler has returned.
 //! - Killing a process frees it even when the store does not answer, for every request whose late end harms
 //!   nobody.
@@ -32,6 +33,7 @@ mod interrupt;
 mod line;
 pub mod mount;
 mod notify;
+mod places;
 mod reader;
 mod reply;
 mod session;

@@ -29,6 +29,7 @@ use crate::init::{self, Answer, InitError, Mode, Negotiated, Wishes};
 use crate::interrupt::Interrupts;
 use crate::mount::Mount;
 use crate::notify::Notifier;
+use crate::places;
 use crate::reader::{Pool, ReadEnd};
 use crate::spin::SpinGate;
 use crate::stats::{Stats, StatsView};
@@ -40,7 +41,8 @@ use crate::view::Tree;
 pub struct SessionOptions {
     /// Who holds data that was only written.
     pub mode: Mode,
-    /// Threads at most. Each request whose store does not answer holds one.
+    /// Threads at most, and requests under way: each that waits, for a limit or for a store that does not answer, holds one. What the
+    /// host can bear by default, 256 to 1024.
     pub threads_max: usize,
     /// How long an idle reader of `/dev/fuse` looks for a request before it sleeps, while that pays; zero: never.
     pub spin: Duration,
@@ -48,8 +50,6 @@ pub struct SessionOptions {
     pub entry_valid: Duration,
     /// How long the kernel may remember attributes.
     pub attr_valid: Duration,
-    /// Requests that the kernel may have under way without a process waiting for them.
-    pub max_background: u16,
     /// Bytes that the kernel reads ahead.
     pub readahead_bytes: u32,
     /// How long [`Session::run`] waits for calls that do not return after the connection has ended.
@@ -64,11 +64,10 @@ impl Default for SessionOptions {
         const VALID: Duration = Duration::from_secs(24 * 3600);
         Self {
             mode: Mode::default(),
-            threads_max: 256,
+            threads_max: places::of_host(),
             spin: Duration::ZERO,
             entry_valid: VALID,
             attr_valid: VALID,
-            max_background: 64,
             readahead_bytes: 1 << 20,
             exit_grace: Duration::from_secs(5),
             on_destroy: Box::new(|| {}),
@@ -257,7 +256,7 @@ impl Session {
         let prepared = before.prepare(&master, options.threads_max);
         let wishes = Wishes {
             mode: options.mode,
-            max_background: options.max_background,
+            max_background: places::of_background(options.mode, options.threads_max),
             max_readahead: options.readahead_bytes,
             page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(4096),
             uring: prepared.is_ok(),

@@ -22,7 +22,7 @@
 //! # What is guaranteed
 //! - **No request holds up another**, whether its handler waits in a way that is known of (`before_wait`) or hangs in a system call
 //!   of the store: there is nothing to detect, and no watchdog. This goes as far as there are entries: when `depth` requests
-//!   (256 divided by the number of CPUs, 16 at least) from clients on *one* CPU are unanswered, the kernel keeps the next from that CPU waiting
+//!   (`SessionOptions::threads_max`, 256 at least, divided by the number of CPUs; 32 at least) from clients on *one* CPU are unanswered, the kernel keeps the next from that CPU waiting
 //!   until one of them is answered, or until the client runs elsewhere. Threads are bounded by the number of entries plus
 //!   `SessionOptions::threads_max`, the latter for calls whose callers were killed and which are still under way.
 //! - Nothing runs while there is no traffic: all threads sleep in the kernel, those that rest end after a while.
@@ -179,10 +179,10 @@ impl Prepared {
     }
 }
 
-/// How many entries all queues have together.
-const ENTRIES: usize = 256;
+/// How many entries all queues have together at least; otherwise as many as there may be threads.
+const ENTRIES_MIN: usize = 256;
 /// How many entries a queue has at least.
-const DEPTH_MIN: usize = 16;
+const DEPTH_MIN: usize = 32;
 /// How many entries of all queues together may keep the memory of their data.
 const WARM: usize = 32;
 /// How many of a queue's threads wait for requests before one whose request was slow rests.
@@ -216,7 +216,7 @@ struct Inbox {
 impl Ring {
     fn new(dev: Arc<Dev>, queues: u16, threads_max: usize) -> Result<Self, Errno> {
         let count = usize::from(queues).max(1);
-        let depth = (ENTRIES / count).max(DEPTH_MIN);
+        let depth = (threads_max.max(ENTRIES_MIN) / count).max(DEPTH_MIN);
         let warm = (WARM / count).max(2) as u64;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let cpus = cpus::Cpus::new();

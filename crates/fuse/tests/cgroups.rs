@@ -15,7 +15,8 @@ use common::hook::{Gate, OpenAtEnd};
 use common::{Mounted, Setup, eventually};
 use store::Store;
 use testing::cgroup::Cgroup;
-use volume::Tenants;
+use volume::{CgroupPath, Tenants};
+use watertight_fuse::{SessionOptions, Uring};
 
 /// A volume in memory that tells tenants apart, and writes nothing by itself; each megabyte that it writes takes `delay`.
 fn mounted(delay: Duration) -> Option<Mounted> {
@@ -249,4 +250,57 @@ fn who_fills_the_cache_with_many_files_leaves_room_for_another_cgroup() {
     let most = beside_one_at_its_limit(&mounted, &gate, 7 << 20);
     assert!(((4 << 20)..=(7 << 20)).contains(&most), "{most}");
     mounted.unmount();
+}
+
+/// A cgroup that may read and write a byte a second has `CROWD` processes wait, each for a read that the kernel does as reading ahead, for one that it does
+/// not, or for an fsync. Meanwhile another one reads and writes.
+fn beside_a_crowd_at_its_limits(uring: Uring) {
+    const CROWD: usize = 360;
+    /// More than there were places for once, of any kind: 64 for the kernel's own requests, 256 in all, each kind a third of these.
+    const WAIT: usize = 330;
+    let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return };
+    let session = SessionOptions { threads_max: 1024, ..SessionOptions::default() };
+    let Some(mounted) = (Setup { volume: options(), session, uring, ..Setup::default() }).mount() else {
+        return;
+    };
+    for n in 0..CROWD {
+        std::fs::write(mounted.store_path().join(format!("a{n}")), [1; 4096]).unwrap();
+    }
+    std::fs::write(mounted.store_path().join("b"), [2; 4096]).unwrap();
+    let limit = |limits: &str| mounted.volume.limit(&CgroupPath::from(a.path()), &limits.parse().unwrap());
+    limit("rbps=1 wbps=1");
+    let script = "n=0; while [ $n -lt $1 ]; do
+        cat $0/a$n > /dev/null & n=$((n + 1))
+        dd if=$0/a$n of=/dev/null iflag=direct bs=4096 2> /dev/null & n=$((n + 1))
+        dd if=/dev/zero of=$0/w$n conv=fsync bs=4096 count=1 2> /dev/null & n=$((n + 1))
+    done; wait";
+    let mut crowd = a.command("sh");
+    let mut crowd = crowd.args(["-c", script]).arg(mounted.path()).arg(CROWD.to_string()).spawn().unwrap();
+    // The first of each kind may not wait.
+    let waiting = || mounted.view.under_way().0;
+    eventually("the crowd waits", || waiting() >= WAIT);
+    let mut neighbour = b.command("sh");
+    let script = "cat $0/b && echo 3 > $0/w && sync $0/w && ls $0 > /dev/null && rm $0/w";
+    let mut neighbour =
+        neighbour.args(["-c", script]).arg(mounted.path()).stdout(Stdio::null()).spawn().unwrap();
+    let mut status = None;
+    eventually("the neighbour has read and written", || {
+        status = neighbour.try_wait().unwrap();
+        status.is_some()
+    });
+    assert!(status.unwrap().success());
+    assert!(crowd.try_wait().unwrap().is_none() && waiting() >= WAIT, "they wait still: {}", waiting());
+    limit("rbps=max wbps=max");
+    assert!(crowd.wait().unwrap().success());
+    mounted.unmount();
+}
+
+#[test]
+fn who_waits_at_its_limits_by_the_hundred_keeps_no_neighbour_from_reading_and_writing() {
+    beside_a_crowd_at_its_limits(common::uring());
+}
+
+#[test]
+fn nor_does_it_without_io_uring() {
+    beside_a_crowd_at_its_limits(Uring::Off);
 }

@@ -151,7 +151,10 @@ pub const VALID: &[(&str, &str)] = &[
     ("type=TYPE", "fuseblk (umount(2) itself waits), fuse, or auto [default]"),
     ("allow_other", "let other users in, as root's mounts do; or noallow_other"),
     ("flushers=N", "threads that write data back [3]"),
-    ("threads=N", "threads that serve requests, at most [256]"),
+    (
+        "threads=N",
+        "requests that may be under way, each with a thread [by memory and descriptors, 256 to 1024]",
+    ),
     ("uring=WHEN", "talk to the kernel over io_uring: auto [default], on, off"),
     (
         "spin=WHEN",

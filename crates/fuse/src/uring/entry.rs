@@ -241,6 +241,16 @@ impl Entry {
         self.used >= WORTH_RELEASING
     }
 
+    /// Whether there was data in it since its memory was given back.
+    pub(super) fn had_data(&self) -> bool {
+        self.used > 0
+    }
+
+    /// Gives all its memory back to the host: what it was registered with is lost.
+    pub(super) fn release_all(&mut self) {
+        self.buffer.release();
+    }
+
     /// Gives the memory of its data back to the host. An answer in it is lost.
     pub(super) fn release(&mut self) {
         self.buffer.release_data();

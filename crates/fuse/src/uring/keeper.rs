@@ -125,7 +125,9 @@ impl Keeper {
             }
             self.lane.register(entry);
         }
-        self.lane.submit().and_then(|()| self.look())
+        self.lane.submit()?;
+        self.lane.release_registered();
+        self.look()
     }
 
     /// Goes on until the connection has ended and every entry has come back.

@@ -193,8 +193,18 @@ impl Lane {
     /// [`submit`](Self::submit), which has taken the answers, and with nothing left for [`next`](Self::next).
     pub(super) fn release_away(&mut self) {
         debug_assert!(self.ring.completion().is_empty(), "a request would be lost");
-        for Away(entry) in self.away.iter_mut().flatten() {
+        for Away(entry) in self.away.iter_mut().flatten().filter(|away| away.0.had_data()) {
             entry.release();
+        }
+    }
+
+    /// Gives all memory of entries back to the host that were [registered](Self::register): after [`submit`](Self::submit), in which the kernel has read
+    /// where they are. Most are never used.
+    pub(super) fn release_registered(&mut self) {
+        if self.ring.submission().is_empty() && self.ring.completion().is_empty() {
+            for Away(entry) in self.away.iter_mut().flatten() {
+                entry.release_all();
+            }
         }
     }
 
