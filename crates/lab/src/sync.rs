@@ -26,7 +26,7 @@ pub(crate) struct Sync;
 const MIB: u64 = 1 << 20;
 
 const VARIANTS: [&str; 4] = ["boost", "vanilla", "isolated", "unloaded"];
-const SCENARIOS: [&str; 18] = [
+const SCENARIOS: [&str; 19] = [
     "simulated",
     "own-cgroup",
     "mounted",
@@ -39,6 +39,7 @@ const SCENARIOS: [&str; 18] = [
     "after-sync",
     "around-sync",
     "neighbour-alone",
+    "neighbour-store",
     "neighbour",
     "admit-1",
     "admit-10",

@@ -1,9 +1,13 @@
 //! What becomes of the limited cgroup while others sync, and of its neighbours: counted on the store itself, by the clock on the wall.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 
 use super::client::Call;
 use super::mounted::LIMIT_MIB;
@@ -22,6 +26,9 @@ const SMALL_ROOM_MIB: u64 = 2;
 /// What a victim makes durable, and beside how slow a neighbour.
 const FSYNCS: usize = 50;
 const NEIGHBOUR: &str = "1M";
+/// The same rate straight to the store: how much at a time, as write-back does, and how often.
+const DIRECT_PIECE: usize = 8 << 10;
+const DIRECT_EACH: Duration = Duration::from_nanos(1_000_000_000 / 128);
 /// How often the store is looked at, and over what time a rate is told.
 const LOOK: Duration = Duration::from_millis(2);
 const WINDOW: Duration = Duration::from_millis(20);
@@ -46,7 +53,8 @@ pub(super) fn notes() -> Vec<String> {
         ),
         format!(
             "`neighbour`: {FSYNCS} times a write of 4 KiB and fdatasync(2) by another cgroup, beside sixteen writers whose cgroup may write {NEIGHBOUR} a second and whose queue is \
-             full; `neighbour-alone`: without them, in turn."
+             full; `neighbour-alone`: without them; `neighbour-store`: beside a program that writes as much straight to the store's directory, past the mount: what of it \
+             is the store's own share. All three in turn."
         ),
     ]
 }
@@ -148,7 +156,40 @@ pub(super) fn around(place: &Place, recorder: &mut Recorder) -> anyhow::Result<(
     world.end()
 }
 
-/// A victim's fsyncs, alone and beside the limited cgroup's queue, in turn.
+/// Somebody who writes to the store's directory itself, past the mount, as much a second as the limited cgroup may; until this is dropped.
+struct Direct {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<std::io::Result<u64>>>,
+}
+
+impl Direct {
+    fn begin(path: PathBuf) -> std::io::Result<Self> {
+        let (stop, stopped) = channel::<()>();
+        let file = File::create(path)?;
+        let write = move || {
+            let (begun, mut number) = (Instant::now(), 0);
+            loop {
+                file.write_all_at(&[7; DIRECT_PIECE], u64::from(number) * DIRECT_PIECE as u64)?;
+                number += 1;
+                let next = begun + DIRECT_EACH * number;
+                let left = next.saturating_duration_since(Instant::now());
+                if stopped.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
+                    return Ok(u64::from(number));
+                }
+            }
+        };
+        Ok(Self { stop: Some(stop), thread: Some(std::thread::spawn(write)) })
+    }
+
+    /// Ends it; says how many pieces it wrote.
+    fn end(mut self) -> anyhow::Result<u64> {
+        drop(self.stop.take());
+        let thread = self.thread.take().context("it runs")?;
+        Ok(thread.join().map_err(|_| anyhow::anyhow!("the writer panicked"))??)
+    }
+}
+
+/// A victim's fsyncs, alone, beside somebody who writes as much to the store itself, and beside the limited cgroup's queue, in turn.
 pub(super) fn neighbour(place: &Place, rounds: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
     let world = World::new(place, "boost", NEIGHBOUR, ROOM_MIB)?;
     let victim = || -> anyhow::Result<f64> {
@@ -159,6 +200,13 @@ pub(super) fn neighbour(place: &Place, rounds: usize, recorder: &mut Recorder) -
     victim()?;
     for round in 0..rounds {
         recorder.value("neighbour-alone", "boost", FSYNC, victim()?);
+        let beside = place.path("beside");
+        let direct = Direct::begin(beside.clone())?;
+        std::thread::sleep(BESIDE / 10);
+        let took = victim();
+        ensure!(direct.end()? > 1, "the writer beside it did not come to write");
+        std::fs::remove_file(beside)?;
+        recorder.value("neighbour-store", "boost", FSYNC, took?);
         let name = format!("queue{round}.");
         let writers = world.write_without_end(&name)?;
         let took = victim()?;

@@ -103,6 +103,7 @@ pub(super) struct World<'a> {
     pub(super) other: Cgroup,
     server: Server,
     limit: String,
+    room: u64,
 }
 
 /// Writers that write without end, until this is dropped.
@@ -124,7 +125,7 @@ impl<'a> World<'a> {
         );
         let source = format!("dir:{}", place.path("store").display());
         let server = place.mount(&source, &options)?;
-        Ok(Self { place, slow, other, server, limit: limit.to_owned() })
+        Ok(Self { place, slow, other, server, limit: limit.to_owned(), room: room_mib << 20 })
     }
 
     /// Sets limits of a cgroup.
@@ -158,12 +159,13 @@ impl<'a> World<'a> {
         Ok(Writers(self.fio(name, 1 << 10, &["--time_based", "--runtime=600"]).spawn()?))
     }
 
-    /// The same, and waits until they wait for room themselves.
+    /// The same, and waits until there is no room for what they write (1 MiB at a time), and they wait for it. They pause before that.
     pub(super) fn write_without_end(&self, name: &str) -> anyhow::Result<Writers> {
         let before = self.figure("writer_waits")?;
         let writers = self.begin_writing(name)?;
         let begun = Instant::now();
-        while self.figure("writer_waits")? < before + WRITERS as f64 {
+        let full = self.room.saturating_sub(2 << 20) as f64;
+        while self.figure("writer_waits")? < before + WRITERS as f64 || self.figure("dirty_bytes")? < full {
             ensure!(begun.elapsed() < LONG, "the writers never wait for room");
             std::thread::sleep(Duration::from_millis(20));
         }
