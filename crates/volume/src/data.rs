@@ -1,7 +1,7 @@
 //! Reading and writing file data.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use store::{Access, Attr, SetAttr};
 use sync::MutexGuard;
@@ -18,12 +18,18 @@ use crate::{Ctx, Error, HandleId, OpenFlags, Result, Volume, WriteFlags};
 /// Bytes that are written under one reservation.
 const CHUNK: usize = 1 << 20;
 
+/// How long who waits for room leaves it to others to write what a limit lets go: twice as long each time that others did, up to a bound.
+const HELD_PAUSE: Duration = Duration::from_millis(1);
+const HELD_PAUSE_MAX: Duration = Duration::from_millis(128);
+
 /// Room that a writer was given.
 struct Room {
     /// Under its owner's limits. Dropped first: who hears of the room in the cache finds this one as well.
     _reserved: Option<Reserved>,
     /// In the cache.
     permit: Permit,
+    /// For how long the writer is slowed down when it has written: before that, its room would be taken with nothing in it to be written.
+    pause: Duration,
 }
 
 /// Pages read from the store for a write that covers them in part; at most two.
@@ -150,11 +156,16 @@ impl Inode {
     /// Writes at most `CHUNK` bytes into the cache.
     fn write(self: &Arc<Self>, ctx: &Ctx<'_>, by: Owner, offset: u64, data: &[u8]) -> Result<()> {
         let mut turn = None;
-        while !self.try_write(ctx, by, offset, data, &mut turn)? {}
-        Ok(())
+        loop {
+            if let Some(pause) = self.try_write(ctx, by, offset, data, &mut turn)? {
+                self.slow_down(ctx, pause);
+                return Ok(());
+            }
+        }
     }
 
-    /// One attempt; `false` if a page that was read for it is out of date already, or now is the `turn` to read it.
+    /// One attempt; says for how long the writer is to be slowed down. `None` if a page that was read for it is out of date already, or now is the `turn`
+    /// to read it.
     fn try_write<'a>(
         self: &'a Arc<Self>,
         ctx: &Ctx<'_>,
@@ -162,7 +173,7 @@ impl Inode {
         offset: u64,
         data: &[u8],
         turn: &mut Option<Ticket<'a>>,
-    ) -> Result<bool> {
+    ) -> Result<Option<Duration>> {
         let end = offset + data.len() as u64;
         // Owned first: its owner's limits hold, and its bytes are counted.
         self.core.bdi.attach(self, by);
@@ -177,7 +188,7 @@ impl Inode {
             // Nobody holds room that others need while it waits for a limit.
             drop(room);
             *turn = Some(self.turn_to_read(ctx, by, |_| (missing * PAGE, missing))?);
-            return Ok(false);
+            return Ok(None);
         }
         while let Some(index) = state.missing_base(offset, end, &bases) {
             drop(state);
@@ -190,7 +201,7 @@ impl Inode {
                 if let Some(turn) = turn.take() {
                     turn.used(bases.len() as u64 * PAGE, bases.len() as u64);
                 }
-                return Ok(false);
+                return Ok(None);
             }
         }
         if let Some(turn) = turn.take() {
@@ -210,7 +221,7 @@ impl Inode {
             }
             self.list(by);
         }
-        Ok(true)
+        Ok(Some(room.pause))
     }
 
     /// Copies data into the cache; says how many pages that made.
@@ -272,8 +283,8 @@ impl Inode {
         Ok(page)
     }
 
-    /// Room for `pages` more pages, if there is, in the cache and under its owner's limits. A writer whose cgroup comes near its limit is slowed down here.
-    fn take_room(&self, ctx: &Ctx<'_>, pages: u64) -> Option<Room> {
+    /// Room for `pages` more pages, if there is, in the cache and under its owner's limits.
+    fn take_room(&self, pages: u64) -> Option<Room> {
         let (balance, reserved) = self.core.bdi.reserve(self, pages);
         if balance == Balance::Full {
             return None;
@@ -281,22 +292,29 @@ impl Inode {
         // ORDERING: Relaxed, a figure for the threshold (see `note_pages`).
         let held = self.held.load(sync::atomic::Ordering::Relaxed);
         let permit = self.core.budget.try_take(pages, held)?;
-        if let Balance::Slow(pause) = balance {
-            (ctx.before_wait)();
-            self.core.counters.waits.add(1);
-            let _waits = self.waits_for_limit(self.core.bdi.owner_of(self), Limit::DirtyMax);
-            let event = Arc::new(Event::default());
-            let _watch = ctx.cancel.watch(&event);
-            event.wait(Some(Instant::now() + pause));
+        let pause = if let Balance::Slow(pause) = balance { pause } else { Duration::ZERO };
+        Some(Room { _reserved: reserved, permit, pause })
+    }
+
+    /// A writer whose cgroup comes near its limit waits for a time.
+    fn slow_down(&self, ctx: &Ctx<'_>, pause: Duration) {
+        if pause.is_zero() {
+            return;
         }
-        Some(Room { _reserved: reserved, permit })
+        self.core.bdi.check_background(self);
+        (ctx.before_wait)();
+        self.core.counters.waits.add(1);
+        let _waits = self.waits_for_limit(self.core.bdi.owner_of(self), Limit::DirtyMax);
+        let event = Arc::new(Event::default());
+        let _watch = ctx.cancel.watch(&event);
+        event.wait(Some(Instant::now() + pause));
     }
 
     /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is used up.
     fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Room> {
         // What the owner owes for data that others waited for counts as dirty still.
         if self.owes_until(pages).is_none()
-            && let Some(room) = self.take_room(ctx, pages)
+            && let Some(room) = self.take_room(pages)
         {
             return Ok(room);
         }
@@ -316,15 +334,22 @@ impl Inode {
             let event = Arc::clone(&event);
             Box::new(move || event.set())
         };
-        let waiter = Waiter { pages, held: Arc::clone(&self.held), wake };
+        // Each piece that is written would wake all who wait at their cgroup's limit, whether or not it is room enough for any of them.
+        let may_go = {
+            let inode = Arc::clone(self);
+            move || !inode.core.bdi.is_at_dirty_limit(&inode, pages)
+        };
+        let held = Arc::clone(&self.held);
+        let waiter = Waiter { pages, held, may_go: Box::new(may_go.clone()), wake };
         let _queued = self.core.budget.queue(waiter);
         if is_on("volume-reserve-once") {
             event.wait(None);
         }
+        let mut pause = HELD_PAUSE;
         loop {
-            let mut until = self.owes_until(pages);
-            if until.is_none()
-                && let Some(room) = self.take_room(ctx, pages)
+            let owed_until = self.owes_until(pages);
+            if owed_until.is_none()
+                && let Some(room) = self.take_room(pages)
             {
                 return Ok(room);
             }
@@ -334,15 +359,30 @@ impl Inode {
             if self.core.is_forced() {
                 return Err(Error::Released);
             }
-            self.core.bdi.kick();
+            // A debt is paid by time. Room under its own dirty limit comes of what its cgroup writes, and that is told: see `may_go`. Only who waits for the
+            // cache needs everybody's data written.
+            let is_at_limit = !may_go();
+            let mut until = owed_until.filter(|_| !is_at_limit);
+            if owed_until.is_some() || is_at_limit {
+                self.core.bdi.check_background(self);
+            } else {
+                self.core.bdi.kick();
+            }
             // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that hangs in
             // another file.
             if self.state().cache.dirty() > 0 {
                 // An attempt, also where the last one failed: the store may have recovered.
                 let pass = self.core.bdi.pass(self, u64::MAX, How::Leave);
                 match self.sweep(&pass, None, true)? {
-                    (_, pages) if pages > 0 => continue,
-                    (Passed::Held, _) => until = until.max(Some(pass.ready_at())),
+                    (_, pages) if pages > 0 => {
+                        pause = HELD_PAUSE;
+                        continue;
+                    }
+                    // Somebody else writes what the limit lets go: there is the less need of one who helps, the more often that is so.
+                    (Passed::Held, _) => {
+                        until = until.max(Some(pass.ready_at() + pause));
+                        pause = (pause * 2).min(HELD_PAUSE_MAX);
+                    }
                     _ => {}
                 }
             }

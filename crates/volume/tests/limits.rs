@@ -204,6 +204,26 @@ fn a_writer_that_waits_for_what_is_owed_goes_on_when_the_limit_is_lifted() {
 }
 
 #[test]
+fn a_writer_pauses_when_its_data_is_there_to_be_written() {
+    let client = client(lazy(), "wbps=1 dirty_max=256K");
+    let (id, file) = client.create("a");
+    client.write(file, 0, &[7; 128 << 10]).expect("room");
+    let seen = sync::Mutex::new(Vec::new());
+    let before_wait = || {
+        let size = client.volume.attr(id).expect("attributes").size;
+        seen.lock().push((size, client.volume.status().dirty_bytes));
+    };
+    let ctx = watertight_volume::Ctx { before_wait: &before_wait, ..client.ctx() };
+    // Beyond three quarters, and not over the limit.
+    client.volume.write(&ctx, file, 128 << 10, &[7; 96 << 10], WriteFlags::empty()).expect("room");
+    let seen = std::mem::take(&mut *seen.lock());
+    // A flusher has written what the limit let go: a page.
+    assert!(matches!(seen[..], [(size, dirty)] if size == 224 << 10 && dirty >= 220 << 10), "{seen:?}");
+    limit(&client, "wbps=max");
+    client.volume.shutdown();
+}
+
+#[test]
 fn what_a_partial_write_reads_counts_as_read() {
     let client = client(lazy(), "riops=10");
     let (_, file) = client.create("a");

@@ -93,15 +93,14 @@ impl<I: Inode> Bdi<I> {
         if !self.dirty_limits.is_used() {
             return (Balance::Free, None);
         }
-        wb.domains(&self.dirty_limits).reserve(pages * PAGE, wb.bandwidth())
+        drop(section);
+        wb.domains(&self.dirty_limits).reserve(pages * PAGE, wb.bandwidth(), &self.budget)
     }
 
     /// Whether the owner's own limits leave no room for so many pages more.
     pub fn is_at_dirty_limit(&self, inode: &I, pages: u64) -> bool {
         let looked = self.wbs.with(&self.switcher.grace().read(), inode.link().index(), Arc::clone);
-        let is_at = |wb: Arc<Wb<I>>| {
-            wb.domains(&self.dirty_limits).reserve(pages * PAGE, wb.bandwidth()).0 == Balance::Full
-        };
+        let is_at = |wb: Arc<Wb<I>>| !wb.domains(&self.dirty_limits).has_room(pages * PAGE);
         self.dirty_limits.is_used() && looked.is_some_and(is_at)
     }
 

@@ -9,7 +9,9 @@
 //! Orderings, P1 (store-load on both sides, by a SeqCst fence each): a waiter adds itself to `waiting`, then
 //! reads `used` in its second try; a giver lowers `used`, then reads `waiting`. Either the waiter sees the
 //! pages or the giver sees the waiter. Without one of the fences both may miss, and the waiter sleeps on.
-//! `wake_owner` is a giver of another kind: what it gave free is a lock that the waiter tries after it has queued.
+//! `wake_owner` is a giver of another kind: what it gave free is a lock that the waiter tries after it has queued. So is who gives up room under a
+//! cgroup's limits (`dirty::Reserved`): their sums stand in the place of `used`. A waiter's `may_go` reads these for the giver, after the giver's own
+//! change: of several who change a sum, the last one sees what all did.
 //!
 //! Lock order: `Budget::queue` is a leaf; waiters are woken outside it.
 //!
@@ -30,6 +32,8 @@ pub struct Waiter {
     pub pages: u64,
     /// How many the waiter's owner holds.
     pub held: Arc<AtomicU64>,
+    /// Asked when there is more room: whether nothing else is in its way that can be told at once. Then it is woken.
+    pub may_go: Box<dyn Fn() -> bool + Send + Sync>,
     /// Called when there may be room; calls may come more than once, and for nothing.
     pub wake: Box<dyn Fn() + Send + Sync>,
 }
@@ -149,21 +153,22 @@ impl Budget {
             fence(Ordering::SeqCst);
         }
         if self.waiting.load(Ordering::Relaxed) > 0 {
-            self.wake(|w| Arc::ptr_eq(&w.held, held));
+            self.wake(|w| Arc::ptr_eq(&w.held, held), |_| true);
         }
     }
 
     /// Calls every waiter: something else that they wait for has changed.
     pub fn wake_all(&self) {
-        self.wake(|_| true);
+        self.wake(|_| true, |_| true);
     }
 
-    fn wake(&self, whom: impl Fn(&Waiter) -> bool) {
+    /// Wakes those of `whom` of whom `asked` says so; asks without a lock.
+    fn wake(&self, whom: impl Fn(&Waiter) -> bool, asked: impl Fn(&Waiter) -> bool) {
         let chosen: Vec<Arc<Waiter>> = {
             let queue = self.queue.lock();
             queue.waiters.iter().filter(|(_, w)| whom(w)).map(|(_, w)| Arc::clone(w)).collect()
         };
-        for waiter in chosen {
+        for waiter in chosen.iter().filter(|waiter| asked(waiter)) {
             (waiter.wake)();
         }
     }
@@ -185,13 +190,20 @@ impl Budget {
         }
         // ORDERING: Relaxed and a SeqCst fence, P1: this subtraction, then the load of `waiting`.
         self.used.fetch_sub(pages, Ordering::Relaxed);
+        self.tell();
+    }
+
+    /// There is more room, here or where `may_go` looks: wakes those who find enough of it.
+    pub(crate) fn tell(&self) {
+        // ORDERING: a SeqCst fence and Relaxed, P1; what `may_go` looks at stands in the place of `used` there.
         if !sync::mutant::is_on("budget-no-giver-fence") {
             fence(Ordering::SeqCst);
         }
         if self.waiting.load(Ordering::Relaxed) > 0 {
             // ORDERING: Relaxed on `held`, a figure for the threshold that its owner checks again; see
             // `used()` for the other.
-            self.wake(|w| self.fits(self.used(), w.pages, w.held.load(Ordering::Relaxed)));
+            let fits = |w: &Waiter| self.fits(self.used(), w.pages, w.held.load(Ordering::Relaxed));
+            self.wake(fits, |w| (w.may_go)());
         }
     }
 }

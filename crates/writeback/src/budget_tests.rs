@@ -51,7 +51,7 @@ fn waiters_are_called_when_their_pages_are_there_and_not_after_they_left() {
         // ORDERING: SeqCst throughout this file: counts of a test's calls, all of one thread.
         count.fetch_add(1, Ordering::SeqCst);
     });
-    let queued = budget.queue(Waiter { pages: 3, held: held(0), wake });
+    let queued = budget.queue(Waiter { pages: 3, held: held(0), may_go: Box::new(|| true), wake });
     drop(first);
     assert_eq!(calls.load(Ordering::SeqCst), 0, "two free pages are not three");
     drop(second);
@@ -59,4 +59,21 @@ fn waiters_are_called_when_their_pages_are_there_and_not_after_they_left() {
     drop(queued);
     drop(budget.try_take(1, 0));
     assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn pages_wake_nobody_who_has_something_else_in_its_way() {
+    let budget = Budget::new(4);
+    let (calls, is_free) = (Arc::new(Count::new(0)), Arc::new(Count::new(0)));
+    let (count, free) = (Arc::clone(&calls), Arc::clone(&is_free));
+    let wake = Box::new(move || _ = count.fetch_add(1, Ordering::SeqCst));
+    let may_go = Box::new(move || free.load(Ordering::SeqCst) > 0);
+    let _queued = budget.queue(Waiter { pages: 1, held: held(0), may_go, wake });
+    drop(budget.try_take(1, 0));
+    assert_eq!(calls.load(Ordering::SeqCst), 0, "there is room, and not for it");
+    budget.wake_all();
+    assert_eq!(calls.load(Ordering::SeqCst), 1, "something has changed");
+    is_free.store(1, Ordering::SeqCst);
+    budget.tell();
+    assert_eq!(calls.load(Ordering::SeqCst), 2, "what was in its way is gone");
 }

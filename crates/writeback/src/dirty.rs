@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | up to 1/2, and less than a request under it | written when it is old enough | run free |
 //! | up to 3/4 | written at once (*background*) | run free |
-//! | up to all of it | the same | pause for as long as the device takes for what they write; half as long at 3/4, ever longer towards the limit, at most [`PAUSE_MAX`] |
+//! | up to all of it | the same | pause, once their data is there to be written, for as long as the device takes for what they write; half as long at 3/4, ever longer towards the limit, at most [`PAUSE_MAX`] |
 //! | more | the same | wait until it is less |
 //!
 //! A cgroup that holds nothing is let in with one request, however large: a limit is over by that at most. Who is let in has its room counted at once, so
@@ -27,7 +27,9 @@ use std::time::Duration;
 
 use sync::Mutex;
 use sync::atomic::{AtomicU64, Ordering};
+use sync::mutant::is_on;
 
+use crate::Budget;
 use crate::limit::CgroupPath;
 
 /// A cgroup may hold this many times what is free of the cache.
@@ -91,6 +93,8 @@ pub(crate) struct Charged {
 #[derive(Debug)]
 pub struct Reserved {
     domains: Arc<Domains>,
+    /// Where those wait who want such room.
+    budget: Arc<Budget>,
     /// Limits at which it is counted, the first ones.
     count: usize,
     bytes: u64,
@@ -101,6 +105,10 @@ impl Drop for Reserved {
         for domain in &self.domains.limits[..self.count] {
             // ORDERING: Relaxed, a figure for thresholds; who waits for it hears of it as of room in the cache, which is given back after this.
             domain.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+        // Who asked meanwhile found it taken, and nothing else may get less any more.
+        if self.count > 0 && !is_on("dirty-reserved-silent") {
+            self.budget.tell();
         }
     }
 }
@@ -140,9 +148,21 @@ impl Charged {
 }
 
 impl Domains {
-    /// Lets a writer have room for so many bytes more, if it may; `pages_a_second` is what the device writes for the cgroup.
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64, pages_a_second: u64) -> (Balance, Option<Reserved>) {
-        let mut reserved = Reserved { domains: Arc::clone(self), count: 0, bytes };
+    /// Whether there is room for so many bytes more at this moment.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        self.limits.iter().all(|domain| balance(domain.bytes_max, domain.held(), bytes, 1) != Balance::Full)
+    }
+
+    /// Lets a writer have room for so many bytes more, if it may; `pages_a_second` is what the device writes for the cgroup. `budget` is where those wait
+    /// who may not; the caller has no lock.
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        bytes: u64,
+        pages_a_second: u64,
+        budget: &Arc<Budget>,
+    ) -> (Balance, Option<Reserved>) {
+        let mut reserved =
+            Reserved { domains: Arc::clone(self), budget: Arc::clone(budget), count: 0, bytes };
         let mut result = Balance::Free;
         for domain in &self.limits {
             let mut said = Balance::Full;
@@ -317,14 +337,17 @@ mod tests {
 
     #[test]
     fn sums_follow_bytes_and_limits_and_no_two_have_the_same_room() {
-        let limits = DirtyLimits::default();
+        let (limits, budget) = (DirtyLimits::default(), Budget::new(0));
         limits.set(&path("/a"), Some(100));
         let (mut a, mut b) = (Charged::default(), Charged::default());
         let domains = a.update(&limits, || path("/a/x"), 30);
         b.update(&limits, || path("/a/y"), 20);
         assert_eq!(domains.limits[0].held(), 50);
-        let (balance, first) = domains.reserve(50, 1 << 40);
-        assert_eq!((balance, domains.reserve(1, 1).0), (Balance::Slow(Duration::ZERO), Balance::Full));
+        let (balance, first) = domains.reserve(50, 1 << 40, &budget);
+        assert_eq!(
+            (balance, domains.reserve(1, 1, &budget).0),
+            (Balance::Slow(Duration::ZERO), Balance::Full)
+        );
         drop(first);
         assert_eq!(domains.limits[0].held(), 50);
         b.update(&limits, || path("/a/y"), 5);
@@ -335,7 +358,7 @@ mod tests {
         let held = |domains: &Domains| domains.limits.iter().map(Domain::held).collect::<Vec<_>>();
         assert_eq!((held(&inner), held(&outer)), (vec![35, 30], vec![35]));
         // What is refused at the inner one is not left counted at the outer one.
-        assert_eq!((inner.reserve(11, 1).0, held(&inner)), (Balance::Full, vec![35, 30]));
+        assert_eq!((inner.reserve(11, 1, &budget).0, held(&inner)), (Balance::Full, vec![35, 30]));
     }
 
     #[test]

@@ -41,7 +41,8 @@ fn take(budget: &Arc<Budget>) {
     let event = Arc::new(Event::default());
     let woken = Arc::clone(&event);
     let wake = Box::new(move || woken.set());
-    let _queued = budget.queue(Waiter { pages: 1, held: Arc::new(AtomicU64::new(0)), wake });
+    let _queued =
+        budget.queue(Waiter { pages: 1, held: Arc::new(AtomicU64::new(0)), may_go: Box::new(|| true), wake });
     while budget.try_take(1, 0).is_none() {
         event.wait();
     }
@@ -75,7 +76,12 @@ fn a_waiter_hears_of_a_lock_that_was_given_free() {
             thread::spawn(move || {
                 let event = Arc::new(Event::default());
                 let woken = Arc::clone(&event);
-                let _queued = budget.queue(Waiter { pages: 1, held, wake: Box::new(move || woken.set()) });
+                let _queued = budget.queue(Waiter {
+                    pages: 1,
+                    held,
+                    may_go: Box::new(|| true),
+                    wake: Box::new(move || woken.set()),
+                });
                 while is_taken.load(Ordering::Acquire) {
                     event.wait();
                 }

@@ -10,6 +10,7 @@
 //! | SY-R10 | [`sy_r10_concurrent_syncs_beside_a_writer`] | |
 //! | the boost's bound | [`a_boost_follows_what_changes_its_owner`] | `boost-not-extended` |
 //! | dirty limits | [`a_switch_wakes_who_waits_at_a_dirty_limit`] | `switch-tells-nobody` |
+//! | dirty limits | [`room_that_is_given_up_wakes_who_waits_for_it`] | `dirty-reserved-silent` |
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --test schedules_sync`
 #![cfg(shuttle)]
@@ -209,6 +210,50 @@ fn a_boost_follows_what_changes_its_owner() {
     });
 }
 
+/// Waits as a writer does until its owner may have a page more; for ever, if nobody tells: a deadlock.
+fn wait_for_room(model: &Arc<Model>, file: &Arc<File>) {
+    let woken = Arc::new((Mutex::new(false), Condvar::new()));
+    let wakes = Arc::clone(&woken);
+    let wake = move || {
+        *wakes.0.lock() = true;
+        wakes.1.notify_all();
+    };
+    let may_go = {
+        let (model, file) = (Arc::clone(model), Arc::clone(file));
+        move || !model.bdi.is_at_dirty_limit(&file, 1)
+    };
+    let (may_go, wake) = (Box::new(may_go), Box::new(wake));
+    let _queued = model.budget.queue(Waiter { pages: 1, held: Arc::default(), may_go, wake });
+    while model.bdi.balance(file, 1) == Balance::Full {
+        let mut is_woken = woken.0.lock();
+        while !std::mem::take(&mut *is_woken) {
+            woken.1.wait(&mut is_woken);
+        }
+    }
+}
+
+#[test]
+fn room_that_is_given_up_wakes_who_waits_for_it() {
+    check(|| {
+        let model = Arc::new(Model::new(1 << 30));
+        model.cgroup(SLOW.0, Owner::ROOT, "slow");
+        model.bdi.set_dirty_max(&at("/slow"), Some(8192));
+        let file = model.file(SLOW, 0);
+        // Of somebody whose data is written before it gives up the room in which it has put that.
+        let (said, reserved) = model.bdi.reserve(&file, 2);
+        assert!(said != Balance::Full && model.bdi.is_at_dirty_limit(&file, 1));
+        let waits = {
+            let (model, file) = (Arc::clone(&model), Arc::clone(&file));
+            thread::spawn(move || wait_for_room(&model, &file))
+        };
+        drop(reserved);
+        waits.join().expect("no assertion failed");
+        drop(file);
+        model.bdi.drain();
+        model.bdi.evict();
+    });
+}
+
 #[test]
 fn a_switch_wakes_who_waits_at_a_dirty_limit() {
     check(|| {
@@ -221,23 +266,7 @@ fn a_switch_wakes_who_waits_at_a_dirty_limit() {
         assert_eq!(model.bdi.balance(&file, 1), Balance::Full);
         let waits = {
             let (model, file) = (Arc::clone(&model), Arc::clone(&file));
-            thread::spawn(move || {
-                let woken = Arc::new((Mutex::new(false), Condvar::new()));
-                let wakes = Arc::clone(&woken);
-                let wake = move || {
-                    *wakes.0.lock() = true;
-                    wakes.1.notify_all();
-                };
-                let waiter = Waiter { pages: 1, held: Arc::default(), wake: Box::new(wake) };
-                let _queued = model.budget.queue(waiter);
-                // For ever, if nobody tells: a deadlock.
-                while model.bdi.balance(&file, 1) == Balance::Full {
-                    let mut is_woken = woken.0.lock();
-                    while !std::mem::take(&mut *is_woken) {
-                        woken.1.wait(&mut is_woken);
-                    }
-                }
-            })
+            thread::spawn(move || wait_for_room(&model, &file))
         };
         assert!(model.bdi.switch_to(&full, OTHER));
         model.switcher.flush();
@@ -253,6 +282,8 @@ fn each_mutant_is_caught() {
     let test = "a_boost_follows_what_changes_its_owner";
     mutant::assert_caught(test, &["boost-not-extended"], "the boost was lost");
     mutant::assert_caught("a_switch_wakes_who_waits_at_a_dirty_limit", &["switch-tells-nobody"], "deadlock");
+    let test = "room_that_is_given_up_wakes_who_waits_for_it";
+    mutant::assert_caught(test, &["dirty-reserved-silent"], "deadlock");
     mutant::assert_caught("sy_r6_who_is_queued_hears_of_a_boost", &["boost-no-kick"], "deadlock");
     let test = "sy_r5_a_waiter_that_changes_cgroup";
     mutant::assert_caught(test, &["boost-by-current-cgroup"], "a boost was left behind");
