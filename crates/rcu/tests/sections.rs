@@ -18,7 +18,7 @@ const fn size(n: usize) -> usize {
     if cfg!(miri) { n.div_ceil(50) } else { n }
 }
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 
 /// A thread inside a section of `domain`, until told to leave.
 struct Reader {

@@ -11,7 +11,7 @@ use store::{Access, ErrorKind, FaultOp, FaultStore, MemStore, Name, RenameFlags,
 use watertight_volume::{Error, LifeState, NodeId, Options};
 
 const MIB: usize = 1 << 20;
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 
 fn faulty(rules: &str, options: Options) -> (Arc<Client>, Arc<FaultStore>) {
     let faults = FaultStore::new(MemStore::new(1 << 30), rules).expect("rules");

@@ -18,7 +18,7 @@ use store::{
 use store::{At, HookStore};
 use watertight_volume::Options;
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 const ROOT: ObjectId = ObjectId::ROOT;
 
 fn hooked(options: Options) -> (Arc<Client>, Arc<HookStore>) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sync::{Clock, ManualClock, Mutex, RealClock};
 use watertight_writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Permit, Switcher};
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 
 /// Dirty until it is written, which it tells with the time.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! `attach`, `detach`, `move`: several volumes inside one mountpoint.
 
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -113,6 +113,9 @@ fn a_stalled_one_is_named_and_forced_away_beside_others_that_go_on() {
     let mut listener = world.rig.command(&["events", "--json"]);
     listener.arg(&x).stdout(Stdio::piped());
     let mut listener = listener.spawn().unwrap();
+    let mut heard = BufReader::new(listener.stdout.take().unwrap());
+    let mut events = String::new();
+    heard.read_line(&mut events).unwrap();
     eventually("it is called stalled", || world.status("x")["state"] == "stalled");
     assert_eq!(world.status("x")["stalled"]["call"], "write");
     assert_eq!(world.root()["state"], "active");
@@ -128,8 +131,7 @@ fn a_stalled_one_is_named_and_forced_away_beside_others_that_go_on() {
     println!("detach --force of a stalled volume took {:?}", out.took);
     assert!(!world.path("x/file").exists());
     assert!(wait(&mut listener, crate::rig::LONG).is_some());
-    let mut events = String::new();
-    listener.stdout.take().unwrap().read_to_string(&mut events).unwrap();
+    heard.read_to_string(&mut events).unwrap();
     assert!(events.contains("stall"), "{events}");
     // What is hung in the store is nobody's any more; the process itself ends.
     world.rig.verb("umount", &["--force"]);

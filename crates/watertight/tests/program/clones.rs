@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::rig::{Daemon, LONG, Out, Rig, run, wait};
+use rustix::mount::UnmountFlags;
+
+use crate::rig::{Daemon, LONG, Out, Rig, eventually, run, umount2, wait};
 
 /// A mounted volume with directories `x` and `y`, a second mountpoint, another store.
 struct World {
@@ -109,14 +111,14 @@ fn what_a_clone_has_alone_ends_with_it_however_it_is_unmounted() {
         fs::write(world.second("x").join(&name), "x").unwrap();
         assert!(!world.first("x").join(&name).exists());
         if raw {
-            rustix::mount::unmount(&world.second, rustix::mount::UnmountFlags::empty()).unwrap();
+            umount2(&world.second, UnmountFlags::empty());
         } else {
             world.run("umount", &[&world.second]).ok().says("the volume goes on at");
             assert_eq!(fs::read_to_string(world.other.join(&name)).unwrap(), "x", "on return");
         }
         world.run("wait", &[Path::new(&id)]).ok().says("free");
         assert_eq!(fs::read_to_string(world.other.join(&name)).unwrap(), "x");
-        crate::rig::eventually("no clone is left", || world.clones().is_null());
+        eventually("no clone is left", || world.clones().is_null());
     }
     world.rig.verb("umount", &[]).ok();
     assert_eq!(world.daemon.end(), Some(0));

@@ -2,14 +2,13 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
 use std::process::Command;
 use std::thread;
 
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::rig::{Daemon, Out, Rig, eventually, has, run};
+use crate::rig::{Daemon, Out, Rig, eventually, has, run, umount2};
 
 const DATA: &[u8] = b"what was written";
 
@@ -35,9 +34,9 @@ struct Cell {
 impl Cell {
     fn new(state: State, kind: &str) -> Option<Self> {
         let mut rig = Rig::mounting()?;
-        let options = format!("type={kind},dirty_after=1h,stall_after=50ms,drain_timeout=300ms");
+        let options = format!("type={kind},dirty_after=1h,stall_after=50ms");
         let daemon = match state {
-            State::Stalled => rig.mount_faulty("write:hang", &options),
+            State::Stalled => rig.mount_faulty("write:hang", &format!("{options},drain_timeout=300ms")),
             State::Throttled => rig.mount(&format!("{options},limit=/:wbps=1K")),
             _ => rig.mount(&options),
         };
@@ -87,18 +86,6 @@ impl Cell {
         assert_ne!(waiting.join().unwrap().code, Some(0));
         self.is_lost(Some(&forced));
     }
-}
-
-/// umount2(2); somebody who looks through /proc beside this test may hold the mount for a moment.
-fn umount2(cell: &Cell, flags: UnmountFlags) {
-    let path: &Path = &cell.rig.mnt;
-    eventually("umount2 does not say EBUSY", || match rustix::mount::unmount(path, flags) {
-        Err(Errno::BUSY) => false,
-        result => {
-            result.unwrap();
-            true
-        }
-    });
 }
 
 fn each(kinds: &[&str], check: impl Fn(Cell, &str)) {
@@ -166,16 +153,16 @@ fn a_raw_umount2_in_every_state() {
         State::Held => {
             assert_eq!(rustix::mount::unmount(&cell.rig.mnt, UnmountFlags::empty()), Err(Errno::BUSY));
             drop(cell.held.take());
-            umount2(&cell, UnmountFlags::empty());
+            umount2(&cell.rig.mnt, UnmountFlags::empty());
             cell.rig.verb("wait", &[]).ok();
             cell.is_complete();
         }
         State::Stalled => {
-            umount2(&cell, UnmountFlags::empty());
+            umount2(&cell.rig.mnt, UnmountFlags::empty());
             cell.is_lost(None);
         }
         state => {
-            umount2(&cell, UnmountFlags::empty());
+            umount2(&cell.rig.mnt, UnmountFlags::empty());
             if kind == "fuseblk" && state != State::Idle {
                 assert_eq!(cell.rig.stored("f").as_deref(), Some(DATA), "the kernel waits");
             }
@@ -221,7 +208,7 @@ fn fusermount3_in_every_state() {
 #[test]
 fn a_raw_umount2_with_mnt_detach_in_every_state() {
     each(&["auto", "fuse"], |mut cell, kind| {
-        umount2(&cell, UnmountFlags::DETACH);
+        umount2(&cell.rig.mnt, UnmountFlags::DETACH);
         assert!(!cell.rig.is_mounted());
         match cell.state {
             State::Held => {

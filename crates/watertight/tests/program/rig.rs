@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -280,6 +281,17 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "never: {what}");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// umount2(2). Tests beside this one look through /proc, and hold what they look at for a moment.
+pub(crate) fn umount2(path: &Path, flags: UnmountFlags) {
+    eventually("umount2 does not say EBUSY", || match rustix::mount::unmount(path, flags) {
+        Err(Errno::BUSY) => false,
+        result => {
+            result.unwrap();
+            true
+        }
+    });
 }
 
 /// A mount process in the foreground.

@@ -7,10 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind};
 
-use crate::rig::{LONG, Rig, eventually, is_mounted, run, wait};
+use crate::rig::{LONG, Rig, eventually, is_mounted, run, umount2, wait};
 
 /// A process that holds the mount by its working directory.
 fn holder(rig: &Rig) -> Child {
@@ -18,17 +17,6 @@ fn holder(rig: &Rig) -> Child {
     let cwd = format!("/proc/{}/cwd", child.id());
     eventually("the holder is in the mount", || fs::read_link(&cwd).is_ok_and(|dir| dir == rig.mnt));
     child
-}
-
-/// umount2(2). Tests beside this one look through /proc, and hold what they look at for a moment.
-fn unmount(path: &Path, flags: UnmountFlags) {
-    eventually("umount2 does not say EBUSY", || match rustix::mount::unmount(path, flags) {
-        Err(Errno::BUSY) => false,
-        result => {
-            result.unwrap();
-            true
-        }
-    });
 }
 
 fn end(mut child: Child) {
@@ -220,7 +208,7 @@ fn a_mount_on_top_is_not_taken_for_ours() {
     }
     rig.verb("umount", &["--lazy"]).ends(1, "tmpfs is mounted on top of it");
     assert_eq!(rig.volume()["state"], "active");
-    unmount(&rig.mnt, UnmountFlags::empty());
+    umount2(&rig.mnt, UnmountFlags::empty());
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 }
@@ -234,11 +222,11 @@ fn other_mounts_of_the_volume_and_inside_it_hold_it() {
     fs::create_dir(&elsewhere).unwrap();
     mount("none", &inside, "tmpfs", MountFlags::empty(), None).unwrap();
     rig.verb("umount", &[]).ends(1, &format!("mounted inside {} (tmpfs)", inside.display()));
-    unmount(&inside, UnmountFlags::empty());
+    umount2(&inside, UnmountFlags::empty());
     mount_bind(&rig.mnt, &elsewhere).unwrap();
     rig.verb("umount", &[]).ends(1, &format!("also mounted at {}", elsewhere.display()));
     assert!(rig.is_mounted());
-    unmount(&elsewhere, UnmountFlags::empty());
+    umount2(&elsewhere, UnmountFlags::empty());
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 }
@@ -254,8 +242,8 @@ fn other_peoples_verbs_do_the_same() {
         }
         fs::write(rig.mnt.join(verb), verb).unwrap();
         match verb {
-            "raw" => unmount(&rig.mnt, UnmountFlags::empty()),
-            "raw-lazy" => unmount(&rig.mnt, UnmountFlags::DETACH),
+            "raw" => umount2(&rig.mnt, UnmountFlags::empty()),
+            "raw-lazy" => umount2(&rig.mnt, UnmountFlags::DETACH),
             _ => assert!(Command::new("umount").arg(&rig.mnt).status().unwrap().success()),
         }
         assert_eq!(rig.stored(verb).unwrap(), verb.as_bytes());
@@ -269,7 +257,7 @@ fn a_raw_unmount_of_plain_fuse_loses_nothing_and_wait_tells() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount_faulty("write:delay=300ms", "type=fuse,dirty_after=1h");
     fs::write(rig.mnt.join("a"), "a").unwrap();
-    unmount(&rig.mnt, UnmountFlags::empty());
+    umount2(&rig.mnt, UnmountFlags::empty());
     rig.verb("wait", &[]).ok().says("free");
     assert_eq!(rig.stored("a").unwrap(), b"a");
     assert_eq!(daemon.end(), Some(0));
@@ -280,7 +268,7 @@ fn an_aborted_connection_loses_nothing_that_was_accepted() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount("dirty_after=1h");
     fs::write(rig.mnt.join("a"), "a").unwrap();
-    unmount(&rig.mnt, UnmountFlags::FORCE);
+    umount2(&rig.mnt, UnmountFlags::FORCE);
     assert_eq!(daemon.end(), Some(0));
     assert_eq!(rig.stored("a").unwrap(), b"a");
     eventually("the path is gone", || !is_mounted(&rig.mnt));
@@ -294,7 +282,7 @@ fn a_hundred_mounts_come_and_go_at_one_place() {
         let daemon = rig.mount("dirty_after=1h");
         let name = format!("f{round}");
         fs::write(rig.mnt.join(&name), &name).unwrap();
-        unmount(&rig.mnt, UnmountFlags::empty());
+        umount2(&rig.mnt, UnmountFlags::empty());
         if round % 10 == 9 {
             // The others are left to leave on their own, beside the next mount.
             let mut child = Command::new("true").spawn().unwrap();
