@@ -4,9 +4,10 @@
 //! be seen. The command fills all of them, and redraws every plot; a file without a block gets a section at the
 //! page's end. With `--check` nothing is written, and what differs is named: a figure in the page that is in no file is
 //! an error, and so is a file that the page does not show. Figures that others have published are in `published.json`
-//! ([`published`]) and stand beside ours.
+//! ([`published`]) and stand beside ours. Single figures in prose ([`inline`]) are filled on this page and all others of the documentation.
 
 mod blocks;
+mod inline;
 mod published;
 
 use crate::experiment;
@@ -23,14 +24,14 @@ use std::process::ExitCode;
 /// The name of the command.
 pub(crate) const COMMAND: &str = "report";
 
-/// Makes the tables of RESULTS.md, and the plots, from the JSON in results/.
+/// Makes the tables of RESULTS.md, the plots, and the figures in the prose of all pages and of README.md, from the JSON in results/.
 #[derive(Debug, Parser)]
 #[command(name = "lab report")]
 struct Arguments {
-    /// Write nothing; fail if RESULTS.md or a plot is not what the JSON gives
+    /// Write nothing; fail if a page or a plot is not what the JSON gives
     #[arg(long)]
     check: bool,
-    /// Where RESULTS.md and results/ are
+    /// Where RESULTS.md and results/ are, and other pages; README.md is beside it
     #[arg(long, value_name = "DIR", default_value = "docs")]
     docs: PathBuf,
 }
@@ -91,6 +92,8 @@ fn first_difference(there: &str, wanted: &str) -> String {
 struct Results {
     docs: PathBuf,
     page: String,
+    /// The other pages, which have figures in their prose only.
+    others: Vec<(PathBuf, String)>,
     /// By the file's name without `.json`.
     documents: BTreeMap<String, Document>,
     published: Vec<Published>,
@@ -102,6 +105,8 @@ impl Results {
             std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
         };
         let page = read(&docs.join("RESULTS.md"))?;
+        let others = other_pages(docs)?.into_iter().map(|file| Ok((file.clone(), read(&file)?)));
+        let others = others.collect::<anyhow::Result<_>>()?;
         let directory = docs.join("results");
         let (mut documents, mut published) = (BTreeMap::new(), Vec::new());
         let entries = directory.read_dir().with_context(|| format!("cannot read {}", directory.display()))?;
@@ -118,12 +123,17 @@ impl Results {
                 documents.insert(name.to_owned(), Document::from_json(&text).with_context(within)?);
             }
         }
-        Ok(Self { docs: docs.to_owned(), page, documents, published })
+        Ok(Self { docs: docs.to_owned(), page, others, documents, published })
     }
 
     /// The files that are not what the JSON gives, with what they should be.
     fn differences(&self) -> anyhow::Result<Vec<(PathBuf, String)>> {
-        let mut wanted = vec![(self.docs.join("RESULTS.md"), self.page()?)];
+        let page = inline::fill(&self.page()?, &self.documents).context("in RESULTS.md")?;
+        let mut wanted = vec![(self.docs.join("RESULTS.md"), page)];
+        for (file, text) in &self.others {
+            let within = || format!("in {}", file.display());
+            wanted.push((file.clone(), inline::fill(text, &self.documents).with_context(within)?));
+        }
         for (name, document) in &self.documents {
             let plot = document.svg(&default_variant(document));
             wanted.push((self.docs.join("results").join(format!("{name}.svg")), plot));
@@ -190,6 +200,23 @@ impl Results {
         text.push('\n');
         Ok(text)
     }
+}
+
+/// README.md, and what is in `docs` and `docs/design` besides RESULTS.md, as far as they are there.
+fn other_pages(docs: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut pages = vec![docs.join("../README.md")];
+    for directory in [docs.to_owned(), docs.join("design")] {
+        let Ok(entries) = directory.read_dir() else { continue };
+        for entry in entries {
+            let file = entry?.path();
+            let is_other =
+                file.extension().is_some_and(|extension| extension == "md") && !file.ends_with("RESULTS.md");
+            pages.extend(is_other.then_some(file));
+        }
+    }
+    pages.retain(|page| page.exists());
+    pages.sort();
+    Ok(pages)
 }
 
 /// The variant that the others are compared with.

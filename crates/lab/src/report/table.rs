@@ -65,17 +65,26 @@ impl Figure {
         }
     }
 
-    /// What a row has of it, for people.
-    pub(crate) fn of(self, row: &Row) -> String {
-        let value = match self {
-            Self::N => return row.n.to_string(),
+    /// What a row has of it.
+    pub(crate) fn value(self, row: &Row) -> Option<f64> {
+        match self {
+            #[allow(clippy::cast_precision_loss, reason = "nobody takes 2^52 samples")]
+            Self::N => Some(row.n as f64),
             Self::P50 => row.p50,
             Self::P95 => row.p95,
             Self::P99 => row.p99,
             Self::Max => row.max,
             Self::Mean => row.mean,
-        };
-        value.map_or_else(|| "–".to_owned(), figure)
+        }
+    }
+
+    /// The same for people.
+    pub(crate) fn of(self, row: &Row) -> String {
+        if self == Self::N {
+            row.n.to_string()
+        } else {
+            self.value(row).map_or_else(|| "–".to_owned(), figure)
+        }
     }
 }
 

@@ -159,3 +159,35 @@ fn what_is_wrong_is_named_with_its_line() {
     docs.write("results/published.json", &PUBLISHED.replace("p95", "p90"));
     assert!(docs.refused().contains("published.json"), "{}", docs.refused());
 }
+
+#[test]
+fn figures_in_prose_are_the_files() {
+    let docs = Docs::new(PAGE);
+    docs.make();
+    let line = "It takes <!-- drain idle persb umount p50 -->9<!----> ms (<!-- drain idle persb umount p50 in us -->9<!----> us), a \
+        <!-- drain idle base umount max / drain idle persb umount max -->9<!---->th. <!-- drains are another thing --> <!-- so -->\n";
+    let filled = "It takes <!-- drain idle persb umount p50 -->2.00<!----> ms (<!-- drain idle persb umount p50 in us -->2 000<!----> us), a \
+        <!-- drain idle base umount max / drain idle persb umount max -->6.00<!---->th. <!-- drains are another thing --> <!-- so -->\n";
+    docs.write("OTHER.md", line);
+    assert_eq!(docs.differ(), ["OTHER.md"]);
+    docs.make();
+    assert_eq!(docs.read("OTHER.md"), filled);
+    assert_eq!(docs.differ(), [] as [&str; 0]);
+    for (line, complaint) in [
+        ("\n<!-- drain idle persb umount p50 -->9", "line 2: `drain idle persb umount p50` has no end"),
+        ("<!-- drain idle persb umount -->9<!---->", "line 1: `drain idle persb umount` is not FILE"),
+        (
+            "<!-- drain busy persb umount p50 -->9<!---->",
+            "line 1: results/drain.json has no row of `drain busy",
+        ),
+        (
+            "<!-- drain idle persb umount p42 -->9<!---->",
+            "line 1: `drain idle persb umount p42` has no such figure",
+        ),
+        ("<!-- drain idle persb umount p50 in MB -->9<!---->", "line 1: `MB` is none of s, ms"),
+    ] {
+        docs.write("OTHER.md", line);
+        let said = docs.refused();
+        assert!(said.contains("OTHER.md: ") && said.contains(complaint), "{line}: {said}");
+    }
+}
