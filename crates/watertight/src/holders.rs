@@ -9,11 +9,22 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
 
 use crate::mountinfo::{Device, Mount, MountTable};
+
+/// How long a search may take: far longer than it does where nothing hangs.
+const SEARCH_MAX: Duration = Duration::from_secs(5);
+
+/// Searches that may be under way at once in this process: each that hangs keeps its thread until it hangs no more.
+const SEARCHES_MAX: usize = 8;
+static SEARCHES: Searches = Searches(AtomicUsize::new(0));
 
 /// How many holders a list for a person names.
 const NAMED_MAX: usize = 8;
@@ -119,7 +130,7 @@ impl Holders {
         }
         if self.found.is_empty() {
             lines.push(if self.unseen > 0 {
-                "a process of another user, which only root may look into".to_owned()
+                "a process that cannot be looked into: another user's, or one that hangs".to_owned()
             } else {
                 "something in the kernel, or a process in another namespace".to_owned()
             });
@@ -128,19 +139,25 @@ impl Holders {
     }
 }
 
-/// Searches the host for what holds `mount`, which need not have a path any more.
+/// Searches the host for what holds `mount`, which need not have a path any more; for five seconds at most.
 ///
 /// # Errors
-/// Those of reading `/proc`.
+/// Those of reading `/proc`, and of making a thread.
 pub fn of(mount: &Mount) -> io::Result<Holders> {
-    let mut holders = Holders::default();
-    for entry in fs::read_dir("/proc")? {
-        let Ok(entry) = entry else { continue };
-        if let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
-            let process = Process { pid, dir: entry.path(), mount };
-            process.search(&mut holders);
+    let dirs = fs::read_dir("/proc")?.flatten().filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, entry.path()))
+    });
+    let dirs: Vec<(u32, PathBuf)> = dirs.collect();
+    let of_one = {
+        let mount = mount.clone();
+        move |(pid, dir)| {
+            let mut holders = Holders::default();
+            Process { pid, dir, mount: &mount }.search(&mut holders);
+            holders
         }
-    }
+    };
+    let mut holders = SEARCHES.in_time(dirs, of_one, SEARCH_MAX)?;
     holders.found.sort_by_key(|holder| holder.pid);
     holders.found.append(&mut mounts(mount).found);
     loop_devices(mount, &MountTable::read(), &mut holders);
@@ -159,6 +176,53 @@ pub fn of_device(device: Device) -> io::Result<Holders> {
     // A mount that is none of the table's.
     let (mountpoint, fstype, source) = Default::default();
     of(&Mount { id: u64::MAX, parent: u64::MAX, major, minor, mountpoint, fstype, source })
+}
+
+/// How many searches are under way.
+struct Searches(AtomicUsize);
+
+/// One of them.
+struct UnderWay(&'static Searches);
+
+impl Searches {
+    /// Looks into these processes, one after the other. What the kernel says of a process may have to wait for a server
+    /// that hangs, where the process itself does: another thread waits, and after `limit` the rest is unseen. So is
+    /// all where [`SEARCHES_MAX`] hang already.
+    fn in_time<P: Send + 'static>(
+        &'static self,
+        processes: Vec<P>,
+        look: impl Fn(P) -> Holders + Send + 'static,
+        limit: Duration,
+    ) -> io::Result<Holders> {
+        let mut holders = Holders { found: Vec::new(), unseen: processes.len() as u64 };
+        let Some(under_way) = self.begin() else { return Ok(holders) };
+        let (tell, told) = channel();
+        let all = move || {
+            let _until_it_ends = under_way;
+            let _nobody_listens = processes.into_iter().try_for_each(|process| tell.send(look(process)));
+        };
+        thread::Builder::new().name("holders".to_owned()).spawn(all)?;
+        let until = Instant::now() + limit;
+        while let Ok(mut one) = told.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            holders.found.append(&mut one.found);
+            holders.unseen -= 1;
+            holders.unseen += one.unseen;
+        }
+        Ok(holders)
+    }
+
+    fn begin(&'static self) -> Option<UnderWay> {
+        let more = |now: usize| (now < SEARCHES_MAX).then_some(now + 1);
+        // ORDERING: Relaxed, a count that publishes nothing.
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| UnderWay(self))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed, as in `begin`.
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct Process<'a> {
@@ -292,6 +356,35 @@ mod tests {
         assert!(mine(&of(&mount).unwrap()));
         drop(file);
         assert!(!mine(&of(&mount).unwrap()));
+    }
+
+    #[test]
+    fn a_process_that_hangs_ends_the_search_and_so_many_searches_hang_at_most() {
+        static SEARCHES: Searches = Searches(AtomicUsize::new(0));
+        let (end, hangs) = channel::<()>();
+        let hangs = std::sync::Arc::new(std::sync::Mutex::new(hangs));
+        let search = |pids: Vec<u32>, limit: Duration| {
+            let hangs = std::sync::Arc::clone(&hangs);
+            let look = move |pid: u32| {
+                if pid == 2 {
+                    let _hung = hangs.lock().unwrap().recv();
+                }
+                let (how, file) = (How::OpenFile, "/mnt/x".to_owned());
+                let holder = Holder { pid: Some(pid), name: "sleep".to_owned(), how, file, direct: true };
+                Holders { found: vec![holder], unseen: 0 }
+            };
+            SEARCHES.in_time(pids, look, limit).unwrap()
+        };
+        for _ in 0..SEARCHES_MAX {
+            let holders = search(vec![1, 2, 3], Duration::from_millis(50));
+            assert!(holders.found.iter().all(|holder| holder.pid == Some(1)), "{holders:?}");
+            assert_eq!(holders.found.len() as u64 + holders.unseen, 3);
+        }
+        assert_eq!(search(vec![1, 3], SEARCH_MAX).unseen, 2, "all hang, and another began");
+        drop(end);
+        while search(vec![1, 3], SEARCH_MAX).found.len() < 2 {
+            thread::yield_now();
+        }
     }
 
     #[test]
