@@ -23,7 +23,7 @@ use volume::{Cancel, HandleId};
 use crate::abi::{InHeader, Opcode};
 use crate::buffer::Buffer;
 use crate::decode::{self, Op};
-use crate::interrupt::Slot;
+use crate::interrupt::{For, Slot};
 use crate::line::Line;
 use crate::reply::{ParkedReply, Reply, Sent};
 use crate::session::Shared;
@@ -74,16 +74,19 @@ impl Worker {
         // That others are served meanwhile is seen to when a request is taken.
         let before_wait = || shared.interrupts.may_wait();
         let unique = header.unique;
-        let begin = || {
-            shared.interrupts.begin(slot, unique, header.pid, !is_lent && is_abandonable(&op));
-            Reply::new(slot, touched, unique)
-        };
         if let Some(handled) = unanswerable(shared, seen, &header, &op) {
             return note(shared, *number, &header, handled);
         }
         let found = At::find(&shared.tree, seen, header.nodeid, &op);
         let refused = found.as_ref().err().copied();
         let (at, section) = found.unwrap_or_else(|_| (At::root(&shared.tree, 0), None));
+        let refused = refused.or_else(|| at.is_crowded(shared, &op).then_some(Errno::IO));
+        let abandonable = !is_lent && is_abandonable(&op);
+        slot.is_for(For { volume: at.volume_tag(), is_spared: place::is_spared(&op), is_lent });
+        let begin = || {
+            at.begin(shared, slot, (unique, header.pid, abandonable));
+            Reply::new(slot, touched, unique)
+        };
         let kept = Cell::new(None);
         let cx = Cx { shared, header: &header, at, kept: &kept, cancel, before_wait: &before_wait };
         // What needs memory for data, or a reply later; then the rest.

@@ -4,7 +4,7 @@
 //! for a lock ends then ([`Parked`]); others behave as in a disk's file system: they go on unless the
 //! caller is being killed. Since the kernel does not tell a second time, a [`watcher`](Interrupts::watch) looks at interrupted
 //! callers again every [`RECHECK`] for as long as there are any. Of some requests the kernel does not tell at all; for
-//! those see the module [`long`].
+//! those see the module [`long`]. What else ends a request early is in [`share`].
 //!
 //! # State
 //! Each reading thread has a [`Slot`]. Its `word` is 0 or
@@ -19,7 +19,7 @@
 //!
 //! # Who may touch what
 //! `Slot::word`: set by the thread whose slot it is; bit 0 set and the word cleared by the watcher too, under
-//! `Slot::cancel`. `Slot::pid`: written before `word`, read after it. `Interrupts::slots`, `early`, `parked`, `watched`: by their mutexes.
+//! `Slot::cancel`. `Slot::pid`, `Slot::volume`: written before `word`, read after it. `Interrupts::slots`, `early`, `parked`, `watched`: by their mutexes.
 //!
 //! # Lock order
 //! `watched`, then `slots` or `parked` or `early`, then `Slot::cancel`, then those of [`Line`]. None is held while a volume is called.
@@ -30,6 +30,7 @@
 
 mod long;
 mod pending;
+mod share;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -43,6 +44,7 @@ use sync::{Condvar, Mutex};
 use volume::{Cancel, LockWait, Volume};
 
 use self::pending::Pending;
+pub(crate) use self::share::For;
 use crate::line::Line;
 
 /// How often callers of interrupted requests are looked at.
@@ -60,6 +62,8 @@ const FLAGS: u64 = TOUCHED | ABANDONABLE;
 pub(crate) struct Slot {
     word: AtomicU64,
     pid: AtomicU32,
+    /// The volume that the request is for; see the module [`share`].
+    volume: AtomicU64,
     cancel: Mutex<Arc<Cancel>>,
     line: Line,
 }
@@ -86,6 +90,7 @@ impl Slot {
         Self {
             word: AtomicU64::new(0),
             pid: AtomicU32::new(0),
+            volume: AtomicU64::new(0),
             cancel: Mutex::new(Arc::new(Cancel::default())),
             line,
         }
@@ -204,6 +209,7 @@ pub(crate) struct Interrupts {
     watched: Mutex<Watched>,
     changed: Condvar,
     long: long::Long,
+    share: share::Share,
 }
 
 impl Interrupts {

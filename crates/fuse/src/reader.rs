@@ -20,6 +20,9 @@
 //! P1: a thread that finds enough others reading decides again under `Pool::state` before it rests; a thread that
 //! takes the last reader away looks for a resting one under `Pool::state` after it has lowered `idle`.
 //! So one of the two sees the other.
+//!
+//! P2: who raises the bound of threads looks at `idle` afterwards; the thread that takes the last reader away lowers `idle`, then looks at
+//! the bound. All of it is SeqCst: one of them brings another reader.
 
 use std::collections::HashMap;
 use std::io;
@@ -74,6 +77,8 @@ pub(crate) struct Pool {
     /// Set once, by [`Pool::relax`].
     is_relaxed: AtomicBool,
     threads_max: usize,
+    /// Threads beyond them: as many as hang and had their requests answered by others, up to as many again.
+    threads_more: AtomicUsize,
     state: Mutex<PoolState>,
     changed: Condvar,
 }
@@ -128,6 +133,7 @@ impl Pool {
             idle: AtomicUsize::new(0),
             is_relaxed: AtomicBool::new(false),
             threads_max: threads_max.max(THREADS_AT_FIRST),
+            threads_more: AtomicUsize::new(0),
             state: Mutex::default(),
             changed: Condvar::default(),
         }
@@ -177,12 +183,31 @@ impl Pool {
             }
             drop(state);
             resting.wake();
-        } else if state.threads.len() >= self.threads_max {
+        } else if state.threads.len() >= self.threads_at_most() {
             drop(state);
             // Nobody is left to read of signals; killed callers are looked for.
             shared.interrupts.may_wait();
         } else if let Err(error) = self.spawn(shared, &mut state) {
             tracing::error!(%error, "no further thread to read requests");
+        }
+    }
+
+    fn threads_at_most(&self) -> usize {
+        // ORDERING: SeqCst, P2.
+        self.threads_max + self.threads_more.load(Ordering::SeqCst)
+    }
+
+    /// So many more threads hang, and their requests were answered by others: somebody else is to read.
+    pub(crate) fn bear(&self, shared: &Arc<Shared>, hanging: usize) {
+        if hanging == 0 {
+            return;
+        }
+        let more = |now: usize| Some((now + hanging).min(self.threads_max));
+        // ORDERING: SeqCst, P2.
+        let _always = self.threads_more.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        // ORDERING: SeqCst, P2.
+        if self.idle.load(Ordering::SeqCst) == 0 {
+            self.bring_another(shared);
         }
     }
 

@@ -70,7 +70,8 @@ impl Tree {
     /// of it is open. With `is_forced` what is not written of that is given up. A clone is no more after that; the first shows its own
     /// volume as long as it is mounted, and nothing can be attached to it.
     pub fn end_clone(&self, is_forced: bool) {
-        self.shared.tree.end_clone(&self.shared.master, &self.view, is_forced);
+        let give_up = |volume| self.shared.interrupts.give_up(volume);
+        self.shared.tree.end_clone(&self.shared.master, &self.view, is_forced, give_up);
     }
 
     /// Attaches a volume to a directory; whoever looks there sees it when the call returns. `on_end` is called when the
@@ -102,7 +103,8 @@ impl Tree {
     /// # Errors
     /// [`TreeError::NotAttached`], `EBUSY` ([`mounts::Error::Busy`]), and those of the path.
     pub fn detach(&self, path: &Path, how: Detach) -> Result<(), TreeError> {
-        self.shared.tree.detach(&self.shared.master, (&self.view, path), how)
+        let give_up = |volume| self.shared.interrupts.give_up(volume);
+        self.shared.tree.detach(&self.shared.master, (&self.view, path), how, give_up)
     }
 
     /// Moves what is attached at a path to another directory, with all that is attached below.
@@ -147,6 +149,18 @@ impl Tree {
     #[must_use]
     pub fn attachments(&self) -> Vec<AttachmentInfo> {
         self.shared.tree.attachments(&self.view)
+    }
+
+    /// Has those volumes whose stores do not answer hold no more than their share of what brings requests: of more
+    /// requests that wait for one of them, the rest fail with EIO. To be called about once a second, after each volume's
+    /// [`status`](Volume::status).
+    pub fn relieve(&self) {
+        let Shared { tree, interrupts, pool, .. } = &*self.shared;
+        let volumes = tree.volumes();
+        let stalled: Vec<_> = volumes.iter().filter(|served| served.volume.is_known_to_stall()).collect();
+        interrupts.share_among(stalled.len());
+        let hanging: usize = stalled.iter().map(|served| interrupts.shed(served.tag)).sum();
+        pool.bear(&self.shared, hanging);
     }
 
     /// Ends everything that is attached, and returns when all of it has ended. The session's own volume is not

@@ -382,3 +382,85 @@ fn reuse_of_a_store_right_after_each_return() {
     }
     mounted.unmount();
 }
+
+/// More requests than there are entries of queues, or threads: each hangs in the store.
+const HUNG: usize = 300;
+
+#[test]
+fn requests_that_hang_in_one_volume_do_not_keep_those_of_another_from_being_served() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let mnt = mounted.path();
+    let (dir, other) = (tempfile::tempdir().unwrap(), Other::new());
+    for name in ["hung", "other"] {
+        fs::create_dir(mnt.join(name)).unwrap();
+    }
+    (0..HUNG).for_each(|n| fs::write(dir.path().join(n.to_string()), "x").unwrap());
+    let inner = store::open(&format!("dir:{}", dir.path().display())).unwrap();
+    let hanging = store::FaultStore::new(inner, "open:hang").unwrap();
+    let options = volume::Options { stall_after: Duration::from_millis(50), ..volume::Options::default() };
+    let volume = Volume::new(Arc::clone(&hanging) as Arc<dyn store::Store>, options).unwrap();
+    mounted.tree.attach(Path::new("hung"), &volume, false, Box::new(|_| {})).unwrap();
+    let _ends = other.attach(&mounted, "other");
+    fs::write(mnt.join("other/file"), "of the other").unwrap();
+
+    let readers: Vec<_> = (0..HUNG)
+        .map(|n| {
+            let path = mnt.join("hung").join(n.to_string());
+            std::thread::spawn(move || fs::read(path).map_err(|error| error.raw_os_error()))
+        })
+        .collect();
+    assert!(hanging.wait_hanging(64, Duration::from_secs(60)));
+    // As whoever serves the volumes does about once a second.
+    let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (tree, looked, over) = (mounted.tree.clone(), Arc::clone(&volume), Arc::clone(&is_over));
+    let looks = std::thread::spawn(move || {
+        // ORDERING: SeqCst, the test's own flag.
+        while !over.load(std::sync::atomic::Ordering::SeqCst) {
+            let _seen = looked.status();
+            tree.relieve();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    // From each processor, whose entries may be those that hang: new names, so that the server is asked.
+    for n in 0..64 {
+        fs::write(mnt.join(format!("other/new-{n}")), "new").unwrap();
+        assert_eq!(text(&mnt.join(format!("other/new-{n}"))), "new");
+    }
+    File::open(mnt.join("other/file")).unwrap().sync_all().unwrap();
+    is_over.store(true, std::sync::atomic::Ordering::SeqCst);
+    looks.join().unwrap();
+    // Those that wait still are answered when the store does; the others have failed.
+    hanging.release();
+    let answers: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+    let served = answers.iter().filter(|answer| answer.as_deref() == Ok(b"x")).count();
+    assert!((1..HUNG).contains(&served), "{served} of {HUNG} were served");
+    let failed = Err(Some(Errno::IO.raw_os_error()));
+    assert!(answers.iter().all(|answer| answer.as_deref() == Ok(b"x") || *answer == failed), "{answers:?}");
+    detach(&mounted, "hung").unwrap();
+    detach(&mounted, "other").unwrap();
+    mounted.unmount();
+}
+
+#[test]
+fn who_waits_for_a_volume_that_is_given_up_gets_an_error_at_once() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    let mnt = mounted.path();
+    fs::create_dir(mnt.join("hung")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("file"), "x").unwrap();
+    let inner = store::open(&format!("dir:{}", dir.path().display())).unwrap();
+    let hanging = store::FaultStore::new(inner, "open:hang").unwrap();
+    let volume =
+        Volume::new(Arc::clone(&hanging) as Arc<dyn store::Store>, volume::Options::default()).unwrap();
+    mounted.tree.attach(Path::new("hung"), &volume, false, Box::new(|_| {})).unwrap();
+    let path = mnt.join("hung/file");
+    let reader = std::thread::spawn(move || fs::read(path));
+    assert!(hanging.wait_hanging(1, Duration::from_secs(60)));
+    let tree = mounted.tree.clone();
+    // Its end waits for the store; nobody else does.
+    let end = std::thread::spawn(move || tree.detach(Path::new("hung"), Detach::Force));
+    assert_eq!(errno(reader.join().unwrap()), Some(Errno::IO));
+    hanging.release();
+    end.join().unwrap().unwrap();
+    mounted.unmount();
+}

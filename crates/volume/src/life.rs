@@ -191,6 +191,12 @@ impl Volume {
         self.core.stall.now()
     }
 
+    /// Whether the store did not answer when somebody looked at [`status`](Self::status) last. Costs nothing.
+    #[must_use]
+    pub fn is_known_to_stall(&self) -> bool {
+        self.core.stall.is_told()
+    }
+
     /// Makes durable what was dirty when the call began, and what the store had not made durable yet: all of it, or with isolation what the caller's
     /// cgroup owns and changed. Waits for the limits that the caller is under, and no others.
     ///

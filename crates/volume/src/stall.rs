@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use store::{UnderWay, Watch};
+use sync::atomic::{AtomicBool, Ordering};
 use sync::{Counter, Mutex};
 
 use crate::events::{Edge, Events};
@@ -22,12 +23,20 @@ pub(crate) struct Stall {
     after: Duration,
     /// The call that was told of last, until it returns. What is told of it is told under this lock, in order.
     told: Mutex<Option<UnderWay>>,
+    /// Whether there is one, for who asks at each request. Written under `told`.
+    is_told: AtomicBool,
     count: Counter,
 }
 
 impl Stall {
     pub(crate) fn new(watch: Arc<Watch>, after: Duration) -> Self {
-        Self { watch, after, told: Mutex::new(None), count: Counter::default() }
+        Self {
+            watch,
+            after,
+            told: Mutex::new(None),
+            is_told: AtomicBool::new(false),
+            count: Counter::default(),
+        }
     }
 
     /// The call that the store does not answer, if there is one.
@@ -43,6 +52,8 @@ impl Stall {
             return late;
         }
         *told = late;
+        // ORDERING: Relaxed, nothing is published by it.
+        self.is_told.store(late.is_some(), Ordering::Relaxed);
         match late {
             Some(_) => {
                 self.count.add(1);
@@ -51,6 +62,12 @@ impl Stall {
             None => events.stall(Edge::Ends),
         }
         late
+    }
+
+    /// Whether the store did not answer when somebody looked last.
+    pub(crate) fn is_told(&self) -> bool {
+        // ORDERING: Relaxed, as in `look`.
+        self.is_told.load(Ordering::Relaxed)
     }
 
     /// Stalls that were noticed so far.

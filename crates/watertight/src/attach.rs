@@ -107,6 +107,11 @@ impl Attachments {
         &self.session
     }
 
+    /// Those whose stores do not answer hold up nobody else.
+    pub fn relieve(&self) {
+        self.tree.relieve();
+    }
+
     /// The volumes, and where they are.
     #[must_use]
     pub fn volumes(&self) -> Vec<(String, Arc<Volume>)> {

@@ -350,6 +350,7 @@ impl Supervisor {
         let status = self.live.status();
         let own = (status.mountpoint.clone(), Arc::clone(self.live.volume()));
         self.stalls.look(std::iter::once(own).chain(self.live.attachments().volumes()));
+        self.live.attachments().relieve();
         let now = Instant::now();
         let ending =
             self.signals > 0 || self.draining || self.live.volume().status().state == LifeState::Draining;

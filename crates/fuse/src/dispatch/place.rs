@@ -15,9 +15,10 @@ use sync::atomic::Ordering;
 use volume::{Caller, Cancel, Ctx, HandleId, NodeId, Volume};
 
 use super::files;
-use crate::abi::{AttrOut, EntryOut, InHeader};
+use crate::abi::{AttrOut, EntryOut, InHeader, WriteInFlags};
 use crate::decode::Op;
 use crate::encode::{self, Validity};
+use crate::interrupt::Slot;
 use crate::notify::NotifyError;
 use crate::session::Shared;
 use crate::tree::clones::View;
@@ -78,6 +79,42 @@ pub(super) fn forget(tree: &Arc<Tree>, seen: &mut Seen, node: u64, n: u64) {
         && let Some(clone) = snapshot.clone_of(tag)
     {
         clone.forgotten(tree, n);
+    }
+}
+
+impl At<'_> {
+    /// The volume's tag.
+    pub(super) fn volume_tag(&self) -> Tag {
+        self.served.tag
+    }
+
+    /// Puts a request (its number, its caller, whether it may be abandoned) into its thread's slot.
+    pub(super) fn begin(&self, shared: &Shared, slot: &Arc<Slot>, request: (u64, u32, bool)) {
+        let (unique, pid, abandonable) = request;
+        if self.served.tag == Tag::ROOT {
+            return shared.interrupts.begin(slot, unique, pid, abandonable);
+        }
+        shared.interrupts.begin_for(slot, request, &self.served.is_given_up);
+    }
+
+    /// Whether the request would be one too many for a store that does not answer.
+    pub(super) fn is_crowded(&self, shared: &Shared, op: &Op<'_>) -> bool {
+        self.served.tag != Tag::ROOT
+            && self.served.volume.is_known_to_stall()
+            && !is_spared(op)
+            && shared.interrupts.is_full(self.served.tag)
+    }
+}
+
+/// Requests that are not refused because a store does not answer: those that nobody waits for, and whose failure
+/// would lose something. The kernel itself limits how many it writes of what it has kept.
+pub(super) fn is_spared(op: &Op<'_>) -> bool {
+    match op {
+        Op::Release(_) | Op::ReleaseDir(_) => true,
+        Op::Write { arg, .. } => {
+            WriteInFlags::from_bits_retain(arg.write_flags).contains(WriteInFlags::CACHE)
+        }
+        _ => false,
     }
 }
 

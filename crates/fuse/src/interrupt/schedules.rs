@@ -6,6 +6,7 @@ use std::cell::Cell;
 
 use rustix::fd::OwnedFd;
 use store::{MemStore, ObjectId};
+use sync::atomic::AtomicBool;
 use sync::{model, mutant, thread};
 use volume::{Lock, LockFamily, LockKind, Options};
 use zerocopy::FromBytes as _;
@@ -14,6 +15,7 @@ use super::*;
 use crate::dev::Dev;
 use crate::dispatch::wait_parked;
 use crate::reply::{ParkedReply, Reply};
+use crate::tree::wire::Tag;
 
 const UNIQUE: u64 = 2;
 
@@ -157,4 +159,34 @@ fn a_wait_that_is_granted_beside_its_interrupt_is_answered_once() {
 fn a_wait_that_is_not_answered_is_caught() {
     let test = "interrupt::schedules::an_interrupted_wait_is_answered_once";
     mutant::assert_caught(test, &["parked-not-marked"], "a wait was not answered once");
+}
+
+/// A request for an attached volume that begins while the volume is given up; its store never answers.
+#[test]
+fn a_request_beside_the_end_of_its_volume_is_answered() {
+    model::check(|| {
+        let (slot, reader) = slot();
+        let interrupts = Arc::new(Interrupts::default());
+        interrupts.add(&slot);
+        let volume = Tag::ROOT.next().unwrap();
+        let is_given_up = Arc::new(AtomicBool::new(false));
+        let giver = {
+            let (interrupts, is_given_up) = (Arc::clone(&interrupts), Arc::clone(&is_given_up));
+            thread::spawn(move || {
+                is_given_up.store(true, Ordering::SeqCst);
+                interrupts.give_up(volume);
+            })
+        };
+        slot.is_for(For { volume, is_spared: false, is_lent: false });
+        interrupts.begin_for(&slot, (UNIQUE, 0, false), &is_given_up);
+        giver.join().unwrap();
+        let found = answers(&reader);
+        assert!(found == [(UNIQUE, -libc::EIO)], "who waits was not told: {found:?}");
+    });
+}
+
+#[test]
+fn a_request_that_nobody_tells_is_caught() {
+    let test = "interrupt::schedules::a_request_beside_the_end_of_its_volume_is_answered";
+    mutant::assert_caught(test, &["share-looks-first"], "who waits was not told");
 }

@@ -190,7 +190,14 @@ impl Tree {
 
     /// Takes what is attached at a path away. On return no path leads there, for any process; and its volume has ended, if
     /// this was its last place and nothing of it is open.
-    pub(crate) fn detach(&self, dev: &Dev, at: (&View, &Path), how: Detach) -> Result<(), TreeError> {
+    /// `on_given_up` is called with each volume that is given up, before its end is waited for.
+    pub(crate) fn detach(
+        &self,
+        dev: &Dev,
+        at: (&View, &Path),
+        how: Detach,
+        mut on_given_up: impl FnMut(Tag),
+    ) -> Result<(), TreeError> {
         let place = self.attached_at(at)?;
         let flags = match how {
             Detach::Sync => Umount::empty(),
@@ -201,10 +208,12 @@ impl Tree {
         at.0.namespace.umount_telling(place, "", flags, |mounts| given_up = self.left(dev, mounts))?;
         if how == Detach::Force {
             // What is open keeps nothing.
-            given_up.iter().filter(|superblock| superblock.mounts() == 0).for_each(|superblock| {
+            given_up.retain(|(_, superblock)| superblock.mounts() == 0);
+            for (volume, superblock) in &given_up {
                 superblock.superblock().force();
-                superblock.superblock().shutdown();
-            });
+                on_given_up(*volume);
+            }
+            given_up.iter().for_each(|(_, superblock)| superblock.superblock().shutdown());
         }
         Ok(())
     }
@@ -220,12 +229,12 @@ impl Tree {
     }
 
     /// Mounts have left the namespace: requests hear of it, and the kernel. Says of which superblocks they were.
-    pub(super) fn left(&self, dev: &Dev, mounts: &[MountId]) -> Vec<Super> {
+    pub(super) fn left(&self, dev: &Dev, mounts: &[MountId]) -> Vec<(Tag, Super)> {
         let gone = self.unnote(mounts);
         for one in &gone {
             tell(dev, &one.name, wire::join(one.tagged.tag, one.tagged.root));
         }
-        gone.iter().map(|one| one.tagged.superblock.clone()).collect()
+        gone.iter().map(|one| (one.tagged.served.tag, one.tagged.superblock.clone())).collect()
     }
 
     /// Requests hear that mounts have left.

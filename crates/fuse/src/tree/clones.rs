@@ -241,12 +241,22 @@ impl Tree {
     }
 
     /// Ends a clone, with what is attached in it and nowhere else, and waits for that. With `is_forced` what is not written is given up.
-    pub(crate) fn end_clone(&self, dev: &Dev, view: &View, is_forced: bool) {
+    /// `on_given_up` is called with each volume that is given up.
+    pub(crate) fn end_clone(
+        &self,
+        dev: &Dev,
+        view: &View,
+        is_forced: bool,
+        mut on_given_up: impl FnMut(Tag),
+    ) {
         if is_forced {
             let there = |tagged: &&Arc<Tagged>| Arc::ptr_eq(&tagged.namespace, &view.namespace);
             let snapshot = Arc::clone(&self.state.lock().snapshot);
-            let mine = snapshot.by_mount.values().filter(there).map(|tagged| &tagged.superblock);
-            mine.filter(|one| one.mounts() == 1).for_each(|one| one.superblock().force());
+            let mine = snapshot.by_mount.values().filter(there);
+            for one in mine.filter(|one| one.superblock.mounts() == 1) {
+                one.superblock.superblock().force();
+                on_given_up(one.served.tag);
+            }
         }
         let ended = view.namespace.shut_telling(|mounts| drop(self.left(dev, mounts)));
         if let Err(error) = ended {

@@ -37,6 +37,8 @@ pub(crate) struct Served {
     /// Requests in hand.
     domain: Domain,
     is_closed: AtomicBool,
+    /// Who waits for it gets an error. Its orderings are those of module `interrupt::share`.
+    pub(crate) is_given_up: AtomicBool,
     /// The mounts through which its directories are seen, by tag; and how many.
     seen_through: RwLock<Vec<Tag>>,
     places: AtomicUsize,
@@ -68,6 +70,7 @@ impl Served {
             is_read_only,
             domain: Domain::new(),
             is_closed: AtomicBool::new(false),
+            is_given_up: AtomicBool::new(false),
             seen_through: RwLock::default(),
             places: AtomicUsize::new(0),
             names: RwLock::default(),
@@ -152,6 +155,8 @@ impl Superblock for Served {
     }
 
     fn force(&self) {
+        // ORDERING: SeqCst, P3 of `interrupt::share`: before the look at the slots.
+        self.is_given_up.store(true, Ordering::SeqCst);
         self.volume.force();
     }
 

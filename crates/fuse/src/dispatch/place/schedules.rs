@@ -107,7 +107,7 @@ fn a_request_beside_a_detach_is_of_its_own_volume_and_over_before_the_store_is_f
                 request(&tree, &mut seen, node, &volume);
             }
         });
-        world.tree.detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Sync).unwrap();
+        world.tree.detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Sync, |_| {}).unwrap();
         assert_eq!(other.ends(), 1, "detached, and not ended");
         let other_node = world.attach(&next);
         assert!(!request(&world.tree, &mut Seen::default(), node, &other.volume), "there is no such volume");
@@ -132,7 +132,10 @@ fn a_request_after_an_attach_finds_it() {
         assert!(request(&world.tree, &mut seen, above, &second.volume), "attached, and not found");
         // One after the other: the checker has no threads that wait beside those that they made.
         for _ in 0..2 {
-            world.tree.detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Sync).unwrap();
+            world
+                .tree
+                .detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Sync, |_| {})
+                .unwrap();
         }
         assert_eq!((first.ends(), second.ends()), (1, 1));
         world.end();
@@ -161,7 +164,7 @@ fn what_is_open_beside_a_lazy_detach_is_served_and_ends_the_volume_once() {
             }
             drop(kept);
         });
-        world.tree.detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Lazy).unwrap();
+        world.tree.detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Lazy, |_| {}).unwrap();
         let found = At::find(&world.tree, &mut Seen::default(), node, &LOOKUP).err();
         assert_eq!(found, Some(Errno::STALE), "a name was found in what is gone");
         assert!(world.crossed().is_none());
