@@ -73,6 +73,11 @@ pub struct DrainReport {
     pub switched: u64,
 }
 
+fn given_up_undurable() -> store::Error {
+    let late = "given up before the store had made everything durable";
+    store::Error::with(ErrorKind::Interrupted, "sync", late)
+}
+
 impl DrainReport {
     /// What went wrong, in words.
     #[must_use]
@@ -320,6 +325,23 @@ impl Volume {
         self.core.force();
     }
 
+    /// What is known of a volume that was given up and whose end waits for its store.
+    #[must_use]
+    pub fn report_given_up(&self) -> DrainReport {
+        let is_unknown = self.core.undurable.is_any(|_| true);
+        DrainReport {
+            unwritten: self.unwritten(),
+            sync_error: is_unknown.then(given_up_undurable),
+            ..DrainReport::default()
+        }
+    }
+
+    /// Whether the store has not answered yet a call that was under way then.
+    #[must_use]
+    pub fn has_call_since(&self, then: Instant) -> bool {
+        self.core.stall.has_call_since(then)
+    }
+
     /// How the volume's end went, once it is there.
     #[must_use]
     pub fn report(&self) -> Option<DrainReport> {
@@ -335,11 +357,9 @@ impl Volume {
         let store = Arc::clone(&self.core.store);
         // On a thread of its own, which a store that hangs may keep.
         let sync = move || drop(tell.send(store.sync()));
-        let late = "given up before the store had made everything durable";
-        let given_up = || store::Error::with(ErrorKind::Interrupted, "sync", late);
         thread::will_make_threads();
-        std::thread::Builder::new().spawn(sync).map_err(|_| given_up())?;
-        told.recv_timeout(FORCED_SYNC).unwrap_or_else(|_| Err(given_up()))
+        std::thread::Builder::new().spawn(sync).map_err(|_| given_up_undurable())?;
+        told.recv_timeout(FORCED_SYNC).unwrap_or_else(|_| Err(given_up_undurable()))
     }
 
     fn drain(&self) {

@@ -44,7 +44,12 @@ impl Stall {
         self.watch.oldest().filter(|call| Instant::now().duration_since(call.since) >= self.after)
     }
 
-    /// The same, and tells of it if that is news.
+    /// Whether a call that was under way then has not returned.
+    pub(crate) fn has_call_since(&self, then: Instant) -> bool {
+        self.watch.oldest().is_some_and(|call| call.since <= then)
+    }
+
+    /// Looks as [`now`](Self::now) does, and tells of it if that is news.
     pub(crate) fn look(&self, events: &Events) -> Option<UnderWay> {
         let late = self.now();
         let mut told = self.told.lock();

@@ -142,6 +142,13 @@ impl Attachments {
         self.all().iter().for_each(|one| one.volume().force());
     }
 
+    /// Writes down how those ended that were given up, and whose ends wait for their stores.
+    pub fn give_up_hanging(&self) {
+        for one in self.all() {
+            one.has_ended(&one.volume().report().unwrap_or_else(|| one.volume().report_given_up()));
+        }
+    }
+
     /// Ends all of them, and returns when they have ended.
     pub fn end(&self) {
         self.tree.end();
@@ -403,8 +410,7 @@ impl Attachments {
         }
         // A store that hangs keeps that thread; its data is given up.
         if let Some(attached) = attached {
-            let unwritten = attached.volume().unwritten();
-            attached.has_ended(&DrainReport { unwritten, ..DrainReport::default() });
+            attached.has_ended(&attached.volume().report_given_up());
         }
         Ok(())
     }

@@ -44,6 +44,9 @@ const ANSWER: Duration = Duration::from_secs(5);
 const GIVE_UP: Duration = Duration::from_secs(2);
 /// How long it may take where the store hangs, once the mount is gone: nothing more will be written.
 const GIVE_UP_STALLED: Duration = Duration::from_millis(30);
+/// How long a call may take to return that was under way when the volume was given up: longer, and the store is taken for one that
+/// hangs.
+const GIVE_UP_SILENT: Duration = Duration::from_millis(200);
 /// How many lost files are listed.
 const LOST_NAMED_MAX: usize = 100;
 
@@ -307,17 +310,20 @@ impl Supervisor {
         });
         self.drain();
         let begun = Instant::now();
-        let stalled = self.live.volume().stalled().is_some();
         let mut report = None;
         let mut detached = false;
         while report.is_none() || !detached {
-            let limit = if stalled && detached { GIVE_UP_STALLED } else { GIVE_UP };
-            match self.next((begun + limit).saturating_duration_since(Instant::now())) {
+            // A store that hangs keeps the drain; this process ends all the same.
+            let limit = if detached { self.patience(begun) } else { GIVE_UP };
+            let left = (begun + limit).saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            // Whether a store hangs is looked at again meanwhile.
+            match self.next(left.min(GIVE_UP_SILENT)) {
                 Some(Event::Drained(drained)) => report = Some(drained),
                 Some(Event::Detached) => detached = true,
-                Some(_) => {}
-                // A store that hangs keeps the drain; this process ends all the same.
-                None => break,
+                Some(_) | None => {}
             }
         }
         if !detached {
@@ -325,13 +331,30 @@ impl Supervisor {
         }
         let mut ended = match report {
             Some(report) => ended_with(&report),
-            None => ended_with(&DrainReport { unwritten: volume.unwritten(), ..DrainReport::default() }),
+            None => {
+                self.live.attachments().give_up_hanging();
+                ended_with(&volume.report().unwrap_or_else(|| volume.report_given_up()))
+            }
         };
         ended = self.with_attached(ended);
         if ended.state != State::Released {
-            ended.error = Some(format!("given up {why}"));
+            let known = ended.error.take().map_or_else(String::new, |error| format!("; {error}"));
+            ended.error = Some(format!("given up {why}{known}"));
         }
         ended
+    }
+
+    /// How long after `begun` the end of what was given up then is waited for.
+    fn patience(&self, begun: Instant) -> Duration {
+        let attached = self.live.attachments().volumes();
+        let volumes = || attached.iter().map(|(_, volume)| volume).chain([self.live.volume()]);
+        if volumes().any(|volume| volume.stalled().is_some()) {
+            GIVE_UP_STALLED
+        } else if volumes().any(|volume| volume.has_call_since(begun)) {
+            GIVE_UP_SILENT
+        } else {
+            GIVE_UP
+        }
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() -> Event + Send + 'static) {

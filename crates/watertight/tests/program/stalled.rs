@@ -138,3 +138,30 @@ fn a_read_that_hangs_is_a_stall_too() {
     assert!(reader.join().unwrap().is_err());
     assert!(daemon.end().is_some());
 }
+
+#[test]
+fn force_does_not_wait_for_a_sync_that_hangs_and_says_that_nothing_is_known_to_be_durable() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    // No call counts as one that hangs.
+    let daemon = rig.mount_faulty("sync:hang", "stall_after=1h,dirty_after=10ms");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    eventually("it is written", || rig.stored("a").as_deref() == Some(b"12345"));
+    eventually("nothing is dirty", || rig.volume()["dirty_bytes"] == 0);
+    let out = rig.verb("umount", &["--force"]).ends(1, "before the store had made everything durable");
+    println!("--force over a sync that hangs took {:?}", out.took);
+    assert_eq!(daemon.end(), Some(1));
+}
+
+#[test]
+fn force_does_not_wait_for_a_write_that_hangs_and_names_the_file() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write:hang", "stall_after=1h,dirty_after=1h,drain_timeout=1h");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    let file = File::open(rig.mnt.join("a")).unwrap();
+    let waiter = thread::spawn(move || file.sync_all());
+    eventually("the write is under way", || rig.volume()["writeback_bytes"] != 0);
+    let out = rig.verb("umount", &["--force"]).ends(1, "a: 5 bytes");
+    println!("--force over a write that hangs took {:?}", out.took);
+    assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
+    assert_eq!(daemon.end(), Some(1));
+}
