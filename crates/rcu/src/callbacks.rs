@@ -9,7 +9,8 @@
 //! counts it *after* it ran: a barrier waits for the counts, so that it waits for callbacks that are running, too.
 //! One grace period that begins after the look serves all that were seen.
 //!
-//! A pass begins at a tick, or earlier: if somebody waits for callbacks, or many are waiting.
+//! A pass begins at a tick, or earlier: if somebody waits for callbacks, or many are waiting. A worker that is needed for its first pass comes
+//! at the tick: until then it is only a ticket at those who rest.
 //!
 //! # The bound
 //! `backlog` counts callbacks from their call until their memory is given back, so that it bounds both. A caller adds
@@ -23,6 +24,7 @@
 //! |---|---|---|
 //! | `queues` | every thread's queue | `state` |
 //! | `removed` | how many works ran in queues that are gone | `state` |
+//! | `tick`, `ticket` | when a worker is to begin that has not come yet | `state` |
 //! | `has_worker`, `is_urgent`, `waiters` | whether there is a worker; it must not wait for the tick; who waits for callbacks | `state` |
 //! | `alert` | what the worker has to be told of | atomic, C1 |
 //! | `backlog` | callbacks whose memory is not given back, less what callers have not added; so it may be negative | atomic, C2 |
@@ -33,10 +35,12 @@
 //! * C2 `backlog` is a count. Who sleeps because of it looks under `state`; who takes it below the lower bound takes the lock before it wakes.
 //!
 //! # Lock order
-//! `state` is a leaf. Callbacks run under the lock of their queue's running end, which only who runs them takes.
+//! `state`, then what module `workers` says. Callbacks run under the lock of their queue's running end, which only who runs them takes.
 
 use std::cell::Cell;
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use sync::mutant::is_on;
@@ -163,6 +167,8 @@ struct State {
     queues: Vec<Arc<Queue>>,
     removed: u64,
     has_worker: bool,
+    tick: Option<Duration>,
+    ticket: Option<workers::Ticket>,
     is_urgent: bool,
     waiters: usize,
 }
@@ -236,12 +242,6 @@ impl Callbacks {
         drop(sender);
         let over = self.state.lock().forget_what_is_over();
         self.free(&over);
-    }
-
-    /// Somebody has moved the clock.
-    pub(crate) fn clock_moved(&self) {
-        drop(self.state.lock());
-        self.work.notify_all();
     }
 
     fn backlog(&self) -> i64 {
@@ -332,6 +332,7 @@ impl Inner {
                 state.iter_mut().for_each(|state| state.is_urgent = true);
                 callbacks.alert.of_nothing();
                 callbacks.work.notify_one();
+                state.iter_mut().for_each(|state| self.hurry(state));
             }
         }
         if backlog < callbacks.bounds.max || !may_wait {
@@ -386,16 +387,53 @@ impl Inner {
         let callbacks = &self.callbacks;
         if state.has_worker {
             callbacks.work.notify_one();
+            if state.is_urgent {
+                self.hurry(state);
+            }
             return;
         }
-        match workers::serve(self, Self::serve_callbacks) {
-            Ok(()) => {
-                state.has_worker = true;
-                callbacks.alert.of_nothing();
-            }
+        match self.ask_for_worker(state) {
+            Ok(()) => state.has_worker = true,
             // Whoever calls or waits next tries again.
             Err(error) => tracing::error!(%error, "no thread for callbacks"),
         }
+    }
+
+    /// A worker that was to come at the tick comes now.
+    fn hurry(&self, state: &mut State) {
+        #[cfg(not(any(loom, shuttle)))]
+        if let Some(ticket) = state.ticket.take()
+            && !workers::hurry(ticket)
+        {
+            // Nobody comes: whoever calls or waits next tries again.
+            state.has_worker = false;
+            self.callbacks.alert.of_any(self.gate.is_asymmetric());
+        }
+        #[cfg(any(loom, shuttle))]
+        let _ = (self, state);
+    }
+
+    /// Somebody has moved the clock: the worker has to look at it itself.
+    pub(crate) fn clock_of_callbacks_moved(&self) {
+        self.hurry(&mut self.callbacks.state.lock());
+        self.callbacks.work.notify_all();
+    }
+
+    /// A worker comes at the tick, or at once if that is not waited for.
+    fn ask_for_worker(&self, state: &mut State) -> io::Result<()> {
+        let alert = &self.callbacks.alert;
+        #[cfg(not(any(loom, shuttle)))]
+        if !state.is_urgent {
+            let tick = self.ticks.next(self.gate.now());
+            state.ticket = Some(workers::serve_at(self, self.gate.instant(tick), Self::serve_callbacks)?);
+            state.tick = Some(tick);
+            alert.set(OF_A_CROWD);
+            return Ok(());
+        }
+        let _ = &state;
+        workers::serve(self, Self::serve_callbacks)?;
+        alert.of_nothing();
+        Ok(())
     }
 
     /// The worker, until there is nothing to do.
@@ -409,6 +447,8 @@ impl Inner {
     fn gather(&self) -> bool {
         let callbacks = &self.callbacks;
         let mut state = callbacks.state.lock();
+        state.ticket = None;
+        let asked_for = state.tick.take();
         if state.waiting() == 0 {
             state = self.free_all(state);
         }
@@ -422,7 +462,7 @@ impl Inner {
         }
         callbacks.alert.set(OF_A_CROWD);
         state.is_urgent |= IS_MODEL || state.waiting() >= CROWD;
-        let tick = self.ticks.next(self.gate.now());
+        let tick = asked_for.unwrap_or_else(|| self.ticks.next(self.gate.now()));
         while !state.is_urgent && self.gate.now() < tick {
             callbacks.work.wait_until(&mut state, self.gate.instant(tick));
         }

@@ -307,7 +307,7 @@ impl Inner {
     fn clock_moved(&self) {
         self.ticks.clock_moved();
         self.gate.clock_moved();
-        self.callbacks.clock_moved();
+        self.clock_of_callbacks_moved();
         self.polls.clock_moved();
     }
 

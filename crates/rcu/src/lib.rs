@@ -70,6 +70,9 @@ mod handle;
 #[allow(unsafe_code, reason = "a thread's own pointer to its slot, without counting")]
 mod local;
 mod polls;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod pool;
 #[allow(unsafe_code, reason = "one thread fills, another empties")]
 #[doc(hidden)]
 pub mod queue;

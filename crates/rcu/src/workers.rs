@@ -7,26 +7,44 @@
 //! What is called on them for others (a log's subscriber, a clock) may panic: the thread then goes on with the same task, so that a domain
 //! never waits for a server that is gone. Callbacks are caught one by one (module `queue`).
 //!
-//! # State (under `POOL`)
-//! | field | holds |
-//! |---|---|
-//! | `resting` | threads that wait here |
-//! | `tasks` | what one of these will do; never more than `resting` |
+//! A task may be for later: a domain's callbacks wait for its tick, and need no thread until then. So who calls in a domain that has no worker
+//! starts no thread, and wakes none, if one rests that will look in time (module `pool`).
+//!
+//! In models each task has a thread of its own, at once; the pool has models of its own.
+//!
+//! # Lock order
+//! A domain's state, then the pool's, which is a leaf.
 
 use std::io;
 #[cfg(not(any(loom, shuttle)))]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+#[cfg(not(any(loom, shuttle)))]
+use std::sync::LazyLock;
+#[cfg(not(any(loom, shuttle)))]
+use std::time::Instant;
 
 use crate::domain::Inner;
+#[cfg(not(any(loom, shuttle)))]
+use crate::pool::Pool;
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use crate::pool::Ticket;
+
+#[cfg(not(any(loom, shuttle)))]
+static POOL: LazyLock<Pool<Task>> = LazyLock::new(|| Pool::new(Task::run));
 
 /// What a thread does for a domain.
+#[derive(Debug)]
 struct Task {
     domain: Arc<Inner>,
     serve: fn(&Inner),
 }
 
 impl Task {
+    fn new(domain: &Inner, serve: fn(&Inner)) -> Self {
+        Self { domain: domain.this.upgrade().expect("who calls has a handle"), serve }
+    }
+
     fn run(self) {
         // Models end their threads by panics.
         #[cfg(any(loom, shuttle))]
@@ -44,67 +62,29 @@ impl Task {
 /// # Errors
 /// Where no thread can be had.
 pub(crate) fn serve(domain: &Inner, serve: fn(&Inner)) -> io::Result<()> {
-    let domain = domain.this.upgrade().expect("who calls has a handle");
-    let task = Task { domain, serve };
+    let task = Task::new(domain, serve);
+    #[cfg(any(loom, shuttle))]
+    return sync::thread::Builder::new().name("rcu-worker".into()).spawn(|| task.run()).map(drop);
     #[cfg(not(any(loom, shuttle)))]
-    let Some(task) = pool::hand_over(task) else { return Ok(()) };
-    // A new thread would inherit what the caller's has for itself.
-    sync::thread::will_make_threads();
-    let thread = sync::thread::Builder::new().name("rcu-worker".into());
-    let detached = thread.spawn(move || {
-        task.run();
-        #[cfg(not(any(loom, shuttle)))]
-        while let Some(next) = pool::rest() {
-            next.run();
-        }
-    });
-    detached.map(drop)
+    POOL.hand_over(task, None).map(drop)
 }
 
+/// The same at that time, or once [`hurry`] was called with the ticket.
+///
+/// # Errors
+/// Where no thread can be had.
 #[cfg(not(any(loom, shuttle)))]
-mod pool {
-    use std::collections::VecDeque;
-    use std::time::{Duration, Instant};
-
-    use sync::{Condvar, Mutex};
-
-    use super::Task;
-
-    /// So many may rest.
-    const MANY: usize = 8;
-    /// For so long.
-    const IDLE: Duration = Duration::from_millis(250);
-
-    struct Pool {
-        resting: usize,
-        tasks: VecDeque<Task>,
-    }
-
-    static POOL: Mutex<Pool> = Mutex::new(Pool { resting: 0, tasks: VecDeque::new() });
-    static GIVEN: Condvar = Condvar::new();
-
-    /// Gives the task to a resting thread, or back.
-    pub(super) fn hand_over(task: Task) -> Option<Task> {
-        let mut pool = POOL.lock();
-        if pool.tasks.len() >= pool.resting {
-            return Some(task);
-        }
-        pool.tasks.push_back(task);
-        drop(pool);
-        GIVEN.notify_one();
-        None
-    }
-
-    /// Waits for a task; `None`: the thread ends.
-    pub(super) fn rest() -> Option<Task> {
-        let mut pool = POOL.lock();
-        if pool.resting >= MANY {
-            return None;
-        }
-        pool.resting += 1;
-        let until = Instant::now() + IDLE;
-        while pool.tasks.is_empty() && !GIVEN.wait_until(&mut pool, until) {}
-        pool.resting -= 1;
-        pool.tasks.pop_front()
-    }
+pub(crate) fn serve_at(domain: &Inner, at: Instant, serve: fn(&Inner)) -> io::Result<Ticket> {
+    POOL.hand_over(Task::new(domain, serve), Some(at))
 }
+
+/// What is for later is for now. `false`: it was taken back, because no thread can be had.
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) fn hurry(ticket: Ticket) -> bool {
+    POOL.hurry(ticket)
+}
+
+/// Nothing is for later.
+#[cfg(any(loom, shuttle))]
+#[derive(Debug)]
+pub(crate) enum Ticket {}

@@ -37,9 +37,14 @@ fn who_has_a_domain_make_threads_is_asked_before() {
             sync::thread::before_making_threads(move || {
                 asks.fetch_add(1, Ordering::SeqCst);
             });
-            domain.call(move || told.recv().expect("the test tells"));
+            let (begun, has_begun) = channel::<()>();
+            domain.call(move || {
+                begun.send(()).expect("the test waits");
+                told.recv().expect("the test tells");
+            });
             assert_eq!(asked.load(Ordering::SeqCst), 1, "the worker's thread");
-            // The worker is busy.
+            // The worker is busy, and does not keep the time for others.
+            has_begun.recv().expect("it begins with the tick");
             let cookie = domain.start_poll_expedited();
             assert_eq!(asked.load(Ordering::SeqCst), 2, "the polls' thread");
             while !domain.poll_state(cookie) {

@@ -5,10 +5,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use sync::model::check;
 use sync::mutant::assert_caught;
 use sync::{Condvar, Mutex, thread};
+use watertight_rcu::pool::{Pool, time};
 use watertight_rcu::{Domain, DomainOptions, RcuCell};
 
 // ORDERING: SeqCst here and below: oracles, which the schedules do not see.
@@ -220,8 +222,93 @@ fn callbacks_do_not_wait_for_another_domain() {
     });
 }
 
+/// Tasks that end only when all have begun.
+type Task = Box<dyn FnOnce() + Send>;
+
+fn meeting(of: usize) -> (impl Fn() -> Task, impl Fn()) {
+    let met = Arc::new((Mutex::new(0), Condvar::new()));
+    let all = Arc::clone(&met);
+    let wait = move |met: &(Mutex<usize>, Condvar)| {
+        let mut count = met.0.lock();
+        while *count < of {
+            met.1.wait(&mut count);
+        }
+    };
+    let task = move || {
+        let met = Arc::clone(&met);
+        Box::new(move || {
+            *met.0.lock() += 1;
+            met.1.notify_all();
+            wait(&met);
+        }) as Task
+    };
+    (task, move || wait(&all))
+}
+
+fn pool() -> &'static Pool<Task> {
+    Box::leak(Box::new(Pool::new(|task: Task| task())))
+}
+
+/// Three others rest, or have ended, or are about to.
+fn pool_with_others() -> &'static Pool<Task> {
+    let pool = pool();
+    let (task, have_met) = meeting(3);
+    for _ in 0..3 {
+        pool.hand_over(task(), None).expect("a thread");
+    }
+    have_met();
+    pool
+}
+
+/// Some are for now, some for soon: whoever takes one leaves nobody behind who would take the others.
+#[test]
+fn each_task_of_a_pool_has_a_thread_when_its_time_comes() {
+    check(|| {
+        let pool = pool_with_others();
+        let (task, have_met) = meeting(4);
+        let (soon, now) = (task(), task());
+        let other = thread::spawn(move || {
+            pool.hand_over(soon, Some(time::now())).expect("a thread");
+            pool.hand_over(now, None).expect("a thread");
+        });
+        for _ in 0..2 {
+            pool.hand_over(task(), Some(time::now())).expect("a thread");
+        }
+        have_met();
+        other.join().expect("the other ends");
+        time::end(pool);
+    });
+}
+
+/// Its own time never comes.
+#[test]
+fn who_is_told_to_hurry_comes() {
+    check(|| {
+        let pool = pool_with_others();
+        let (task, have_met) = meeting(3);
+        let later = time::now() + Duration::from_secs(3600);
+        let (first, second) = (task(), task());
+        let other = thread::spawn(move || {
+            let ticket = pool.hand_over(first, Some(later)).expect("a thread");
+            assert!(pool.hurry(ticket), "a thread");
+        });
+        let ticket = pool.hand_over(second, Some(later)).expect("a thread");
+        pool.hand_over(task(), Some(time::now())).expect("a thread");
+        assert!(pool.hurry(ticket), "a thread");
+        have_met();
+        other.join().expect("the other ends");
+        time::end(pool);
+    });
+}
+
 #[test]
 fn each_mutant_is_caught() {
+    assert_caught(
+        "each_task_of_a_pool_has_a_thread_when_its_time_comes",
+        &["rcu-pool-first-untold", "rcu-pool-no-successor", "rcu-pool-successor-untold"],
+        "deadlock",
+    );
+    assert_caught("who_is_told_to_hurry_comes", &["rcu-pool-hurry-untold"], "deadlock");
     assert_caught(
         "a_section_lasts_as_long_as_its_outermost_guard",
         &["rcu-nested-end"],
