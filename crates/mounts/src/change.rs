@@ -13,18 +13,19 @@ use crate::protocol::{Departed, Locked};
 /// A change under way. The lock of the tree is held.
 #[derive(Debug, Default)]
 pub(crate) struct Change {
-    old: BTreeMap<u64, (Arc<Ns>, Old)>,
+    /// Boxed: a map of one has room for eleven, and who asks for so much memory has the allocator tidy up.
+    old: BTreeMap<u64, Box<(Arc<Ns>, Old)>>,
 }
 
 impl Change {
     /// What readers of `ns` may still see.
     pub(crate) fn old(&mut self, ns: &Arc<Ns>) -> &mut Old {
-        &mut self.old.entry(ns.home.id).or_insert_with(|| (Arc::clone(ns), Old::default())).1
+        &mut self.old.entry(ns.home.id).or_insert_with(|| Box::new((Arc::clone(ns), Old::default()))).1
     }
 
     /// After all locks are free: leaves what was replaced to the readers' domains, which begin grace periods for it.
     pub(crate) fn publish(self) {
-        for (ns, old) in self.old.into_values() {
+        for (ns, old) in self.old.into_values().map(|left| *left) {
             old.leave_to(&ns.home.domain);
         }
     }
