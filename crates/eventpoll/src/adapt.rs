@@ -86,6 +86,59 @@ impl<T: Teller + 'static> Drop for Listening<T> {
 /// The events of an eventpoll as a stream, for any runtime. Ends when the eventpoll is closed.
 ///
 /// A source of level kind that stays ready comes again and again: take what it has before the next event is asked for.
+///
+/// ```
+/// use std::future::poll_fn;
+/// use std::pin::Pin;
+/// use std::sync::Arc;
+///
+/// use futures_core::Stream;
+/// use watertight_eventpoll::{Counter, EventPoll, EventStream, Events, Interest};
+/// # fn block_on<T>(future: impl Future<Output = T>) -> T {
+/// #     struct Unpark(std::thread::Thread);
+/// #     impl std::task::Wake for Unpark {
+/// #         fn wake(self: Arc<Self>) {
+/// #             self.0.unpark();
+/// #         }
+/// #     }
+/// #     let waker = Arc::new(Unpark(std::thread::current())).into();
+/// #     let mut future = std::pin::pin!(future);
+/// #     loop {
+/// #         let context = &mut std::task::Context::from_waker(&waker);
+/// #         if let std::task::Poll::Ready(value) = future.as_mut().poll(context) {
+/// #             return value;
+/// #         }
+/// #         std::thread::park();
+/// #     }
+/// # }
+///
+/// # fn main() -> Result<(), watertight_eventpoll::Error> {
+/// let (poll, source) = (Arc::new(EventPoll::new()), Arc::new(Counter::new()));
+/// poll.add(&*source, Interest::level(Events::IN), 7)?;
+/// let mut stream = EventStream::new(Arc::clone(&poll))?;
+///
+/// let producer = {
+///     let source = Arc::clone(&source);
+///     std::thread::spawn(move || (0..1000).for_each(|_| source.add(1)))
+/// };
+/// let sum = block_on(async {
+///     let mut sum = 0;
+///     while sum < 1000 {
+///         // With the `futures` crate: `stream.next().await`.
+///         let event = poll_fn(|context| Pin::new(&mut stream).poll_next(context)).await;
+///         assert_eq!(event.map(|event| event.token), Some(7));
+///         sum += source.take();
+///     }
+///     sum
+/// });
+/// assert_eq!(sum, 1000);
+///
+/// poll.close();
+/// assert_eq!(block_on(poll_fn(|context| Pin::new(&mut stream).poll_next(context))), None);
+/// # producer.join().unwrap();
+/// # Ok(())
+/// # }
+/// ```
 pub struct EventStream {
     listening: Listening<Cell<Option<Waker>>>,
     waker: Option<Waker>,
@@ -146,6 +199,49 @@ impl fmt::Debug for EventStream {
 
 /// An eventpoll as a file descriptor, which is readable while something is ready: for poll(2), epoll(7) and those who
 /// are built on them.
+///
+/// A loop that waits for a socket, and from now on for an eventpoll as well:
+/// ```
+/// use std::io::{Read as _, Write as _};
+/// use std::os::unix::net::UnixStream;
+/// use std::sync::Arc;
+///
+/// use rustix::event::{PollFlags, poll};
+/// use watertight_eventpoll::{EventPoll, Events, Flag, Interest, PollFd};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (events, has_work) = (Arc::new(EventPoll::new()), Arc::new(Flag::new()));
+/// events.add(&*has_work, Interest::level(Events::IN), 7)?;
+/// let fd = PollFd::new(Arc::clone(&events))?;
+/// let (mut socket, mut peer) = UnixStream::pair()?;
+///
+/// let producer = {
+///     let has_work = Arc::clone(&has_work);
+///     std::thread::spawn(move || {
+///         has_work.set();
+///         peer.write_all(b"!")
+///     })
+/// };
+/// let (mut is_done, mut is_greeted) = (false, false);
+/// while !(is_done && is_greeted) {
+///     let mut fds = [&socket as &dyn std::os::fd::AsFd, &fd]
+///         .map(|fd| rustix::event::PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+///     poll(&mut fds, None)?;
+///     let [is_socket, is_eventpoll] = fds.map(|fd| fd.revents().contains(PollFlags::IN));
+///     if is_socket {
+///         socket.read_exact(&mut [0])?;
+///         is_greeted = true;
+///     }
+///     let mut ready = Vec::new();
+///     if is_eventpoll && fd.take(&mut ready, 8)? > 0 {
+///         assert_eq!(ready[0].token, 7);
+///         is_done = has_work.take();
+///     }
+/// }
+/// # producer.join().unwrap()?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct PollFd(Listening<OwnedFd>);
 
 impl Teller for OwnedFd {

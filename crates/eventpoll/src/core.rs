@@ -35,7 +35,7 @@ use sync::mutant::is_on;
 
 use crate::barrier::full;
 use crate::eventpoll::Watches;
-use crate::protect::Retired;
+use crate::protect::{Called, Retired};
 use crate::queue::{Listener, Listeners, WaitQueue};
 use crate::ready::{Pending, ReadyList};
 use crate::source::{Queue, Watched};
@@ -83,6 +83,7 @@ struct Item<R: ReadyList> {
     place: R::Place,
     core: Arc<Core<R>>,
     source: Arc<dyn Watched>,
+    called: Called,
 }
 
 /// An item, and what only scans need to know.
@@ -183,6 +184,7 @@ impl<R: ReadyList> Core<R> {
             place: self.shared.ready.place(&mut scan.taken, slot),
             core: Arc::clone(self),
             source: Arc::clone(&source),
+            called: Called::default(),
         });
         scan.slots[slot] = Slot::Taken(Watch { item: Arc::clone(&item), interest, token });
         scan.by_source.insert(id, slot);
@@ -337,11 +339,10 @@ impl<R: ReadyList> Item<R> {
             self.fire(now);
         }
     }
-}
 
-impl<R: ReadyList> Listener for Item<R> {
+    /// The source may have become ready for `events`.
     #[inline]
-    fn fire(&self, events: Events) -> bool {
+    fn callback(&self, events: Events) -> bool {
         let core = &*self.core;
         let mut hold = core.shared.ready.hold();
         // ORDERING: Relaxed, P6 with the caller's barrier.
@@ -353,6 +354,13 @@ impl<R: ReadyList> Listener for Item<R> {
         drop(hold);
         core.poll_wait.fire_if_any(Events::IN);
         is_awake
+    }
+}
+
+impl<R: ReadyList> Listener for Item<R> {
+    #[inline]
+    fn fire(&self, events: Events) -> bool {
+        self.called.during(|| self.callback(events))
     }
 
     fn source_closed(&self, source: u64) {

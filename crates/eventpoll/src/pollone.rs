@@ -22,6 +22,22 @@ struct Waiting {
 /// Waits until `source` is ready for any of `events`, and says for which; for none when `timeout` has passed. Takes
 /// nothing: of an eventpoll that is ready, nothing is reported by this.
 ///
+/// ```
+/// use std::time::Duration;
+/// use watertight_eventpoll::{Counter, Events, wait_for};
+///
+/// # fn main() -> Result<(), watertight_eventpoll::Error> {
+/// let source = Counter::new();
+/// assert_eq!(wait_for(&source, Events::IN, Some(Duration::from_millis(1)))?, Events::empty());
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| source.add(3));
+///     assert_eq!(wait_for(&source, Events::IN, None), Ok(Events::IN));
+/// });
+/// assert_eq!(source.get(), 3); // nothing was taken
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// [`Error::Closed`], [`Error::NotPollable`].
 pub fn wait_for(source: &impl AsSource, events: Events, timeout: Option<Duration>) -> Result<Events> {

@@ -3,23 +3,30 @@
 //! Whoever signals reads the list of listeners in a read section and writes nothing that others read. Whoever changes
 //! the list puts another one in its place; the old one goes when no section sees it any more.
 //!
-//! Models have no thread-locals of the host and no threads in the background; there the same gate protects, whoever
+//! Under shuttle the code is the product's. Loom knows no threads in the background; there the same gate protects, whoever
 //! replaces waits for the readers, and a value notices when it is given up under one.
 
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(loom))]
 pub(crate) use real::{Cell, Retired};
 
-#[cfg(any(loom, shuttle))]
+#[cfg(loom)]
 pub(crate) use model::{Cell, Retired};
 
-#[cfg(not(any(loom, shuttle)))]
-mod real {
-    use std::sync::LazyLock;
+pub(crate) use oracle::Called;
 
+#[cfg(not(loom))]
+mod real {
     use rcu::{Domain, RcuCell};
 
     /// All eventpolls of the process: sections are short, and only who changes lists leaves something to it.
-    static DOMAIN: LazyLock<Domain> = LazyLock::new(Domain::new);
+    #[cfg(not(shuttle))]
+    static DOMAIN: std::sync::LazyLock<Domain> = std::sync::LazyLock::new(Domain::new);
+
+    // One for each schedule. It is not dropped: a schedule's statics are dropped when it has no threads any more.
+    #[cfg(shuttle)]
+    shuttle::lazy_static! {
+        static ref DOMAIN: std::mem::ManuallyDrop<Domain> = std::mem::ManuallyDrop::new(Domain::new());
+    }
 
     /// What was replaced. It is freed when it was dropped and no reader sees it any more; drop it without a lock.
     pub(crate) type Retired<T> = rcu::Retired<T>;
@@ -46,16 +53,49 @@ mod real {
     }
 }
 
-#[cfg(any(loom, shuttle))]
+/// What is called back notices under shuttle when it is freed meanwhile.
+mod oracle {
+    #[cfg(shuttle)]
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// How many are inside; nothing at all outside of shuttle.
+    #[derive(Debug, Default)]
+    pub(crate) struct Called {
+        #[cfg(shuttle)]
+        inside: AtomicUsize,
+    }
+
+    impl Called {
+        /// Calls back.
+        #[inline]
+        pub(crate) fn during<R>(&self, call: impl FnOnce() -> R) -> R {
+            // ORDERING: SeqCst, an oracle, which the schedules do not see.
+            #[cfg(shuttle)]
+            self.inside.fetch_add(1, Ordering::SeqCst);
+            let result = call();
+            #[cfg(shuttle)]
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+            result
+        }
+    }
+
+    #[cfg(shuttle)]
+    impl Drop for Called {
+        fn drop(&mut self) {
+            let inside = *self.inside.get_mut();
+            // What ends a schedule early ends it anywhere.
+            assert!(inside == 0 || std::thread::panicking(), "freed under the callback");
+        }
+    }
+}
+
+#[cfg(loom)]
 mod model {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    #[cfg(loom)]
     use loom::{lazy_static, thread_local};
     use rcu::gate::{Counters, Gate, Left, Slot};
-    #[cfg(shuttle)]
-    use shuttle::{lazy_static, thread_local};
     use sync::Mutex;
     use sync::mutant::is_on;
 

