@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use testing::cgroup::Cgroup;
 use volume::events::{Edge, Events, Limit};
 use watertight::control::server::Server;
 
@@ -234,6 +235,42 @@ fn the_verb_tells_a_volumes_life_and_its_errors() {
     verb.ends();
     assert_eq!(daemon.end(), Some(0));
     rig.verb("events", &[]).ends(1, "has ended: released");
+}
+
+/// A limit of a byte a second holds up who is below it: the event names who waits, until the limit is lifted.
+#[test]
+fn the_verb_tells_who_waits_for_a_limit_and_when_that_ends() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let Some(limited) = Cgroup::make() else { return };
+    let writes = limited.child("writes");
+    let daemon = rig.mount(&format!("dirty_after=1h,limit={}:wbps=1", limited.path().display()));
+    let mut verb = {
+        let mut command = rig.command(&["events", "--json"]);
+        command.arg(&rig.mnt);
+        Verb::start(command)
+    };
+    let of = format!("of={}", rig.mnt.join("a").display());
+    let mut command = writes.command("dd");
+    command.args(["if=/dev/zero", &of, "bs=64K", "count=1", "conv=fsync", "status=none"]);
+    let mut writer = command.spawn().unwrap();
+    let edge = |edge: &'static str| move |event: &Value| event["kind"] == "limit" && event["edge"] == edge;
+    let begins = verb.until(edge("begins"));
+    let who = Value::from(writes.path().to_string_lossy());
+    assert_eq!((&begins["cgroup"], &begins["limit"]), (&who, &"io.max".into()), "{begins}");
+    let mnt = rig.mnt.to_string_lossy().into_owned();
+    rig.run(&["limit", &limited.path().to_string_lossy(), &mnt, "wbps=max"]).ok();
+    assert!(wait(&mut writer, LONG).is_some_and(|status| status.success()));
+    // Whoever looks at the volume's figures looks whether it has ended.
+    let ends = std::thread::spawn(move || (verb.until(edge("ends")), verb));
+    while !ends.is_finished() {
+        rig.verb("status", &["--json"]).ok();
+    }
+    let (ends, mut verb) = ends.join().unwrap();
+    assert_eq!((&ends["cgroup"], &ends["limit"]), (&who, &"io.max".into()), "{ends}");
+    rig.verb("umount", &[]).ok();
+    verb.until(|event| event["state"] == "released");
+    verb.ends();
+    assert_eq!(daemon.end(), Some(0));
 }
 
 #[test]
