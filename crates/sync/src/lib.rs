@@ -2,7 +2,7 @@
 //! shuttle.
 //!
 //! The build chooses: plain builds get the real thing, `--cfg loom` and `--cfg shuttle` the model
-//! checkers' replacements with the same signatures. Locks do not poison: a panic in one request is
+//! checkers' replacements with the same signatures; `--cfg lines` counts moves of cache lines. Locks do not poison: a panic in one request is
 //! that request's failure, not its neighbours'.
 
 #![forbid(unsafe_code)]
@@ -11,6 +11,8 @@ pub mod cell;
 mod clock;
 mod counter;
 mod futex;
+#[cfg(lines)]
+pub mod lines;
 mod lock;
 #[cfg(shuttle)]
 pub mod model;
@@ -43,12 +45,16 @@ macro_rules! thread_local {
 
 /// Atomics of the chosen build.
 pub mod atomic {
+    #[cfg(lines)]
+    pub use crate::lines::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
     #[cfg(loom)]
     pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     #[cfg(shuttle)]
     pub use shuttle::sync::atomic::{
         AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
-    #[cfg(not(any(loom, shuttle)))]
+    #[cfg(not(any(loom, shuttle, lines)))]
     pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    #[cfg(lines)]
+    pub use std::sync::atomic::{Ordering, fence};
 }

@@ -1,0 +1,30 @@
+//! How many cache lines move between processors for one event, against the number of producers.
+//!
+//! `RUSTFLAGS="--cfg lines" cargo run -p lab --example lines --target-dir target/lines`
+//!
+//! The model: our eventpoll's own code with three ready lists, on as many processors as there are threads, each doing one
+//! atomic operation in its turn (`sync::lines`). N producers signal a source of their own without a pause; one consumer
+//! takes what is there without sleeping. The count to check it by: the same with one producer, the two threads pinned
+//! to two processors and running as they do.
+//!
+//! Each turn is a switch of threads. Where others want the processors too, `chrt -f 1` before the program keeps that short.
+#![allow(clippy::print_stdout, reason = "prints a table")]
+
+#[cfg(lines)]
+mod counted;
+#[cfg(lines)]
+#[path = "../../src/eventpoll/lists.rs"]
+mod lists;
+#[cfg(lines)]
+mod model;
+
+#[cfg(lines)]
+fn main() {
+    model::main();
+}
+
+#[cfg(not(lines))]
+fn main() -> std::process::ExitCode {
+    eprintln!("lines: built without its counters; build it with RUSTFLAGS=\"--cfg lines\"");
+    std::process::ExitCode::from(2)
+}
