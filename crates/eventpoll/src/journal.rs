@@ -197,6 +197,7 @@ impl<T> Journal<T> {
         }
     }
 
+    #[cfg_attr(any(loom, shuttle), allow(clippy::modulo_one, reason = "models have chunks of one"))]
     fn slot(&self, number: u64) -> &Slot<T> {
         let at = usize::try_from(number % self.room).unwrap_or(0);
         let slot = |_| Slot { filled: AtomicU64::new(0), void: AtomicU64::new(0), entry: Mutex::new(None) };
