@@ -383,7 +383,7 @@ impl<R: ReadyList> Scan<R> {
                 }
             }
         }
-        ready.end(&mut self.taken, &mut self.pending, !events.is_empty());
+        ready.end(&mut self.taken, &mut self.pending, !self.again.is_empty());
         self.pending.extend(self.again.drain(..));
     }
 
@@ -406,7 +406,7 @@ impl<R: ReadyList> Scan<R> {
                 }
             }
         }
-        ready.end(&mut self.taken, &mut self.pending, is_ready);
+        ready.end(&mut self.taken, &mut self.pending, false);
         is_ready
     }
 

@@ -181,11 +181,11 @@ impl<R: ReadyList> EventPoll<R> {
         }
     }
 
-    /// The scan's lock makes two places, what was queued and what a scan holds, one: there is no moment at which
-    /// something is in neither.
+    /// What was queued, what a scan holds and what it left are one word for who looks (`ready`, invariant 2).
     fn harvest_at_once(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
-        if is_on("eventpoll-look-without-lock") && self.core.shared.ready.is_empty() {
-            return Ok(0);
+        if R::IS_EXACT && self.core.shared.ready.is_empty() {
+            // ORDERING: Acquire, as in `wait`.
+            return if self.core.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(0) };
         }
         self.core.harvest(events, max)
     }

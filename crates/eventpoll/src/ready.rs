@@ -1,34 +1,42 @@
 //! Which items may be ready: what those who signal share with those who wait.
 //!
 //! # State
-//! Each item has a *slot*, a number, and with it a bit in a [`Leaf`]. `root` has one bit for each of 64 groups of
-//! leaves. Slots are dealt out over the leaves one by one: the first 64 have a leaf of their own, so that sources which
-//! are signalled at the same time do not meet in one cache line.
+//! Each item has a *slot*, a number, and with it two bits in a [`Leaf`]: *queued* and *taken*. `root` has one bit for each
+//! of 63 groups of leaves, *there is news*, and one more: *the list is not empty*. Slots are dealt out over the groups one
+//! by one: the first 63 have a leaf of their own, so that sources which are signalled at the same time do not meet in
+//! one cache line.
 //!
-//! | word | who sets bits | who clears bits |
+//! | bit | who sets it | who clears it |
 //! |---|---|---|
-//! | `Leaf::bits` | who signals | the scan, when it takes the item out to ask its source |
-//! | `Bits::root` | who signals | the scan, when nothing is left in the group |
-//! | `Taken` | the scan: bits that it has put into its list | the scan; only under the scan's lock |
+//! | queued | who signals; the scan, of an item that stays | the scan, when it takes the item out to ask its source |
+//! | taken | the scan, when it puts the item into its list | the scan, together with `queued` |
+//! | group | who signals an item that is not taken | the scan, before it looks for what is new there |
+//! | `LISTED` | the scan, as it clears groups | the scan, when its list is empty |
 //!
-//! A bit that is set means: somebody should ask this source. A bit too many costs one question. So no step needs to
+//! What is in the scan's list is in no group: who waits looks at one word as long as nobody has news, and who signals what is
+//! listed anyway writes nothing.
+//!
+//! A bit of those who signal means: somebody should look here. A bit too many costs one look. So no step needs to
 //! undo another, and setting bits twice is setting them once: *whoever signals does all steps itself and relies on
-//! nobody else's being finished*. That is why a thread that is preempted between its steps holds up nobody: not the
-//! scan, which never waits for it, and not another thread that signals the same source and finds the bit set.
+//! nobody else's being finished*, but the scan's, which has the item. That is why a thread that is preempted between its
+//! steps holds up nobody: not the scan, which never waits for it, and not another thread that signals the same source and
+//! finds the bit set.
 //!
 //! # Invariants
-//! 1. `taken ⊆ bits` of each leaf; an item in the scan's list has its bit in `taken`, and there once.
-//! 2. A leaf with `taken` not empty has its group's bit set in `root`.
-//! 3. After `queue` has returned: the group's bit is set, or a scan has taken the item out since, and asks its source
+//! 1. An item is in the scan's list, once, exactly if its bit `taken` is set; but for the moment in which it is asked.
+//! 2. While the scan's list is not empty, `LISTED` is set. It is set by the exchange that clears the groups: there is no moment at
+//!    which what was queued shows in neither.
+//! 3. After `queue` has returned: the group's bit is set, or a scan has the item or had it since, and asks its source
 //!    afterwards.
 //!
 //! # Orderings
-//! * P3 signal: change the source, full barrier, load (or set) the bit. Scan: clear the bit, full barrier, ask the
+//! * P3 signal: change the source, full barrier, load (or set) the item's bits. Scan: clear both, full barrier, ask the
 //!   source. Either the scan sees the change, or the bit is set after it was cleared.
 //! * P4 signal: set the bit, full barrier, load (or set) `root`. Scan: clear in `root`, full barrier, load the bits.
 //!   Either the scan sees the bit, or `root` is set after it was cleared.
 //! * P5 one who finds the bit set by another that has not come to `root` yet: load the bit, barrier between loads, load
-//!   `root`. It sees at least what the one who set the bit would have seen; so it does that one's second step.
+//!   `root`. It sees at least what the one who set the bit would have seen; so it does that one's second step. If the item is
+//!   taken there is no second step.
 //!
 //! # Why not a list
 //! * Two steps (exchange the tail, then link the predecessor): who stops between them hides all that come after.
@@ -36,6 +44,8 @@
 //!   before: who stops between the mark and the exchange hides every further signal *of the same source*. And a
 //!   removed item that is still listed must be kept, or taken out of the middle.
 //! * What a list has and this has not: the order of arrival of different sources within one batch.
+
+#![cfg_attr(loom, allow(clippy::modulo_one, reason = "one group is what models have"))]
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -46,8 +56,17 @@ use sync::mutant::is_on;
 
 use crate::barrier::{after_rmw, between_loads};
 
-const GROUPS: usize = 64;
-const BITS: usize = 64;
+#[cfg(not(loom))]
+const GROUPS: usize = 63;
+#[cfg(not(loom))]
+const BITS: usize = 32;
+// In models two items have a group in common, and not their leaf.
+#[cfg(loom)]
+const GROUPS: usize = 1;
+#[cfg(loom)]
+const BITS: usize = 1;
+/// In `root`, beside the groups: the scan's list is not empty.
+const LISTED: u64 = 1 << GROUPS;
 
 /// Items that were taken and not yet delivered, by slot, the next one first.
 pub type Pending = VecDeque<usize>;
@@ -76,6 +95,10 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     /// Whether nothing is queued or taken. May say no when there is nothing, but not for ever.
     fn is_empty(&self) -> bool;
 
+    /// Whether `is_empty` never says yes while something is ready, also while a scan moves it. Otherwise who does not want to
+    /// wait has to look under the scan's lock.
+    const IS_EXACT: bool;
+
     /// Begins a scan: what was queued goes to the end of `pending`.
     fn start(&self, taken: &mut Self::Taken, pending: &mut Pending);
 
@@ -88,16 +111,15 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     /// The item is no more. Says whether its slot will still come by in a scan, by whose end it must be kept.
     fn remove(&self, taken: &mut Self::Taken, place: &Self::Place) -> bool;
 
-    /// Ends a scan: what was queued meanwhile goes to the end of `pending`. If the scan found nothing, somebody is about
-    /// to sleep.
-    fn end(&self, taken: &mut Self::Taken, pending: &mut Pending, found: bool);
+    /// Ends a scan: what was queued meanwhile goes to the end of `pending`. With `stays`, more will follow there.
+    fn end(&self, taken: &mut Self::Taken, pending: &mut Pending, stays: bool);
 }
 
-/// Bits of up to 64 items.
+/// What up to 32 items are, in one word: the lower half says who is queued, the upper half who of them was taken.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Leaf {
-    bits: AtomicU64,
+    word: AtomicU64,
 }
 
 /// The default.
@@ -110,14 +132,13 @@ pub struct Bits {
 #[derive(Debug)]
 pub struct Bit {
     leaf: Arc<Leaf>,
-    bit: u64,
+    queued: u64,
     group: u64,
-    index: usize,
 }
 
-/// The leaves, by number, with what of each is in the scan's list.
+/// The leaves, by number.
 #[derive(Debug, Default)]
-pub struct Taken(Vec<(Arc<Leaf>, u64)>);
+pub struct Leaves(Vec<Arc<Leaf>>);
 
 /// The leaf of a slot and its bit there: slots are dealt out over the groups first.
 fn leaf_of(slot: usize) -> (usize, usize) {
@@ -132,15 +153,16 @@ fn slot_of(leaf: usize, bit: usize) -> usize {
 
 impl ReadyList for Bits {
     type Place = Bit;
-    type Taken = Taken;
+    type Taken = Leaves;
     type Hold<'a> = ();
+    const IS_EXACT: bool = true;
 
-    fn place(&self, taken: &mut Taken, slot: usize) -> Bit {
+    fn place(&self, leaves: &mut Leaves, slot: usize) -> Bit {
         let (index, bit) = leaf_of(slot);
-        while taken.0.len() <= index {
-            taken.0.push((Arc::default(), 0));
+        while leaves.0.len() <= index {
+            leaves.0.push(Arc::default());
         }
-        Bit { leaf: Arc::clone(&taken.0[index].0), bit: 1 << bit, group: 1 << (index % GROUPS), index }
+        Bit { leaf: Arc::clone(&leaves.0[index]), queued: 1 << bit, group: 1 << (index % GROUPS) }
     }
 
     #[inline]
@@ -149,9 +171,14 @@ impl ReadyList for Bits {
     #[inline]
     fn queue(&self, (): &mut (), place: &Bit) {
         // ORDERING: Acquire, P3 with the caller's barrier, and P5.
-        if place.leaf.bits.load(Ordering::Acquire) & place.bit == 0 {
+        let word = place.leaf.word.load(Ordering::Acquire);
+        if word & place.taken() != 0 {
+            // In the scan's list. What the one who took it would see of the sleepers we see as well.
+            return between_loads();
+        }
+        if word & place.queued == 0 {
             // ORDERING: AcqRel, P3 and P4 with the barrier.
-            place.leaf.bits.fetch_or(place.bit, Ordering::AcqRel);
+            place.leaf.word.fetch_or(place.queued, Ordering::AcqRel);
             if !is_on("eventpoll-no-queue-fence") {
                 after_rmw();
             }
@@ -179,75 +206,80 @@ impl ReadyList for Bits {
         self.root.load(Ordering::Acquire) == 0
     }
 
-    fn start(&self, taken: &mut Taken, pending: &mut Pending) {
-        // ORDERING: Acquire: the bits that were set before are seen.
-        for group in ones(self.root.load(Ordering::Acquire)) {
-            if taken.collect(group, pending) {
-                continue;
-            }
-            // Nothing in the list and nothing new.
-            // ORDERING: AcqRel, P4 with the barrier.
-            self.root.fetch_and(!(1 << group), Ordering::AcqRel);
-            if !is_on("eventpoll-no-root-fence") {
-                after_rmw();
-            }
-            if taken.collect(group, pending) {
-                // ORDERING: AcqRel: invariant 2; for who looks whether there is something.
-                self.root.fetch_or(1 << group, Ordering::AcqRel);
-            }
+    fn start(&self, leaves: &mut Leaves, pending: &mut Pending) {
+        // ORDERING: Relaxed, the exchange decides.
+        if self.root.load(Ordering::Relaxed) & !LISTED == 0 {
+            return;
+        }
+        // From here on the list is not empty, for who looks: there is no moment at which what was queued is in neither.
+        let listed = if is_on("eventpoll-list-late") { 0 } else { LISTED };
+        // ORDERING: AcqRel, P4 with the barrier.
+        let news = self.root.swap(listed, Ordering::AcqRel) & !LISTED;
+        if !is_on("eventpoll-no-root-fence") {
+            after_rmw();
+        }
+        ones(news).for_each(|group| leaves.collect(group, pending));
+        if is_on("eventpoll-list-late") {
+            self.root.fetch_or(LISTED, Ordering::AcqRel);
         }
     }
 
-    fn unqueue(&self, taken: &mut Taken, place: &Bit) {
-        taken.0[place.index].1 &= !place.bit;
+    fn unqueue(&self, _leaves: &mut Leaves, place: &Bit) {
         // ORDERING: AcqRel, P3 with the barrier.
-        place.leaf.bits.fetch_and(!place.bit, Ordering::AcqRel);
+        place.leaf.word.fetch_and(!(place.queued | place.taken()), Ordering::AcqRel);
         if !is_on("eventpoll-no-unqueue-fence") {
             after_rmw();
         }
     }
 
-    fn requeue(&self, taken: &mut Taken, place: &Bit) -> bool {
-        // Whoever has set it meanwhile may have been stopped before it said so: the item stays by what is done here.
-        // ORDERING: AcqRel, as in `queue`. The group's bit is still set, it is only cleared by `start`.
-        let was_queued = place.leaf.bits.fetch_or(place.bit, Ordering::AcqRel) & place.bit != 0;
-        taken.0[place.index].1 |= place.bit;
+    fn requeue(&self, _leaves: &mut Leaves, place: &Bit) -> bool {
+        // Whoever has queued it meanwhile may have been stopped before it said so: the item stays by what is done here.
+        // ORDERING: AcqRel, as in `queue`.
+        let before = place.leaf.word.fetch_or(place.queued | place.taken(), Ordering::AcqRel);
         // As if whoever queued it meanwhile saw to the rest.
-        !(was_queued && is_on("eventpoll-requeue-trusts"))
+        !(before & place.queued != 0 && is_on("eventpoll-requeue-trusts"))
     }
 
-    fn remove(&self, taken: &mut Taken, place: &Bit) -> bool {
-        let is_pending = taken.0[place.index].1 & place.bit != 0;
+    fn remove(&self, leaves: &mut Leaves, place: &Bit) -> bool {
+        // ORDERING: Relaxed, written under the lock that the caller holds.
+        let is_pending = place.leaf.word.load(Ordering::Relaxed) & place.taken() != 0;
         if !is_pending {
-            self.unqueue(taken, place);
+            self.unqueue(leaves, place);
         }
         is_pending
     }
 
-    fn end(&self, taken: &mut Taken, pending: &mut Pending, found: bool) {
-        if !found {
-            return self.start(taken, pending);
-        }
-        // ORDERING: Acquire, as in `start`.
-        for group in ones(self.root.load(Ordering::Acquire)) {
-            taken.collect(group, pending);
+    fn end(&self, leaves: &mut Leaves, pending: &mut Pending, stays: bool) {
+        self.start(leaves, pending);
+        // ORDERING: Relaxed: the bit is written under the lock that the caller holds.
+        if pending.is_empty() && !stays && self.root.load(Ordering::Relaxed) & LISTED != 0 {
+            // ORDERING: AcqRel; whoever queues anything sets a bit of its own.
+            self.root.fetch_and(!LISTED, Ordering::AcqRel);
         }
     }
 }
 
-impl Taken {
-    /// Puts what is new in a group into `pending`; says whether anything of the group is there.
-    fn collect(&mut self, group: usize, pending: &mut Pending) -> bool {
-        let mut is_any = false;
+impl Bit {
+    /// In the upper half.
+    fn taken(&self) -> u64 {
+        self.queued << BITS
+    }
+}
+
+impl Leaves {
+    /// Puts what is new in a group into `pending`.
+    fn collect(&self, group: usize, pending: &mut Pending) {
         for index in (group..self.0.len()).step_by(GROUPS) {
-            let (leaf, taken) = &mut self.0[index];
+            let leaf = &self.0[index];
             // ORDERING: Acquire, P4.
-            let new = leaf.bits.load(Ordering::Acquire) & !*taken;
-            pending.extend(ones(new).map(|bit| slot_of(index, bit)));
-            *taken |= new;
-            is_any |= *taken != 0;
+            let word = leaf.word.load(Ordering::Acquire);
+            let new = word & !(word >> BITS) & ((1 << BITS) - 1);
+            if new != 0 {
+                // ORDERING: AcqRel: what the one who queued it did is seen by who finds it taken.
+                leaf.word.fetch_or(new << BITS, Ordering::AcqRel);
+                pending.extend(ones(new).map(|bit| slot_of(index, bit)));
+            }
         }
-        is_any
     }
 }
 
@@ -272,9 +304,9 @@ mod tests {
             let (leaf, bit) = leaf_of(slot);
             assert_eq!(slot_of(leaf, bit), slot);
         }
-        assert_eq!(leaf_of(63), (63, 0));
-        assert_eq!(leaf_of(64), (0, 1));
-        assert_eq!(leaf_of(4096), (64, 0));
+        assert_eq!(leaf_of(62), (62, 0));
+        assert_eq!(leaf_of(63), (0, 1));
+        assert_eq!(leaf_of(63 * 32), (63, 0));
     }
 
     #[test]

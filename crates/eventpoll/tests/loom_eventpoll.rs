@@ -65,22 +65,28 @@ fn a_signal_that_has_returned_is_seen() {
     });
 }
 
-/// EP-R4 and EP-R3: while somebody scans, who finds nothing and tidies up.
+/// Two sources of edge kind, of which the first was signalled; a scan that is about to take it, on a thread of its own.
+fn beside_a_scan() -> (Arc<EventPoll>, Arc<Flag>, Flag, thread::JoinHandle<usize>) {
+    let (poll, flag) = watching(Flag::new(), ET);
+    let first = Flag::new();
+    poll.add(&first, ET, 1).expect("a new source");
+    first.set();
+    let scans = {
+        let poll = Arc::clone(&poll);
+        spawn(move || count(&poll))
+    };
+    (poll, flag, first, scans)
+}
+
+/// EP-R4 and EP-R3: while somebody scans, who takes the news of another source.
 #[test]
 fn a_signal_that_has_returned_is_seen_beside_a_scan() {
     model(3, || {
-        let (poll, flag) = watching(Flag::new(), ET);
-        // Something was found: the scan left its marks for the next one.
-        flag.set();
-        assert_eq!(count(&poll), 1);
-        let scans = {
-            let poll = Arc::clone(&poll);
-            spawn(move || count(&poll))
-        };
+        let (poll, flag, _first, scans) = beside_a_scan();
         flag.set();
         let mine = count(&poll);
         let theirs = scans.join().expect("it ends");
-        assert_eq!(mine + theirs, 1, "missed beside a scan");
+        assert_eq!(mine + theirs, 2, "missed beside a scan");
     });
 }
 
@@ -88,22 +94,47 @@ fn a_signal_that_has_returned_is_seen_beside_a_scan() {
 #[test]
 fn a_signal_that_has_returned_is_seen_beside_a_scan_and_one_who_stopped() {
     model(3, || {
-        let (poll, flag) = watching(Flag::new(), ET);
-        flag.set();
-        assert_eq!(count(&poll), 1);
+        let (poll, flag, _first, scans) = beside_a_scan();
         let stops = {
             let flag = Arc::clone(&flag);
             spawn(move || flag.set())
         };
+        flag.set();
+        let mine = count(&poll);
+        let theirs = scans.join().expect("it ends");
+        assert!(mine + theirs >= 2, "held up by one who was stopped");
+        stops.join().expect("it ends");
+    });
+}
+
+/// EP-R3: the same, while a scan takes it.
+#[test]
+fn what_a_scan_takes_is_not_missed() {
+    model(3, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        flag.set();
         let scans = {
             let poll = Arc::clone(&poll);
             spawn(move || count(&poll))
         };
+        let counts = [count(&poll), scans.join().expect("it ends")];
+        assert_eq!(counts, [1, 1], "a false negative");
+    });
+}
+
+/// EP-R3: nobody falls asleep beside what is ready, while a scan has it in its hands.
+#[test]
+fn what_a_scan_has_taken_lets_nobody_sleep() {
+    model(3, || {
+        let (poll, flag) = watching(Flag::new(), LT);
         flag.set();
-        let mine = count(&poll);
-        let theirs = scans.join().expect("it ends");
-        assert!(mine + theirs >= 1, "held up by one who was stopped");
-        stops.join().expect("it ends");
+        let wait = || {
+            let poll = Arc::clone(&poll);
+            spawn(move || poll.wait(&mut Vec::new(), 1, None))
+        };
+        let waits = [wait(), wait()];
+        assert_eq!(poll.asleep(), 0, "asleep beside what is ready");
+        assert_eq!(waits.map(|waits| waits.join().expect("it ends")), [Ok(1), Ok(1)]);
     });
 }
 
@@ -342,7 +373,13 @@ fn each_mutant_is_caught() {
             &["eventpoll-requeue-trusts"],
             "hidden by one who was stopped",
         ),
-        ("what_stays_ready_is_never_missed", &["eventpoll-look-without-lock"], "a false negative"),
+        (
+            "what_stays_ready_is_never_missed",
+            &["eventpoll-unqueue-after-asking", "eventpoll-no-unqueue-fence"],
+            "a false negative",
+        ),
+        ("what_a_scan_takes_is_not_missed", &["eventpoll-list-late"], "a false negative"),
+        ("what_a_scan_has_taken_lets_nobody_sleep", &["eventpoll-list-late"], "asleep beside what is ready"),
         ("after_a_signal_nobody_sleeps", &["eventpoll-note-before-wake"], "asleep until another is finished"),
         (
             "no_signal_is_lost_beside_a_scan",

@@ -11,7 +11,7 @@ use sync::lines::{Machine, Pace};
 
 use super::lists::{RwLocked, SpinLocked};
 
-const PRODUCERS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+const PRODUCERS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 const SEED: u64 = 1;
 /// Signals before the count begins, and those that are counted, of all producers together.
 const WARM: u64 = 1_000;

@@ -141,6 +141,8 @@ impl ReadyList for RwLocked {
     type Place = Arc<Node>;
     type Taken = ();
     type Hold<'a> = RwLockReadGuard<'a, State>;
+    // An item that is asked is in neither list for a moment.
+    const IS_EXACT: bool = false;
 
     fn place(&self, (): &mut (), slot: usize) -> Arc<Node> {
         self.state.write().place(slot)
@@ -176,7 +178,7 @@ impl ReadyList for RwLocked {
         node.is_linked.load(Ordering::Relaxed)
     }
 
-    fn end(&self, (): &mut (), pending: &mut Pending, _found: bool) {
+    fn end(&self, (): &mut (), pending: &mut Pending, _stays: bool) {
         self.state.write().end(pending, &self.listed);
     }
 }
@@ -267,6 +269,8 @@ impl ReadyList for SpinLocked {
     type Place = Arc<Node>;
     type Taken = ();
     type Hold<'a> = Held<'a>;
+    // An item that is asked is in neither list for a moment.
+    const IS_EXACT: bool = false;
 
     fn place(&self, (): &mut (), slot: usize) -> Arc<Node> {
         self.hold().state().place(slot)
@@ -303,7 +307,7 @@ impl ReadyList for SpinLocked {
         node.is_linked.load(Ordering::Relaxed)
     }
 
-    fn end(&self, (): &mut (), pending: &mut Pending, _found: bool) {
+    fn end(&self, (): &mut (), pending: &mut Pending, _stays: bool) {
         self.hold().state().end(pending, &self.listed);
     }
 }
