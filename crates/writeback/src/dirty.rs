@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | up to 1/2, and less than a request under it | written when it is old enough | run free |
 //! | up to 3/4 | written at once (*background*) | run free |
-//! | up to all of it | the same | pause, once their data is there to be written, for as long as the device takes for what they write; half as long at 3/4, ever longer towards the limit, at most [`PAUSE_MAX`] |
+//! | up to all of it | the same | pause, once their data is there to be written, for as long as the device takes for what they write; half as long at 3/4, ever longer towards the limit, at most [`PAUSE_MAX`] and a part of what the device takes for all that is there |
 //! | more | the same | wait until it is less |
 //!
 //! A cgroup that holds nothing is let in with one request, however large: a limit is over by that at most. Who is let in has its room counted at once, so
@@ -36,6 +36,8 @@ use crate::limit::CgroupPath;
 const SHARE: u64 = 16;
 /// `MAX_PAUSE`: the longest pause of a writer that is slowed down.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(200);
+/// Of the time that the device takes for what is there, a pause takes this part at most, as the kernel's does: no cgroup with little room falls idle while its writer pauses.
+const PAUSE_PART: u32 = 8;
 const PAGE: u64 = 4096;
 /// The most that a writer asks for at once: 1 MiB, and a page more where it begins within one.
 const REQUEST_MAX: u64 = (1 << 20) + PAGE;
@@ -265,8 +267,10 @@ pub(crate) fn balance(bytes_max: u64, held: u64, bytes: u64, pages_a_second: u64
     }
     // 2 where the free run ends, 0 at the limit, in 1024ths: how much of the device's rate the writers get.
     let ratio = ((bytes_max - after) * 2048 / (bytes_max - freerun).max(1)).max(1);
-    let micros = bytes.div_ceil(PAGE).saturating_mul(1_000_000 * 1024) / pages_a_second.max(1) / ratio;
-    Balance::Slow(Duration::from_micros(micros).min(PAUSE_MAX))
+    let takes = |bytes: u64| bytes.div_ceil(PAGE).saturating_mul(1_000_000) / pages_a_second.max(1);
+    let pause = Duration::from_micros(takes(bytes).saturating_mul(1024) / ratio);
+    let lasts = Duration::from_micros(takes(after));
+    Balance::Slow(pause.min(lasts / PAUSE_PART).min(PAUSE_MAX))
 }
 
 /// Whether the data of a cgroup that holds so much is to be written at once: more than half, or so much that the next request might have to
@@ -310,11 +314,53 @@ mod tests {
             Balance::Slow(pause) => pause.as_millis(),
             other => panic!("{held}: {other:?}"),
         };
-        // Twice the device's rate at 3/4, the rate itself in the middle, a quarter of it near the end.
-        assert_eq!([pause(741), pause(865), pause(960), pause(985)], [5, 10, 41, 200]);
+        // Twice the device's rate at 3/4, the rate itself in the middle, a quarter of it near the end; an eighth of what all of it takes.
+        assert_eq!([pause(741), pause(865), pause(960), pause(985)], [5, 10, 41, 124]);
+        assert_eq!(balance(10_000 * PAGE, 9_980 * PAGE, 20 * PAGE, 1000), Balance::Slow(PAUSE_MAX));
         assert_eq!(at(991), Balance::Full);
         assert_eq!(balance(PAGE, 0, 1 << 20, 1), Balance::Free, "who holds nothing is let in once");
         assert_eq!(balance(u64::MAX, 1, u64::MAX, 0), balance(u64::MAX, 1, u64::MAX, 0));
+    }
+
+    /// What part of 20 s, by a clock that is set, a device has something to write for a cgroup with one writer. It writes so many pages a second, and is taken for
+    /// one that writes `thought`.
+    fn busy_part(bytes_max: u64, pages_a_second: u64, thought: u64) -> f64 {
+        let (step, end) = (Duration::from_micros(100), Duration::from_secs(20));
+        let (mut now, mut held, mut goes_on, mut idle) = (Duration::ZERO, 0, Duration::ZERO, Duration::ZERO);
+        let mut written = 0;
+        while now < end {
+            let request = 1 << 20;
+            while now >= goes_on && balance(bytes_max, held, request, thought) != Balance::Full {
+                if let Balance::Slow(pause) = balance(bytes_max, held, request, thought) {
+                    goes_on = now + pause;
+                }
+                held += request;
+            }
+            now += step;
+            // What it could have written by now, but for what it had no data for.
+            let micros = u64::try_from((now - idle).as_micros()).expect("seconds");
+            let could = micros * pages_a_second / 1_000_000 * PAGE;
+            let does = held.min(could - written);
+            if held == 0 {
+                idle += step;
+            }
+            (written, held) = (written + does, held - does);
+        }
+        1.0 - idle.as_secs_f64() / end.as_secs_f64()
+    }
+
+    #[test]
+    fn no_pause_leaves_the_device_without_data() {
+        for mib_a_second in [1, 4, 16, 64, 256] {
+            let rate = mib_a_second << 8;
+            for bytes_max in [1 << 20, 3 << 19, 2 << 20, 4 << 20, 16 << 20] {
+                // Known as it is; and under a limit, which the estimate of the device does not know.
+                for thought in [rate, 25 * rate] {
+                    let part = busy_part(bytes_max, rate, thought);
+                    assert!(part > 0.98, "{mib_a_second} MiB/s, room {bytes_max}, {thought}: {part}");
+                }
+            }
+        }
     }
 
     #[test]
