@@ -345,7 +345,7 @@ impl Inode {
         if is_on("volume-reserve-once") {
             event.wait(None);
         }
-        let mut pause = HELD_PAUSE;
+        let (mut pause, mut wants_all) = (HELD_PAUSE, None);
         loop {
             let owed_until = self.owes_until(pages);
             if owed_until.is_none()
@@ -360,13 +360,14 @@ impl Inode {
                 return Err(Error::Released);
             }
             // A debt is paid by time. Room under its own dirty limit comes of what its cgroup writes, and that is told: see `may_go`. Only who waits for the
-            // cache needs everybody's data written.
+            // cache needs everybody's data written, for as long as it does.
             let is_at_limit = !may_go();
             let mut until = owed_until.filter(|_| !is_at_limit);
             if owed_until.is_some() || is_at_limit {
+                wants_all = None;
                 self.core.bdi.check_background(self);
             } else {
-                self.core.bdi.kick();
+                wants_all.get_or_insert_with(|| self.core.bdi.waits_for_room());
             }
             // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that hangs in
             // another file.

@@ -11,17 +11,19 @@ use crate::wb::Wb;
 const PAGE: u64 = 4096;
 
 impl<I: Inode> Bdi<I> {
-    /// Wakes the flushers if the cache is over its background threshold, or the inode's owner over its own.
+    /// Wakes the flushers if the inode's owner is over its background threshold, or the cache over its own and the owner one of those who hold much.
     pub fn check_background(&self, inode: &I) {
-        if self.is_above(1) {
+        let is_above = self.is_above(1);
+        if is_above {
             self.kick();
-        } else if self.dirty_limits.is_used() {
-            let section = self.switcher.grace().read();
-            let looked = self.wbs.with(&section, inode.link().index(), Arc::clone);
-            if let Some(wb) = looked.filter(|wb| self.is_over_background(wb)) {
-                wb.signal();
-                self.need_flusher();
-            }
+        }
+        if !is_above && !self.dirty_limits.is_used() {
+            return;
+        }
+        let looked = self.wbs.with(&self.switcher.grace().read(), inode.link().index(), Arc::clone);
+        if let Some(wb) = looked.filter(|wb| self.is_urgent(wb) || (is_above && self.holds_much(wb))) {
+            wb.signal();
+            self.need_flusher();
         }
     }
 

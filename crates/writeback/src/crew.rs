@@ -46,8 +46,10 @@ pub(crate) struct Crew<I: Inode> {
     next_alarm: u64,
     /// There is a thread for the alarms.
     pub(crate) is_watched: bool,
-    /// Somebody wants the lists shortened without regard to age.
+    /// The cache is over its background threshold: what those hold who have much is written without regard to age.
     pub(crate) is_kicked: bool,
+    /// How many wait for room in the cache: all is.
+    pub(crate) waiting: usize,
     pub(crate) is_stopping: bool,
     pub(crate) threads: Vec<thread::JoinHandle<()>>,
     made: usize,
@@ -71,6 +73,7 @@ impl<I: Inode> Crew<I> {
             next_alarm: 0,
             is_watched: false,
             is_kicked: false,
+            waiting: 0,
             is_stopping: false,
             threads: Vec::new(),
             made: 0,

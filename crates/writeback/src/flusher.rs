@@ -1,7 +1,7 @@
 //! The flushers of one backing device.
 //!
 //! They wait on an eventpoll of the device's wbs. A wb is ready when somebody should look at it: its lists begin with something new, its
-//! alarm went off, the cache is over its background threshold, or a limit changed. It is reported to one flusher at a time, which
+//! alarm went off, the cache is over its background threshold and it holds more than its part, somebody waits for room in the cache, or a limit changed. It is reported to one flusher at a time, which
 //! takes one inode of it, hands the wb on, and writes the inode. So an inode that hangs holds up one flusher, and [`crew`](crate::crew) sees to
 //! it that not all of them hang in one wb. `fsync` and `sync` write inodes themselves and need no flusher at all. Wbs are served in the order in which
 //! they became ready, so that a cgroup with many dirty inodes holds up no other.
@@ -44,6 +44,18 @@ fn idle() -> Option<Duration> {
     #[cfg(not(shuttle))]
     let idle = Some(Duration::from_secs(1));
     idle
+}
+
+const PAGE: u64 = 4096;
+
+/// Somebody waits for room in the cache.
+#[derive(Debug)]
+pub struct WaitsForRoom<'a, I: Inode>(&'a Bdi<I>);
+
+impl<I: Inode> Drop for WaitsForRoom<'_, I> {
+    fn drop(&mut self) {
+        self.0.crew.lock().waiting -= 1;
+    }
 }
 
 /// What one flusher has.
@@ -118,11 +130,35 @@ impl<I: Inode> Bdi<I> {
             || self.dirty_inodes() as u64 > self.options.background_inodes as u64 / part
     }
 
-    /// Asks the flushers to write without regard to age, until half of both thresholds is free.
+    /// Asks the flushers to write without regard to age, until half of both thresholds is free, what wbs have that hold more than their part.
     pub fn kick(&self) {
         if !std::mem::replace(&mut self.crew.lock().is_kicked, true) {
             self.signal_all();
         }
+    }
+
+    /// Somebody waits for room in the cache: until the result is dropped, all is written without regard to age, whosever it is.
+    #[must_use]
+    pub fn waits_for_room(&self) -> WaitsForRoom<'_, I> {
+        let is_first = {
+            let mut crew = self.crew.lock();
+            crew.waiting += 1;
+            crew.waiting == 1
+        };
+        if is_first {
+            self.signal_all();
+        }
+        WaitsForRoom(self)
+    }
+
+    /// Whether a wb holds more than its part of what may be there below half of the background thresholds: as long as there is too much, one does; who has little
+    /// is left alone beside one who has much and may not write it.
+    pub(crate) fn holds_much(&self, wb: &Wb<I>) -> bool {
+        let parts = 2 * self.wbs.count(&self.switcher.grace().read()) as u64;
+        // The root's alone: it holds whatever there is.
+        parts <= 2
+            || wb.unwritten_bytes().div_ceil(PAGE) > self.options.background_pages / parts
+            || wb.dirty_inodes() as u64 > self.options.background_inodes as u64 / parts
     }
 
     /// Inodes written by flushers.
@@ -196,16 +232,17 @@ impl<I: Inode> Bdi<I> {
         if !is_on("bdi-unset-after-look") {
             wb.unset_work();
         }
-        let is_kicked = {
+        let (is_kicked, is_wanted) = {
             let mut crew = self.crew.lock();
             crew.is_kicked &= self.is_above(2);
             if !crew.enter(&wb) {
                 return None;
             }
-            crew.is_kicked
+            (crew.is_kicked, crew.waiting > 0)
         };
         let now = self.options.clock.now();
-        let rest = if is_kicked || self.is_urgent(&wb) { Duration::ZERO } else { self.options.dirty_after };
+        let is_due = is_wanted || (is_kicked && self.holds_much(&wb)) || self.is_urgent(&wb);
+        let rest = if is_due { Duration::ZERO } else { self.options.dirty_after };
         let (listed, next) = wb.take(now, rest, self.held_until(&wb));
         if is_on("bdi-unset-after-look") {
             wb.unset_work();
@@ -265,7 +302,7 @@ impl<I: Inode> Bdi<I> {
     }
 
     /// Whether a wb's owner is over a limit of its own.
-    fn is_urgent(&self, wb: &Wb<I>) -> bool {
+    pub(crate) fn is_urgent(&self, wb: &Wb<I>) -> bool {
         self.dirty_limits.is_used() && self.is_over_background(wb)
     }
 

@@ -61,6 +61,7 @@ pub use discipline::{Discipline, Others, PerSuperblock, Unmounting};
 pub use drain::Memory;
 pub use drain::{Drain, Drained, Pin};
 pub use errseq::{Cursor, ErrSeq};
+pub use flusher::WaitsForRoom;
 pub use foreign::{Foreign, Round};
 pub use grace::{Grace, Section};
 pub use group::{Group, Request};

@@ -250,6 +250,12 @@ impl<I: Inode> Wb<I> {
         self.dirty.load(Ordering::Relaxed).saturating_add(self.writeback.load(Ordering::Relaxed))
     }
 
+    /// Inodes that wait for their first write-back, as of a moment ago.
+    pub(crate) fn dirty_inodes(&self) -> usize {
+        // ORDERING: Relaxed, a figure for thresholds.
+        self.dirty_inodes.load(Ordering::Relaxed)
+    }
+
     /// Nothing is to be written, and nothing is on its way here.
     pub(crate) fn is_settled(&self) -> bool {
         let lists = self.lists();

@@ -87,6 +87,11 @@ impl<I: Inode> Wbs<I> {
         self.current.with(section, |table| table.by_index.iter().flatten().nth(1).is_none())
     }
 
+    /// How many cgroups have one.
+    pub(crate) fn count(&self, section: &Section<'_>) -> usize {
+        self.current.with(section, |table| table.by_owner.len())
+    }
+
     /// All of them, the dying ones too.
     pub(crate) fn all(&self, section: &Section<'_>) -> Vec<Arc<Wb<I>>> {
         self.current.with(section, |table| table.by_index.iter().flatten().cloned().collect())

@@ -8,6 +8,8 @@ use std::time::Duration;
 use sync::{Clock, ManualClock, Mutex, RealClock};
 use watertight_writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Permit, Switcher};
 
+/// A cgroup beside the root.
+const OTHER: Owner = Owner(7);
 const LONG: Duration = Duration::from_secs(120);
 
 /// Dirty until it is written, which it tells with the time.
@@ -53,17 +55,24 @@ impl Rig {
             retry_pause: Duration::from_millis(1),
             clock: Arc::clone(&clock) as _,
         };
-        let bdi = Bdi::start("test", options, Arc::clone(&budget), &Arc::default());
+        let switcher = Arc::<Switcher<File>>::default();
+        switcher.cgroups().add(OTHER, Owner::ROOT);
+        let bdi = Bdi::start("test", options, Arc::clone(&budget), &switcher);
         let (tell, written) = channel();
         Self { clock, budget, bdi, tell, written }
     }
 
     fn dirty(&self, name: usize, pages: u64) {
+        self.dirty_of(Owner::ROOT, name, pages);
+    }
+
+    fn dirty_of(&self, owner: Owner, name: usize, pages: u64) {
         let permit = self.budget.try_take(pages, 0).expect("room");
         let (clock, written) = (Arc::clone(&self.clock), self.tell.clone());
         let file = File { link: Link::default(), name, clock, pages: Mutex::new(Some(permit)), written };
         let file = Arc::new(file);
-        self.bdi.mark_dirty(Arc::clone(&file), Owner::ROOT);
+        self.bdi.mark_dirty(Arc::clone(&file), owner);
+        self.bdi.account(&file, pages * 4096, 0);
         self.bdi.check_background(&file);
     }
 
@@ -111,6 +120,38 @@ fn above_the_threshold_of_pages_half_is_written_whatever_its_age() {
     let written: Vec<_> = (0..3).map(|_| rig.writes()).collect();
     assert_eq!(written, [(0, 0), (1, 0), (2, 0)], "the oldest first");
     assert_eq!(rig.budget.used(), 41);
+    assert!(rig.ends_quietly());
+}
+
+#[test]
+fn who_holds_little_is_left_alone_beside_who_fills_the_cache() {
+    let rig = Rig::new();
+    rig.dirty_of(OTHER, 10, 2);
+    for name in 0..5 {
+        rig.dirty(name, 20);
+    }
+    let written: Vec<_> = (0..3).map(|_| rig.writes()).collect();
+    assert_eq!(written, [(0, 0), (1, 0), (2, 0)], "the other one's is the oldest, and little");
+    assert_eq!(rig.budget.used(), 42);
+    rig.dirty(5, 70);
+    rig.dirty_of(OTHER, 11, 2);
+    let written: Vec<_> = (0..3).map(|_| rig.writes()).collect();
+    assert_eq!(written, [(3, 0), (4, 0), (5, 0)]);
+    let rest = rig.bdi.waits_for_room();
+    assert_eq!([rig.writes(), rig.writes()], [(10, 0), (11, 0)], "somebody waits for room: all is written");
+    drop(rest);
+    rig.dirty_of(OTHER, 12, 1);
+    assert!(rig.ends_quietly());
+}
+
+#[test]
+fn who_holds_much_is_written_whoever_came_last() {
+    let rig = Rig::new();
+    rig.dirty(1, 51);
+    rig.dirty_of(OTHER, 2, 51);
+    let mut written: Vec<_> = (0..2).map(|_| rig.writes().0).collect();
+    written.sort_unstable();
+    assert_eq!(written, [1, 2], "more than a quarter of the threshold each, and half of it with one of them");
     assert!(rig.ends_quietly());
 }
 
