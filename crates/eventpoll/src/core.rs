@@ -440,12 +440,16 @@ impl<R: ReadyList> Scan<R> {
         Answer::Once(event(events))
     }
 
-    /// A slot came by whose item is gone: it is free.
+    /// A slot came by whose item is gone: it is free, if it was not before.
     fn tidy(&mut self, ready: &R, slot: usize) {
-        if let Slot::Gone(item) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
-            ready.unqueue(&mut self.taken, &item.place);
-            self.free.push(slot);
-            self.trash.push(item);
+        match std::mem::replace(&mut self.slots[slot], Slot::Free) {
+            Slot::Gone(item) => {
+                ready.unqueue(&mut self.taken, &item.place);
+                self.free.push(slot);
+                self.trash.push(item);
+            }
+            Slot::Free => ready.pass(&mut self.taken, slot),
+            taken @ Slot::Taken(_) => self.slots[slot] = taken,
         }
     }
 

@@ -111,6 +111,9 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     /// The item is no more. Says whether its slot will still come by in a scan, by whose end it must be kept.
     fn remove(&self, taken: &mut Self::Taken, place: &Self::Place) -> bool;
 
+    /// A slot came by that has no item: who signalled was stopped until the item was gone.
+    fn pass(&self, taken: &mut Self::Taken, slot: usize);
+
     /// Ends a scan: what was queued meanwhile goes to the end of `pending`. With `stays`, more will follow there.
     fn end(&self, taken: &mut Self::Taken, pending: &mut Pending, stays: bool);
 }
@@ -247,6 +250,15 @@ impl ReadyList for Bits {
             self.unqueue(leaves, place);
         }
         is_pending
+    }
+
+    fn pass(&self, leaves: &mut Leaves, slot: usize) {
+        if is_on("eventpoll-pass-marked") {
+            return;
+        }
+        let (index, bit) = leaf_of(slot);
+        // ORDERING: AcqRel; the next item of this place has its bits cleared before it is seen by anybody.
+        leaves.0[index].word.fetch_and(!(1 << bit | 1 << bit << BITS), Ordering::AcqRel);
     }
 
     fn end(&self, leaves: &mut Leaves, pending: &mut Pending, stays: bool) {

@@ -280,6 +280,25 @@ fn what_is_deleted_stays_while_it_is_called() {
     });
 }
 
+/// EP-R5: one who signals is stopped until the item is gone; whoever has its place then is told all the same.
+#[test]
+fn a_late_signal_does_no_harm_to_who_comes_next() {
+    model(3, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        let signals = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        poll.delete(&*flag).expect("it is watched");
+        signals.join().expect("it ends");
+        assert_eq!(count(&poll), 0);
+        let next = Flag::new();
+        poll.add(&next, LT, 1).expect("a new source");
+        next.set();
+        assert_eq!(count(&poll), 1, "its place is marked for good");
+    });
+}
+
 /// EP-R5.
 #[test]
 fn a_close_ends_a_wait_beside_a_signal() {
@@ -391,6 +410,11 @@ fn each_mutant_is_caught() {
             "what_is_deleted_stays_while_it_is_called",
             &["eventpoll-free-under-callback"],
             "freed under the callback",
+        ),
+        (
+            "a_late_signal_does_no_harm_to_who_comes_next",
+            &["eventpoll-pass-marked"],
+            "its place is marked for good",
         ),
         ("a_close_ends_a_wait_beside_a_signal", &["eventpoll-close-late"], "deadlock"),
         ("two_that_would_watch_each_other", &["eventpoll-link-unlocked"], "a circle"),

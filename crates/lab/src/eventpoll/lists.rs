@@ -178,6 +178,8 @@ impl ReadyList for RwLocked {
         node.is_linked.load(Ordering::Relaxed)
     }
 
+    fn pass(&self, (): &mut (), _slot: usize) {}
+
     fn end(&self, (): &mut (), pending: &mut Pending, _stays: bool) {
         self.state.write().end(pending, &self.listed);
     }
@@ -306,6 +308,8 @@ impl ReadyList for SpinLocked {
         let _held = self.hold();
         node.is_linked.load(Ordering::Relaxed)
     }
+
+    fn pass(&self, (): &mut (), _slot: usize) {}
 
     fn end(&self, (): &mut (), pending: &mut Pending, _stays: bool) {
         self.hold().state().end(pending, &self.listed);
