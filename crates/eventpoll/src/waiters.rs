@@ -5,20 +5,22 @@
 //! how many of these were woken and have not left yet (8, not counted above 255). `number` changes with each wake-up.
 //!
 //! # The protocol
-//! Waiter: come (`word`), read `number`, look once more whether there is nothing to do, sleep on `number`, leave.
+//! Waiter: read `number`, come (`word`), look once more whether there is nothing to do, sleep on `number`, leave.
 //! Waker: make something to do, look at `word`; if more sleep than were woken, change `number`, wake one, and *then*
 //! note in `word` that one was woken.
 //!
 //! That the note comes last is what keeps a waker that is preempted from holding up the sleepers: until it has
 //! really woken somebody, everybody else who comes by does it. The price is a system call too many now and then.
-//! It is noted as well if nobody was in the system call: who is counted is then on the way into it, and does not stay.
+//! It is noted as well if nobody was in the system call: who is counted is then on the way into it, and does not stay, for it
+//! has read the number before it was counted, and so before the number changed. Read afterwards, it might be the new one, and the work
+//! done already: who signalled may have been stopped long before it looks who sleeps.
 //! The note is only made if nobody came or left since the look: it never counts one who has left already, so that
 //! there are never fewer on their way than noted. That there are more only costs a wake-up.
 //!
 //! # Orderings
 //! * P1 waiter: change `word`, full barrier, look for work. Waker: make work, full barrier, load `word`. Either the
 //!   waiter sees the work, or the waker sees the waiter.
-//! * P2 waiter: load `number` with acquire, look for work, sleep. Waker: make work, change `number` with release. A
+//! * P2 waiter: load `number` with acquire, come, look for work, sleep. Waker: make work, change `number` with release. A
 //!   waiter that has seen the new number sees the work; one that has not does not fall asleep on the old one.
 
 use std::time::Duration;
@@ -53,13 +55,15 @@ pub(crate) struct Sleeper<'w> {
 impl Waiters {
     /// Comes. The caller looks for work once more before it sleeps.
     pub(crate) fn come(&self) -> Sleeper<'_> {
+        let number = self.number.get();
         // ORDERING: AcqRel and the barrier, P1.
         let before = self.word.fetch_add(CHANGE + ASLEEP, Ordering::AcqRel);
         assert_ne!(before & ASLEEP_MASK, ASLEEP_MASK, "a million threads wait");
         if !is_on("eventpoll-no-sleeper-fence") {
             after_rmw();
         }
-        Sleeper { waiters: self, number: self.number.get() }
+        let is_late = is_on("eventpoll-number-after-coming");
+        Sleeper { waiters: self, number: if is_late { self.number.get() } else { number } }
     }
 
     /// Wakes one sleeper, if there is one who was not woken. Says whether somebody was asleep at all. The caller
@@ -85,7 +89,7 @@ impl Waiters {
         }
         self.number.bump();
         // Also if nobody was in the system call: whoever is counted is on its way into it then, and finds that the number
-        // has changed, or the work. So there is one system call for each time that somebody goes to sleep.
+        // has changed. So there is one system call for each time that somebody goes to sleep.
         self.number.wake(1);
         if seen & WOKEN_MASK != WOKEN_MASK && !is_on("eventpoll-note-before-wake") {
             // ORDERING: AcqRel, so that who leaves sees the work. Failing is no matter: it only keeps others waking.

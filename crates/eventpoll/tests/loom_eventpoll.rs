@@ -50,6 +50,24 @@ fn who_waits_is_woken() {
     });
 }
 
+/// EP-R1: one whose signal was served before it came to wake does not use up the wake-up of the next signal.
+#[test]
+fn who_waits_is_woken_again() {
+    model(3, || {
+        let (poll, counter) = watching(Counter::new(), LT);
+        let signals = {
+            let counter = Arc::clone(&counter);
+            spawn(move || (0..2).for_each(|_| counter.add(1)))
+        };
+        let mut taken = 0;
+        while taken < 2 {
+            assert_eq!(poll.wait(&mut Vec::new(), 1, None), Ok(1));
+            taken += counter.take();
+        }
+        signals.join().expect("it ends");
+    });
+}
+
 /// EP-R4: wherever the other one was stopped, also with the same source.
 #[test]
 fn a_signal_that_has_returned_is_seen() {
@@ -372,6 +390,7 @@ fn each_mutant_is_caught() {
             &["eventpoll-sleep-unchecked", "eventpoll-no-sleeper-fence", "eventpoll-no-waker-fence"][..],
             "deadlock",
         ),
+        ("who_waits_is_woken_again", &["eventpoll-number-after-coming"], "deadlock"),
         (
             "a_signal_that_has_returned_is_seen",
             &["eventpoll-link-in-two-steps"],
