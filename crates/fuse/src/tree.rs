@@ -133,6 +133,8 @@ struct State {
     places: HashMap<MountId, Attachment>,
     /// The tags of each volume, its mounts' among them, as long as requests may have them.
     of_volume: HashMap<Tag, BTreeSet<Tag>>,
+    /// The tags of the volumes that are attached, by the addresses of what they are to the namespaces: alive as long as they are here.
+    by_address: HashMap<usize, Tag>,
 }
 
 /// The tree of one mountpoint, and of those that show clones of it.
@@ -258,6 +260,7 @@ impl State {
     /// Requests find these from now on.
     fn add_tag(&mut self, snapshot: &mut Snapshot, tagged: Arc<Tagged>) {
         self.of_volume.entry(tagged.served.tag).or_default().insert(tagged.tag);
+        self.by_address.insert(Arc::as_ptr(&tagged.served).addr(), tagged.served.tag);
         snapshot.by_tag.insert(tagged.tag, tagged);
     }
 
@@ -275,9 +278,17 @@ impl State {
     /// Forgets all that requests may have of a volume.
     fn drop_volume(&mut self, snapshot: &mut Snapshot, volume: Tag) {
         for tag in self.of_volume.remove(&volume).unwrap_or_default() {
-            if let Some(mount) = snapshot.by_tag.remove(tag).and_then(|tagged| tagged.mount) {
+            let Some(tagged) = snapshot.by_tag.remove(tag) else { continue };
+            self.by_address.remove(&Arc::as_ptr(&tagged.served).addr());
+            if let Some(mount) = tagged.mount {
                 snapshot.by_mount.remove(mount);
             }
         }
+    }
+
+    /// The volume of a superblock that is attached.
+    fn volume_of(&self, superblock: &Super) -> Option<&Arc<Tagged>> {
+        let address = Arc::as_ptr(superblock.superblock()).addr();
+        self.snapshot.by_tag.get(*self.by_address.get(&address)?)
     }
 }

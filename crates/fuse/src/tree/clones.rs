@@ -217,12 +217,8 @@ impl Tree {
         state: &super::State,
         superblock: &mounts::Super,
     ) -> Option<(Arc<Served>, mounts::Super)> {
-        let is_it = |tagged: &&Arc<Tagged>| tagged.superblock.is_same(superblock);
-        let found = if is_it(&&self.first.root) {
-            &self.first.root
-        } else {
-            state.snapshot.by_tag.values().find(is_it)?
-        };
+        let first = &self.first.root;
+        let found = if first.superblock.is_same(superblock) { first } else { state.volume_of(superblock)? };
         Some((Arc::clone(&found.served), found.superblock.clone()))
     }
 
