@@ -39,10 +39,28 @@ pub fn run(args: &WaitArgs) -> Result<()> {
     };
     let ended = match (&volume.found.client, &volume.record().ended) {
         (Some(client), _) => wait(&volume, client, args.timeout)?,
-        (None, Some(ended)) => ended.clone(),
+        (None, Some(ended)) => {
+            let by_id = name == volume.record().id;
+            match used_again(&volume) {
+                Some(again) if !by_id => return Err(Problem::failure(again)),
+                _ => ended.clone(),
+            }
+        }
         (None, None) => return Err(died(&volume)),
     };
     report(&volume, &ended)
+}
+
+/// What ended at a path is not what is meant, and not free, if its store is in use in another place: who has it.
+fn used_again(ended: &Volume) -> Option<String> {
+    let source = &ended.record().source;
+    let store = crate::checks::directory_of(source)?;
+    let again = target::running(store.as_ref()).into_iter().find(|other| other.record().source == *source)?;
+    let (there, here) = (again.record(), &ended.record().mountpoint);
+    Some(format!(
+        "{here}: a volume ended there, and its store {source} is in use again, at {} (volume {})",
+        there.mountpoint, there.id
+    ))
 }
 
 fn wait(volume: &Volume, client: &Client, timeout: Option<Duration>) -> Result<Ended> {

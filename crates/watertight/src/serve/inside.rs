@@ -264,8 +264,11 @@ impl Inside {
         *self.calls.entry(config.mountpoint.clone()).or_default() += 1;
         let (sender, at) = (self.sender.clone(), path.to_owned());
         let body = move || {
-            let done =
-                if is_going { Done::Detached(detach(&at)) } else { Done::Attached(attach(&at, &config)) };
+            let done = if is_going {
+                Done::Detached(detach(&at, &config))
+            } else {
+                Done::Attached(attach(&at, &config))
+            };
             let _serving_has_ended = sender.send(Event::Inside(at, done));
         };
         let made = thread::Builder::new().name("attach".to_owned()).stack_size(STACK).spawn(body);
@@ -342,6 +345,10 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<()> {
         return Err(Problem::failure(format!("{} is attached there", there.record().source)));
     }
     let (volume, mount) = target::mounted_around(path).ok_or_else(none)?;
+    if let Some(there) = elsewhere(config, &volume) {
+        tracing::warn!("{} stays attached at {}, where it was moved to", path.display(), there.display());
+        return Ok(());
+    }
     let client = volume.found.client.ok_or_else(none)?;
     let request = AttachRequest {
         path: inside(path, &mount.mountpoint)?,
@@ -353,17 +360,16 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<()> {
     client.attach(&request, Some(PATIENCE)).map(drop).map_err(|error| Problem::failure(error.to_string()))
 }
 
-/// Detaches it with all data written, unless somebody has.
-fn detach(path: &Path) -> Result<()> {
+/// Detaches it with all data written, unless somebody has; where it is, if it was moved, or a directory above it renamed.
+fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
+    let Some((volume, mount)) = target::mounted_around(path) else { return Ok(()) };
     let is_it =
         |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
-    if !target::running(path.as_os_str()).iter().any(is_it) {
-        return Ok(());
-    }
-    let Some((volume, mount)) = target::mounted_around(path) else { return Ok(()) };
+    let at_path = || target::running(path.as_os_str()).into_iter().find(is_it).map(|_| path.to_owned());
+    let Some(at) = elsewhere(config, &volume).or_else(at_path) else { return Ok(()) };
     let Some(client) = volume.found.client else { return Ok(()) };
     let request = DetachRequest {
-        path: inside(path, &mount.mountpoint)?,
+        path: inside(&at, &mount.mountpoint)?,
         how: How::Plain,
         mountpoint: mount.mountpoint.to_str().map(str::to_owned),
     };
@@ -374,6 +380,20 @@ fn detach(path: &Path) -> Result<()> {
         return Err(Problem::failure(format!("stays attached as long as it is held (EBUSY): {who}")));
     }
     Ok(())
+}
+
+/// Where its store is attached inside the mountpoint of `around` now, as its process says. Stores that are no directories, of which there
+/// may be many of one name, are known by their paths only.
+fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> {
+    let spec = crate::checks::source(&config.source).ok()?.spec;
+    let store = crate::checks::directory_of(&spec)?;
+    let root = Some(around.record().id.as_str());
+    let is_it = |volume: &target::Volume| {
+        volume.record().source == spec && volume.record().attached_to.as_deref() == root
+    };
+    let there = target::running(store.as_ref()).into_iter().find(is_it)?;
+    let status = there.found.client?.within(PATIENCE).status().ok()?;
+    Some(status.mountpoint.into())
 }
 
 fn inside(path: &Path, mountpoint: &Path) -> Result<String> {

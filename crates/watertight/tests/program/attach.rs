@@ -5,9 +5,10 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::mount::UnmountFlags;
 use serde_json::Value;
 
-use crate::rig::{Daemon, Out, Rig, eventually, run, wait};
+use crate::rig::{Daemon, Out, Rig, eventually, run, umount2, wait};
 
 /// A mounted volume with a directory `x`, and another store.
 struct World {
@@ -239,6 +240,69 @@ fn the_mountpoint_takes_all_along() {
     assert_eq!(daemon.end(), Some(0));
     assert_eq!(fs::read_to_string(other.join("file")).unwrap(), "x");
     rig.is_quiet();
+}
+
+/// A raw umount2(2) of the mountpoint, which asks no program of ours: on `fuseblk` all stores are free on return; on `fuse`, which the kernel
+/// unmounts without a word, when `wait` says so. What is open inside goes on after a lazy one, and its close ends all.
+#[test]
+fn a_raw_umount2_takes_all_along() {
+    for kind in ["fuse", "fuseblk"] {
+        for is_held in [false, true] {
+            let Some(world) = World::new(&format!("dirty_after=1h,type={kind}")) else { return };
+            let is_waiting = world.root()["mount_type"] == "fuseblk";
+            world.attach().ok();
+            fs::create_dir(world.path("x/y")).unwrap();
+            let below = world.rig.root.join("below");
+            fs::create_dir(&below).unwrap();
+            world.run("attach", &[&below, &world.path("x/y")]).ok();
+            let ids = ["x", "x/y"].map(|path| world.status(path)["id"].as_str().unwrap().to_owned());
+            for path in ["file", "x/file", "x/y/file"] {
+                fs::write(world.path(path), path).unwrap();
+            }
+            let held = is_held.then(|| File::open(world.path("x/y/file")).unwrap());
+            let World { rig, daemon, other } = world;
+            umount2(&rig.mnt, if is_held { UnmountFlags::DETACH } else { UnmountFlags::empty() });
+            if let Some(held) = held {
+                rig.run(&["wait", "--timeout", "0", &ids[1]]).ends(1, "not yet");
+                let mut content = String::new();
+                (&held).read_to_string(&mut content).unwrap();
+                assert_eq!(content, "x/y/file", "{kind}");
+                drop(held);
+            }
+            // On `fuseblk` umount2(2) has waited for all of them, or the last close has.
+            if !is_waiting {
+                ids.iter().for_each(|id| drop(rig.run(&["wait", id]).ok().says("free; everything is on")));
+            }
+            let stored = |dir: &Path| fs::read_to_string(dir.join("file")).unwrap_or_default();
+            assert_eq!((stored(&other), stored(&below)), ("x/file".into(), "x/y/file".into()), "{kind}");
+            for id in &ids {
+                rig.run(&["wait", "--timeout", "0", id]).ok().says("free");
+            }
+            rig.verb("wait", &[]).ok().says("free");
+            assert_eq!(rig.stored("file").as_deref(), Some(b"file".as_slice()), "{kind}");
+            assert_eq!(daemon.end(), Some(0), "{kind}");
+            rig.is_quiet();
+        }
+    }
+}
+
+/// Of several volumes that were at a path, one after the other, the last one is somewhere else now.
+#[test]
+fn who_waits_at_a_place_that_was_left_is_told_where_its_store_is() {
+    let Some(world) = World::new("") else { return };
+    fs::create_dir(world.path("z")).unwrap();
+    world.attach().ok();
+    world.run("detach", &[&world.path("x")]).ok();
+    world.run("wait", &[&world.path("x")]).ok().says("free");
+    let out = world.attach().ok();
+    let id = out.stdout.split("(volume ").nth(1).unwrap().split(')').next().unwrap().to_owned();
+    world.run("move", &[&world.path("x"), &world.path("z")]).ok();
+    let there = format!("is in use again, at {} (volume {id})", world.path("z").display());
+    world.run("wait", &[&world.path("x")]).ends(1, &there);
+    assert_eq!(world.status("x"), Value::Null);
+    world.run("detach", &[&world.path("z")]).ok();
+    world.run("wait", &[&world.path("x")]).ok().says("free");
+    world.end();
 }
 
 #[test]

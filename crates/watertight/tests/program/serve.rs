@@ -313,6 +313,42 @@ fn volumes_are_attached_and_detached_with_the_file() {
 }
 
 #[test]
+fn a_volume_that_was_moved_stays_where_it_is_and_is_detached_there() {
+    let Some(mut it) = Served::new() else { return };
+    let all = names(&["up/a", "b"]);
+    inside(&it, &all);
+    fs::create_dir_all(it.store("root").join("up/a")).unwrap();
+    fs::create_dir(it.store("root").join("b")).unwrap();
+    let daemon = it.start();
+    assert_eq!(attached(&it), ["b", "up/a"]);
+    let mnt = it.mnt("root");
+    fs::rename(mnt.join("up"), mnt.join("down")).unwrap();
+    fs::create_dir_all(mnt.join("up/a")).unwrap();
+    fs::create_dir(mnt.join("c")).unwrap();
+    it.rig.run(&["move", mnt.join("b").to_str().unwrap(), mnt.join("c").to_str().unwrap()]).ok();
+    assert_eq!(attached(&it), ["c", "down/a"]);
+    fs::write(mnt.join("down/a/file"), "a").unwrap();
+    fs::write(mnt.join("c/file"), "b").unwrap();
+
+    daemon.signal(Signal::HUP);
+    for (from, to) in [("up/a", "down/a"), ("b", "c")] {
+        let (from, to) = (mnt.join(from), mnt.join(to));
+        daemon.says(&format!("{} stays attached at {}", from.display(), to.display()));
+    }
+    assert_eq!(attached(&it), ["c", "down/a"]);
+    assert!(fs::read_dir(mnt.join("up/a")).unwrap().next().is_none(), "it is in one place");
+
+    inside(&it, &[]);
+    daemon.signal(Signal::HUP);
+    eventually("both are gone", || attached(&it).is_empty());
+    assert_eq!(fs::read(it.store("up-a").join("file")).unwrap(), b"a");
+    assert_eq!(fs::read(it.store("b").join("file")).unwrap(), b"b");
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    it.rig.is_quiet();
+}
+
+#[test]
 fn three_hundred_volumes_have_no_threads_of_their_own() {
     const MANY: usize = 300;
     let Some(mut it) = Served::new() else { return };
