@@ -337,6 +337,7 @@ impl Attachments {
             }
             How::Force => {
                 self.detach_by_force(&site, &path, attached.as_ref())?;
+                attached.iter().for_each(|one| one.wait_told());
                 None
             }
         };

@@ -103,6 +103,17 @@ impl Attached {
         self.ended.borrow().clone()
     }
 
+    /// If the volume has ended, waits until that was told: whoever served the last close may be just about to. Only from the control server's
+    /// blocking threads.
+    pub(super) fn wait_told(&self) {
+        if self.volume.report().is_some() {
+            let mut ended = self.ended.subscribe();
+            let told = async move { ended.wait_for(Option::is_some).await.map(drop) };
+            // The sender lives in `self`.
+            drop(tokio::runtime::Handle::current().block_on(told));
+        }
+    }
+
     /// Where it is; where it was last, if it is nowhere. Directories above it may have been renamed.
     pub(super) fn path(&self) -> PathBuf {
         let known = self.known_path();

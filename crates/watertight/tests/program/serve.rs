@@ -395,7 +395,15 @@ impl Stopped {
     fn new(pid: u32) -> Self {
         let pid = Pid::from_raw(pid.cast_signed()).unwrap();
         kill_process(pid, Signal::STOP).unwrap();
-        Self(pid)
+        let stopped = Self(pid);
+        // Each of its threads stops for itself.
+        let stands = |thread: fs::DirEntry| {
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
+        };
+        let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+        eventually("it stands still", || fs::read_dir(&tasks).unwrap().flatten().all(stands));
+        stopped
     }
 }
 
