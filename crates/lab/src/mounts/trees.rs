@@ -35,6 +35,7 @@ pub(super) fn container(
     let host = Ours::new(variant, engine);
     let begun = Instant::now();
     let container = host.ns.try_clone().map_err(words)?;
+    let inside = container.domain().clone();
     attach(&container, "m2").map_err(words)?;
     for volume in 0..VOLUMES {
         attach(&container, &format!("m2/m{volume}")).map_err(words)?;
@@ -47,6 +48,8 @@ pub(super) fn container(
     container.end();
     recorder.value(scenario, variant, END, milliseconds(end));
     recorder.value(scenario, variant, CONTAINER, milliseconds(begun));
+    // It may have readers of its own.
+    inside.barrier();
     finish(host);
     Ok(())
 }
