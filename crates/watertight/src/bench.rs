@@ -6,7 +6,7 @@
 mod samples;
 mod work;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,21 +58,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if args.slice < SLICE_MIN || args.slice > SLICE_MAX {
         return Err(Problem::usage("--slice takes from 10ms to 1m"));
     }
-    let (volume, _) = sync_cmd::find(args.path.as_os_str())?;
-    let (mountpoint, source) = (volume.record().mountpoint.clone(), volume.record().source.clone());
-    let on_volume = directory(Path::new(&mountpoint))?;
-    let (on_store, no_store) = match checks::directory_of(&source) {
-        Some(store) => match directory(Path::new(store)) {
-            Ok(made) => (Some(made), None),
-            Err(why) => (None, Some(why.to_string())),
-        },
-        None => (None, Some(format!("{source} is no plain directory"))),
-    };
-    let mut sides = vec![Side::new(on_volume.path())?];
-    if let Some(made) = &on_store {
-        sides.push(Side::new(made.path())?);
-    }
-    let places = Arc::new(Mutex::new(Some((on_volume, on_store))));
+    let places = Arc::new(Mutex::new(Some(Vec::new())));
     let on_signal = Arc::clone(&places);
     signals::watch(move |_| {
         drop(on_signal.lock().take());
@@ -81,6 +67,21 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         std::process::exit(1)
     })
     .map_err(|error| Problem::failure(format!("bench: taking signals: {error}")))?;
+    let (volume, _) = sync_cmd::find(args.path.as_os_str())?;
+    let (mountpoint, source) = (volume.record().mountpoint.clone(), volume.record().source.clone());
+    let on_volume = directory(&places, Path::new(&mountpoint))?;
+    let (on_store, no_store) = match checks::directory_of(&source) {
+        Some(store) => match directory(&places, Path::new(store)) {
+            Ok(made) => (Some(made), None),
+            Err(why) => (None, Some(why.to_string())),
+        },
+        None => (None, Some(format!("{source} is no plain directory"))),
+    };
+    console().status("bench: its files are being written");
+    let mut sides = vec![Side::new(&on_volume)?];
+    if let Some(made) = &on_store {
+        sides.push(Side::new(made)?);
+    }
 
     let measured = measure(&mut sides, args.slice);
     drop(sides);
@@ -101,11 +102,19 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-fn directory(inside: &Path) -> Result<TempDir> {
-    tempfile::Builder::new()
+/// The directories to be removed at the end; none once a signal has ended it.
+type Places = Mutex<Option<Vec<TempDir>>>;
+
+/// Makes a directory in `inside`, which is removed with `places`.
+fn directory(places: &Places, inside: &Path) -> Result<PathBuf> {
+    let mut places = places.lock();
+    let made = tempfile::Builder::new()
         .prefix(".watertight-bench.")
         .tempdir_in(inside)
-        .map_err(|error| Problem::failure(format!("{}: {error}", inside.display())))
+        .map_err(|error| Problem::failure(format!("{}: {error}", inside.display())))?;
+    let path = made.path().to_owned();
+    places.get_or_insert_default().push(made);
+    Ok(path)
 }
 
 fn measure(sides: &mut [Side], slice: Duration) -> Result<Vec<Row>> {

@@ -104,7 +104,7 @@ pub enum Verb {
     #[command(
         after_help = "Examples:\n  watertight status\n  watertight status --json /mnt/data | jq .volumes[0].state\n  \
             watertight status --holders /mnt/data\n  \
-            watertight status --metrics > /var/lib/prometheus/node-exporter/watertight.prom"
+            watertight status --metrics > watertight.prom.new && mv watertight.prom.new watertight.prom"
     )]
     Status(StatusArgs),
 

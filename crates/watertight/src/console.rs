@@ -6,6 +6,7 @@
 //!
 //! Locks: `Console::shown` is a leaf.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
 
@@ -81,14 +82,17 @@ impl Console {
     }
 
     /// Prints a line of the verb's result on standard output.
+    ///
+    /// Control characters in it, which may come from the name of anybody's file, are shown and not obeyed.
     pub fn print(&self, line: &str) {
+        let line = harmless(line);
         let mut out = io::stdout().lock();
         self.above_status(|| writeln!(out, "{line}").and_then(|()| out.flush()));
     }
 
-    /// Prints a line for a person on standard error.
+    /// Prints a line for a person on standard error, as [`print`](Self::print) does.
     pub fn say(&self, line: &str) {
-        self.write_err(format!("{line}\n").as_bytes());
+        self.write_err(format!("{}\n", harmless(line)).as_bytes());
     }
 
     /// Writes whole lines to standard error, above the status line.
@@ -136,6 +140,33 @@ fn draw(line: &str) {
     let _no_reader = write!(err, "\r\x1b[K{line}").and_then(|()| err.flush());
 }
 
+/// `text` with its control characters escaped, but for ends of lines and for what [`paint`] makes.
+#[must_use]
+pub fn harmless(text: &str) -> Cow<'_, str> {
+    if !text.contains(|c: char| c.is_control() && c != '\n') {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        if let Some(colour) = COLOURS.into_iter().find(|colour| rest.starts_with(colour)) {
+            shown.push_str(colour);
+            rest = &rest[colour.len()..];
+            continue;
+        }
+        if c.is_control() && c != '\n' {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+        rest = &rest[c.len_utf8()..];
+    }
+    Cow::Owned(shown)
+}
+
+/// All that [`paint`] writes around a text.
+const COLOURS: [&str; 6] = ["\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[1m", "\x1b[0m"];
+
 fn paint(colours: bool, colour: Colour, text: &str) -> String {
     if !colours {
         return text.to_owned();
@@ -158,5 +189,14 @@ mod tests {
     fn colours_are_for_terminals_only() {
         assert_eq!(paint(false, Colour::Red, "x"), "x");
         assert_eq!(paint(true, Colour::Red, "x"), "\x1b[31mx\x1b[0m");
+    }
+
+    #[test]
+    fn names_of_files_do_nothing_to_the_terminal() {
+        assert_eq!(harmless("a\x1b[2Jb\r\u{9b}c\td\n"), "a\\u{1b}[2Jb\\r\\u{9b}c\\td\n");
+        let all = [Colour::Green, Colour::Yellow, Colour::Red, Colour::Dim, Colour::Bold];
+        for painted in all.map(|colour| paint(true, colour, "x")) {
+            assert_eq!(harmless(&painted), painted);
+        }
     }
 }

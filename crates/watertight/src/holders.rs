@@ -175,7 +175,7 @@ pub fn of_device(device: Device) -> io::Result<Holders> {
     let Device { major, minor } = device;
     // A mount that is none of the table's.
     let (mountpoint, fstype, source) = Default::default();
-    of(&Mount { id: u64::MAX, parent: u64::MAX, major, minor, mountpoint, fstype, source })
+    of(&Mount { id: u64::MAX, parent: u64::MAX, major, minor, mountpoint, fstype, source, owner: None })
 }
 
 /// How many searches are under way.

@@ -62,9 +62,17 @@ fn is_journal() -> bool {
 /// A level that is none.
 pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()> {
     let filter = match (level, std::env::var("RUST_LOG")) {
-        (Some(level), _) => EnvFilter::try_new(level).map_err(|error| {
-            Problem::usage(format!("--log-level {level}: {error}; give error, warn, info, debug or trace"))
-        })?,
+        (Some(level), _) => {
+            let refused = |why: String| {
+                Problem::usage(format!("--log-level {level}: {why}; give error, warn, info, debug or trace"))
+            };
+            // Such a word would be taken for the name of a module, and nothing else would be logged.
+            let word = level.split(',').map(str::trim).find(|part| !part.contains('=') && !is_level(part));
+            if let Some(word) = word {
+                return Err(refused(format!("`{word}` is no level")));
+            }
+            EnvFilter::try_new(level).map_err(|error| refused(error.to_string()))?
+        }
         (None, Ok(filter)) => EnvFilter::try_new(&filter).map_err(|error| {
             Problem::usage(format!("RUST_LOG={filter}: {error}; give error, warn, info, debug or trace"))
         })?,
@@ -82,6 +90,10 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
         LogFormat::Journald => log.with_ansi(false).event_format(ForJournal::default()).try_init(),
     }
     .map_err(|error| Problem::failure(format!("the log cannot be started: {error}")))
+}
+
+fn is_level(word: &str) -> bool {
+    word.parse::<LevelFilter>().is_ok()
 }
 
 /// Lines as systemd takes them from a service's standard error; see sd-daemon(3).

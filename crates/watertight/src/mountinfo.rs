@@ -42,6 +42,14 @@ pub fn is_ours(mount: &Mount) -> bool {
     mount.fstype.split_once('.').is_some_and(|(_, subtype)| subtype == SUBTYPE)
 }
 
+/// Whether this process may have to do with the mount: it is this user's, or the user is root. Others' are not even asked whether they live: with a
+/// server that hangs, who asks would wait for good.
+#[must_use]
+pub fn is_for_this_user(mount: &Mount) -> bool {
+    let user = rustix::process::geteuid();
+    user.is_root() || mount.owner == Some(user.as_raw())
+}
+
 /// `fuse` or `fuseblk` for our mounts: the part of the type before the dot.
 #[must_use]
 pub fn kind(mount: &Mount) -> &str {
@@ -104,6 +112,7 @@ mod tests {
             mountpoint: mountpoint.into(),
             fstype: fstype.to_owned(),
             source,
+            owner: None,
         }
     }
 

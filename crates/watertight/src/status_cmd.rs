@@ -116,7 +116,8 @@ fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report
     };
     report.dead_mounts = mounts
         .iter()
-        .filter(|mount| !served(mount) && unmount::is_dead(&mount.mountpoint))
+        .filter(|mount| mountinfo::is_for_this_user(mount) && !served(mount))
+        .filter(|mount| unmount::is_dead(&mount.mountpoint))
         .map(|mount| mount.mountpoint.to_string_lossy().into_owned())
         .collect();
     report

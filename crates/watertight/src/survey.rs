@@ -46,7 +46,8 @@ impl Survey {
             // that do not answer.
             all.ask(&dir, dir.others(&known), &mut known);
         }
-        all.volumes.sort_by_key(|status| std::cmp::Reverse(status.started_ms));
+        all.volumes
+            .sort_by(|a, b| b.started_ms.cmp(&a.started_ms).then_with(|| a.mountpoint.cmp(&b.mountpoint)));
         all
     }
 

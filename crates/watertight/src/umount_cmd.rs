@@ -317,7 +317,7 @@ impl Leaving {
         match self {
             Self::Gone => {}
             Self::InTheKernel => console().say(&format!(
-                "its process {} has ended, but waits in the kernel for its store, and goes when that answers",
+                "its process {} has ended, and is not gone yet: it gives its memory back, or waits in the kernel for its store until that answers",
                 client.pid()
             )),
             Self::Not => kill(client),

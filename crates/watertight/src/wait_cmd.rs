@@ -6,10 +6,12 @@ use crate::cli::WaitArgs;
 use crate::console::console;
 use crate::control::api::{Ended, State};
 use crate::control::client::{CallError, Client};
+use crate::mountinfo;
 use crate::problem::{Problem, Result};
 use crate::progress;
 use crate::target::{self, Target, Volume};
 use crate::umount_cmd::{died, wait_ended};
+use crate::unmount;
 
 /// How many lost files are listed.
 const LOST_NAMED_MAX: usize = 20;
@@ -24,11 +26,19 @@ pub fn run(args: &WaitArgs) -> Result<()> {
     let Target { mount, volume, path } = target::resolve(&args.volume);
     let name = args.volume.to_string_lossy();
     let Some(volume) = volume else {
-        if let Some(mount) = mount.filter(crate::mountinfo::is_ours) {
-            return Err(Problem::failure(format!(
-                "{name}: its process is gone, the dead mount is still there; `watertight umount {}` clears it",
-                mount.mountpoint.display()
-            )));
+        if let Some(mount) = mount.filter(mountinfo::is_ours) {
+            let at = mount.mountpoint.display();
+            return Err(Problem::failure(
+                if mountinfo::is_for_this_user(&mount) && unmount::is_dead(&mount.mountpoint) {
+                    format!(
+                        "{name}: its process is gone, the dead mount is still there; `watertight umount {at}` clears it"
+                    )
+                } else {
+                    format!(
+                        "{name}: a volume is mounted at {at}, by a process that only its own user and root may ask"
+                    )
+                },
+            ));
         }
         return match path.filter(|path| path.is_dir()) {
             Some(dir) => unknown_directory(&dir),

@@ -21,6 +21,8 @@ pub struct MountInfo {
     pub fstype: String,
     /// What is mounted.
     pub source: String,
+    /// The user who mounted it, where it is a FUSE mount.
+    pub owner: Option<u32>,
 }
 
 impl MountInfo {
@@ -82,7 +84,10 @@ fn parse(line: &[u8]) -> Option<MountInfo> {
     fields.find(|field| *field == b"-")?;
     let fstype = String::from_utf8(unescaped(fields.next()?)).ok()?;
     let source = OsString::from_vec(unescaped(fields.next()?)).to_string_lossy().into_owned();
-    Some(MountInfo { id, parent, major, minor, mountpoint, fstype, source })
+    let options = fields.next().unwrap_or_default();
+    let owner = options.split(|&byte| byte == b',').find_map(|option| option.strip_prefix(b"user_id="));
+    let owner = owner.and_then(|owner| std::str::from_utf8(owner).ok()?.parse().ok());
+    Some(MountInfo { id, parent, major, minor, mountpoint, fstype, source, owner })
 }
 
 /// Blanks and the like come as a backslash and three octal digits.
@@ -115,11 +120,12 @@ mod tests {
     #[test]
     fn lines_are_read_with_their_escapes() {
         let line =
-            br"36 35 0:52 / /mnt/a\040b\134c rw,nosuid shared:1 master:2 - fuse.watertight dir:/srv\040x rw";
+            br"36 35 0:52 / /mnt/a\040b\134c rw,nosuid shared:1 master:2 - fuse.watertight dir:/srv\040x rw,user_id=65534,group_id=0";
         let info = parse(line).unwrap();
         assert_eq!((info.id, info.parent, info.major, info.minor), (36, 35, 0, 52));
         assert_eq!(info.mountpoint, Path::new(r"/mnt/a b\c"));
         assert_eq!((info.fstype.as_str(), info.source.as_str()), ("fuse.watertight", "dir:/srv x"));
+        assert_eq!(info.owner, Some(65534));
         assert_eq!(info.connection_dir(), Path::new("/sys/fs/fuse/connections/52"));
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"1 2 3"), None);

@@ -32,6 +32,8 @@ const REPLY_BYTES_MAX: usize = 4 << 20;
 const EVENT_BYTES_MAX: usize = 64 << 10;
 /// How long an answer may take that the server gives without touching the store.
 const QUICK: Duration = Duration::from_secs(10);
+/// How much later than it was asked to a process may answer.
+const ON_TIME: Duration = Duration::from_secs(2);
 
 /// Why a call got no answer.
 #[derive(Debug, thiserror::Error)]
@@ -215,7 +217,7 @@ impl Client {
     /// See [`CallError`].
     pub fn wait(&self, timeout: Duration) -> Result<WaitReply, CallError> {
         let path = format!("/v1/wait?timeout_ms={}", timeout.as_millis());
-        self.call(Method::GET, &path, &(), Some(timeout.saturating_add(QUICK)))
+        self.call(Method::GET, &path, &(), Some(timeout.saturating_add(ON_TIME)))
     }
 
     /// Waits until the process is gone, at most for `timeout`; says whether it is.

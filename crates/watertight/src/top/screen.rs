@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use crossterm::event::KeyCode;
 
 use super::rows::{CgroupRow, Table, VolumeRow};
+use crate::console::harmless;
 use crate::control::api::State;
 use crate::units;
 
@@ -96,7 +97,9 @@ pub(super) fn lines(table: &Table, view: &mut View, (columns, rows): (u16, u16))
     lines.truncate(height.saturating_sub(1));
     lines.resize(height.saturating_sub(1), String::new());
     lines.push(keys(view));
-    lines.into_iter().map(|line| line.chars().take(width).collect()).collect()
+    // A name with the end of a line in it is one row all the same.
+    let shown = |line: String| harmless(&line.replace('\n', "\\n")).chars().take(width).collect();
+    lines.into_iter().map(shown).collect()
 }
 
 fn summary(table: &Table) -> String {

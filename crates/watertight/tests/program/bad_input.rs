@@ -79,6 +79,7 @@ fn options_that_do_not_exist() {
     rig.run(&["mount", store]).ends(2, "MOUNTPOINT");
     rig.run(&["mount", store, "/x", "--log-file", "/y"]).ends(2, "--daemon");
     rig.run(&["--log-level", "loud=loud", "status"]).ends(2, "--log-level loud=loud");
+    rig.run(&["--log-level", "warning", "status"]).ends(2, "`warning` is no level");
 }
 
 #[test]

@@ -171,6 +171,7 @@ fn force_ends_a_process_that_does_not_answer() {
     let daemon = rig.mount("dirty_after=1h");
     fs::write(rig.mnt.join("a"), "a").unwrap();
     daemon.signal(rustix::process::Signal::STOP);
+    rig.verb("wait", &["--timeout=100ms"]).ends(1, "did not answer");
     rig.verb("umount", &["--force"]).ends(1, "what was not written is not known");
     assert!(!rig.is_mounted());
     assert_eq!(daemon.end(), None, "ended by a signal");

@@ -74,6 +74,15 @@ fn a_user_mounts_and_unmounts() {
 }
 
 #[test]
+fn roots_volume_is_not_taken_for_a_dead_one() {
+    let Some(mut rig) = rig() else { return };
+    let daemon = rig.mount("");
+    as_nobody(&rig, "$W wait $M").ends(1, "a process that only its own user and root may ask");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
 fn signals_unmount_without_root_too() {
     let Some(rig) = rig() else { return };
     let out = as_nobody(
