@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use watertight_acceptance::command::Cmd;
+use watertight_acceptance::scratch::Scratch;
 use watertight_acceptance::subject::need_root;
-use watertight_acceptance::{Subject, is_long, note, skip};
+use watertight_acceptance::{Setup, Subject, Verb, is_long, note, skip};
 
 /// Runs a command that has to succeed, and gives what it said.
 fn run(program: &str, arguments: &[&Path]) -> String {
@@ -106,4 +107,54 @@ fn mn_r1_a_loop_device_over_an_image_on_a_volume() {
     }
     note(world.subject.name(), &format!("{rounds} rounds"));
     world.subject.finish();
+}
+
+/// {mkfs; loop device; mount; a store on it, mounted; write; unmount}: the moment the unmount has returned, the store's own file system is
+/// unmounted, by umount(2), which refuses where anything is open; its device is formatted anew, which is refused where anything uses it; and
+/// the device is given back.
+#[test]
+fn the_file_system_and_the_device_of_a_store_are_free_on_return() {
+    let name = "the_file_system_and_the_device_of_a_store_are_free_on_return";
+    if !need_root(name) || !has(name, &["mkfs.ext4", "losetup", "e2fsck", "mount", "umount"]) {
+        return;
+    }
+    let scratch = Scratch::new("store-device");
+    let (image, under) = (scratch.path().join("image"), scratch.dir("under"));
+    fs::File::create(&image).and_then(|file| file.set_len(8 << 20)).expect("image");
+    let store = under.join("store");
+    let device = || PathBuf::from(run("losetup", &[Path::new("--find"), Path::new("--show"), &image]));
+    let verbs = [Verb::Program, Verb::Interrupt, Verb::Terminate, Verb::Raw, Verb::Umount8];
+    let mut now = device();
+    run("mkfs.ext4", &[Path::new("-qF"), &now]);
+    run("mount", &[&now, &under]);
+    fs::create_dir(&store).expect("mkdir");
+    let setup = Setup::default().store(&store).option("dirty_after=1h");
+    let Some(mut subject) = Subject::with(name, setup) else {
+        run("umount", &[&under]);
+        run("losetup", &[Path::new("-d"), &now]);
+        return;
+    };
+    let verbs = if subject.kernel_waits() { &verbs[..] } else { &verbs[..3] };
+    let rounds = if is_long() { 100 } else { 10 };
+    for round in 0..rounds {
+        let verb = verbs[round % verbs.len()];
+        let content = format!("round {round}").repeat(1000);
+        fs::write(subject.at("file"), &content).expect("write");
+        subject.unmount(verb);
+        assert_eq!(fs::read_to_string(store.join("file")).expect("read"), content, "round {round}, {verb:?}");
+        run("umount", &[&under]);
+        run("e2fsck", &[Path::new("-fn"), &now]);
+        // Without -F: it asks for the device alone.
+        run("mkfs.ext4", &[Path::new("-q"), &now]);
+        run("losetup", &[Path::new("-d"), &now]);
+        now = device();
+        run("mount", &[&now, &under]);
+        fs::create_dir(&store).expect("mkdir");
+        subject.mount();
+        assert!(!subject.at("file").exists(), "round {round}, {verb:?}: of the store that was");
+    }
+    subject.close();
+    run("umount", &[&under]);
+    run("losetup", &[Path::new("-d"), &now]);
+    note(name, &format!("{rounds} rounds"));
 }

@@ -482,6 +482,7 @@ impl Store for DirStore {
         let lock = self.inner.lock.lock().take();
         self.inner.unsynced.clear();
         self.inner.table.clear();
+        self.inner.paths.close(self.inner.table.root());
         drop(lock);
     }
 }

@@ -54,6 +54,32 @@ fn files_are_plain_files_and_nothing_else_is_there() {
     assert_eq!(store.describe(), format!("dir:{}", place.source.display()));
 }
 
+/// Whoever still has the store itself keeps its file system from nothing.
+#[test]
+fn nothing_is_open_there_after_close() {
+    let place = place();
+    let source = fs::canonicalize(&place.source).unwrap();
+    let open = || {
+        let fds = fs::read_dir("/proc/self/fd").unwrap();
+        let links = fds.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+        links.filter(|link| link.starts_with(&source)).count()
+    };
+    let store = DirStore::open(&place.source).unwrap();
+    let dir = mkdir(&*store, ROOT, "d");
+    file_with(&*store, dir.id, "f", b"content");
+    store.sync().unwrap();
+    assert_ne!(open(), 0);
+    store.close();
+    assert_eq!(open(), 0);
+    assert_eq!(store.counters().open, 0);
+    assert_eq!(lookup_fails(&*store), ErrorKind::Stale);
+    drop(store);
+}
+
+fn lookup_fails(store: &dyn Store) -> ErrorKind {
+    store.lookup(ROOT, n("d")).unwrap_err().kind()
+}
+
 #[test]
 fn symbolic_links_are_never_followed() {
     let place = place();

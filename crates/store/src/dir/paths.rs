@@ -17,7 +17,7 @@
 //! Objects with open data, or with changes that are not durable, keep their descriptors. A file that was
 //! just made has one descriptor for its data and for itself, until the data is closed.
 //!
-//! Lock order: [`DirNode::path`], then the table's shards. Of two objects' locks the second is only tried.
+//! Lock order: [`DirNode::path`], then the table's shards; `Paths::medium` is a leaf. Of two objects' locks the second is only tried.
 //!
 //! `open`, `away`, `last` and `next_search` are figures of the moment: nothing but the choice of when to put away
 //! or to refuse depends on them.
@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use sync::Mutex;
 use sync::atomic::{AtomicUsize, Ordering};
 
 use super::node::DirNode;
@@ -74,8 +75,10 @@ pub(crate) struct Paths {
     away: AtomicUsize,
     /// After a search that found nothing to put away: how many are open before the next one.
     next_search: AtomicUsize,
-    /// Any directory of the medium, to open handles with; `None` where that is not possible.
-    medium: Option<Arc<OwnedFd>>,
+    /// Whether the process may open by handle.
+    can_put_away: bool,
+    /// Any directory of the medium, to open handles with; `None` where that is not possible, and after the store's close.
+    medium: Mutex<Option<Arc<OwnedFd>>>,
 }
 
 impl Paths {
@@ -86,6 +89,7 @@ impl Paths {
             sys::open_handle(root.as_fd(), &handle)?;
             Ok(Arc::clone(root))
         };
+        let medium = medium().ok();
         Self {
             bound: bound.max(1),
             ceiling: descriptors,
@@ -93,13 +97,23 @@ impl Paths {
             open: AtomicUsize::new(0),
             away: AtomicUsize::new(0),
             next_search: AtomicUsize::new(0),
-            medium: medium().ok(),
+            can_put_away: medium.is_some(),
+            medium: Mutex::new(medium),
         }
     }
 
     /// Whether descriptors can be put away.
     pub(crate) fn can_put_away(&self) -> bool {
-        self.medium.is_some()
+        self.can_put_away
+    }
+
+    /// Closes what the store's root has open, however long the store itself is kept: nothing of it is used any more, and its file system can be
+    /// unmounted.
+    pub(crate) fn close(&self, root: &DirNode) {
+        drop(self.medium.lock().take());
+        if root.path.lock().fd.take().is_some() {
+            self.went_away();
+        }
     }
 
     /// Descriptors open, and put away.
@@ -212,7 +226,8 @@ impl Inner {
     }
 
     fn open_again(&self, node: &DirNode, handle: Option<&Handle>) -> Result<OwnedFd, Errno> {
-        let (Some(medium), Some(handle)) = (&self.paths.medium, handle) else { return Err(Errno::STALE) };
+        let medium = self.paths.medium.lock().clone();
+        let (Some(medium), Some(handle)) = (medium, handle) else { return Err(Errno::STALE) };
         let open = || sys::open_handle(medium.as_fd(), handle);
         let fd = match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
