@@ -140,7 +140,7 @@ fn draw(line: &str) {
     let _no_reader = write!(err, "\r\x1b[K{line}").and_then(|()| err.flush());
 }
 
-/// `text` with its control characters escaped, but for ends of lines and for what [`paint`] makes.
+/// `text` with its control characters escaped, but for ends of lines and for the colours of [`Console::paint`].
 #[must_use]
 pub fn harmless(text: &str) -> Cow<'_, str> {
     if !text.contains(|c: char| c.is_control() && c != '\n') {
