@@ -192,6 +192,11 @@ impl Pool {
         }
     }
 
+    /// Threads at most, but for those whose requests were answered by others.
+    pub(crate) fn places(&self) -> usize {
+        self.threads_max
+    }
+
     fn threads_at_most(&self) -> usize {
         // ORDERING: SeqCst, P2.
         self.threads_max + self.threads_more.load(Ordering::SeqCst)

@@ -158,7 +158,7 @@ impl Tree {
         let Shared { tree, interrupts, pool, .. } = &*self.shared;
         let volumes = tree.volumes();
         let stalled: Vec<_> = volumes.iter().filter(|served| served.volume.is_known_to_stall()).collect();
-        interrupts.share_among(stalled.len());
+        interrupts.share_among(stalled.len(), pool.places());
         let hanging: usize = stalled.iter().map(|served| interrupts.shed(served.tag)).sum();
         pool.bear(&self.shared, hanging);
     }

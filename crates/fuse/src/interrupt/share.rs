@@ -1,8 +1,8 @@
 //! What the requests for one attached volume may hold while its store does not answer.
 //!
 //! Purpose: the threads and the entries that bring requests are shared by all volumes of a mountpoint. Of a volume whose store does not
-//! answer, [`WAITING_MAX`] requests wait at most, and [`WAITING_ALL`] of all such volumes together. Those in hand beyond that when
-//! the stall is noticed are answered EIO, while their threads go on waiting ([`Interrupts::shed`]); later ones are refused
+//! answer, requests wait in an eighth of the places (`SessionOptions::threads_max`, 256 at least) at most, and those of all such volumes together in a quarter.
+//! Those in hand beyond that when the stall is noticed are answered EIO, while their threads go on waiting ([`Interrupts::shed`]); later ones are refused
 //! ([`Interrupts::is_full`]). Requests for a volume that is given up are all answered EIO ([`Interrupts::give_up`]).
 //!
 //! Over io_uring a request whose data is lent cannot be answered early, nor can one whose late success would matter
@@ -21,10 +21,10 @@ use sync::mutant::is_on;
 use super::{ABANDONABLE, FLAGS, Interrupts, Slot};
 use crate::tree::wire::Tag;
 
-/// Requests for one volume that may wait for a store that does not answer.
-const WAITING_MAX: usize = 32;
-/// The same of all volumes.
-const WAITING_ALL: usize = 64;
+/// One of so many places may be taken by requests that wait for stores that do not answer.
+const ONE_OF: usize = 4;
+/// The places that there are at least.
+const PLACES_MIN: usize = 256;
 
 /// In [`Slot::volume`], below the tag: the request is not counted, and not answered early for its volume's stall.
 const SPARED: u64 = 1;
@@ -38,7 +38,7 @@ pub(super) struct Share(AtomicUsize);
 
 impl Default for Share {
     fn default() -> Self {
-        Self(AtomicUsize::new(WAITING_MAX))
+        Self(AtomicUsize::new(PLACES_MIN / ONE_OF / 2))
     }
 }
 
@@ -117,10 +117,11 @@ impl Interrupts {
         }
     }
 
-    /// So many volumes have stores that do not answer.
-    pub(crate) fn share_among(&self, stalled: usize) {
+    /// So many volumes have stores that do not answer, and the mountpoint has so many places for requests.
+    pub(crate) fn share_among(&self, stalled: usize, places: usize) {
+        let of_all = places.max(PLACES_MIN) / ONE_OF;
         // ORDERING: Relaxed here and below, a bound that need not be exact at any moment.
-        self.share.0.store((WAITING_ALL / stalled.max(1)).min(WAITING_MAX), Ordering::Relaxed);
+        self.share.0.store(of_all / stalled.max(2), Ordering::Relaxed);
     }
 
     /// Whether so many requests for a volume wait that the next is to be refused.
