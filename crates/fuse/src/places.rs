@@ -10,7 +10,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::init::{MAX_WRITE, Mode};
 
 /// However small the host is.
-const AT_LEAST: usize = 256;
+pub(crate) const AT_LEAST: usize = 256;
 /// However large.
 const AT_MOST: usize = 1024;
 /// Requests that the kernel may make by itself, at least; and at most where it collects writes and sends them when it likes: each of them holds data.

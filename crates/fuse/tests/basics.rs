@@ -6,7 +6,6 @@ use std::fs;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 
 use common::Setup;
-use rustix::mount::UnmountFlags;
 use watertight_fuse::EndReason;
 
 #[test]
@@ -33,7 +32,7 @@ fn a_tree_is_made_looked_at_and_found_in_the_store() {
 
     let is_block = mounted.is_block();
     let mut mounted = mounted;
-    rustix::mount::unmount(mounted.path(), UnmountFlags::empty()).unwrap();
+    common::umount(&mounted.path());
     let ended = mounted.ended();
     if !is_block {
         mounted.volume.shutdown();

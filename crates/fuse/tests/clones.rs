@@ -57,7 +57,7 @@ impl Both {
     }
 
     fn unmount_second(&self) {
-        rustix::mount::unmount(self.second.path(), UnmountFlags::empty()).unwrap();
+        common::umount(self.second.path());
         self.clone.let_go();
     }
 }
@@ -239,7 +239,7 @@ fn a_clone_ends_with_its_last_user_and_the_volume_with_the_last_mountpoint() {
     // The other way round: the first goes, the clone stays.
     let clone = both.mounted.tree.clone_namespace(Propagation::Shared).unwrap();
     show(&both.mounted, &clone, both.second.path());
-    rustix::mount::unmount(both.mounted.path(), UnmountFlags::empty()).unwrap();
+    common::umount(&both.mounted.path());
     assert!(!both.first("file").exists());
     assert_eq!(text(&both.second("file")), "of the root volume");
     fs::write(both.second("x/late"), "late").unwrap();

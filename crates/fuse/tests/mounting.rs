@@ -124,7 +124,7 @@ fn kernel_write_back_keeps_what_is_written() {
     expected[1_000_001..1_000_005].copy_from_slice(b"part");
     assert!(fs::read(&path).unwrap() == expected);
     let mut mounted = mounted;
-    rustix::mount::unmount(mounted.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+    common::umount(&mounted.path());
     mounted.ended();
     mounted.volume.shutdown();
     assert!(fs::read(mounted.store_path().join("file")).unwrap() == expected);

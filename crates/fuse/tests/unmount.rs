@@ -36,7 +36,7 @@ fn umount_of_fuseblk_returns_after_the_drain() {
     let unmounting = {
         let returned = Arc::clone(&returned);
         std::thread::spawn(move || {
-            rustix::mount::unmount(path, UnmountFlags::empty()).unwrap();
+            common::umount(&path);
             // ORDERING: SeqCst here and in the load: a flag between the test's threads.
             returned.store(true, Ordering::SeqCst);
         })
@@ -57,7 +57,7 @@ fn umount_of_fuse_does_not_wait() {
     let Some((mut mounted, gate)) = held_back(Wanted::Fuse) else { return };
     let _open = OpenAtEnd(gate);
     fs::write(mounted.path().join("file"), "later").unwrap();
-    rustix::mount::unmount(mounted.path(), UnmountFlags::empty()).unwrap();
+    common::umount(&mounted.path());
     assert_eq!(mounted.ended().reason, EndReason::Unmounted);
     assert_eq!(mounted.view.stats().of(Opcode::Destroy), 0);
     mounted.volume.shutdown();
@@ -152,7 +152,7 @@ fn an_aborted_connection_says_so() {
         assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), 0);
         assert!(watertight_fuse::check_mountpoint(&mounted.path(), false).is_ok());
     }
-    rustix::mount::unmount(control.path(), UnmountFlags::empty()).unwrap();
+    common::umount(control.path());
 }
 
 #[test]

@@ -59,14 +59,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         return Err(Problem::usage("--slice takes from 10ms to 1m"));
     }
     let places = Arc::new(Mutex::new(Some(Vec::new())));
-    let on_signal = Arc::clone(&places);
-    signals::watch(move |_| {
-        drop(on_signal.lock().take());
-        console().clear_status();
-        console().say("stopped; its files are gone");
-        std::process::exit(1)
-    })
-    .map_err(|error| Problem::failure(format!("bench: taking signals: {error}")))?;
+    signals::clean_up(Arc::clone(&places), "stopped; its files are gone")
+        .map_err(|error| Problem::failure(format!("bench: taking signals: {error}")))?;
     let (volume, _) = sync_cmd::find(args.path.as_os_str())?;
     let (mountpoint, source) = (volume.record().mountpoint.clone(), volume.record().source.clone());
     let on_volume = directory(&places, Path::new(&mountpoint))?;

@@ -149,7 +149,7 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
-        if let Some(colour) = COLOURS.into_iter().find(|colour| rest.starts_with(colour)) {
+        if let Some(colour) = BEGIN.into_iter().chain([END]).find(|colour| rest.starts_with(colour)) {
             shown.push_str(colour);
             rest = &rest[colour.len()..];
             continue;
@@ -164,21 +164,16 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// All that [`paint`] writes around a text.
-const COLOURS: [&str; 6] = ["\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[1m", "\x1b[0m"];
+/// What [`paint`] writes before a text, in the order of [`Colour`].
+const BEGIN: [&str; 5] = ["\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[1m"];
+/// What [`paint`] writes behind a text.
+const END: &str = "\x1b[0m";
 
 fn paint(colours: bool, colour: Colour, text: &str) -> String {
     if !colours {
         return text.to_owned();
     }
-    let code = match colour {
-        Colour::Green => 32,
-        Colour::Yellow => 33,
-        Colour::Red => 31,
-        Colour::Dim => 2,
-        Colour::Bold => 1,
-    };
-    format!("\x1b[{code}m{text}\x1b[0m")
+    format!("{}{text}{END}", BEGIN[colour as usize])
 }
 
 #[cfg(test)]

@@ -29,15 +29,9 @@ use crate::signals;
 pub fn run(args: &DemoArgs) -> Result<()> {
     let (stage, paths) = Stage::build()?;
     let stage = Arc::new(Mutex::new(Some(stage)));
-    let on_signal = Arc::clone(&stage);
-    signals::watch(move |_| {
-        // Takes down what there is; the main thread's next step fails for want of it.
-        drop(on_signal.lock().take());
-        console().clear_status();
-        console().say("stopped; nothing is left behind");
-        std::process::exit(1)
-    })
-    .map_err(|error| failed("taking signals", &error))?;
+    // Takes down what there is; the main thread's next step fails for want of it.
+    signals::clean_up(Arc::clone(&stage), "stopped; nothing is left behind")
+        .map_err(|error| failed("taking signals", &error))?;
     let outcome = show(&Demo::new(paths, Arc::clone(&stage), &args.mount_type));
     // The thread that takes signals holds the stage as well: it goes here, however the demo went.
     drop(stage.lock().take());

@@ -178,20 +178,7 @@ impl Live {
     }
 
     fn state(&self, volume: &volume::Status) -> State {
-        match volume.state {
-            LifeState::Active | LifeState::Detached | LifeState::Draining if volume.stalled.is_some() => {
-                State::Stalled
-            }
-            LifeState::Active if !self.mounts().is_empty() => State::Active,
-            LifeState::Active => {
-                self.volume.set_detached();
-                State::Detached
-            }
-            LifeState::Detached => State::Detached,
-            LifeState::Draining => State::Draining,
-            LifeState::Released => State::Released,
-            LifeState::Failed => State::Failed,
-        }
+        state_of(&self.volume, volume, || !self.mounts().is_empty())
     }
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
@@ -428,6 +415,28 @@ pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
         bytes: files.iter().map(|file| file.bytes).sum(),
         files: files.len() as u64,
         named: files.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
+    }
+}
+
+/// What `volume`, whose figures are `figures`, is doing. One that has no path any more is told so.
+pub(crate) fn state_of(
+    volume: &Volume,
+    figures: &volume::Status,
+    has_a_path: impl FnOnce() -> bool,
+) -> State {
+    match figures.state {
+        LifeState::Active | LifeState::Detached | LifeState::Draining if figures.stalled.is_some() => {
+            State::Stalled
+        }
+        LifeState::Active if has_a_path() => State::Active,
+        LifeState::Active => {
+            volume.set_detached();
+            State::Detached
+        }
+        LifeState::Detached => State::Detached,
+        LifeState::Draining => State::Draining,
+        LifeState::Released => State::Released,
+        LifeState::Failed => State::Failed,
     }
 }
 

@@ -1,10 +1,27 @@
 //! Signals as events: a thread of its own takes them; the handlers only write to a pipe.
 
 use std::io;
+use std::sync::Arc;
 use std::thread;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use sync::Mutex;
+
+use crate::console::console;
+
+/// Where one of these signals comes, drops what is in `held`, says `farewell` and ends the process with exit code 1.
+///
+/// # Errors
+/// Those of installing the handlers and making the thread.
+pub fn clean_up<T: Send + 'static>(held: Arc<Mutex<Option<T>>>, farewell: &'static str) -> io::Result<()> {
+    watch(move |_| {
+        drop(held.lock().take());
+        console().clear_status();
+        console().say(farewell);
+        std::process::exit(1)
+    })
+}
 
 /// Calls `on_signal` with the name of every SIGINT, SIGTERM and SIGHUP that comes, from a thread of its own,
 /// until it answers `false`.

@@ -19,12 +19,11 @@ use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 
 use super::{ABANDONABLE, FLAGS, Interrupts, Slot};
+use crate::places::AT_LEAST;
 use crate::tree::wire::Tag;
 
 /// One of so many places may be taken by requests that wait for stores that do not answer.
 const ONE_OF: usize = 4;
-/// The places that there are at least.
-const PLACES_MIN: usize = 256;
 
 /// In [`Slot::volume`], below the tag: the request is not counted, and not answered early for its volume's stall.
 const SPARED: u64 = 1;
@@ -38,8 +37,13 @@ pub(super) struct Share(AtomicUsize);
 
 impl Default for Share {
     fn default() -> Self {
-        Self(AtomicUsize::new(PLACES_MIN / ONE_OF / 2))
+        Self(AtomicUsize::new(share(0, 0)))
     }
+}
+
+/// How many of so many places the requests for each of `stalled` volumes may take.
+fn share(stalled: usize, places: usize) -> usize {
+    places.max(AT_LEAST) / ONE_OF / stalled.max(2)
 }
 
 /// Which volume the next request is for.
@@ -119,9 +123,8 @@ impl Interrupts {
 
     /// So many volumes have stores that do not answer, and the mountpoint has so many places for requests.
     pub(crate) fn share_among(&self, stalled: usize, places: usize) {
-        let of_all = places.max(PLACES_MIN) / ONE_OF;
         // ORDERING: Relaxed here and below, a bound that need not be exact at any moment.
-        self.share.0.store(of_all / stalled.max(2), Ordering::Relaxed);
+        self.share.0.store(share(stalled, places), Ordering::Relaxed);
     }
 
     /// Whether so many requests for a volume wait that the next is to be refused.

@@ -169,13 +169,7 @@ impl Mounted {
 
     /// Unmounts and says how the session ended.
     pub fn unmount(mut self) -> Ended {
-        // A process that another test starts has all open files for a moment.
-        eventually("nobody uses the mount", || {
-            match rustix::mount::unmount(self.path(), UnmountFlags::empty()) {
-                Err(rustix::io::Errno::BUSY) => false,
-                unmounted => unmounted.map(|()| true).unwrap(),
-            }
-        });
+        umount(&self.path());
         self.ended()
     }
 
@@ -194,6 +188,15 @@ impl Drop for Mounted {
             }
         }
     }
+}
+
+/// `umount2(2)` without flags. A process that another test of the same program starts has all open files until its
+/// `execve`, so EBUSY is not yet an answer.
+pub fn umount(path: &Path) {
+    eventually("nobody uses the mount", || match rustix::mount::unmount(path, UnmountFlags::empty()) {
+        Err(rustix::io::Errno::BUSY) => false,
+        unmounted => unmounted.map(|()| true).unwrap(),
+    });
 }
 
 /// Waits until `is_so`, for as long as a slow machine may need.

@@ -188,20 +188,7 @@ impl Attached {
     }
 
     fn state(&self, volume: &volume::Status) -> State {
-        match volume.state {
-            LifeState::Active | LifeState::Detached | LifeState::Draining if volume.stalled.is_some() => {
-                State::Stalled
-            }
-            LifeState::Active if self.number().is_none() || self.is_seen() => State::Active,
-            LifeState::Active => {
-                self.volume.set_detached();
-                State::Detached
-            }
-            LifeState::Detached => State::Detached,
-            LifeState::Draining => State::Draining,
-            LifeState::Released => State::Released,
-            LifeState::Failed => State::Failed,
-        }
+        live::state_of(&self.volume, volume, || self.number().is_none() || self.is_seen())
     }
 }
 
