@@ -15,9 +15,9 @@
 //! # The bound
 //! `backlog` counts callbacks from their call until their memory is given back, so that it bounds both. A caller adds
 //! what it has put in a block at a time, at its first call and when it ends, so that each living thread may have one less than a block besides.
-//! Who finds the backlog full waits. Who must not wait, because it is in a section of the domain (it would wait for
-//! itself), looks again at each call, and waits at the first one outside. Callbacks of any domain do not wait: two domains' workers could
-//! wait for each other.
+//! Who finds the backlog full waits. Who must not wait, because it is in a section (of this domain: it would wait for itself; of another one: a callback here
+//! may wait for that one's grace period), looks again at each call, and waits at the first one outside. Callbacks of any domain do not wait: two domains' workers could
+//! wait for each other. Neither does a thread that is ending, whose sections nobody can find.
 //!
 //! # State
 //! | field | holds | protected by |
@@ -26,6 +26,7 @@
 //! | `removed` | how many works ran in queues that are gone | `state` |
 //! | `tick`, `ticket` | when a worker is to begin that has not come yet | `state` |
 //! | `has_worker`, `is_urgent`, `waiters` | whether there is a worker; it must not wait for the tick; who waits for callbacks | `state` |
+//! | `lacks_worker` | whether there was no thread when one was last asked for: it is logged once | `state` |
 //! | `alert` | what the worker has to be told of | atomic, C1 |
 //! | `backlog` | callbacks whose memory is not given back, less what callers have not added; so it may be negative | atomic, C2 |
 //!
@@ -171,6 +172,7 @@ struct State {
     ticket: Option<workers::Ticket>,
     is_urgent: bool,
     waiters: usize,
+    lacks_worker: bool,
 }
 
 sync::thread_local! {
@@ -309,20 +311,17 @@ impl Inner {
 
     #[cold]
     fn get_worker(&self) {
-        self.wake_worker(&mut self.callbacks.state.lock());
+        let lacking = self.wake_worker(&mut self.callbacks.state.lock());
+        log_lack(lacking);
     }
 
     /// Adds what this thread has put in, and waits if it is too much.
     #[cold]
     fn look_at_backlog(&self) {
         let callbacks = &self.callbacks;
-        let is_in_callback =
-            if is_on("rcu-callback-waits") { self.is_run_here() } else { running() != NO_DOMAIN };
-        let may_wait = local::may_wait(self) && !is_in_callback;
         let (backlog, waiting) = local::with_sender(self, |sender| {
             let backlog = callbacks.add(std::mem::take(&mut sender.untold.works));
-            let is_owing = backlog >= callbacks.bounds.max && !may_wait;
-            sender.untold.at = if is_owing { 1 } else { callbacks.bounds.block };
+            sender.untold.at = callbacks.bounds.block;
             (backlog, sender.queue().waiting())
         });
         if waiting >= CROWD && callbacks.alert.is_of_a_crowd() {
@@ -335,7 +334,11 @@ impl Inner {
                 state.iter_mut().for_each(|state| self.hurry(state));
             }
         }
-        if backlog < callbacks.bounds.max || !may_wait {
+        if backlog < callbacks.bounds.max {
+            return;
+        }
+        if !self.may_wait() {
+            local::with_sender(self, |sender| sender.untold.at = 1);
             return;
         }
         self.counters.slowed.add(1);
@@ -343,6 +346,13 @@ impl Inner {
         while callbacks.backlog() >= callbacks.bounds.low {
             state = self.wait_for_callbacks(state);
         }
+    }
+
+    /// Whether the caller may wait for room.
+    fn may_wait(&self) -> bool {
+        let is_in_callback =
+            if is_on("rcu-callback-waits") { self.is_run_here() } else { running() != NO_DOMAIN };
+        !is_in_callback && local::may_wait(self)
     }
 
     /// Whether the caller is in a callback of this domain.
@@ -371,7 +381,7 @@ impl Inner {
     fn wait_for_callbacks<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let callbacks = &self.callbacks;
         state.is_urgent = true;
-        self.wake_worker(&mut state);
+        let lacking = self.wake_worker(&mut state);
         if state.has_worker {
             state.waiters += 1;
             callbacks.ran.wait(&mut state);
@@ -379,24 +389,26 @@ impl Inner {
             return state;
         }
         drop(state);
+        log_lack(lacking);
         self.pass(true);
         callbacks.state.lock()
     }
 
-    fn wake_worker(&self, state: &mut State) {
+    /// Sees to it that there is a worker. The error is why there is none, if nobody has heard of it: for the log, which is written without the lock.
+    fn wake_worker(&self, state: &mut State) -> Option<io::Error> {
         let callbacks = &self.callbacks;
         if state.has_worker {
             callbacks.work.notify_one();
             if state.is_urgent {
                 self.hurry(state);
             }
-            return;
+            return None;
         }
-        match self.ask_for_worker(state) {
-            Ok(()) => state.has_worker = true,
-            // Whoever calls or waits next tries again.
-            Err(error) => tracing::error!(%error, "no thread for callbacks"),
-        }
+        // Whoever calls or waits next tries again.
+        let lacking = self.ask_for_worker(state).err();
+        state.has_worker = lacking.is_none();
+        let is_news = !std::mem::replace(&mut state.lacks_worker, lacking.is_some());
+        lacking.filter(|_| is_news)
     }
 
     /// A worker that was to come at the tick comes now.
@@ -510,6 +522,13 @@ impl Inner {
         if are_last {
             self.callbacks.wake_waiters();
         }
+    }
+}
+
+/// Says why there is no worker.
+fn log_lack(error: Option<io::Error>) {
+    if let Some(error) = error {
+        tracing::error!(%error, "no thread for callbacks: they run when somebody waits for them, or one can be had");
     }
 }
 

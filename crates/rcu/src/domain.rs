@@ -27,7 +27,7 @@ pub struct DomainOptions {
     /// Callbacks that may wait at a time, values whose memory was not given back yet among them. Who adds the last one waits
     /// until there is room again. With 1024 and more, each living thread may have 63 beyond that: they are counted by 64.
     pub callbacks_max: usize,
-    /// The number of the first grace period, for tests of the wrap-around. Must be even.
+    /// The grace periods' numbers go on from here: for tests of the wrap-around. Must be even.
     pub first_number: u64,
     /// Whether a grace period may have every running thread of the process pass a fence (membarrier(2), which interrupts
     /// their processors), so that readers need none. Without, as where the kernel lacks the call, each outermost section costs two
@@ -238,8 +238,12 @@ impl Domain {
     /// calls; those of different threads in no order.
     ///
     /// Who finds [`callbacks_max`](DomainOptions::callbacks_max) of them waiting then waits until there is room, unless
-    /// it is in a read section of this domain (it would wait for itself, and waits at its next call outside) or in a callback, of whichever domain.
-    /// `work` should be short and must not wait for a barrier of the same domain.
+    /// it is in a read section (it waits at its next call outside), in a callback or at its thread's end; sections and callbacks of whichever domain:
+    /// those that it would wait for may wait for it.
+    /// `work` should be short, must not wait for a barrier of the same domain, and leaves no section open behind it.
+    ///
+    /// Where no thread can be had for them callbacks run on a thread that waits for room or for a [`barrier`](Self::barrier). Those that are left when the
+    /// domain's last handle goes run then.
     #[inline]
     pub fn call(&self, work: impl FnOnce() + Send + 'static) {
         self.queue(Work::call(work));
@@ -264,6 +268,7 @@ impl Domain {
     }
 
     /// After a grace period hands `work` to `queue`, as `queue_rcu_work` does: for what is long, or may wait.
+    /// It counts as a callback until it is handed over; what bounds it from there on is the queue's business, and [`barrier`](Self::barrier) does not wait for it.
     pub fn queue_work(&self, queue: &Arc<dyn WorkQueue>, work: impl FnOnce() + Send + 'static) {
         let queue = Arc::clone(queue);
         self.call(move || queue.push(Box::new(work)));

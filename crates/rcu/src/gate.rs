@@ -386,14 +386,7 @@ impl Gate {
         let number = next(self.started.load(Ordering::Relaxed));
         // ORDERING: Release, so that a cookie taken after it counts from there.
         self.started.store(number, Ordering::Release);
-        // Who joins after the fence sees by this lock what the fence made seen.
-        let slots = self.slots.lock();
-        if !is_on("rcu-no-heavy-fence") {
-            // P1 and P4; without readers P4 alone.
-            heavy(self.is_asymmetric && !slots.is_empty());
-        }
-        let mut late: Vec<Late> = slots.iter().filter_map(Late::if_inside).collect();
-        drop(slots);
+        let mut late = self.look();
         let mut looks = LOOKS;
         while looks > 0 && !late.is_empty() {
             looks -= 1;
@@ -405,6 +398,26 @@ impl Gate {
         }
         // ORDERING: Release, P5.
         self.completed.store(number, Ordering::Release);
+    }
+
+    /// The heavy fence, and the sections that are open after it.
+    fn look(&self) -> Vec<Late> {
+        let slots = self.slots.lock();
+        if slots.is_empty() {
+            if !is_on("rcu-no-heavy-fence") {
+                // P4 alone. Who joins from here on sees by this lock what the fence made seen.
+                heavy(false);
+            }
+            return Vec::new();
+        }
+        // Who joins must not wait until the processors have passed the fence.
+        drop(slots);
+        if !is_on("rcu-no-heavy-fence") {
+            // P1 and P4.
+            heavy(self.is_asymmetric);
+        }
+        // Who joins after this look sees by its lock what the fence made seen; who has joined before it is looked at.
+        self.slots.lock().iter().filter_map(Late::if_inside).collect()
     }
 
     fn sleep_until_left(&self, mut late: Vec<Late>, counters: &Counters) {
@@ -429,6 +442,7 @@ impl Gate {
             let waited = self.now().saturating_sub(begun);
             if waited >= next_warning {
                 next_warning *= 2;
+                counters.note_reader(waited);
                 keep_late(&mut late);
                 if late.is_empty() {
                     break;

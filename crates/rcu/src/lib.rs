@@ -42,14 +42,31 @@
 //! | `cell` | pointers that live as long as a guard |
 //!
 //! # Threads
-//! A thread needs no registration, and costs its domains a slot until it ends. A domain has at most two threads of its own: one while callbacks wait,
-//! one while somebody polls. They are made when they are needed; without work a thread serves other domains or, after 250 ms, ends (eight rest at most). Where the host
-//! gives no thread, an error is logged: callbacks are then run by who waits for them or for room, and the next call tries again; who
+//! A thread needs no registration, and costs its domains a slot until it ends. A domain has at most two threads of its own: one while callbacks run or wait for a grace period,
+//! one while somebody polls: each domain that is polled has one. They are made when they are needed; without work a thread serves other domains or, after 250 ms, ends (eight rest at most). Where the host
+//! gives no thread, an error is logged once: callbacks are then run by who waits for them or for room, and the next call tries again; who
 //! only polls must ask again ([`Domain::start_poll`]), or wait ([`Domain::cond_synchronize`]).
+//!
+//! # Ordering guarantees
+//! Let U be what a thread did before it asked for a grace period: before a call of `synchronize*`, of [`Domain::get_state`] or `start_poll*`, or of [`Domain::call`] and its
+//! like. When that grace period is over (the call has returned; [`Domain::poll_state`] has answered `true`, or `cond_synchronize*` has returned; the callback runs), then for each section of
+//! the domain, on whatever processor, one of these holds:
+//!
+//! - the section had ended, and all that its thread did in it *happens before* what follows the grace period;
+//! - the section began later, and U *happens before* all that is done in it.
+//!
+//! So each grace period is a full memory barrier between U and what follows it, as the kernel's are. A section by itself is no barrier:
+//! what is loaded in it is ordered by the loads' own orderings ([`RcuCell`] acquires and releases).
+//! What a callback did *happens before* the return of a [`Domain::barrier`] that was called after the callback was queued.
+//!
+//! # Locks
+//! A section takes none, with two exceptions: a thread's first one in a domain puts its place into the domain's list, and one that a grace period waits for asleep wakes
+//! that. Both locks are held for a look at the list, or at those awaited, never while anything is waited for. Who holds
+//! them may be preempted, as any thread.
 //!
 //! # fork(2)
 //! A child that was forked has one thread only: sections that others had open never end there, and the domains' threads are
-//! missing. Such a child uses no domain of its parent's; after `execve(2)` all is as in any program.
+//! missing. Such a child uses no domain, neither its parent's nor one of its own; after `execve(2)` all is as in any program.
 //!
 //! # Processors
 //! Readers have no fences on x86, AArch64, 64-bit RISC-V and s390x under Linux with `membarrier(2)` (4.14 and later), and full ones elsewhere.

@@ -20,6 +20,8 @@ use std::ptr::{NonNull, null};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
+use sync::mutant::is_on;
+
 use crate::domain::{Domain, Inner};
 use crate::gate::Slot;
 use crate::queue::Sender;
@@ -189,9 +191,13 @@ fn with_sender_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Sender) -> 
     result
 }
 
-/// Whether the thread may wait for callbacks of this domain: it is neither in a section of it nor ending.
+/// Whether the thread may wait for callbacks: it is in no section, of whichever domain, and not ending.
+/// (A callback of this domain may wait for a grace period of the other one.)
 pub(crate) fn may_wait(inner: &Inner) -> bool {
-    !is_inside(inner) && LOCAL.try_with(|_| ()).is_ok()
+    if is_on("rcu-waits-in-section-of-another") {
+        return !is_inside(inner) && LOCAL.try_with(|_| ()).is_ok();
+    }
+    LOCAL.try_with(|local| !local.borrow().places.values().any(|place| place.is_inside())).unwrap_or(false)
 }
 
 /// Whether the calling thread is in a section of this domain.

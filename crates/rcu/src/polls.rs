@@ -3,7 +3,7 @@
 //! A thread of the domain's does, while it is asked to; not the one that runs callbacks, which may take long.
 //!
 //! # Lock order
-//! `Polls::state` is a leaf.
+//! `Polls::state`, then what module `workers` says.
 
 use sync::{Condvar, Mutex};
 
@@ -25,6 +25,8 @@ struct State {
     /// The tick is not waited for.
     is_urgent: bool,
     has_server: bool,
+    /// There was no thread when one was last asked for: it is logged once.
+    lacks_server: bool,
 }
 
 impl Polls {
@@ -48,10 +50,13 @@ impl Inner {
             self.polls.hurry.notify_one();
             return;
         }
-        match workers::serve(self, Self::serve_polls) {
-            Ok(()) => state.has_server = true,
-            // Whoever asks next tries again.
-            Err(error) => tracing::error!(%error, "no thread for grace periods"),
+        // Whoever asks next tries again.
+        let lacking = workers::serve(self, Self::serve_polls).err();
+        state.has_server = lacking.is_none();
+        let is_news = !std::mem::replace(&mut state.lacks_server, lacking.is_some());
+        drop(state);
+        if let Some(error) = lacking.filter(|_| is_news) {
+            tracing::error!(%error, "no thread for grace periods: they come with who asks or waits next");
         }
     }
 

@@ -222,6 +222,27 @@ fn callbacks_do_not_wait_for_another_domain() {
     });
 }
 
+/// The callback waits for a section of the other domain, in which the next call finds no room.
+#[test]
+fn who_is_in_a_section_of_another_domain_does_not_wait_for_room() {
+    check(|| {
+        let (read, called) = (small(1), small(1));
+        let caller = {
+            let (read, called) = (read.clone(), called.clone());
+            thread::spawn(move || {
+                let guard = read.read();
+                let waited_for = read.clone();
+                called.call(move || waited_for.synchronize_expedited());
+                called.call(thread::yield_now);
+                drop(guard);
+            })
+        };
+        caller.join().expect("the caller ends");
+        called.barrier();
+        assert_eq!(called.stats().callbacks_run, 2);
+    });
+}
+
 /// Tasks that end only when all have begun.
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -323,6 +344,11 @@ fn each_mutant_is_caught() {
     assert_caught("a_barrier_waits_for_callbacks_that_run", &["rcu-ran-untold"], "deadlock");
     assert_caught("who_fills_the_queues_up_goes_on", &["rcu-ran-untold"], "deadlock");
     assert_caught("callbacks_do_not_wait_for_another_domain", &["rcu-callback-waits"], "deadlock");
+    assert_caught(
+        "who_is_in_a_section_of_another_domain_does_not_wait_for_room",
+        &["rcu-waits-in-section-of-another"],
+        "deadlock",
+    );
     assert_caught("a_callback_runs_though_nobody_waits_for_it", &["rcu-rest-unchecked"], "deadlock");
     assert_caught("a_callback_beside_the_end_of_a_pass_runs", &["rcu-crowd-unlocked"], "deadlock");
 }

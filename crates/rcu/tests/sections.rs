@@ -566,6 +566,8 @@ fn a_reader_that_stays_for_over_a_second_is_named() {
         thread::yield_now();
     }
     assert!(!domain.poll_state(cookie));
+    // Known while it is there.
+    assert!(domain.stats().longest_reader >= Duration::from_secs(1), "{:?}", domain.stats());
     reader.leave();
     waiting.join().expect("it ends");
     assert!(domain.stats().longest_reader >= Duration::from_secs(1), "{:?}", domain.stats());
