@@ -51,34 +51,37 @@
 //! | `core` | items and scans |
 //! | `nest` | chains of eventpolls |
 //! | `journal` | the newest entries of what happened |
-//! | `source`, `kinds`, `eventpoll`, `pollone`, `adapt` | the interface |
+//! | `told` | who is told from outside of a wait: async code (`stream`) and descriptors (`pollfd`, `eventfd`) |
+//! | `source`, `kinds`, `eventpoll`, `pollone`, `stream`, `pollfd` | the interface |
 
 #![forbid(unsafe_code)]
 
-#[cfg(not(any(loom, shuttle)))]
-mod adapt;
 mod barrier;
 mod core;
 mod error;
+mod eventfd;
 mod eventpoll;
 mod events;
 mod journal;
 mod kinds;
 mod nest;
+mod pollfd;
 mod pollone;
 mod protect;
 mod queue;
 #[doc(hidden)]
 pub mod ready;
 mod source;
+mod stream;
+mod told;
 mod waiters;
 
-#[cfg(not(any(loom, shuttle)))]
-pub use adapt::{EventStream, PollFd};
 pub use error::{Error, Result};
 pub use eventpoll::{EventPoll, Options, Watches};
 pub use events::{Event, Events, Interest};
 pub use journal::{Journal, Read, Reader};
 pub use kinds::{Counter, Flag};
+pub use pollfd::PollFd;
 pub use pollone::wait_for;
 pub use source::{AsSource, Poll, Source};
+pub use stream::EventStream;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use sync::Mutex;
 use sync::atomic::{AtomicBool, Ordering};
+use sync::mutant::is_on;
 
 use crate::barrier::full;
 use crate::protect::{Cell, Retired};
@@ -76,7 +77,7 @@ impl WaitQueue {
         self.listeners.with(|listeners| {
             if let Some(first) = &listeners.first {
                 let is_awake = first.listener.fire(events);
-                let is_enough = first.is_exclusive && is_awake;
+                let is_enough = first.is_exclusive && (is_awake || is_on("eventpoll-exclusive-trusts"));
                 if !is_enough && !listeners.others.is_empty() {
                     tell(&listeners.others, events);
                 }

@@ -4,12 +4,17 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-eventpoll --release --test loom_eventpoll`
 #![cfg(loom)]
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Wake};
 use std::time::Duration;
 
+use futures_core::Stream as _;
 use sync::atomic::{AtomicU64, Ordering};
 use sync::{mutant, thread};
-use watertight_eventpoll::{Counter, Error, EventPoll, Events, Flag, Interest, Journal, Poll, Read, Source};
+use watertight_eventpoll::{
+    Counter, Error, EventPoll, EventStream, Events, Flag, Interest, Journal, Poll, PollFd, Read, Source,
+};
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 const LT: Interest = Interest::level(Events::IN);
@@ -350,6 +355,107 @@ fn an_interrupt_ends_a_wait_that_has_begun() {
     });
 }
 
+/// EP-R4, P8: one of two who signal is stopped on its way to tell.
+#[test]
+fn after_a_signal_the_descriptor_is_readable() {
+    model(3, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        let fd = PollFd::new(poll).expect("it is open");
+        assert_eq!(fd.take(&mut Vec::new(), 1), Ok(0));
+        let stops = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        flag.set();
+        assert!(fd.is_readable(), "unreadable until another is finished");
+        stops.join().expect("it ends");
+    });
+}
+
+/// P8.
+#[test]
+fn a_look_or_the_signal_sees_the_other() {
+    model(3, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        let fd = PollFd::new(poll).expect("it is open");
+        let signals = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        let taken = fd.take(&mut Vec::new(), 1);
+        signals.join().expect("it ends");
+        assert!(taken == Ok(1) || fd.is_readable(), "neither saw the other");
+    });
+}
+
+/// P8: one who tells is stopped before it notes it, until looks have begun and found what there was.
+#[test]
+fn a_late_note_hides_nothing() {
+    model(3, || {
+        let (poll, counter) = watching(Counter::new(), ET);
+        let fd = PollFd::new(poll).expect("it is open");
+        let stops = {
+            let counter = Arc::clone(&counter);
+            spawn(move || counter.add(1))
+        };
+        // Found by the first look and told by it again; then there is nothing.
+        fd.take(&mut Vec::new(), 1).expect("it is open");
+        fd.take(&mut Vec::new(), 1).expect("it is open");
+        counter.add(1);
+        assert!(fd.is_readable(), "hidden by a late note");
+        stops.join().expect("it ends");
+    });
+}
+
+/// EP-R4, P8: the same for a task.
+#[test]
+fn after_a_signal_the_task_is_woken() {
+    model(2, || {
+        let (poll, flag) = watching(Flag::new(), LT);
+        let mut stream = EventStream::new(poll).expect("it is open");
+        let task = Arc::new(Task(AtomicU64::new(0)));
+        let waker = Arc::clone(&task).into();
+        let next = Pin::new(&mut stream).poll_next(&mut Context::from_waker(&waker));
+        assert_eq!(next, std::task::Poll::Pending);
+        let stops = {
+            let flag = Arc::clone(&flag);
+            spawn(move || flag.set())
+        };
+        flag.set();
+        // ORDERING: SeqCst, not what is tested.
+        assert!(task.0.load(Ordering::SeqCst) > 0, "not woken until another is finished");
+        stops.join().expect("it ends");
+    });
+}
+
+/// How often it was woken.
+struct Task(AtomicU64);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        // ORDERING: SeqCst, as above.
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// EP-R7: whoever waits is told, though another that is exclusive is told first and nobody waits for it; and of two who
+/// sleep one at least is woken.
+#[test]
+fn of_those_that_are_exclusive_one_is_woken() {
+    model(2, || {
+        let (first, flag) = watching(Flag::new(), ET.exclusive());
+        let other = Arc::new(EventPoll::new());
+        other.add(&*flag, ET.exclusive(), 0).expect("a new source");
+        let waits = {
+            let other = Arc::clone(&other);
+            spawn(move || other.wait(&mut Vec::new(), 1, None))
+        };
+        flag.set();
+        assert_eq!(waits.join().expect("it ends"), Ok(1));
+        drop(first);
+    });
+}
+
 /// EP-R6.
 #[test]
 fn two_that_would_watch_each_other() {
@@ -430,6 +536,19 @@ fn each_mutant_is_caught() {
             &["eventpoll-free-under-callback"],
             "freed under the callback",
         ),
+        (
+            "after_a_signal_the_descriptor_is_readable",
+            &["eventpoll-noted-before-told"],
+            "unreadable until another is finished",
+        ),
+        (
+            "after_a_signal_the_task_is_woken",
+            &["eventpoll-noted-before-told"],
+            "not woken until another is finished",
+        ),
+        ("a_look_or_the_signal_sees_the_other", &["eventpoll-no-look-fence"], "neither saw the other"),
+        ("a_late_note_hides_nothing", &["eventpoll-noted-after-a-look"], "hidden by a late note"),
+        ("of_those_that_are_exclusive_one_is_woken", &["eventpoll-exclusive-trusts"], "deadlock"),
         (
             "a_late_signal_does_no_harm_to_who_comes_next",
             &["eventpoll-pass-marked"],
