@@ -12,6 +12,9 @@
 //! # No wake-up is lost
 //! * A flusher unsets the wb's `work`, then looks, then hands the wb on. Others change something, then set `work`. What came before
 //!   the look is found by it; what comes after leaves `work` set, and handing a wb on looks at that (`eventpoll` P6).
+//! * Who waits for room counts itself in `Crew::waiting`, then sets `work` of every wb if it is the first; a flusher unsets `work`, then reads that count,
+//!   then looks at the lists. Either it sees who waits, or `work` is set after it was unset. Who finds nothing unwritten sets nothing: an inode that it does not see counted was
+//!   listed after the last look without anybody who waited, and whoever listed it sets `work`.
 //! * Who changes a wb's lists sets `work` if they begin with something that the last look did not see ([`Wb::note_lists`]).
 //! * There is a flusher that waits while there is something for it to do, if there may be one more: who signals a wb sees to that, and who
 //!   goes to the store. One that has waited for [`idle`] in vain ends, after another look under `crew`; who signals takes `crew`
@@ -54,7 +57,8 @@ pub struct WaitsForRoom<'a, I: Inode>(&'a Bdi<I>);
 
 impl<I: Inode> Drop for WaitsForRoom<'_, I> {
     fn drop(&mut self) {
-        self.0.crew.lock().waiting -= 1;
+        let mut crew = self.0.crew.lock();
+        crew.waiting = if is_on("bdi-waits-uncounted") { 0 } else { crew.waiting - 1 };
     }
 }
 
@@ -140,12 +144,15 @@ impl<I: Inode> Bdi<I> {
     /// Somebody waits for room in the cache: until the result is dropped, all is written without regard to age, whosever it is.
     #[must_use]
     pub fn waits_for_room(&self) -> WaitsForRoom<'_, I> {
+        if is_on("bdi-waits-told-first") {
+            self.signal_all();
+        }
         let is_first = {
             let mut crew = self.crew.lock();
             crew.waiting += 1;
             crew.waiting == 1
         };
-        if is_first {
+        if is_first && !is_on("bdi-waits-told-first") {
             self.signal_all();
         }
         WaitsForRoom(self)

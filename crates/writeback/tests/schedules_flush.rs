@@ -5,6 +5,8 @@
 //! | what becomes dirty is written, whatever flushers do at that moment | [`everything_is_written`] | `bdi-unset-after-look`, `bdi-leave-unchecked` |
 //! | a wb that was barred is served when there is room | [`a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free`] | `bdi-barred-for-good` |
 //! | inodes that hang in one wb leave a flusher for the others | [`a_hung_wb_holds_up_no_other`] | `bdi-last-one-goes` |
+//! | who waits for room in the cache has all written that rests, whosever it is and whenever it came | [`who_waits_for_room_has_written_what_rests`] | `bdi-waits-told-first`, `bdi-unset-after-look` |
+//! | as long as one waits, whoever has gone on | [`one_who_goes_on_is_not_the_last_who_waits`] | `bdi-waits-uncounted` |
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --test schedules_flush`
 #![cfg(shuttle)]
@@ -16,10 +18,12 @@ use std::time::{Duration, Instant};
 
 use sync::model::check;
 use sync::{Condvar, ManualClock, Mutex, mutant, thread};
-use writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Switcher};
+use writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Permit, Switcher, Waiter};
 
 const A: Owner = Owner(1);
 const B: Owner = Owner(2);
+/// The cache has room for so many.
+const FILES: u64 = 3;
 
 /// Counts what is written; files that hang wait until they may go on.
 #[derive(Debug, Default)]
@@ -53,6 +57,8 @@ struct File {
     link: Link<Self>,
     store: Arc<Store>,
     hangs: bool,
+    /// The room that its data takes in the cache.
+    room: Mutex<Option<Permit>>,
 }
 
 impl Inode for File {
@@ -60,6 +66,8 @@ impl Inode for File {
         if self.hangs {
             self.store.until(|state| state.is_open);
         }
+        let room = self.room.lock().take();
+        drop(room);
         self.store.change(|state| state.written += 1);
         Outcome::Clean
     }
@@ -72,29 +80,67 @@ impl Inode for File {
 struct Rig {
     bdi: Arc<Bdi<File>>,
     store: Arc<Store>,
+    budget: Arc<Budget>,
 }
 
 impl Rig {
     /// Data does not rest.
     fn new(flushers: usize) -> Self {
+        Self::resting(flushers, Duration::ZERO)
+    }
+
+    /// Data rests so long by a clock that stands still; the cache has room for three files.
+    fn resting(flushers: usize, dirty_after: Duration) -> Self {
         let switcher: Arc<Switcher<File>> = Arc::default();
         switcher.cgroups().add(A, Owner::ROOT);
         switcher.cgroups().add(B, Owner::ROOT);
         let options = BdiOptions {
             flushers,
-            dirty_after: Duration::ZERO,
+            dirty_after,
             background_pages: 100,
             background_inodes: 100,
             retry_pause: Duration::from_secs(1),
             clock: Arc::new(ManualClock::default()),
         };
-        let bdi = Bdi::start("test", options, Budget::new(1000), &switcher);
-        Self { bdi, store: Arc::default() }
+        let budget = Budget::new(FILES);
+        let bdi = Bdi::start("test", options, Arc::clone(&budget), &switcher);
+        Self { bdi, store: Arc::default(), budget }
     }
 
     fn dirty(&self, owner: Owner, hangs: bool) {
-        let file = File { link: Link::default(), store: Arc::clone(&self.store), hangs };
-        self.bdi.mark_dirty(Arc::new(file), owner);
+        self.dirty_with(owner, hangs, None);
+    }
+
+    fn dirty_with(&self, owner: Owner, hangs: bool, room: Option<Permit>) {
+        let (store, room) = (Arc::clone(&self.store), Mutex::new(room));
+        self.bdi.mark_dirty(Arc::new(File { link: Link::default(), store, hangs, room }), owner);
+    }
+
+    /// One more file for which there is room.
+    fn dirty_page(&self, owner: Owner) {
+        let room = self.budget.try_take(1, 0);
+        assert!(room.is_some(), "the cache is larger");
+        self.dirty_with(owner, false, room);
+    }
+
+    /// Takes so much of the cache, and waits for it as a writer does; for ever, if nobody writes what rests: a deadlock.
+    fn wait_for_room(&self, pages: u64) {
+        let woken = Arc::new((Mutex::new(false), Condvar::new()));
+        let wakes = Arc::clone(&woken);
+        let wake = Box::new(move || {
+            *wakes.0.lock() = true;
+            wakes.1.notify_all();
+        });
+        let waiter = Waiter { pages, held: Arc::default(), may_go: Box::new(|| true), wake };
+        let _queued = self.budget.queue(waiter);
+        let mut wants_all = None;
+        while self.budget.try_take(pages, 0).is_none() {
+            wants_all.get_or_insert_with(|| self.bdi.waits_for_room());
+            let mut is_woken = woken.0.lock();
+            while !std::mem::take(&mut *is_woken) {
+                woken.1.wait(&mut is_woken);
+            }
+        }
     }
 
     fn end(&self) {
@@ -166,8 +212,57 @@ fn a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free() {
     });
 }
 
+/// Nothing is due for an hour. Somebody wants the whole cache while others write.
+fn who_waits_for_room_has_written_what_rests(flushers: usize) {
+    let rig = Arc::new(Rig::resting(flushers, Duration::from_secs(3600)));
+    rig.dirty_page(A);
+    let other = {
+        let rig = Arc::clone(&rig);
+        thread::spawn(move || rig.dirty_page(B))
+    };
+    let waits = {
+        let rig = Arc::clone(&rig);
+        thread::spawn(move || rig.wait_for_room(FILES))
+    };
+    other.join().expect("no assertion failed");
+    waits.join().expect("no assertion failed");
+    rig.end();
+}
+
+#[test]
+fn who_waits_for_room_has_one_flusher_write_what_rests() {
+    check(|| who_waits_for_room_has_written_what_rests(1));
+}
+
+#[test]
+fn who_waits_for_room_has_two_flushers_write_what_rests() {
+    check(|| who_waits_for_room_has_written_what_rests(2));
+}
+
+#[test]
+fn one_who_goes_on_is_not_the_last_who_waits() {
+    check(|| {
+        let rig = Arc::new(Rig::resting(2, Duration::from_secs(3600)));
+        [A, A, B].into_iter().for_each(|owner| rig.dirty_page(owner));
+        // The first has what it wants when one of the files is written.
+        let waits = [1, FILES].map(|pages| {
+            let rig = Arc::clone(&rig);
+            thread::spawn(move || rig.wait_for_room(pages))
+        });
+        waits.into_iter().for_each(|waits| waits.join().expect("no assertion failed"));
+        rig.store.until(|state| state.written == 3);
+        rig.end();
+    });
+}
+
 #[test]
 fn each_mutant_is_caught() {
+    mutant::assert_caught(
+        "who_waits_for_room_has_one_flusher_write_what_rests",
+        &["bdi-waits-told-first", "bdi-unset-after-look"],
+        "deadlock",
+    );
+    mutant::assert_caught("one_who_goes_on_is_not_the_last_who_waits", &["bdi-waits-uncounted"], "deadlock");
     mutant::assert_caught(
         "two_flushers_write_everything",
         &["bdi-unset-after-look", "bdi-leave-unchecked"],
