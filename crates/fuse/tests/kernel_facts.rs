@@ -38,6 +38,19 @@ fn syncfs_comes_with_its_callers_number() {
     assert_eq!(server.of(Opcode::SyncFs)[1].pid, child.id());
 }
 
+/// So an unmount is no sync of whoever calls it, and waits for no limit of theirs.
+#[test]
+fn an_unmount_sends_destroy_and_no_syncfs() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(server) = RawServer::mount(dir.path(), Wanted::FuseBlk, COMMON) else { return };
+    std::fs::write(dir.path().join("f"), "x").unwrap();
+    let seen = std::sync::Arc::clone(&server.seen);
+    drop(server);
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.last().unwrap().op, Opcode::Destroy);
+    assert!(seen.iter().all(|seen| seen.op != Opcode::SyncFs), "{seen:?}");
+}
+
 #[test]
 fn requests_carry_the_number_of_the_calling_thread() {
     let dir = tempfile::tempdir().unwrap();

@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::cli::SyncArgs;
 use crate::control::client::CallError;
@@ -29,6 +30,11 @@ pub fn run(args: &SyncArgs) -> Result<()> {
         Ok(_) => Ok(()),
         Err(CallError::Refused(reason)) => {
             Err(Problem::failure(format!("{shown}: not everything is durable: {reason}")))
+        }
+        // The volume ended meanwhile, which is more than a sync, or less.
+        Err(CallError::Gone) => {
+            let ended = umount_cmd::wait_ended(&volume, client, Duration::ZERO)?;
+            umount_cmd::report(&volume.record().source, shown, &ended)
         }
         Err(error) => Err(Problem::failure(format!("{shown}: {error}"))),
     }

@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use testing::cgroup::Cgroup;
 
-use crate::rig::{LONG, Rig, eventually, skipped, wait};
+use crate::rig::{LONG, Rig, eventually, has, skipped, wait};
 
 const MIB: u64 = 1 << 20;
 /// Mebibytes that take the throttled cgroup longer than any test lasts.
 const MINUTES: u64 = 60;
+
+/// A mount that no sync(2) of the host's other programs reaches.
+const NO_OTHERS: &str = ",type=fuse";
 
 struct World {
     rig: Rig,
@@ -83,11 +86,30 @@ impl World {
         command.spawn().expect("it runs")
     }
 
+    /// umount(8) without our helper, by somebody in `cgroup`: umount2(2) alone, once nobody holds the mount who looked through /proc.
+    fn umount2(&self, cgroup: &Cgroup, more: &[&str]) {
+        eventually("umount2 does not say EBUSY", || {
+            let mut command = cgroup.command("umount");
+            command.arg("--internal-only").args(more).arg(&self.rig.mnt).stdin(Stdio::null());
+            let mut umount = command.spawn().expect("umount runs");
+            wait(&mut umount, LONG).expect("it ends").success()
+        });
+        assert!(!self.rig.is_mounted());
+    }
+
+    fn written_bytes(&self) -> u64 {
+        self.rig.volume()["written_bytes"].as_u64().expect("bytes")
+    }
+
     /// Unmounts: that waits for no limit, and what was left is on the store then.
     fn end(self) {
         self.rig.verb("umount", &[]).ok();
-        for (name, mebibytes) in self.written.into_inner() {
-            let stored = fs::metadata(self.rig.store.join(&name)).expect("it is there").len();
+        self.is_on_the_store();
+    }
+
+    fn is_on_the_store(&self) {
+        for (name, mebibytes) in &*self.written.borrow() {
+            let stored = fs::metadata(self.rig.store.join(name)).expect("it is there").len();
             assert_eq!(stored, mebibytes * MIB, "{name}");
         }
     }
@@ -128,7 +150,7 @@ fn a_sync_from_another_cgroup_is_boosted_and_leaves_a_debt() {
 
 #[test]
 fn an_fsync_from_another_cgroup_is_boosted_for_its_file_alone() {
-    let Some(world) = World::new("") else { return };
+    let Some(world) = World::new(NO_OTHERS) else { return };
     // What is owed for it is owed for minutes.
     world.dirty("a", MINUTES);
     world.dirty("b", 8);
@@ -140,7 +162,7 @@ fn an_fsync_from_another_cgroup_is_boosted_for_its_file_alone() {
 
 #[test]
 fn a_cgroups_own_fsync_stays_throttled_and_another_sync_releases_it() {
-    let Some(world) = World::new("") else { return };
+    let Some(world) = World::new(NO_OTHERS) else { return };
     world.dirty("a", 1);
     let begun = Instant::now();
     world.slow.run("sync", &[world.rig.mnt.join("a")]);
@@ -148,8 +170,8 @@ fn a_cgroups_own_fsync_stays_throttled_and_another_sync_releases_it() {
     world.dirty("b", MINUTES);
     let mut own = world.slow.command("sync");
     let mut own = own.arg(world.rig.mnt.join("b")).stdin(Stdio::null()).spawn().expect("sync runs");
-    let written = world.rig.volume()["written_bytes"].as_u64().expect("bytes");
-    eventually("it writes", || world.rig.volume()["written_bytes"].as_u64().expect("bytes") > written);
+    let written = world.written_bytes();
+    eventually("it writes", || world.written_bytes() > written);
     assert!(own.try_wait().expect("a child").is_none(), "at its limit it goes on for minutes");
     world.rig.verb("sync", &[]).ok();
     ended(own);
@@ -162,6 +184,42 @@ fn an_unmount_waits_for_no_limit() {
     let Some(world) = World::new("") else { return };
     world.dirty("a", MINUTES);
     world.end();
+}
+
+/// The kernel sends no sync before the end of the mount: it is nobody's, and no policy is asked.
+#[test]
+fn a_raw_umount2_waits_for_no_limit_whoever_calls_it() {
+    for (by_other, isolation) in [(false, "0"), (false, "1"), (true, "0"), (true, "1")] {
+        for lazy in [&[][..], &["--lazy"]] {
+            let Some(world) = World::new("").filter(|_| has("umount")) else { return };
+            let is_waited_for = is_fuseblk(&world.rig);
+            let by = if by_other { &world.other } else { &world.slow };
+            let (path, mnt) = (by.path().display().to_string(), world.rig.mnt.display().to_string());
+            world.rig.run(&["limit", &path, &mnt, &format!("sync_isolation={isolation}")]).ok();
+            world.dirty("a", MINUTES);
+            world.umount2(by, lazy);
+            if is_waited_for {
+                world.is_on_the_store();
+            }
+            world.rig.verb("wait", &[]).ok().says("free");
+            world.is_on_the_store();
+        }
+    }
+}
+
+#[test]
+fn a_raw_umount2_releases_a_sync_that_waits_at_its_cgroups_limit() {
+    let Some(world) = World::new(NO_OTHERS).filter(|_| has("umount")) else { return };
+    world.dirty("a", MINUTES);
+    // By the control socket: it holds nothing of the mount.
+    let mut sync = world.sync_verb(&world.slow);
+    let written = world.written_bytes();
+    eventually("it writes", || world.written_bytes() > written);
+    assert!(sync.try_wait().expect("a child").is_none(), "at its limit it goes on for minutes");
+    world.umount2(&world.slow, &[]);
+    ended(sync);
+    world.rig.verb("wait", &[]).ok().says("free");
+    world.is_on_the_store();
 }
 
 #[test]
@@ -215,7 +273,7 @@ fn an_isolated_cgroup_that_wrote_nothing_syncs_at_once_while_the_store_hangs() {
 
 #[test]
 fn throttled_syncs_keep_nobody_from_the_control_socket() {
-    let Some(world) = World::new(",type=fuse") else { return };
+    let Some(world) = World::new(NO_OTHERS) else { return };
     world.dirty("a", MINUTES);
     // More than may run at a time; on this type of mount the verb waits in the control socket.
     let mut syncs: Vec<Child> = (0..24).map(|_| world.sync_verb(&world.slow)).collect();
@@ -240,9 +298,8 @@ fn throttled_syncs_keep_nobody_from_the_control_socket() {
     eventually("all have called", || connections() > syncs.len());
     assert!(syncs.iter_mut().all(|sync| sync.try_wait().is_ok_and(|ended| ended.is_none())));
     world.end();
-    for mut sync in syncs {
-        wait(&mut sync, LONG).expect("it ends with the volume");
-    }
+    // They end with the volume, which has written everything.
+    syncs.into_iter().for_each(ended);
 }
 
 #[test]
