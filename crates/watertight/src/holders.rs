@@ -1,10 +1,12 @@
-//! Who keeps a mount busy: processes, mounts inside it, loop devices over its files.
+//! Who keeps a mount busy, or its file system in use: processes, mounts inside it or in other namespaces, loop devices over its files.
 //!
 //! Nothing here makes a request to the mount's own server (`statx` is asked for nothing but what the
 //! kernel knows itself), so a server that hangs cannot hang the search, and a server can search for
 //! the holders of its own mount. What is looked at in `/proc` is held for that moment, so that somebody
 //! else's umount(2) may fail meanwhile: look only when there is a reason to.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -47,6 +49,8 @@ pub enum How {
     Mount,
     /// The volume itself, mounted in another place.
     Bind,
+    /// The same in the process's own mount namespace, which this one does not see.
+    Namespace,
     /// A loop device over a file.
     LoopDevice,
 }
@@ -61,6 +65,7 @@ impl fmt::Display for How {
             Self::Mapping => "mapped",
             Self::Mount => "mounted inside",
             Self::Bind => "also mounted at",
+            Self::Namespace => "mounted in its own namespace",
             Self::LoopDevice => "loop device over",
         })
     }
@@ -151,9 +156,12 @@ pub fn of(mount: &Mount) -> io::Result<Holders> {
     let dirs: Vec<(u32, PathBuf)> = dirs.collect();
     let of_one = {
         let mount = mount.clone();
+        let seen = RefCell::new(BTreeSet::from_iter(fs::read_link("/proc/self/ns/mnt")));
         move |(pid, dir)| {
             let mut holders = Holders::default();
-            Process { pid, dir, mount: &mount }.search(&mut holders);
+            let process = Process { pid, dir, mount: &mount };
+            process.search(&mut holders);
+            process.namespace(&mut seen.borrow_mut(), &mut holders);
             holders
         }
     };
@@ -247,6 +255,18 @@ impl Process<'_> {
             self.look(&fd.path(), How::OpenFile, holders);
         }
         self.mappings(holders);
+    }
+
+    /// Whether the file system is mounted in this process's namespace, if that was not `seen`: no unmount elsewhere ends it there.
+    fn namespace(&self, seen: &mut BTreeSet<PathBuf>, holders: &mut Holders) {
+        let Ok(namespace) = fs::read_link(self.dir.join("ns/mnt")) else { return };
+        if seen.insert(namespace) {
+            let there = Mount::all_of(&self.dir).into_iter();
+            for other in there.filter(|other| Device::of(other) == Device::of(self.mount)) {
+                let path = other.mountpoint.to_string_lossy().into_owned();
+                self.add(How::Namespace, path, false, holders);
+            }
+        }
     }
 
     /// Whether the magic link `link` leads into the mount.

@@ -32,6 +32,12 @@ impl MountInfo {
         all()
     }
 
+    /// Those of another process' namespace, by its directory in `/proc`; none where that cannot be read.
+    #[must_use]
+    pub fn all_of(process: &Path) -> Vec<Self> {
+        read(&process.join("mountinfo"))
+    }
+
     /// Whether the two were read of the same mount. The kernel uses numbers again, so all that cannot change is
     /// compared.
     #[must_use]
@@ -62,7 +68,11 @@ impl MountInfo {
 }
 
 fn all() -> Vec<MountInfo> {
-    let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    read(Path::new("/proc/self/mountinfo"))
+}
+
+fn read(table: &Path) -> Vec<MountInfo> {
+    let text = std::fs::read(table).unwrap_or_default();
     text.split(|&byte| byte == b'\n').filter_map(parse).collect()
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rustix::mount::{MountFlags, mount_bind, mount_remount};
 
-use crate::rig::{LONG, PROGRAM, Rig, has, run};
+use crate::rig::{LONG, PROGRAM, Rig, has, run, unshare};
 
 fn mount(rig: &Rig, source: &str, mountpoint: &Path, options: &str) -> crate::rig::Out {
     let mut command = rig.command(&["mount", source]);
@@ -202,7 +202,7 @@ fn read_only_can_be_asked_for() {
 
 /// Runs a shell script in a mount namespace of its own.
 fn in_namespace(rig: &Rig, script: &str) -> crate::rig::Out {
-    let mut command = Command::new("unshare");
+    let (_alone, mut command) = unshare();
     command.args(["--mount", "sh", "-ec", script]);
     command
         .env("WATERTIGHT_RUNTIME_DIR", &rig.runtime)

@@ -6,7 +6,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::rig::{Out, PROGRAM, Rig, has, run, skipped};
+use crate::rig::{Out, PROGRAM, Rig, has, run, skipped, unshare};
 
 /// What each script begins with. An overlay cannot be had everywhere.
 const PREAMBLE: &str = r#"
@@ -31,7 +31,7 @@ fn script(rig: &Rig, text: &str) -> Option<Out> {
     if !has("unshare") {
         return None;
     }
-    let mut command = Command::new("unshare");
+    let (_alone, mut command) = unshare();
     command.args(["--mount", "sh", "-c", &format!("{PREAMBLE}{text}")]);
     command.env("PROGRAM", PROGRAM).env("ROOT", &rig.root).env("STORE", &rig.store).env("MNT", &rig.mnt);
     command.env("WATERTIGHT_RUNTIME_DIR", &rig.runtime);

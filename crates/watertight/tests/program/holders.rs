@@ -1,9 +1,10 @@
 //! Everything that can hold a mount is found and named.
 
 use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
-use crate::rig::{Rig, eventually, has};
+use crate::rig::{LONG, Rig, eventually, has, unshare, wait};
 
 #[test]
 fn every_way_to_hold_a_mount_is_named() {
@@ -42,6 +43,33 @@ fn every_way_to_hold_a_mount_is_named() {
     }
     eventually("the loop device lets go", || rig.verb("umount", &[]).code == Some(0));
     assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
+fn a_mount_namespace_that_has_the_volume_still_is_named() {
+    let Some(mut rig) = Rig::mounting().filter(|_| has("unshare")) else { return };
+    let daemon = rig.mount("");
+    fs::write(rig.mnt.join("f"), "x").unwrap();
+    let (alone, mut unshare) = unshare();
+    unshare.args(["--mount", "--propagation", "private", "sleep", "1000"]).stdin(Stdio::null());
+    let mut there = unshare.spawn().unwrap();
+    let name = fs::read_link("/proc/self/ns/mnt").unwrap();
+    let comm = format!("/proc/{}/comm", there.id());
+    eventually("it sleeps there", || fs::read_to_string(&comm).is_ok_and(|comm| comm == "sleep\n"));
+    assert_ne!(fs::read_link(format!("/proc/{}/ns/mnt", there.id())).unwrap(), name);
+    let mut umount = rig.command(&["umount"]);
+    let mut umount = umount.arg(&rig.mnt).stderr(Stdio::piped()).spawn().unwrap();
+    let said = BufReader::new(umount.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let who = format!("sleep (pid {}), mounted in its own namespace: {}", there.id(), rig.mnt.display());
+    assert!(said.into_iter().any(|line| line.trim() == who), "{who}");
+    assert!(!rig.is_mounted());
+    assert!(umount.try_wait().unwrap().is_none(), "the volume is there still");
+    there.kill().unwrap();
+    there.wait().unwrap();
+    drop(alone);
+    assert!(wait(&mut umount, LONG).unwrap().success());
+    assert_eq!(daemon.end(), Some(0));
+    assert_eq!(rig.stored("f").as_deref(), Some(&b"x"[..]));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::thread;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::rig::{Daemon, Out, Rig, eventually, has, run, umount2};
+use crate::rig::{Daemon, Out, Rig, eventually, has, no_copies, run, umount2};
 
 const DATA: &[u8] = b"what was written";
 
@@ -176,6 +176,7 @@ fn a_raw_umount2_in_every_state() {
 fn fusermount(cell: &Cell) -> bool {
     let mut command = Command::new("fusermount3");
     command.arg("-u").arg(&cell.rig.mnt);
+    let _no_copies = no_copies();
     run(command).code == Some(0)
 }
 

@@ -74,11 +74,13 @@ fn events() -> Arc<Events> {
 
 /// A holder of each kind.
 fn held() -> Holders {
-    use holders::How::{Bind, LoopDevice, Mapping, Mount, OpenFile, Program, Root, WorkingDirectory};
-    let all = [OpenFile, WorkingDirectory, Root, Program, Mapping, Mount, Bind, LoopDevice];
+    use holders::How::{
+        Bind, LoopDevice, Mapping, Mount, Namespace, OpenFile, Program, Root, WorkingDirectory,
+    };
+    let all = [OpenFile, WorkingDirectory, Root, Program, Mapping, Mount, Bind, Namespace, LoopDevice];
     let found = all.map(|how| {
         let pid = match how {
-            OpenFile | WorkingDirectory | Root | Program | Mapping => Some(7),
+            OpenFile | WorkingDirectory | Root | Program | Mapping | Namespace => Some(7),
             Mount | Bind | LoopDevice => None,
         };
         Holder { pid, name: "cat".to_owned(), how, file: "/f".to_owned(), direct: true }

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -283,8 +283,22 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// A mount namespace of a test's own has copies of the other tests' mounts, and what these unmount lives on there.
+static NAMESPACES: RwLock<()> = RwLock::new(());
+
+/// Nobody is in such a namespace, or will be, until this is dropped. For who claims that umount2(2) alone ends a mount, while it runs.
+pub(crate) fn no_copies() -> impl Drop {
+    NAMESPACES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// unshare(1), and the right to run it.
+pub(crate) fn unshare() -> (impl Drop, Command) {
+    (NAMESPACES.write().unwrap_or_else(PoisonError::into_inner), Command::new("unshare"))
+}
+
 /// umount2(2). Tests beside this one look through /proc, and hold what they look at for a moment.
 pub(crate) fn umount2(path: &Path, flags: UnmountFlags) {
+    let _no_copies = no_copies();
     eventually("umount2 does not say EBUSY", || match rustix::mount::unmount(path, flags) {
         Err(Errno::BUSY) => false,
         result => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use testing::cgroup::Cgroup;
 
-use crate::rig::{LONG, Rig, eventually, has, skipped, wait};
+use crate::rig::{LONG, Rig, eventually, has, no_copies, skipped, wait};
 
 const MIB: u64 = 1 << 20;
 /// Mebibytes that take the throttled cgroup longer than any test lasts.
@@ -88,6 +88,7 @@ impl World {
 
     /// umount(8) without our helper, by somebody in `cgroup`: umount2(2) alone, once nobody holds the mount who looked through /proc.
     fn umount2(&self, cgroup: &Cgroup, more: &[&str]) {
+        let _no_copies = no_copies();
         eventually("umount2 does not say EBUSY", || {
             let mut command = cgroup.command("umount");
             command.arg("--internal-only").args(more).arg(&self.rig.mnt).stdin(Stdio::null());

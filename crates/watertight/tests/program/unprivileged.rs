@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::process::Command;
 
-use crate::rig::{Out, PROGRAM, Rig, has, run};
+use crate::rig::{Out, PROGRAM, Rig, has, run, unshare};
 
 /// Runs a shell script as user 65534 in a mount namespace where everybody may open `/dev/fuse`.
 fn as_nobody(rig: &Rig, script: &str) -> Out {
@@ -31,7 +31,7 @@ fn as_nobody_with(rig: &Rig, mode: &str, script: &str) -> Out {
          exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -ec \"$SCRIPT\"",
         dev = dev.display()
     );
-    let mut command = Command::new("unshare");
+    let (_alone, mut command) = unshare();
     command
         .args(["--mount", "sh", "-ec", &outer])
         .env("SCRIPT", script)
