@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,8 +12,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use common::{Mounted, Setup, text};
+use common::hook::{Gate, OpenAtEnd};
+use common::{Mounted, Setup, eventually, text};
 use rustix::io::Errno;
+use store::{At as When, HookStore};
 use volume::{DrainReport, LifeState, Volume};
 use watertight_fuse::{Detach, SessionOptions, TreeError};
 
@@ -30,6 +32,20 @@ impl Other {
         Self { dir, volume }
     }
 
+    /// One whose store hangs in the operation `hanging` while the gate is shut.
+    fn hanging_in(hanging: &'static str, gate: &Arc<Gate>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = HookStore::new(store::open(&format!("dir:{}", dir.path().display())).unwrap());
+        let hung = Arc::clone(gate);
+        store.hook(move |at, op| {
+            if at == When::Before && op == hanging {
+                hung.pass();
+            }
+            Ok(())
+        });
+        Self { volume: Volume::new(store, resting()).unwrap(), dir }
+    }
+
     fn stored(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -44,9 +60,12 @@ impl Other {
 
 fn open(dir: &Path) -> Arc<Volume> {
     let store = store::open(&format!("dir:{}", dir.display())).unwrap();
-    // Nothing is written before somebody asks for it.
-    let rests = volume::Options { dirty_after: Duration::from_secs(3600), ..volume::Options::default() };
-    Volume::new(store, rests).unwrap()
+    Volume::new(store, resting()).unwrap()
+}
+
+/// Nothing is written before somebody asks for it.
+fn resting() -> volume::Options {
+    volume::Options { dirty_after: Duration::from_secs(3600), ..volume::Options::default() }
 }
 
 fn detach(mounted: &Mounted, path: &str) -> Result<(), TreeError> {
@@ -180,6 +199,37 @@ fn an_open_file_refuses_a_detach_and_outlives_a_lazy_one() {
     mounted.unmount();
 }
 
+/// The end of a volume waits for requests in hand, and does its writing meanwhile.
+#[test]
+fn what_is_dirty_is_written_while_a_request_is_in_hand() {
+    let Some(mounted) = Setup::default().mount() else { return };
+    fs::create_dir(mounted.path().join("x")).unwrap();
+    for how in [Detach::Sync, Detach::Lazy] {
+        let gate = Arc::new(Gate::default());
+        let _open = OpenAtEnd(Arc::clone(&gate));
+        let other = Other::hanging_in("statfs", &gate);
+        let ends = other.attach(&mounted, "x");
+        let root = mounted.path().join("x");
+        fs::write(root.join("file"), "not on the store yet").unwrap();
+        assert!(mounted.tree.wait_closed(Path::new("x"), Instant::now() + Duration::from_secs(20)).unwrap());
+        gate.shut();
+        std::thread::scope(|scope| {
+            let request = scope.spawn(|| rustix::fs::statfs(&root));
+            eventually("the request is in hand", || gate.waiting() == 1);
+            let detaching = scope.spawn(|| mounted.tree.detach(Path::new("x"), how));
+            eventually("it is written", || text(&other.stored("file")) == "not on the store yet");
+            // Both at once: the request has not come back, and the end waits for it.
+            assert_eq!((gate.waiting(), detaching.is_finished()), (1, false), "{how:?}");
+            assert!(ends.try_recv().is_err(), "{how:?}: the store is used");
+            gate.open();
+            request.join().unwrap().unwrap();
+            detaching.join().unwrap().unwrap();
+        });
+        assert!(ends.try_recv().unwrap().is_complete(), "{how:?}");
+    }
+    mounted.unmount();
+}
+
 #[test]
 fn who_was_inside_a_detached_volume_never_sees_another_one() {
     let Some(mounted) = Setup::default().mount() else { return };
@@ -191,32 +241,36 @@ fn who_was_inside_a_detached_volume_never_sees_another_one() {
         fs::write(one.stored("deep/er/name"), "").unwrap();
     }
     let _ends = other.attach(&mounted, "x");
-    // Processes in the volume's root and below, which say on request what they see.
-    let script = "while read _; do cat name && echo seen; ls . && echo seen; pwd -P && echo seen; cat deep/name; echo end; done";
+    // Processes in the volume's root and below: they say what inode they are in, and on request what else they see, or why not.
+    let script = "stat -c %i .; read _; for what in . name deep deep/name; do \
+                  ls $what; cat < $what; mkdir $what/new; done; stat -c %i .; echo end";
     let mut inside: Vec<_> = ["x", "x/deep/er"]
         .iter()
         .map(|dir| {
             let mut shell = Command::new("/bin/sh");
-            shell
-                .args(["-c", script])
-                .current_dir(mnt.join(dir))
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped());
-            shell.stderr(Stdio::null());
-            shell.spawn().unwrap()
+            shell.args(["-c", &format!("exec 2>&1; {script}")]).env("LC_ALL", "C").current_dir(mnt.join(dir));
+            let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            let mut says = BufReader::new(shell.stdout.take().unwrap()).lines().map(Result::unwrap);
+            let inode = says.next().unwrap();
+            assert_eq!(inode, fs::metadata(mnt.join(dir)).unwrap().ino().to_string());
+            (shell, says, inode)
         })
         .collect();
     detach(&mounted, "x").unwrap();
     let _third = third.attach(&mounted, "x");
-    for shell in &mut inside {
-        shell.stdin.as_mut().unwrap().write_all(b"look\n").unwrap();
-        drop(shell.stdin.take());
-        let mut seen = String::new();
-        shell.stdout.take().unwrap().read_to_string(&mut seen).unwrap();
+    for (shell, says, inode) in &mut inside {
+        shell.stdin.take().unwrap().write_all(b"look\n").unwrap();
+        let seen: Vec<String> = says.collect();
         shell.wait().unwrap();
-        assert_eq!(seen.lines().last(), Some("end"), "{seen}");
-        assert!(!seen.contains("name"), "{seen}");
-        assert!(!seen.contains("deep\n"), "{seen}");
+        let (end, seen) = seen.split_last().unwrap();
+        let (own, errors) = seen.split_last().unwrap();
+        assert_eq!((end.as_str(), errors.len()), ("end", 12), "{seen:?}");
+        let is_gone = |line: &str| {
+            ["Stale file handle", "No such file or directory"].iter().any(|why| line.contains(why))
+        };
+        assert!(errors.iter().all(|line| is_gone(line)), "{errors:?}");
+        // What the kernel itself remembers of the directory that they are in.
+        assert!(is_gone(own) || own == inode, "{own}");
     }
     assert!(mnt.join("x/name").exists());
     detach(&mounted, "x").unwrap();

@@ -2,9 +2,10 @@
 //!
 //! A [`Namespace`] is a tree of mounts. Walks cross it without locks and without writing memory that other threads
 //! read; an unmount that finds nobody else using its mount waits for nobody. **Who runs the clean-up matters**: whoever
-//! asked for the unmount shuts the superblock down before the call returns; after a lazy one with users it is who drops
-//! the last [`Pin`], before that drop returns. No queue and no other thread is involved, so that a superblock that
-//! hangs holds up nobody but its own unmount.
+//! asked for the unmount has the superblock shut down when the call returns; after a lazy one with users it is who drops
+//! the last [`Pin`], when that drop returns. No queue is involved and nobody else's thread: where a call ends several
+//! superblocks that may have to wait, it makes threads of its own for them, and outlasts these. So a superblock that hangs holds up nobody
+//! but its own unmount.
 //!
 //! | type | is |
 //! |---|---|

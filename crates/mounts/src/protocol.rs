@@ -422,6 +422,14 @@ impl<N: Clone> Refs<N> {
         self.shards.iter().flat_map(names).collect()
     }
 
+    /// Whether anybody has a pin.
+    pub fn is_pinned(&self) -> bool {
+        self.shards.iter().any(|shard| {
+            let pins = shard.pins.lock();
+            pins.names.len() > pins.free.len()
+        })
+    }
+
     /// Refuses new pins from here on, unless there are some. Says whether there are none.
     pub fn close_pins(&self, _locked: &Locked<'_>) -> bool {
         for (n, shard) in self.shards.iter().enumerate() {

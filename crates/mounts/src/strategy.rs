@@ -1,12 +1,13 @@
 //! How a mount that left its namespace is ended: the default, and the interface by which experiments try others.
 //!
 //! The default waits for nobody when nobody else holds the mount. Otherwise a grace period of *its own* namespace has to
-//! pass. What was taken out of the tables has been left to that domain before, so that one has been asked for; the
-//! superblock's flushing goes on meanwhile, and only what is left of the grace period is waited for.
+//! pass. A superblock that goes for good, and may have much to write, has it begun at once and flushes meanwhile; only
+//! what is left of the grace period is waited for then.
 //!
 //! Whoever asked for the unmount runs the clean-ups before the call returns, with no lock held; several that may have to
 //! wait, with the help of threads of the call's own.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -93,6 +94,12 @@ impl Gone {
         &self.0.mount.superblock
     }
 
+    /// Whether somebody keeps it, for as long as they like.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        self.0.mount.refs.is_pinned()
+    }
+
     /// Gives the unmount's reference back, whoever else may have one.
     pub fn put(self) -> Option<Last> {
         let mount = self.0.mount;
@@ -124,24 +131,76 @@ impl Last {
         self.0.clean_up();
     }
 
-    /// Does so for all of them, and returns when all are done. Those that may have to wait are ended beside each other: one
-    /// that hangs does not hold up the others, as long as there are not more of them than threads.
+    /// Does so for all of them, and returns when all are done; those that may have to wait, beside each other.
     pub fn clean_up_all(all: Vec<Self>) {
         let ending = all.into_iter().filter_map(|last| last.0.superblock.put());
-        let (slow, quick): (Vec<_>, Vec<_>) = ending.partition(|superblock| superblock.may_wait());
-        quick.iter().for_each(|superblock| superblock.shutdown());
-        let others = slow.len().saturating_sub(1).min(ENDERS - 1);
-        let queue = Mutex::new(slow.iter());
-        thread::together(others, STACK, || {
-            while let Some(superblock) = next(&queue) {
-                superblock.shutdown();
-            }
-        });
+        beside_each_other(ending.collect(), |superblock| superblock.may_wait(), |one| one.shutdown());
     }
+}
+
+/// Calls `end` with all of them, and returns when all calls have: by the caller for those that never wait; for the others by
+/// several threads, so that one that hangs does not hold up the others, as long as there are not more of them than threads.
+fn beside_each_other<T: Send>(all: Vec<T>, may_wait: impl Fn(&T) -> bool, end: impl Fn(T) + Sync) {
+    let (slow, quick): (Vec<T>, Vec<T>) = all.into_iter().partition(may_wait);
+    quick.into_iter().for_each(&end);
+    let others = slow.len().saturating_sub(1).min(ENDERS - 1);
+    let queue = Mutex::new(slow.into_iter());
+    thread::together(others, STACK, || {
+        while let Some(one) = next(&queue) {
+            end(one);
+        }
+    });
 }
 
 fn next<T>(queue: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
     queue.lock().next()
+}
+
+/// Mounts of one superblock that go together.
+struct OfOne(Vec<Gone>);
+
+impl OfOne {
+    fn all(gone: Vec<Gone>) -> Vec<Self> {
+        if gone.len() == 1 {
+            return vec![Self(gone)];
+        }
+        let mut all: Vec<Self> = Vec::new();
+        let mut by_superblock = HashMap::new();
+        for gone in gone {
+            let at = *by_superblock.entry(gone.superblock().address()).or_insert(all.len());
+            if at == all.len() {
+                all.push(Self(Vec::new()));
+            }
+            all[at].0.push(gone);
+        }
+        all
+    }
+
+    fn may_wait(&self) -> bool {
+        self.0[0].superblock().superblock().may_wait()
+    }
+
+    /// Nobody else will use the superblock for long: these are its last mounts, nothing of it is open, and whoever has a reference is
+    /// a walk that will be gone soon.
+    fn goes_for_good(&self) -> bool {
+        let superblock = self.0[0].superblock();
+        superblock.is_about_to_end(self.0.len()) && !self.0.iter().any(Gone::is_pinned)
+    }
+
+    fn end(self, is_sync: bool) {
+        if !self.0.iter().all(Gone::is_alone) && self.may_wait() && self.goes_for_good() {
+            for gone in self.0.iter().filter(|gone| !gone.is_alone()) {
+                // The stamp's own, or a later one: nobody has to wait for it to be begun.
+                let _ = gone.domain().start_poll_expedited();
+            }
+            self.0[0].superblock().superblock().flush();
+        }
+        self.0.into_iter().filter_map(|gone| complete(gone, is_sync)).for_each(Last::clean_up);
+    }
+}
+
+fn complete(gone: Gone, is_sync: bool) -> Option<Last> {
+    gone.complete_with(is_sync, |domain, stamp| domain.cond_synchronize_expedited(stamp))
 }
 
 /// The default.
@@ -151,17 +210,13 @@ pub struct OnDemand;
 impl Teardown for OnDemand {
     fn finish(&self, gone: Vec<Gone>, why: Why) {
         let is_sync = why == Why::Sync;
-        if is_sync {
-            // Its users are walks that will be gone soon.
-            gone.iter().filter(|gone| !gone.is_alone()).for_each(|gone| gone.superblock().flush_if_last());
+        if !gone.iter().all(Gone::is_alone) {
+            return beside_each_other(OfOne::all(gone), OfOne::may_wait, |one| one.end(is_sync));
         }
-        let complete = |gone: Gone| {
-            gone.complete_with(is_sync, |domain, stamp| domain.cond_synchronize_expedited(stamp))
-        };
         // As most unmounts are: there is nothing to be collected, and nobody to be ended beside.
         if gone.len() == 1 {
-            return gone.into_iter().filter_map(complete).for_each(Last::clean_up);
+            return gone.into_iter().filter_map(|gone| complete(gone, is_sync)).for_each(Last::clean_up);
         }
-        Last::clean_up_all(gone.into_iter().filter_map(complete).collect());
+        Last::clean_up_all(gone.into_iter().filter_map(|gone| complete(gone, is_sync)).collect());
     }
 }

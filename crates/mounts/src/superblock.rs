@@ -121,8 +121,9 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
         false
     }
 
-    /// An unmount is under way that has to wait for walks: what takes time can be done now. Others may still use
-    /// the superblock.
+    /// The last mounts are being taken away, and the unmount has to wait until walks have left: what takes time can be done
+    /// meanwhile. These walks may still use the superblock; [`shutdown`](Self::shutdown) follows, and is who reports
+    /// what failed. Only called where [`may_wait`](Self::may_wait) says so.
     fn flush(&self) {}
 
     /// An unmount with force: whoever waits for the medium should get an error.
@@ -289,11 +290,15 @@ impl Super {
         Ok(())
     }
 
-    /// Has it flush, if only one mount is left.
-    pub(crate) fn flush_if_last(&self) {
-        if self.mounts() == 1 {
-            self.0.superblock.flush();
-        }
+    /// Whether these many mounts are all that it has, and nobody holds it.
+    pub(crate) fn is_about_to_end(&self, leaving: usize) -> bool {
+        let state = self.0.state.lock();
+        state.mounts == leaving && state.holds == 0
+    }
+
+    /// The same for all clones, and for nothing else.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
     }
 
     /// One mount less that never came to be.

@@ -283,6 +283,21 @@ impl Volume {
     /// has passed since the last byte could be written, or until [`force`](Self::force). No other call may
     /// follow but `status`. Later callers get the first one's report when it is there.
     pub fn shutdown(&self) -> DrainReport {
+        self.end(None::<fn()>)
+    }
+
+    /// The same where requests may still be in hand: what is dirty is written while they are, once, and `wait` returns when
+    /// they are over.
+    pub fn shutdown_beside_requests(&self, wait: impl FnOnce()) -> DrainReport {
+        self.end(Some(wait))
+    }
+
+    /// Writes what is dirty now, once: what its end would otherwise have to. Errors are kept with the files, which the end tries again.
+    pub fn write_back(&self) {
+        let _told_by_the_end = self.write_all();
+    }
+
+    fn end(&self, wait: Option<impl FnOnce()>) -> DrainReport {
         {
             let mut state = self.life.state.lock();
             if !matches!(state.0, LifeState::Active | LifeState::Detached) {
@@ -296,6 +311,10 @@ impl Volume {
         }
         let begun = Instant::now();
         let _drain = tracing::info_span!("drain", volume = %self.core.options.name).entered();
+        if let Some(wait) = wait {
+            tracing::info_span!("flush").in_scope(|| self.write_back());
+            tracing::info_span!("wait_for_requests").in_scope(wait);
+        }
         tracing::info_span!("write_back").in_scope(|| self.drain());
         let sync_error = tracing::info_span!("sync_store").in_scope(|| self.make_durable().err());
         let unwritten = self.unwritten();
@@ -459,6 +478,10 @@ impl Volume {
 }
 
 impl mounts::Superblock for Volume {
+    fn flush(&self) {
+        self.write_back();
+    }
+
     fn shutdown(&self) {
         Volume::shutdown(self);
     }

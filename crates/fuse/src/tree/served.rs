@@ -164,6 +164,12 @@ impl Superblock for Served {
         self.tag != Tag::ROOT
     }
 
+    fn flush(&self) {
+        if self.tag != Tag::ROOT {
+            self.volume.write_back();
+        }
+    }
+
     fn shutdown(&self) {
         if self.tag == Tag::ROOT {
             // The connection's end is its end.
@@ -171,10 +177,12 @@ impl Superblock for Served {
         }
         // ORDERING: Relaxed, P1: before the grace period's barrier.
         self.is_closed.store(true, Ordering::Relaxed);
-        if !is_on("tree-end-beside-requests") {
-            self.domain.synchronize_expedited();
-        }
-        let report = self.volume.shutdown();
+        // Requests leave while the volume flushes, and no new ones come: when that is done there is usually nothing to wait for.
+        let report = self.volume.shutdown_beside_requests(|| {
+            if !is_on("tree-end-beside-requests") {
+                self.domain.synchronize_expedited();
+            }
+        });
         let on_end = self.on_end.lock().take();
         if let Some(on_end) = on_end
             && catch_unwind(AssertUnwindSafe(|| on_end(&report))).is_err()

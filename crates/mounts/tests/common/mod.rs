@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
 use sync::{Condvar, Mutex};
+use watertight_mounts::strategy::Teardown;
 use watertight_mounts::{Entry, Error, Inode, Kind, Namespace, Options, Result, Super, Superblock};
 
 /// Opens once, for everybody.
@@ -30,6 +31,20 @@ impl Gate {
         while !*is_open {
             self.changed.wait(&mut is_open);
         }
+    }
+}
+
+/// A place in the code where whoever comes stops, until they may go on.
+#[derive(Debug, Default)]
+pub(crate) struct Stop {
+    pub(crate) is_reached: Gate,
+    pub(crate) may_leave: Gate,
+}
+
+impl Stop {
+    fn stop(&self) {
+        self.is_reached.open();
+        self.may_leave.pass();
     }
 }
 
@@ -54,6 +69,11 @@ pub(crate) struct Fs {
     pub(crate) hangs: Option<Gate>,
     /// Set when a shutdown has begun to wait.
     pub(crate) is_hanging: Gate,
+    /// Look-ups with a reference stop here.
+    pub(crate) in_lookup: Option<Stop>,
+    /// So do flushes.
+    pub(crate) in_flush: Option<Stop>,
+    flushes: AtomicUsize,
     medium: Option<Arc<Medium>>,
     unwritten: Mutex<Vec<u32>>,
     /// Uses with a reference that are under way, and whether one was beside the end.
@@ -103,6 +123,18 @@ impl Fs {
         self
     }
 
+    /// One whose look-ups stop.
+    pub(crate) fn stopping_in_lookup(mut self) -> Self {
+        self.in_lookup = Some(Stop::default());
+        self.uncached()
+    }
+
+    /// One whose flushes stop.
+    pub(crate) fn stopping_in_flush(mut self) -> Self {
+        self.in_flush = Some(Stop::default());
+        self
+    }
+
     /// One on a medium, which must be free.
     pub(crate) fn on(mut self, medium: &Arc<Medium>) -> Self {
         assert!(!medium.is_taken.swap(true, Ordering::SeqCst), "the medium is not free");
@@ -121,6 +153,10 @@ impl Fs {
 
     pub(crate) fn shutdowns(&self) -> usize {
         self.shutdowns.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn flushes(&self) -> usize {
+        self.flushes.load(Ordering::SeqCst)
     }
 
     pub(crate) fn ended_by(&self) -> Option<ThreadId> {
@@ -147,6 +183,9 @@ impl Fs {
 impl Superblock for Fs {
     fn lookup(&self, dir: Inode, name: &OsStr) -> Result<Entry> {
         self.use_it();
+        if let Some(stop) = &self.in_lookup {
+            stop.stop();
+        }
         let found = self.find(dir, name);
         self.leave();
         found
@@ -173,7 +212,15 @@ impl Superblock for Fs {
     }
 
     fn may_wait(&self) -> bool {
-        self.hangs.is_some()
+        self.hangs.is_some() || self.in_flush.is_some()
+    }
+
+    fn flush(&self) {
+        self.flushes.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(self.shutdowns(), 0, "flushed after its end");
+        if let Some(stop) = &self.in_flush {
+            stop.stop();
+        }
     }
 
     fn shutdown(&self) {
@@ -197,4 +244,9 @@ impl Superblock for Fs {
 pub(crate) fn namespace(paths: &[&str]) -> (Namespace, Arc<Fs>) {
     let (fs, root) = Fs::new(paths).mountable();
     (Namespace::new(&root, Options::default()).unwrap(), fs)
+}
+
+/// One with its mounts ended in another way than the default.
+pub(crate) fn namespace_ended_by(root: &Super, teardown: Arc<dyn Teardown>) -> Namespace {
+    Namespace::with_teardown(root, Options::default(), teardown).unwrap()
 }
