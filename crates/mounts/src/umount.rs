@@ -10,6 +10,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
+use rcu::Cookie;
+use sync::mutant::is_on;
+
 use crate::change::{AllLocked, Change, Departure};
 use crate::error::{Busy, Error, Result};
 use crate::mount::MountId;
@@ -204,6 +207,10 @@ impl Tree {
         for node in leaving.victims.iter().filter_map(|id| self.nodes.get(id)) {
             namespaces.entry(node.ns.home.id).or_insert_with(|| Arc::clone(&node.ns));
         }
+        let stamp_all = || -> BTreeMap<u64, Cookie> {
+            namespaces.iter().map(|(&id, ns)| (id, ns.home.domain.get_state())).collect()
+        };
+        let too_early = is_on("mounts-stamp-before-unhash").then(stamp_all);
         let locked = AllLocked::lock(&namespaces);
         if leaving.is_sync {
             self.close_all(&leaving.victims, &locked)?;
@@ -223,8 +230,7 @@ impl Tree {
             .collect();
         drop(locked);
         // One stamp for each namespace, after all have left.
-        let stamps: BTreeMap<u64, _> =
-            namespaces.iter().map(|(&id, ns)| (id, ns.home.domain.get_state())).collect();
+        let stamps = too_early.unwrap_or_else(stamp_all);
         let departure = |(node, found): (Node, _)| Departure {
             stamp: stamps[&node.ns.home.id],
             mount: node.mount,

@@ -126,7 +126,7 @@ fn a_place_that_was_detached_is_gone_and_a_pin_on_it_stays() {
 
 /// MN-R9 as a real run: what is there before and after a change is never missed, and `..` never leads elsewhere.
 #[test]
-fn walks_beside_changes_find_what_was_there_all_the_time() {
+fn mn_r9_walks_beside_changes_find_what_was_there_all_the_time() {
     for is_cached in [true, false] {
         let as_told = |fs: Fs| if is_cached { fs } else { fs.uncached() };
         let (_, root) = as_told(Fs::new(&["a/b/f", "a/g", "stage/"])).mountable();
