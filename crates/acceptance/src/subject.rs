@@ -88,6 +88,8 @@ pub enum Verb {
     Program,
     /// `umount PATH`, of util-linux.
     Umount8,
+    /// `umount -l PATH`: the path is gone on return; what is open keeps the volume.
+    Umount8Lazy,
     /// umount2(2) and nothing else.
     Raw,
     /// Ctrl-C in the terminal of `watertight mount`.
@@ -249,7 +251,7 @@ impl Subject {
         let started = Instant::now();
         let mut daemon = self.daemon.take().expect("mounted");
         match verb {
-            Verb::Program | Verb::Umount8 | Verb::Raw => self.unmount_when_free(verb),
+            Verb::Program | Verb::Umount8 | Verb::Umount8Lazy | Verb::Raw => self.unmount_when_free(verb),
             Verb::Interrupt | Verb::Terminate => {
                 daemon.signal(if verb == Verb::Interrupt { Signal::INT } else { Signal::TERM });
                 let status = daemon.wait(EXIT_LIMIT).expect("the program leaves after the signal");
@@ -285,6 +287,7 @@ impl Subject {
                 };
             }
             Verb::Program => self.program().arg("umount").arg(&self.mountpoint),
+            Verb::Umount8Lazy => Cmd::new("umount").arg("-l").arg(&self.mountpoint),
             _ => Cmd::new("umount").arg(&self.mountpoint),
         };
         let output = cmd.run();

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use watertight_acceptance::command::Cmd;
 use watertight_acceptance::scratch::Scratch;
@@ -46,6 +48,19 @@ impl World {
         self.subject.program().args(arguments).ok();
     }
 
+    /// Again for a while when it is busy: who looked at a loop device lets go when they like.
+    fn detach_when_free(&self) {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let output = self.subject.program().arg("detach").arg(&self.at).run();
+            if output.status.success() {
+                return;
+            }
+            assert!(output.err().contains("loop device over") && Instant::now() < until, "{}", output.err());
+            thread::yield_now();
+        }
+    }
+
     fn attach(&self) {
         let fast = Path::new("dirty_after=1h");
         self.verb(&[Path::new("attach"), Path::new("-o"), fast, &self.store, &self.at]);
@@ -73,40 +88,116 @@ fn mn_r1_reuse_of_a_store_right_after_each_return() {
     world.subject.finish();
 }
 
-/// {mkfs of an image on a volume; loop device; mount; touch; umount -l; the volume's own path; reuse}: after each
-/// return the device is free for the next mkfs, and the image is as it was written.
+/// An image on a volume, a loop device over it, and a file system on that, mounted.
+struct Image {
+    path: PathBuf,
+    device: PathBuf,
+    inner: PathBuf,
+}
+
+impl Image {
+    fn new(path: PathBuf, inner: &Path) -> Self {
+        fs::File::create(&path).and_then(|file| file.set_len(4 << 20)).expect("image");
+        let device = run("losetup", &[Path::new("--find"), Path::new("--show"), &path]);
+        Self { path, device: device.into(), inner: inner.to_owned() }
+    }
+
+    /// mkfs, which is refused where the device is used; mount; touch.
+    fn format(&self, content: &str) {
+        run("mkfs.ext4", &[Path::new("-q"), &self.device]);
+        run("mount", &[&self.device, &self.inner]);
+        fs::write(self.inner.join("touched"), content).expect("touch");
+    }
+
+    fn umount_lazily(&self) {
+        run("umount", &[Path::new("-l"), &self.inner]);
+    }
+
+    /// The last one who uses the volume lets go. Where somebody else looks at the device just now, the kernel leaves it to their close, and
+    /// their close of the image to them: a moment later than this.
+    fn let_go(self) {
+        run("losetup", &[Path::new("-d"), &self.device]);
+    }
+}
+
+/// What a store has is a clean file system with this content: it is checked, mounted, and read.
+fn is_intact(stored: &Path, inner: &Path, content: &str) {
+    run("e2fsck", &[Path::new("-fn"), stored]);
+    run("mount", &[Path::new("-o"), Path::new("loop,ro"), stored, inner]);
+    let touched = fs::read_to_string(inner.join("touched")).expect("read");
+    run("umount", &[inner]);
+    assert_eq!(touched, content, "{}", stored.display());
+}
+
+const TOOLS: [&str; 5] = ["mkfs.ext4", "losetup", "e2fsck", "mount", "umount"];
+
+/// {an image on an attached volume; loop device; mkfs, mount, touch, umount -l, twice; detach of the volume's own path, lazily or not}: after
+/// each return the device is free for the next mkfs, and the image is on the store as it was written.
 #[test]
-fn mn_r1_a_loop_device_over_an_image_on_a_volume() {
-    let name = "mn_r1_a_loop_device_over_an_image_on_a_volume";
-    if !has(name, &["mkfs.ext4", "losetup", "e2fsck", "mount", "umount"]) {
+fn mn_r1_a_loop_device_over_an_image_on_an_attached_volume() {
+    let name = "mn_r1_a_loop_device_over_an_image_on_an_attached_volume";
+    if !has(name, &TOOLS) {
         return;
     }
     let Some(mut world) = World::new(name) else { return };
     let inner = world.subject.outside("inner");
-    let rounds = if is_long() { 100 } else { 20 };
+    let rounds = if is_long() { 1000 } else { 100 };
     for round in 0..rounds {
         world.attach();
-        let image = world.at.join("image");
-        fs::File::create(&image).and_then(|file| file.set_len(4 << 20)).expect("image");
-        let device = PathBuf::from(run("losetup", &[Path::new("--find"), Path::new("--show"), &image]));
+        let image = Image::new(world.at.join("image"), &inner);
         for again in 0..2 {
-            run("mkfs.ext4", &[Path::new("-qF"), &device]);
-            run("mount", &[&device, &inner]);
-            fs::write(inner.join("touched"), format!("{round} {again}")).expect("touch");
-            run("umount", &[Path::new("-l"), &inner]);
+            image.format(&format!("{round} {again}"));
+            image.umount_lazily();
         }
-        // The kernel's loop device holds the image: no plain detach, and its name is told.
-        let refused = world.subject.program().arg("detach").arg(&world.at).run();
-        assert_eq!(refused.status.code(), Some(1), "round {round}");
-        assert!(refused.err().contains("loop device over"), "round {round}: {}", refused.err());
-        run("losetup", &[Path::new("-d"), &device]);
-        world.verb(&[Path::new("detach"), &world.at]);
-        let stored = world.store.join("image");
-        run("e2fsck", &[Path::new("-fn"), &stored]);
-        assert!(!image.exists(), "round {round}");
+        if round % 10 == 0 {
+            // The kernel's loop device holds the image: no plain detach, and its name is told.
+            let refused = world.subject.program().arg("detach").arg(&world.at).run();
+            assert_eq!(refused.status.code(), Some(1), "round {round}");
+            assert!(refused.err().contains("loop device over"), "round {round}: {}", refused.err());
+        }
+        image.let_go();
+        if round % 2 == 0 {
+            world.verb(&[Path::new("detach"), Path::new("--lazy"), &world.at]);
+            assert!(!world.at.join("image").exists(), "round {round}: a path leads there");
+            world.verb(&[Path::new("wait"), &world.at]);
+        } else {
+            world.detach_when_free();
+        }
+        is_intact(&world.store.join("image"), &inner, &format!("{round} 1"));
     }
     note(world.subject.name(), &format!("{rounds} rounds"));
     world.subject.finish();
+}
+
+/// {mount a volume; mkfs of an image on it, by a loop device; mount, touch; `umount -l` of the volume's own path, below all that}: the path is gone on
+/// return, what is over it goes on, and once that has let go, which `wait` tells, the store is free and the image intact: it is mounted again at once.
+#[test]
+fn mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device() {
+    let name = "mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device";
+    if !need_root(name) || !has(name, &TOOLS) {
+        return;
+    }
+    let Some(mut subject) = Subject::with(name, Setup::default().option("dirty_after=1h")) else { return };
+    let (inner, store) = (subject.outside("inner"), subject.store().to_owned());
+    let rounds = if is_long() { 1000 } else { 100 };
+    for round in 0..rounds {
+        let image = Image::new(subject.at("image"), &inner);
+        image.format(&format!("{round} first"));
+        subject.unmount(Verb::Umount8Lazy);
+        assert!(!image.path.exists(), "round {round}: a path leads there");
+        // Below, the volume is there as long as it is used.
+        let content = format!("{round} after the path had gone");
+        fs::write(inner.join("touched"), &content).expect("write");
+        image.umount_lazily();
+        image.let_go();
+        // `wait` is who tells, see `let_go`.
+        subject.program().args(["wait".as_ref(), subject.path()]).ok();
+        is_intact(&store.join("image"), &inner, &content);
+        subject.mount();
+        fs::remove_file(subject.at("image")).expect("remove");
+    }
+    note(name, &format!("{rounds} rounds"));
+    subject.close();
 }
 
 /// {mkfs; loop device; mount; a store on it, mounted; write; unmount}: the moment the unmount has returned, the store's own file system is
