@@ -22,7 +22,7 @@ use scenario::Scenario;
 #[derive(Debug)]
 pub(crate) struct Mounts;
 
-const VARIANTS: [&str; 12] = [
+const VARIANTS: [&str; 13] = [
     "default",
     "expedited",
     "deferred",
@@ -33,6 +33,7 @@ const VARIANTS: [&str; 12] = [
     "polled-mount-corrected",
     "gp-on-demand",
     "walker-count",
+    "percpu-legitimize",
     "kernel",
     "kernel-rcu-normal",
 ];
@@ -122,9 +123,10 @@ fn notes(slice: Duration, rounds: usize) -> Vec<String> {
          `walks-N`: N threads walk, `-storm`: beside one that mounts and unmounts without rest."
             .to_owned(),
         "`oracle`: how often a strategy shut down under a walk (`finalised_inside`), returned before it had shut down (`late`), had \
-         another thread do it (`foreign`), or waited for another superblock that hung (`held_up`): 0 never, 1 always."
+         another thread do it (`foreign`), returned from a synchronous unmount with the shutdown left to a walk (`not_the_last`), or waited for another superblock that hung (`held_up`): 0 never, 1 always."
             .to_owned(),
-        "`deferred`, `deferred-all`, `polled-mount` are faulty; `global-worker` and `walker-count` were rejected. `kernel`: tmpfs, \
+        "`deferred`, `deferred-all`, `polled-mount`, `percpu-legitimize` are faulty; `global-worker` and `walker-count` were rejected. `percpu-legitimize` \
+         counts who makes a mount their own: the walks measured here keep nothing, so that it neither counts nor waits for them. `kernel`: tmpfs, \
          umount2(2); its walks are access(2). `kernel-rcu-normal`: with /sys/kernel/rcu_normal set for each call."
             .to_owned(),
     ]

@@ -21,15 +21,17 @@ pub(crate) struct Names {
     shutdowns: AtomicUsize,
     ended_by: Mutex<Option<ThreadId>>,
     /// Called by the shutdown.
-    at_end: Option<AtEnd>,
+    at_end: Option<Work>,
+    /// Called by look-ups, which are not from memory then.
+    at_lookup: Option<Work>,
 }
 
-/// What a test wants to know or do when a superblock ends.
-pub(crate) struct AtEnd(Box<dyn Fn() + Send + Sync>);
+/// What a play wants to know or do when a superblock is asked, or ends.
+pub(crate) struct Work(Box<dyn Fn() + Send + Sync>);
 
-impl std::fmt::Debug for AtEnd {
+impl std::fmt::Debug for Work {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("AtEnd")
+        f.write_str("Work")
     }
 }
 
@@ -42,7 +44,13 @@ impl Names {
 
     /// One whose shutdown calls `work`.
     pub(crate) fn ending(work: impl Fn() + Send + Sync + 'static) -> (Arc<Self>, Super) {
-        let names = Arc::new(Self { at_end: Some(AtEnd(Box::new(work))), ..Self::default() });
+        let names = Arc::new(Self { at_end: Some(Work(Box::new(work))), ..Self::default() });
+        (Arc::clone(&names), Super::new(names))
+    }
+
+    /// One whose look-ups call `work`.
+    pub(crate) fn waiting(work: impl Fn() + Send + Sync + 'static) -> (Arc<Self>, Super) {
+        let names = Arc::new(Self { at_lookup: Some(Work(Box::new(work))), ..Self::default() });
         (Arc::clone(&names), Super::new(names))
     }
 
@@ -73,11 +81,14 @@ fn find(dir: Inode, name: &OsStr) -> Result<Entry> {
 
 impl Superblock for Names {
     fn lookup(&self, dir: Inode, name: &OsStr) -> Result<Entry> {
+        if let Some(Work(work)) = &self.at_lookup {
+            work();
+        }
         find(dir, name)
     }
 
     fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<Entry>> {
-        Some(find(dir, name))
+        self.at_lookup.is_none().then(|| find(dir, name))
     }
 
     fn parent(&self, _: Inode) -> Result<Inode> {
@@ -93,7 +104,7 @@ impl Superblock for Names {
     }
 
     fn shutdown(&self) {
-        if let Some(AtEnd(work)) = &self.at_end {
+        if let Some(Work(work)) = &self.at_end {
             work();
         }
         *self.ended_by.lock() = Some(std::thread::current().id());

@@ -39,6 +39,8 @@ pub(crate) enum Kind {
     OnDemand,
     /// Each walk counts itself; the count's end is waited for.
     WalkerCount,
+    /// Who makes a mount their own counts themselves on their processor meanwhile; the end of all is waited for, in place of a grace period.
+    PercpuLegitimize,
 }
 
 /// A strategy with its engine.
@@ -50,6 +52,24 @@ pub(crate) struct Strategy {
     walkers: [AtomicUsize; 2],
     phase: AtomicUsize,
     flip: sync::Mutex<()>,
+    /// Those that make a mount their own, in shards of the threads.
+    legitimizing: [Legitimizing; SHARDS],
+}
+
+/// As many as processors, within reason.
+const SHARDS: usize = 16;
+
+/// Two cache lines of some threads.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Legitimizing(AtomicUsize);
+
+/// The calling thread's shard.
+fn shard() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    // ORDERING: Relaxed, threads only take turns.
+    thread_local!(static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
+    MINE.with(|mine| *mine)
 }
 
 impl fmt::Debug for Strategy {
@@ -62,7 +82,7 @@ impl fmt::Debug for Strategy {
 }
 
 /// The names in the table; the default is the crate's own and none of these.
-pub(crate) const KINDS: [(&str, Kind); 9] = [
+pub(crate) const KINDS: [(&str, Kind); 10] = [
     ("expedited", Kind::Expedited),
     ("deferred", Kind::Deferred),
     ("deferred-all", Kind::DeferredAll),
@@ -72,6 +92,7 @@ pub(crate) const KINDS: [(&str, Kind); 9] = [
     ("polled-mount-corrected", Kind::PolledMount { is_inverted: false }),
     ("gp-on-demand", Kind::OnDemand),
     ("walker-count", Kind::WalkerCount),
+    ("percpu-legitimize", Kind::PercpuLegitimize),
 ];
 
 /// The teardown of this name; and the strategy behind it, if it is not the default.
@@ -90,6 +111,7 @@ pub(crate) fn teardown(
         walkers: [AtomicUsize::new(0), AtomicUsize::new(0)],
         phase: AtomicUsize::new(0),
         flip: sync::Mutex::new(()),
+        legitimizing: Default::default(),
     });
     (Arc::clone(&strategy) as _, Some(strategy))
 }
@@ -113,6 +135,28 @@ impl Strategy {
         let result = walk();
         self.walkers[phase].fetch_sub(1, Ordering::SeqCst);
         result
+    }
+
+    /// A walk that makes what it finds its own, counted where the strategy wants that. More than the strategy asks for: the walk is counted from its beginning.
+    pub(crate) fn legitimizing<T>(&self, walk: impl FnOnce() -> T) -> T {
+        if self.kind != Kind::PercpuLegitimize {
+            return walk();
+        }
+        let count = &self.legitimizing[shard()].0;
+        // ORDERING: SeqCst, as above.
+        count.fetch_add(1, Ordering::SeqCst);
+        let result = walk();
+        count.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    /// Waits until each processor was seen without one.
+    fn wait_for_legitimizing(&self) {
+        for count in &self.legitimizing {
+            while count.0.load(Ordering::SeqCst) > 0 {
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// Waits until all who walk now have ended: two phases, since one who read the phase may count itself late.
@@ -209,6 +253,11 @@ impl Teardown for Strategy {
             Kind::WalkerCount => {
                 self.wait_for_walkers();
                 put_all(gone, is_sync);
+            }
+            Kind::PercpuLegitimize => {
+                self.wait_for_legitimizing();
+                // Not `complete`, as above: whoever has a reference may have come before, and puts it when they like.
+                gone.into_iter().filter_map(Gone::put).for_each(Last::clean_up);
             }
         }
     }

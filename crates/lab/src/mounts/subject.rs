@@ -65,7 +65,16 @@ impl Ours {
         self.strategy.as_ref().is_some_and(|strategy| strategy.is_waiting())
     }
 
-    fn counted<T>(&self, walk: impl FnOnce() -> T) -> T {
+    /// A walk that makes what it finds its own.
+    pub(crate) fn legitimizing<T>(&self, walk: impl FnOnce() -> T) -> T {
+        match &self.strategy {
+            Some(strategy) => strategy.legitimizing(walk),
+            None => walk(),
+        }
+    }
+
+    /// A walk.
+    pub(crate) fn counted<T>(&self, walk: impl FnOnce() -> T) -> T {
         match &self.strategy {
             Some(strategy) => strategy.counted(walk),
             None => walk(),
