@@ -16,7 +16,7 @@ use crate::command::{Running, spawn};
 use crate::{program, sys};
 
 /// How long a mount may take. Far more than it needs: the machine may be busy.
-const READY_LIMIT: Duration = Duration::from_secs(30);
+const READY_LIMIT: Duration = Duration::from_secs(120);
 
 /// Where the program keeps its control sockets; each subject has a directory of its own.
 pub const RUNTIME_DIR: &str = "WATERTIGHT_RUNTIME_DIR";

@@ -23,10 +23,10 @@ use crate::scratch::{Scratch, detach, mount_type, mounts_below};
 use crate::{program, sys};
 
 /// How long the program may take to leave once its mount is gone.
-const EXIT_LIMIT: Duration = Duration::from_secs(60);
+const EXIT_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long a mount may be busy without a reason that the test knows.
-const BUSY_LIMIT: Duration = Duration::from_secs(5);
+const BUSY_LIMIT: Duration = Duration::from_secs(60);
 
 /// How the subject is to be mounted.
 #[derive(Debug, Clone)]

@@ -4,6 +4,7 @@
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ impl Round {
     }
 }
 
-/// A writer at work, the program killed `after` it began.
+/// A writer at work, the program killed `after` its first step was done.
 fn round(subject: &mut Subject, number: u64, seed: u64, honesty: &str, after: Duration) -> Round {
     let dir = subject.at(&format!("round-{number}"));
     std::fs::create_dir(&dir).expect("mkdir on the volume");
@@ -40,17 +41,22 @@ fn round(subject: &mut Subject, number: u64, seed: u64, honesty: &str, after: Du
         .quiet()
         .start();
     let mut acks = writer.stdout().expect("a pipe");
+    let (tell, begun) = mpsc::channel::<()>();
     let count = thread::spawn(move || {
-        let mut all = Vec::new();
-        acks.read_to_end(&mut all).map(|_| all.len())
+        let (mut first, mut more) = ([0], Vec::new());
+        let done = acks.read(&mut first)?;
+        drop(tell);
+        acks.read_to_end(&mut more).map(|n| done + n)
     });
+    // However long a busy machine takes to start it: a program that is killed before a writer is at work shows nothing.
+    let _closed = begun.recv();
     thread::sleep(after);
     if subject.is_host() {
         writer.kill();
     }
     subject.crash();
-    let ended = writer.wait(Duration::from_secs(20));
-    assert!(ended.is_some(), "the writer outlives the mount by 20 s");
+    let ended = writer.wait(Duration::from_secs(120));
+    assert!(ended.is_some(), "the writer outlives the mount by two minutes");
     let acknowledged = count.join().expect("the counter").expect("read a pipe");
     Round { number, acknowledged, plan: Plan::new(number, seed, can_sync) }
 }

@@ -257,7 +257,8 @@ fn running_programs_keep_their_file() {
     let name = "replaced-program";
     let Some(subject) = Subject::start(name) else { return };
     let program = subject.at("sleep");
-    std::fs::copy("/bin/sleep", &program).expect("copy /bin/sleep");
+    // By another process: children that other tests start would have it open for writing, and it could not be started.
+    Cmd::new("cp").args(["/bin/sleep".as_ref(), program.as_os_str()]).ok();
     let mut sleeper = Cmd::new(&program).arg("100").start();
     let exe = format!("/proc/{}/exe", sleeper.id());
     let ino = program.metadata().unwrap().ino();

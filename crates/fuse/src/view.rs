@@ -54,10 +54,11 @@ impl Tree {
         self.shared.tree.let_go(&self.shared.master, &self.view);
     }
 
-    /// Whether the namespace has ended.
+    /// Whether a clone has ended, and with it what was attached there and nowhere else. The first namespace ends with its
+    /// session, which tells that itself.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.view.namespace.root().is_none()
+        self.view.root.is_gone()
     }
 
     /// `on_unused` is called, once and by a thread of its own, when nobody uses the clone any more, in whichever mount

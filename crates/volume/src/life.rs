@@ -23,12 +23,14 @@ use crate::{Caller, Cancel, CgroupPath, Ctx, Error, Result, SyncPolicy, Volume};
 /// file.
 const DRAINERS: usize = 8;
 
-/// How long the store may take to name the files that were not written, and how long if the volume is given up.
+/// How long the store may take to name the files that were not written, and how long if the volume is given up: a moment
+/// for a person, and enough for a store that answers on a machine that is busy.
 const NAMING: Duration = Duration::from_secs(1);
-const NAMING_FORCED: Duration = Duration::from_millis(20);
+const NAMING_FORCED: Duration = Duration::from_millis(250);
 
-/// How long a volume that is given up waits for its store's sync.
-const FORCED_SYNC: Duration = Duration::from_millis(20);
+/// How long a volume that is given up waits for its store's sync. Whoever gives it up has less patience with a store that
+/// hangs, and leaves without.
+const FORCED_SYNC: Duration = Duration::from_secs(1);
 
 /// Where a volume is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

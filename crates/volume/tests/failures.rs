@@ -62,7 +62,8 @@ fn a_close_reports_an_error_of_the_flushers() {
 
 #[test]
 fn a_writer_without_room_gets_the_error_of_its_own_file() {
-    let (client, _faults) = faulty("write:fail=ENOSPC", lazy());
+    let options = Options { drain_deadline: Duration::from_millis(200), ..lazy() };
+    let (client, _faults) = faulty("write:fail=ENOSPC", options);
     let (_, handle) = client.create("file");
     let block = vec![1; MIB];
     let error = (0..).find_map(|n| client.write(handle, n * MIB as u64, &block).err());
@@ -290,7 +291,8 @@ fn a_rename_of_what_cannot_be_written_succeeds() {
 
 #[test]
 fn a_volume_that_is_dropped_with_unwritten_data_leaves_nothing_behind() {
-    let (client, faults) = faulty("write:fail=EIO", lazy());
+    let options = Options { drain_deadline: Duration::from_millis(200), ..lazy() };
+    let (client, faults) = faulty("write:fail=EIO", options);
     let store = Arc::downgrade(&faults);
     drop(faults);
     let (_, handle) = client.create("lost");

@@ -224,7 +224,7 @@ fn a_panic_of_the_store_does_not_make_unwritten_data_look_written() {
 
 #[test]
 fn a_panic_of_the_store_during_the_last_write_back_is_a_failure_not_a_hang() {
-    let (client, store) = hooked(Options { drain_deadline: LONG, ..lazy() });
+    let (client, store) = hooked(lazy());
     let (_, handle) = client.create("file");
     client.write(handle, 0, b"data").unwrap();
     let panics = AtomicUsize::new(0);

@@ -67,7 +67,8 @@ pub(crate) fn lazy() -> Options {
         cache_bytes_max: 4 << 20,
         dirty_after: Duration::from_secs(3600),
         retry_pause: Duration::from_millis(5),
-        drain_deadline: Duration::from_millis(200),
+        // Nothing that a slow machine meets.
+        drain_deadline: Duration::from_secs(120),
         ..Options::default()
     }
 }

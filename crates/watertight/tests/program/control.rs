@@ -17,7 +17,7 @@ use watertight::control::client::{CallError, Client};
 use watertight::control::server::{Server, Service};
 use watertight::holders::Holders;
 
-use crate::rig::LONG;
+use crate::rig::{LONG, eventually};
 use crate::sample;
 
 /// A volume that only says what it was told to say.
@@ -182,8 +182,7 @@ fn who_waits_hears_the_end_before_the_server_ends() {
             std::thread::spawn(move || client.wait(LONG).unwrap().ended)
         })
         .collect();
-    // Some are connected by now, the others will be: both must hear it.
-    client.wait(Duration::from_millis(50)).unwrap();
+    eventually("all of them wait", || world.fake.ended.receiver_count() >= waiting.len());
     world.fake.ended.send_replace(Some(ended()));
     world.server.take().unwrap().finish();
     for thread in waiting {

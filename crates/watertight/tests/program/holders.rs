@@ -4,13 +4,13 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
-use crate::rig::{LONG, Rig, eventually, has, unshare, wait};
+use crate::rig::{LONG, Rig, copy_program, eventually, has, unshare, wait};
 
 #[test]
 fn every_way_to_hold_a_mount_is_named() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount("");
-    fs::copy("/bin/sleep", rig.mnt.join("sleeper")).unwrap();
+    copy_program("/bin/sleep", &rig.mnt.join("sleeper"));
     let busy = |what: &str| rig.verb("umount", &[]).ends(1, what);
 
     // An open directory, whose file is long gone by name.

@@ -110,6 +110,8 @@ fn a_mount_process_serves_its_figures() {
     let daemon = rig.mount("dirty_after=1h,cache=8M");
     fs::write(rig.mnt.join("a"), vec![7; 100_000]).unwrap();
     let open = fs::File::open(rig.mnt.join("a")).unwrap();
+    // The kernel tells of the first close when it likes.
+    eventually("one file is open", || value(&get(&rig, "/metrics").1, "open_files") == 1.0);
     let (head, page) = get(&rig, "/metrics");
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");

@@ -283,6 +283,14 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Copies a program that is to be started. By another process: children that other tests start have what this one has open
+/// for a moment, and what is open for writing cannot be started (ETXTBSY).
+pub(crate) fn copy_program(from: &str, to: &Path) {
+    let mut command = Command::new("cp");
+    command.arg(from).arg(to);
+    run(command).ok();
+}
+
 /// A mount namespace of a test's own has copies of the other tests' mounts, and what these unmount lives on there.
 static NAMESPACES: RwLock<()> = RwLock::new(());
 

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::process::Command;
 
-use crate::rig::{Out, PROGRAM, Rig, has, run, unshare};
+use crate::rig::{Out, PROGRAM, Rig, copy_program, has, run, unshare};
 
 /// Runs a shell script as user 65534 in a mount namespace where everybody may open `/dev/fuse`.
 fn as_nobody(rig: &Rig, script: &str) -> Out {
@@ -16,7 +16,7 @@ fn as_nobody_with(rig: &Rig, mode: &str, script: &str) -> Out {
     // The program may lie where only its builder can reach it.
     let program = rig.root.join("watertight");
     if !program.exists() {
-        fs::copy(PROGRAM, &program).unwrap();
+        copy_program(PROGRAM, &program);
     }
     let (home, dev) = (rig.root.join("home"), rig.root.join(format!("fuse-{mode}")));
     if !home.exists() {
