@@ -4,7 +4,7 @@
 //! | field | who touches it |
 //! |---|---|
 //! | `Core::shared` | who signals and who waits; their modules say how |
-//! | `Core::scan` | who waits, adds, modifies, deletes: one at a time, under its lock |
+//! | `Core::scan` | who waits, adds, modifies, deletes: one at a time, under its lock, and for those who were dropped meanwhile |
 //! | `Item::mask` | written under the scan's lock, read by who signals |
 //! | `Core::is_closed`, `Core::interrupts` | written before all are woken, read before one sleeps |
 //!
@@ -18,24 +18,25 @@
 //! The order afterwards: what was not reached, what was queued meanwhile, what was reported and stays.
 //!
 //! # Orderings
-//! * P6 modify: store `mask`, full barrier, ask the source. Signal: change the source, full barrier, load `mask`.
+//! * P6 modify: store `mask`, full barrier (`errands`), ask the source. Signal: change the source, full barrier, load `mask`.
 //!   Either the modifier sees the change, or who signals sees the mask.
 //! * P7 add: listen to the source, full barrier, ask. Signal: change, full barrier, load the listeners.
 //!
 //! # Lock order
 //! `nest`'s lock; the scan's lock of an eventpoll; that of one that it watches (there are no circles); locks of sources
-//! that are taken in [`Poll::poll`](crate::Poll::poll). A listener is called under whatever lock its caller holds, and takes none.
+//! that are taken in [`Poll::poll`](crate::Poll::poll). A listener is called under whatever lock its caller holds, and takes none. Who is dropped or
+//! closed may hold any of them as well: it only tries the scan's lock and `nest`'s (`errands`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sync::mutant::is_on;
 
 use crate::barrier::full;
+use crate::errands::Errands;
 use crate::eventpoll::Watches;
-use crate::protect::{Called, Retired};
+use crate::protect::{self, Called, Retired};
 use crate::queue::{Listener, Listeners, WaitQueue};
 use crate::ready::{Pending, ReadyList};
 use crate::source::{Queue, Watched};
@@ -47,7 +48,7 @@ use crate::{Error, Event, Events, Interest, Result, nest};
 /// What who signals writes, what who waits writes, and what is mostly read lie in cache lines of their own.
 pub(crate) struct Core<R: ReadyList> {
     pub(crate) shared: Shared<R>,
-    scan: Alone<Mutex<Scan<R>>>,
+    scan: Alone<Errands<Scan<R>, Errand>>,
     pub(crate) is_closed: AtomicBool,
     /// How often all waits were interrupted.
     pub(crate) interrupts: AtomicU32,
@@ -113,6 +114,21 @@ struct Scan<R: ReadyList> {
     trash: Vec<Arc<Item<R>>>,
 }
 
+/// What somebody left to be done under the scan's lock.
+#[derive(Debug)]
+enum Errand {
+    /// The source is gone.
+    Forget(u64),
+    /// The eventpoll lets go of all.
+    Close,
+}
+
+/// What is left to do of an errand without the lock.
+enum Done<R: ReadyList> {
+    Forgotten(Option<Arc<Item<R>>>, u64),
+    Closed(Vec<Slot<R>>),
+}
+
 /// What is left to do when no lock is held any more: the list of listeners that was replaced is dropped, and the
 /// source of a new item is asked.
 #[must_use = "to be finished without a lock"]
@@ -147,7 +163,7 @@ impl<R: ReadyList> Core<R> {
             interrupts: AtomicU32::new(0),
             poll_wait: WaitQueue::new(),
             watches,
-            scan: Alone(Mutex::new(Scan {
+            scan: Alone(Errands::new(Scan {
                 is_closed: false,
                 taken: R::Taken::default(),
                 pending: Pending::new(),
@@ -160,99 +176,117 @@ impl<R: ReadyList> Core<R> {
         }
     }
 
+    /// Works under the scan's lock. A full barrier follows.
+    fn scan<W>(&self, work: impl FnOnce(&mut Scan<R>) -> W) -> W {
+        let ready = &self.shared.ready;
+        let (result, done) = self.scan.with(|scan, errand| scan.run(ready, errand), work);
+        self.finish(done);
+        result
+    }
+
+    /// The same some time, by whoever has the lock: waits for no scan.
+    fn leave(&self, errand: Errand) {
+        let ready = &self.shared.ready;
+        let done = self.scan.leave(errand, |scan, errand| scan.run(ready, errand));
+        self.finish(done);
+    }
+
+    /// What errands leave to do. Perhaps under the lock of another eventpoll that asks this one, and so nothing is dropped that may be a
+    /// source's last.
+    fn finish(&self, done: Vec<Done<R>>) {
+        for done in done {
+            match done {
+                Done::Forgotten(Some(item), source) => {
+                    self.watches.give(1);
+                    if item.source.is_eventpoll() {
+                        nest::unlink(self.poll_wait.id(), source);
+                    }
+                    protect::drop_later(item);
+                }
+                Done::Forgotten(None, _) => {}
+                Done::Closed(slots) => self.let_go(slots),
+            }
+        }
+    }
+
     pub(crate) fn add(
         self: &Arc<Self>,
         source: Arc<dyn Watched>,
         interest: Interest,
         token: u64,
     ) -> Result<Changed<R>> {
-        let mut scan = self.scan.lock();
-        let id = source.queue().0.id();
-        if scan.is_closed {
-            return Err(Error::Closed);
-        }
-        if scan.by_source.contains_key(&id) {
-            return Err(Error::Exists);
-        }
-        self.watches.take()?;
-        let slot = scan.free.pop().unwrap_or_else(|| {
-            scan.slots.push(Slot::Free);
-            scan.slots.len() - 1
-        });
-        let item = Arc::new(Item {
-            mask: AtomicU32::new(mask_of(interest)),
-            place: self.shared.ready.place(&mut scan.taken, slot),
-            core: Arc::clone(self),
-            source: Arc::clone(&source),
-            called: Called::default(),
-        });
-        scan.slots[slot] = Slot::Taken(Watch { item: Arc::clone(&item), interest, token });
-        scan.by_source.insert(id, slot);
-        // P7
-        let attached = source.queue().0.attach(Arc::clone(&item) as _, interest.is_exclusive);
-        if attached.is_err() {
-            scan.take_out(&self.shared.ready, id);
-            self.watches.give(1);
-        }
-        drop(scan);
-        Ok(Changed { retired: attached?, added: Some(item) })
+        self.scan(|scan| {
+            let id = source.queue().0.id();
+            if scan.is_closed {
+                return Err(Error::Closed);
+            }
+            if scan.by_source.contains_key(&id) {
+                return Err(Error::Exists);
+            }
+            self.watches.take()?;
+            let slot = scan.free.pop().unwrap_or_else(|| {
+                scan.slots.push(Slot::Free);
+                scan.slots.len() - 1
+            });
+            let item = Arc::new(Item {
+                mask: AtomicU32::new(mask_of(interest)),
+                place: self.shared.ready.place(&mut scan.taken, slot),
+                core: Arc::clone(self),
+                source: Arc::clone(&source),
+                called: Called::default(),
+            });
+            scan.slots[slot] = Slot::Taken(Watch { item: Arc::clone(&item), interest, token });
+            scan.by_source.insert(id, slot);
+            // P7
+            let attached = source.queue().0.attach(Arc::clone(&item) as _, interest.is_exclusive);
+            if attached.is_err() {
+                scan.take_out(&self.shared.ready, id);
+                self.watches.give(1);
+            }
+            Ok(Changed { retired: attached?, added: Some(item) })
+        })
     }
 
     pub(crate) fn modify(&self, source: u64, interest: Interest, token: u64) -> Result<()> {
-        let mut scan = self.scan.lock();
-        if scan.is_closed {
-            return Err(Error::Closed);
-        }
-        let slot = *scan.by_source.get(&source).ok_or(Error::NotFound)?;
-        let Slot::Taken(watch) = &mut scan.slots[slot] else { return Err(Error::NotFound) };
-        if interest.is_exclusive || watch.interest.is_exclusive {
-            return Err(Error::Exclusive);
-        }
-        (watch.interest, watch.token) = (interest, token);
-        // ORDERING: Relaxed, P6 with the barrier.
-        watch.item.mask.store(mask_of(interest), Ordering::Relaxed);
-        let item = Arc::clone(&watch.item);
-        drop(scan);
-        if !is_on("eventpoll-modify-no-fence") {
-            full();
-        }
+        let item = self.scan(|scan| {
+            if scan.is_closed {
+                return Err(Error::Closed);
+            }
+            let slot = *scan.by_source.get(&source).ok_or(Error::NotFound)?;
+            let Slot::Taken(watch) = &mut scan.slots[slot] else { return Err(Error::NotFound) };
+            if interest.is_exclusive || watch.interest.is_exclusive {
+                return Err(Error::Exclusive);
+            }
+            (watch.interest, watch.token) = (interest, token);
+            // ORDERING: Relaxed, P6 with the barrier behind the lock.
+            watch.item.mask.store(mask_of(interest), Ordering::Relaxed);
+            Ok(Arc::clone(&watch.item))
+        })?;
         item.look();
         Ok(())
     }
 
     pub(crate) fn delete(&self, source: &dyn Watched) -> Result<Changed<R>> {
         let queue = source.queue();
-        let mut scan = self.scan.lock();
-        if scan.is_closed {
-            return Err(Error::Closed);
-        }
-        let item = scan.take_out(&self.shared.ready, queue.0.id()).ok_or(Error::NotFound)?;
-        drop(scan);
+        let item = self.scan(|scan| {
+            if scan.is_closed {
+                return Err(Error::Closed);
+            }
+            scan.take_out(&self.shared.ready, queue.0.id()).ok_or(Error::NotFound)
+        })?;
         self.watches.give(1);
         Ok(Changed { retired: queue.0.detach(&(item as Arc<dyn Listener>)), added: None })
     }
 
-    /// A source is gone, of itself: as `delete`, but there is no queue any more.
-    fn forget(&self, source: u64) {
-        let item = self.scan.lock().take_out(&self.shared.ready, source);
-        if let Some(item) = item {
-            self.watches.give(1);
-            if item.source.is_eventpoll() {
-                nest::unlink(self.poll_wait.id(), source);
-            }
-        }
-    }
-
     /// Reports up to `max` events, and wakes one more if there are more.
     pub(crate) fn harvest(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
-        let mut scan = self.scan.lock();
-        if scan.is_closed {
-            return Err(Error::Closed);
-        }
-        scan.report(&self.shared.ready, events, max);
-        let is_more = !scan.pending.is_empty();
-        let trash = std::mem::take(&mut scan.trash);
-        drop(scan);
+        let (is_more, trash) = self.scan(|scan| {
+            if scan.is_closed {
+                return Err(Error::Closed);
+            }
+            scan.report(&self.shared.ready, events, max);
+            Ok((!scan.pending.is_empty(), std::mem::take(&mut scan.trash)))
+        })?;
         drop(trash);
         if is_more {
             // `waiters` P1: what is in the list is there since before the lock was given back.
@@ -262,32 +296,30 @@ impl<R: ReadyList> Core<R> {
         Ok(events.len())
     }
 
-    /// Wakes all who wait, and lets go of the sources.
+    /// Ends all waits, and lets go of the sources.
     pub(crate) fn close(&self) {
-        let slots = {
-            let mut scan = self.scan.lock();
-            if std::mem::replace(&mut scan.is_closed, true) {
-                return;
-            }
-            scan.pending.clear();
-            scan.by_source.clear();
-            std::mem::take(&mut scan.slots)
-        };
+        let is_late = is_on("eventpoll-close-late");
         // ORDERING: AcqRel; before the number that sleepers read changes.
-        if !is_on("eventpoll-close-late") {
-            self.is_closed.swap(true, Ordering::AcqRel);
+        if !is_late && self.is_closed.swap(true, Ordering::AcqRel) {
+            return;
         }
         self.shared.waiters.wake_all();
-        if is_on("eventpoll-close-late") {
-            self.is_closed.swap(true, Ordering::AcqRel);
+        if is_late && self.is_closed.swap(true, Ordering::AcqRel) {
+            return;
         }
+        self.leave(Errand::Close);
+    }
+
+    /// Of a closed eventpoll.
+    fn let_go(&self, slots: Vec<Slot<R>>) {
         for slot in slots {
             if let Slot::Taken(Watch { item, .. }) = slot {
                 // ORDERING: Relaxed: only so that nobody queues it for nothing.
                 item.mask.store(0, Ordering::Relaxed);
                 let source = Arc::clone(&item.source);
-                drop(source.queue().0.detach(&(item as Arc<dyn Listener>)));
+                drop(source.queue().0.detach(&(Arc::clone(&item) as Arc<dyn Listener>)));
                 self.watches.give(1);
+                protect::drop_later((item, source));
             }
         }
         self.poll_wait.close();
@@ -296,7 +328,7 @@ impl<R: ReadyList> Core<R> {
 
     /// Sources that are watched.
     pub(crate) fn len(&self) -> usize {
-        self.scan.lock().by_source.len()
+        self.scan(|scan| scan.by_source.len())
     }
 }
 
@@ -306,8 +338,8 @@ impl<R: ReadyList> Watched for Core<R> {
     }
 
     fn ask(&self) -> Events {
-        let mut scan = self.scan.lock();
-        if !scan.is_closed && scan.is_any_ready(&self.shared.ready) { Events::IN } else { Events::empty() }
+        let is_ready = self.scan(|scan| !scan.is_closed && scan.is_any_ready(&self.shared.ready));
+        if is_ready { Events::IN } else { Events::empty() }
     }
 
     fn is_watchable(&self) -> bool {
@@ -364,11 +396,23 @@ impl<R: ReadyList> Listener for Item<R> {
     }
 
     fn source_closed(&self, source: u64) {
-        self.core.forget(source);
+        self.core.leave(Errand::Forget(source));
     }
 }
 
 impl<R: ReadyList> Scan<R> {
+    fn run(&mut self, ready: &R, errand: Errand) -> Done<R> {
+        match errand {
+            Errand::Forget(source) => Done::Forgotten(self.take_out(ready, source), source),
+            Errand::Close => {
+                self.is_closed = true;
+                self.pending.clear();
+                self.by_source.clear();
+                Done::Closed(std::mem::take(&mut self.slots))
+            }
+        }
+    }
+
     fn report(&mut self, ready: &R, events: &mut Vec<Event>, max: usize) {
         ready.start(&mut self.taken, &mut self.pending);
         while events.len() < max

@@ -49,6 +49,7 @@
 //! | `barrier` | memory barriers |
 //! | `queue` | who listens to a source; `protect` keeps them alive |
 //! | `core` | items and scans |
+//! | `errands` | a lock that nobody who is dropped waits for |
 //! | `nest` | chains of eventpolls |
 //! | `journal` | the newest entries of what happened |
 //! | `told` | who is told from outside of a wait: async code (`stream`) and descriptors (`pollfd`, `eventfd`) |
@@ -58,6 +59,7 @@
 
 mod barrier;
 mod core;
+mod errands;
 mod error;
 mod eventfd;
 mod eventpoll;

@@ -7,10 +7,10 @@
 //! replaces waits for the readers, and a value notices when it is given up under one.
 
 #[cfg(not(loom))]
-pub(crate) use real::{Cell, Retired};
+pub(crate) use real::{Cell, Retired, drop_later};
 
 #[cfg(loom)]
-pub(crate) use model::{Cell, Retired};
+pub(crate) use model::{Cell, Retired, drop_later};
 
 pub(crate) use oracle::Called;
 
@@ -30,6 +30,11 @@ mod real {
 
     /// What was replaced. It is freed when it was dropped and no reader sees it any more; drop it without a lock.
     pub(crate) type Retired<T> = rcu::Retired<T>;
+
+    /// Drops a value some time, and not under the caller's locks.
+    pub(crate) fn drop_later<T: Send + 'static>(value: T) {
+        DOMAIN.defer_drop(value);
+    }
 
     /// A value that is replaced while others read it.
     #[derive(Debug)]
@@ -109,6 +114,11 @@ mod model {
             GATE.join(Arc::clone(&slot));
             slot
         };
+    }
+
+    /// Here at once.
+    pub(crate) fn drop_later<T>(value: T) {
+        drop(value);
     }
 
     /// A value that is replaced while others read it. A lock holds it: that the pointer may be read without one is

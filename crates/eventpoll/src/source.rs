@@ -12,8 +12,9 @@ use crate::queue::WaitQueue;
 pub trait Poll: Send + Sync + 'static {
     /// What it is ready for at this moment.
     ///
-    /// Called by those who wait, with their lock held: it must not block for long, and must not call into an
-    /// eventpoll. It may take locks under which the source is signalled.
+    /// Called by those who wait, with the eventpoll's lock held: it must not block for long, and must not call into an
+    /// eventpoll. It may take locks under which sources are signalled, and under which sources and eventpolls are dropped; not
+    /// locks under which anybody waits for the eventpoll, or adds to it, modifies or deletes.
     fn poll(&self) -> Events;
 
     /// Whether it makes sense to wait for it.
@@ -49,8 +50,8 @@ pub trait Poll: Send + Sync + 'static {
 /// # }
 /// ```
 ///
-/// Dropped, it disappears from all eventpolls. Its value is dropped when none of them can see it any more, which may
-/// be a little later and on another thread.
+/// Dropped, it disappears from all eventpolls, also under a lock that [`Poll::poll`] takes: it waits for nobody who asks. Its value is
+/// dropped when none of them can see it any more, which may be a little later and on another thread.
 pub struct Source<T: Poll>(Arc<Shared<T>>);
 
 /// A source of whatever type, as those who watch it see it.

@@ -530,7 +530,7 @@ fn each_mutant_is_caught() {
             &["eventpoll-unqueue-after-asking", "eventpoll-no-unqueue-fence"],
             "lost beside a scan",
         ),
-        ("modify_or_the_signal_sees_the_other", &["eventpoll-modify-no-fence"], "neither saw the other"),
+        ("modify_or_the_signal_sees_the_other", &["eventpoll-no-unlock-fence"], "neither saw the other"),
         (
             "what_is_deleted_stays_while_it_is_called",
             &["eventpoll-free-under-callback"],

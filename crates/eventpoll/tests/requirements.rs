@@ -6,12 +6,14 @@
 mod common;
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Closing, PATIENCE, until};
-use watertight_eventpoll::{Counter, Error, EventPoll, Events, Flag, Interest, Poll, Source};
+use watertight_eventpoll::{
+    Counter, Error, EventPoll, Events, Flag, Interest, Options, Poll, Source, Watches,
+};
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 const LT: Interest = Interest::level(Events::IN);
@@ -263,6 +265,43 @@ fn ep_r5_a_close_ends_every_wait() {
         });
         assert!(outer.is_empty() && inner.is_empty());
     }
+}
+
+/// A source may be dropped under a lock that whoever asks its neighbour takes, and an eventpoll too.
+#[test]
+fn ep_r5_what_is_dropped_waits_for_no_scan() {
+    struct Locked(Arc<Mutex<()>>);
+    impl Poll for Locked {
+        fn poll(&self) -> Events {
+            drop(self.0.lock().unwrap());
+            Events::IN
+        }
+    }
+    let (lock, outer) = (Arc::new(Mutex::new(())), EventPoll::new());
+    let steady = Source::new(Locked(Arc::clone(&lock)));
+    outer.add(&steady, LT, 0).unwrap();
+    let watches = Arc::new(Watches::default());
+    std::thread::scope(|scope| {
+        let _closing = Closing(std::slice::from_ref(&outer));
+        for _ in 0..2 {
+            scope.spawn(|| while outer.wait(&mut Vec::new(), 4, None).is_ok() {});
+        }
+        for _ in 0..3_000 {
+            let inner = EventPoll::with_options(Options { watches: Arc::clone(&watches) });
+            let source = Source::new(Locked(Arc::clone(&lock)));
+            inner.add(&steady, LT, 0).unwrap();
+            inner.add(&source, LT, 0).unwrap();
+            outer.add(&source, LT, 0).unwrap();
+            outer.add(&inner, LT, 0).unwrap();
+            let held = lock.lock().unwrap();
+            drop(source);
+            drop(inner);
+            drop(held);
+        }
+        // By whoever had the lock then.
+        until("all is forgotten", || watches.used() == 0);
+        assert_eq!(outer.len(), 1);
+    });
 }
 
 #[test]

@@ -1,0 +1,95 @@
+//! A lock, and what is left there by those who must not wait for it.
+//!
+//! A source and an eventpoll may be dropped under any lock, also one that whoever scans wants next ([`Poll::poll`](crate::Poll::poll)). So who
+//! is dropped leaves an errand, and does it if nobody has the lock; whoever has the lock does it when giving the lock back.
+//!
+//! # State
+//! | field | who touches it |
+//! |---|---|
+//! | `inside` | under its lock, which who leaves something only tries |
+//! | `left` | under its lock, held for a moment and nothing taken under it; `is_any` says whether there is something |
+//!
+//! # Orderings
+//! * P10 who leaves: set `is_any`, full barrier, try the lock. Who has it: give it back, full barrier, load `is_any`, and
+//!   try the lock again if it is set. Either the one finds the lock free, or the other finds the errand.
+
+use std::mem;
+
+use sync::Mutex;
+use sync::atomic::{AtomicBool, Ordering};
+use sync::mutant::is_on;
+
+use crate::barrier::{after_rmw, full};
+
+/// What is under a lock, and errands that concern it.
+#[derive(Debug)]
+pub(crate) struct Errands<T, E> {
+    inside: Mutex<T>,
+    left: Mutex<Vec<E>>,
+    is_any: AtomicBool,
+}
+
+impl<T, E> Errands<T, E> {
+    pub(crate) fn new(inside: T) -> Self {
+        Self { inside: Mutex::new(inside), left: Mutex::new(Vec::new()), is_any: AtomicBool::new(false) }
+    }
+
+    /// Works under the lock, after what was left until then; `run` does an errand. Gives what came of the work and, to be dealt with
+    /// without the lock, of the errands. A full barrier follows the lock.
+    pub(crate) fn with<W, D>(
+        &self,
+        run: impl Fn(&mut T, E) -> D,
+        work: impl FnOnce(&mut T) -> W,
+    ) -> (W, Vec<D>) {
+        let mut done = Vec::new();
+        let mut inside = self.inside.lock();
+        self.run_all(&mut inside, &run, &mut done);
+        let result = work(&mut inside);
+        drop(inside);
+        // P10: a lock is given back by a read-modify-write, or there is one behind it.
+        if !is_on("eventpoll-no-unlock-fence") {
+            after_rmw();
+        }
+        if !is_on("eventpoll-errand-unseen") {
+            self.run_left(&run, &mut done);
+        }
+        (result, done)
+    }
+
+    /// Leaves an errand, and does it unless somebody has the lock. Never waits for who has it.
+    pub(crate) fn leave<D>(&self, errand: E, run: impl Fn(&mut T, E) -> D) -> Vec<D> {
+        let mut left = self.left.lock();
+        left.push(errand);
+        // ORDERING: Relaxed here and below, P10 with the barriers; the list has its lock.
+        self.is_any.store(true, Ordering::Relaxed);
+        drop(left);
+        full();
+        if is_on("eventpoll-drop-waits") {
+            drop(self.inside.lock());
+        }
+        let mut done = Vec::new();
+        self.run_left(&run, &mut done);
+        done
+    }
+
+    fn run_left<D>(&self, run: &impl Fn(&mut T, E) -> D, done: &mut Vec<D>) {
+        while self.is_any.load(Ordering::Relaxed)
+            && let Some(mut inside) = self.inside.try_lock()
+        {
+            self.run_all(&mut inside, run, done);
+            drop(inside);
+            // P10, as in `with`.
+            after_rmw();
+        }
+    }
+
+    fn run_all<D>(&self, inside: &mut T, run: &impl Fn(&mut T, E) -> D, done: &mut Vec<D>) {
+        while self.is_any.load(Ordering::Relaxed) {
+            let mut left = self.left.lock();
+            self.is_any.store(false, Ordering::Relaxed);
+            let errands = mem::take(&mut *left);
+            drop(left);
+            done.extend(errands.into_iter().map(|errand| run(inside, errand)));
+        }
+    }
+}
