@@ -98,7 +98,7 @@ fn notes(sizes: Sizes, rounds: usize) -> Vec<String> {
     [
         format!("{rounds} rounds, interleaved."),
         format!(
-            "`stress-N`: N threads signal a source of their own, {} times all together; one consumer waits (room for N), reads \
+            "`stress-N`: N threads signal a source of their own, {} times each; one consumer waits (room for N), reads \
              and adds up until all are seen.",
             sizes.signals
         ),
@@ -108,6 +108,9 @@ fn notes(sizes: Sizes, rounds: usize) -> Vec<String> {
         "`wake`: from the signal until the consumer, which slept, has the event.".to_owned(),
         "`inversion-N`: a SCHED_FIFO consumer asks again and again, without waiting, on one CPU with N SCHED_OTHER producers, which \
          it preempts wherever they are (with none: the control): the longest that one question took."
+            .to_owned(),
+        "`ready-N`: the control for `inversion-N`: N sources are ready, but who signalled them has finished when the consumer asks. \
+         What `inversion-N` takes longer is what stopped producers cost."
             .to_owned(),
         "`rwlock`: as Linux 2018 to 6.17, producers add under the read lock (parking_lot's). `spinlock`: as Linux 6.18, under one \
          lock, which spins and yields; a real-time thread sleeps, with priority inheritance (FUTEX_LOCK_PI). Both are our eventpoll with another list. \

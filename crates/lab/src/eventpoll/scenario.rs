@@ -24,7 +24,7 @@ const QUESTION_EVERY: Duration = Duration::from_micros(730);
 /// How much of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Of all producers in `stress` together.
+    /// Of each producer in `stress`.
     pub(crate) signals: u64,
     /// Of `wait` and `inversion`.
     pub(crate) slice: Duration,
@@ -35,23 +35,31 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     pub(crate) const QUICK: Self =
-        Self { signals: 80_000, slice: Duration::from_millis(100), wakes: 200, rounds: 2 };
+        Self { signals: 2_000, slice: Duration::from_millis(100), wakes: 200, rounds: 2 };
     pub(crate) const FULL: Self =
-        Self { signals: 3_200_000, slice: Duration::from_millis(300), wakes: 1_000, rounds: 3 };
+        Self { signals: 1_000_000, slice: Duration::from_millis(300), wakes: 1_000, rounds: 3 };
 }
 
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
-    Stress { threads: usize },
+    Stress {
+        threads: usize,
+    },
     Wait,
     Wake,
-    Inversion { producers: usize },
+    Inversion {
+        producers: usize,
+    },
+    /// The same with as many sources ready, and nobody stopped on the way.
+    Ready {
+        sources: usize,
+    },
 }
 
 impl Scenario {
     /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 11] = [
+    pub(crate) const NAMES: [&'static str; 14] = [
         "stress-8",
         "stress-16",
         "stress-32",
@@ -63,9 +71,12 @@ impl Scenario {
         "inversion-1",
         "inversion-4",
         "inversion-16",
+        "ready-1",
+        "ready-4",
+        "ready-16",
     ];
 
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 14] = [
         Self::Stress { threads: 8 },
         Self::Stress { threads: 16 },
         Self::Stress { threads: 32 },
@@ -77,6 +88,9 @@ impl Scenario {
         Self::Inversion { producers: 1 },
         Self::Inversion { producers: 4 },
         Self::Inversion { producers: 16 },
+        Self::Ready { sources: 1 },
+        Self::Ready { sources: 4 },
+        Self::Ready { sources: 16 },
     ];
 
     pub(crate) fn named(name: &str) -> Option<Self> {
@@ -92,8 +106,7 @@ impl Scenario {
         let name = self.name();
         match self {
             Self::Stress { threads } => {
-                let signals = sizes.signals / threads as u64;
-                recorder.rate(name, variant, EVENTS, stress::<S>(threads, signals));
+                recorder.rate(name, variant, EVENTS, stress::<S>(threads, sizes.signals));
             }
             Self::Wait => recorder.rate(name, variant, OPS, wait::<S>(sizes.slice)),
             Self::Wake => {
@@ -101,11 +114,18 @@ impl Scenario {
                 recorder.operations_us(name, variant, WAKE, &took);
                 recorder.operations_us(name, variant, WAKE_TAIL, &took);
             }
-            Self::Inversion { producers } => match inversion::<S>(producers, sizes.slice) {
-                Ok(longest) => recorder.value(name, variant, LONGEST, longest.as_secs_f64() * 1e6),
-                Err(why) => recorder.absent(name, variant, LONGEST, &why),
-            },
+            Self::Inversion { producers } => {
+                record(name, variant, recorder, inversion::<S>(producers, sizes.slice));
+            }
+            Self::Ready { sources } => record(name, variant, recorder, ready::<S>(sources, sizes.slice)),
         }
+    }
+}
+
+fn record(name: &str, variant: &str, recorder: &mut Recorder, longest: Result<Duration, String>) {
+    match longest {
+        Ok(longest) => recorder.value(name, variant, LONGEST, longest.as_secs_f64() * 1e6),
+        Err(why) => recorder.absent(name, variant, LONGEST, &why),
     }
 }
 
@@ -235,17 +255,61 @@ fn inversion<S: Subject>(producers: usize, slice: Duration) -> Result<Duration, 
     .map_err(|why| format!("not permitted: {why}"))
 }
 
+/// The control for it: as many sources are ready, but signalled by one who has finished when the consumer asks, and who then keeps
+/// the CPU busy until the answer is there.
+fn ready<S: Subject>(sources: usize, slice: Duration) -> Result<Duration, String> {
+    let subject = S::new(sources);
+    // ORDERING: SeqCst here and below, turns of two threads.
+    let (is_over, is_ready) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let consumer = scope.spawn(|| {
+            let result = stay_on_first_cpu().and_then(|()| be_real_time());
+            let longest = result.map(|()| {
+                let (mut consumer, mut longest) = (subject.consumer(), Duration::ZERO);
+                let end = Instant::now() + slice;
+                while Instant::now() < end {
+                    std::thread::sleep(QUESTION_EVERY);
+                    if is_ready.load(Ordering::SeqCst) {
+                        longest = longest.max(question(&subject, &mut consumer, sources));
+                        is_ready.store(false, Ordering::SeqCst);
+                    }
+                }
+                longest
+            });
+            is_over.store(true, Ordering::SeqCst);
+            longest
+        });
+        scope.spawn(|| {
+            let _ = stay_on_first_cpu();
+            while !is_over.load(Ordering::SeqCst) {
+                if !is_ready.load(Ordering::SeqCst) {
+                    (0..sources).for_each(|source| subject.signal(source));
+                    is_ready.store(true, Ordering::SeqCst);
+                }
+                std::hint::spin_loop();
+            }
+        });
+        consumer.join().expect("the consumer does not panic")
+    })
+    .map_err(|why| format!("not permitted: {why}"))
+}
+
 fn questions<S: Subject>(subject: &S, sources: usize, slice: Duration) -> Duration {
     let (mut consumer, mut longest) = (subject.consumer(), Duration::ZERO);
     let end = Instant::now() + slice;
     while Instant::now() < end {
         // Meanwhile the producers run; this thread preempts whoever runs when it wakes.
         std::thread::sleep(QUESTION_EVERY);
-        let begun = Instant::now();
-        subject.poll(&mut consumer, sources);
-        longest = longest.max(begun.elapsed());
+        longest = longest.max(question(subject, &mut consumer, sources));
     }
     longest
+}
+
+/// How long one takes.
+fn question<S: Subject>(subject: &S, consumer: &mut S::Consumer, sources: usize) -> Duration {
+    let begun = Instant::now();
+    subject.poll(consumer, sources);
+    begun.elapsed()
 }
 
 fn stay_on_first_cpu() -> std::io::Result<()> {
