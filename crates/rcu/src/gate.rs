@@ -22,13 +22,14 @@
 //! * P2 reader: its loads, store `state` with release, on leaving and on the next entering. Grace period: load `state` with acquire. What a reader
 //!   did is over before the grace period is.
 //! * P3 reader: store `state`, light fence, load `is_awaited`. Grace period: store `is_awaited`, heavy fence, load
-//!   `state`. Either the reader sees that it is awaited, or the grace period sees that it has left.
+//!   `state`. Either the reader sees that it is awaited, or the grace period sees that it has left. Who sees it changes the number `leaving`, and wakes; the grace
+//!   period takes that number before it looks, and sleeps only while it is the same.
 //! * P4 taker of a cookie: unpublish, full fence, load `started`. Grace period: store `started`, heavy fence,
 //!   load `state`. A number that the taker did not see belongs to a grace period that sees the unpublishing.
 //! * P5 grace period: store `completed` with release; who polls loads it with acquire.
 //!
 //! # Lock order
-//! `turn`, then `slots`, then `left`. Readers take `left`, and only when they are awaited; joining and parting (a thread's first section here, its end, a temporary slot's last
+//! `turn`, then `slots`. Readers take neither; joining and parting (a thread's first section here, its end, a temporary slot's last
 //! section) take `slots`, and nothing under it.
 
 use std::sync::Arc;
@@ -37,7 +38,8 @@ use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use sync::mutant::is_on;
-use sync::{Clock, Condvar, Mutex, RealClock};
+
+use sync::{Clock, Futex, Mutex, RealClock};
 
 use crate::barrier::{heavy, is_asymmetric, light};
 use crate::seq::{Cookie, is_at_least, next};
@@ -127,7 +129,7 @@ impl Slot {
     /// After it was stored.
     #[inline]
     fn left(&self) -> Left {
-        // ORDERING: Relaxed, P3; the lock orders the rest.
+        // ORDERING: Relaxed, P3; `leaving` orders the rest.
         if self.is_awaited.load(Ordering::Relaxed) { Left::Awaited } else { Left::Quietly }
     }
 
@@ -168,8 +170,7 @@ pub struct Gate {
     completed: AtomicU64,
     slots: Mutex<Vec<Arc<Slot>>>,
     turn: Mutex<()>,
-    left: Mutex<()>,
-    leaving: Condvar,
+    leaving: Futex,
     clock: Arc<dyn Clock>,
 }
 
@@ -197,8 +198,7 @@ impl Gate {
             completed: AtomicU64::new(first | 1),
             slots: Mutex::new(Vec::new()),
             turn: Mutex::new(()),
-            left: Mutex::new(()),
-            leaving: Condvar::new(),
+            leaving: Futex::default(),
             clock,
         }
     }
@@ -215,8 +215,13 @@ impl Gate {
 
     /// Somebody has moved the clock.
     pub(crate) fn clock_moved(&self) {
-        drop(self.left.lock());
-        self.leaving.notify_all();
+        self.wake();
+    }
+
+    /// Who sleeps in a grace period looks again.
+    fn wake(&self) {
+        self.leaving.bump();
+        self.leaving.wake(1);
     }
 
     /// A place that is known, for a reader who is called `name`.
@@ -321,9 +326,7 @@ impl Gate {
     /// A reader has left that may be awaited.
     pub fn tell_left(&self) {
         if !is_on("rcu-late-reader-untold") {
-            // Whoever looked before we left is asleep by now, or looks again.
-            drop(self.left.lock());
-            self.leaving.notify_all();
+            self.wake();
         }
     }
 
@@ -428,33 +431,28 @@ impl Gate {
         if !is_on("rcu-no-heavy-fence-before-sleep") {
             heavy(self.is_asymmetric);
         }
-        let mut left = self.left.lock();
         loop {
+            // Before the look: who leaves after it changes the number.
+            let number = self.leaving.get();
             keep_late(&mut late);
             if late.is_empty() {
                 break;
             }
-            if cfg!(any(loom, shuttle)) {
-                self.leaving.wait(&mut left);
-                continue;
-            }
-            self.leaving.wait_until(&mut left, self.instant(begun + next_warning));
+            let until_warning = (begun + next_warning).saturating_sub(self.now());
+            self.leaving.wait(number, Some(until_warning));
             let waited = self.now().saturating_sub(begun);
-            if waited >= next_warning {
+            // Models have no time.
+            if waited >= next_warning && !cfg!(any(loom, shuttle)) {
                 next_warning *= 2;
                 counters.note_reader(waited);
                 keep_late(&mut late);
                 if late.is_empty() {
                     break;
                 }
-                // Without the lock: readers that leave meanwhile do not wait for the log, and may be who writes it.
-                drop(left);
                 warn_of_stall(&late, waited);
                 counters.stalls.add(1);
-                left = self.left.lock();
             }
         }
-        drop(left);
         counters.note_reader(self.now().saturating_sub(begun));
     }
 }
@@ -484,7 +482,7 @@ fn keep_late(late: &mut Vec<Late>) {
     late.retain(|late| {
         let is_late = late.has_not_left();
         if !is_late {
-            // ORDERING: Relaxed. A reader that still sees it takes the lock for nothing.
+            // ORDERING: Relaxed. A reader that still sees it wakes somebody for nothing.
             late.slot.is_awaited.store(false, Ordering::Relaxed);
         }
         is_late

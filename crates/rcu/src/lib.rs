@@ -60,9 +60,8 @@
 //! What a callback did *happens before* the return of a [`Domain::barrier`] that was called after the callback was queued.
 //!
 //! # Locks
-//! A section takes none, with two exceptions: a thread's first one in a domain puts its place into the domain's list, and one that a grace period waits for asleep wakes
-//! that. Both locks are held for a look at the list, or at those awaited, never while anything is waited for. Who holds
-//! them may be preempted, as any thread.
+//! A section takes none, but for a thread's first one in a domain: it puts its place into the domain's list, whose lock is held for a look at the list, and never while anything
+//! is waited for. One that a grace period waits for asleep wakes that when it ends, with a system call and no lock.
 //!
 //! # fork(2)
 //! A child that was forked has one thread only: sections that others had open never end there, and the domains' threads are

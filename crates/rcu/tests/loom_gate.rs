@@ -3,13 +3,12 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-rcu --release --test loom_gate`
 #![cfg(loom)]
 
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use loom::cell::UnsafeCell;
 use sync::atomic::{AtomicUsize, Ordering};
-use sync::mutant::is_on;
+use sync::mutant::{assert_caught, is_on};
 use sync::thread;
 use watertight_rcu::gate::{Counters, Gate, Left, Slot};
 use watertight_rcu::ticks::Ticks;
@@ -189,46 +188,37 @@ fn who_waits_for_the_tick_is_told() {
     });
 }
 
-/// Runs the tests above with one part of the protocol changed; one of them must object. In processes of their
+/// Runs the tests above with one part of the protocol changed, which the named test must object to. In processes of their
 /// own, because a model that fails may take its process down.
 #[test]
 fn each_mutant_is_caught() {
-    if std::env::var_os("WATERTIGHT_MUTANT").is_some() {
-        return;
-    }
-    for mutant in [
-        "rcu-no-light-fence",
-        "rcu-no-light-fence-on-leaving",
-        "rcu-no-heavy-fence",
-        "rcu-no-heavy-fence-before-sleep",
-        "rcu-late-reader-untold",
-        "rcu-no-fence-before-cookie",
-        "rcu-cookie-before-unpublish",
-        "rcu-poll-inverted",
-        "rcu-compare-without-wrap",
-        "rcu-no-fence",
-        "rcu-no-fence-on-leaving",
-        "rcu-no-sleeper-fence",
-        "rcu-sleeper-untold",
-        "rcu-join-late",
-        "rcu-part-inside",
-    ] {
-        let run = Command::new(std::env::current_exe().expect("this test"))
-            .args([
-                "nobody_reads_what_was_freed",
-                "who_polls_frees_no_earlier",
-                "who_joins_or_parts_meanwhile_reads_nothing_freed",
-                "who_waits_for_the_tick_is_told",
-            ])
-            .env("WATERTIGHT_MUTANT", mutant)
-            .output()
-            .expect("this test runs again");
-        let text = String::from_utf8_lossy(&[run.stdout, run.stderr].concat()).into_owned();
-        assert!(!run.status.success(), "{mutant} was not caught:\n{text}");
-        // Not any failure: a test that could not begin catches nothing.
-        let cause = text.lines().find(|line| line.contains("panicked") || line.contains("overflow"));
-        let cause =
-            cause.unwrap_or_else(|| panic!("{mutant}: the process failed, and no model objected:\n{text}"));
-        eprintln!("{mutant}: caught ({cause})");
-    }
+    const RACE: &str = "Causality violation";
+    assert_caught(
+        "who_polls_frees_no_earlier",
+        &[
+            "rcu-no-light-fence",
+            "rcu-no-heavy-fence",
+            "rcu-no-fence-before-cookie",
+            "rcu-cookie-before-unpublish",
+            "rcu-compare-without-wrap",
+        ],
+        RACE,
+    );
+    assert_caught(
+        "who_polls_frees_no_earlier",
+        &["rcu-no-light-fence-on-leaving", "rcu-no-heavy-fence-before-sleep", "rcu-late-reader-untold"],
+        "deadlock",
+    );
+    assert_caught("nobody_reads_what_was_freed_without_membarrier", &["rcu-no-fence"], RACE);
+    assert_caught("nobody_reads_what_was_freed_without_membarrier", &["rcu-no-fence-on-leaving"], "deadlock");
+    assert_caught(
+        "who_waits_for_the_tick_is_told",
+        &["rcu-poll-inverted", "rcu-no-sleeper-fence", "rcu-sleeper-untold"],
+        "deadlock",
+    );
+    assert_caught(
+        "who_joins_or_parts_meanwhile_reads_nothing_freed",
+        &["rcu-join-late", "rcu-part-inside"],
+        RACE,
+    );
 }
