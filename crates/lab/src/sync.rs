@@ -90,7 +90,7 @@ impl Experiment for Sync {
     ) -> anyhow::Result<Vec<String>> {
         let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 3 });
         let wants = |scenario: &str| settings.scenarios.contains(&scenario);
-        let each = Duration::from_secs(if settings.quick { 40 } else { 75 });
+        let each = Duration::from_secs(if settings.quick { 40 } else { 110 });
         progress.expect(self.name(), each * u32::try_from(rounds).unwrap_or(1));
         let mut notes = vec![simulated::note()];
         for variant in &settings.variants {
@@ -147,7 +147,7 @@ fn steps<'a>(settings: &Settings, wants: &dyn Fn(&str) -> bool, place: &'a Place
         return steps;
     }
     for scenario in ["steady", "whole-run"].into_iter().filter(|scenario| wants(scenario)) {
-        let run = move |recorder: &mut Recorder| throttled::of_limit(place, scenario, recorder);
+        let run = move |recorder: &mut Recorder| throttled::of_limit(place, scenario, is_quick, recorder);
         steps.push((scenario, "boost", OF_LIMIT, Box::new(run)));
     }
     if wants("after-sync") {

@@ -19,7 +19,7 @@ pub(super) fn notes() -> Vec<String> {
         format!(
             "`mounted`: {WRITERS} fio writers of {WRITER_MIB} MiB each in a cgroup limited to {LIMIT_MIB} MiB/s, all of it dirty when somebody in another \
              cgroup calls sync(2) (`sync`), syncfs(2) as `sync -f` does (`syncfs`), the verb `watertight sync` (`sync_verb`, its start included) or fsync(2) \
-             of one of the files; vanilla should take {:.1} s for the first three. `unloaded`: the same without a limit. sync(2) is of all file systems of the host. \
+             of one of the files; vanilla should take {:.1} s for the first three. `unloaded`: the same without a limit. sync(2) is of all file systems of the host, of which what other programs have dirty is written before each fill. \
              `mounted-own`: the same calls by the limited cgroup itself, under boost.",
             (WRITERS * WRITER_MIB) as f64 / LIMIT_MIB as f64
         ),

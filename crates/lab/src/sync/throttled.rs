@@ -15,8 +15,10 @@ use super::world::{LONG, Place, World};
 use super::{FSYNC, MIB, OF_LIMIT, RATE, THROTTLED_AGAIN};
 use crate::report::Recorder;
 
-/// How long others sync without end.
-const BUSY: Duration = Duration::from_secs(12);
+/// How long others sync without end: so long that what of its room the cgroup happens to use at either end is little beside it.
+const fn busy(is_quick: bool) -> Duration {
+    Duration::from_secs(if is_quick { 12 } else { 30 })
+}
 /// The pause between their syncs.
 const PAUSE: Duration = Duration::from_millis(300);
 /// What the cgroup may have dirty and owe together.
@@ -43,7 +45,7 @@ pub(super) fn notes() -> Vec<String> {
              room for what is dirty and owed ({ROOM_MIB} MiB) is used up; nothing is taken off for debts. `whole-run`: the same from the first byte on, with a room of \
              {SMALL_ROOM_MIB} MiB, which is what a run may have more than its limit.",
             PAUSE.as_millis(),
-            BUSY.as_secs()
+            busy(false).as_secs()
         ),
         format!(
             "`neighbour_mb_per_s` (MiB): what the limited cgroup's data does on the store in the second before a syncfs of another cgroup (`before-sync`), while that \
@@ -60,7 +62,12 @@ pub(super) fn notes() -> Vec<String> {
 }
 
 /// The limited cgroup's average while others sync all the time.
-pub(super) fn of_limit(place: &Place, scenario: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
+pub(super) fn of_limit(
+    place: &Place,
+    scenario: &str,
+    is_quick: bool,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
     let is_whole = scenario == "whole-run";
     let room = if is_whole { SMALL_ROOM_MIB } else { ROOM_MIB };
     let world = World::new(place, "boost", &format!("{LIMIT_MIB}M"), room)?;
@@ -82,7 +89,7 @@ pub(super) fn of_limit(place: &Place, scenario: &str, recorder: &mut Recorder) -
         }
     }
     let mut ended = begun;
-    while ended.duration_since(begun) < BUSY {
+    while ended.duration_since(begun) < busy(is_quick) {
         std::thread::sleep(PAUSE);
         ended = world.once(Call::Syncfs, "")?.until;
     }

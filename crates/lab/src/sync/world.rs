@@ -147,8 +147,9 @@ impl<'a> World<'a> {
         command
     }
 
-    /// Has all their data dirty.
+    /// Has all their data dirty, and what other programs had dirty elsewhere written: sync(2) is of that as well.
     pub(super) fn fill(&self) -> anyhow::Result<()> {
+        rustix::fs::sync();
         ensure!(self.fio("", WRITER_MIB, &[]).status()?.success(), "fio failed");
         ensure!(self.figure("dirty_bytes")? > 0.9 * ((WRITERS * WRITER_MIB) << 20) as f64, "it was written");
         Ok(())
