@@ -283,11 +283,17 @@ impl Drop for Namespace {
     }
 }
 
+impl Drop for Ns {
+    fn drop(&mut self) {
+        self.family.keep(&self.home.domain);
+    }
+}
+
 impl Ns {
     pub(crate) fn new(family: Arc<Family>, options: Options, teardown: Arc<dyn Teardown>) -> Arc<Self> {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let domain = teardown.domain(&options.domain);
+        let domain = family.domain(|| teardown.domain(&options.domain));
         Arc::new(Self {
             by_place: Map::new(&domain),
             by_id: Map::new(&domain),

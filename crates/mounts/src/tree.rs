@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use rcu::Domain;
 use sync::Mutex;
 
 use crate::mount::{Mount, MountId};
@@ -35,10 +36,32 @@ impl Hasher for ByNumber {
 /// Mounts that propagate to each other.
 pub(crate) type GroupId = u64;
 
+/// Domains of ended namespaces that a family keeps for those to come.
+const SPARE_MAX: usize = 8;
+
 /// Namespaces that propagate to each other.
 #[derive(Debug, Default)]
 pub(crate) struct Family {
     pub(crate) tree: Mutex<Tree>,
+    /// Domains that have no readers: nobody has a namespace of theirs any more. They know the threads that were readers, who would have to
+    /// join a new one. A leaf of the lock order.
+    spare: Mutex<Vec<Domain>>,
+}
+
+impl Family {
+    /// The readers of a namespace that is made.
+    pub(crate) fn domain(&self, make: impl FnOnce() -> Domain) -> Domain {
+        let spare = self.spare.lock().pop();
+        spare.unwrap_or_else(make)
+    }
+
+    /// A namespace is gone, with all that could begin a section for long.
+    pub(crate) fn keep(&self, domain: &Domain) {
+        let mut spare = self.spare.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(domain.clone());
+        }
+    }
 }
 
 /// All mounts of a family.

@@ -353,3 +353,26 @@ fn an_unmount_beside_a_move_of_its_parent_is_of_that_mount() {
     });
     assert_eq!(ns.stats().mounts, 2);
 }
+
+/// Namespaces get the domains of others that ended; whoever reads in one that is there holds up nobody else's unmount.
+#[test]
+fn readers_of_a_namespace_hold_up_its_own_unmounts_only() {
+    let (ns, _) = namespace(&["v/"]);
+    for _ in 0..20 {
+        let clones: Vec<Namespace> = (0..3).map(|_| ns.try_clone().unwrap()).collect();
+        for (n, clone) in clones.iter().enumerate() {
+            let (fs, sb) = Fs::new(&["f"]).mountable();
+            clone.attach(ROOT, "v", &sb).unwrap();
+            let pin = clone.pin(ROOT, "v/f", Last::Follow, "somebody").unwrap();
+            // A grace period of the same domain would be refused here: it would wait for this thread.
+            let others = clones.iter().enumerate().filter(|(other, _)| *other != n);
+            let sections: Vec<_> = others.map(|(_, other)| other.domain().read()).collect();
+            let section = ns.domain().read();
+            clone.umount(ROOT, "v", Umount::DETACH).unwrap();
+            assert_eq!((fs.shutdowns(), clone.stats().waits), (0, 1));
+            drop((section, sections));
+            drop(pin);
+            assert_eq!(fs.shutdowns(), 1);
+        }
+    }
+}
