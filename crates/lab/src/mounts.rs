@@ -118,9 +118,9 @@ fn notes(slice: Duration, rounds: usize) -> Vec<String> {
          default waits, where it has to, for its own expedited ones in both. `-loaded`: a thread on each processor walks \
          through the mount without rest."
             .to_owned(),
-        "`container`: clone a namespace, attach 50 volumes and a root, change the root, detach the old one (`umount-lazy`), end \
+        "`container`, on a host that has had one before: clone a namespace, attach 50 volumes and a root, change the root, detach the old one (`umount-lazy`), end \
          (`namespace-end`). `tree-N`: a tree of N mounts is detached. `peers-1000`: an unmount that takes 1 000 copies along. \
-         `walks-N`: N threads walk, `-storm`: beside one that mounts and unmounts without rest."
+         `walks-N`: N threads walk, `-storm`: beside one that mounts and unmounts without rest (`unmounts_per_s`)."
             .to_owned(),
         "`oracle`: how often a strategy shut down under a walk (`finalised_inside`), returned before it had shut down (`late`), had \
          another thread do it (`foreign`), returned from a synchronous unmount with the shutdown left to a walk (`not_the_last`), or waited for another superblock that hung (`held_up`): 0 never, 1 always."

@@ -23,6 +23,9 @@ const UMOUNT_P99: Metric =
 const LAZY_P99: Metric =
     Metric { name: "umount-lazy_p99", unit: "ms", shown: Shown::P99, larger_is_better: false };
 const WALKS: Metric = Metric { name: "walks_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
+/// What the one who mounts and unmounts beside the walks gets done: who unmounts faster disturbs walks more often.
+const UNMOUNTS: Metric =
+    Metric { name: "unmounts_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
 
 /// Of eight walks one goes elsewhere.
 const WALKS_AT_ONCE: u64 = 8;
@@ -121,13 +124,17 @@ impl Scenario {
                 .and_then(|s| unmounts(self, variant, &*s, is_loaded, slice * 2, recorder)),
             Walks { threads, is_storm } => subject(variant, Engine::Expedited)
                 .and_then(|subject| walks(&*subject, threads, is_storm, slice))
-                .map(|rate| recorder.rate(self.name(), variant, WALKS, rate)),
+                .map(|(walks, unmounts)| {
+                    recorder.rate(self.name(), variant, WALKS, walks);
+                    if is_storm {
+                        recorder.rate(self.name(), variant, UNMOUNTS, unmounts);
+                    }
+                }),
             _ if variant.starts_with("kernel") => {
                 Err("not ours: only single mounts are measured there".into())
             }
-            Container { .. } | Tree { .. } | Peers { .. } => {
-                (0..REPEATED).try_for_each(|_| self.many(variant, recorder))
-            }
+            Container { engine } => trees::containers(self.name(), variant, (engine, REPEATED), recorder),
+            Tree { .. } | Peers { .. } => (0..REPEATED).try_for_each(|_| self.many(variant, recorder)),
             Oracle => oracle::record(self.name(), variant, recorder),
         };
         if let Err(why) = result {
@@ -140,10 +147,9 @@ impl Scenario {
     /// Once what has many mounts.
     fn many(self, variant: &str, recorder: &mut Recorder) -> Result<(), String> {
         match self {
-            Container { engine } => trees::container(self.name(), variant, engine, recorder),
             Tree { mounts } => trees::tree(self.name(), variant, mounts, recorder),
             Peers { peers } => trees::peers(self.name(), variant, peers, recorder),
-            Unmount { .. } | Walks { .. } | Oracle => Ok(()),
+            Unmount { .. } | Container { .. } | Walks { .. } | Oracle => Ok(()),
         }
     }
 }
@@ -219,26 +225,33 @@ fn unmounts(
     Ok(())
 }
 
-fn walks(subject: &dyn Subject, threads: usize, is_storm: bool, slice: Duration) -> Result<f64, String> {
+fn walks(
+    subject: &dyn Subject,
+    threads: usize,
+    is_storm: bool,
+    slice: Duration,
+) -> Result<(f64, f64), String> {
     if !is_storm {
         subject.attach()?;
     }
     let begun = Instant::now();
     let (result, walks) = beside_walkers(subject, threads, || {
+        let mut unmounts = 0_u32;
         while begun.elapsed() < slice {
             if is_storm {
                 subject.attach()?;
                 subject.umount(true)?;
+                unmounts += 1;
             } else {
                 std::thread::sleep(slice);
             }
         }
-        Ok::<_, String>(())
+        Ok::<_, String>(unmounts)
     });
-    let rate = walks as f64 / begun.elapsed().as_secs_f64();
+    let seconds = begun.elapsed().as_secs_f64();
     if !is_storm {
         subject.umount(true)?;
     }
     subject.settle();
-    result.map(|()| rate)
+    result.map(|unmounts| (walks as f64 / seconds, f64::from(unmounts) / seconds))
 }

@@ -25,14 +25,27 @@ fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// A namespace is cloned, 50 volumes and a root attached, the root changed, the old one detached, and all ended.
-pub(super) fn container(
+/// So many containers on one host, one after the other, after one that is not measured.
+pub(super) fn containers(
     scenario: &str,
     variant: &str,
-    engine: Engine,
+    (engine, containers): (Engine, u32),
     recorder: &mut Recorder,
 ) -> Result<(), String> {
     let host = Ours::new(variant, engine);
+    container(&host)?;
+    for _ in 0..containers {
+        let [lazy, end, all] = container(&host)?;
+        recorder.value(scenario, variant, LAZY, lazy);
+        recorder.value(scenario, variant, END, end);
+        recorder.value(scenario, variant, CONTAINER, all);
+    }
+    finish(host);
+    Ok(())
+}
+
+/// A namespace is cloned, 50 volumes and a root attached, the root changed, the old one detached, and all ended. How long the last two and all took.
+fn container(host: &Ours) -> Result<[f64; 3], String> {
     let begun = Instant::now();
     let container = host.ns.try_clone().map_err(words)?;
     let inside = container.domain().clone();
@@ -43,15 +56,14 @@ pub(super) fn container(
     container.pivot((ROOT, "m2"), (ROOT, "m2/d")).map_err(words)?;
     let detach = Instant::now();
     container.umount(ROOT, "d", Umount::DETACH).map_err(words)?;
-    recorder.value(scenario, variant, LAZY, milliseconds(detach));
+    let lazy = milliseconds(detach);
     let end = Instant::now();
     container.end();
-    recorder.value(scenario, variant, END, milliseconds(end));
-    recorder.value(scenario, variant, CONTAINER, milliseconds(begun));
-    // It may have readers of its own.
-    inside.barrier();
-    finish(host);
-    Ok(())
+    let took = [lazy, milliseconds(end), milliseconds(begun)];
+    // It may have readers of its own; and what is freed leaves something to be freed.
+    super::subject::Subject::settle(host);
+    (0..2).for_each(|_| inside.barrier());
+    Ok(took)
 }
 
 /// So many mounts, below one that is detached.
