@@ -23,6 +23,7 @@ mod child;
 mod config;
 mod inside;
 mod limits;
+mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -80,6 +81,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     let config = read(path)?;
     if args.check {
+        config.look().map_err(|wrong| Problem::usage(format!("{}:{wrong}", path.display())))?;
         let volumes = units::count(config.volumes.len() as u64, "volume", "volumes");
         console().print(&format!("{}: {volumes}, nothing is wrong", path.display()));
         return Ok(());

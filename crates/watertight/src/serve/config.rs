@@ -12,15 +12,21 @@ use serde::Deserialize;
 use toml::Spanned;
 use volume::{CgroupPath, LimitChange};
 
+use super::sources::{self, Sources};
 use crate::attach_cmd::of_the_mountpoint;
-use crate::opts::MountOptions;
+use crate::opts::{MountOptions, VALID};
 use crate::suggest::nearest;
+
+/// What a section `[[limit]]` can set.
+const LIMITS: [&str; 6] = ["rbps", "wbps", "riops", "wiops", "dirty_max", "sync_isolation"];
 
 /// What the file says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// The volumes, in the file's order.
     pub volumes: Vec<VolumeConfig>,
+    /// The lines of their sources.
+    lines: Vec<usize>,
 }
 
 /// A volume of the file.
@@ -249,6 +255,7 @@ impl Config {
         let defaults = check(text, file.defaults.options.as_ref())?;
         let mut volumes: Vec<VolumeConfig> = Vec::new();
         let (mut places, mut mountpoints, mut attached) = (HashMap::new(), HashSet::new(), Vec::new());
+        let (mut sources, mut lines) = (Sources::default(), Vec::new());
         for entry in &file.volume {
             let source = entry.source.get_ref();
             let (place, is_attached) = entry.place().map_err(|(span, what)| at(span, what))?;
@@ -263,6 +270,9 @@ impl Config {
                 let what = format!("{} has a volume already, {other}", path.display());
                 return Err(at(place.span(), what));
             }
+            let line = line_of(text, entry.source.span().start);
+            sources.add(source, line, &path).map_err(|what| Wrong { line, what })?;
+            lines.push(line);
             let own = check(text, entry.options.as_ref())?;
             if is_attached && let Some(option) = of_the_mountpoint(own) {
                 let what =
@@ -310,7 +320,22 @@ impl Config {
         for limit in &file.limit {
             limit.add_to(text, &mut volumes)?;
         }
-        Ok(Self { volumes })
+        if volumes.is_empty() {
+            let what = "there is no [[volume]] in it: whoever reads it again would unmount all; \
+                        `watertight serve --example` shows one";
+            return Err(at(0..0, what.to_owned()));
+        }
+        Ok(Self { volumes, lines })
+    }
+
+    /// Looks at the stores themselves, which have to be there when their volumes are mounted.
+    ///
+    /// # Errors
+    /// The first that is wrong.
+    pub fn look(&self) -> Result<(), Wrong> {
+        let named = self.lines.iter().zip(&self.volumes);
+        let stores = named.map(|(line, volume)| (*line, volume.source.as_str(), volume.place()));
+        sources::look(stores).map_err(|(line, what)| Wrong { line, what })
     }
 }
 
@@ -338,11 +363,23 @@ fn explain(message: &str) -> String {
         Some((unknown, known)) if message.starts_with("unknown field") => {
             match nearest(unknown, known.iter().copied()) {
                 Some(meant) => format!("{message}; did you mean `{meant}`?"),
-                None => message.to_owned(),
+                None => format!("{message}{}", belongs(unknown, known)),
             }
         }
         _ => message.to_owned(),
     }
+}
+
+/// Where a word belongs that is right in another place.
+fn belongs(word: &str, known: &[&str]) -> String {
+    let name = |shown: &'static str| shown.split(['=', ',']).next().unwrap_or(shown);
+    if let Some((shown, _)) = VALID.iter().find(|(shown, _)| name(shown) == word) {
+        return format!("; `{word}` is a mount option: options = \"{shown}\"");
+    }
+    if LIMITS.contains(&word) && !known.contains(&"cgroup") {
+        return format!("; `{word}` is a limit of a cgroup: it belongs in a section [[limit]]");
+    }
+    String::new()
 }
 
 #[cfg(test)]
@@ -447,6 +484,42 @@ mod tests {
                 "option uring=off is the mountpoint's",
             ),
             ("[[volume]\n", 1, ""),
+            ("", 1, "there is no [[volume]]"),
+            ("[defaults]\noptions = \"ro\"\n", 1, "there is no [[volume]]"),
+            (
+                "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/a\"\ncache = \"1G\"\n",
+                4,
+                "options = \"cache=SIZE\"",
+            ),
+            (
+                "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/a\"\nwbps = \"1M\"\n",
+                4,
+                "in a section [[limit]]",
+            ),
+            (
+                "[[volume]]\nsource = \"ftp://host/x\"\nmountpoint = \"/a\"\n",
+                2,
+                "there is no kind of store ftp:",
+            ),
+            ("[[volume]]\nsource = \"data\"\nmountpoint = \"/a\"\n", 2, "source data is no absolute path"),
+            (
+                "[[volume]]\nsource = \"fault:x,dir:d\"\nmountpoint = \"/a\"\n",
+                2,
+                "source d is no absolute path",
+            ),
+            ("[[volume]]\nsource = \"/a\"\nmountpoint = \"/a/\"\n", 2, "are the same directory"),
+            ("[[volume]]\nsource = \"/a\"\nmountpoint = \"/a/b\"\n", 2, "lies inside the source"),
+            ("[[volume]]\nsource = \"dir:/a/b\"\nmountpoint = \"/a\"\n", 2, "lies inside the mountpoint"),
+            (
+                "[[volume]]\nsource = \"/s\"\nmountpoint = \"/a\"\n[[volume]]\nmountpoint = \"/b\"\nsource = \"dir:/s/\"\n",
+                6,
+                "is that of line 2 already",
+            ),
+            (
+                "[[volume]]\nsource = \"/s/in\"\nmountpoint = \"/a\"\n[[volume]]\nsource = \"/s\"\nmountpoint = \"/b\"\n",
+                5,
+                "lie one in the other",
+            ),
         ] {
             let wrong = Config::parse(text).unwrap_err();
             assert_eq!(wrong.line, line, "{wrong} in {text}");

@@ -210,7 +210,17 @@ fn a_file_that_is_wrong_is_refused_with_its_line() {
     rig.run(&["serve", "--check", path]).ends(2, "No such file");
     let example = rig.run(&["serve", "--example"]).ok();
     fs::write(&file, &example.stdout).unwrap();
+    // Its stores are not there.
+    rig.run(&["serve", "--check", path]).ends(2, "source /srv/data does not exist; make the directory first");
+    let here = rig.store.to_str().unwrap();
+    for store in ["data", "stores/project"] {
+        fs::create_dir_all(rig.store.join(store)).unwrap();
+    }
+    fs::write(&file, example.stdout.replace("\"/srv/", &format!("\"{here}/"))).unwrap();
     rig.run(&["serve", "--check", path]).ok().says("3 volumes, nothing is wrong");
+    fs::write(&file, "").unwrap();
+    rig.run(&["serve", "--check", path]).ends(2, &format!("{path}:1: there is no [[volume]]"));
+    rig.run(&["serve", path]).ends(2, "there is no [[volume]]");
     fs::write(&file, example.stdout.replacen("cache=1G", "cahce=1G", 1)).unwrap();
     let line = 1 + example.stdout.lines().position(|line| line.contains("cache=1G")).unwrap();
     let out = rig.run(&["serve", path]).ends(2, &format!("{path}:{line}: there is no mount option cahce=1G"));

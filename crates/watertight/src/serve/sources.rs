@@ -1,0 +1,111 @@
+//! What can be said about the stores of a file: about their names alone, whenever the file is read, and about the
+//! directories themselves where the file is only checked.
+
+use std::path::{Path, PathBuf};
+
+use crate::checks;
+
+/// The stores of a file so far.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    /// Their directories, and the line of each.
+    directories: Vec<(PathBuf, usize)>,
+}
+
+impl Sources {
+    /// Checks the store `source` in this line, whose volume is to be at `place`.
+    pub(super) fn add(&mut self, source: &str, line: usize, place: &Path) -> Result<(), String> {
+        let Some(directory) = directory(source)? else { return Ok(()) };
+        let directory: PathBuf = directory.components().collect();
+        checks::apart(&directory, place).map_err(|problem| problem.to_string())?;
+        self.is_alone(&directory)?;
+        self.directories.push((directory, line));
+        Ok(())
+    }
+
+    /// Refuses a directory that another line has, or that is inside one of another line, or around one.
+    fn is_alone(&self, directory: &Path) -> Result<(), String> {
+        let shown = directory.display();
+        for (other, line) in &self.directories {
+            let there = other.display();
+            if directory == other {
+                return Err(format!(
+                    "the store {shown} is that of line {line} already: a store has one volume"
+                ));
+            }
+            if directory.starts_with(other) || other.starts_with(directory) {
+                return Err(format!(
+                    "the store {shown} and that of line {line}, {there}, lie one in the other: \
+                     two caches over the same files would not see each other's data"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Looks at the directories: each has to be there, and two names may lead to one. `stores` are the sources and places with
+/// their lines. Gives what is wrong first, with its line.
+pub(super) fn look<'a>(
+    stores: impl IntoIterator<Item = (usize, &'a str, &'a Path)>,
+) -> Result<(), (usize, String)> {
+    let mut sources = Sources::default();
+    for (line, source, place) in stores {
+        let wrong = |what: String| (line, what);
+        let found = checks::source(source).map_err(|problem| wrong(problem.to_string()))?;
+        // A mountpoint may be made later; where it is there, a link may lead into the store.
+        let place = place.canonicalize().unwrap_or_else(|_| place.to_owned());
+        sources.add(&found.spec, line, &place).map_err(wrong)?;
+    }
+    Ok(())
+}
+
+/// The directory that a source names; none for one that is in no directory.
+fn directory(source: &str) -> Result<Option<&Path>, String> {
+    let path = match source.split_once(':') {
+        Some(("mem", _)) => return Ok(None),
+        Some(("dir", path)) => path,
+        Some(("fault", rest)) => {
+            let inner = rest.split_once(',').ok_or("a store with faults is fault:RULES,SOURCE")?.1;
+            return directory(inner);
+        }
+        Some((scheme, _)) if !scheme.contains('/') => {
+            return Err(format!(
+                "there is no kind of store {scheme}:; give a directory, dir:DIRECTORY, mem: or mem:size=1G"
+            ));
+        }
+        _ => source,
+    };
+    if Path::new(path).is_absolute() {
+        return Ok(Some(Path::new(path)));
+    }
+    Err(format!("source {path} is no absolute path: it has to begin with /"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_names_of_one_directory_and_one_that_is_not_there_are_found_by_looking() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let [real, link] = [real, link].map(|path| path.to_str().unwrap().to_owned());
+        let place = |n: usize| PathBuf::from(format!("/mnt/{n}"));
+        let places = [place(1), place(2)];
+        let both = [(1, real.as_str(), places[0].as_path()), (5, link.as_str(), places[1].as_path())];
+        assert!(look(both[..1].iter().copied()).is_ok() && look(both[1..].iter().copied()).is_ok());
+        let (line, what) = look(both).unwrap_err();
+        assert!(line == 5 && what.contains("is that of line 1 already"), "{line}: {what}");
+        let gone = format!("{real}/none");
+        let (line, what) = look([(7, gone.as_str(), places[0].as_path())]).unwrap_err();
+        assert!(line == 7 && what.contains("does not exist"), "{line}: {what}");
+        // By the link the mountpoint is inside the store.
+        let inside = format!("{link}/in");
+        std::fs::create_dir(&inside).unwrap();
+        let (_, what) = look([(3, real.as_str(), Path::new(&inside))]).unwrap_err();
+        assert!(what.contains("lies inside the source"), "{what}");
+    }
+}
