@@ -11,6 +11,7 @@
 //! |---|---|
 //! | it is in the file, and not mounted | its process is started |
 //! | it is mounted already, from the same source | it is taken over as it is |
+//! | none can be mounted at the start | the exit tells why, of each |
 //! | its process fails or is killed | the dead mount is cleared, and the volume mounted again after a pause that grows to a minute |
 //! | somebody unmounted it | nothing, until the next reload |
 //! | SIGHUP, and it is no longer in the file | unmounted with all data written |
@@ -114,6 +115,8 @@ struct Volume {
     config: VolumeConfig,
     state: State,
     pause: Duration,
+    /// Why it is not mounted, if it could not be.
+    failed: Option<String>,
     limits: Arc<VolumeLimits>,
 }
 
@@ -151,6 +154,7 @@ impl Served {
                 && self.volumes.values().all(|v| !matches!(v.state, State::Runs(_, false)))
                 && self.inside.is_settled()
             {
+                self.is_any_mounted()?;
                 told = true;
                 console().print(&format!("ready: {}", self.summary()));
                 notify::notify("READY=1");
@@ -179,6 +183,25 @@ impl Served {
             return Ok(());
         }
         Err(Problem::failure(format!("not everything is written:\n  {}", self.failed.join("\n  "))))
+    }
+
+    /// Whoever starts a service of which nothing is there hears that it has failed, and of each volume why.
+    fn is_any_mounted(&self) -> Result<()> {
+        let failed: Option<Vec<String>> = self
+            .volumes
+            .iter()
+            .map(|(at, volume)| match (&volume.state, &volume.failed) {
+                (State::Rests(_), Some(why)) => Some(format!("{}: {why}", at.display())),
+                _ => None,
+            })
+            .collect();
+        match failed {
+            Some(failed) if !failed.is_empty() => {
+                let summary = self.summary();
+                Err(Problem::failure(format!("{summary}, so nothing is served:\n  {}", failed.join("\n  "))))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn summary(&self) -> String {
@@ -257,7 +280,8 @@ impl Served {
         self.volumes.retain(|_, volume| !gone(volume));
         for (at, config) in wanted {
             let rests = State::Rests(Instant::now());
-            self.volumes.insert(at, Volume { config, state: rests, pause: PAUSE, limits: Arc::default() });
+            let (pause, failed, limits) = (PAUSE, None, Arc::default());
+            self.volumes.insert(at, Volume { config, state: rests, pause, failed, limits });
         }
         self.try_again();
     }
@@ -287,7 +311,7 @@ impl Served {
                 }
                 Err(problem) => {
                     tracing::error!("{}: {problem}", at.display());
-                    volume.rest();
+                    volume.rest(problem.to_string());
                 }
             }
         }
@@ -295,8 +319,9 @@ impl Served {
 
     fn on_ready(&mut self, at: &PathBuf) {
         let volume = self.volumes.get_mut(at);
-        if let Some(Volume { state: State::Runs(_, is_mounted), pause, config, limits }) = volume {
+        if let Some(Volume { state: State::Runs(_, is_mounted), pause, failed, config, limits }) = volume {
             *is_mounted = true;
+            *failed = None;
             *pause = PAUSE;
             // The file may have changed meanwhile, and a process that was taken over may have been started with another one.
             limits.tell(config);
@@ -323,7 +348,7 @@ impl Served {
                     self.failed.push(format!("{shown}: {why}"));
                     volume.state = State::Unmounted;
                 } else {
-                    volume.rest();
+                    volume.rest(why);
                 }
             }
         }
@@ -347,7 +372,8 @@ impl Served {
 }
 
 impl Volume {
-    fn rest(&mut self) {
+    fn rest(&mut self, why: String) {
+        self.failed = Some(why);
         self.state = State::Rests(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(PAUSE_MAX);
     }

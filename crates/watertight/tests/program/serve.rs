@@ -227,6 +227,38 @@ fn a_file_that_is_wrong_is_refused_with_its_line() {
     assert!(out.stderr.contains("did you mean cache=SIZE?"), "{}", out.stderr);
 }
 
+#[test]
+fn a_service_of_which_nothing_can_be_mounted_fails_and_one_of_which_something_can_says_how_much() {
+    let Some(it) = Served::new() else { return };
+    it.write(&[("a", "", ""), ("b", "", "")]);
+    for name in ["a", "b"] {
+        fs::write(it.mnt(name).join("in-its-way"), "").unwrap();
+    }
+    let path = it.file.to_str().unwrap().to_owned();
+    let out = it.rig.run(&["serve", &path]).ends(1, "0 of 2 volumes mounted, so nothing is served:");
+    assert!(!out.stdout.contains("ready"), "{out:?}");
+    for name in ["a", "b"] {
+        let why =
+            out.stderr.lines().find(|line| line.starts_with(&format!("  {}: ", it.mnt(name).display())));
+        assert!(why.is_some_and(|why| why.contains("exit status: 2")), "{}", out.stderr);
+    }
+    // The processes have said why.
+    assert!(out.stderr.contains("in-its-way"), "{}", out.stderr);
+    // One that is wrong takes the others nothing, and is tried again.
+    fs::remove_file(it.mnt("a").join("in-its-way")).unwrap();
+    let daemon = Daemon::start({
+        let mut command = it.rig.command(&["serve"]);
+        command.arg(&it.file);
+        command
+    });
+    assert_eq!(daemon.line(crate::rig::LONG).as_deref(), Some("ready: 1 of 2 volumes mounted"));
+    fs::remove_file(it.mnt("b").join("in-its-way")).unwrap();
+    eventually("the other is there", || it.pid_of("b").is_some());
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    it.rig.is_quiet();
+}
+
 /// A file with one mountpoint and volumes inside of it: name, options.
 fn inside(it: &Served, names: &[String]) {
     let (root, mnt) = (it.store("root"), it.mnt("root"));
