@@ -199,6 +199,13 @@ impl OfOne {
     }
 }
 
+/// Ends mounts of which somebody else may have one. Apart, so that who has nobody to wait for does not make room for what is needed here.
+#[cold]
+#[inline(never)]
+fn finish_used(gone: Vec<Gone>, is_sync: bool) {
+    beside_each_other(OfOne::all(gone), OfOne::may_wait, |one| one.end(is_sync));
+}
+
 fn complete(gone: Gone, is_sync: bool) -> Option<Last> {
     gone.complete_with(is_sync, |domain, stamp| domain.cond_synchronize_expedited(stamp))
 }
@@ -211,7 +218,7 @@ impl Teardown for OnDemand {
     fn finish(&self, gone: Vec<Gone>, why: Why) {
         let is_sync = why == Why::Sync;
         if !gone.iter().all(Gone::is_alone) {
-            return beside_each_other(OfOne::all(gone), OfOne::may_wait, |one| one.end(is_sync));
+            return finish_used(gone, is_sync);
         }
         // As most unmounts are: there is nothing to be collected, and nobody to be ended beside.
         if gone.len() == 1 {
