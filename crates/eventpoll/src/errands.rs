@@ -7,7 +7,7 @@
 //! | field | who touches it |
 //! |---|---|
 //! | `inside` | under its lock, which who leaves something only tries |
-//! | `left` | under its lock, held for a moment and nothing taken under it; `is_any` says whether there is something |
+//! | `left` | `errands` under its lock, held for a moment and nothing taken under it; `is_any` says whether there is something |
 //!
 //! # Orderings
 //! * P10 who leaves: set `is_any`, full barrier, try the lock. Who has it: give it back, full barrier, load `is_any`, and
@@ -25,13 +25,21 @@ use crate::barrier::{after_rmw, full};
 #[derive(Debug)]
 pub(crate) struct Errands<T, E> {
     inside: Mutex<T>,
-    left: Mutex<Vec<E>>,
+    left: Left<E>,
+}
+
+/// Not in the lock's cache line: who gives the lock back looks here, when another processor may have the line already.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Left<E> {
+    errands: Mutex<Vec<E>>,
     is_any: AtomicBool,
 }
 
 impl<T, E> Errands<T, E> {
     pub(crate) fn new(inside: T) -> Self {
-        Self { inside: Mutex::new(inside), left: Mutex::new(Vec::new()), is_any: AtomicBool::new(false) }
+        let left = Left { errands: Mutex::new(Vec::new()), is_any: AtomicBool::new(false) };
+        Self { inside: Mutex::new(inside), left }
     }
 
     /// Works under the lock, after what was left until then; `run` does an errand. Gives what came of the work and, to be dealt with
@@ -58,10 +66,10 @@ impl<T, E> Errands<T, E> {
 
     /// Leaves an errand, and does it unless somebody has the lock. Never waits for who has it.
     pub(crate) fn leave<D>(&self, errand: E, run: impl Fn(&mut T, E) -> D) -> Vec<D> {
-        let mut left = self.left.lock();
+        let mut left = self.left.errands.lock();
         left.push(errand);
         // ORDERING: Relaxed here and below, P10 with the barriers; the list has its lock.
-        self.is_any.store(true, Ordering::Relaxed);
+        self.left.is_any.store(true, Ordering::Relaxed);
         drop(left);
         full();
         if is_on("eventpoll-drop-waits") {
@@ -73,7 +81,7 @@ impl<T, E> Errands<T, E> {
     }
 
     fn run_left<D>(&self, run: &impl Fn(&mut T, E) -> D, done: &mut Vec<D>) {
-        while self.is_any.load(Ordering::Relaxed)
+        while self.left.is_any.load(Ordering::Relaxed)
             && let Some(mut inside) = self.inside.try_lock()
         {
             self.run_all(&mut inside, run, done);
@@ -84,9 +92,9 @@ impl<T, E> Errands<T, E> {
     }
 
     fn run_all<D>(&self, inside: &mut T, run: &impl Fn(&mut T, E) -> D, done: &mut Vec<D>) {
-        while self.is_any.load(Ordering::Relaxed) {
-            let mut left = self.left.lock();
-            self.is_any.store(false, Ordering::Relaxed);
+        while self.left.is_any.load(Ordering::Relaxed) {
+            let mut left = self.left.errands.lock();
+            self.left.is_any.store(false, Ordering::Relaxed);
             let errands = mem::take(&mut *left);
             drop(left);
             done.extend(errands.into_iter().map(|errand| run(inside, errand)));

@@ -207,7 +207,7 @@ impl<T> Journal<T> {
 
 impl<T> Reader<T> {
     /// The next entry, or what there is instead. Takes turns with other readers of the same entry for a moment, and
-    /// waits for nobody else.
+    /// waits for nobody else; what was written behind an entry that a writer has not finished yet comes after that one.
     pub fn read(&mut self) -> Read<T> {
         let journal = &*self.journal;
         loop {

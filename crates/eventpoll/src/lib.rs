@@ -22,8 +22,10 @@
 //! ```
 //!
 //! # What it promises
-//! * **Whoever signals never waits**: not for another who signals, not for who waits. It takes no lock, and
-//!   makes a system call only if somebody sleeps and nobody has woken it.
+//! * **Whoever signals never waits**: not for another who signals, not for who waits. It takes no lock that either of them holds, and
+//!   makes a system call only if somebody sleeps and nobody has woken it. Two moments are apart, both of the reclamation of memory (`rcu`), with locks that
+//!   are held for as long as a list is changed: the first signal of a thread's life puts the thread on a list, and a signal during which
+//!   somebody fell asleep to wait for its end tells that one. A real-time thread signals once before it begins, and the first is behind it.
 //! * **A signal that has returned is seen** by every wait that begins later, whatever other threads were stopped
 //!   in the middle of, at whatever point. So a consumer of high priority never waits for a producer of low priority.
 //! * A source that is ready is queued once, however often it is signalled and by however many threads.
@@ -56,6 +58,10 @@
 //! | `source`, `kinds`, `eventpoll`, `pollone`, `stream`, `pollfd` | the interface |
 
 #![forbid(unsafe_code)]
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod barrier;
 mod core;

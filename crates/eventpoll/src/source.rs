@@ -112,8 +112,8 @@ impl<T: Poll> Source<T> {
         Self(Arc::new(Shared { queue: WaitQueue::new(), value }))
     }
 
-    /// Says that the source may have become ready for `events`. From any thread, and as often as one likes; never
-    /// waits. What is to be seen must have been changed before.
+    /// Says that the source may have become ready for `events`. From any thread, and as often as one likes; waits for nobody (the crate's
+    /// page says what a thread's first signal does). What is to be seen must have been changed before.
     #[inline]
     pub fn signal(&self, events: Events) {
         full();

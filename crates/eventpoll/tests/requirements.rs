@@ -6,7 +6,7 @@
 mod common;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -316,43 +316,61 @@ fn ep_r6_two_that_would_watch_each_other() {
     }
 }
 
-#[test]
-fn ep_r7_exclusive_wakes_at_least_one_and_not_all() {
-    const POLLS: usize = 8;
-    let polls: Vec<EventPoll> = (0..POLLS).map(|_| EventPoll::new()).collect();
-    let source = Flag::new();
-    polls.iter().for_each(|poll| poll.add(&source, ET.exclusive(), 0).unwrap());
-    let [ready, woken, ended] = [(); 3].map(|()| AtomicUsize::new(0));
-    let mut fewest = POLLS;
-    for round in 1..=20 {
-        // ORDERING: SeqCst here and below, a test's counts.
-        woken.store(0, Ordering::SeqCst);
-        std::thread::scope(|scope| {
-            for poll in &polls {
-                scope.spawn(|| {
-                    ready.fetch_add(1, Ordering::SeqCst);
-                    if poll.wait(&mut Vec::new(), 1, None).is_ok() {
-                        woken.fetch_add(1, Ordering::SeqCst);
-                    }
-                    ended.fetch_add(1, Ordering::SeqCst);
+/// Eventpolls that all watch one source exclusively, of which those in `waiting` have one who is asleep: the source is signalled, and then
+/// who has nothing is sent home. Says who was told.
+fn told_exclusively(mode: Interest, polls: usize, waiting: std::ops::Range<usize>) -> Vec<usize> {
+    let (polls, source): (Vec<EventPoll>, _) = ((0..polls).map(|_| EventPoll::new()).collect(), Flag::new());
+    polls.iter().for_each(|poll| poll.add(&source, mode.exclusive(), 0).unwrap());
+    let asleep = |thread: &AtomicU64| {
+        // ORDERING: SeqCst here and below, a test's numbers.
+        let thread = thread.load(Ordering::SeqCst);
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+    };
+    let threads: &[AtomicU64] = &std::array::from_fn::<_, 8, _>(|_| AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let _closing = Closing(&polls);
+        let waits: Vec<_> = waiting
+            .map(|at| {
+                let poll = &polls[at];
+                let wait = scope.spawn(move || {
+                    let thread = rustix::thread::gettid().as_raw_nonzero().get();
+                    threads[at].store(u64::from(thread.unsigned_abs()), Ordering::SeqCst);
+                    poll.wait(&mut Vec::new(), 1, None)
                 });
-            }
-            until("all are ready", || ready.load(Ordering::SeqCst) == round * POLLS);
-            // Those who are asleep by now count: whoever is not finds it when it comes to wait.
-            std::thread::sleep(Duration::from_millis(5));
-            source.set();
-            until("one is woken", || woken.load(Ordering::SeqCst) > 0);
-            fewest = fewest.min(woken.load(Ordering::SeqCst));
-            while polls.iter().any(|poll| poll.wait(&mut Vec::new(), 1, AT_ONCE) == Ok(1)) {}
-            source.take();
-            // Whoever still waits, or comes only now.
-            until("all have ended", || {
-                polls.iter().for_each(EventPoll::interrupt);
-                ended.load(Ordering::SeqCst) == round * POLLS
-            });
+                (at, wait)
+            })
+            .collect();
+        // From its number on there is nothing that a waiter could sleep on but this.
+        until("all are asleep", || waits.iter().all(|(at, _)| asleep(&threads[*at])));
+        source.set();
+        until("one is woken", || waits.iter().any(|(_, wait)| wait.is_finished()));
+        // Whoever was told has an event, also if it was not on a processor yet.
+        until("all have ended", || {
+            polls.iter().for_each(EventPoll::interrupt);
+            waits.iter().all(|(_, wait)| wait.is_finished())
         });
+        waits.into_iter().filter_map(|(at, wait)| wait.join().unwrap().is_ok().then_some(at)).collect()
+    })
+}
+
+#[test]
+fn ep_r7_exclusive_wakes_one_of_many_who_sleep() {
+    for mode in [LT, ET] {
+        for _ in 0..20 {
+            assert_eq!(told_exclusively(mode, 8, 0..8).len(), 1);
+        }
     }
-    assert!(fewest < POLLS, "each signal woke all {POLLS}");
+}
+
+/// Also where those that are told first have nobody who waits.
+#[test]
+fn ep_r7_exclusive_wakes_the_only_one_who_sleeps() {
+    for mode in [LT, ET] {
+        for who in 0..8 {
+            assert_eq!(told_exclusively(mode, 8, who..who + 1), [who]);
+        }
+    }
 }
 
 #[test]
