@@ -55,60 +55,84 @@ impl<R: ReadyList> Subject for Ours<R> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
     use std::sync::mpsc;
     use std::time::Duration;
 
     use eventpoll::ready::{Bits, ReadyList};
+    use eventpoll::{Counter, EventPoll, Events, Interest, Options};
 
     use super::super::lists::{RwLocked, SpinLocked};
-    use super::{Ours, Subject};
 
     const PRODUCERS: u64 = 4;
-    const WAITERS: u64 = 3;
+    const WAITERS: usize = 3;
     const SIGNALS: u64 = 5_000;
     /// Only for who hangs.
     const PATIENCE: Duration = Duration::from_secs(120);
 
     /// Producers signal, waiters take, until all that was given was taken.
-    fn no_lost_wakeup<R: ReadyList>(max: usize) {
+    fn no_lost_wakeup<R: ReadyList>(max: usize, mode: Interest) {
         let (done, is_done) = mpsc::channel();
         std::thread::spawn(move || {
-            let subject = Ours::<R>::new(usize::try_from(PRODUCERS).expect("a few"));
-            let (seen, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+            let poll = EventPoll::<R>::with_ready_list(Options::default());
+            let sources: Vec<Counter> = (0..PRODUCERS).map(|_| Counter::new()).collect();
+            for (token, source) in (0..).zip(&sources) {
+                poll.add(source, mode, token).expect("a new source");
+            }
+            let (taken, waiting) = (AtomicU64::new(0), AtomicUsize::new(WAITERS));
             // ORDERING: SeqCst, a test's counts.
             std::thread::scope(|scope| {
                 for _ in 0..WAITERS {
                     scope.spawn(|| {
-                        let mut consumer = subject.consumer();
-                        while seen.load(Ordering::SeqCst) < PRODUCERS * SIGNALS {
-                            seen.fetch_add(subject.wait(&mut consumer, max), Ordering::SeqCst);
+                        let mut events = Vec::new();
+                        while poll.wait(&mut events, max, None).is_ok() {
+                            for event in &events {
+                                let source =
+                                    &sources[usize::try_from(event.token).expect("a number of ours")];
+                                taken.fetch_add(source.take(), Ordering::SeqCst);
+                                if mode == Interest::level(Events::IN).one_shot() {
+                                    // Closed meanwhile: all is taken.
+                                    let _ = poll.modify(source, mode, event.token);
+                                }
+                            }
+                            if taken.load(Ordering::SeqCst) == PRODUCERS * SIGNALS {
+                                poll.close();
+                            }
                         }
-                        ended.fetch_add(1, Ordering::SeqCst);
-                        // Whoever still sleeps is told by who was told.
-                        while ended.load(Ordering::SeqCst) < WAITERS {
-                            subject.signal(0);
-                            std::thread::yield_now();
-                        }
+                        waiting.fetch_sub(1, Ordering::SeqCst);
                     });
                 }
-                for source in 0..usize::try_from(PRODUCERS).expect("a few") {
-                    let subject = &subject;
-                    scope.spawn(move || (0..SIGNALS).for_each(|_| subject.signal(source)));
+                for source in &sources {
+                    scope.spawn(move || (0..SIGNALS).for_each(|_| source.add(1)));
                 }
             });
-            done.send(seen.into_inner()).expect("somebody waits for it");
+            let result = (taken.into_inner(), waiting.into_inner());
+            done.send(result).expect("somebody waits for it");
         });
-        let seen = is_done.recv_timeout(PATIENCE).expect("a wake-up was lost");
-        assert!(seen >= PRODUCERS * SIGNALS, "{seen}");
+        let result = is_done.recv_timeout(PATIENCE).expect("a wake-up was lost");
+        assert_eq!(result, (PRODUCERS * SIGNALS, 0), "room for {max}, {mode:?}");
+    }
+
+    fn no_lost_wakeup_in_any_mode<R: ReadyList>() {
+        let (level, edge) = (Interest::level(Events::IN), Interest::edge(Events::IN));
+        for mode in [level, edge, level.one_shot(), level.exclusive(), edge.exclusive()] {
+            no_lost_wakeup::<R>(1, mode);
+            no_lost_wakeup::<R>(4, mode);
+        }
     }
 
     #[test]
-    fn ep_r1_no_lost_wakeup_with_any_list() {
-        for max in [1, 4] {
-            no_lost_wakeup::<Bits>(max);
-            no_lost_wakeup::<RwLocked>(max);
-            no_lost_wakeup::<SpinLocked>(max);
-        }
+    fn ep_r1_no_lost_wakeup_with_the_default_list() {
+        no_lost_wakeup_in_any_mode::<Bits>();
+    }
+
+    #[test]
+    fn ep_r1_no_lost_wakeup_with_the_rwlock() {
+        no_lost_wakeup_in_any_mode::<RwLocked>();
+    }
+
+    #[test]
+    fn ep_r1_no_lost_wakeup_with_the_spinlock() {
+        no_lost_wakeup_in_any_mode::<SpinLocked>();
     }
 }
