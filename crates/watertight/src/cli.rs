@@ -385,6 +385,9 @@ pub struct WaitArgs {
     /// Give up after so many seconds (or 500ms, 2m); without it, never.
     #[arg(long, value_name = "S", value_parser = parse_duration, allow_hyphen_values = true)]
     pub timeout: Option<Duration>,
+    /// And forget how it ended, once it has: `status` and the metrics tell no more of what was lost.
+    #[arg(long)]
+    pub forget: bool,
 }
 
 /// `man-pages`.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::console::console;
 use crate::control::api::Status;
-use crate::control::client::Client;
+use crate::control::client::{CallError, Client};
 use crate::units;
 
 /// How often a terminal's line is drawn.
@@ -82,6 +82,17 @@ fn bar(done: u64, all: u64) -> String {
     let full = u64::try_from(u128::from(done) * u128::from(BAR) / u128::from(all.max(1))).unwrap_or(BAR);
     let cells: String = (0..BAR).map(|cell| if cell < full { '#' } else { '-' }).collect();
     format!("[{cells}]")
+}
+
+/// Says so where the process has not answered after two seconds: whoever goes on waits for it, however long.
+pub fn say_if_silent(what: &str, client: &Client) {
+    match client.status_within(QUIET) {
+        Ok(_) | Err(CallError::Gone) => {}
+        Err(error) => console().say(&format!(
+            "{what}: its process {} is waited for, which does not answer ({error}); `watertight umount --force` ends it",
+            client.pid()
+        )),
+    }
 }
 
 /// Runs `call`, which may take long, and shows meanwhile what `client`'s volume has still to write

@@ -263,6 +263,14 @@ impl RuntimeDir {
         }
     }
 
+    /// Takes the record of a volume away that has ended.
+    ///
+    /// # Errors
+    /// Those of removing a file.
+    pub fn forget(&self, id: &str) -> io::Result<()> {
+        fs::remove_file(self.record(id))
+    }
+
     /// What was written down about the volume `id`.
     #[must_use]
     pub fn read_record(&self, id: &str) -> Option<Record> {

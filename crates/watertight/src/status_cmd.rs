@@ -57,7 +57,7 @@ struct Silent {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 when a volume was named that does not exist.
+/// Exit 2 when a volume was named that does not exist; 1 when processes do not answer, after what the others said.
 pub fn run(args: &StatusArgs) -> Result<()> {
     let report = match &args.path {
         None => gather(None, args.holders),
@@ -80,7 +80,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     } else {
         report.print();
     }
-    Ok(())
+    report.is_whole()
 }
 
 /// Asks all volumes, or the one that was found with its mount. `holders`: look for those of all volumes, not only of detached
@@ -172,6 +172,16 @@ impl Report {
         let silent = self.silent.iter().map(|v| Of { id: &v.id, mountpoint: &v.mountpoint });
         let ended = self.ended.iter().map(|v| Of { id: &v.id, mountpoint: &v.mountpoint });
         metrics::page(&volumes, &silent.chain(ended).collect::<Vec<_>>())
+    }
+
+    /// Whoever asks for the state of all hears where it is not known, also where nobody reads what is printed.
+    fn is_whole(&self) -> Result<()> {
+        let silent: Vec<String> =
+            self.silent.iter().map(|v| format!("{} (pid {})", v.mountpoint, v.pid)).collect();
+        if silent.is_empty() {
+            return Ok(());
+        }
+        Err(Problem::failure(format!("no answer from the process of {}", silent.join(", "))))
     }
 
     fn print(&self) {

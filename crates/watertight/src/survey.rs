@@ -37,21 +37,33 @@ impl Survey {
     /// Asks all processes.
     #[must_use]
     pub fn now() -> Self {
+        Self::within(PATIENCE)
+    }
+
+    /// The same where a process may take only so long to answer.
+    #[must_use]
+    pub fn within(patience: Duration) -> Self {
         process::raise_descriptors();
         let mut all = Self::default();
         for dir in RuntimeDir::readable() {
             let mut known = BTreeSet::new();
-            all.ask(&dir, dir.mounts(), &mut known);
+            all.ask(&dir, dir.mounts(), &mut known, patience);
             // What is attached to a process that answered is known by now: left are those that ended, and those of processes
             // that do not answer.
-            all.ask(&dir, dir.others(&known), &mut known);
+            all.ask(&dir, dir.others(&known), &mut known, patience);
         }
         all.volumes
             .sort_by(|a, b| b.started_ms.cmp(&a.started_ms).then_with(|| a.mountpoint.cmp(&b.mountpoint)));
         all
     }
 
-    fn ask(&mut self, dir: &RuntimeDir, found: Vec<crate::registry::Found>, known: &mut BTreeSet<String>) {
+    fn ask(
+        &mut self,
+        dir: &RuntimeDir,
+        found: Vec<crate::registry::Found>,
+        known: &mut BTreeSet<String>,
+        patience: Duration,
+    ) {
         let silent_processes: BTreeSet<u32> = self.silent.iter().map(|(record, _)| record.pid).collect();
         let mut asked = Vec::new();
         for found in found {
@@ -61,7 +73,7 @@ impl Survey {
                 (Some(_), _) if silent_processes.contains(&found.record.pid) => {
                     self.silent.push((found.record, "its mount process does not answer".to_owned()));
                 }
-                (Some(client), _) => asked.push((found.record, client.within(PATIENCE))),
+                (Some(client), _) => asked.push((found.record, client.within(patience))),
                 (None, Some(why)) => self.silent.push((found.record, why)),
                 (None, None) => self.ended.push(found.record),
             }

@@ -23,6 +23,7 @@ pub fn run(args: &SyncArgs) -> Result<()> {
     let (volume, mount) = find(&args.path)?;
     let Some(client) = &volume.found.client else { return Err(umount_cmd::died(&volume)) };
     let what = format!("syncing {shown}");
+    progress::say_if_silent(&what, client);
     if let Some(mount) = mount {
         progress::during(&what, client, || kernel_side::flush(&mount))?;
     }

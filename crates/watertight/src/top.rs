@@ -1,12 +1,14 @@
 //! `top`: the volumes of this host and their cgroups, live.
 //!
-//! One thread: it asks every mount process for its status, draws, and waits for a key until the next look. What a screen
-//! shows is made by `screen::lines`, which needs no terminal.
+//! A thread asks the mount processes; one of them that does not answer holds up the next look, and no key. The other draws, and
+//! waits for keys. What a screen shows is made by `screen::lines`, which needs no terminal.
 
 mod rows;
 mod screen;
 
 use std::io::{IsTerminal, Write, stdin, stdout};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crossterm::cursor::{Hide, MoveTo, Show};
@@ -19,8 +21,11 @@ use crossterm::{execute, queue};
 
 use crate::cli::TopArgs;
 use crate::problem::{Problem, Result};
-use rows::Rates;
+use rows::{Rates, Table};
 use screen::View;
+
+/// How long a process may take to answer before it is shown as one that does not.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Runs the verb.
 ///
@@ -32,17 +37,18 @@ pub fn run(args: &TopArgs) -> Result<()> {
     }
     let failed = |error: std::io::Error| Problem::failure(format!("the terminal: {error}"));
     let _terminal = Terminal::take().map_err(failed)?;
-    let mut rates = Rates::default();
+    let mut looks = Looks::start().map_err(failed)?;
     let mut view = View::default();
-    let mut table = rates.look();
+    let mut table = Table::default();
     loop {
         draw(&screen::lines(&table, &mut view, size().map_err(failed)?)).map_err(failed)?;
-        let until = Instant::now() + args.interval;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if !event::poll(left.max(Duration::from_millis(1))).map_err(failed)? {
-                table = rates.look();
+            if let Some(new) = looks.take(args.interval) {
+                table = new;
                 break;
+            }
+            if !event::poll(looks.rest()).map_err(failed)? {
+                continue;
             }
             match event::read().map_err(failed)? {
                 Event::Key(key) if key.kind != KeyEventKind::Release => {
@@ -56,6 +62,46 @@ pub fn run(args: &TopArgs) -> Result<()> {
                 _ => {}
             }
         }
+    }
+}
+
+/// Looks at all volumes, one after the other, each by the thread that asks.
+struct Looks {
+    ask: Sender<()>,
+    told: Receiver<Table>,
+    /// When the next is due; none while one is under way.
+    due: Option<Instant>,
+}
+
+impl Looks {
+    fn start() -> std::io::Result<Self> {
+        let (ask, asked) = channel();
+        let (tell, told) = channel();
+        // Not waited for at the end: it may be waiting for a process.
+        thread::Builder::new().name("looks".to_owned()).spawn(move || {
+            let mut rates = Rates::default();
+            while asked.recv().is_ok() && tell.send(rates.look(PATIENCE)).is_ok() {}
+        })?;
+        Ok(Self { ask, told, due: Some(Instant::now()) })
+    }
+
+    /// What the last look found, once; begins the next one where it is due.
+    fn take(&mut self, interval: Duration) -> Option<Table> {
+        if self.due.is_some_and(|due| due <= Instant::now()) && self.ask.send(()).is_ok() {
+            self.due = None;
+        }
+        let table = self.told.try_recv().ok()?;
+        self.due = Some(Instant::now() + interval);
+        Some(table)
+    }
+
+    /// How long to wait for a key meanwhile. A channel wakes nobody who waits for the terminal: an answer that is under way is
+    /// looked for.
+    fn rest(&self) -> Duration {
+        const UNDER_WAY: Duration = Duration::from_millis(20);
+        self.due.map_or(UNDER_WAY, |due| {
+            due.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+        })
     }
 }
 

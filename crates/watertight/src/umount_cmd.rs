@@ -47,6 +47,9 @@ pub fn run(args: &UmountArgs) -> Result<()> {
     match (mount, volume) {
         (Some(mount), Some(volume)) if mountinfo::is_ours(&mount) => {
             let Some(client) = &volume.found.client else { return dead(&mount, Some(&volume)) };
+            if !args.force {
+                progress::say_if_silent(&format!("unmounting {}", mount.mountpoint.display()), client);
+            }
             if clone_cmd::is_one_of_several(&mount, &volume, client) {
                 return clone_cmd::leave(args, &mount, client);
             }

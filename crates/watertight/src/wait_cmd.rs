@@ -9,6 +9,7 @@ use crate::control::client::{CallError, Client};
 use crate::mountinfo;
 use crate::problem::{Problem, Result};
 use crate::progress;
+use crate::registry::Record;
 use crate::target::{self, Target, Volume};
 use crate::umount_cmd::{died, wait_ended};
 use crate::unmount;
@@ -47,18 +48,37 @@ pub fn run(args: &WaitArgs) -> Result<()> {
             ))),
         };
     };
+    let said = outcome(args, &volume);
+    if args.forget {
+        forget(&volume)?;
+    }
+    said
+}
+
+/// Takes away what is known of a volume that has ended.
+fn forget(volume: &Volume) -> Result<()> {
+    let id = &volume.record().id;
+    let has_ended = |record: &Record| record.ended.is_some() || !volume.is_running();
+    if !volume.dir.read_record(id).as_ref().is_some_and(has_ended) {
+        return Ok(());
+    }
+    volume.dir.forget(id).map_err(|error| Problem::failure(format!("{id} is still known: {error}")))
+}
+
+fn outcome(args: &WaitArgs, volume: &Volume) -> Result<()> {
+    let name = args.volume.to_string_lossy();
     let ended = match (&volume.found.client, &volume.record().ended) {
-        (Some(client), _) => wait(&volume, client, args.timeout)?,
+        (Some(client), _) => wait(volume, client, args.timeout)?,
         (None, Some(ended)) => {
             let by_id = name == volume.record().id;
-            match used_again(&volume) {
+            match used_again(volume) {
                 Some(again) if !by_id => return Err(Problem::failure(again)),
                 _ => ended.clone(),
             }
         }
-        (None, None) => return Err(died(&volume)),
+        (None, None) => return Err(died(volume)),
     };
-    report(&volume, &ended)
+    report(volume, &ended)
 }
 
 /// What ended at a path is not what is meant, and not free, if its store is in use in another place: who has it.

@@ -114,6 +114,14 @@ impl Client {
         self.call(Method::GET, "/v1/status", &(), Some(self.patience))
     }
 
+    /// The same, for one whose answer is wanted by then.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn status_within(&self, patience: Duration) -> Result<Status, CallError> {
+        self.call(Method::GET, "/v1/status", &(), Some(patience))
+    }
+
     /// The volumes that are attached to this one's mountpoint.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! What is shown: a row for each volume, and for each cgroup in it.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::control::api::{CgroupLimits, State, Status};
 use crate::progress::Rate;
@@ -50,11 +50,11 @@ pub(super) struct CgroupRow {
 pub(super) struct Rates(BTreeMap<String, [Rate; 3]>);
 
 impl Rates {
-    /// Asks all volumes.
-    pub(super) fn look(&mut self) -> Table {
+    /// Asks all volumes, each for so long.
+    pub(super) fn look(&mut self, patience: Duration) -> Table {
         let mut table = Table::default();
         let mut seen = BTreeMap::new();
-        let survey = Survey::now();
+        let survey = Survey::within(patience);
         for status in survey.volumes {
             let mut rates = self.0.remove(&status.id).unwrap_or_default();
             table.add(&status, &mut rates, Instant::now());

@@ -152,6 +152,23 @@ fn a_mount_process_serves_its_figures() {
 }
 
 #[test]
+fn who_has_heard_of_a_loss_has_it_forgotten() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write:fail=EIO", "dirty_after=1h");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    // Of one that runs nothing is forgotten.
+    rig.verb("wait", &["--forget", "--timeout", "0"]).ends(1, "not yet: active");
+    assert_eq!(rig.volume()["state"], "active");
+    rig.verb("umount", &["--force"]).ends(1, "5 bytes");
+    assert_eq!(daemon.end(), Some(1));
+    let page = || rig.run(&["status", "--metrics"]).ok().stdout;
+    assert_eq!(value(&page(), "up"), 0.0);
+    rig.verb("wait", &["--forget"]).ends(1, "5 bytes");
+    assert!(!page().lines().any(|line| line.starts_with("watertight_up{")), "{}", page());
+    rig.is_quiet();
+}
+
+#[test]
 fn health_is_whether_data_gets_to_the_store() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount_faulty("write:fail=ENOSPC", "dirty_after=10ms,drain_timeout=1s");
