@@ -92,7 +92,7 @@ impl EventStream {
     /// Those of `poll`.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`Error::Closed`](crate::Error::Closed).
     pub fn new(poll: Arc<EventPoll>) -> Result<Self> {
         let listening = Listening::new(poll, Cell::new(None))?;
         Ok(Self { listening, waker: None, events: Vec::new() })
