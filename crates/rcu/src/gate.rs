@@ -220,7 +220,9 @@ impl Gate {
 
     /// Who sleeps in a grace period looks again.
     fn wake(&self) {
-        self.leaving.bump();
+        if !is_on("rcu-leaving-unchanged") {
+            self.leaving.bump();
+        }
         self.leaving.wake(1);
     }
 
@@ -433,10 +435,13 @@ impl Gate {
         }
         loop {
             // Before the look: who leaves after it changes the number.
-            let number = self.leaving.get();
+            let mut number = self.leaving.get();
             keep_late(&mut late);
             if late.is_empty() {
                 break;
+            }
+            if is_on("rcu-number-after-look") {
+                number = self.leaving.get();
             }
             let until_warning = (begun + next_warning).saturating_sub(self.now());
             self.leaving.wait(number, Some(until_warning));
@@ -489,7 +494,18 @@ fn keep_late(late: &mut Vec<Late>) {
     });
 }
 
+/// Names who is late. On a thread of its own: who runs a grace period holds `turn`, and where the log goes somebody may wait for grace periods
+/// and callbacks of this domain.
 fn warn_of_stall(late: &[Late], since: Duration) {
-    let names: Vec<&str> = late.iter().map(|late| late.slot.name.as_str()).collect();
-    tracing::warn!(seconds = since.as_secs(), readers = ?names, "a grace period waits for readers");
+    let names: Vec<String> = late.iter().map(|late| late.slot.name.clone()).collect();
+    let log = tracing::dispatcher::get_default(Clone::clone);
+    let warn = move || {
+        tracing::dispatcher::with_default(&log, || {
+            tracing::warn!(seconds = since.as_secs(), readers = ?names, "a grace period waits for readers");
+        });
+    };
+    // It would inherit what the caller's thread has for itself.
+    sync::thread::will_make_threads();
+    // Without a thread the count of stalls has to do.
+    let _named = std::thread::Builder::new().name("rcu-stall".into()).spawn(warn);
 }

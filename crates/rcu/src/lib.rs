@@ -60,7 +60,7 @@
 //! What a callback did *happens before* the return of a [`Domain::barrier`] that was called after the callback was queued.
 //!
 //! # Locks
-//! A section takes none, but for a thread's first one in a domain: it puts its place into the domain's list, whose lock is held for a look at the list, and never while anything
+//! A section takes none, but for a thread's first one in a domain (and each one of a thread that is ending): it puts its place into the domain's list, whose lock is held for a look at the list, and never while anything
 //! is waited for. One that a grace period waits for asleep wakes that when it ends, with a system call and no lock.
 //!
 //! # fork(2)

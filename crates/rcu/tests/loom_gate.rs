@@ -145,8 +145,21 @@ fn who_polls_frees_no_earlier() {
 /// A thread whose place becomes known beside somebody else's grace period, reads, and goes.
 #[test]
 fn who_joins_or_parts_meanwhile_reads_nothing_freed() {
-    loom::model(|| {
+    joins_or_parts_beside(&[]);
+}
+
+/// The same where the grace period looks at the places twice, because there is one already.
+#[test]
+fn who_joins_or_parts_between_two_looks_reads_nothing_freed() {
+    joins_or_parts_beside(&["idle"]);
+}
+
+fn joins_or_parts_beside(others: &'static [&'static str]) {
+    loom::model(move || {
         let shared = Shared::new(Gate::new(u64::MAX - 1));
+        for name in others {
+            shared.gate.new_slot((*name).to_owned());
+        }
         let comes_and_goes = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || shared.read_once())
@@ -206,7 +219,13 @@ fn each_mutant_is_caught() {
     );
     assert_caught(
         "who_polls_frees_no_earlier",
-        &["rcu-no-light-fence-on-leaving", "rcu-no-heavy-fence-before-sleep", "rcu-late-reader-untold"],
+        &[
+            "rcu-no-light-fence-on-leaving",
+            "rcu-no-heavy-fence-before-sleep",
+            "rcu-late-reader-untold",
+            "rcu-leaving-unchanged",
+            "rcu-number-after-look",
+        ],
         "deadlock",
     );
     assert_caught("nobody_reads_what_was_freed_without_membarrier", &["rcu-no-fence"], RACE);

@@ -136,8 +136,12 @@ impl Arena {
             }
             4 => self.domain.call(self.freeing(old)),
             5 => {
+                let has_run = Arc::new(AtomicBool::new(false));
+                let runs = Arc::clone(&has_run);
                 drop(old);
+                self.domain.call(move || runs.store(true, Ordering::SeqCst));
                 self.domain.barrier();
+                assert!(has_run.load(Ordering::SeqCst), "a barrier did not wait for its caller's callback");
             }
             6 => {
                 self.domain.synchronize_expedited();
