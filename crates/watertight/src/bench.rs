@@ -2,6 +2,9 @@
 //!
 //! Both sides take turns, slice by slice, so that what else the host does meets them alike. Everything happens in a
 //! directory of its own on either side, which is removed at the end, also after Ctrl-C.
+//!
+//! It is bounded in time as long as the store answers: files are as large as a part of a slice makes durable, and not more of
+//! them is dirty at any time, so that a slow or limited side is measured with less data and not for longer.
 
 mod samples;
 mod work;
@@ -15,7 +18,7 @@ use sync::Mutex;
 use tempfile::TempDir;
 
 use self::samples::{Figures, Samples};
-use self::work::{Side, WORKS, Work};
+use self::work::{FILE_BYTES, Side, WORKS, Work};
 use crate::cli::BenchArgs;
 use crate::console::{Colour, console};
 use crate::problem::{Problem, Result};
@@ -37,6 +40,10 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     no_store: Option<String>,
     slice_ms: u64,
+    /// How large the file on either side is.
+    file_bytes: usize,
+    /// What is read and written in order at a time.
+    piece_bytes: usize,
     rows: Vec<Row>,
 }
 
@@ -72,10 +79,17 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         None => (None, Some(format!("{source} is no plain directory"))),
     };
     console().status("bench: its files are being written");
-    let mut sides = vec![Side::new(&on_volume)?];
+    let mut sides = vec![Side::new(&on_volume, FILE_BYTES, args.slice)?];
     if let Some(made) = &on_store {
-        sides.push(Side::new(made)?);
+        // Both do the same, or they could not be compared.
+        sides.push(Side::new(made, sides[0].file_bytes(), args.slice)?);
     }
+    let file_bytes = sides.iter().map(Side::file_bytes).min().unwrap_or(FILE_BYTES);
+    for side in &mut sides {
+        let prepared = side.prepare(file_bytes, args.slice);
+        prepared.map_err(|error| Problem::failure(format!("bench: its file: {error}")))?;
+    }
+    let piece_bytes = sides[0].piece();
 
     let measured = measure(&mut sides, args.slice);
     drop(sides);
@@ -85,6 +99,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         source,
         no_store,
         slice_ms: u64::try_from(args.slice.as_millis()).unwrap_or(u64::MAX),
+        file_bytes,
+        piece_bytes,
         rows: measured?,
     };
     if args.json {
@@ -127,18 +143,22 @@ fn measure(sides: &mut [Side], slice: Duration) -> Result<Vec<Row>> {
         }
     }
     console().clear_status();
+    let piece = sides[0].piece();
     let row = |(work, samples): (&Work, &Vec<Samples>)| Row {
         work: work.name,
-        unit: if work.bytes > 0 { "MB" } else { "operations" },
-        volume: samples[0].figures(work.bytes),
-        store: samples.get(1).map(|samples| samples.figures(work.bytes)),
+        unit: if work.in_order { "MB" } else { "operations" },
+        volume: samples[0].figures(if work.in_order { piece } else { 0 }),
+        store: samples.get(1).map(|samples| samples.figures(if work.in_order { piece } else { 0 })),
     };
     Ok(WORKS.iter().zip(&samples).map(row).collect())
 }
 
 fn print(report: &Report) {
     let console = console();
-    console.print(&format!("{} over {}; each slice {} ms", report.volume, report.source, report.slice_ms));
+    let [file, piece] = [report.file_bytes, report.piece_bytes].map(|bytes| units::bytes(bytes as u64));
+    console.print(&format!("{} over {}", report.volume, report.source));
+    console
+        .print(&format!("each slice {} ms; a file of {file}, in order {piece} at a time", report.slice_ms));
     console.print(&console.paint(
         Colour::Bold,
         &format!(
@@ -148,7 +168,9 @@ fn print(report: &Report) {
     ));
     for row in &report.rows {
         let rate = |figures: &Figures| match row.unit {
+            "MB" if figures.per_second < 10.0 => format!("{:.2} MB/s", figures.per_second),
             "MB" => format!("{:.0} MB/s", figures.per_second),
+            _ if figures.per_second < 10.0 => format!("{:.2}/s", figures.per_second),
             _ => format!("{:.0}/s", figures.per_second),
         };
         let late = |figures: &Figures| microseconds(figures.p99_us);
@@ -163,6 +185,13 @@ fn print(report: &Report) {
             "{:<22} {volume:>12} {store:>12} {ratio:>6}  {p99:>10} {store_p99:>10}",
             row.work
         ));
+    }
+    if report.file_bytes < FILE_BYTES {
+        let text = format!(
+            "Less data than the usual {}: more is not durable within a part of a slice",
+            units::bytes(FILE_BYTES as u64)
+        );
+        console.print(&console.paint(Colour::Dim, &text));
     }
     if let Some(why) = &report.no_store {
         console.print(&console.paint(Colour::Dim, &format!("The store alone was not measured: {why}")));

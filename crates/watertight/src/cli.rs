@@ -157,8 +157,9 @@ pub enum Verb {
     #[command(after_help = "Examples:\n  \
         watertight bench /mnt/data\n  \
         watertight bench --slice 200ms --json /mnt/data\n\n\
-        Volume and store take turns; each work ends with its data durable. Reads are of a file of 64 MiB that was just written: as \
-        programs do, they have the kernel's page cache. In each of both a directory `.watertight-bench.…` is used, and removed.")]
+        Volume and store take turns; each work ends with its data durable. Reads are of a file that was just written: as \
+        programs do, they have the kernel's page cache. It has 64 MiB, or as much as is durable within a part of a slice: on a slow or limited \
+        volume there is less data, which the table says, and not more time. In each of both a directory `.watertight-bench.…` is used, and removed.")]
     Bench(BenchArgs),
 
     /// Limit what a cgroup may read from a volume's store and write to it.

@@ -3,8 +3,9 @@
 use std::fs;
 
 use serde_json::Value;
+use testing::cgroup::Cgroup;
 
-use crate::rig::Rig;
+use crate::rig::{Rig, run};
 
 #[test]
 fn a_bench_measures_volume_and_store_and_leaves_nothing() {
@@ -26,6 +27,34 @@ fn a_bench_measures_volume_and_store_and_leaves_nothing() {
     assert_eq!(fs::read_dir(&rig.store).unwrap().count(), 0);
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
+}
+
+/// With the usual 64 MiB each of these would take longer than any test lasts.
+#[test]
+fn a_bench_of_a_limited_volume_takes_less_data_and_says_so() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let Some(slow) = Cgroup::make() else { return };
+    for limit in ["wbps=1M", "wiops=20"] {
+        let daemon = rig.mount(&format!("cache=256M,limit={}:{limit}", slow.path().display()));
+        let bench = |more: &[&str]| {
+            let verb = rig.command(&["bench", "--slice", "200ms"]);
+            let mut command = slow.command(verb.get_program());
+            command.args(verb.get_args()).args(more).arg(&rig.mnt);
+            command.envs(verb.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            run(command).ok()
+        };
+        let report: Value = serde_json::from_str(&bench(&["--json"]).stdout).expect("JSON");
+        let rows = report["rows"].as_array().expect("rows");
+        assert_eq!(rows.len(), 7, "{report:#}");
+        assert!(rows.iter().all(|row| row["volume"]["n"].as_u64() >= Some(2)), "{report:#}");
+        if limit.starts_with("wbps") {
+            assert!(report["file_bytes"].as_u64() < Some(64 << 20), "{report:#}");
+            bench(&[]).says("Less data than the usual 64.0 MiB");
+        }
+        assert_eq!(fs::read_dir(&rig.mnt).unwrap().count(), 0);
+        rig.verb("umount", &[]).ok();
+        assert_eq!(daemon.end(), Some(0));
+    }
 }
 
 #[test]
