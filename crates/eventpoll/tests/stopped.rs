@@ -5,10 +5,13 @@
 //! What it is to orders of memory that the machine does not show, the models check (`loom_eventpoll`); how long a real-time consumer waits, the
 //! lab measures.
 #![cfg(not(any(loom, shuttle)))]
-#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod steps;
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+#[path = "steps/elsewhere.rs"]
 mod steps;
 
 use std::pin::Pin;
