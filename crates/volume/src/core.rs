@@ -21,7 +21,7 @@ use crate::undurable::Undurable;
 /// How a volume behaves.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What the log calls it.
+    /// What the log calls it, in the field `volume`.
     pub name: String,
     /// Hard bound on cached file data, in bytes; at least 4 MiB.
     pub cache_bytes_max: u64,

@@ -166,7 +166,9 @@ impl Inode {
         self.errors.set(error.kind());
         self.core.counters.writeback_errors.add(1);
         let path = self.core.store.path_of(self.id);
-        tracing::error!(node = self.id.0, ?path, %error, "write-back failed; the data stays in the cache");
+        let (volume, shown) =
+            (self.core.options.name.as_str(), path.as_ref().map(|path| path.to_string_lossy()));
+        tracing::error!(volume, node = self.id.0, path = shown.as_deref(), %error, "write-back failed; the data stays in the cache");
         self.state().failing_path.clone_from(&path);
         self.core.events.error(self.id.0, path, error.kind());
         Error::Store(error)

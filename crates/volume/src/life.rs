@@ -149,6 +149,12 @@ impl Default for Life {
 }
 
 impl Volume {
+    /// What the log calls it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.core.options.name
+    }
+
     /// What happens to it, as a stream.
     #[must_use]
     pub fn events(&self) -> &Arc<Events> {

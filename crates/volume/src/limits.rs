@@ -77,7 +77,8 @@ impl Volume {
             throttle.set_isolated(cgroup, is_isolated);
             self.core.undurable.note_owners();
         }
-        tracing::info!(%cgroup, %limits, isolation = change.sync_isolation, "limits changed");
+        let volume = self.name();
+        tracing::info!(volume, %cgroup, %limits, isolation = change.sync_isolation, "limits changed");
     }
 
     /// Something beside file data was changed: it went at once, and counts as an operation that is owed. Where the caller is

@@ -223,10 +223,11 @@ impl Attachments {
     /// Why not, in words.
     pub fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<AttachReply, String> {
         let AttachRequest { path, source, from, .. } = request;
-        let _step = tracing::info_span!("attach", path, source, from).entered();
-        let (site, path) = (self.site(request.mountpoint.as_deref()), inside(&request.path)?);
+        let site = self.site(request.mountpoint.as_deref());
+        let mountpoint = site.shown(Path::new(path)).to_string_lossy().into_owned();
+        let _step = tracing::info_span!("attach", volume = mountpoint, path, source, from).entered();
+        let path = inside(path)?;
         self.no_mounts_at(&path)?;
-        let mountpoint = site.shown(&path).to_string_lossy().into_owned();
         match (&request.source, &request.from) {
             (Some(source), None) => {
                 let id =
@@ -255,10 +256,11 @@ impl Attachments {
         }
         has_descriptors()?;
         let store = mount_cmd::open_store(&source)?;
-        let read_only = mount_cmd::is_read_only(&options, &source, &*store)?;
-        let volume = mount_cmd::start_volume(&source.spec, &options, store, Arc::clone(&self.tenants))?;
-        options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
         let shown = site.shown(path);
+        let name = shown.display().to_string();
+        let read_only = mount_cmd::is_read_only(&options, (&source, &name), &*store)?;
+        let volume = mount_cmd::start_volume(&name, &options, store, Arc::clone(&self.tenants))?;
+        options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
         let attached = self.register(source.spec, &shown, &volume, read_only);
         let attached = attached.inspect_err(|_| drop(volume.shutdown()))?;
         let ends = Arc::clone(&attached);
@@ -315,13 +317,21 @@ impl Attachments {
         Ok(self.server.get_or_init(|| server))
     }
 
+    /// What the log calls the volume that was seen last at a path; the path, if none was. No store is asked.
+    fn called_at(&self, site: &Site, path: &Path) -> String {
+        let shown = site.shown(path);
+        let known = self.list.lock().known_at(&shown);
+        known.map_or_else(|| shown.display().to_string(), |one| one.volume().name().to_owned())
+    }
+
     /// Serves `POST /v1/detach`.
     ///
     /// # Errors
     /// Why not, in words; then nothing was changed.
     pub fn detach(self: &Arc<Self>, request: &DetachRequest) -> Result<DetachReply, String> {
-        let _step = tracing::info_span!("detach", path = request.path, how = ?request.how).entered();
         let (site, path) = (self.site(request.mountpoint.as_deref()), inside(&request.path)?);
+        let volume = self.called_at(&site, &path);
+        let _step = tracing::info_span!("detach", volume, path = request.path, how = ?request.how).entered();
         let attached = match request.how {
             How::Force => self.at_for_force(&site, &path)?,
             How::Plain | How::Lazy => self.at(&site, &path),
@@ -421,9 +431,10 @@ impl Attachments {
     /// # Errors
     /// Why not, in words; then nothing was changed.
     pub fn move_to(&self, request: &MoveRequest) -> Result<MoveReply, String> {
-        let _step = tracing::info_span!("move", from = request.from, to = request.to).entered();
         let site = self.site(request.mountpoint.as_deref());
         let (from, to) = (inside(&request.from)?, inside(&request.to)?);
+        let volume = self.called_at(&site, &from);
+        let _step = tracing::info_span!("move", volume, from = request.from, to = request.to).entered();
         self.no_mounts_at(&from)?;
         self.no_mounts_at(&to)?;
         site.tree.move_to(&from, &to).map_err(|error| error.to_string())?;

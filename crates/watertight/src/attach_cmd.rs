@@ -145,6 +145,13 @@ fn what(given: &OsStr, place: &Place) -> Result<(Option<String>, Option<String>)
                 )));
             }
             let inside = path.strip_prefix(&mount.mountpoint).unwrap_or(Path::new(""));
+            if inside.as_os_str().is_empty() {
+                let at = mount.mountpoint.display();
+                return Err(Problem::usage(format!(
+                    "{text} is the volume of the mountpoint {at} itself, whose files are there already; a directory of it can \
+                     be shown in a second place: `watertight attach {at}/DIRECTORY PATH`"
+                )));
+            }
             Ok((None, Some(inside.to_string_lossy().into_owned())))
         }
         Some((around, _)) => Err(other_process(text, &around.record().mountpoint)),

@@ -81,6 +81,7 @@ pub enum Verb {
         watertight detach /mnt/data/project\n  \
         watertight detach --lazy /mnt/data/project && watertight wait /srv/project\n\n\
         Held by a process: exit 1 with its name; nothing is changed. On return the path is gone for every process.")]
+    #[command(mut_arg("path", |path| path.help("The path where it is attached.")))]
     Detach(UmountArgs),
 
     /// Move what is attached to another directory of the same mountpoint.

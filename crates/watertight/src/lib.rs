@@ -71,7 +71,7 @@ use crate::cli::{Cli, Verb};
 use crate::console::{Colour, console};
 use crate::helpers::Helper;
 use crate::logging::LogFormat;
-use crate::problem::Result;
+use crate::problem::{Problem, Result};
 
 /// Runs the program with the process's own arguments.
 #[must_use]
@@ -79,13 +79,27 @@ pub fn main() -> ExitCode {
     if let Some(helper) = std::env::args_os().next().as_deref().and_then(Helper::named) {
         return helpers::main(helper);
     }
-    match run(&Cli::parse()) {
+    let cli = Cli::parse();
+    match run(&cli) {
         Ok(code) => code,
         Err(problem) => {
             console().clear_status();
-            console().say(&format!("{} {problem}", console().paint_err(Colour::Red, "watertight:")));
+            tell(&cli.verb, &problem);
             ExitCode::from(problem.exit().code())
         }
+    }
+}
+
+/// Says why the verb failed: in the log, where all of standard error is that, else as text.
+fn tell(verb: &Verb, problem: &Problem) {
+    // Unless it was asked for a log without errors.
+    let is_logged = logging::has_all() && tracing::enabled!(tracing::Level::ERROR);
+    match verb {
+        Verb::Mount(args) if is_logged => {
+            tracing::error!(volume = %args.mountpoint.display(), "{problem}");
+        }
+        _ if is_logged => tracing::error!("{problem}"),
+        _ => console().say(&format!("{} {problem}", console().paint_err(Colour::Red, "watertight:"))),
     }
 }
 
@@ -94,12 +108,18 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     if let Verb::Mount(args) = &cli.verb {
         let format = cli.log_format.unwrap_or_else(|| LogFormat::for_mount(args.log_file.is_some()));
         logging::start(format, level, "info")?;
+        if cli.log_format.is_some() {
+            logging::take_all();
+        }
         return mount_cmd::run(args, cli.in_background);
     }
     if let Verb::Serve(args) = &cli.verb
         && args.serves()
     {
         logging::start(cli.log_format.unwrap_or_else(|| LogFormat::for_mount(false)), level, "info")?;
+        if cli.log_format.is_some() {
+            logging::take_all();
+        }
     } else {
         logging::start(cli.log_format.unwrap_or(LogFormat::Text), level, "warn")?;
     }

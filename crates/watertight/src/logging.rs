@@ -6,10 +6,15 @@
 //! | json | all else: files, pipes | an object with `timestamp`, `level`, `message`, `target` and the event's fields |
 //! | journald | where standard error is the journal's own stream | `<PRIORITY>` and the text without time and level, which the journal keeps itself |
 //!
-//! What a verb has to say to who called it (its result, its problem) is no log, and plain text in any case.
+//! What a verb has to say to who called it (its result, its problem) is no log, and plain text. Where `--log-format` was given to `mount` or
+//! `serve`, and from `serve`'s first volume on, nobody called who reads along: all of standard error is the log then ([`take_all`]).
+//!
+//! What is logged of one volume has the field `volume`, or is in a span that has it: the path where it was mounted or attached, as `serve`'s file
+//! names it, too. It stays the same when what is attached is moved.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -20,6 +25,11 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::console::console;
 use crate::problem::{Problem, Result};
+
+/// How this process logs: the form, and the level if one was given.
+static CHOSEN: OnceLock<(LogFormat, Option<String>)> = OnceLock::new();
+/// Whether all of standard error is the log.
+static ALL: OnceLock<()> = OnceLock::new();
 
 /// The form of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -46,6 +56,32 @@ impl LogFormat {
             Self::Json
         }
     }
+}
+
+/// From here on, all that this process says on standard error is logged, unless the form is text.
+pub fn take_all() {
+    if CHOSEN.get().is_some_and(|(format, _)| *format != LogFormat::Text) {
+        ALL.get_or_init(|| ());
+    }
+}
+
+/// Whether all of standard error is the log.
+#[must_use]
+pub fn has_all() -> bool {
+    ALL.get().is_some()
+}
+
+/// The arguments with which another process of ours logs as this one does.
+#[must_use]
+pub fn arguments() -> Vec<String> {
+    let Some((format, level)) = CHOSEN.get() else { return Vec::new() };
+    let name = match format {
+        LogFormat::Text => "text",
+        LogFormat::Json => "json",
+        LogFormat::Journald => "journald",
+    };
+    let level = level.iter().map(|level| format!("--log-level={level}"));
+    std::iter::once(format!("--log-format={name}")).chain(level).collect()
 }
 
 /// Whether standard error is the stream that the service manager connected with the journal, and not one that was put
@@ -89,7 +125,9 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
         LogFormat::Json => log.json().flatten_event(true).try_init(),
         LogFormat::Journald => log.with_ansi(false).event_format(ForJournal::default()).try_init(),
     }
-    .map_err(|error| Problem::failure(format!("the log cannot be started: {error}")))
+    .map_err(|error| Problem::failure(format!("the log cannot be started: {error}")))?;
+    CHOSEN.get_or_init(|| (format, level.map(str::to_owned)));
+    Ok(())
 }
 
 fn is_level(word: &str) -> bool {

@@ -24,6 +24,7 @@ use crate::control::api::now_ms;
 use crate::control::server::Server;
 use crate::kernel_side;
 use crate::live::{Facts, Gone, Live, Over};
+use crate::logging;
 use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
 use crate::opts::{self, Mode, MountOptions, MountType, Spin, Uring};
@@ -73,8 +74,8 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if let Some(directory) = &source.directory {
         checks::apart(directory, &mountpoint)?;
     }
-    let step =
-        tracing::info_span!("mount", source = %source.spec, mountpoint = %mountpoint.display()).entered();
+    let name = mountpoint.display().to_string();
+    let step = tracing::info_span!("mount", volume = name, source = %source.spec).entered();
     let log = background::open_log(args.log_file.as_deref())?;
     if in_background {
         background::leave_session();
@@ -94,12 +95,12 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let store = open_store(&source)?;
     // After the store has raised the limit of descriptors, and before threads are started that write.
     privileges::respect_quotas();
-    let read_only = is_read_only(&options, &source, &*store)?;
+    let read_only = is_read_only(&options, (&source, &name), &*store)?;
     let tenants = tree.map_or_else(|| Ok(Arc::default()), Tenants::of).map_err(|error| {
         store.close();
         Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
     })?;
-    let volume = start_volume(&source.spec, &options, store, Arc::clone(&tenants))?;
+    let volume = start_volume(&name, &options, store, Arc::clone(&tenants))?;
     options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
     let gone = Arc::new(Gone::default());
     let session = match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone)) {
@@ -119,7 +120,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let owner = rustix::process::geteuid().as_raw();
     let started = Server::start(listener, owner, Arc::clone(&live) as Arc<_>)
         .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))
-        .and_then(|server| serve(session, gone, sender.clone()).map(|()| server));
+        .and_then(|server| serve(session, name, gone, sender.clone()).map(|()| server));
     let server = match started {
         Ok(server) => server,
         Err(problem) => {
@@ -165,7 +166,12 @@ pub(crate) fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
     })
 }
 
-pub(crate) fn is_read_only(options: &MountOptions, source: &Source, store: &dyn Store) -> Result<bool> {
+/// `volume` is what the log calls it.
+pub(crate) fn is_read_only(
+    options: &MountOptions,
+    (source, volume): (&Source, &str),
+    store: &dyn Store,
+) -> Result<bool> {
     let spec = &source.spec;
     match options.read_only {
         Some(true) => Ok(true),
@@ -179,7 +185,11 @@ pub(crate) fn is_read_only(options: &MountOptions, source: &Source, store: &dyn 
         None => {
             if store.is_read_only() {
                 let notice = format!("store {spec} is read-only: it is mounted read-only");
-                console().say(&console().paint_err(Colour::Yellow, &notice));
+                if logging::has_all() {
+                    tracing::warn!(volume, "{notice}");
+                } else {
+                    console().say(&console().paint_err(Colour::Yellow, &notice));
+                }
             }
             Ok(store.is_read_only())
         }
@@ -187,14 +197,14 @@ pub(crate) fn is_read_only(options: &MountOptions, source: &Source, store: &dyn 
 }
 
 pub(crate) fn start_volume(
-    source: &str,
+    name: &str,
     options: &MountOptions,
     store: Arc<dyn Store>,
     tenants: Arc<Tenants>,
 ) -> Result<Arc<Volume>> {
     let defaults = volume::Options::default();
     let volume_options = volume::Options {
-        name: source.to_owned(),
+        name: name.to_owned(),
         cache_bytes_max: options.cache_bytes,
         flushers: options.flushers.unwrap_or(defaults.flushers),
         dirty_after: options.dirty_after.unwrap_or(defaults.dirty_after),
@@ -296,7 +306,7 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
 }
 
 /// Serves the kernel's requests on threads of their own until the connection ends.
-fn serve(session: fuse::Session, gone: Arc<Gone>, sender: Sender<Event>) -> Result<()> {
+fn serve(session: fuse::Session, volume: String, gone: Arc<Gone>, sender: Sender<Event>) -> Result<()> {
     let body = move || {
         let result = session.run();
         gone.set(match &result {
@@ -307,10 +317,10 @@ fn serve(session: fuse::Session, gone: Arc<Gone>, sender: Sender<Event>) -> Resu
         });
         match result {
             Ok(ended) if ended.stuck > 0 => {
-                tracing::warn!(threads = ended.stuck, "calls to the store have not returned");
+                tracing::warn!(volume, threads = ended.stuck, "calls to the store have not returned");
             }
-            Ok(ended) => tracing::debug!(?ended, "the session has ended"),
-            Err(error) => tracing::error!(%error, "the session failed"),
+            Ok(ended) => tracing::debug!(volume, ?ended, "the session has ended"),
+            Err(error) => tracing::error!(volume, %error, "the session failed"),
         }
         let _supervisor_has_left = sender.send(Event::SessionEnded);
     };
@@ -336,6 +346,7 @@ fn announce(live: &Live) {
     ));
     if let Some(reason) = &facts.type_reason {
         tracing::info!(
+            volume = live.volume().name(),
             "plain `fuse`, for which a raw umount2(2) does not wait: {reason}; `watertight umount` waits"
         );
     }

@@ -44,16 +44,17 @@ impl Rate {
 #[derive(Debug)]
 pub struct Progress {
     what: String,
+    volume: Option<String>,
     most: u64,
     rate: Rate,
     logged: Instant,
 }
 
 impl Progress {
-    /// Nothing is shown before the first [`update`](Self::update).
+    /// Nothing is shown before the first [`update`](Self::update). `volume` is what the log calls the volume, if it has a name there.
     #[must_use]
-    pub fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), most: 0, rate: Rate::default(), logged: Instant::now() }
+    pub fn new(what: impl Into<String>, volume: Option<String>) -> Self {
+        Self { what: what.into(), volume, most: 0, rate: Rate::default(), logged: Instant::now() }
     }
 
     /// Shows what is left, and says whether the store has taken anything of late.
@@ -66,7 +67,7 @@ impl Progress {
             console().status(&format!("{} {text}", bar(self.most - left, self.most)));
         } else if now.duration_since(self.logged) >= LOG_EVERY {
             self.logged = now;
-            tracing::info!("{text}");
+            tracing::info!(volume = self.volume.as_deref(), "{text}");
         }
         rate > 0
     }
@@ -106,7 +107,7 @@ pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + S
             while finished.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 wait = REDRAW;
                 let Ok(status) = client.status() else { continue };
-                progress.get_or_insert_with(|| Progress::new(what)).update(Instant::now(), &status);
+                progress.get_or_insert_with(|| Progress::new(what, None)).update(Instant::now(), &status);
             }
         });
         let value = call();

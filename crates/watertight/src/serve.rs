@@ -37,6 +37,7 @@ pub use config::{CgroupLimit, Config, VolumeConfig};
 
 use crate::cli::ServeArgs;
 use crate::console::console;
+use crate::logging;
 use crate::notify;
 use crate::problem::{Problem, Result};
 use crate::signals;
@@ -99,6 +100,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         stopping: false,
         failed: Vec::new(),
     };
+    logging::take_all();
     served.apply(config);
     served.run(&events)
 }
@@ -245,6 +247,7 @@ impl Served {
                 (Some(new), State::Runs(_, is_mounted)) => {
                     if !new.mounts_like(&volume.config) {
                         tracing::warn!(
+                            volume = %shown,
                             "{shown} has changed in the file, and cannot be changed while it is mounted: it goes on with {}; \
                              `watertight umount {shown}` and another reload mount it with {}",
                             volume.config.describe(),
@@ -254,7 +257,7 @@ impl Served {
                     let limits = std::mem::replace(&mut volume.config.limits, new.limits);
                     // Else it is told when it is mounted.
                     if *is_mounted && limits != volume.config.limits {
-                        tracing::info!("{shown}: its limits have changed");
+                        tracing::info!(volume = %shown, "{shown}: its limits have changed");
                         volume.limits.tell(&volume.config);
                     }
                 }
@@ -265,7 +268,7 @@ impl Served {
                 }
                 (Some(new), State::Leaves(_)) => volume.config = new,
                 (None, State::Runs(child, _)) => {
-                    tracing::info!("{shown} is no longer in the file: unmounting");
+                    tracing::info!(volume = %shown, "{shown} is no longer in the file: unmounting");
                     child.signal(rustix::process::Signal::TERM);
                     let state = std::mem::replace(&mut volume.state, State::Unmounted);
                     if let State::Runs(child, _) = state {
@@ -310,7 +313,7 @@ impl Served {
                     volume.state = State::Runs(child, false);
                 }
                 Err(problem) => {
-                    tracing::error!("{}: {problem}", at.display());
+                    tracing::error!(volume = %at.display(), "{}: {problem}", at.display());
                     volume.rest(problem.to_string());
                 }
             }
@@ -325,7 +328,7 @@ impl Served {
             *pause = PAUSE;
             // The file may have changed meanwhile, and a process that was taken over may have been started with another one.
             limits.tell(config);
-            tracing::info!("{} is mounted", at.display());
+            tracing::info!(volume = %at.display(), "{} is mounted", at.display());
             self.inside.mounted(at);
         }
         notify::notify(&format!("STATUS={}", self.summary()));
@@ -338,11 +341,11 @@ impl Served {
         let leaves = matches!(volume.state, State::Leaves(_));
         match ending {
             Ending::Unmounted => {
-                tracing::info!("{shown}: unmounted, everything is on {}", volume.config.source);
+                tracing::info!(volume = %shown, "{shown}: unmounted, everything is on {}", volume.config.source);
                 volume.state = State::Unmounted;
             }
             Ending::Failed(why) => {
-                tracing::error!("{shown}: {why}");
+                tracing::error!(volume = %shown, "{shown}: {why}");
                 child::clear(at);
                 if self.stopping || leaves {
                     self.failed.push(format!("{shown}: {why}"));

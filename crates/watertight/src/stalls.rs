@@ -21,13 +21,16 @@ impl Stalls {
             match (volume.status().stalled, before.remove(&at)) {
                 (Some(call), known) => {
                     if known.is_none() {
-                        tracing::warn!("{at} is stalled: {}", stalled(&call));
+                        tracing::warn!(volume = volume.name(), "{at} is stalled: {}", stalled(&call));
                     }
                     self.0.insert(at, known.unwrap_or(call.since));
                 }
                 (None, Some(since)) => {
                     let after = units::duration(since.elapsed());
-                    tracing::info!("{at}: the store answers again, after {after}; nothing was lost");
+                    tracing::info!(
+                        volume = volume.name(),
+                        "{at}: the store answers again, after {after}; nothing was lost"
+                    );
                 }
                 (None, None) => {}
             }

@@ -137,7 +137,8 @@ impl Supervisor {
     /// The last steps: the record, whoever waits, the socket.
     pub fn finish(self, ended: &Ended, mut registration: Registration, server: Server) {
         if let Err(problem) = registration.finish(ended.clone()) {
-            tracing::error!(%problem, "how the volume ended could not be written down");
+            let volume = self.live.volume().name();
+            tracing::error!(volume, %problem, "how the volume ended could not be written down");
         }
         self.live.end(ended.clone());
         server.finish();
@@ -174,6 +175,7 @@ impl Supervisor {
             1 => {
                 let path = left.mountpoint.clone();
                 say(
+                    self.live.volume().name(),
                     Colour::Yellow,
                     &format!("{name}: unmounting {path}, {} to be written", left.unwritten()),
                 );
@@ -184,7 +186,7 @@ impl Supervisor {
             2 => {
                 let still =
                     format!("{name}: still writing, {} left; once more to give it up", left.unwritten());
-                say(Colour::Yellow, &still);
+                say(self.live.volume().name(), Colour::Yellow, &still);
                 None
             }
             _ => Some(self.give_up(&format!("after {} signals", self.signals))),
@@ -195,7 +197,8 @@ impl Supervisor {
     fn unmount(&self) {
         let live = Arc::clone(&self.live);
         self.spawn("unmount", move || {
-            let _step = tracing::info_span!("unmount", id = live.facts().id).entered();
+            let _step =
+                tracing::info_span!("unmount", volume = live.volume().name(), id = live.facts().id).entered();
             if let Err(error) = live.attachments().leave_all() {
                 tracing::error!("a second mountpoint cannot be unmounted: {error}");
             }
@@ -211,12 +214,13 @@ impl Supervisor {
                 let path = self.live.facts().mount.mountpoint.display();
                 let holders = holders.lines().join("\n  ");
                 let then = "its path goes now; its data is written, then it is gone for them too";
-                say(Colour::Yellow, &format!("{path} is held by\n  {holders}\n{then}"));
+                let text = format!("{path} is held by\n  {holders}\n{then}");
+                say(self.live.volume().name(), Colour::Yellow, &text);
                 self.held = true;
                 self.detach(true);
             }
             Err(problem) => {
-                tracing::error!("{problem}");
+                tracing::error!(volume = self.live.volume().name(), "{problem}");
                 self.held = true;
                 self.drain();
             }
@@ -232,7 +236,8 @@ impl Supervisor {
         let live = Arc::clone(&self.live);
         // If the holder lets go meanwhile, this waits for the drain.
         self.spawn("detach", move || {
-            let _step = tracing::info_span!("detach", id = live.facts().id, flush).entered();
+            let (volume, id) = (live.volume().name(), &live.facts().id);
+            let _step = tracing::info_span!("detach", volume, id, flush).entered();
             if flush && let Err(problem) = ask(Ask::Flush, &live.facts().mount) {
                 tracing::warn!(%problem, "what the kernel holds of files that are open may be lost");
             }
@@ -261,7 +266,8 @@ impl Supervisor {
     }
 
     fn on_drained(&mut self, report: &DrainReport) -> Ended {
-        let _step = tracing::info_span!("end", id = self.live.facts().id).entered();
+        let (volume, id) = (self.live.volume().name(), &self.live.facts().id);
+        let _step = tracing::info_span!("end", volume, id).entered();
         let ended = self.with_attached(ended_with(report));
         let Ended { switch_drain_us, switched_inodes, .. } = ended;
         tracing::info!(took = ?report.took, switch_drain_us, switched_inodes, "drained");
@@ -295,12 +301,15 @@ impl Supervisor {
 
     /// Aborts everything; says what was not written by now.
     fn give_up(&mut self, why: &str) -> Ended {
-        let _step = tracing::info_span!("force", id = self.live.facts().id, why).entered();
         let volume = Arc::clone(self.live.volume());
+        let _step =
+            tracing::info_span!("force", volume = volume.name(), id = self.live.facts().id, why).entered();
         volume.force();
         self.live.attachments().force();
         let live = Arc::clone(&self.live);
+        let step = tracing::Span::current();
         self.spawn("give up", move || {
+            let _step = step.entered();
             for mount in live.mounts() {
                 if let Err(problem) = ask(Ask::Force, &mount) {
                     tracing::error!("{problem}");
@@ -363,7 +372,7 @@ impl Supervisor {
             let _supervisor_has_left = sender.send(work());
         });
         if let Err(error) = spawned {
-            tracing::error!(%error, name, "no thread");
+            tracing::error!(volume = self.live.volume().name(), %error, name, "no thread");
             let _own_queue = self.sender.send(Event::GiveUp(format!("for want of a thread: {error}")));
         }
     }
@@ -383,7 +392,8 @@ impl Supervisor {
             }
             return None;
         }
-        let what = || Progress::new(format!("unmounting {}", status.mountpoint));
+        let volume = || Some(self.live.volume().name().to_owned());
+        let what = || Progress::new(format!("unmounting {}", status.mountpoint), volume());
         if self.progress.get_or_insert_with(what).update(now, &status) {
             notify::more_time(ANSWER + LOOK);
         }
@@ -406,11 +416,11 @@ impl Supervisor {
 }
 
 /// Tells a person at the terminal, or the log.
-fn say(colour: Colour, text: &str) {
+fn say(volume: &str, colour: Colour, text: &str) {
     if console().is_terminal() {
         console().say(&console().paint_err(colour, text));
     } else {
-        tracing::info!("{text}");
+        tracing::info!(volume, "{text}");
     }
 }
 
@@ -439,7 +449,7 @@ impl Rates {
 /// Exit 1 with the files that were not written.
 pub fn outcome(source: &str, mountpoint: &str, ended: &Ended) -> Result<()> {
     if ended.state == State::Released {
-        say(Colour::Green, &format!("{mountpoint}: unmounted; everything is on {source}"));
+        say(mountpoint, Colour::Green, &format!("{mountpoint}: unmounted; everything is on {source}"));
         return Ok(());
     }
     let why = ended.error.as_ref().map_or_else(String::new, |error| format!(": {error}"));

@@ -143,7 +143,7 @@ impl Attached {
         let Some(registration) = registration.as_mut() else { return };
         all.list.lock().change_path(self, || path.clone_into(&mut self.path.lock()));
         if let Err(problem) = registration.moved(path) {
-            tracing::error!(%problem, "where the volume was moved could not be written down");
+            tracing::error!(volume = self.volume.name(), %problem, "where the volume was moved could not be written down");
         }
     }
 
@@ -178,7 +178,7 @@ impl Attached {
             }
         }
         if let Err(problem) = registration.finish(ended.clone()) {
-            tracing::error!(%problem, "how the volume ended could not be written down");
+            tracing::error!(volume = self.volume.name(), %problem, "how the volume ended could not be written down");
         }
         // The volume has said so itself, unless it was given up.
         let given_up = || ended.error.clone().unwrap_or_else(|| "not everything was written".to_owned());

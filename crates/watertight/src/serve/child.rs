@@ -13,6 +13,7 @@ use super::VolumeConfig;
 use crate::background::READY;
 use crate::checks;
 use crate::control::api::State;
+use crate::logging;
 use crate::problem::{Problem, Result};
 use crate::target::{self, Target};
 
@@ -47,6 +48,7 @@ impl Child {
         if let Some(running) = running(volume)? {
             let pid = running.record().pid;
             tracing::info!(
+                volume = %volume.mountpoint.display(),
                 "{} is mounted already by process {pid}, which is taken over",
                 volume.mountpoint.display()
             );
@@ -57,7 +59,7 @@ impl Child {
             return Ok(Self { pid });
         }
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("watertight").arg("mount");
+        command.arg0("watertight").args(logging::arguments()).arg("mount");
         let options = volume.mount_options();
         if !options.is_empty() {
             command.args(["-o", &options]);
@@ -132,6 +134,6 @@ pub(super) fn clear(mountpoint: &Path) {
         && volume.is_none_or(|volume| !volume.is_running())
         && let Err(problem) = crate::unmount::detach(&mount)
     {
-        tracing::warn!("{problem}");
+        tracing::warn!(volume = %mountpoint.display(), "{problem}");
     }
 }

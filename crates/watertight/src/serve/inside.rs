@@ -112,6 +112,7 @@ impl Inside {
                     volume.has_limits |= !config.limits.is_empty();
                     if is_there && !config.mounts_like(&volume.config) {
                         tracing::warn!(
+                            volume = %shown,
                             "{shown} has changed in the file, and cannot be changed while it is attached: it goes on with {}; \
                              `watertight detach {shown}` and another reload attach it with {}",
                             volume.config.describe(),
@@ -128,7 +129,7 @@ impl Inside {
                     (volume.is_going, volume.was_tried, volume.pause) = (false, false, PAUSE);
                 }
                 None if !volume.is_going => {
-                    tracing::info!("{shown} is no longer in the file: detaching");
+                    tracing::info!(volume = %shown, "{shown} is no longer in the file: detaching");
                     volume.is_going = true;
                     volume.pause = PAUSE;
                     if volume.state != State::Busy {
@@ -291,7 +292,7 @@ impl Inside {
         match done {
             Done::Attached(Ok(())) => {
                 volume.pause = PAUSE;
-                tracing::debug!("{shown} is attached");
+                tracing::debug!(volume = %shown, "{shown} is attached");
                 // One that was there already may have been attached with others.
                 if volume.has_limits {
                     volume.limits.tell(&volume.config);
@@ -304,7 +305,7 @@ impl Inside {
                 self.queue_below(path);
             }
             Done::Detached(Ok(())) if volume.is_going => {
-                tracing::info!("{shown}: detached, everything is on {}", volume.config.source);
+                tracing::info!(volume = %shown, "{shown}: detached, everything is on {}", volume.config.source);
                 self.volumes.remove(path);
                 for around in path.ancestors().skip(1).map(Path::to_owned).collect::<Vec<_>>() {
                     if self.volumes.get(&around).is_some_and(|around| around.is_going) {
@@ -318,7 +319,7 @@ impl Inside {
                 self.queue(path, Instant::now());
             }
             Done::Attached(Err(problem)) | Done::Detached(Err(problem)) => {
-                tracing::error!("{shown}: {problem}");
+                tracing::error!(volume = %shown, "{shown}: {problem}");
                 volume.pause = (volume.pause * 2).min(PAUSE_MAX);
                 volume.state = if volume.is_going { State::Leaves(later) } else { State::Waits };
                 self.queue(path, later);
@@ -346,7 +347,8 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<()> {
     }
     let (volume, mount) = target::mounted_around(path).ok_or_else(none)?;
     if let Some(there) = elsewhere(config, &volume) {
-        tracing::warn!("{} stays attached at {}, where it was moved to", path.display(), there.display());
+        let (shown, there) = (path.display(), there.display());
+        tracing::warn!(volume = %shown, "{shown} stays attached at {there}, where it was moved to");
         return Ok(());
     }
     let client = volume.found.client.ok_or_else(none)?;

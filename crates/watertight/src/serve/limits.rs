@@ -42,11 +42,12 @@ impl VolumeLimits {
         let started = thread.spawn(move || {
             if let Err(why) = own.tell_now(&target::resolve(mountpoint.as_os_str())) {
                 let shown = mountpoint.display();
-                tracing::error!("{shown}: limits are not as the file says until the next reload: {why}");
+                tracing::error!(volume = %shown, "{shown}: limits are not as the file says until the next reload: {why}");
             }
         });
         if let Err(error) = started {
-            tracing::error!("{}: limits were not changed: no thread: {error}", volume.place().display());
+            let shown = volume.place().display();
+            tracing::error!(volume = %shown, "{shown}: limits were not changed: no thread: {error}");
         }
     }
 

@@ -334,6 +334,11 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
     world.run("attach", &[&other, &world.rig.mnt]).ends(2, "is the mountpoint itself");
     world.run("attach", &[&other, &world.rig.root]).ends(2, "lies in no mounted volume");
     world.run("attach", &[Path::new("/nowhere"), &x]).ends(2, "does not exist");
+    let own = world.rig.store.clone();
+    let whose = format!("is the volume of the mountpoint {} itself", world.rig.mnt.display());
+    world.run("attach", &[&own, &x]).ends(2, &whose);
+    let mnt = world.rig.mnt.clone();
+    world.run("attach", &[&mnt, &x]).ends(2, &whose);
     world
         .run("attach", &[Path::new("-o"), Path::new("uring=off"), &other, &x])
         .ends(2, "is the mountpoint's");

@@ -1,6 +1,7 @@
 //! The log: text for people, JSON for programs, priorities for the journal.
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -100,22 +101,110 @@ fn each_step_of_a_volumes_life_is_a_span() {
     };
     let find = |name: &str, key: &str, value: &str| find_in(&ended, name, key, value);
     let (store, mnt) = (rig.store.to_str().unwrap(), rig.mnt.to_str().unwrap());
-    assert_eq!(find("mount", "source", store).1["mountpoint"], mnt);
+    assert_eq!(find("mount", "source", store).1["volume"], mnt);
     assert_eq!(find("attach", "source", "mem:").1["path"], "in");
     assert_eq!(find("move", "from", "in").1["to"], "to");
     assert_eq!(find("detach", "path", "to").1["how"], "Plain");
     // The process may be gone before the thread that has waited for the kernel says so.
     find_in(&begun, "unmount", "id", "");
     find("end", "id", "");
+    // What is attached keeps its name in the log where it is moved.
+    for (name, volume) in
+        [("attach", at("in")), ("move", at("in")), ("detach", at("in")), ("end", mnt.to_owned())]
+    {
+        assert_eq!(find(name, "volume", "").1["volume"], volume.as_str(), "{name}");
+    }
+    find_in(&begun, "unmount", "volume", mnt);
     // The attached volume's drain is within its detach; each drain has its steps.
-    assert!(find("drain", "volume", "mem:").2.contains(&"detach".to_owned()), "{ended:?}");
-    find("drain", "volume", store);
+    assert!(find("drain", "volume", &at("in")).2.contains(&"detach".to_owned()), "{ended:?}");
+    assert!(ended.iter().any(|step| step.0 == "drain" && step.1["volume"] == mnt), "{ended:?}");
     for part in ["write_back", "sync_store", "wait_for_switches", "release"] {
         let within = ended.iter().filter(|step| step.0 == part && step.2.contains(&"drain".to_owned()));
         assert_eq!(within.count(), 2, "{part}: {ended:?}");
     }
     let close = log.iter().find(|event| event["message"] == "close").unwrap();
     assert!(close["time.busy"].is_string(), "{close}");
+}
+
+/// What an event says it is of: itself, or a span that it is in.
+fn volume_of(event: &Value) -> Option<&str> {
+    let spans = event["spans"].as_array().into_iter().flatten();
+    [event, &event["span"]].into_iter().chain(spans).find_map(|fields| fields["volume"].as_str())
+}
+
+#[test]
+fn all_that_serve_and_its_processes_say_is_json_that_names_its_volume() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let at = |name: &str| rig.root.join(name).to_str().unwrap().to_owned();
+    let (a, b, inside) = (at("a"), at("b"), at("a/in"));
+    let (store, file) = (rig.store.display().to_string(), at("volumes.toml"));
+    for name in ["a", "b", "store/in"] {
+        fs::create_dir_all(rig.root.join(name)).unwrap();
+    }
+    let first = format!(
+        "[[volume]]\nsource = \"fault:write:fail=ENOSPC,dir:{store}\"\nmountpoint = \"{a}\"\n\
+         options = \"dirty_after=10ms,drain_timeout=1s\"\n"
+    );
+    let second = format!(
+        "[[volume]]\nsource = \"mem:\"\nmountpoint = \"{b}\"\n[[volume]]\nsource = \"mem:\"\nattach = \"{inside}\"\n"
+    );
+    fs::write(&file, format!("{first}{second}")).unwrap();
+    let daemon = rig.start(rig.command(&["--log-level", "debug", "serve", &file]));
+    rig.run(&["limit", "/", &a, "sync_isolation=0"]).ok();
+    rig.run(&["limit", "/", &inside, "sync_isolation=0"]).ok();
+    // Its name is gone before it could be written.
+    let open = File::create(rig.root.join("a/gone")).unwrap();
+    fs::remove_file(rig.root.join("a/gone")).unwrap();
+    (&open).write_all(b"12345").unwrap();
+    daemon.says("write-back failed");
+    // Two are taken out, and end well.
+    fs::write(&file, first).unwrap();
+    daemon.signal(Signal::HUP);
+    daemon.says("unmounted, everything is on mem:");
+    daemon.says("detached, everything is on mem:");
+    daemon.signal(Signal::TERM);
+    drop(open);
+    let code = daemon.end();
+    let log = daemon.stderr();
+    let events: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect();
+    assert!(!log.contains("None") && !log.contains("Some("), "{log}");
+
+    // What is of no volume is of all of them.
+    let of_all = ["reading ", "SIGTERM: unmounting ", "not everything is written", "no session of its own"];
+    for event in &events {
+        let message = event["message"].as_str().unwrap();
+        let target = event["target"].as_str().unwrap();
+        if of_all.iter().any(|begin| message.starts_with(begin)) || target.contains("uring") {
+            continue;
+        }
+        let volume = volume_of(event).unwrap_or_else(|| panic!("{event}"));
+        assert!([&a, &b, &inside].into_iter().any(|known| known == volume), "{event}");
+    }
+    let messages = |volume: &str| {
+        let of = events.iter().filter(|event| volume_of(event) == Some(volume));
+        of.map(|event| event["message"].as_str().unwrap()).collect::<Vec<_>>()
+    };
+    let wanted: [(&str, &[&str]); 3] = [
+        (&a, &["is mounted", "limits changed", "write-back failed", "SIGTERM: unmounting", "drained"]),
+        (&b, &["is mounted", "no longer in the file", "drained", "everything is on"]),
+        (&inside, &["is attached", "limits changed", "no longer in the file", "detached, everything"]),
+    ];
+    for (volume, parts) in wanted {
+        let messages = messages(volume);
+        for part in parts {
+            assert!(
+                messages.iter().any(|message| message.contains(part)),
+                "{part} of {volume}: {messages:?}"
+            );
+        }
+    }
+    // How it ended is an event, too.
+    let last = events.last().unwrap();
+    let failed = last["level"] == "ERROR" && last["message"].as_str().unwrap().starts_with("not everything");
+    assert_eq!(failed, code == Some(1), "{code:?}: {last}");
 }
 
 #[test]

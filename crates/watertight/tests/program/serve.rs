@@ -237,9 +237,11 @@ fn a_service_of_which_nothing_can_be_mounted_fails_and_one_of_which_something_ca
     let path = it.file.to_str().unwrap().to_owned();
     let out = it.rig.run(&["serve", &path]).ends(1, "0 of 2 volumes mounted, so nothing is served:");
     assert!(!out.stdout.contains("ready"), "{out:?}");
+    // The last event of the log says why.
+    let last: serde_json::Value = serde_json::from_str(out.stderr.lines().last().unwrap()).unwrap();
+    let text = last["message"].as_str().unwrap();
     for name in ["a", "b"] {
-        let why =
-            out.stderr.lines().find(|line| line.starts_with(&format!("  {}: ", it.mnt(name).display())));
+        let why = text.lines().find(|line| line.starts_with(&format!("  {}: ", it.mnt(name).display())));
         assert!(why.is_some_and(|why| why.contains("exit status: 2")), "{}", out.stderr);
     }
     // The processes have said why.
