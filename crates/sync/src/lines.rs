@@ -5,9 +5,9 @@
 //! the only one with a copy. A read-modify-write is a store, also one that fails. Where an atomic lies is its real
 //! address, so that what shares a line is counted as it is. What is not an atomic is not counted.
 //!
-//! A thread that has [`enter`](Machine::enter)ed is a processor; the others are none and count nothing. Either the table
+//! A thread that has [`enter`](Machine::enter)ed is on a processor, mostly alone; the others are on none and count nothing. Either the table
 //! deals out turns, one operation each, by a seed ([`Pace::Turns`]: as many processors as one likes, all equally quick,
-//! the same moves in each run), or the threads run as they do ([`Pace::Free`]).
+//! the same moves in each run where memory lies the same), or the threads run as they do ([`Pace::Free`]).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -47,6 +47,8 @@ pub struct Machine {
 struct State {
     random: u64,
     threads: Vec<Option<Thread>>,
+    /// The processor of each thread.
+    processor_of: Vec<usize>,
     missing: usize,
     lines: HashMap<usize, Copies>,
     counts: Vec<Counts>,
@@ -58,12 +60,12 @@ struct Copies {
     holders: Vec<usize>,
 }
 
-/// What a processor did since the count began.
+/// What a thread did since the count began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Operations on atomics.
     pub operations: u64,
-    /// Lines that it had to get, or to take from others.
+    /// Lines that its processor had to get for it, or to take from others.
     pub moves: u64,
 }
 
@@ -78,9 +80,16 @@ enum Access {
 }
 
 impl Machine {
-    /// One with so many processors.
+    /// One with so many processors, each with a thread of its own.
     #[must_use]
     pub fn new(processors: usize, pace: Pace) -> Arc<Self> {
+        Self::with_threads((0..processors).collect(), pace)
+    }
+
+    /// One whose threads are on these processors, several on one if that is so.
+    #[must_use]
+    pub fn with_threads(processor_of: Vec<usize>, pace: Pace) -> Arc<Self> {
+        let threads = processor_of.len();
         let random = match pace {
             Pace::Turns { seed } => seed,
             Pace::Free => 0,
@@ -90,16 +99,18 @@ impl Machine {
             turn: plain::AtomicUsize::new(NOBODY),
             state: Mutex::new(State {
                 random,
-                threads: vec![None; processors],
-                missing: processors,
+                threads: vec![None; threads],
+                processor_of,
+                missing: threads,
                 lines: HashMap::new(),
-                counts: vec![Counts::default(); processors],
+                counts: vec![Counts::default(); threads],
             }),
             all_here: Condvar::new(),
         })
     }
 
-    /// The calling thread is a processor as long as `work` runs, which begins when all are there.
+    /// The calling thread is thread number `processor`, which with a processor for each thread is that processor, as
+    /// long as `work` runs, which begins when all are there.
     pub fn enter<T>(self: &Arc<Self>, processor: usize, work: impl FnOnce() -> T) -> T {
         let mut state = self.state.lock();
         state.threads[processor] = Some(std::thread::current());
@@ -119,7 +130,9 @@ impl Machine {
         SEAT.with(|seat| seat.borrow_mut().take());
         let mut state = self.state.lock();
         state.threads[processor] = None;
-        self.hand_over(&mut state);
+        let next = self.hand_over(&mut state);
+        drop(state);
+        wake(next);
         result
     }
 
@@ -128,7 +141,7 @@ impl Machine {
         self.state.lock().counts.fill(Counts::default());
     }
 
-    /// What each processor did.
+    /// What each thread did.
     #[must_use]
     pub fn counts(&self) -> Vec<Counts> {
         self.state.lock().counts.clone()
@@ -140,39 +153,43 @@ impl Machine {
         }
     }
 
-    /// Chooses who is next, and wakes it.
-    fn hand_over(&self, state: &mut State) {
+    /// Chooses who is next, to be woken without the lock: who wakes is preempted then, and must not have it.
+    fn hand_over(&self, state: &mut State) -> Option<Thread> {
         if self.pace == Pace::Free {
-            return;
+            return None;
         }
         let here: Vec<usize> = (0..state.threads.len()).filter(|&at| state.threads[at].is_some()).collect();
         if here.is_empty() {
-            return self.turn.store(NOBODY, Ordering::SeqCst);
+            self.turn.store(NOBODY, Ordering::SeqCst);
+            return None;
         }
         // Knuth's MMIX generator: the upper bits are good enough for turns.
         state.random =
             state.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let next = here[usize::try_from(state.random >> 33).unwrap_or(0) % here.len()];
         self.turn.store(next, Ordering::SeqCst);
-        if let Some(thread) = &state.threads[next] {
-            thread.unpark();
-        }
+        state.threads[next].clone()
     }
 
     fn note(&self, processor: usize, address: usize, access: Access) {
         let mut state = loop {
-            // Sleeping would change who meets whom.
+            // Sleeping would change who meets whom, unless turns say so.
+            if self.pace != Pace::Free {
+                break self.state.lock();
+            }
             if let Some(state) = self.state.try_lock() {
                 break state;
             }
             std::hint::spin_loop();
         };
-        let is_move = state.lines.entry(address / LINE).or_default().touch(processor, access);
+        let holder = state.processor_of[processor];
+        let is_move = state.lines.entry(address / LINE).or_default().touch(holder, access);
         let counts = &mut state.counts[processor];
         counts.operations += 1;
         counts.moves += u64::from(is_move);
-        self.hand_over(&mut state);
+        let next = self.hand_over(&mut state);
         drop(state);
+        wake(next);
         self.wait_for_turn(processor);
     }
 }
@@ -194,6 +211,12 @@ impl Copies {
                 !is_alone
             }
         }
+    }
+}
+
+fn wake(thread: Option<Thread>) {
+    if let Some(thread) = thread {
+        thread.unpark();
     }
 }
 

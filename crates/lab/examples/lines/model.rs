@@ -12,6 +12,8 @@ use sync::lines::{Machine, Pace};
 use super::lists::{RwLocked, SpinLocked};
 
 const PRODUCERS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+/// On two processors, dealt out over both, one alone beside the consumer's.
+const ON_TWO: [usize; 5] = [1, 2, 4, 8, 16];
 const SEED: u64 = 1;
 /// Signals before the count begins, and those that are counted, of all producers together.
 const WARM: u64 = 1_000;
@@ -30,7 +32,7 @@ struct PerSignal {
 
 pub(super) fn main() {
     let all = [
-        ("default", run::<Bits> as fn(usize, bool) -> PerSignal),
+        ("default", run::<Bits> as fn(usize, How) -> PerSignal),
         ("rwlock", run::<RwLocked>),
         ("spinlock", run::<SpinLocked>),
     ];
@@ -38,13 +40,20 @@ pub(super) fn main() {
     println!("| producers | {} |", all.map(|(name, _)| name).join(" | "));
     println!("|---|---|---|---|");
     for producers in PRODUCERS {
-        println!("| {producers} | {} |", all.map(|(_, run)| shown(&run(producers, false))).join(" | "));
+        println!("| {producers} | {} |", all.map(|(_, run)| shown(&run(producers, How::Each))).join(" | "));
     }
-    if processors().len() < 2 {
-        println!("\nSKIPPED: the count on two processors: this process may use only one");
-        return;
+    println!("\nThe same threads on two processors: the model, and what is counted as they run\n");
+    println!("| producers | | {} |", all.map(|(name, _)| name).join(" | "));
+    println!("|---|---|---|---|---|");
+    for producers in ON_TWO {
+        let row = |how| all.map(|(_, run)| shown(&run(producers, how))).join(" | ");
+        println!("| {producers} | model | {} |", row(How::OnTwo));
+        if processors().len() < 2 {
+            println!("\nSKIPPED: the count on two processors: this process may use only one");
+        } else {
+            println!("| | counted | {} |", row(How::Runs));
+        }
     }
-    println!("| 1, counted | {} |", all.map(|(_, run)| shown(&run(1, true))).join(" | "));
 }
 
 fn shown(per: &PerSignal) -> String {
@@ -63,15 +72,39 @@ fn pin(cpu: usize) {
     sched_setaffinity(None, &one).expect("one of this process' own");
 }
 
-/// Counts in turns, or as the threads run on two processors.
-fn run<R: ReadyList>(producers: usize, is_free: bool) -> PerSignal {
+/// How the threads run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// In turns, each on a processor of its own.
+    Each,
+    /// In turns, on two processors.
+    OnTwo,
+    /// On two processors, as they do.
+    Runs,
+}
+
+impl How {
+    /// The processor of a producer. The consumer is on the first.
+    const fn processor(self, producer: usize) -> usize {
+        match self {
+            Self::Each => producer + 1,
+            // The first of them is not beside the consumer.
+            Self::OnTwo | Self::Runs => (producer + 1) % 2,
+        }
+    }
+}
+
+/// Counts.
+fn run<R: ReadyList>(producers: usize, how: How) -> PerSignal {
+    let is_free = how == How::Runs;
     let poll = EventPoll::<R>::with_ready_list(Options::default());
     let sources: Vec<Counter> = (0..producers).map(|_| Counter::new()).collect();
     for (token, source) in (0..).zip(&sources) {
         poll.add(source, Interest::level(Events::IN), token).expect("a new source");
     }
     let (pace, times) = if is_free { (Pace::Free, FREE) } else { (Pace::Turns { seed: SEED }, 1) };
-    let machine = Machine::new(producers + 1, pace);
+    let on: Vec<usize> = (0..producers).map(|at| how.processor(at)).chain([0]).collect();
+    let machine = Machine::with_threads(on, pace);
     let cpus = processors();
     let (is_over, signals) = (AtomicBool::new(false), AtomicU64::new(0));
     // ORDERING: SeqCst throughout: beside what is counted.
@@ -79,7 +112,7 @@ fn run<R: ReadyList>(producers: usize, is_free: bool) -> PerSignal {
         for (at, source) in sources.iter().enumerate() {
             let (machine, is_over, signals, cpus) = (&machine, &is_over, &signals, &cpus);
             scope.spawn(move || {
-                pin(cpus[usize::from(is_free)]);
+                pin(cpus[if is_free { how.processor(at) } else { 0 }]);
                 machine.enter(at, || {
                     while !is_over.load(Ordering::SeqCst) {
                         source.add(1);
