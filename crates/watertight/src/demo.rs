@@ -3,6 +3,7 @@
 //! Everything goes through the program itself, started as a person would start it, with a runtime
 //! directory of its own. Nothing is left behind, also after Ctrl-C.
 
+mod events;
 mod files;
 mod stage;
 mod stalled;
@@ -43,6 +44,7 @@ fn show(demo: &Demo) -> Result<()> {
     unmount::show(demo, &mut table)?;
     tenants::show(demo, &mut table)?;
     stalled::show(demo, &mut table)?;
+    events::show(&mut table)?;
     table.print();
     Ok(())
 }

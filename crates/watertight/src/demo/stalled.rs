@@ -12,14 +12,11 @@ use serde_json::Value;
 use super::stage::{Demo, Volume, live};
 use super::table::Table;
 use super::{failed, heading, step};
-use crate::control::api::now_ms;
 use crate::problem::Result;
 use crate::units;
 
 /// What is written to each volume.
 const BYTES: usize = 4 << 20;
-/// How often a monitor looks that is not told.
-const POLL: Duration = Duration::from_secs(1);
 /// Nothing here takes longer, or something is wrong.
 const LONG: Duration = Duration::from_secs(20);
 
@@ -31,30 +28,19 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
     let mut events = demo.command("events");
     events.arg("--json").arg(&stalled.mountpoint);
     let heard = heard(demo.start(events)?);
+    let begun = Instant::now();
     let mut sync = demo.command("sync");
     sync.arg(&stalled.mountpoint).stderr(Stdio::null());
-    demo.start(sync)?;
-    let (polled, told) = live("waiting for the stall", || {
-        thread::scope(|scope| {
-            let poller = scope.spawn(|| polled(demo, &stalled));
-            let told = heard.recv_timeout(LONG).map_err(|_| failed("events", &"no stall was told"));
-            (poller.join().unwrap_or_else(|_| Err(failed("status", &"the thread that looks panicked"))), told)
-        })
-    })
-    .0;
-    let (told_at, begun) = told?;
-    let after = |at: u64| units::duration(Duration::from_millis(at.saturating_sub(begun)));
-    let (with, without) = (after(told_at), after(polled?));
-    step(&format!(
-        "`watertight events` says so {with} after it was noticed; who looks each second sees it after {without}"
-    ));
-    table.row("hear of a stalled store after", without, with);
-    table.note("Without: who looks each second hears of it up to a second later, as it happens.");
+    let answered = answered(demo.start(sync)?);
+    let (told, _) = live("waiting for the stall", || heard.recv_timeout(LONG));
+    let with = told.map_err(|_| failed("events", &"no stall was told"))?.saturating_duration_since(begun);
+    step(&format!("`watertight events` says so {} after a sync had begun", units::duration(with)));
 
     let together = beside(demo)?;
     let (alone, together) = (units::duration(alone), units::duration(together));
     step(&format!("a volume beside it is synced and unmounted in {together}; alone it was {alone}"));
-    table.row("sync, umount beside it (left: alone)", alone, together);
+    table.row("sync and umount, all stores answering", "", alone);
+    table.row("sync and umount beside a stalled one", "", together);
 
     let (out, took) =
         live("watertight umount --force", || demo.run(&["umount", "--force"], &stalled.mountpoint));
@@ -70,6 +56,15 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
         "`watertight umount --force` gives it up after {} and says what is lost",
         units::duration(took)
     ));
+    let without =
+        answered.recv_timeout(LONG).map_err(|_| failed("sync", &"it goes on for a volume that is gone"))?;
+    let without = without.saturating_duration_since(begun);
+    step(&format!(
+        "only then did that sync end, after {}: who waits for it alone learns nothing",
+        units::duration(without)
+    ));
+    table.row("hear of a stalled store after", units::duration(without), units::duration(with));
+    table.note("Stalled, without: who waits for their own sync, until the volume was given up.");
     table.row("umount --force of the stalled one", "", units::duration(took));
     Ok(())
 }
@@ -87,30 +82,26 @@ fn write(volume: &Volume) -> Result<()> {
         .map_err(|error| failed("writing a file", &error))
 }
 
-/// When the beginning of a stall was read, and when it was noticed, in milliseconds.
-fn heard(events: ChildStdout) -> Receiver<(u64, u64)> {
+/// When the beginning of a stall was read.
+fn heard(events: ChildStdout) -> Receiver<Instant> {
     let (tell, heard) = channel();
     thread::spawn(move || {
-        for line in BufReader::new(events).lines().map_while(Result::ok) {
+        for line in BufReader::new(events).lines().map_while(std::io::Result::ok) {
             let Ok(event) = serde_json::from_str::<Value>(&line) else { continue };
             if event["kind"] == "stall" && event["edge"] == "begins" {
-                let _over = tell.send((now_ms(), event["time_ms"].as_u64().unwrap_or(0)));
+                let _over = tell.send(Instant::now());
             }
         }
     });
     heard
 }
 
-/// When somebody who looks now and then sees it.
-fn polled(demo: &Demo, volume: &Volume) -> Result<u64> {
-    let begun = Instant::now();
-    while begun.elapsed() < LONG {
-        thread::sleep(POLL);
-        let out = demo.run(&["status", "--json"], &volume.mountpoint)?;
-        let status: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
-        if status["volumes"][0]["state"] == "stalled" {
-            return Ok(now_ms());
-        }
-    }
-    Err(failed("status", &"no stall was shown"))
+/// When a program ended: nobody writes to its output any more.
+fn answered(mut out: ChildStdout) -> Receiver<Instant> {
+    let (tell, answered) = channel();
+    thread::spawn(move || {
+        let _all = std::io::copy(&mut out, &mut std::io::sink());
+        let _over = tell.send(Instant::now());
+    });
+    answered
 }

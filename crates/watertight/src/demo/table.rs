@@ -10,8 +10,10 @@ pub(super) struct Table {
 }
 
 impl Table {
+    /// What there is nothing to compare with has nothing in `without`.
     pub(super) fn row(&mut self, what: &str, without: impl Into<String>, with: impl Into<String>) {
-        self.rows.push([what.to_owned(), without.into(), with.into()]);
+        let without = Some(without.into()).filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
+        self.rows.push([what.to_owned(), without, with.into()]);
     }
 
     /// What `without` means in the last row, or why a row is missing.

@@ -13,6 +13,8 @@ fn the_demo_shows_what_it_says_and_leaves_nothing() {
     let mut command = rig.command(&["demo"]);
     command.env("TMPDIR", &rig.root);
     let out = run(command).ok().says("checksum").says("0 of 48").says("umount --force of the stalled one");
+    let row = out.stdout.lines().find(|line| line.starts_with("200000 events heard after")).expect("a row");
+    assert_eq!(row.matches(" ms").count() + row.matches(" s").count(), 2, "both were measured: {row}");
     assert!(out.stdout.contains("open: "), "the holder is named: {}", out.stdout);
     if Cgroup::make().is_some() {
         out.says("sync beside a throttled tenant");
@@ -34,8 +36,12 @@ fn its_table_fits_a_terminal() {
     let whole = row(&screen, "files not on the store then").expect("a row");
     assert!(whole.ends_with("0 of 48"), "{whole}");
     // A row ends in what it took: it is on one line.
-    for what in ["umount returns after", "hear of a stalled store after", "umount --force of the stalled one"]
-    {
+    for what in [
+        "umount returns after",
+        "hear of a stalled store after",
+        "200000 events heard after",
+        "umount --force of the stalled one",
+    ] {
         let whole = row(&screen, what).expect("a row");
         assert!(whole.starts_with(what) && [" ms", " s"].iter().any(|unit| whole.ends_with(unit)), "{whole}");
     }
