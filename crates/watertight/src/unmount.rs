@@ -24,7 +24,7 @@ use crate::problem::{Problem, Result};
 /// How long a server may take to show that it lives.
 const ALIVE: Duration = Duration::from_secs(1);
 
-/// How often, and after what pause, a mount is tried again that is held by nobody.
+/// How often, and after what pause, a mount is tried again that is held by nobody; one that is held is tried once more.
 const AGAIN: (u32, Duration) = (10, Duration::from_millis(20));
 
 /// What became of the mount.
@@ -64,16 +64,19 @@ pub fn one_of_several(mount: &Mount) -> Result<Outcome> {
 
 fn unless_held(mount: &Mount, holders: impl Fn() -> Holders) -> Result<Outcome> {
     let (tries, pause) = AGAIN;
+    let mut was_held = false;
     for _ in 0..tries {
         if attempt(mount, UnmountFlags::empty())? {
             return Ok(Outcome::Gone);
         }
         let holders = holders();
-        if holders.direct().next().is_some() {
+        let is_held = holders.direct().next().is_some();
+        if is_held && was_held {
             return Ok(Outcome::Held(holders));
         }
-        // Whoever looks through /proc (as `holders::of` does) holds what he looks at for a moment, and nothing
-        // tells when he is done.
+        was_held = is_held;
+        // Whoever looks through /proc (as `holders::of` does) holds what he looks at for a moment, and so does what a program starts, of
+        // that program's open files, until its execve(2). Nothing tells when they are done.
         thread::sleep(pause);
     }
     Ok(Outcome::Held(holders()))

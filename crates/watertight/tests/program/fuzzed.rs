@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use watertight::control::server::{OPENAPI, ROUTES};
 
 use crate::rig::{Daemon, LONG, Out, Rig, run, run_within, tool};
@@ -168,6 +169,11 @@ fn made_up_requests_get_no_500_and_answers_as_described() {
     let one = ["--include-path", "/v1/limits", "--checks", "not_a_server_error"];
     let out = schemathesis(&world, address, &one).unwrap();
     assert!(out.code == Some(1) && out.stdout.contains("Server error"), "{}\n{}", out.stdout, out.stderr);
+    // The bridge keeps the world for as long as this program runs.
+    if let Some(daemon) = world.lock().unwrap().daemon.take() {
+        daemon.signal(Signal::TERM);
+        daemon.end();
+    }
 }
 
 #[test]
