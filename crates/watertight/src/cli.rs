@@ -125,7 +125,7 @@ pub enum Verb {
         watertight top\n  \
         watertight top --interval 200ms\n\n\
         Keys: q ends, s sorts by the next column, / filters (Enter keeps the filter, Esc takes it away), c changes between volumes \
-        and cgroups (with their limits, where there are any), the arrows scroll.")]
+        and cgroups (with their limits, where there are any), the arrows, page keys, Home and End scroll.")]
     Top(TopArgs),
 
     /// Mount the volumes of a configuration file, and keep them mounted.
@@ -353,7 +353,7 @@ pub struct EventsArgs {
 /// `top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// How often to look.
+    /// How often to look; 10ms or more.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub interval: Duration,
 }

@@ -27,11 +27,17 @@ use screen::View;
 /// How long a process may take to answer before it is shown as one that does not.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Looks that follow each other faster only keep the mount processes from their work.
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
+
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 without a terminal.
+/// Exit 2 without a terminal, or with an interval that is none.
 pub fn run(args: &TopArgs) -> Result<()> {
+    if args.interval < INTERVAL_MIN {
+        return Err(Problem::usage("--interval takes 10ms or more"));
+    }
     if !stdin().is_terminal() || !stdout().is_terminal() {
         return Err(Problem::usage("top needs a terminal; for programs there is `watertight status --json`"));
     }

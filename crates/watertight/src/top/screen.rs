@@ -71,10 +71,13 @@ impl View {
             KeyCode::Char('s') => self.sort = self.sort.next(),
             KeyCode::Char('c') => (self.cgroups, self.top) = (!self.cgroups, 0),
             KeyCode::Char('/') => (self.typing, self.top) = (true, 0),
-            KeyCode::Down => self.top += 1,
+            KeyCode::Down => self.top = self.top.saturating_add(1),
             KeyCode::Up => self.top = self.top.saturating_sub(1),
-            KeyCode::PageDown => self.top += 10,
+            KeyCode::PageDown => self.top = self.top.saturating_add(10),
             KeyCode::PageUp => self.top = self.top.saturating_sub(10),
+            KeyCode::Home => self.top = 0,
+            // What is shown ends with the last row.
+            KeyCode::End => self.top = usize::MAX,
             _ => {}
         }
     }
@@ -300,5 +303,11 @@ mod tests {
         (0..100).for_each(|_| view.key(KeyCode::Down));
         let lines = lines(&many, &mut view, (80, 24));
         assert!(lines[22].starts_with("/mnt/49"), "{lines:?}");
+        for (key, first) in [(KeyCode::Home, "/mnt/00"), (KeyCode::End, "/mnt/29"), (KeyCode::Up, "/mnt/28")]
+        {
+            view.key(key);
+            let lines = super::lines(&many, &mut view, (80, 24));
+            assert!(lines[2].starts_with(first), "{key:?}: {lines:?}");
+        }
     }
 }
