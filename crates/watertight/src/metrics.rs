@@ -8,6 +8,7 @@
 use std::fmt::{self, Display, Write};
 
 use crate::control::api::{Cgroup, CgroupLimits, State, Status};
+use crate::serve::missing::Missing;
 
 /// The media type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -205,6 +206,28 @@ pub fn page(volumes: &[&Status], down: &[Of<'_>]) -> String {
         for v in volumes {
             page.sample(v, &[], figure(v));
         }
+    }
+    page.text
+}
+
+/// The part of a page that tells which volumes of `serve`'s files are not mounted.
+#[must_use]
+pub fn page_of_missing(missing: &[Missing]) -> String {
+    let mut page = Page::default();
+    page.family(
+        "missing_volumes",
+        Kind::Gauge,
+        "Volumes of the files of `watertight serve` that are not mounted.",
+    );
+    page.line(format_args!("watertight_missing_volumes {}", missing.len()));
+    page.family(
+        "missing",
+        Kind::Gauge,
+        "1 for a volume that `watertight serve` is to mount and that is not mounted.",
+    );
+    for Missing { mountpoint, source, .. } in missing {
+        let (mountpoint, source) = (escape(mountpoint), escape(source));
+        page.line(format_args!("watertight_missing{{mountpoint=\"{mountpoint}\",source=\"{source}\"}} 1"));
     }
     page.text
 }

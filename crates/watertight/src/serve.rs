@@ -24,6 +24,7 @@ mod child;
 mod config;
 mod inside;
 mod limits;
+pub mod missing;
 mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +46,7 @@ use crate::units;
 use child::{Child, Ending};
 use inside::Inside;
 use limits::VolumeLimits;
+use missing::{List, Missing};
 
 /// The documented example; the package installs it.
 pub const EXAMPLE: &str = include_str!("../../../packaging/watertight.toml");
@@ -149,8 +151,13 @@ struct Served {
 impl Served {
     fn run(&mut self, events: &Receiver<Event>) -> Result<()> {
         let mut told = false;
+        let (mut list, mut looked) = (List::default(), None::<Instant>);
         loop {
             notify::alive();
+            if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+                list.tell(self.missing());
+                looked = Some(Instant::now());
+            }
             if !told
                 && !self.stopping
                 && self.volumes.values().all(|v| !matches!(v.state, State::Runs(_, false)))
@@ -214,6 +221,20 @@ impl Served {
             return format!("{mounted} of {all} mounted");
         }
         format!("{} of {all} mounted, {attached} of them inside others' mountpoints", mounted + attached)
+    }
+
+    /// What is in the file and not mounted.
+    fn missing(&self) -> Vec<Missing> {
+        let own = self.volumes.values().filter_map(|volume| {
+            let why = match &volume.state {
+                State::Runs(_, true) | State::Leaves(_) => return None,
+                State::Runs(_, false) => "is being mounted",
+                State::Unmounted => "was unmounted; a reload mounts it again",
+                State::Rests(_) => volume.failed.as_deref().unwrap_or("is mounted in a moment"),
+            };
+            Some(volume.config.missing(why))
+        });
+        own.chain(self.inside.missing()).collect()
     }
 
     fn reload(&mut self) {

@@ -15,6 +15,7 @@ use crate::metrics::{self, Of};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
 use crate::registry::Record;
+use crate::serve::missing::{self, Missing};
 use crate::survey::Survey;
 use crate::target::{self, Target, Volume};
 use crate::{checks, units, unmount};
@@ -33,6 +34,8 @@ struct Report {
     dead_mounts: Vec<String>,
     /// Volumes whose process does not answer: id and reason.
     silent: Vec<Silent>,
+    /// Volumes of the files of `serve` that are not mounted.
+    missing: Vec<Missing>,
 }
 
 /// A running volume.
@@ -105,6 +108,7 @@ fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report
     let one = mounts.is_some();
     if !one {
         report.leave_out_what_is_over();
+        report.missing = missing::all();
     }
     let table = MountTable::read();
     let mounts =
@@ -171,7 +175,8 @@ impl Report {
         let volumes: Vec<&Status> = self.volumes.iter().map(|shown| &shown.status).collect();
         let silent = self.silent.iter().map(|v| Of { id: &v.id, mountpoint: &v.mountpoint });
         let ended = self.ended.iter().map(|v| Of { id: &v.id, mountpoint: &v.mountpoint });
-        metrics::page(&volumes, &silent.chain(ended).collect::<Vec<_>>())
+        let page = metrics::page(&volumes, &silent.chain(ended).collect::<Vec<_>>());
+        page + &metrics::page_of_missing(&self.missing)
     }
 
     /// Whoever asks for the state of all hears where it is not known, also where nobody reads what is printed.
@@ -189,6 +194,7 @@ impl Report {
             && self.silent.is_empty()
             && self.ended.is_empty()
             && self.dead_mounts.is_empty()
+            && self.missing.is_empty()
         {
             console().print("no volumes are mounted");
             return;
@@ -206,6 +212,11 @@ impl Report {
         }
         for record in &self.ended {
             print_ended(record);
+        }
+        for Missing { mountpoint, source, why } in &self.missing {
+            warn(&format!(
+                "{mountpoint}: not mounted, though a file of `watertight serve` has it ({source}): {why}"
+            ));
         }
         for mountpoint in &self.dead_mounts {
             warn(&format!(

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use volume::{CgroupPath, LimitChange};
 
+use super::missing::Missing;
 use super::sources::{self, Sources};
 use crate::attach_cmd::of_the_mountpoint;
 use crate::opts::{MountOptions, VALID};
@@ -58,6 +59,12 @@ impl VolumeConfig {
     #[must_use]
     pub fn place(&self) -> &Path {
         self.attach.as_deref().unwrap_or(&self.mountpoint)
+    }
+
+    /// That it is not mounted.
+    pub(super) fn missing(&self, why: &str) -> Missing {
+        let mountpoint = self.place().to_string_lossy().into_owned();
+        Missing { mountpoint, source: self.source.clone(), why: why.to_owned() }
     }
 
     /// Whether this is mounted as `other` is; limits may differ.

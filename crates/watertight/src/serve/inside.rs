@@ -21,6 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::limits::VolumeLimits;
+use super::missing::Missing;
 use super::{Event, PAUSE, PAUSE_MAX, VolumeConfig};
 use crate::control::api::{AttachRequest, DetachRequest, How};
 use crate::problem::{Problem, Result};
@@ -87,6 +88,18 @@ impl Inside {
         let wanted = self.volumes.values().filter(|volume| !volume.is_going);
         let is_there = |volume: &&Volume| volume.state == State::Attached;
         (wanted.clone().count(), wanted.filter(is_there).count())
+    }
+
+    /// Those that are to be attached and are not.
+    pub(super) fn missing(&self) -> impl Iterator<Item = Missing> {
+        let missing =
+            self.volumes.values().filter(|volume| !volume.is_going && volume.state != State::Attached);
+        missing.map(|volume| {
+            let is_there = self.mounted.contains(&volume.config.mountpoint);
+            let why =
+                if is_there { "is not attached; the log says why" } else { "its mountpoint is not there" };
+            volume.config.missing(why)
+        })
     }
 
     /// Whether each one whose mountpoint is there was tried.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rig::{Daemon, Rig, eventually, is_mounted};
+use crate::rig::{Daemon, Rig, eventually, is_mounted, run, tool};
 
 /// Volumes by name, each with a directory for its store and one for its mountpoint.
 struct Served {
@@ -57,6 +57,52 @@ impl Served {
         let volume = volumes.iter().find(|volume| volume["mountpoint"] == path.to_str().unwrap())?;
         volume["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
     }
+}
+
+#[test]
+fn what_the_file_has_and_is_not_mounted_is_told_by_name_and_counted() {
+    let Some(mut it) = Served::new() else { return };
+    it.write(&[("a", "", ""), ("b", "", "")]);
+    fs::write(it.mnt("b").join("in-its-way"), "").unwrap();
+    let daemon = it.start();
+    let missing = |it: &Served| it.rig.status()["missing"].as_array().unwrap().clone();
+    let (a, b) = (it.mnt("a").display().to_string(), it.mnt("b").display().to_string());
+    let is = |missing: &[serde_json::Value], at: &str, why: &str| {
+        missing.len() == 1
+            && missing[0]["mountpoint"] == at
+            && missing[0]["why"].as_str().unwrap().contains(why)
+    };
+    eventually("b is missing", || is(&missing(&it), &b, "exit status: 2"));
+    it.rig
+        .run(&["status"])
+        .ok()
+        .says(&format!("{b}: not mounted, though a file of `watertight serve` has it"));
+    let page = it.rig.run(&["status", "--metrics"]).ok().stdout;
+    assert!(page.contains("\nwatertight_missing_volumes 1\n"), "{page}");
+    let sample =
+        format!("watertight_missing{{mountpoint=\"{b}\",source=\"dir:{}\"}} 1", it.store("b").display());
+    assert!(page.lines().any(|line| line == sample), "{page}");
+    if let Some(promtool) = tool("promtool") {
+        let file = it.rig.root.join("page");
+        fs::write(&file, &page).unwrap();
+        let mut check = std::process::Command::new("sh");
+        check.args(["-c", "exec \"$0\" check metrics < \"$1\""]).arg(promtool).arg(&file);
+        run(check).ok();
+    }
+
+    // It is tried again; another one is unmounted by somebody.
+    fs::remove_file(it.mnt("b").join("in-its-way")).unwrap();
+    eventually("all are there", || missing(&it).is_empty());
+    it.rig.run(&["umount", &a]).ok();
+    eventually("a is missing", || is(&missing(&it), &a, "was unmounted"));
+    // A list of one that was killed is no news.
+    let pid = Pid::from_raw(daemon.pid.cast_signed()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    daemon.end();
+    assert_eq!(missing(&it), Vec::<serde_json::Value>::new());
+    it.rig.run(&["umount", &b]).ok();
+    let left = fs::read_dir(&it.rig.runtime).unwrap().map(|entry| entry.unwrap().path());
+    assert!(left.into_iter().all(|path| path.extension().is_none_or(|ext| ext != "serve")));
 }
 
 #[test]

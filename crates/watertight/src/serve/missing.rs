@@ -1,0 +1,98 @@
+//! Which volumes of a file `serve` has not mounted, for whoever asks for the volumes of the host.
+//!
+//! `serve` writes them to `PID.serve` in its runtime directory, which is locked as long as it lives: a list that nobody
+//! has locked is of one that was killed, and is removed by who finds it. A change is a new file, renamed over the old
+//! one, so that a list is read as a whole.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::registry::RuntimeDir;
+
+/// A list is not longer than that.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// A volume of a file that is not mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// Where it is to be mounted or attached.
+    pub mountpoint: String,
+    /// Its store.
+    pub source: String,
+    /// Why it is not there.
+    pub why: String,
+}
+
+/// The list of this process.
+#[derive(Debug, Default)]
+pub(super) struct List {
+    written: Option<(PathBuf, File)>,
+    told: Vec<Missing>,
+}
+
+impl List {
+    /// Makes it these, if they are others than before.
+    pub(super) fn tell(&mut self, missing: Vec<Missing>) {
+        if missing == self.told {
+            return;
+        }
+        match write(&missing) {
+            Ok(written) => (self.written, self.told) = (Some(written), missing),
+            Err(error) => tracing::warn!(error, "`watertight status` does not know what is not mounted"),
+        }
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        if let Some((path, _locked)) = &self.written {
+            let _gone_already = fs::remove_file(path);
+        }
+    }
+}
+
+fn write(missing: &[Missing]) -> Result<(PathBuf, File), String> {
+    let dir = RuntimeDir::own().map_err(|problem| problem.to_string())?;
+    let path = dir.path().join(format!("{}.serve", std::process::id()));
+    let new = path.with_extension("serve.new");
+    let make = || {
+        let mut file = File::create(&new)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        file.write_all(&serde_json::to_vec(missing)?)?;
+        fs::rename(&new, &path)?;
+        Ok(file)
+    };
+    let file = make().map_err(|error: std::io::Error| format!("{}: {error}", path.display()))?;
+    Ok((path, file))
+}
+
+/// Those of all processes of `serve` that this user may see, by mountpoint.
+#[must_use]
+pub fn all() -> Vec<Missing> {
+    let mut all: Vec<Missing> = RuntimeDir::readable().iter().flat_map(|dir| in_dir(dir.path())).collect();
+    all.sort_by(|a, b| a.mountpoint.cmp(&b.mountpoint));
+    all
+}
+
+fn in_dir(dir: &Path) -> Vec<Missing> {
+    let lists = fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    lists
+        .filter(|path| path.extension().is_some_and(|ext| ext == "serve"))
+        .flat_map(|path| read(&path))
+        .collect()
+}
+
+fn read(path: &Path) -> Vec<Missing> {
+    let Ok(file) = File::open(path) else { return Vec::new() };
+    if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
+        let _gone_already = fs::remove_file(path);
+        return Vec::new();
+    }
+    let mut text = Vec::new();
+    let read = file.take(BYTES_MAX).read_to_end(&mut text);
+    read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}
