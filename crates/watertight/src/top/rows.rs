@@ -39,10 +39,7 @@ pub(super) struct CgroupRow {
     pub(super) inodes: u64,
     pub(super) dirty: u64,
     pub(super) writeback: u64,
-    /// What it may write a second; `None` where it has no limits, 0 where it has others only.
-    pub(super) limit: Option<u64>,
-    /// What it has written ahead of that.
-    pub(super) owed: u64,
+    pub(super) limits: Option<CgroupLimits>,
 }
 
 /// Counters of the looks before.
@@ -106,8 +103,7 @@ impl CgroupRow {
             inodes: 0,
             dirty: 0,
             writeback: 0,
-            limit: limits.map(|limits| limits.wbps.unwrap_or(0)),
-            owed: limits.map_or(0, |limits| limits.owed_bytes),
+            limits: limits.cloned(),
         }
     }
 }

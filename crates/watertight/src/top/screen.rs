@@ -6,7 +6,7 @@ use crossterm::event::KeyCode;
 
 use super::rows::{CgroupRow, Table, VolumeRow};
 use crate::console::harmless;
-use crate::control::api::State;
+use crate::control::api::{CgroupLimits, State};
 use crate::units;
 
 /// What a row is sorted by; numbers from the largest down.
@@ -34,17 +34,44 @@ impl Sort {
             Self::Name => "name",
         }
     }
+}
 
-    fn next(self) -> Self {
-        let here = Self::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
-        Self::ALL[(here + 1) % Self::ALL.len()]
+/// The same for cgroups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum CgroupSort {
+    #[default]
+    Dirty,
+    Writeback,
+    Inodes,
+    Owed,
+    Name,
+}
+
+impl CgroupSort {
+    const ALL: [Self; 5] = [Self::Dirty, Self::Writeback, Self::Inodes, Self::Owed, Self::Name];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Dirty => "dirty",
+            Self::Writeback => "writeback",
+            Self::Inodes => "inodes",
+            Self::Owed => "owed",
+            Self::Name => "name",
+        }
     }
+}
+
+/// The one after `this`; after the last one the first.
+fn next<T: Copy + PartialEq>(all: &[T], this: T) -> T {
+    let here = all.iter().position(|sort| *sort == this).unwrap_or(0);
+    all[(here + 1) % all.len()]
 }
 
 /// What the person at the terminal has chosen.
 #[derive(Debug, Clone, Default)]
 pub(super) struct View {
     sort: Sort,
+    cgroup_sort: CgroupSort,
     cgroups: bool,
     filter: String,
     typing: bool,
@@ -68,7 +95,8 @@ impl View {
             }
             KeyCode::Backspace if self.typing => drop(self.filter.pop()),
             KeyCode::Char(c) if self.typing => self.filter.push(c),
-            KeyCode::Char('s') => self.sort = self.sort.next(),
+            KeyCode::Char('s') if self.cgroups => self.cgroup_sort = next(&CgroupSort::ALL, self.cgroup_sort),
+            KeyCode::Char('s') => self.sort = next(&Sort::ALL, self.sort),
             KeyCode::Char('c') => (self.cgroups, self.top) = (!self.cgroups, 0),
             KeyCode::Char('/') => (self.typing, self.top) = (true, 0),
             KeyCode::Down => self.top = self.top.saturating_add(1),
@@ -122,8 +150,9 @@ fn keys(view: &View) -> String {
         return format!("filter: {}_  (Enter: keep, Esc: none)", view.filter);
     }
     let filter = if view.filter.is_empty() { String::new() } else { format!(" [{}]", view.filter) };
-    let other = if view.cgroups { "volumes" } else { "cgroups" };
-    format!("q quit  s sort [{}]  / filter{filter}  c {other}  arrows scroll", view.sort.name())
+    let (sort, other) =
+        if view.cgroups { (view.cgroup_sort.name(), "volumes") } else { (view.sort.name(), "cgroups") };
+    format!("q quit  s sort [{sort}]  / filter{filter}  c {other}  arrows scroll")
 }
 
 fn volumes(table: &Table, view: &View, width: usize) -> Vec<String> {
@@ -164,43 +193,58 @@ fn volumes(table: &Table, view: &View, width: usize) -> Vec<String> {
     std::iter::once(head).chain(rows.iter().map(line)).collect()
 }
 
+/// A limit's name, and its figure where a cgroup has one.
+type Limit = (&'static str, fn(&CgroupLimits) -> Option<String>);
+
+/// In the order in which they are shown, as many as there is room for, those that somebody has.
+const LIMITS: [Limit; 6] = [
+    ("WBPS", |limits| limits.wbps.map(units::bytes)),
+    ("OWED", |limits| Some(units::bytes(limits.owed_bytes))),
+    ("RBPS", |limits| limits.rbps.map(units::bytes)),
+    ("WIOPS", |limits| limits.wiops.map(|n| n.to_string())),
+    ("RIOPS", |limits| limits.riops.map(|n| n.to_string())),
+    ("DIRTYMAX", |limits| limits.dirty_bytes_max.map(units::bytes)),
+];
+/// What a limit takes of a line, what is there without any, and what two names take at least.
+const LIMIT_WIDTH: usize = 10;
+const FIGURES_WIDTH: usize = 32;
+const NAMES_WIDTH: usize = 16;
+
 fn cgroups(table: &Table, view: &View, width: usize) -> Vec<String> {
     let fits = |row: &&CgroupRow| row.path.contains(&view.filter) || row.mountpoint.contains(&view.filter);
     let mut rows: Vec<&CgroupRow> = table.cgroups.iter().filter(fits).collect();
     rows.sort_by(|a, b| (&a.path, &a.mountpoint).cmp(&(&b.path, &b.mountpoint)));
-    if view.sort != Sort::Name {
-        rows.sort_by_key(|row| Reverse(row.dirty));
+    match view.cgroup_sort {
+        CgroupSort::Dirty => rows.sort_by_key(|row| Reverse(row.dirty)),
+        CgroupSort::Writeback => rows.sort_by_key(|row| Reverse(row.writeback)),
+        CgroupSort::Inodes => rows.sort_by_key(|row| Reverse(row.inodes)),
+        CgroupSort::Owed => {
+            rows.sort_by_key(|row| Reverse(row.limits.as_ref().map_or(0, |limits| limits.owed_bytes)));
+        }
+        CgroupSort::Name => {}
     }
-    // What follows the names takes 32 columns, and 20 more where there are limits.
-    let is_limited = rows.iter().any(|row| row.limit.is_some());
-    let name = (width.saturating_sub(if is_limited { 52 } else { 32 }) / 2).max(8);
-    let more = |limit: &str, owed: &str| {
-        if is_limited { format!(" {limit:>9} {owed:>9}") } else { String::new() }
-    };
-    let head = format!(
-        "{:name$} {:name$} {:>8} {:>9} {:>9}{}",
-        "CGROUP",
-        "MOUNTPOINT",
-        "INODES",
-        "DIRTY",
-        "WRITEBACK",
-        more("WBPS", "OWED")
+    let figure = |row: &CgroupRow, (_, figure): Limit| row.limits.as_ref().and_then(figure);
+    let room = width.saturating_sub(FIGURES_WIDTH + NAMES_WIDTH) / LIMIT_WIDTH;
+    let is_anybodys = |limit: &Limit| rows.iter().any(|row| figure(row, *limit).is_some());
+    let limits: Vec<Limit> = LIMITS.into_iter().filter(is_anybodys).take(room).collect();
+    let name = (width.saturating_sub(FIGURES_WIDTH + limits.len() * LIMIT_WIDTH) / 2).max(NAMES_WIDTH / 2);
+    let mut head = format!(
+        "{:name$} {:name$} {:>8} {:>9} {:>9}",
+        "CGROUP", "MOUNTPOINT", "INODES", "DIRTY", "WRITEBACK"
     );
+    head.extend(limits.iter().map(|(limit, _)| format!(" {limit:>9}")));
     let line = |row: &&CgroupRow| {
-        let limit = match row.limit {
-            None => "-".to_owned(),
-            Some(0) => "max".to_owned(),
-            Some(bytes) => units::bytes(bytes),
-        };
-        format!(
-            "{:name$} {:name$} {:>8} {:>9} {:>9}{}",
+        let mut line = format!(
+            "{:name$} {:name$} {:>8} {:>9} {:>9}",
             shortened(&row.path, name),
             shortened(&row.mountpoint, name),
             row.inodes,
             units::bytes(row.dirty),
             units::bytes(row.writeback),
-            more(&limit, &units::bytes(row.owed)),
-        )
+        );
+        let figures = limits.iter().map(|limit| figure(row, *limit).unwrap_or_else(|| "-".to_owned()));
+        line.extend(figures.map(|figure| format!(" {figure:>9}")));
+        line
     };
     std::iter::once(head).chain(rows.iter().map(line)).collect()
 }
@@ -241,8 +285,7 @@ mod tests {
             inodes: 3,
             dirty,
             writeback: 0,
-            limit: None,
-            owed: 0,
+            limits: None,
         };
         Table {
             volumes: vec![row("/mnt/a", 5 << 20), hung, row(&format!("/mnt/{}", "long".repeat(20)), 0)],
@@ -286,13 +329,39 @@ mod tests {
 
     #[test]
     fn limits_are_shown_where_there_are_any() {
-        let mut view = View { cgroups: true, sort: Sort::Name, ..View::default() };
+        let mut view = View { cgroups: true, cgroup_sort: CgroupSort::Name, ..View::default() };
         let mut table = table();
         assert!(!lines(&table, &mut view, (80, 24))[1].contains("WBPS"));
-        (table.cgroups[0].limit, table.cgroups[0].owed) = (Some(1 << 20), 3 << 20);
-        let lines = lines(&table, &mut view, (80, 24));
-        assert!(lines[1].ends_with("WBPS      OWED"), "{lines:?}");
-        assert!(lines[2].ends_with("1.0 MiB   3.0 MiB") && lines[3].ends_with("-       0 B"), "{lines:?}");
+        let mut limits = CgroupLimits {
+            cgroup: "/tenant/1".to_owned(),
+            rbps: None,
+            wbps: Some(1 << 20),
+            riops: None,
+            wiops: None,
+            dirty_bytes_max: None,
+            sync_isolation: false,
+            owed_bytes: 3 << 20,
+        };
+        table.cgroups[0].limits = Some(limits.clone());
+        let two = lines(&table, &mut view, (80, 24));
+        assert!(two[1].ends_with("WBPS      OWED"), "{two:?}");
+        assert!(two[2].ends_with("1.0 MiB   3.0 MiB") && two[3].ends_with("-         -"), "{two:?}");
+        // All that somebody has, where there is room.
+        (limits.rbps, limits.wiops, limits.riops) = (Some(2 << 20), Some(30), Some(40));
+        limits.dirty_bytes_max = Some(5 << 20);
+        table.cgroups[0].limits = Some(limits);
+        let three = lines(&table, &mut view, (80, 24));
+        assert!(three[1].ends_with("WBPS      OWED      RBPS"), "{three:?}");
+        let all = lines(&table, &mut view, (120, 24));
+        assert!(all[1].ends_with("WBPS      OWED      RBPS     WIOPS     RIOPS  DIRTYMAX"), "{all:?}");
+        assert!(all[2].ends_with("1.0 MiB   3.0 MiB   2.0 MiB        30        40   5.0 MiB"), "{all:?}");
+        // And by what is owed.
+        let first = |view: &mut View| lines(&table, view, (80, 24))[2].clone();
+        view.cgroup_sort = CgroupSort::Dirty;
+        assert!(first(&mut view).starts_with("/tenant/2 "));
+        (0..3).for_each(|_| view.key(KeyCode::Char('s')));
+        assert!(first(&mut view).starts_with("/tenant/1 "));
+        assert!(lines(&table, &mut view, (80, 24))[23].contains("s sort [owed]"));
     }
 
     #[test]
