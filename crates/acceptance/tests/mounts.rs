@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,14 @@ use watertight_acceptance::command::Cmd;
 use watertight_acceptance::scratch::Scratch;
 use watertight_acceptance::subject::need_root;
 use watertight_acceptance::{Setup, Subject, Verb, is_long, note, skip};
+
+/// One of these tests at a time: who looks for a free loop device opens one that another has just given back, and then it is given back late, and
+/// may show the next one some of what was on it.
+static LOOP_DEVICES: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    LOOP_DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs a command that has to succeed, and gives what it said.
 fn run(program: &str, arguments: &[&Path]) -> String {
@@ -80,6 +89,7 @@ impl World {
 /// {format a store; attach; write; detach lazily}: the store is free and intact on every return.
 #[test]
 fn mn_r1_reuse_of_a_store_right_after_each_return() {
+    let _alone = alone();
     let Some(mut world) = World::new("mn_r1_reuse_of_a_store_right_after_each_return") else { return };
     let rounds = if is_long() { 1000 } else { 100 };
     for round in 0..rounds {
@@ -145,6 +155,7 @@ const TOOLS: [&str; 5] = ["mkfs.ext4", "losetup", "e2fsck", "mount", "umount"];
 /// each return the device is free for the next mkfs, and the image is on the store as it was written.
 #[test]
 fn mn_r1_a_loop_device_over_an_image_on_an_attached_volume() {
+    let _alone = alone();
     let name = "mn_r1_a_loop_device_over_an_image_on_an_attached_volume";
     if !has(name, &TOOLS) {
         return;
@@ -183,6 +194,7 @@ fn mn_r1_a_loop_device_over_an_image_on_an_attached_volume() {
 /// return, what is over it goes on, and once that has let go, which `wait` tells, the store is free and the image intact: it is mounted again at once.
 #[test]
 fn mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device() {
+    let _alone = alone();
     let name = "mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device";
     if !need_root(name) || !has(name, &TOOLS) {
         return;
@@ -215,6 +227,7 @@ fn mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device() {
 /// the device is given back.
 #[test]
 fn the_file_system_and_the_device_of_a_store_are_free_on_return() {
+    let _alone = alone();
     let name = "the_file_system_and_the_device_of_a_store_are_free_on_return";
     if !need_root(name) || !has(name, &["mkfs.ext4", "losetup", "e2fsck", "mount", "umount"]) {
         return;
