@@ -26,7 +26,7 @@
 //! | `removed` | how many works ran in queues that are gone | `state` |
 //! | `tick`, `ticket` | when a worker is to begin that has not come yet | `state` |
 //! | `has_worker`, `is_urgent`, `waiters` | whether there is a worker; it must not wait for the tick; who waits for callbacks | `state` |
-//! | `lacks_worker` | whether there was no thread when one was last asked for: it is logged once | `state` |
+//! | `lack` | whether there was no thread when one was last asked for: it is logged once | `state` |
 //! | `alert` | what the worker has to be told of | atomic, C1 |
 //! | `backlog` | callbacks whose memory is not given back, less what callers have not added; so it may be negative | atomic, C2 |
 //!
@@ -172,7 +172,7 @@ struct State {
     ticket: Option<workers::Ticket>,
     is_urgent: bool,
     waiters: usize,
-    lacks_worker: bool,
+    lack: workers::Lack,
 }
 
 sync::thread_local! {
@@ -394,7 +394,7 @@ impl Inner {
         callbacks.state.lock()
     }
 
-    /// Sees to it that there is a worker. The error is why there is none, if nobody has heard of it: for the log, which is written without the lock.
+    /// Sees to it that there is a worker; what it gives is for [`log_lack`], without the lock.
     fn wake_worker(&self, state: &mut State) -> Option<io::Error> {
         let callbacks = &self.callbacks;
         if state.has_worker {
@@ -405,10 +405,9 @@ impl Inner {
             return None;
         }
         // Whoever calls or waits next tries again.
-        let lacking = self.ask_for_worker(state).err();
-        state.has_worker = lacking.is_none();
-        let is_news = !std::mem::replace(&mut state.lacks_worker, lacking.is_some());
-        lacking.filter(|_| is_news)
+        let asked = self.ask_for_worker(state);
+        state.has_worker = asked.is_ok();
+        state.lack.note(asked)
     }
 
     /// A worker that was to come at the tick comes now.

@@ -38,7 +38,6 @@ use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use sync::mutant::is_on;
-
 use sync::{Clock, Futex, Mutex, RealClock};
 
 use crate::barrier::{heavy, is_asymmetric, light};

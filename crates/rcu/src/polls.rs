@@ -25,8 +25,7 @@ struct State {
     /// The tick is not waited for.
     is_urgent: bool,
     has_server: bool,
-    /// There was no thread when one was last asked for: it is logged once.
-    lacks_server: bool,
+    lack: workers::Lack,
 }
 
 impl Polls {
@@ -51,11 +50,11 @@ impl Inner {
             return;
         }
         // Whoever asks next tries again.
-        let lacking = workers::serve(self, Self::serve_polls).err();
-        state.has_server = lacking.is_none();
-        let is_news = !std::mem::replace(&mut state.lacks_server, lacking.is_some());
+        let asked = workers::serve(self, Self::serve_polls);
+        state.has_server = asked.is_ok();
+        let lacking = state.lack.note(asked);
         drop(state);
-        if let Some(error) = lacking.filter(|_| is_news) {
+        if let Some(error) = lacking {
             tracing::error!(%error, "no thread for grace periods: they come with who asks or waits next");
         }
     }

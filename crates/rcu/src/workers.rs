@@ -84,6 +84,18 @@ pub(crate) fn hurry(ticket: Ticket) -> bool {
     POOL.hurry(ticket)
 }
 
+/// Whether there was no thread when one was last asked for: that is told once.
+#[derive(Debug, Default)]
+pub(crate) struct Lack(bool);
+
+impl Lack {
+    /// Notes what came of asking. Gives why there is none, if nobody has heard of it: for the log, which is written without the domain's lock.
+    pub(crate) fn note(&mut self, asked: io::Result<()>) -> Option<io::Error> {
+        let was_told = std::mem::replace(&mut self.0, asked.is_err());
+        asked.err().filter(|_| !was_told)
+    }
+}
+
 /// Nothing is for later.
 #[cfg(any(loom, shuttle))]
 #[derive(Debug)]

@@ -580,28 +580,34 @@ fn a_reader_that_stays_for_over_a_second_is_named() {
     assert!(text.contains("a grace period waits for readers") && text.contains("a slow reader"), "{text}");
 }
 
-/// Where the log goes may be read in a section of the domain, or wait for who is in one.
-#[test]
-fn a_reader_leaves_while_it_is_named() {
-    struct Leaves(Arc<Mutex<Option<Reader>>>);
-    impl Write for Leaves {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let reader = self.0.lock().expect("no panic under it").take();
-            reader.into_iter().for_each(Reader::leave);
-            Ok(bytes.len())
-        }
+/// What is called with the log, in place of a file.
+struct OnWrite<F>(F);
 
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
+impl<F: Fn()> Write for OnWrite<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (self.0)();
+        Ok(bytes.len())
     }
-    let clock = Arc::new(ManualClock::default());
-    let options = DomainOptions { clock: Arc::clone(&clock) as _, ..DomainOptions::default() };
-    let domain = Domain::with_options(options);
-    let reader = Arc::new(Mutex::new(Some(Reader::start(&domain))));
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A grace period waits for a reader for over a second; the reader leaves when it is named in the log, and then `and_then` is called there.
+fn stalled_until_named(
+    domain: &Domain,
+    clock: &ManualClock,
+    and_then: impl Fn() + Clone + Send + Sync + 'static,
+) {
+    let reader = Arc::new(Mutex::new(Some(Reader::start(domain))));
     let waiting = {
         let domain = domain.clone();
-        let logger = tracing_subscriber::fmt().with_writer(move || Leaves(Arc::clone(&reader))).finish();
+        let on_write = move || {
+            reader.lock().expect("no panic under it").take().into_iter().for_each(Reader::leave);
+            and_then();
+        };
+        let logger = tracing_subscriber::fmt().with_writer(move || OnWrite(on_write.clone())).finish();
         thread::spawn(move || {
             tracing::subscriber::with_default(logger, || domain.synchronize_expedited());
         })
@@ -615,44 +621,31 @@ fn a_reader_leaves_while_it_is_named() {
     assert!(domain.stats().stalls >= 1);
 }
 
+fn with_clock() -> (Domain, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::default());
+    let options = DomainOptions { clock: Arc::clone(&clock) as _, ..DomainOptions::default() };
+    (Domain::with_options(options), clock)
+}
+
+/// Where the log goes may be read in a section of the domain, or wait for who is in one.
+#[test]
+fn a_reader_leaves_while_it_is_named() {
+    let (domain, clock) = with_clock();
+    stalled_until_named(&domain, &clock, || ());
+}
+
 /// Where the log goes somebody may wait for a grace period, too.
 #[test]
 fn who_is_told_of_a_stall_may_wait_for_a_grace_period() {
-    struct Waits(Domain, Arc<Mutex<Option<Reader>>>, Arc<AtomicBool>);
-    impl Write for Waits {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.1.lock().expect("no panic under it").take().into_iter().for_each(Reader::leave);
-            self.0.synchronize_expedited();
-            // ORDERING: SeqCst, a test's flag.
-            self.2.store(true, Ordering::SeqCst);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let clock = Arc::new(ManualClock::default());
-    let options = DomainOptions { clock: Arc::clone(&clock) as _, ..DomainOptions::default() };
-    let domain = Domain::with_options(options);
-    let reader = Arc::new(Mutex::new(Some(Reader::start(&domain))));
-    let has_waited = Arc::new(AtomicBool::new(false));
-    let waiting = {
-        let (domain, has_waited) = (domain.clone(), Arc::clone(&has_waited));
-        let of_log = domain.clone();
-        let make = move || Waits(of_log.clone(), Arc::clone(&reader), Arc::clone(&has_waited));
-        let logger = tracing_subscriber::fmt().with_writer(make).finish();
-        thread::spawn(move || {
-            tracing::subscriber::with_default(logger, || domain.synchronize_expedited());
-        })
-    };
-    // ORDERING: SeqCst, a test's flag.
-    while !(waiting.is_finished() && has_waited.load(Ordering::SeqCst)) {
-        clock.advance(Duration::from_millis(100));
-        domain.clock_moved();
-        thread::yield_now();
-    }
-    waiting.join().expect("it ends");
+    let (domain, clock) = with_clock();
+    let (tell, told) = channel();
+    let of_log = domain.clone();
+    stalled_until_named(&domain, &clock, move || {
+        of_log.synchronize_expedited();
+        // Nobody listens any more after the first part of the line.
+        let _ = tell.send(());
+    });
+    told.recv().expect("it has waited");
 }
 
 #[test]

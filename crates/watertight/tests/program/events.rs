@@ -66,6 +66,21 @@ impl World {
     fn say(&self, n: u64) {
         self.events.limit(name(n).into(), Limit::IoMax, Edge::Begins);
     }
+
+    /// After the first, says the rest of far more than a socket, the server and the journal hold, and that it is the end. Somebody who keeps up misses none of it, so that all has
+    /// gone through the server. Gives the number of the last one.
+    fn say_more_than_fits(&self) -> u64 {
+        let mut quick = Listener::new(&self.socket, "?since=1");
+        let last = 20_000;
+        for n in 2..=last {
+            self.say(n);
+            if n % 256 == 0 {
+                while quick.next().unwrap()["cgroup"] != name(n) {}
+            }
+        }
+        self.events.end(None);
+        last
+    }
 }
 
 fn name(n: u64) -> String {
@@ -173,16 +188,7 @@ fn who_is_too_slow_is_told_how_much_is_missing() {
     let mut slow = Listener::new(&world.socket, "");
     world.say(1);
     assert_eq!(slow.next().unwrap()["seq"], 1);
-    // Far more than its socket, the server and the journal hold; somebody who keeps up misses none of it.
-    let mut quick = Listener::new(&world.socket, "?since=1");
-    let last = 20_000;
-    for n in 2..=last {
-        world.say(n);
-        if n % 256 == 0 {
-            while quick.next().unwrap()["cgroup"] != name(n) {}
-        }
-    }
-    world.events.end(None);
+    let last = world.say_more_than_fits();
     all_is_accounted_for(last + 1, || slow.next().unwrap());
     assert_eq!(slow.next(), None);
 }
@@ -325,16 +331,7 @@ fn the_verb_says_how_much_is_missing_when_it_was_not_read() {
     let mut verb = Verb::start(command);
     world.say(1);
     assert_eq!(verb.until(|_| true)["seq"], 1);
-    // One who keeps up, so that all of it is sure to have gone through the server.
-    let mut quick = Listener::new(&world.socket, "?since=1");
-    let last = 20_000;
-    for n in 2..=last {
-        world.say(n);
-        if n % 256 == 0 {
-            while quick.next().unwrap()["cgroup"] != name(n) {}
-        }
-    }
-    world.events.end(None);
+    let last = world.say_more_than_fits();
     all_is_accounted_for(last + 1, || verb.until(|_| true));
     verb.ends();
 }
