@@ -47,6 +47,8 @@ pub struct Bdi<I: Inode> {
     pub(crate) this: Weak<Self>,
     /// What flushers are called.
     pub(crate) name: String,
+    /// That in which it was started: what its threads log is logged in it.
+    pub(crate) span: tracing::Span,
     pub(crate) options: BdiOptions,
     pub(crate) budget: Arc<Budget>,
     pub(crate) switcher: Arc<Switcher<I>>,
@@ -105,6 +107,7 @@ impl<I: Inode> Bdi<I> {
         let bdi = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             name: name.to_owned(),
+            span: tracing::Span::current(),
             budget,
             switcher: Arc::clone(switcher),
             wbs,
@@ -178,7 +181,7 @@ impl<I: Inode> Bdi<I> {
         // ORDERING: Relaxed: in the right discipline nobody looks any more, in the wrong ones a late look is what is counted.
         self.is_gone.store(true, Ordering::Relaxed);
         if busy > 0 {
-            tracing::error!(busy, "busy inodes after unmount");
+            self.span.in_scope(|| tracing::error!(busy, "busy inodes after unmount"));
         }
         busy
     }

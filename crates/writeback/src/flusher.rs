@@ -106,7 +106,11 @@ impl<I: Inode> Bdi<I> {
         let Some(this) = self.this.upgrade() else { return false };
         // A serving thread may have made the inode dirty, whose class is not to be inherited.
         thread::will_make_threads();
-        match thread::Builder::new().name(name).stack_size(256 * 1024).spawn(move || body(&this)) {
+        let body = move || {
+            let _of_the_device = this.span.enter();
+            body(&this);
+        };
+        match thread::Builder::new().name(name).stack_size(256 * 1024).spawn(body) {
             Ok(thread) => {
                 crew.threads.retain(|thread| !has_left(thread));
                 crew.threads.push(thread);
@@ -114,7 +118,7 @@ impl<I: Inode> Bdi<I> {
             }
             Err(error) => {
                 // Who syncs writes by itself, as does who waits for room; the next one who has something to write asks again.
-                tracing::warn!(%error, "no thread to write back with");
+                self.span.in_scope(|| tracing::warn!(%error, "no thread to write back with"));
                 false
             }
         }
@@ -194,7 +198,7 @@ impl<I: Inode> Bdi<I> {
         for thread in threads {
             // Where none is left, all are past their last step, and those that are not finished are about to be.
             if (left == 0 || thread::is_finished(&thread)) && thread.join().is_err() {
-                tracing::error!("a flusher panicked outside a write-back");
+                self.span.in_scope(|| tracing::error!("a flusher panicked outside a write-back"));
             }
         }
         left

@@ -145,6 +145,21 @@ impl<I: Inode> Bdi<I> {
         Pass::new(self.throttle(), chain, epoch, inode.link().number, how)
     }
 
+    /// Whether an inode is dirty or being written that `who` owns, or somebody below, or that is on its way there. Waits for nobody who writes, nor for inodes that move.
+    pub fn has_unwritten_of(&self, who: &CgroupPath) -> bool {
+        loop {
+            // As in `snapshot_of`: one that moves between two of its own may be missed, and is counted then.
+            let moved = self.switched.get();
+            let is_own = |wb: &Arc<Wb<I>>| wb.cgroup_path().is_within(who);
+            if self.all_wbs().into_iter().filter(is_own).any(|wb| !wb.is_settled()) {
+                return true;
+            }
+            if self.switched.get() == moved {
+                return false;
+            }
+        }
+    }
+
     /// Every inode that is dirty and owned by `who` or below, or on its way there.
     fn snapshot_of(&self, who: &CgroupPath) -> Vec<Arc<I>> {
         let is_own = |wb: &Arc<Wb<I>>| wb.cgroup_path().is_within(who);

@@ -263,3 +263,62 @@ fn data_is_written_by_its_age_alone() {
     }
     assert_eq!(bdi.stop(std::time::Instant::now() + LONG), 0);
 }
+
+/// One whose write-back fails, or not; tells that it was tried, and when.
+#[derive(Debug)]
+struct Tried {
+    link: Link<Self>,
+    fails: bool,
+    clock: Arc<ManualClock>,
+    tried: Sender<(bool, Duration)>,
+}
+
+impl Inode for Tried {
+    fn write_back(self: &Arc<Self>) -> Outcome {
+        self.tried.send((self.fails, self.clock.now())).expect("the test listens");
+        if self.fails { Outcome::Failed } else { Outcome::Clean }
+    }
+
+    fn link(&self) -> &Link<Self> {
+        &self.link
+    }
+}
+
+#[test]
+fn what_fails_is_tried_again_after_pauses_that_grow_to_half_a_minute() {
+    const MOMENT: Duration = Duration::from_millis(1);
+    let clock = Arc::new(ManualClock::default());
+    let options = BdiOptions {
+        flushers: 1,
+        dirty_after: Duration::ZERO,
+        background_pages: 100,
+        background_inodes: 100,
+        retry_pause: Duration::from_secs(1),
+        clock: Arc::clone(&clock) as _,
+    };
+    let bdi = Bdi::start("test", options, Budget::new(1000), &Arc::default());
+    let (tell, tried) = channel();
+    let dirty = |fails| {
+        let (clock, tried) = (Arc::clone(&clock), tell.clone());
+        bdi.mark_dirty(Arc::new(Tried { link: Link::default(), fails, clock, tried }), Owner::ROOT);
+        bdi.kick();
+    };
+    let next = || tried.recv_timeout(LONG).expect("something is tried");
+    dirty(true);
+    let mut at = Duration::ZERO;
+    assert_eq!(next(), (true, at));
+    for pause in [1, 2, 4, 8, 16, 32, 32, 32].map(Duration::from_secs) {
+        // There is one flusher: when it writes another one, it is done with the first.
+        dirty(false);
+        assert_eq!(next(), (false, at));
+        clock.advance(pause - MOMENT);
+        dirty(false);
+        assert_eq!(next(), (false, at + pause - MOMENT), "not before its time");
+        clock.advance(MOMENT);
+        bdi.kick();
+        at += pause;
+        assert_eq!(next(), (true, at));
+    }
+    assert_eq!(bdi.stop(std::time::Instant::now() + LONG), 0);
+    assert_eq!(bdi.dirty_inodes(), 1, "it is there still");
+}
