@@ -80,7 +80,7 @@ impl fmt::Debug for Inner {
 
 impl Watch {
     /// Calls `tell` for what happens to cgroups of `tree`, once they were [added](Self::add). It must not
-    /// call this watch.
+    /// call this watch. What is logged by the way is logged in the caller's span.
     ///
     /// # Errors
     /// When the host gives no descriptor or no thread.
@@ -101,7 +101,8 @@ impl Watch {
         let thread = {
             let inner = Arc::clone(&inner);
             let builder = thread::Builder::new().name("wt-cgroups".to_owned()).stack_size(256 << 10);
-            builder.spawn(move || inner.serve())?
+            let span = tracing::Span::current();
+            builder.spawn(move || span.in_scope(|| inner.serve()))?
         };
         Ok(Self { inner, thread: Some(thread) })
     }

@@ -30,6 +30,7 @@ use control::{Control, Verdict};
 /// | `fail=ENOSPC` | fails so, and does nothing |
 /// | `delay=20ms` | takes that much longer (`us`, `ms`, `s`); delays of several rules add up |
 /// | `hang` | waits until [`FaultStore::release`] or the store's close |
+/// | `panic` | panics, as a defect of the store's would |
 /// | `torn` | writes the first half of the bytes, then fails (`EIO`, or what `fail=` says) |
 ///
 /// A delay comes first, then a hang, then the failure. [`Store::forget`], [`Store::path_of`],

@@ -98,7 +98,7 @@ impl Control {
         }
         state.calls[number] += 1;
         let mut delay = Duration::ZERO;
-        let (mut hangs, mut is_torn, mut fail) = (false, false, None);
+        let (mut hangs, mut panics, mut is_torn, mut fail) = (false, false, false, None);
         for counted in state.rules.iter_mut().filter(|c| c.rule.is_for(op)) {
             counted.seen += 1;
             let is_now = match counted.rule.when {
@@ -109,6 +109,7 @@ impl Control {
             if is_now {
                 delay += counted.rule.delay;
                 hangs |= counted.rule.hangs;
+                panics |= counted.rule.panics;
                 is_torn |= counted.rule.is_torn;
                 fail = fail.or(counted.rule.fail);
             }
@@ -129,6 +130,8 @@ impl Control {
         if state.is_closed {
             return Err(Error::with(ErrorKind::Io, op.name(), "store is closed"));
         }
+        drop(state);
+        assert!(!panics, "{} panics on purpose", op.name());
         match (is_torn, fail) {
             (true, fail) => Ok(Verdict::Tear(fail.unwrap_or(ErrorKind::Io))),
             (false, Some(kind)) => Err(Error::with(kind, op.name(), "on purpose")),

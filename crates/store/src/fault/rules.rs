@@ -108,6 +108,7 @@ pub(crate) struct Rule {
     pub(crate) when: When,
     pub(crate) delay: Duration,
     pub(crate) hangs: bool,
+    pub(crate) panics: bool,
     pub(crate) is_torn: bool,
     pub(crate) fail: Option<ErrorKind>,
 }
@@ -131,8 +132,15 @@ fn parse_rule(text: &str) -> Result<Rule> {
     let mut parts = text.split(':');
     let op = parts.next().unwrap_or_default();
     let ops = parse_ops(op).ok_or_else(|| bad(text, &format!("no call is named `{op}`")))?;
-    let mut rule =
-        Rule { ops, when: When::Always, delay: Duration::ZERO, hangs: false, is_torn: false, fail: None };
+    let mut rule = Rule {
+        ops,
+        when: When::Always,
+        delay: Duration::ZERO,
+        hangs: false,
+        panics: false,
+        is_torn: false,
+        fail: None,
+    };
     let mut does_something = false;
     for part in parts {
         let (key, value) = part.split_once('=').map_or((part, None), |(k, v)| (k, Some(v)));
@@ -155,6 +163,7 @@ fn parse_rule(text: &str) -> Result<Rule> {
                     .ok_or_else(|| bad(text, "`delay` needs a time such as 20ms, 500us or 1s"))?;
             }
             ("hang", None) => rule.hangs = true,
+            ("panic", None) => rule.panics = true,
             ("torn", None) if rule.ops.as_deref() == Some(&[FaultOp::Write]) => rule.is_torn = true,
             ("torn", None) => return Err(bad(text, "only a write can be torn")),
             _ => return Err(bad(text, &format!("`{part}` is not understood"))),
