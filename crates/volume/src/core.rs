@@ -16,7 +16,7 @@ use crate::page::Pool;
 use crate::stall::Stall;
 use crate::table::Table;
 use crate::tenants::Tenants;
-use crate::undurable::Undurable;
+use crate::undurable::{Turn, Undurable};
 
 /// How a volume behaves.
 #[derive(Debug, Clone)]
@@ -78,6 +78,8 @@ pub(crate) struct Core {
     pub(crate) budget: Arc<Budget>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) bdi: Arc<Bdi<Inode>>,
+    /// Names the volume in what its threads log.
+    pub(crate) span: tracing::Span,
     pub(crate) table: Table,
     pub(crate) counters: Counters,
     pub(crate) undurable: Undurable,
@@ -93,6 +95,8 @@ pub(crate) struct Core {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) bytes_written_back: Counter,
+    /// By the store itself, from one file to another.
+    pub(crate) bytes_copied: Counter,
     pub(crate) writeback_errors: Counter,
     pub(crate) waits: Counter,
 }
@@ -102,7 +106,7 @@ impl Core {
         store: Arc<dyn Store>,
         options: Options,
         budget: Arc<Budget>,
-        bdi: Arc<Bdi<Inode>>,
+        (bdi, span): (Arc<Bdi<Inode>>, tracing::Span),
     ) -> Arc<Self> {
         let (watched, watch) = Watch::over(Arc::clone(&store));
         // Checkers have no store that hangs, and try enough orders of steps without those of the watch.
@@ -116,6 +120,7 @@ impl Core {
             pool: Pool::new(usize::try_from(budget.limit()).unwrap_or(usize::MAX)),
             budget,
             bdi,
+            span,
             table: Table::default(),
             counters: Counters::default(),
             undurable: Undurable::default(),
@@ -141,6 +146,20 @@ impl Core {
         }
         self.bdi.throttle().kick();
         self.forced_event.set();
+    }
+
+    /// A sync of the store begins.
+    pub(crate) fn begin_sync(&self) -> Turn {
+        self.undurable.begin(self.put_bytes())
+    }
+
+    /// How many bytes were given to the store and are not covered by a sync of it, at most.
+    pub(crate) fn not_known_durable(&self) -> u64 {
+        self.undurable.bytes(self.put_bytes())
+    }
+
+    fn put_bytes(&self) -> u64 {
+        self.counters.bytes_written_back.get() + self.counters.bytes_copied.get()
     }
 
     /// Counts an overlay that ended: attributes that the store gave before may be older than what it has now.

@@ -202,6 +202,9 @@ impl Volume {
         dst.inode.write_pages(&io)?;
         let (from, to) = (src.inode.id, dst.inode.id);
         let copied = self.core.store.copy_range(from, src_offset, to, dst_offset, len);
+        if let Ok(bytes) = &copied {
+            self.core.counters.bytes_copied.add(*bytes);
+        }
         dst.inode.changed_on_store(&io)?;
         self.note_metadata(&ctx.caller);
         Ok(copied?)

@@ -113,6 +113,10 @@ impl Inode {
         unfinished.is_over = true;
         // Also where it failed: a part may be there.
         self.note_changed(owner);
+        if result.is_ok() {
+            // Before it is taken for written: who asks what is not durable meanwhile is told of no less.
+            self.core.counters.bytes_written_back.add(end.saturating_sub(offset));
+        }
         // Before the cache looks at its pages: ours would count as somebody who still uses them.
         drop(run.pages);
         let (freed, permit) = {
@@ -134,13 +138,7 @@ impl Inode {
         };
         self.core.pool.recycle(freed);
         drop(permit);
-        match result {
-            Ok(()) => {
-                self.core.counters.bytes_written_back.add(end.saturating_sub(offset));
-                Ok(())
-            }
-            Err(error) => Err(self.record(error)),
-        }
+        result.map_err(|error| self.record(error))
     }
 
     fn write_slices(&self, run: &Run, offset: u64, end: u64) -> store::Result<()> {

@@ -71,10 +71,13 @@ impl<T> Handles<T> {
         self.shards.iter().map(|shard| shard.read().len()).sum()
     }
 
-    pub(crate) fn clear(&self) {
-        for shard in &self.shards {
-            let gone = std::mem::take(&mut *shard.write());
-            drop(gone);
-        }
+    /// Takes all of them out, for whoever closes them.
+    pub(crate) fn take(&self) -> Held<T> {
+        Held { _all: self.shards.iter().map(|shard| std::mem::take(&mut *shard.write())).collect() }
     }
+}
+
+/// What was open; closed when this is dropped.
+pub(crate) struct Held<T> {
+    _all: Vec<IdMap<u64, Arc<T>>>,
 }

@@ -42,7 +42,7 @@ pub(crate) struct Inode {
     file: Mutex<Option<OpenFile>>,
 }
 
-struct OpenFile {
+pub(crate) struct OpenFile {
     access: Access,
     file: Arc<dyn File>,
 }
@@ -161,6 +161,11 @@ impl Inode {
         if open.as_ref().is_none_or(|open| open.access == Access::Read) {
             *open = Some(OpenFile { access, file: Arc::clone(file) });
         }
+    }
+
+    /// Takes the open file out, for whoever closes it.
+    pub(crate) fn take_file(&self) -> Option<OpenFile> {
+        self.file.lock().take()
     }
 
     /// Closes the data when nobody has it open and nothing is left to write.

@@ -82,6 +82,20 @@ fn what_was_written_for_a_child_that_is_removed_since_is_not_taken_for_durable()
     }
 }
 
+#[test]
+fn what_a_cgroup_has_is_told_from_what_others_have() {
+    let rig = Rig::new();
+    let has = |path| rig.volume.has_undurable_of(&at(path));
+    let (inode, file) = rig.file(CHILD);
+    assert!(!has("/"));
+    rig.write(file, 4096);
+    assert_eq!(["/a/child", "/a", "/", "/b"].map(has), [true, true, true, false], "dirty");
+    rig.flush(&inode);
+    assert_eq!(["/a/child", "/a", "/", "/b"].map(has), [true, true, true, false], "written");
+    rig.volume.sync_all().expect("durable");
+    assert!(!has("/"));
+}
+
 /// Has the flusher write the file as often as it takes for `B`, who writes most of it, to become its owner.
 fn switch_to_b(rig: &Rig, inode: &Arc<Inode>, file: HandleId) {
     let bdi = &rig.volume.core.bdi;
@@ -109,6 +123,7 @@ fn what_was_written_of_a_file_that_changes_its_owner_is_durable_for_neither() {
         switch_to_b(&rig, &inode, file);
         let (owner, undurable) = (if path == "/a" { A } else { B }, &rig.volume.core.undurable);
         assert!(undurable.is_any(|whose| whose == owner), "{path}");
+        assert!(rig.volume.has_undurable_of(&at(path)), "{path}");
         rig.flush(&inode);
         assert!(rig.asks_store(path), "{path}");
     }

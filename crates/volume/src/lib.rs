@@ -35,6 +35,7 @@ mod error;
 pub mod events;
 mod files;
 mod flush;
+pub mod give_up;
 mod handles;
 mod inode;
 mod life;
@@ -51,7 +52,7 @@ mod undurable;
 mod volume;
 
 pub use crate::core::Options;
-pub use crate::volume::Volume;
+pub use crate::volume::{Volume, span_of};
 pub use cancel::{Cancel, Event, Watch};
 pub use error::{Error, Result};
 pub use files::Opened;
@@ -62,4 +63,4 @@ pub use tenants::Tenants;
 pub use types::{
     Caller, Ctx, HandleId, Lock, LockDone, LockFamily, LockKind, LockWait, NodeId, OpenFlags, WriteFlags,
 };
-pub use writeback::{BdiStatus, CgroupPath, LimitError, Limits, Policy as SyncPolicy, WbStatus};
+pub use writeback::{BdiStatus, CgroupPath, LimitError, Limits, Owner, Policy as SyncPolicy, WbStatus};

@@ -7,10 +7,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use store::{ErrorKind, UnderWay};
+use sync::mutant::is_on;
 use sync::{Condvar, Mutex, thread};
 use writeback::BdiStatus;
 
@@ -22,15 +22,6 @@ use crate::{Caller, Cancel, CgroupPath, Ctx, Error, Result, SyncPolicy, Volume};
 /// Threads that drain a volume beside its flushers: a store with a long way to it is not waited for file by
 /// file.
 const DRAINERS: usize = 8;
-
-/// How long the store may take to name the files that were not written, and how long if the volume is given up: a moment
-/// for a person, and enough for a store that answers on a machine that is busy.
-const NAMING: Duration = Duration::from_secs(1);
-const NAMING_FORCED: Duration = Duration::from_millis(250);
-
-/// How long a volume that is given up waits for its store's sync. Whoever gives it up has less patience with a store that
-/// hangs, and leaves without.
-const FORCED_SYNC: Duration = Duration::from_secs(1);
 
 /// Where a volume is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,11 +64,6 @@ pub struct DrainReport {
     pub switch_drain: Duration,
     /// Inodes that had changed their owners since the volume's beginning.
     pub switched: u64,
-}
-
-fn given_up_undurable() -> store::Error {
-    let late = "given up before the store had made everything durable";
-    store::Error::with(ErrorKind::Interrupted, "sync", late)
 }
 
 impl DrainReport {
@@ -140,11 +126,17 @@ pub struct Status {
 pub(crate) struct Life {
     state: Mutex<(LifeState, Option<DrainReport>)>,
     ended: Condvar,
+    /// What the end has found, with the names of files, which a store that is closed does not know any more.
+    pub(crate) found: Mutex<Option<DrainReport>>,
 }
 
 impl Default for Life {
     fn default() -> Self {
-        Self { state: Mutex::new((LifeState::Active, None)), ended: Condvar::default() }
+        Self {
+            state: Mutex::new((LifeState::Active, None)),
+            ended: Condvar::default(),
+            found: Mutex::default(),
+        }
     }
 }
 
@@ -153,6 +145,12 @@ impl Volume {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.core.options.name
+    }
+
+    /// Names it in what is logged by threads that serve it, and it alone: these enter it.
+    #[must_use]
+    pub fn span(&self) -> &tracing::Span {
+        &self.core.span
     }
 
     /// What happens to it, as a stream.
@@ -210,6 +208,12 @@ impl Volume {
         self.core.stall.is_told()
     }
 
+    /// Stalls that were noticed so far.
+    #[must_use]
+    pub fn stalls(&self) -> u64 {
+        self.core.stall.count()
+    }
+
     /// Makes durable what was dirty when the call began, and what the store had not made durable yet: all of it, or with isolation what the caller's
     /// cgroup owns and changed. Waits for the limits that the caller is under, and no others.
     ///
@@ -227,6 +231,14 @@ impl Volume {
     pub fn sync_for(&self, pid: u32) -> Result<()> {
         let caller = Caller { pid, ..Caller::default() };
         self.sync_as(&self.core.options.tenants.path_of(&caller), None)
+    }
+
+    /// The same for a cgroup.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub fn sync_by(&self, who: &CgroupPath, cancel: &Cancel) -> Result<()> {
+        self.sync_as(who, Some(cancel))
     }
 
     /// The same for all data, at full speed: what is ahead of a limit is owed.
@@ -251,22 +263,42 @@ impl Volume {
         if cancel.is_some_and(Cancel::is_cancelled) {
             return Err(Error::Interrupted);
         }
-        if policy == SyncPolicy::Isolated && syncing.inodes().is_empty() {
-            let scope = scope.as_ref().unwrap_or(who);
-            // What a cgroup changed that was removed since may be anybody's.
-            let path = |owner| core.options.tenants.path_of_living(owner);
-            let is_own = |owner| path(owner).is_none_or(|path| path.is_within(scope));
-            if !core.undurable.is_any(is_own) {
-                return Ok(());
-            }
+        if policy == SyncPolicy::Isolated
+            && syncing.inodes().is_empty()
+            && !self.may_have_changed(scope.as_ref().unwrap_or(who))
+        {
+            return Ok(());
         }
         // The store's own sync is under no limit.
         drop(syncing);
         self.end_sync(failed)
     }
 
+    /// Whether something is not known to be durable that a cgroup or one below it owns: dirty data, data on its way to the store, and what the store has
+    /// not made durable yet. What may be anybody's counts. Where the cgroup's syncs are isolated with those of one above it, that one is meant. Of what was
+    /// changed before [`note_owners`](Self::note_owners) it is not known whose it is.
+    ///
+    /// Never asks the store, and takes no lock that is held while it is asked.
+    #[must_use]
+    pub fn has_undurable_of(&self, who: &CgroupPath) -> bool {
+        let isolated = self.core.bdi.throttle().isolation_of(who);
+        let scope = isolated.as_ref().unwrap_or(who);
+        if is_on("undurable-asked-first") {
+            return self.may_have_changed(scope) || self.core.bdi.has_unwritten_of(scope);
+        }
+        // In this order: what is written is noted as changed before it is taken off what is dirty.
+        self.core.bdi.has_unwritten_of(scope) || self.may_have_changed(scope)
+    }
+
+    /// Whether the store has something that a cgroup or one below it changed and that is not durable yet.
+    fn may_have_changed(&self, who: &CgroupPath) -> bool {
+        // What a cgroup changed that was removed since may be anybody's.
+        let path = |owner| self.core.options.tenants.path_of_living(owner);
+        self.core.undurable.is_any(|owner| path(owner).is_none_or(|path| path.is_within(who)))
+    }
+
     fn end_sync(&self, failed: Vec<Error>) -> Result<()> {
-        let turn = self.core.undurable.begin();
+        let turn = self.core.begin_sync();
         self.core.store.sync()?;
         self.core.undurable.end(turn);
         match failed.into_iter().next() {
@@ -326,6 +358,11 @@ impl Volume {
         tracing::info_span!("write_back").in_scope(|| self.drain());
         let sync_error = tracing::info_span!("sync_store").in_scope(|| self.make_durable().err());
         let unwritten = self.unwritten();
+        *self.life.found.lock() = Some(DrainReport {
+            unwritten: unwritten.clone(),
+            sync_error: sync_error.clone(),
+            ..DrainReport::default()
+        });
         self.core.bdi.stop(
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
         );
@@ -333,10 +370,7 @@ impl Volume {
         let switch_drain = tracing::info_span!("wait_for_switches").in_scope(|| self.core.bdi.drain());
         tracing::info_span!("release").in_scope(|| {
             self.locks.clear();
-            self.files.clear();
-            self.dirs.clear();
-            self.core.table.clear();
-            self.core.store.close();
+            if self.core.is_forced() { self.close_given_up() } else { self.holdings().close() }
         });
         let switched = self.core.bdi.status().switched;
         let report = DrainReport { unwritten, sync_error, took: begun.elapsed(), switch_drain, switched };
@@ -347,46 +381,10 @@ impl Volume {
         report
     }
 
-    /// Gives the volume up: whoever waits gets an error, a drain ends with what is written by then.
-    pub fn force(&self) {
-        self.core.force();
-    }
-
-    /// What is known of a volume that was given up and whose end waits for its store.
-    #[must_use]
-    pub fn report_given_up(&self) -> DrainReport {
-        let is_unknown = self.core.undurable.is_any(|_| true);
-        DrainReport {
-            unwritten: self.unwritten(),
-            sync_error: is_unknown.then(given_up_undurable),
-            ..DrainReport::default()
-        }
-    }
-
-    /// Whether the store has not answered yet a call that was under way then.
-    #[must_use]
-    pub fn has_call_since(&self, then: Instant) -> bool {
-        self.core.stall.has_call_since(then)
-    }
-
     /// How the volume's end went, once it is there.
     #[must_use]
     pub fn report(&self) -> Option<DrainReport> {
         self.life.state.lock().1.clone()
-    }
-
-    /// The store's own sync. A volume that was given up does not wait long for it.
-    fn make_durable(&self) -> store::Result<()> {
-        if !self.core.is_forced() {
-            return self.core.store.sync();
-        }
-        let (tell, told) = channel();
-        let store = Arc::clone(&self.core.store);
-        // On a thread of its own, which a store that hangs may keep.
-        let sync = move || drop(tell.send(store.sync()));
-        thread::will_make_threads();
-        std::thread::Builder::new().spawn(sync).map_err(|_| given_up_undurable())?;
-        told.recv_timeout(FORCED_SYNC).unwrap_or_else(|_| Err(given_up_undurable()))
     }
 
     fn drain(&self) {
@@ -425,6 +423,7 @@ impl Volume {
         let queue = Mutex::new(inodes.iter());
         let failed = Mutex::new(Vec::new());
         let work = || {
+            let _of_the_volume = self.core.span.enter();
             loop {
                 let next = queue.lock().next();
                 let Some(inode) = next else { return };
@@ -441,46 +440,7 @@ impl Volume {
         failed.into_inner()
     }
 
-    /// What is not on the store now. The store is asked for the names, for a moment only: files whose names do not come
-    /// are told by their numbers.
-    #[must_use]
-    pub fn unwritten(&self) -> Vec<Unwritten> {
-        let inodes = self.dirty_inodes();
-        let (inodes, mut files): (Vec<_>, Vec<_>) = inodes
-            .into_iter()
-            .filter_map(|inode| inode.pending().map(|pending| (Arc::clone(&inode), inode.unwritten(pending))))
-            .unzip();
-        let limit = if self.core.is_forced() { NAMING_FORCED } else { NAMING };
-        for (file, path) in files.iter_mut().zip(self.paths_of(inodes, limit)) {
-            file.path = path.or_else(|| file.path.take());
-        }
-        files
-    }
-
-    /// The names of these inodes, in their order, as many as come in time.
-    fn paths_of(&self, inodes: Vec<Arc<Inode>>, limit: Duration) -> Vec<Option<PathBuf>> {
-        if inodes.is_empty() {
-            return Vec::new();
-        }
-        let store = Arc::clone(&self.core.store);
-        let paths = move || inodes.into_iter().map(move |inode| store.path_of(inode.id));
-        // Checkers know their own threads only, and have no store that hangs.
-        if cfg!(any(loom, shuttle)) {
-            return paths().collect();
-        }
-        let (tell, told) = channel();
-        // On a thread of its own, which a store that hangs may keep.
-        let ask = move || drop(paths().try_for_each(|path| tell.send(path)));
-        thread::will_make_threads();
-        if let Err(error) = std::thread::Builder::new().spawn(ask) {
-            tracing::warn!(%error, "no thread to ask the store for names with");
-        }
-        let until = Instant::now() + limit;
-        std::iter::from_fn(|| told.recv_timeout(until.saturating_duration_since(Instant::now())).ok())
-            .collect()
-    }
-
-    fn dirty_inodes(&self) -> Vec<Arc<Inode>> {
+    pub(crate) fn dirty_inodes(&self) -> Vec<Arc<Inode>> {
         self.core.bdi.snapshot()
     }
 }
@@ -497,7 +457,7 @@ impl mounts::Superblock for Volume {
 
 /// What of one inode is not on the store.
 #[derive(Debug, Clone, Copy)]
-struct Pending {
+pub(crate) struct Pending {
     bytes: u64,
     /// Taken out of the cache's dirty pages, and being written.
     under_way: u64,
@@ -505,7 +465,7 @@ struct Pending {
 }
 
 impl Inode {
-    fn pending(&self) -> Option<Pending> {
+    pub(crate) fn pending(&self) -> Option<Pending> {
         let state = self.state();
         let bytes = (state.cache.held() * PAGE).min(state.overlay.map_or(0, |overlay| overlay.size));
         let under_way = (state.cache.held() - state.cache.dirty()) * PAGE;
@@ -514,7 +474,7 @@ impl Inode {
     }
 
     /// What of it is not on the store, under the name that it had at its last error.
-    fn unwritten(&self, pending: Pending) -> Unwritten {
+    pub(crate) fn unwritten(&self, pending: Pending) -> Unwritten {
         let Pending { bytes, error, .. } = pending;
         Unwritten { node: self.id.0, path: self.state().failing_path.clone(), bytes, error }
     }

@@ -75,10 +75,16 @@ impl Volume {
         }
         if let Some(is_isolated) = change.sync_isolation {
             throttle.set_isolated(cgroup, is_isolated);
-            self.core.undurable.note_owners();
+            self.note_owners();
         }
         let volume = self.name();
         tracing::info!(volume, %cgroup, %limits, isolation = change.sync_isolation, "limits changed");
+    }
+
+    /// Notes from now on whose changes are not durable yet, which [`has_undurable_of`](Self::has_undurable_of) tells apart. What was changed
+    /// before counts for all, until the next sync of the store.
+    pub fn note_owners(&self) {
+        self.core.undurable.note_owners();
     }
 
     /// Something beside file data was changed: it went at once, and counts as an operation that is owed. Where the caller is

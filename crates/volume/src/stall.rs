@@ -49,6 +49,11 @@ impl Stall {
         self.watch.oldest().is_some_and(|call| call.since <= then)
     }
 
+    /// Whether a call has been under way for so long.
+    pub(crate) fn is_silent_for(&self, time: Duration) -> bool {
+        self.watch.oldest().is_some_and(|call| call.since.elapsed() >= time)
+    }
+
     /// Looks as [`now`](Self::now) does, and tells of it if that is news.
     pub(crate) fn look(&self, events: &Events) -> Option<UnderWay> {
         let late = self.now();

@@ -81,10 +81,8 @@ impl Table {
         self.shards.iter().map(|shard| shard.read().len()).sum()
     }
 
-    pub(crate) fn clear(&self) {
-        for shard in &self.shards {
-            let gone = std::mem::take(&mut *shard.write());
-            drop(gone);
-        }
+    /// Takes all of them out.
+    pub(crate) fn take(&self) -> Vec<Arc<Inode>> {
+        self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.write()).into_values()).collect()
     }
 }

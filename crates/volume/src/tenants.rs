@@ -77,7 +77,8 @@ impl Tenants {
     }
 
     /// In which cgroup a caller is, as a path; the root if that is not to be found.
-    pub(crate) fn path_of(&self, caller: &Caller) -> CgroupPath {
+    #[must_use]
+    pub fn path_of(&self, caller: &Caller) -> CgroupPath {
         self.of_caller(caller).map_or_else(CgroupPath::root, |owner| self.path(owner))
     }
 

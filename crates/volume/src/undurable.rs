@@ -28,11 +28,16 @@ struct Changes {
     /// The turn in which something last changed.
     by_owner: HashMap<Owner, u64>,
     of_anybody: Option<u64>,
+    /// How many bytes had been written, of all that ever were, when the last sync began that succeeded.
+    covered_bytes: u64,
 }
 
 /// A sync of the store that has begun: which changes it covers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Turn(u64);
+pub(crate) struct Turn {
+    number: u64,
+    written_bytes: u64,
+}
 
 impl Undurable {
     /// Something was changed; `who` is asked only if it matters. Without an owner it may be anybody's.
@@ -60,18 +65,24 @@ impl Undurable {
         changes.of_anybody.is_some() || changes.by_owner.keys().any(|owner| own(*owner))
     }
 
-    /// A sync of the store begins.
-    pub(crate) fn begin(&self) -> Turn {
+    /// A sync of the store begins, to which so many bytes had been written by then.
+    pub(crate) fn begin(&self, written_bytes: u64) -> Turn {
         let mut changes = self.0.lock();
         changes.turn += 1;
-        Turn(changes.turn)
+        Turn { number: changes.turn, written_bytes }
+    }
+
+    /// How many of so many bytes, all that ever were written, no sync of the store has covered.
+    pub(crate) fn bytes(&self, written_bytes: u64) -> u64 {
+        written_bytes.saturating_sub(self.0.lock().covered_bytes)
     }
 
     /// It has succeeded.
     pub(crate) fn end(&self, turn: Turn) {
         let mut changes = self.0.lock();
-        changes.by_owner.retain(|_, changed| *changed >= turn.0);
-        changes.of_anybody = changes.of_anybody.filter(|changed| *changed >= turn.0);
+        changes.by_owner.retain(|_, changed| *changed >= turn.number);
+        changes.covered_bytes = changes.covered_bytes.max(turn.written_bytes);
+        changes.of_anybody = changes.of_anybody.filter(|changed| *changed >= turn.number);
     }
 }
 
@@ -82,21 +93,32 @@ mod tests {
     const A: Owner = Owner(1);
 
     #[test]
+    fn bytes_count_until_a_sync_has_succeeded_that_began_later() {
+        let undurable = Undurable::default();
+        assert_eq!(undurable.bytes(10), 10);
+        let (early, late) = (undurable.begin(10), undurable.begin(30));
+        assert_eq!(undurable.bytes(30), 30, "none has succeeded");
+        undurable.end(late);
+        undurable.end(early);
+        assert_eq!((undurable.bytes(30), undurable.bytes(35)), (0, 5));
+    }
+
+    #[test]
     fn a_change_counts_until_a_later_sync_has_succeeded() {
         let undurable = Undurable::default();
         assert!(!undurable.is_any(|_| true));
         undurable.note(|| panic!("nobody wants to know yet"));
         assert!(undurable.is_any(|_| false), "it may be anybody's");
         undurable.note_owners();
-        undurable.end(undurable.begin());
+        undurable.end(undurable.begin(0));
         assert!(!undurable.is_any(|_| true));
-        let too_early = undurable.begin();
+        let too_early = undurable.begin(0);
         undurable.note(|| Some(A));
         undurable.end(too_early);
         assert!(undurable.is_any(|owner| owner == A) && !undurable.is_any(|owner| owner != A));
-        undurable.begin();
+        undurable.begin(0);
         assert!(undurable.is_any(|owner| owner == A), "that one failed");
-        undurable.end(undurable.begin());
+        undurable.end(undurable.begin(0));
         assert!(!undurable.is_any(|owner| owner == A));
         undurable.note(|| None);
         assert!(undurable.is_any(|_| false));

@@ -50,19 +50,31 @@ impl Volume {
             clock: Arc::clone(&options.clock),
         };
         let switcher = &options.tenants.switcher;
-        let bdi = Bdi::start("wt", bdi_options, Arc::clone(&budget), switcher);
+        let span = span_of(&options.name);
+        let bdi = span.in_scope(|| Bdi::start("wt", bdi_options, Arc::clone(&budget), switcher));
         bdi.set_dirty_max_of_others(options.dirty_bytes_max);
         let volume = Arc::new(Self {
-            core: Core::new(store, options, budget, bdi),
+            core: Core::new(store, options, budget, (bdi, span)),
             files: Handles::default(),
             dirs: Handles::default(),
             life: Life::default(),
             locks: LockTable::new(LockLimits::default()),
         });
         if volume.core.options.sync_policy == SyncPolicy::Isolated {
-            volume.core.undurable.note_owners();
+            volume.note_owners();
         }
         Ok(volume)
+    }
+}
+
+/// A span that names a volume in what threads log that work for it, whatever level is logged.
+#[must_use]
+pub fn span_of(volume: &str) -> tracing::Span {
+    // Its beginning and its end are logged with its level, where they are.
+    if tracing::enabled!(tracing::Level::INFO) {
+        tracing::info_span!(parent: None, "volume", volume)
+    } else {
+        tracing::error_span!(parent: None, "volume", volume)
     }
 }
 

@@ -61,6 +61,26 @@ fn a_close_reports_an_error_of_the_flushers() {
 }
 
 #[test]
+fn an_error_that_nobody_has_seen_is_told_to_the_next_opening() {
+    let (client, faults) = faulty("write:fail=EIO", eager());
+    let (id, handle) = client.create("file");
+    client.write(handle, 0, b"data").unwrap();
+    while client.volume.status().writeback_errors == 0 {
+        thread::yield_now();
+    }
+    // Let go without a question.
+    client.volume.release(handle);
+    faults.set_rules("").unwrap();
+    let (next, another) = (client.open(id), client.open(id));
+    assert_eq!(client.fsync(next), Err(Error::Writeback(ErrorKind::Io)));
+    assert_eq!(client.fsync(next), Ok(()), "once");
+    assert_eq!(client.fsync(another), Err(Error::Writeback(ErrorKind::Io)), "it was open, too");
+    let late = client.open(id);
+    assert_eq!(client.fsync(late), Ok(()), "it has been seen");
+    assert!(client.volume.shutdown().is_complete());
+}
+
+#[test]
 fn a_writer_without_room_gets_the_error_of_its_own_file() {
     let options = Options { drain_deadline: Duration::from_millis(200), ..lazy() };
     let (client, _faults) = faulty("write:fail=ENOSPC", options);

@@ -12,10 +12,12 @@
 //! | also what somebody else has just begun to dirty | [`a_sync_finds_what_two_wrote`] | `volume-list-late` |
 //! | a write that starts beside the last write-back builds on what that wrote | [`writes_beside_write_back_lose_nothing`] | `volume-overlay-unchecked`, `volume-base-unchecked` |
 //! | nobody sees an old size while the last write-back ends | [`no_attr_shows_an_old_size`], [`no_lookup_shows_an_old_size`], [`no_link_shows_an_old_size`] | `volume-attr-unchecked`, `volume-lookup-unchecked`, `volume-know-unchecked` |
+//! | what is written back and not durable is never taken for durable | [`what_the_flusher_writes_is_not_taken_for_durable`] | `undurable-asked-first` |
 //! | a flusher hears of the first dirty inode | [`a_flusher_hears_of_dirty_data`] | `bdi-list-silent` |
 //! | a writer that waits for room goes on when there is some | [`a_waiting_writer_gets_room`] | `volume-reserve-once` |
 //! | it ends when the volume is given up | [`a_waiting_writer_hears_of_force`] | `volume-force-late`, `event-set-late` |
 //! | it ends when its data cannot be written, whoever tried | [`a_waiting_writer_hears_of_failure`], [`a_waiting_writer_hears_of_a_failed_fsync`] | `volume-io-silent` |
+//! | what is written while a volume is given up is told as not durable | [`what_is_written_meanwhile_is_not_told_as_durable`] | `volume-report-late` |
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -29,7 +31,7 @@ use store::{Access, ErrorKind, MemStore, Name, ObjectId, Store};
 use store::{At, HookStore};
 use sync::atomic::{AtomicUsize, Ordering};
 use sync::{Condvar, Mutex, model, mutant, thread};
-use watertight_volume::{Ctx, Error, HandleId, NodeId, Options, WriteFlags};
+use watertight_volume::{CgroupPath, Ctx, Error, HandleId, NodeId, Options, WriteFlags};
 
 const ROOT: ObjectId = ObjectId::ROOT;
 
@@ -125,6 +127,29 @@ fn a_sync_that_may_miss_dirty_data_is_caught() {
     mutant::assert_caught("a_sync_finds_what_is_dirty", &mutants, "not on the store after a sync");
     let mutants = ["volume-list-late"];
     mutant::assert_caught("a_sync_finds_what_two_wrote", &mutants, "not on the store after a sync");
+}
+
+#[test]
+fn what_the_flusher_writes_is_not_taken_for_durable() {
+    model::check(|| {
+        let (client, _) = start(eager());
+        let (_, handle) = client.create("file");
+        client.volume.sync_all().unwrap();
+        assert!(!client.volume.has_undurable_of(&CgroupPath::root()), "all of it is durable");
+        client.write(handle, 0, &[1; 10]).unwrap();
+        for _ in 0..4 {
+            assert!(client.volume.has_undurable_of(&CgroupPath::root()), "taken for durable");
+            thread::yield_now();
+        }
+        client.volume.sync_all().unwrap();
+        end(&client);
+    });
+}
+
+#[test]
+fn data_that_is_taken_for_durable_is_caught() {
+    let test = "what_the_flusher_writes_is_not_taken_for_durable";
+    mutant::assert_caught(test, &["undurable-asked-first"], "taken for durable");
 }
 
 #[test]
@@ -382,4 +407,25 @@ fn a_writer_that_may_wait_for_ever_is_caught() {
     mutant::assert_caught("a_waiting_writer_hears_of_force", &both, "deadlock");
     mutant::assert_caught("a_waiting_writer_hears_of_failure", &["volume-io-silent"], "deadlock");
     mutant::assert_caught("a_waiting_writer_hears_of_a_failed_fsync", &["volume-io-silent"], "deadlock");
+}
+
+#[test]
+fn what_is_written_meanwhile_is_not_told_as_durable() {
+    model::check(|| {
+        let (client, _store) = start(lazy());
+        let (_, handle) = client.create("file");
+        client.volume.sync_all().unwrap();
+        client.write(handle, 0, &[1; 10]).unwrap();
+        let other = in_thread(&client, |client| client.volume.write_back());
+        let report = client.volume.report_given_up();
+        assert!(!report.is_complete(), "told as durable");
+        other.join().unwrap();
+        end(&client);
+    });
+}
+
+#[test]
+fn a_report_that_misses_what_is_written_meanwhile_is_caught() {
+    let test = "what_is_written_meanwhile_is_not_told_as_durable";
+    mutant::assert_caught(test, &["volume-report-late"], "told as durable");
 }

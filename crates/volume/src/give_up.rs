@@ -1,0 +1,253 @@
+//! Giving a volume up, and what can be said of it then.
+//!
+//! Purpose: whoever gives a volume up has no more patience with its store. Calls under way at that moment get [`CALLS`] to return, so that what they
+//! have written is not told as lost; after that nothing here waits for the store. What may hang for ever is done by threads of its own, which the
+//! store may keep: its sync, the names of files, and closing what was open (`wt-given-up`): close(2) of a file on a server that hangs waits for the server.
+//!
+//! A store of which no call hung when it was given up may be a healthy one: its sync and its close get `HEALTHY`, so that whoever comes next finds it
+//! durable and free.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use store::{ErrorKind, Store};
+use sync::atomic::{AtomicUsize, Ordering};
+use sync::mutant::is_on;
+use sync::{Mutex, thread};
+
+use crate::handles::{DirHandle, FileHandle, Held};
+use crate::inode::{Inode, OpenFile};
+use crate::{DrainReport, Unwritten, Volume};
+
+/// How long calls that are under way when a volume is given up may take.
+pub const CALLS: Duration = Duration::from_millis(40);
+/// How long the last calls of a store may take that shows no sign of hanging.
+const HEALTHY: Duration = Duration::from_secs(1);
+
+/// How long the store may take to name the files that were not written: all of them, and each if the volume is given up. A moment
+/// for a person, and enough for a store that answers on a machine that is busy.
+const NAMING: Duration = Duration::from_secs(1);
+const NAMING_FORCED: Duration = CALLS;
+/// How often it is looked whether the store is at a name.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Stores that were given up and whose files are still being closed.
+// ORDERING: Relaxed throughout, a figure for a person.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+
+/// How many stores that were given up are still being closed, each by a thread that waits for its store.
+#[must_use]
+pub fn closing() -> usize {
+    CLOSING.load(Ordering::Relaxed)
+}
+
+/// One of them.
+struct Closing;
+
+impl Closing {
+    fn new() -> Self {
+        CLOSING.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What a volume has of its store.
+pub(crate) struct Holdings {
+    files: Held<FileHandle>,
+    dirs: Held<DirHandle>,
+    inodes: Vec<Arc<Inode>>,
+    open: Vec<OpenFile>,
+    store: Arc<dyn Store>,
+}
+
+impl Holdings {
+    /// Gives all of it back.
+    pub(crate) fn close(self) {
+        let Self { files, dirs, inodes, open, store } = self;
+        drop((files, dirs, inodes, open));
+        store.close();
+    }
+}
+
+impl Volume {
+    /// Gives the volume up: whoever waits gets an error, a drain ends with what is written by then.
+    pub fn force(&self) {
+        self.core.force();
+    }
+
+    /// Whether it was given up.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.core.is_forced()
+    }
+
+    /// Takes what the volume has of its store out of it.
+    pub(crate) fn holdings(&self) -> Holdings {
+        // Of files that were not written the lists of dirty inodes have the last word.
+        let open = self.dirty_inodes().iter().filter_map(|inode| inode.take_file()).collect();
+        Holdings {
+            files: self.files.take(),
+            dirs: self.dirs.take(),
+            inodes: self.core.table.take(),
+            open,
+            store: Arc::clone(&self.core.store),
+        }
+    }
+
+    /// Closes what a volume that was given up has of its store; does not wait for a store that hangs.
+    pub(crate) fn close_given_up(&self) {
+        let holdings = self.holdings();
+        if cfg!(any(loom, shuttle)) {
+            return holdings.close();
+        }
+        let patience = self.patience();
+        let (tell, told) = channel();
+        let kept = Arc::new(Mutex::new(Some(holdings)));
+        let (taken, closing) = (Arc::clone(&kept), Closing::new());
+        let close = move || {
+            let holdings = taken.lock().take();
+            holdings.into_iter().for_each(Holdings::close);
+            drop(closing);
+            let _nobody_waits_any_more = tell.send(());
+        };
+        thread::will_make_threads();
+        if let Err(error) = std::thread::Builder::new().name("wt-given-up".to_owned()).spawn(close) {
+            tracing::warn!(volume = self.name(), %error, "no thread to close the store with: its files stay open");
+            // Until the process ends: closing them here might hang.
+            let _kept: &'static _ = Box::leak(Box::new(kept));
+            return;
+        }
+        if told.recv_timeout(patience).is_err() {
+            tracing::warn!(
+                volume = self.name(),
+                "the store's files are still being closed: it does not answer"
+            );
+        }
+    }
+
+    /// How long the store of a volume that was given up is waited for.
+    fn patience(&self) -> Duration {
+        if self.core.stall.is_silent_for(CALLS) { CALLS } else { HEALTHY }
+    }
+
+    /// What is known of a volume that was given up and whose end waits for its store.
+    #[must_use]
+    pub fn report_given_up(&self) -> DrainReport {
+        let looked_first = is_on("volume-report-late").then(|| self.core.undurable.is_any(|_| true));
+        let unwritten = self.unwritten();
+        // After that: what a call has written that returns meanwhile is noted as not durable before it is taken for written.
+        let is_unknown = looked_first.unwrap_or_else(|| self.core.undurable.is_any(|_| true));
+        let sync_error = is_unknown.then(|| self.given_up_undurable(unwritten.is_empty()));
+        let seen = DrainReport { unwritten, sync_error, ..DrainReport::default() };
+        // In this order: where the store was closed while it was asked for names, its end has them.
+        self.life.found.lock().clone().unwrap_or(seen)
+    }
+
+    /// Whether the store has not answered yet a call that was under way then.
+    #[must_use]
+    pub fn has_call_since(&self, then: Instant) -> bool {
+        self.core.stall.has_call_since(then)
+    }
+
+    fn given_up_undurable(&self, is_all_written: bool) -> store::Error {
+        let bytes = self.core.not_known_durable();
+        let what = if is_all_written { "everything was written" } else { "given up" };
+        let late = match bytes {
+            0 => format!("{what}; not known durable: changes of names and attributes"),
+            bytes => format!("{what}; not known durable: {bytes} bytes at most"),
+        };
+        store::Error::with(ErrorKind::Interrupted, "sync", late)
+    }
+
+    /// The store's own sync. A volume that was given up does not wait long for it.
+    pub(crate) fn make_durable(&self) -> store::Result<()> {
+        if !self.core.is_forced() {
+            let turn = self.core.begin_sync();
+            self.core.store.sync()?;
+            self.core.undurable.end(turn);
+            return Ok(());
+        }
+        let (tell, told) = channel();
+        let (core, patience) = (Arc::clone(&self.core), self.patience());
+        // On a thread of its own, which a store that hangs may keep.
+        let sync = move || {
+            let turn = core.begin_sync();
+            let synced = core.store.sync();
+            if synced.is_ok() {
+                core.undurable.end(turn);
+            }
+            drop(tell.send(synced));
+        };
+        let late =
+            || self.given_up_undurable(self.dirty_inodes().iter().all(|inode| inode.pending().is_none()));
+        thread::will_make_threads();
+        std::thread::Builder::new().spawn(sync).map_err(|_| late())?;
+        told.recv_timeout(patience).unwrap_or_else(|_| Err(late()))
+    }
+
+    /// What is not on the store now. The store is asked for the names, for a moment only: files whose names do not come
+    /// are told by their numbers.
+    #[must_use]
+    pub fn unwritten(&self) -> Vec<Unwritten> {
+        let inodes = self.dirty_inodes();
+        let (inodes, mut files): (Vec<_>, Vec<_>) = inodes
+            .into_iter()
+            .filter_map(|inode| inode.pending().map(|pending| (Arc::clone(&inode), inode.unwritten(pending))))
+            .unzip();
+        for (file, path) in files.iter_mut().zip(self.paths_of(inodes)) {
+            file.path = path.or_else(|| file.path.take());
+        }
+        files
+    }
+
+    /// The names of these inodes, in their order, as many as come in time.
+    fn paths_of(&self, inodes: Vec<Arc<Inode>>) -> Vec<Option<PathBuf>> {
+        if inodes.is_empty() {
+            return Vec::new();
+        }
+        let store = Arc::clone(&self.core.store);
+        // Checkers know their own threads only, and have no store that hangs.
+        if cfg!(any(loom, shuttle)) {
+            return inodes.iter().map(|inode| store.path_of(inode.id)).collect();
+        }
+        let (tell, told) = channel();
+        let asked = Arc::new(Mutex::new(None::<Instant>));
+        let asks = Arc::clone(&asked);
+        // On a thread of its own, which a store that hangs may keep.
+        let ask = move || {
+            for inode in inodes {
+                *asks.lock() = Some(Instant::now());
+                let path = store.path_of(inode.id);
+                *asks.lock() = None;
+                if tell.send(path).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::will_make_threads();
+        if let Err(error) = std::thread::Builder::new().spawn(ask) {
+            tracing::warn!(volume = self.name(), %error, "no thread to ask the store for names with");
+        }
+        let is_forced = self.core.is_forced();
+        // A machine that is busy is not taken for a store that hangs: what counts is how long one call lasts.
+        let hangs = || is_forced && asked.lock().is_some_and(|since| since.elapsed() >= NAMING_FORCED);
+        let until = Instant::now() + NAMING;
+        let next = || loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match told.recv_timeout(left.min(LOOK)) {
+                Ok(path) => return Some(path),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) if !left.is_zero() && !hangs() => {}
+                Err(_) => return None,
+            }
+        };
+        std::iter::from_fn(next).collect()
+    }
+}
