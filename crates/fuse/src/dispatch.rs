@@ -75,14 +75,14 @@ impl Worker {
         let before_wait = || shared.interrupts.may_wait();
         let unique = header.unique;
         if let Some(handled) = unanswerable(shared, seen, &header, &op) {
-            return note(shared, *number, &header, handled);
+            return note(shared, *number, &header, handled, shared.span());
         }
         let found = At::find(&shared.tree, seen, header.nodeid, &op);
         let refused = found.as_ref().err().copied();
         let (at, section) = found.unwrap_or_else(|_| (At::root(&shared.tree, 0), None));
-        let refused = refused.or_else(|| at.is_crowded(shared, &op).then_some(Errno::IO));
         let abandonable = !is_lent && is_abandonable(&op);
-        slot.is_for(For { volume: at.volume_tag(), is_spared: place::is_spared(&op), is_lent });
+        let whom = For { volume: at.volume_tag(), is_spared: place::is_spared(&op), is_lent };
+        let refused = refused.or_else(|| (!at.takes_place(shared, slot, whom, &op)).then_some(Errno::IO));
         let begin = || {
             at.begin(shared, slot, (unique, header.pid, abandonable));
             Reply::new(slot, touched, unique)
@@ -103,13 +103,14 @@ impl Worker {
             }
             op => answered(begin(), |reply| handle(&cx, reply, op)),
         };
+        let panicked = matches!(handled, Handled::Panicked).then(|| cx.volume().span().clone());
         drop(section);
         // May end a volume that was detached.
         drop(kept.take());
         if touched.replace(false) {
             *cancel = slot.renew();
         }
-        note(shared, *number, &header, handled);
+        note(shared, *number, &header, handled, panicked.as_ref().unwrap_or(shared.span()));
     }
 }
 
@@ -127,14 +128,15 @@ fn unanswerable(shared: &Shared, seen: &mut Seen, header: &InHeader, op: &Op<'_>
     }
 }
 
-fn note(shared: &Shared, number: usize, header: &InHeader, handled: Handled) {
+fn note(shared: &Shared, number: usize, header: &InHeader, handled: Handled, span: &tracing::Span) {
     match handled {
         Handled::Fine => {}
         Handled::Error => shared.stats.error(number),
         Handled::Panicked => {
             shared.stats.panic(number);
             let op = Opcode::from_number(header.opcode).map_or("?", Opcode::name);
-            tracing::error!(op, node = header.nodeid, unique = header.unique, "a request's handler panicked");
+            let (node, unique) = (header.nodeid, header.unique);
+            span.in_scope(|| tracing::error!(op, node, unique, "a request's handler panicked"));
         }
     }
 }

@@ -62,7 +62,7 @@ const FLAGS: u64 = TOUCHED | ABANDONABLE;
 pub(crate) struct Slot {
     word: AtomicU64,
     pid: AtomicU32,
-    /// The volume that the request is for; see the module [`share`].
+    /// The volume that the request is for, as long as the thread is at it; see the module [`share`].
     volume: AtomicU64,
     cancel: Mutex<Arc<Cancel>>,
     line: Line,
@@ -114,8 +114,11 @@ impl Slot {
         self.word.store((unique << 1) | flags, Ordering::SeqCst);
     }
 
-    /// Ends the request in hand.
+    /// Ends the request in hand, and gives its place back.
     pub(crate) fn claim(&self) -> Claim {
+        if !is_on("slot-freed-late") {
+            self.is_for_none();
+        }
         let looked_first = is_on("slot-claim-looks-first").then(|| self.in_hand());
         // ORDERING: Acquire, pairs with the watcher's changes of `word`: what it did before is seen. Release, so that the
         // watcher, seeing 0, sees this request's work as done.

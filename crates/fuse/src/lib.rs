@@ -40,6 +40,7 @@ mod session;
 #[allow(unsafe_code, reason = "getrusage(2) of a thread, which rustix has not")]
 mod spin;
 mod stats;
+mod syncs;
 mod tree;
 mod uring;
 mod view;

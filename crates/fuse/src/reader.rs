@@ -77,7 +77,7 @@ pub(crate) struct Pool {
     /// Set once, by [`Pool::relax`].
     is_relaxed: AtomicBool,
     threads_max: usize,
-    /// Threads beyond them: as many as hang and had their requests answered by others, up to as many again.
+    /// Threads beyond them: as many as hang now and are not counted, up to as many again.
     threads_more: AtomicUsize,
     state: Mutex<PoolState>,
     changed: Condvar,
@@ -202,16 +202,12 @@ impl Pool {
         self.threads_max + self.threads_more.load(Ordering::SeqCst)
     }
 
-    /// So many more threads hang, and their requests were answered by others: somebody else is to read.
+    /// So many threads hang now, and are nobody's share: others are to read in their place.
     pub(crate) fn bear(&self, shared: &Arc<Shared>, hanging: usize) {
-        if hanging == 0 {
-            return;
-        }
-        let more = |now: usize| Some((now + hanging).min(self.threads_max));
         // ORDERING: SeqCst, P2.
-        let _always = self.threads_more.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        let before = self.threads_more.swap(hanging.min(self.threads_max), Ordering::SeqCst);
         // ORDERING: SeqCst, P2.
-        if self.idle.load(Ordering::SeqCst) == 0 {
+        if before < hanging && self.idle.load(Ordering::SeqCst) == 0 {
             self.bring_another(shared);
         }
     }
@@ -345,6 +341,7 @@ impl Drop for Member<'_> {
 
 /// A reading thread.
 fn run(shared: &Arc<Shared>, number: usize) {
+    let _of_the_mount = shared.span().enter();
     let mut member = Member { shared, slot: None, number };
     let Some(mut buffer) = buffer(&shared.pool) else { return };
     // A descriptor of its own spares the threads each other's locks; without it they share the first.

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use sync::mutant::is_on;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::interrupt::{Claim, Interrupts, Slot};
@@ -89,6 +90,9 @@ impl<'a> Reply<'a> {
             }
         }
         let sent = self.slot.line().answer(self.unique, answer);
+        if is_on("slot-freed-late") {
+            self.slot.is_for_none();
+        }
         Sent { is_delivered: was_taken(self.unique, sent), is_error }
     }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use sync::Mutex;
 use sync::atomic::{AtomicBool, Ordering};
-use volume::Volume;
+use volume::{Cancel, CgroupPath, Volume};
 use zerocopy::IntoBytes as _;
 
 use crate::abi::{InitFlags, Opcode};
@@ -33,6 +33,7 @@ use crate::places;
 use crate::reader::{Pool, ReadEnd};
 use crate::spin::SpinGate;
 use crate::stats::{Stats, StatsView};
+use crate::syncs::{Synced, Syncs};
 use crate::tree;
 use crate::uring::{BeforeMount, Prepared, Ring, Transport, Uring};
 use crate::view::Tree;
@@ -140,6 +141,7 @@ pub(crate) struct Shared {
     pub(crate) valid: Validity,
     pub(crate) master: Arc<Dev>,
     pub(crate) interrupts: Arc<Interrupts>,
+    pub(crate) syncs: Arc<Syncs>,
     pub(crate) owners: OwnersByHandle,
     pub(crate) closing: Closing,
     pub(crate) stats: Stats,
@@ -170,6 +172,7 @@ impl Shared {
             valid: Validity { entry: Duration::ZERO, attr: Duration::ZERO },
             master,
             interrupts: Arc::default(),
+            syncs: Arc::default(),
             owners: OwnersByHandle::default(),
             closing: Closing::default(),
             stats: Stats::default(),
@@ -183,9 +186,46 @@ impl Shared {
         }
     }
 
+    /// Names the mountpoint's volume in what the session's threads log. What they log of an attached one has its name itself.
+    pub(crate) fn span(&self) -> &tracing::Span {
+        self.tree.root().volume.span()
+    }
+
+    /// Syncs all that is attached, and the session's own volume by `own`. Those that do not answer are left out, which the log is told.
+    pub(crate) fn sync_attached(
+        &self,
+        by: impl FnOnce() -> CgroupPath,
+        cancel: &Cancel,
+        own: impl FnOnce() -> volume::Result<()>,
+    ) -> Synced {
+        if self.tree.is_plain() {
+            return Synced::of_one(own());
+        }
+        let synced = self.syncs.sync(&by(), &self.tree.subjects(), cancel, own);
+        synced.left_out.iter().for_each(|subject| subject.tell_left_out());
+        synced
+    }
+
+    /// Ends what is attached, and brings the session's own volume to its store meanwhile: one store that hangs holds up its own volume only.
+    fn end_attached(&self) {
+        if self.tree.is_plain() {
+            return;
+        }
+        std::thread::scope(|scope| {
+            let sync = || {
+                if let Err(error) = self.tree.root().volume.sync_all() {
+                    tracing::debug!(%error, "tried again at the volume's end");
+                }
+            };
+            let own = std::thread::Builder::new().spawn_scoped(scope, sync);
+            self.tree.end();
+            drop(own);
+        });
+    }
+
     /// The kernel asks for the end.
     pub(crate) fn destroy(&self) {
-        self.tree.end();
+        self.end_attached();
         let handler = self.on_destroy.lock().take();
         if let Some(handler) = handler
             && catch_unwind(AssertUnwindSafe(handler)).is_err()
@@ -221,7 +261,8 @@ impl SessionView {
     /// How many threads serve.
     #[must_use]
     pub fn threads(&self) -> usize {
-        self.0.pool.threads() + self.0.ring.as_ref().map_or(0, |ring| ring.threads())
+        let ring = self.0.ring.as_ref().map_or(0, |ring| ring.threads());
+        self.0.pool.threads() + ring + self.0.syncs.threads()
     }
 
     /// How many requests are being handled, and how many wait for locks. Neither counts the other's, nor
@@ -285,6 +326,7 @@ impl Session {
             valid: Validity { entry: options.entry_valid, attr: options.attr_valid },
             master,
             interrupts: Arc::default(),
+            syncs: Arc::default(),
             owners: OwnersByHandle::default(),
             closing: Closing::default(),
             stats: Stats::default(),
@@ -331,6 +373,8 @@ impl Session {
     /// [`SessionError::Start`] when the host gives no thread, [`SessionError::NoUring`] when the kernel refuses what it
     /// agreed to; the mount is taken away again.
     pub fn run(mut self) -> Result<Ended, SessionError> {
+        let span = self.shared.span().clone();
+        let _of_the_mount = span.enter();
         let interrupts = Arc::clone(&self.shared.interrupts);
         let watcher = spawn("wt-fuse-signals", move || interrupts.watch()).map_err(SessionError::Start)?;
         let (notifier, master) = (self.shared.notifier.clone(), Arc::clone(&self.shared.master));
@@ -369,9 +413,11 @@ impl Session {
 
     fn wait(&mut self) -> Ended {
         let (end, mut stuck) = self.shared.pool.wait(self.exit_grace);
+        let until = Instant::now() + self.exit_grace;
         if let Some(ring) = &self.shared.ring {
-            stuck += ring.wait(Instant::now() + self.exit_grace);
+            stuck += ring.wait(until);
         }
+        stuck += self.shared.syncs.end(until);
         // ORDERING: Acquire, pairs with the Release in `Shared::destroy`.
         let destroyed = self.shared.destroyed.load(Ordering::Acquire);
         let reason = match end {
@@ -388,6 +434,8 @@ impl Session {
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<std::thread::JoinHandle<()>> {
+    let span = tracing::Span::current();
+    let body = move || span.in_scope(body);
     std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body)
 }
 

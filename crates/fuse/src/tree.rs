@@ -36,6 +36,7 @@
 
 pub(crate) mod change;
 pub(crate) mod clones;
+mod end;
 mod served;
 mod shards;
 mod spot;
@@ -56,6 +57,8 @@ pub(crate) use served::{Open, Served};
 use shards::Shards;
 use spot::Attachment;
 use wire::Tag;
+
+use crate::syncs::Subject;
 
 /// A volume or a mount that node numbers name.
 #[derive(Debug)]
@@ -197,9 +200,12 @@ impl Tree {
         let is_old = self.generation.load(Ordering::Acquire) != seen.generation;
         if is_old && !(seen.generation > 0 && is_on("tree-seen-unchecked")) {
             let state = self.state.lock();
-            seen.snapshot = Arc::clone(&state.snapshot);
+            let old = std::mem::replace(&mut seen.snapshot, Arc::clone(&state.snapshot));
             // ORDERING: Relaxed, written under the lock.
             seen.generation = self.generation.load(Ordering::Relaxed);
+            drop(state);
+            // The last one who saw it drops all that has left since.
+            drop(old);
         }
         &seen.snapshot
     }
@@ -210,6 +216,11 @@ impl Tree {
             return Vec::new();
         }
         self.state.lock().snapshot.volumes().map(Arc::clone).collect()
+    }
+
+    /// The same, to be synced.
+    pub(crate) fn subjects(&self) -> Vec<Arc<dyn Subject>> {
+        self.volumes().into_iter().map(|served| served as Arc<dyn Subject>).collect()
     }
 
     /// Whether something is attached to this directory, in whatever place it is seen.
@@ -236,14 +247,17 @@ impl Tree {
         self.state.lock().snapshot.by_mount.get(mount).map(Arc::clone)
     }
 
-    /// Replaces what requests see.
+    /// Replaces what requests see. What was seen until now is dropped without the lock: where nobody else has it, that is as much as
+    /// the tree is large, and whatever has left it.
     fn change<T>(&self, change: impl FnOnce(&mut State, &mut Snapshot) -> T) -> T {
         let mut state = self.state.lock();
         let mut snapshot = Snapshot::clone(&state.snapshot);
         let result = change(&mut state, &mut snapshot);
-        state.snapshot = Arc::new(snapshot);
+        let old = std::mem::replace(&mut state.snapshot, Arc::new(snapshot));
         // ORDERING: Release, P1. Relaxed for the load: written under the lock.
         self.generation.store(self.generation.load(Ordering::Relaxed) + 1, Ordering::Release);
+        drop(state);
+        drop(old);
         result
     }
 
@@ -292,3 +306,6 @@ impl State {
         self.snapshot.by_tag.get(*self.by_address.get(&address)?)
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests;

@@ -42,7 +42,8 @@
 //! # Memory
 //! An entry is a mapping of one page and 1 MiB, of which only what was used takes memory. As the kernel uses the entries like
 //! a stack, few are ever touched. What a burst leaves behind is given back: an entry that held much data and is handed over while
-//! more than `warm` of its queue are in use gives its pages back, so that about `warm` MiB per CPU stay.
+//! more than `warm` of its queue are in use gives its pages back, so that about `warm` MiB per CPU stay. One that waits keeps them all the same:
+//! beside requests of stalled stores, which are under way for long, a large write finds its pages there.
 //!
 //! A burst of requests that are quick leaves its threads asleep, one for each that was under way at the same time, since an entry
 //! cannot be called back from the kernel. They are the last ones that the kernel uses again.
@@ -87,7 +88,7 @@ use std::time::Instant;
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 use sync::Mutex;
-use sync::atomic::{AtomicU64, Ordering};
+use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::dev::Dev;
 use crate::reader::ReadEnd;
@@ -324,6 +325,8 @@ fn ends_connection(errno: Errno) -> bool {
 struct Queue {
     /// Those that serve in the low half, those that wait in the high half.
     threads: AtomicU64,
+    /// Whether an entry that waits for its next request keeps its memory although the queue is crowded.
+    is_warm: AtomicBool,
 }
 
 const BUSY: u64 = 1;
@@ -371,8 +374,47 @@ impl Queue {
         self.now() >> 32 >= IDLE_MAX
     }
 
+    /// Whether an entry that is handed over keeps its memory although the queue is crowded: one does, which is the one that the
+    /// kernel uses next. Requests of stalled stores crowd a queue for as long as they like, and large writes beside them would have
+    /// their pages made anew each time.
+    fn keeps_warm(&self, entry: &mut Entry) -> bool {
+        // ORDERING: Relaxed, as in `add`. Who swaps false for true has the one place.
+        entry.is_warm = !self.is_warm.swap(true, Ordering::Relaxed);
+        entry.is_warm
+    }
+
+    /// An entry is used again. If it was the one that kept its memory, another may, should this one not come back.
+    fn takes(&self, entry: &mut Entry) {
+        if std::mem::take(&mut entry.is_warm) {
+            // ORDERING: Relaxed, as in `add`.
+            self.is_warm.store(false, Ordering::Relaxed);
+        }
+    }
+
     /// Whether more than `warm` requests are under way.
     fn is_crowded(&self, warm: u64) -> bool {
         self.now() & (IDLE - 1) > warm
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_waiting_entry_of_a_crowded_queue_keeps_its_memory() {
+        let queue = Queue::default();
+        let [mut first, mut second] = [Entry::new(0).unwrap(), Entry::new(0).unwrap()];
+        assert!(queue.keeps_warm(&mut first));
+        assert!(!queue.keeps_warm(&mut second), "there is one already");
+        // The other's next request changes nothing.
+        queue.takes(&mut second);
+        assert!(!queue.keeps_warm(&mut second));
+        // The first is used again, for whatever long; meanwhile it is another's turn, and then it is too late for the first.
+        queue.takes(&mut first);
+        assert!(queue.keeps_warm(&mut second));
+        assert!(!queue.keeps_warm(&mut first));
+        queue.takes(&mut second);
+        assert!(queue.keeps_warm(&mut first));
     }
 }

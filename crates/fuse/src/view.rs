@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mounts::Propagation;
-use volume::Volume;
+use volume::{Caller, Cancel, Volume};
 
 use crate::session::Shared;
 use crate::tree::OnEnd;
 use crate::tree::change::{Attached, AttachmentInfo, Detach, TreeError};
 use crate::tree::clones::View;
+use crate::tree::wire::Tag;
 
 /// What is attached to a session's mountpoint, to be looked at and changed from any thread but those that serve
 /// requests: changes wait for the kernel, and for volumes.
@@ -71,8 +72,21 @@ impl Tree {
     /// of it is open. With `is_forced` what is not written of that is given up. A clone is no more after that; the first shows its own
     /// volume as long as it is mounted, and nothing can be attached to it.
     pub fn end_clone(&self, is_forced: bool) {
-        let give_up = |volume| self.shared.interrupts.give_up(volume);
+        let give_up = |volume| self.answer_all(volume);
         self.shared.tree.end_clone(&self.shared.master, &self.view, is_forced, give_up);
+    }
+
+    /// Makes durable what is dirty in the session's volume and in all that are attached, by the policy of the cgroup that a process of the host is in. Attached ones whose
+    /// stores do not answer are left out, before they are asked or when it is noticed ([`relieve`](Self::relieve)); they are returned, by the names that the log
+    /// has for them, whoever has something in them: what is dirty there is not durable.
+    ///
+    /// # Errors
+    /// The first failure, after the others were tried.
+    pub fn sync_for(&self, pid: u32) -> volume::Result<Vec<String>> {
+        let own = &self.shared.tree.root().volume;
+        let cgroup = || own.tenants().path_of(&Caller { pid, ..Caller::default() });
+        let synced = self.shared.sync_attached(cgroup, &Cancel::default(), || own.sync_for(pid));
+        synced.result.map(|()| synced.left_out.iter().map(|one| one.name()).collect())
     }
 
     /// Attaches a volume to a directory; whoever looks there sees it when the call returns. `on_end` is called when the
@@ -104,8 +118,31 @@ impl Tree {
     /// # Errors
     /// [`TreeError::NotAttached`], `EBUSY` ([`mounts::Error::Busy`]), and those of the path.
     pub fn detach(&self, path: &Path, how: Detach) -> Result<(), TreeError> {
-        let give_up = |volume| self.shared.interrupts.give_up(volume);
+        let give_up = |volume| self.answer_all(volume);
         self.shared.tree.detach(&self.shared.master, (&self.view, path), how, give_up)
+    }
+
+    /// The same by force for a volume that was attached, where it was attached: no store is asked for the way there.
+    ///
+    /// # Errors
+    /// [`TreeError::NotAttached`] where it is not there any more.
+    pub fn detach_by_force(&self, attached: &Attached) -> Result<(), TreeError> {
+        let give_up = |volume| self.answer_all(volume);
+        self.shared.tree.detach_by_force(&self.shared.master, attached, give_up)
+    }
+
+    /// Gives a volume up, if it is in one place at most; also one that is being detached, or that only open files keep. Who waits for
+    /// it gets an error. Waits for nothing: its place is to be taken away by [`detach_by_force`](Self::detach_by_force). Says whether it is given up.
+    pub fn give_up(&self, attached: &Attached) -> bool {
+        self.shared.tree.give_up(attached, |volume| self.answer_all(volume))
+    }
+
+    /// Whoever waits for a volume that was given up gets an error; others are to read in place of the threads that hang.
+    fn answer_all(&self, volume: Tag) {
+        let Shared { interrupts, pool, syncs, .. } = &*self.shared;
+        interrupts.give_up(volume);
+        syncs.give_up(volume.number());
+        pool.bear(&self.shared, interrupts.uncounted());
     }
 
     /// Moves what is attached at a path to another directory, with all that is attached below.
@@ -152,16 +189,20 @@ impl Tree {
         self.shared.tree.attachments(&self.view)
     }
 
-    /// Has those volumes whose stores do not answer hold no more than their share of what brings requests: of more
-    /// requests that wait for one of them, the rest fail with EIO. To be called about once a second, after each volume's
+    /// Has those volumes whose stores do not answer hold no more than their share of what brings requests: of each the first request
+    /// waits, and of further ones as many as have room; the rest fail with EIO. Syncs of the mountpoint wait for them no longer. To be
+    /// called about once a second, after each volume's
     /// [`status`](Volume::status).
     pub fn relieve(&self) {
         let Shared { tree, interrupts, pool, .. } = &*self.shared;
         let volumes = tree.volumes();
         let stalled: Vec<_> = volumes.iter().filter(|served| served.volume.is_known_to_stall()).collect();
         interrupts.share_among(stalled.len(), pool.places());
-        let hanging: usize = stalled.iter().map(|served| interrupts.shed(served.tag)).sum();
-        pool.bear(&self.shared, hanging);
+        for served in stalled {
+            served.volume.span().in_scope(|| interrupts.shed(served.tag));
+        }
+        pool.bear(&self.shared, interrupts.uncounted());
+        self.shared.syncs.relieve();
     }
 
     /// Ends everything that is attached, and returns when all of it has ended. The session's own volume is not

@@ -206,17 +206,13 @@ pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
     reply.unit(cx.volume().fsync(&cx.ctx(), handle_id(arg.fh), data_only))
 }
 
-/// The kernel does not say which part of the mountpoint is meant: all volumes are made durable. The first failure is told, after
-/// the others were tried.
+/// The kernel does not say which part of the mountpoint is meant: all volumes are made durable, but for attached ones that do not answer.
+/// The first failure is told, after the others were tried; EIO if the caller's cgroup has something in one that was left out.
 pub(super) fn sync(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
     (cx.before_wait)();
-    let mut outcome = cx.volume().sync(&cx.ctx());
-    for attached in cx.others() {
-        if let Some(_asked) = attached.enter() {
-            outcome = outcome.and(attached.volume.sync(&cx.ctx()));
-        }
-    }
-    reply.unit(outcome)
+    let own = || cx.volume().sync(&cx.ctx());
+    let synced = cx.shared.sync_attached(|| cx.cgroup(), cx.cancel, own);
+    reply.unit(synced.told())
 }
 
 pub(super) fn allocate(cx: &Cx<'_>, reply: Reply<'_>, arg: &FAllocateIn) -> Sent {

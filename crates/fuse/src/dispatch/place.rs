@@ -12,13 +12,13 @@ use mounts::Hold;
 use rcu::Guard;
 use rustix::io::Errno;
 use sync::atomic::Ordering;
-use volume::{Caller, Cancel, Ctx, HandleId, NodeId, Volume};
+use volume::{Caller, Cancel, CgroupPath, Ctx, HandleId, NodeId, Volume};
 
 use super::files;
 use crate::abi::{AttrOut, EntryOut, InHeader, WriteInFlags};
 use crate::decode::Op;
 use crate::encode::{self, Validity};
-use crate::interrupt::Slot;
+use crate::interrupt::{For, Slot};
 use crate::notify::NotifyError;
 use crate::session::Shared;
 use crate::tree::clones::View;
@@ -97,12 +97,23 @@ impl At<'_> {
         shared.interrupts.begin_for(slot, request, &self.served.is_given_up);
     }
 
-    /// Whether the request would be one too many for a store that does not answer.
-    pub(super) fn is_crowded(&self, shared: &Shared, op: &Op<'_>) -> bool {
-        self.served.tag != Tag::ROOT
-            && self.served.volume.is_known_to_stall()
-            && !is_spared(op)
-            && shared.interrupts.is_full(self.served.tag)
+    /// Takes the thread's place for the request; says whether there is one: the request may be one too many for a store that does not answer.
+    pub(super) fn takes_place(&self, shared: &Shared, slot: &Arc<Slot>, whom: For, op: &Op<'_>) -> bool {
+        if matches!(op, Op::SetLkW(_)) {
+            // Waits without a thread.
+            return true;
+        }
+        let is_free = self.served.tag == Tag::ROOT || whom.is_spared;
+        if is_free || !self.served.volume.is_known_to_stall() {
+            slot.is_for(whom);
+            return true;
+        }
+        let is_admitted = shared.interrupts.admit(slot, whom);
+        if !is_admitted {
+            // To be answered at once.
+            slot.is_for(For { is_spared: true, ..whom });
+        }
+        is_admitted
     }
 }
 
@@ -193,9 +204,9 @@ impl<'a> Cx<'a> {
         Ctx { caller, cancel: self.cancel, before_wait: self.before_wait }
     }
 
-    /// The volumes that are attached, whichever the request is about.
-    pub(super) fn others(&self) -> Vec<Arc<Served>> {
-        self.shared.tree.volumes()
+    /// That of the caller.
+    pub(super) fn cgroup(&self) -> CgroupPath {
+        self.volume().tenants().path_of(&self.ctx().caller)
     }
 
     /// Whether no path leads to the node's mount any more.
@@ -275,7 +286,11 @@ impl Cx<'_> {
             let told = wire::join(tag, dir)
                 .map(|parent| self.shared.notifier.changed_elsewhere(store::ObjectId(parent), name));
             if let Some(Err(NotifyError::Full)) = told {
-                tracing::warn!("the kernel may remember a name that has changed: too much waits to be told");
+                let volume = self.volume().name();
+                tracing::warn!(
+                    volume,
+                    "the kernel may remember a name that has changed: too much waits to be told"
+                );
             }
         }
     }

@@ -62,6 +62,8 @@ fn taken_by_others(tid: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
 
     #[test]
@@ -87,7 +89,19 @@ mod tests {
         let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
         assert!(!has_signal(0));
         assert!(!has_signal(own));
-        // This test's own process has another thread at least, the one that waits for it.
-        assert_ne!(taken_by_others(own) & (1 << (libc::SIGALRM - 1)), 0);
+        // Another thread, which blocks no signal if this one does not, and is there as long as it is looked at.
+        let alarm = 1 << (libc::SIGALRM - 1);
+        assert_eq!(Pending::of(own).blocked & alarm, 0, "tests run with no signal blocked");
+        let (is_there, wait) = channel::<()>();
+        let (leave, left) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                is_there.send(()).unwrap();
+                let _told_by_the_drop = left.recv();
+            });
+            wait.recv().unwrap();
+            assert_ne!(taken_by_others(own) & alarm, 0);
+            drop(leave);
+        });
     }
 }

@@ -190,3 +190,63 @@ fn a_request_that_nobody_tells_is_caught() {
     let test = "interrupt::schedules::a_request_beside_the_end_of_its_volume_is_answered";
     mutant::assert_caught(test, &["share-looks-first"], "who waits was not told");
 }
+
+/// Volumes whose stores do not answer, so many that they share nothing beyond the first request of each.
+fn many_stalled() -> (Arc<Interrupts>, [For; 2]) {
+    let interrupts = Arc::new(Interrupts::default());
+    interrupts.share_among(usize::MAX, 0);
+    let first = Tag::ROOT.next().unwrap();
+    let volumes = [first, first.next().unwrap()];
+    (interrupts, volumes.map(|volume| For { volume, is_spared: false, is_lent: false }))
+}
+
+/// Two clients ask one stalled volume, a third one another.
+#[test]
+fn of_each_stalled_volume_one_request_waits() {
+    model::check(|| {
+        let (interrupts, [one, other]) = many_stalled();
+        let slots: Vec<_> = (0..3).map(|_| slot()).collect();
+        slots.iter().for_each(|(slot, _)| interrupts.add(slot));
+        let ask = |n: usize, whom: For| {
+            let (interrupts, slot) = (Arc::clone(&interrupts), Arc::clone(&slots[n].0));
+            thread::spawn(move || usize::from(interrupts.admit(&slot, whom)))
+        };
+        let threads = [ask(0, one), ask(1, one), ask(2, other)];
+        let [a, b, c] = threads.map(|thread| thread.join().unwrap());
+        assert_eq!((a + b, c), (1, 1), "not one request of each waits");
+    });
+}
+
+#[test]
+fn a_share_in_which_the_first_has_no_place_is_caught() {
+    let test = "interrupt::schedules::of_each_stalled_volume_one_request_waits";
+    mutant::assert_caught(test, &["share-counts-first"], "not one request of each waits");
+}
+
+/// A client asks a stalled volume one thing at a time: the next one when it has the answer, which another thread reads.
+#[test]
+fn who_asks_one_at_a_time_is_never_refused() {
+    model::check(|| {
+        let (interrupts, [volume, _]) = many_stalled();
+        let ((first, reader), (second, _reader)) = (slot(), slot());
+        interrupts.add(&first);
+        interrupts.add(&second);
+        assert!(interrupts.admit(&first, volume));
+        interrupts.begin(&first, UNIQUE, 0, true);
+        let server = thread::spawn(move || {
+            let touched = Cell::new(false);
+            let _sent = Reply::new(&first, &touched, UNIQUE).done();
+        });
+        while answers(&reader).is_empty() {
+            thread::yield_now();
+        }
+        assert!(interrupts.admit(&second, volume), "refused beside its own answer");
+        server.join().unwrap();
+    });
+}
+
+#[test]
+fn a_place_that_is_given_back_late_is_caught() {
+    let test = "interrupt::schedules::who_asks_one_at_a_time_is_never_refused";
+    mutant::assert_caught(test, &["slot-freed-late"], "refused beside its own answer");
+}

@@ -1,9 +1,19 @@
 //! What the requests for one attached volume may hold while its store does not answer.
 //!
-//! Purpose: the threads and the entries that bring requests are shared by all volumes of a mountpoint. Of a volume whose store does not
-//! answer, requests wait in an eighth of the places (`SessionOptions::threads_max`, 256 at least) at most, and those of all such volumes together in a quarter.
-//! Those in hand beyond that when the stall is noticed are answered EIO, while their threads go on waiting ([`Interrupts::shed`]); later ones are refused
-//! ([`Interrupts::is_full`]). Requests for a volume that is given up are all answered EIO ([`Interrupts::give_up`]).
+//! Purpose: the threads and the entries that bring requests are shared by all volumes of a mountpoint. Of the places
+//! (`SessionOptions::threads_max`, 256 at least) the requests for volumes whose stores do not answer take so many at most:
+//!
+//! | which | how many |
+//! |---|---|
+//! | the first for each such volume | one each, of all together half of the places |
+//! | further ones | of all together a quarter, each volume its equal part, an eighth at most |
+//!
+//! So whoever uses such a volume alone waits, however many others are stalled beside it. Requests in hand beyond that when the stall is noticed
+//! are answered EIO, while their threads go on waiting ([`Interrupts::shed`]); later ones are refused ([`Interrupts::admit`]).
+//! Requests for a volume that is given up are all answered EIO ([`Interrupts::give_up`]).
+//!
+//! What counts is the thread: a request whose caller was killed has its place until the store's call has returned. A place
+//! is given back before the answer is written ([`Slot::claim`]): the client's next request may be read before the writer goes on.
 //!
 //! Over io_uring a request whose data is lent cannot be answered early, nor can one whose late success would matter
 //! (see `dispatch::is_abandonable`) before its volume is given up: such requests hold their threads.
@@ -11,6 +21,9 @@
 //! # Orderings
 //! P3: whoever gives a volume up marks it, then looks at the slots; a request is put into its slot's word, then looks at the mark
 //! ([`Interrupts::begin_for`]). All of it is SeqCst: one of them sees the other.
+//!
+//! P4: `Slot::volume` is cleared before the answer is written; who counts does so for a request that was read after that. The
+//! kernel is between the two: what it hands to a reader comes after what was written to it.
 
 use std::sync::Arc;
 
@@ -22,28 +35,40 @@ use super::{ABANDONABLE, FLAGS, Interrupts, Slot};
 use crate::places::AT_LEAST;
 use crate::tree::wire::Tag;
 
-/// One of so many places may be taken by requests that wait for stores that do not answer.
-const ONE_OF: usize = 4;
+/// One of so many places may be taken by first requests for stores that do not answer.
+const FIRSTS_ONE_OF: usize = 2;
+/// And by further ones.
+const FURTHER_ONE_OF: usize = 4;
 
 /// In [`Slot::volume`], below the tag: the request is not counted, and not answered early for its volume's stall.
 const SPARED: u64 = 1;
 /// In [`Slot::volume`]: the request cannot be answered by another thread.
 const LENT: u64 = 2;
-const TAG_SHIFT: u32 = 2;
+/// In [`Slot::volume`]: the request waits for a store that does not answer, and is counted among those that do.
+const STALLED: u64 = 4;
+const TAG_SHIFT: u32 = 3;
 
-/// How many requests for each volume may wait.
+/// How many requests for volumes whose stores do not answer may wait.
 #[derive(Debug)]
-pub(super) struct Share(AtomicUsize);
+pub(super) struct Share {
+    /// The first ones, of all such volumes.
+    firsts: AtomicUsize,
+    /// Beyond the first, for each of them.
+    further: AtomicUsize,
+}
 
 impl Default for Share {
     fn default() -> Self {
-        Self(AtomicUsize::new(share(0, 0)))
+        Self { firsts: AtomicUsize::new(firsts(0)), further: AtomicUsize::new(further(0, 0)) }
     }
 }
 
-/// How many of so many places the requests for each of `stalled` volumes may take.
-fn share(stalled: usize, places: usize) -> usize {
-    places.max(AT_LEAST) / ONE_OF / stalled.max(2)
+fn firsts(places: usize) -> usize {
+    places.max(AT_LEAST) / FIRSTS_ONE_OF
+}
+
+fn further(stalled: usize, places: usize) -> usize {
+    places.max(AT_LEAST) / FURTHER_ONE_OF / stalled.max(2)
 }
 
 /// Which volume the next request is for.
@@ -55,21 +80,59 @@ pub(crate) struct For {
     pub(crate) is_lent: bool,
 }
 
+impl For {
+    fn word(self) -> u64 {
+        let flags = if self.is_spared { SPARED } else { 0 } | if self.is_lent { LENT } else { 0 };
+        (self.volume.number() << TAG_SHIFT) | flags
+    }
+}
+
+/// A thread's request for an attached volume.
+struct Taken {
+    slot: Arc<Slot>,
+    /// None: it was answered, and its thread is still at work.
+    unique: Option<u64>,
+    /// What `Slot::volume` says of it.
+    whom: u64,
+}
+
+impl Taken {
+    fn is_for(&self, volume: Tag) -> bool {
+        self.whom >> TAG_SHIFT == volume.number()
+    }
+
+    fn is_counted(&self) -> bool {
+        self.whom & SPARED == 0
+    }
+
+    /// Says so of the request, unless its thread is through with it.
+    fn mark(&self, flag: u64) -> bool {
+        let marked = self.whom | flag;
+        // ORDERING: Relaxed, as in `is_for`. Another request for the same volume that began meanwhile is marked in its place.
+        self.slot.volume.compare_exchange(self.whom, marked, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
 impl Slot {
     /// To be said before the request begins.
     pub(crate) fn is_for(&self, whom: For) {
-        let flags = if whom.is_spared { SPARED } else { 0 } | if whom.is_lent { LENT } else { 0 };
         // ORDERING: Relaxed, published by the store to `word` in `begin`, which readers load first.
-        self.volume.store((whom.volume.number() << TAG_SHIFT) | flags, Ordering::Relaxed);
+        self.volume.store(whom.word(), Ordering::Relaxed);
     }
 
-    /// The request in hand, if it is for this volume, and what `volume` says of it.
-    fn unique_for(&self, volume: Tag) -> Option<(u64, u64)> {
+    /// Its thread is through with the request.
+    pub(crate) fn is_for_none(&self) {
+        // ORDERING: Relaxed, P4: before the answer is written.
+        self.volume.store(0, Ordering::Relaxed);
+    }
+
+    /// Which request the slot's thread is at, if it is one for an attached volume.
+    fn taken(self: &Arc<Self>) -> Option<Taken> {
         // ORDERING: SeqCst, P3: after the mark. The tag is that of this request, or of a later one, whose number differs.
-        let unique = self.unique_of(self.word.load(Ordering::SeqCst))?;
+        let unique = self.unique_of(self.word.load(Ordering::SeqCst));
         // ORDERING: Relaxed, as in `is_for`.
         let whom = self.volume.load(Ordering::Relaxed);
-        (whom >> TAG_SHIFT == volume.number()).then_some((unique, whom))
+        (whom >> TAG_SHIFT != Tag::ROOT.number()).then(|| Taken { slot: Arc::clone(self), unique, whom })
     }
 
     /// Answers request `unique` EIO; says whether that could be done. `at_all_costs`: also where its late success matters.
@@ -123,52 +186,75 @@ impl Interrupts {
 
     /// So many volumes have stores that do not answer, and the mountpoint has so many places for requests.
     pub(crate) fn share_among(&self, stalled: usize, places: usize) {
-        // ORDERING: Relaxed here and below, a bound that need not be exact at any moment.
-        self.share.0.store(share(stalled, places), Ordering::Relaxed);
+        // ORDERING: Relaxed here and below, bounds that need not be exact at any moment.
+        self.share.firsts.store(firsts(places), Ordering::Relaxed);
+        self.share.further.store(further(stalled, places), Ordering::Relaxed);
     }
 
-    /// Whether so many requests for a volume wait that the next is to be refused.
-    pub(crate) fn is_full(&self, volume: Tag) -> bool {
-        self.counted(volume).len() >= self.share.0.load(Ordering::Relaxed)
+    /// How many requests for a volume may wait for its store, of whose requests `taken` are known.
+    fn share_of(&self, volume: Tag, taken: &[Taken]) -> usize {
+        let further = self.share.further.load(Ordering::Relaxed);
+        if is_on("share-counts-first") {
+            return further;
+        }
+        let others = taken.iter().filter(|one| one.is_counted() && one.whom & STALLED != 0);
+        let mut others: Vec<u64> =
+            others.map(|one| one.whom >> TAG_SHIFT).filter(|tag| *tag != volume.number()).collect();
+        others.sort_unstable();
+        others.dedup();
+        if others.len() < self.share.firsts.load(Ordering::Relaxed) { 1 + further } else { 0 }
     }
 
-    /// Of the requests for a volume that does not answer, those beyond its share fail, if they can; says how many there were. Each
-    /// is counted once.
-    pub(crate) fn shed(&self, volume: Tag) -> usize {
-        let beyond = self.counted(volume).into_iter().skip(self.share.0.load(Ordering::Relaxed));
-        let shed = beyond.map(|(slot, unique, whom)| {
-            if whom & LENT != 0 || !slot.fail(unique, false) {
-                // ORDERING: Relaxed, as in `is_for`. Another request for the same volume that began meanwhile goes on uncounted.
-                let _another =
-                    slot.volume.compare_exchange(whom, whom | SPARED, Ordering::Relaxed, Ordering::Relaxed);
+    /// Gives a request for a volume whose store does not answer its place, from before it begins; or refuses it, where so many wait already.
+    pub(crate) fn admit(&self, slot: &Arc<Slot>, whom: For) -> bool {
+        // The lock makes one of counting and taking.
+        let slots = self.slots.lock();
+        let taken: Vec<Taken> = slots.iter().filter_map(Slot::taken).collect();
+        let own = taken.iter().filter(|one| one.is_for(whom.volume) && one.is_counted()).count();
+        let fits = own < self.share_of(whom.volume, &taken);
+        if fits {
+            // ORDERING: Relaxed, under the lock; see `is_for`.
+            slot.volume.store(whom.word() | STALLED, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// Of the requests for a volume that does not answer, those beyond its share fail, if they can, and are not counted any more.
+    pub(crate) fn shed(&self, volume: Tag) {
+        let taken = self.taken();
+        let share = self.share_of(volume, &taken);
+        let own = || taken.iter().filter(|one| one.is_for(volume) && one.is_counted());
+        for one in own().take(share) {
+            let _unless_it_is_over = one.mark(STALLED);
+        }
+        let mut shed = 0;
+        for one in own().skip(share).filter(|one| one.mark(SPARED)) {
+            shed += 1;
+            if let Some(unique) = one.unique.filter(|_| one.whom & LENT == 0) {
+                let _if_it_can = one.slot.fail(unique, false);
             }
-        });
-        let shed = shed.count();
+        }
         if shed > 0 {
             tracing::warn!(shed, "requests for an attached volume fail: its store does not answer");
         }
-        shed
     }
 
-    /// A volume is given up, and marked so: who waits for it gets an error.
+    /// How many threads are at requests for attached volumes that are not counted: what may take long, and what was told to fail.
+    pub(crate) fn uncounted(&self) -> usize {
+        self.taken().iter().filter(|one| !one.is_counted()).count()
+    }
+
+    /// A volume is given up, and marked so: who waits for it gets an error. Its threads are not counted any more.
     pub(crate) fn give_up(&self, volume: Tag) {
-        for (slot, unique, whom) in self.in_hand_for(volume) {
-            slot.give_up(unique, whom);
+        for one in self.taken().iter().filter(|one| one.is_for(volume)) {
+            let _unless_it_is_over = one.mark(SPARED);
+            if let Some(unique) = one.unique {
+                one.slot.give_up(unique, one.whom);
+            }
         }
     }
 
-    fn counted(&self, volume: Tag) -> Vec<(Arc<Slot>, u64, u64)> {
-        let mut waiting = self.in_hand_for(volume);
-        waiting.retain(|(_, _, whom)| whom & SPARED == 0);
-        waiting
-    }
-
-    fn in_hand_for(&self, volume: Tag) -> Vec<(Arc<Slot>, u64, u64)> {
-        let slots = self.slots.lock();
-        let found = slots.iter().filter_map(|slot| {
-            let (unique, whom) = slot.unique_for(volume)?;
-            Some((Arc::clone(slot), unique, whom))
-        });
-        found.collect()
+    fn taken(&self) -> Vec<Taken> {
+        self.slots.lock().iter().filter_map(Slot::taken).collect()
     }
 }

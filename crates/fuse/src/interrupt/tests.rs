@@ -1,6 +1,7 @@
 use zerocopy::FromBytes as _;
 
 use super::*;
+use crate::tree::wire::Tag;
 
 /// Answers as they come out of a device, by request.
 fn answers(reader: &rustix::fd::OwnedFd, n: usize) -> Vec<(u64, i32)> {
@@ -108,4 +109,92 @@ fn an_interrupt_that_comes_before_its_request_is_kept() {
     interrupts.park(12);
     assert!(!interrupts.parked(12, &volume, &wait, 0));
     assert_eq!(interrupts.waiting(), 1);
+}
+
+/// Slots of a mountpoint, and the tags of its volumes.
+fn slots(interrupts: &Interrupts, n: usize) -> Vec<Arc<Slot>> {
+    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    let dev = Arc::new(crate::dev::Dev::new(writer));
+    let slots: Vec<_> = (0..n).map(|_| Arc::new(Slot::new(Line::Dev(Arc::clone(&dev))))).collect();
+    slots.iter().for_each(|slot| interrupts.add(slot));
+    slots
+}
+
+fn volumes(n: usize) -> Vec<For> {
+    let tags = std::iter::successors(Tag::ROOT.next(), |tag| tag.next());
+    tags.take(n).map(|volume| For { volume, is_spared: false, is_lent: false }).collect()
+}
+
+/// The places are 256.
+#[test]
+fn of_each_stalled_volume_the_first_request_waits_and_they_share_a_quarter() {
+    for (stalled, further) in [(1, 32), (2, 32), (10, 6), (64, 1), (100, 0), (128, 0)] {
+        let interrupts = Interrupts::default();
+        interrupts.share_among(stalled, 0);
+        let slots = slots(&interrupts, stalled * 40);
+        let mut free = slots.iter();
+        for whom in volumes(stalled) {
+            let waiting = (0..40).filter(|_| interrupts.admit(free.next().unwrap(), whom)).count();
+            assert_eq!(waiting, 1 + further, "{stalled} stalled");
+        }
+    }
+}
+
+#[test]
+fn first_requests_take_half_of_the_places_at_most() {
+    let interrupts = Interrupts::default();
+    interrupts.share_among(1000, 0);
+    let slots = slots(&interrupts, 1000);
+    let volumes = volumes(1000);
+    let asked: Vec<bool> =
+        slots.iter().zip(&volumes).map(|(slot, whom)| interrupts.admit(slot, *whom)).collect();
+    assert_eq!(asked.iter().filter(|is_admitted| **is_admitted).count(), 128);
+    // Whoever comes next has the place of the first that is through.
+    let last = (slots.last().unwrap(), *volumes.last().unwrap());
+    assert!(!interrupts.admit(last.0, last.1));
+    let _mine = slots[0].claim();
+    assert!(interrupts.admit(last.0, last.1));
+}
+
+#[test]
+fn a_request_whose_caller_was_killed_has_its_place_until_its_thread_is_through() {
+    let interrupts = Interrupts::default();
+    interrupts.share_among(1000, 0);
+    let (slots, whom) = (slots(&interrupts, 2), volumes(1)[0]);
+    assert!(interrupts.admit(&slots[0], whom));
+    interrupts.begin(&slots[0], 2, 0, true);
+    slots[0].end(2);
+    assert_eq!(slots[0].in_hand(), 0, "answered");
+    assert!(!interrupts.admit(&slots[1], whom));
+    assert_eq!(slots[0].claim(), Claim::Gone);
+    assert!(interrupts.admit(&slots[1], whom));
+}
+
+#[test]
+fn what_was_in_hand_beyond_the_share_fails_and_is_not_counted_until_its_thread_is_through() {
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let dev = Arc::new(crate::dev::Dev::new(writer));
+    let interrupts = Interrupts::default();
+    interrupts.share_among(1000, 0);
+    let slots: Vec<_> = (0..3).map(|_| Arc::new(Slot::new(Line::Dev(Arc::clone(&dev))))).collect();
+    let whom = volumes(1)[0];
+    for (slot, n) in slots.iter().zip(1..) {
+        interrupts.add(slot);
+        slot.is_for(whom);
+        interrupts.begin(slot, n * 2, 0, true);
+    }
+    // The caller of one was killed before the stall was noticed.
+    slots[2].end(6);
+    interrupts.shed(whom.volume);
+    assert_eq!(answers(&reader, 2), [(6, -libc::EINTR), (4, -libc::EIO)]);
+    assert_eq!(interrupts.uncounted(), 2);
+    interrupts.shed(whom.volume);
+    assert_eq!((interrupts.uncounted(), interrupts.in_hand()), (2, 1), "once only");
+    for slot in &slots[1..] {
+        assert_eq!(slot.claim(), Claim::Gone);
+    }
+    assert_eq!(interrupts.uncounted(), 0);
+    interrupts.give_up(whom.volume);
+    assert_eq!(answers(&reader, 1), [(2, -libc::EIO)]);
+    assert_eq!(interrupts.uncounted(), 1, "its thread is at work");
 }

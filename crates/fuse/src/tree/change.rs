@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use mounts::{Made, MountId, Super, Umount};
+use mounts::{Made, MountId, Place, Super, Umount};
 use sync::atomic::Ordering;
 use sync::mutant::is_on;
 use volume::{NodeId, Volume};
@@ -114,6 +114,8 @@ impl Tree {
             return Err(TreeError::IsRoot);
         };
         let (tag, mount_tag) = (self.new_tag()?, self.new_tag()?);
+        // Who syncs the mountpoint while this one is stalled is to be told whether something of his is in it.
+        volume.note_owners();
         let tree = Arc::downgrade(self);
         let ended: OnEnd = Box::new(move |report| {
             on_end(report);
@@ -190,7 +192,7 @@ impl Tree {
 
     /// Takes what is attached at a path away. On return no path leads there, for any process; and its volume has ended, if
     /// this was its last place and nothing of it is open.
-    /// `on_given_up` is called with each volume that is given up, before its end is waited for.
+    /// `on_given_up` is called with each volume that is given up, before its end is waited for, and maybe twice.
     pub(crate) fn detach(
         &self,
         dev: &Dev,
@@ -204,18 +206,62 @@ impl Tree {
             Detach::Lazy => Umount::DETACH,
             Detach::Force => Umount::DETACH | Umount::FORCE,
         };
+        self.umount(dev, &at.0.namespace, place, flags, &mut on_given_up)
+    }
+
+    /// The same by force for a volume, if it is still where it was attached: no store is asked for the way there.
+    pub(crate) fn detach_by_force(
+        &self,
+        dev: &Dev,
+        attached: &Attached,
+        mut on_given_up: impl FnMut(Tag),
+    ) -> Result<(), TreeError> {
+        let gone = || TreeError::NotAttached(String::new());
+        let tagged = self.tagged_mount(attached.mount).ok_or_else(gone)?;
+        let place = Place { mount: attached.mount, inode: mounts::Inode(tagged.root.0) };
+        let flags = Umount::DETACH | Umount::FORCE;
+        self.umount(dev, &tagged.namespace, place, flags, &mut on_given_up)
+    }
+
+    fn umount(
+        &self,
+        dev: &Dev,
+        namespace: &mounts::Namespace,
+        place: Place,
+        flags: Umount,
+        on_given_up: &mut impl FnMut(Tag),
+    ) -> Result<(), TreeError> {
+        let is_forced = flags.contains(Umount::FORCE);
         let mut given_up = Vec::new();
-        at.0.namespace.umount_telling(place, "", flags, |mounts| given_up = self.left(dev, mounts))?;
-        if how == Detach::Force {
-            // What is open keeps nothing.
-            given_up.retain(|(_, superblock)| superblock.mounts() == 0);
-            for (volume, superblock) in &given_up {
-                superblock.superblock().force();
-                on_given_up(*volume);
+        namespace.umount_telling(place, "", flags, |mounts| {
+            let gone = self.unnote(mounts);
+            if is_forced {
+                given_up = gone.iter().map(|one| one.tagged.superblock.clone()).collect();
+                let for_good = |one: &&Attachment| leaves_for_good(&one.tagged.superblock, &gone);
+                gone.iter().filter(for_good).for_each(|one| one.tagged.superblock.superblock().force());
             }
-            given_up.iter().for_each(|(_, superblock)| superblock.superblock().shutdown());
-        }
+            // First who waits for these volumes gets an error: their ends may be waited for here, and the kernel is told under locks
+            // of directories that those may have.
+            // ORDERING: SeqCst, as where it is set.
+            let is_given_up = |one: &&Attachment| one.tagged.served.is_given_up.load(Ordering::SeqCst);
+            gone.iter().filter(is_given_up).for_each(|one| on_given_up(one.tagged.served.tag));
+            gone.iter().for_each(|one| tell_gone(dev, one));
+        })?;
+        // What is open keeps nothing.
+        given_up.retain(|superblock| superblock.mounts() == 0);
+        given_up.iter().for_each(|superblock| superblock.superblock().shutdown());
         Ok(())
+    }
+
+    /// Gives a volume up that is attached in one place at most, also one that is being detached: who waits for it gets an error,
+    /// and its end does not wait for its store. Waits for nothing. Says whether it is given up.
+    pub(crate) fn give_up(&self, attached: &Attached, on_given_up: impl FnOnce(Tag)) -> bool {
+        if attached.superblock.mounts() > 1 {
+            return false;
+        }
+        attached.superblock.superblock().force();
+        on_given_up(attached.volume);
+        true
     }
 
     /// Whether the volume is still where it was attached, or moved to.
@@ -229,12 +275,10 @@ impl Tree {
     }
 
     /// Mounts have left the namespace: requests hear of it, and the kernel. Says of which superblocks they were.
-    pub(super) fn left(&self, dev: &Dev, mounts: &[MountId]) -> Vec<(Tag, Super)> {
+    pub(super) fn left(&self, dev: &Dev, mounts: &[MountId]) -> Vec<(Arc<Served>, Super)> {
         let gone = self.unnote(mounts);
-        for one in &gone {
-            tell(dev, &one.name, wire::join(one.tagged.tag, one.tagged.root));
-        }
-        gone.iter().map(|one| (one.tagged.served.tag, one.tagged.superblock.clone())).collect()
+        gone.iter().for_each(|one| tell_gone(dev, one));
+        gone.iter().map(|one| (Arc::clone(&one.tagged.served), one.tagged.superblock.clone())).collect()
     }
 
     /// Requests hear that mounts have left.
@@ -334,19 +378,12 @@ impl Tree {
         let superblock = at.0.namespace.superblock(place.mount);
         Ok(superblock.is_none_or(|superblock| superblock.wait_unheld(until)))
     }
+}
 
-    /// Ends everything that is attached, and waits for it.
-    pub(crate) fn end(&self) {
-        let views = [vec![Arc::clone(self.first())], self.clones()].concat();
-        for error in views.iter().filter_map(|view| view.namespace.shut().err()) {
-            tracing::error!(%error, "what is attached cannot be ended");
-        }
-        let volumes: Vec<Arc<Served>> = self.state.lock().snapshot.volumes().map(Arc::clone).collect();
-        // Others may be ending it, and files that are open may keep a volume: nobody can use them any more.
-        for served in volumes {
-            mounts::Superblock::shutdown(&*served);
-        }
-    }
+/// Whether all mounts of a superblock are among those that have left.
+fn leaves_for_good(superblock: &Super, gone: &[Attachment]) -> bool {
+    let leaving = gone.iter().filter(|one| one.tagged.superblock.is_same(superblock)).count();
+    superblock.mounts() <= leaving
 }
 
 /// The mount that was asked for.
@@ -369,6 +406,11 @@ impl super::Snapshot {
             }
         }
     }
+}
+
+/// Has the kernel forget what was attached.
+fn tell_gone(dev: &Dev, one: &Attachment) {
+    tell(dev, &one.name, wire::join(one.tagged.tag, one.tagged.root));
 }
 
 /// Has the kernel forget what is under this name; a mount's root that was there is removed for those inside it.

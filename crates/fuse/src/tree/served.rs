@@ -14,16 +14,22 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use mounts::{Hold, Inode, Superblock};
 use rcu::{Domain, Guard};
-use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Mutex, RwLock};
-use volume::{DrainReport, HandleId, NodeId, Volume};
+use volume::give_up::CALLS;
+use volume::{Cancel, CgroupPath, DrainReport, HandleId, NodeId, Volume};
 
 use super::wire::Tag;
+use crate::syncs::{Out, Subject};
+
+/// How long the end of a volume that was given up is waited for where no call of its store hangs.
+const GIVE_UP: Duration = Duration::from_secs(2);
 
 /// Called when a volume has ended, with how it did.
 pub type OnEnd = Box<dyn FnOnce(&DrainReport) + Send>;
@@ -39,11 +45,15 @@ pub(crate) struct Served {
     is_closed: AtomicBool,
     /// Who waits for it gets an error. Its orderings are those of module `interrupt::share`.
     pub(crate) is_given_up: AtomicBool,
+    /// When that was.
+    given_up_at: OnceLock<Instant>,
     /// The mounts through which its directories are seen, by tag; and how many.
     seen_through: RwLock<Vec<Tag>>,
     places: AtomicUsize,
     /// Held by whoever attaches something to a directory of this volume, and (shared) by whoever takes or moves a directory's name.
     pub(crate) names: RwLock<()>,
+    /// Of the stall during which the log was told last that a sync left it out: its number.
+    left_out_told: AtomicU64,
     /// Open files, and open directories.
     holds: Mutex<HashMap<(Open, HandleId), Hold>>,
     on_end: Mutex<Option<OnEnd>>,
@@ -71,9 +81,11 @@ impl Served {
             domain: Domain::new(),
             is_closed: AtomicBool::new(false),
             is_given_up: AtomicBool::new(false),
+            given_up_at: OnceLock::new(),
             seen_through: RwLock::default(),
             places: AtomicUsize::new(0),
             names: RwLock::default(),
+            left_out_told: AtomicU64::new(0),
             holds: Mutex::default(),
             on_end: Mutex::new(on_end),
         }
@@ -84,6 +96,15 @@ impl Served {
         let section = self.domain.read();
         // ORDERING: Relaxed, P1: the section's own barrier, and that of the grace period.
         (!self.is_closed.load(Ordering::Relaxed)).then_some(section)
+    }
+
+    /// Whether its end, which has begun, is not to be waited for any more: it was given up, calls that were under way then have had
+    /// their time, and nothing is left that could be written.
+    pub(super) fn is_abandoned(&self) -> bool {
+        let Some(since) = self.given_up_at.get() else { return false };
+        let patience = if self.volume.has_call_since(*since) { CALLS } else { GIVE_UP };
+        // ORDERING: Relaxed: whoever has not seen yet that it is ending ends it, too, and finds that it does.
+        self.is_closed.load(Ordering::Relaxed) && since.elapsed() >= patience
     }
 
     /// It will be seen through one more mount. Said before that can be walked.
@@ -142,6 +163,46 @@ impl Served {
     }
 }
 
+impl Subject for Served {
+    fn number(&self) -> u64 {
+        self.tag.number()
+    }
+
+    fn sync(&self, by: &CgroupPath, cancel: &Cancel) -> volume::Result<()> {
+        // One that has ended is durable, or has told what is not.
+        let Some(_asked) = self.enter() else { return Ok(()) };
+        self.volume.span().in_scope(|| self.volume.sync_by(by, cancel))
+    }
+
+    fn is_out(&self) -> Option<Out> {
+        // ORDERING: SeqCst, as where it is set; see P1 of `syncs`.
+        if self.is_given_up.load(Ordering::SeqCst) {
+            return Some(Out::GivenUp);
+        }
+        self.volume.is_known_to_stall().then_some(Out::Stalled)
+    }
+
+    fn name(&self) -> String {
+        self.volume.name().to_owned()
+    }
+
+    fn has_undurable_of(&self, by: &CgroupPath) -> bool {
+        self.volume.has_undurable_of(by)
+    }
+
+    fn tell_left_out(&self) {
+        let stall = self.volume.stalls();
+        // ORDERING: Relaxed, nothing is published by it.
+        if self.left_out_told.swap(stall, Ordering::Relaxed) != stall {
+            let volume = self.volume.name();
+            tracing::warn!(
+                volume,
+                "{volume} is left out of a sync of the mountpoint: its store does not answer; what it has dirty is not durable yet"
+            );
+        }
+    }
+}
+
 impl Superblock for Served {
     fn root(&self) -> Inode {
         Inode(NodeId::ROOT.0)
@@ -157,6 +218,7 @@ impl Superblock for Served {
     fn force(&self) {
         // ORDERING: SeqCst, P3 of `interrupt::share`: before the look at the slots.
         self.is_given_up.store(true, Ordering::SeqCst);
+        self.given_up_at.get_or_init(Instant::now);
         self.volume.force();
     }
 
@@ -173,6 +235,9 @@ impl Superblock for Served {
     fn shutdown(&self) {
         if self.tag == Tag::ROOT {
             // The connection's end is its end.
+            return;
+        }
+        if self.is_abandoned() {
             return;
         }
         // ORDERING: Relaxed, P1: before the grace period's barrier.

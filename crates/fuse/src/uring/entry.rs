@@ -105,13 +105,15 @@ pub(super) struct Entry {
     commit_id: u64,
     /// Bytes of data that were in it since the last release, about.
     used: usize,
+    /// Whether it is the one of its queue that keeps its memory whatever else is under way.
+    pub(super) is_warm: bool,
     pub(super) buffer: Buffer,
 }
 
 impl Entry {
     /// A new one, which the kernel does not know yet.
     pub(super) fn new(queue: u16) -> Result<Self, Errno> {
-        Ok(Self { queue, commit_id: 0, used: 0, buffer: Buffer::new()? })
+        Ok(Self { queue, commit_id: 0, used: 0, is_warm: false, buffer: Buffer::new()? })
     }
 
     /// Whose.

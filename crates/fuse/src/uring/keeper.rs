@@ -74,6 +74,8 @@ fn prepare_and_run(
     if ready.send(Ok(())).is_ok()
         && let Ok(Go { shared, number }) = going.recv()
     {
+        let span = shared.span().clone();
+        let _of_the_mount = span.enter();
         let answered = Vec::with_capacity(ring.entries());
         let mut keeper = Keeper { ring, lane, shared, answered };
         let registered = keeper.register(entries);

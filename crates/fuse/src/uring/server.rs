@@ -32,6 +32,7 @@ pub(super) fn spawn(ring: &Arc<Ring>, shared: &Arc<Shared>, recruit: Recruit) ->
     let (ring, shared) = (Arc::clone(ring), Arc::clone(shared));
     let name = format!("wt-ring-{}", recruit.number);
     std::thread::Builder::new().name(name).spawn(move || {
+        let _of_the_mount = shared.span().enter();
         let Some(entry) = recruit.bunk.take() else { return };
         Server::new(&ring, &shared, recruit).run(entry);
     })
@@ -124,6 +125,7 @@ impl Server {
 
     /// Serves; gives the entry back with its answer, unless somebody else has it now.
     fn serve(&mut self, mut entry: Entry, now_ms: u64) -> Option<Entry> {
+        self.ring.queue(&entry).takes(&mut entry);
         let Some(scratch) = &mut self.scratch else {
             entry.refuse(Errno::NOMEM);
             return Some(entry);
@@ -171,7 +173,7 @@ impl Server {
     }
 
     /// Hands an answered entry over and waits for its next request.
-    fn pass_on(&mut self, entry: Entry, begun: u64) -> Next {
+    fn pass_on(&mut self, mut entry: Entry, begun: u64) -> Next {
         let Self { ring, shared, lane, stayer, cpu, is_alone, .. } = self;
         let queue = ring.queue(&entry);
         let is_slow = coarse_ms() - begun > SLOW_MS;
@@ -181,7 +183,7 @@ impl Server {
             ring.keep(entry);
             return Next::Rest;
         };
-        let release = entry.is_large() && queue.is_crowded(ring.warm);
+        let release = entry.is_large() && queue.is_crowded(ring.warm) && !queue.keeps_warm(&mut entry);
         queue.waits();
         lane.commit(entry);
         if release && lane.submit().is_ok() && !lane.has_news() {

@@ -167,7 +167,9 @@ impl Guard {
         }
         let this = Arc::clone(self);
         let builder = Builder::new().name("wt-ring-guard".into()).stack_size(256 << 10);
-        match builder.spawn(move || this.run()) {
+        // That of the serving thread, which may be in the middle of nothing else.
+        let span = tracing::Span::current();
+        match builder.spawn(move || span.in_scope(|| this.run())) {
             Ok(thread) => bell.thread = Some(thread),
             Err(error) => {
                 tracing::debug!(%error, "no guard, so that clients may change their CPU at each request");

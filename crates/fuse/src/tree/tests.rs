@@ -1,0 +1,48 @@
+//! What holds for the tree whatever the kernel asks.
+
+use std::sync::Weak;
+
+use super::*;
+
+/// Looks, when it is dropped, whether the tree's lock is free.
+struct Probe {
+    tree: Weak<Tree>,
+    found: std::sync::mpsc::Sender<bool>,
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        let tree = self.tree.upgrade().expect("the tree outlives what is in it");
+        self.found.send(tree.state.try_lock().is_some()).expect("the test waits for it");
+    }
+}
+
+#[test]
+fn what_has_left_the_tree_is_dropped_without_its_lock() {
+    let volume = || Volume::new(store::open("mem:").unwrap(), volume::Options::default()).unwrap();
+    let root = volume();
+    let tree = Arc::new(Tree::new(Arc::clone(&root)));
+    // By who changes the tree, and by a thread that served a request before the change.
+    for is_seen in [false, true] {
+        let (found, is_free) = std::sync::mpsc::channel();
+        let probe = Probe { tree: Arc::downgrade(&tree), found };
+        let on_end: OnEnd = Box::new(move |_| drop(probe));
+        let (tag, attached) = (tree.new_tag().unwrap(), volume());
+        let served = Arc::new(Served::new(Arc::clone(&attached), tag, false, Some(on_end)));
+        let superblock = Super::new(Arc::clone(&served) as Arc<_>);
+        let files = Tagged::of_files(tag, (served, superblock), &tree.first.namespace);
+        tree.change(|state, snapshot| state.add_tag(snapshot, Arc::new(files)));
+        let mut seen = Seen::default();
+        if is_seen {
+            tree.look(&mut seen);
+        }
+        tree.change(|state, snapshot| state.drop_volume(snapshot, tag));
+        assert_eq!(is_free.try_recv().ok(), (!is_seen).then_some(true), "is_seen: {is_seen}");
+        if is_seen {
+            tree.look(&mut seen);
+            assert_eq!(is_free.try_recv(), Ok(true));
+        }
+        attached.shutdown();
+    }
+    root.shutdown();
+}

@@ -1,0 +1,309 @@
+//! Attached volumes whose stores do not answer, beside others of the same mountpoint.
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use common::{Mounted, Setup, eventually, text};
+use store::{FaultStore, Store};
+use volume::{DrainReport, Volume};
+use watertight_fuse::{Attached, Detach, SessionOptions, TreeError};
+
+const LONG: Duration = Duration::from_secs(60);
+const EIO: Result<Vec<u8>, Option<i32>> = Err(Some(libc::EIO));
+/// Places for requests, in these tests.
+const PLACES: usize = 256;
+
+/// An attached volume whose store hangs when it is told to.
+struct Hanging {
+    store: Arc<FaultStore>,
+    volume: Arc<Volume>,
+    attached: Attached,
+    root: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Hanging {
+    fn new(mounted: &Mounted, name: &str, rules: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "x").unwrap();
+        let inner = store::open(&format!("dir:{}", dir.path().display())).unwrap();
+        let store = FaultStore::new(inner, rules).unwrap();
+        let options = volume::Options {
+            stall_after: Duration::from_millis(20),
+            dirty_after: Duration::from_secs(3600),
+            flushers: 1,
+            ..volume::Options::default()
+        };
+        let volume = Volume::new(Arc::clone(&store) as Arc<dyn Store>, options).unwrap();
+        let root = mounted.path().join(name);
+        fs::create_dir(&root).unwrap();
+        let on_end = Box::new(|_: &DrainReport| {});
+        let attached = mounted.tree.attach(Path::new(name), &volume, false, on_end).unwrap();
+        Self { store, volume, attached, root, _dir: dir }
+    }
+
+    /// A client that reads the file.
+    fn read(&self) -> JoinHandle<Result<Vec<u8>, Option<i32>>> {
+        let path = self.root.join("file");
+        std::thread::spawn(move || fs::read(path).map_err(|error| error.raw_os_error()))
+    }
+
+    fn is_hanging(&self, n: usize) {
+        assert!(self.store.wait_hanging(n, LONG));
+    }
+}
+
+/// Stores that hang do so no more when a test ends, however it does.
+struct Release(Vec<Arc<FaultStore>>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|store| store.release());
+    }
+}
+
+fn mount() -> Option<Mounted> {
+    let session = SessionOptions { threads_max: PLACES, ..SessionOptions::default() };
+    Setup { session, ..Setup::default() }.mount()
+}
+
+/// Somebody looks at the volumes and relieves the mountpoint, as whoever serves them does about once a second.
+fn look(mounted: &Mounted, volumes: &[Hanging]) {
+    for one in volumes {
+        let _seen = one.volume.status();
+    }
+    mounted.tree.relieve();
+}
+
+fn all_stalled(mounted: &Mounted, volumes: &[Hanging]) {
+    eventually("all are stalled", || {
+        look(mounted, volumes);
+        volumes.iter().all(|one| one.volume.is_known_to_stall())
+    });
+    look(mounted, volumes);
+}
+
+#[test]
+fn of_many_stalled_volumes_each_has_its_first_request_waiting() {
+    let Some(mounted) = mount() else { return };
+    let volumes: Vec<_> = (0..100).map(|n| Hanging::new(&mounted, &n.to_string(), "open:hang")).collect();
+    let _release = Release(volumes.iter().map(|one| Arc::clone(&one.store)).collect());
+    let other = Hanging::new(&mounted, "other", "read:delay=0ms");
+    // Half of them before the stalls are noticed, half of them when most are stalled.
+    let mut clients: Vec<_> = volumes[..50].iter().map(Hanging::read).collect();
+    volumes[..50].iter().for_each(|one| one.is_hanging(1));
+    all_stalled(&mounted, &volumes[..50]);
+    clients.extend(volumes[50..].iter().map(Hanging::read));
+    volumes[50..].iter().for_each(|one| one.is_hanging(1));
+    all_stalled(&mounted, &volumes);
+    // There is room for no more, and what does not wait goes on.
+    assert_eq!(volumes[0].read().join().unwrap(), EIO);
+    assert_eq!(volumes[99].read().join().unwrap(), EIO);
+    assert_eq!(other.read().join().unwrap().as_deref(), Ok(&b"x"[..]));
+    fs::write(mounted.path().join("own"), "own").unwrap();
+    assert!(clients.iter().all(|client| !client.is_finished()), "the first requests wait");
+    for one in &volumes {
+        one.store.release();
+    }
+    for client in clients {
+        assert_eq!(client.join().unwrap().as_deref(), Ok(&b"x"[..]), "none of them has failed");
+    }
+    mounted.unmount();
+}
+
+/// The next request may be read before the thread that answered the last one goes on.
+#[test]
+fn who_asks_a_stalled_volume_one_thing_at_a_time_is_never_refused() {
+    let Some(mounted) = mount() else { return };
+    let volumes: Vec<_> = (0..100).map(|n| Hanging::new(&mounted, &n.to_string(), "open:hang")).collect();
+    let release = Release(volumes.iter().map(|one| Arc::clone(&one.store)).collect());
+    let mut clients: Vec<_> = volumes.iter().map(Hanging::read).collect();
+    volumes.iter().for_each(|one| one.is_hanging(1));
+    all_stalled(&mounted, &volumes);
+    // Nobody looks from now on: it is taken for stalled, and there is no room beyond the first request of each.
+    volumes[0].store.release();
+    assert_eq!(clients.remove(0).join().unwrap().as_deref(), Ok(&b"x"[..]));
+    assert!(volumes[0].volume.is_known_to_stall());
+    for n in 0..500 {
+        let made = volumes[0].root.join(n.to_string());
+        fs::create_dir(made).unwrap_or_else(|error| panic!("request {n}: {error}"));
+    }
+    drop(release);
+    clients.into_iter().for_each(|client| assert!(client.join().unwrap().is_ok()));
+    mounted.unmount();
+}
+
+/// A request that hangs has the lock of the directory, which the kernel takes to forget what was attached.
+#[test]
+fn a_volume_is_given_up_though_a_request_has_its_directory() {
+    let Some(mounted) = mount() else { return };
+    let it = Hanging::new(&mounted, "x", "make:hang;create:hang");
+    let _release = Release(vec![Arc::clone(&it.store)]);
+    let new = it.root.join("new");
+    let client = std::thread::spawn(move || fs::create_dir(new).map_err(|error| error.raw_os_error()));
+    it.is_hanging(1);
+    let tree = mounted.tree.clone();
+    let attached = it.attached.clone();
+    let force = std::thread::spawn(move || tree.detach_by_force(&attached));
+    // The answer is what the detach itself needs.
+    assert_eq!(client.join().unwrap(), Err(Some(libc::EIO)));
+    eventually("no path leads there", || !mounted.tree.is_attached(&it.attached));
+    eventually("nor for clients", || fs::metadata(it.root.join("file")).is_err());
+    it.store.release();
+    force.join().unwrap().unwrap();
+    mounted.unmount();
+}
+
+/// The plain detach has taken the path away, and waits for the store; the same is then given up.
+#[test]
+fn a_volume_is_given_up_while_its_detach_waits_for_the_store() {
+    for rules in ["write:hang", "make:hang"] {
+        let Some(mounted) = mount() else { return };
+        let it = Hanging::new(&mounted, "x", rules);
+        let _release = Release(vec![Arc::clone(&it.store)]);
+        let new = it.root.join("new");
+        let client = std::thread::spawn(move || fs::create_dir(new).map_err(|error| error.raw_os_error()));
+        if rules == "make:hang" {
+            it.is_hanging(1);
+        } else {
+            assert_eq!(client.join().unwrap(), Ok(()));
+            fs::write(it.root.join("file"), "new").unwrap();
+            let until = std::time::Instant::now() + LONG;
+            assert!(mounted.tree.wait_closed(Path::new("x"), until).unwrap());
+        }
+        let tree = mounted.tree.clone();
+        let detach = std::thread::spawn(move || tree.detach(Path::new("x"), Detach::Lazy));
+        eventually("the path is gone", || !it.attached.is_seen() || !mounted.tree.is_attached(&it.attached));
+        if rules == "write:hang" {
+            it.is_hanging(1);
+        }
+        // Both ways at once: whoever comes second finds nothing there, and nobody waits for the other.
+        assert!(mounted.tree.give_up(&it.attached), "{rules}");
+        let again = mounted.tree.detach_by_force(&it.attached);
+        assert!(matches!(again, Err(TreeError::NotAttached(_))), "{rules}: {again:?}");
+        let lost = it.volume.report_given_up();
+        assert_eq!(lost.unwritten.len(), usize::from(rules == "write:hang"), "{lost:?}");
+        it.store.release();
+        detach.join().unwrap().unwrap();
+        assert!(it.volume.report().is_some());
+        mounted.unmount();
+    }
+}
+
+/// Each of two threads does one of both, in any order.
+#[test]
+fn giving_up_and_detaching_at_the_same_time_end_both() {
+    let Some(mounted) = mount() else { return };
+    for round in 0..20 {
+        let it = Hanging::new(&mounted, &format!("x{round}"), "make:hang");
+        let _release = Release(vec![Arc::clone(&it.store)]);
+        let new = it.root.join("new");
+        let client = std::thread::spawn(move || fs::create_dir(new).map_err(|error| error.raw_os_error()));
+        it.is_hanging(1);
+        let path = PathBuf::from(format!("x{round}"));
+        let (lazy, forced) = (mounted.tree.clone(), mounted.tree.clone());
+        let attached = it.attached.clone();
+        let detach = std::thread::spawn(move || drop(lazy.detach(&path, Detach::Lazy)));
+        let give_up = std::thread::spawn(move || {
+            forced.give_up(&attached);
+            drop(forced.detach_by_force(&attached));
+        });
+        // Without the store's help: it hangs until the very end.
+        assert_eq!(client.join().unwrap(), Err(Some(libc::EIO)), "round {round}");
+        eventually("no path leads there", || !mounted.tree.is_attached(&it.attached));
+        eventually("nor for clients", || fs::metadata(it.root.join("file")).is_err());
+        it.store.release();
+        detach.join().unwrap();
+        give_up.join().unwrap();
+    }
+    mounted.unmount();
+}
+
+/// Unmounts, without the help of stores that hang.
+fn unmount(mounted: Mounted) {
+    let unmounting = std::thread::spawn(move || mounted.unmount());
+    eventually("the mountpoint's end", || unmounting.is_finished());
+    unmounting.join().unwrap();
+}
+
+/// The end of what was given up waits for the request that hangs, and nobody waits for that end.
+#[test]
+fn what_was_given_up_is_no_concern_of_later_syncs_nor_of_the_mountpoints_end() {
+    let Some(mounted) = mount() else { return };
+    let it = Hanging::new(&mounted, "x", "open:hang");
+    let other = Hanging::new(&mounted, "other", "read:delay=0ms");
+    let release = Release(vec![Arc::clone(&it.store)]);
+    let client = it.read();
+    it.is_hanging(1);
+    let (tree, attached) = (mounted.tree.clone(), it.attached.clone());
+    let force = std::thread::spawn(move || tree.detach_by_force(&attached));
+    assert_eq!(client.join().unwrap(), EIO);
+    eventually("no path leads there", || !mounted.tree.is_attached(&it.attached));
+    eventually("nor for clients", || fs::metadata(it.root.join("file")).is_err());
+    fs::write(other.root.join("file"), "new").unwrap();
+    assert_eq!(mounted.tree.sync_for(std::process::id()).unwrap(), Vec::<String>::new());
+    assert_eq!(text(&other._dir.path().join("file")), "new");
+    if mounted.is_block() {
+        rustix::fs::syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
+    }
+    unmount(mounted);
+    assert!(it.volume.report().is_none() && it.store.hanging() == 1, "its store has answered");
+    assert!(other.volume.report().unwrap().is_complete());
+    drop(release);
+    force.join().unwrap().unwrap();
+    eventually("it has ended, too", || it.volume.report().is_some());
+}
+
+#[test]
+fn the_mountpoints_end_does_not_wait_for_what_is_given_up_meanwhile() {
+    let Some(mounted) = mount() else { return };
+    let it = Hanging::new(&mounted, "x", "write:hang");
+    let _release = Release(vec![Arc::clone(&it.store)]);
+    fs::write(it.root.join("file"), "new").unwrap();
+    let tree = mounted.tree.clone();
+    let unmounting = std::thread::spawn(move || unmount(mounted));
+    it.is_hanging(1);
+    assert!(tree.give_up(&it.attached));
+    unmounting.join().unwrap();
+    assert_eq!(it.volume.report_given_up().unwritten.len(), 1);
+    assert!(it.volume.report().is_none() && it.store.hanging() == 1, "its store has answered");
+}
+
+#[test]
+fn the_end_of_the_mountpoint_brings_healthy_volumes_to_their_stores_beside_more_stalled_ones_than_threads() {
+    let Some(mounted) = mount() else { return };
+    if !mounted.is_block() {
+        common::skipped("umount(2) of a plain fuse mount does not wait");
+        return;
+    }
+    // Nobody knows that they stall: they do when they are written.
+    let hanging: Vec<_> = (0..80).map(|n| Hanging::new(&mounted, &format!("h{n}"), "write:hang")).collect();
+    let release = Release(hanging.iter().map(|one| Arc::clone(&one.store)).collect());
+    let healthy: Vec<_> =
+        (0..10).map(|n| Hanging::new(&mounted, &format!("i{n}"), "write:delay=0ms")).collect();
+    for one in hanging.iter().chain(&healthy) {
+        fs::write(one.root.join("file"), "new").unwrap();
+    }
+    fs::write(mounted.path().join("own"), "own").unwrap();
+    let path = mounted.path();
+    let unmounting = std::thread::spawn(move || common::umount(&path));
+    for one in &healthy {
+        eventually("a healthy one has ended", || one.volume.report().is_some());
+        assert!(one.volume.report().unwrap().is_complete());
+        assert_eq!(text(&one._dir.path().join("file")), "new");
+    }
+    eventually("the mountpoint's own is written", || {
+        fs::read(mounted.store_path().join("own")).is_ok_and(|data| data == b"own")
+    });
+    assert!(hanging.iter().all(|one| one.volume.report().is_none()), "the stalled ones are waited for");
+    drop(release);
+    unmounting.join().unwrap();
+    let mut mounted = mounted;
+    mounted.ended();
+}
