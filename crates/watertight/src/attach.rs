@@ -16,10 +16,10 @@
 
 mod attached;
 mod clones;
+mod force;
 mod list;
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -43,14 +43,11 @@ use crate::registry::{self, RuntimeDir};
 
 pub use attached::Attached;
 use clones::Clones;
+use force::unless_given_up;
 use list::List;
 
 /// How long the kernel may take to tell of a close.
 const CLOSING: Duration = Duration::from_secs(2);
-/// How long a volume that is given up may take to end.
-const GIVE_UP: Duration = Duration::from_secs(2);
-/// How long where its store hangs, once no path leads to it: nothing more will be written.
-const GIVE_UP_STALLED: Duration = Duration::from_millis(30);
 /// Of all descriptors, the part that is left to volumes that are attached already.
 const DESCRIPTORS_LEFT: u64 = 16;
 /// Files and cgroups that are named in an answer about many volumes, after which it ends.
@@ -137,30 +134,30 @@ impl Attachments {
         *self.drains.lock()
     }
 
-    /// Gives all of them up.
-    pub fn force(&self) {
-        self.all().iter().for_each(|one| one.volume().force());
-    }
-
-    /// Writes down how those ended that were given up, and whose ends wait for their stores.
-    pub fn give_up_hanging(&self) {
-        for one in self.all() {
-            one.has_ended(&one.volume().report().unwrap_or_else(|| one.volume().report_given_up()));
-        }
-    }
-
-    /// Ends all of them, and returns when they have ended.
+    /// Ends all of them, and returns when they have ended, but for those that were given up and whose stores do not answer. How these
+    /// ended is written down, too.
     pub fn end(&self) {
         self.tree.end();
+        let mut left = self.all();
+        left.retain(|one| one.volume().is_given_up());
+        Self::tell_given_up(&left);
     }
 
-    /// Makes all of them durable; for a process, what is its own.
+    /// Makes all data of all of them durable, of stalled ones, too.
     ///
     /// # Errors
     /// The first failure, after the others were tried.
-    pub fn sync(&self, by: Option<u32>) -> Result<(), String> {
+    pub fn sync_all(&self) -> Result<(), String> {
         let all = self.all();
-        all.iter().map(|one| one.sync_data(by)).fold(Ok(()), Result::and)
+        all.iter().map(|one| one.sync_data(None)).fold(Ok(()), Result::and)
+    }
+
+    /// Makes durable what is a process's own in them and in the mountpoint's volume, but for attached ones that are stalled, which are named.
+    ///
+    /// # Errors
+    /// As [`sync_all`](Self::sync_all).
+    pub fn sync_for(&self, pid: u32) -> Result<Vec<String>, String> {
+        self.tree.sync_for(pid).map_err(|error| error.to_string())
     }
 
     fn all(&self) -> Vec<Arc<Attached>> {
@@ -205,16 +202,6 @@ impl Attachments {
     fn at(&self, site: &Site, path: &Path) -> Option<Arc<Attached>> {
         let volume = site.tree.volume_at(path).ok()?;
         self.list.lock().of_number(volume)
-    }
-
-    /// The same where a store on the way may hang: then the one that was seen there last.
-    fn at_for_force(self: &Arc<Self>, site: &Site, path: &Path) -> Result<Option<Arc<Attached>>, String> {
-        let (told, found) = channel();
-        let (all, there, below) = (Arc::clone(self), site.clone(), path.to_owned());
-        let look = move || drop(told.send(all.at(&there, &below)));
-        std::thread::Builder::new().name("look".to_owned()).spawn(look).map_err(|e| e.to_string())?;
-        let known = || self.list.lock().known_at(&site.shown(path)).filter(|one| one.is_seen());
-        Ok(found.recv_timeout(GIVE_UP).unwrap_or_else(|_| known()))
     }
 
     /// Serves `POST /v1/attach`.
@@ -336,25 +323,46 @@ impl Attachments {
             How::Force => self.at_for_force(&site, &path)?,
             How::Plain | How::Lazy => self.at(&site, &path),
         };
-        let holders = match request.how {
-            How::Plain => self.detach_unless_held(&site, &path, attached.as_deref())?,
-            How::Lazy => {
-                let before = attached.as_ref().map(|one| one.path());
-                site.tree.detach(&path, Detach::Lazy).map_err(|error| error.to_string())?;
-                let is_held =
-                    attached.as_ref().is_some_and(|one| one.how_it_ended().is_none() && !one.is_seen());
-                before.filter(|_| is_held).map(|path| self.holders_at(&path))
-            }
-            How::Force => {
+        let holders = match (request.how, &attached) {
+            (How::Force, _) => {
                 self.detach_by_force(&site, &path, attached.as_ref())?;
                 attached.iter().for_each(|one| one.wait_told());
                 None
+            }
+            (how, None) => self.detach_gently(&site, &path, how, None)?,
+            (how, Some(one)) => {
+                let (all, known) = (Arc::clone(self), Arc::clone(one));
+                let detach = move || all.detach_gently(&site, &path, how, Some(&known));
+                match unless_given_up(one, detach)? {
+                    // What its store says then is nobody's concern any more.
+                    None | Some(Err(_)) if one.volume().is_given_up() => {
+                        one.wait_given_up();
+                        None
+                    }
+                    result => result.transpose()?.flatten(),
+                }
             }
         };
         let ended = attached.as_ref().and_then(|one| one.how_it_ended());
         let (id, source) = attached.map(|one| (one.id().to_owned(), one.source().to_owned())).unzip();
         let is_held = holders.is_some();
         Ok(DetachReply { id, source, ended, is_held, holders: holders.unwrap_or_default() })
+    }
+
+    fn detach_gently(
+        &self,
+        site: &Site,
+        path: &Path,
+        how: How,
+        attached: Option<&Attached>,
+    ) -> Result<Option<Holders>, String> {
+        if how == How::Plain {
+            return self.detach_unless_held(site, path, attached);
+        }
+        let before = attached.map(Attached::path);
+        site.tree.detach(path, Detach::Lazy).map_err(|error| error.to_string())?;
+        let is_held = attached.is_some_and(|one| one.how_it_ended().is_none() && !one.is_seen());
+        Ok(before.filter(|_| is_held).map(|path| self.holders_at(&path)))
     }
 
     fn detach_unless_held(
@@ -397,35 +405,6 @@ impl Attachments {
         }
     }
 
-    fn detach_by_force(
-        &self,
-        site: &Site,
-        path: &Path,
-        attached: Option<&Arc<Attached>>,
-    ) -> Result<(), String> {
-        if let Some(attached) = attached {
-            attached.volume().force();
-        }
-        let (tree, path, (told, done)) = (site.tree.clone(), path.to_owned(), channel());
-        let detach = move || drop(told.send(tree.detach(&path, Detach::Force)));
-        std::thread::Builder::new().name("give up".to_owned()).spawn(detach).map_err(|e| e.to_string())?;
-        let begun = Instant::now();
-        loop {
-            if let Ok(result) = done.recv_timeout(GIVE_UP_STALLED) {
-                return result.map_err(|error| error.to_string());
-            }
-            // Until then something may be written yet, or the path is still there.
-            if begun.elapsed() >= GIVE_UP || attached.is_some_and(|one| one.hangs_without_a_path()) {
-                break;
-            }
-        }
-        // A store that hangs keeps that thread; its data is given up.
-        if let Some(attached) = attached {
-            attached.has_ended(&attached.volume().report_given_up());
-        }
-        Ok(())
-    }
-
     /// Serves `POST /v1/move`.
     ///
     /// # Errors
@@ -465,7 +444,7 @@ fn mounts_at(path: &Path) -> Option<Holders> {
     let table = MountTable::read();
     let found: Vec<_> =
         table.iter().filter(|m| m.mountpoint.starts_with(path)).map(holders::Holder::mount).collect();
-    (!found.is_empty()).then_some(Holders { found, unseen: 0 })
+    (!found.is_empty()).then_some(Holders { found, ..Holders::default() })
 }
 
 /// Refuses another volume where the process has hardly a descriptor left: those that are there need some, too.

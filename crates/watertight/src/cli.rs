@@ -105,7 +105,7 @@ pub enum Verb {
     #[command(
         after_help = "Examples:\n  watertight status\n  watertight status --json /mnt/data | jq .volumes[0].state\n  \
             watertight status --holders /mnt/data\n  \
-            watertight status --metrics > watertight.prom.new && mv watertight.prom.new watertight.prom"
+            watertight status --metrics --output /var/lib/prometheus/node-exporter/watertight.prom"
     )]
     Status(StatusArgs),
 
@@ -324,10 +324,14 @@ pub struct StatusArgs {
     /// For Prometheus, in its text format: what `GET /metrics` of each mount process says.
     #[arg(long, conflicts_with = "json")]
     pub metrics: bool,
+    /// Write the metrics to this file, in one step: who reads it sees all of the old ones or all of the new ones. For the textfile collector of
+    /// Prometheus' node exporter.
+    #[arg(long, value_name = "FILE", requires = "metrics", conflicts_with = "json")]
+    pub output: Option<PathBuf>,
     /// Also who holds each volume: processes and their files. Looking disturbs an unmount of that moment.
     #[arg(long, conflicts_with = "metrics")]
     pub holders: bool,
-    /// Only this volume: its mountpoint, store or id.
+    /// Only this volume: its mountpoint, store or id, or a file or directory in it.
     pub path: Option<OsString>,
 }
 
@@ -418,6 +422,9 @@ pub struct BenchArgs {
     /// How long each of its 28 slices takes.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub slice: Duration,
+    /// How much longer than that may take before the volume or the store is given up, which its row says; then the exit code is 1.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub patience: Duration,
     /// For programs: also how many operations, p50, p95 and max.
     #[arg(long)]
     pub json: bool,

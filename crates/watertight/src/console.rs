@@ -13,6 +13,8 @@ use std::sync::LazyLock;
 use rustix::termios::tcgetwinsize;
 use sync::Mutex;
 
+use crate::columns;
+
 static CONSOLE: LazyLock<Console> = LazyLock::new(Console::new);
 
 /// The process's console.
@@ -106,7 +108,7 @@ impl Console {
             return;
         }
         let width = tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col)).max(20);
-        let line: String = line.chars().take(width - 1).collect();
+        let line = columns::beginning(line, width - 1).to_owned();
         let mut shown = self.shown.lock();
         if shown.as_ref() != Some(&line) {
             draw(&line);

@@ -2,30 +2,46 @@
 //!
 //! Nothing here makes a request to the mount's own server (`statx` is asked for nothing but what the
 //! kernel knows itself), so a server that hangs cannot hang the search, and a server can search for
-//! the holders of its own mount. What is looked at in `/proc` is held for that moment, so that somebody
+//! the holders of its own mount. What other servers and processes may hang in is done by threads that are not waited for. What is looked at in `/proc` is held for that moment, so that somebody
 //! else's umount(2) may fail meanwhile: look only when there is a reason to.
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
+use sync::Mutex;
 
 use crate::mountinfo::{Device, Mount, MountTable};
 
-/// How long a search may take: far longer than it does where nothing hangs.
-const SEARCH_MAX: Duration = Duration::from_secs(5);
+/// How long a search takes at most.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    /// All of it: far longer than it is where nothing hangs.
+    search_max: Duration,
+    /// No process may be done for so long before another thread takes over.
+    hangs: Duration,
+    /// The last processes hang when for so long no thread has come any further in them: not by one descriptor.
+    last_ones: Duration,
+}
 
-/// Searches that may be under way at once in this process: each that hangs keeps its thread until it hangs no more.
-const SEARCHES_MAX: usize = 8;
+const TIMES: Times = Times {
+    search_max: Duration::from_secs(5),
+    hangs: Duration::from_millis(50),
+    last_ones: Duration::from_millis(500),
+};
+
+/// Threads that may search at once in this process: each that hangs is kept until it hangs no more.
+const SEARCHES_MAX: usize = 32;
 static SEARCHES: Searches = Searches(AtomicUsize::new(0));
 
 /// How many holders a list for a person names.
@@ -109,8 +125,11 @@ impl fmt::Display for Holder {
 pub struct Holders {
     /// Who holds, by pid.
     pub found: Vec<Holder>,
-    /// Processes that this user may not look into.
+    /// Processes that this user may not look into, and those of `hung`.
     pub unseen: u64,
+    /// Processes that were not looked into because they hang, or because the search had no more time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hung: Vec<u32>,
 }
 
 impl Holders {
@@ -133,6 +152,13 @@ impl Holders {
         if self.found.len() > NAMED_MAX {
             lines.push(format!("and {} more", self.found.len() - NAMED_MAX));
         }
+        if let Some(first) = self.hung.first() {
+            let more = match self.hung.len() - 1 {
+                0 => String::new(),
+                n => format!(" and {n} more"),
+            };
+            lines.push(format!("not looked into, because it hangs: pid {first}{more}"));
+        }
         if self.found.is_empty() {
             lines.push(if self.unseen > 0 {
                 "a process that cannot be looked into: another user's, or one that hangs".to_owned()
@@ -144,28 +170,28 @@ impl Holders {
     }
 }
 
-/// Searches the host for what holds `mount`, which need not have a path any more; for five seconds at most.
+/// Searches the host for what holds `mount`, which need not have a path any more; for five seconds at most. Processes that hang
+/// hold up nothing else, and are named.
 ///
 /// # Errors
 /// Those of reading `/proc`, and of making a thread.
 pub fn of(mount: &Mount) -> io::Result<Holders> {
-    let dirs = fs::read_dir("/proc")?.flatten().filter_map(|entry| {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        Some((pid, entry.path()))
-    });
-    let dirs: Vec<(u32, PathBuf)> = dirs.collect();
+    let pids = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let pids: Vec<u32> = pids.collect();
     let of_one = {
         let mount = mount.clone();
-        let seen = RefCell::new(BTreeSet::from_iter(fs::read_link("/proc/self/ns/mnt")));
-        move |(pid, dir)| {
+        let seen = Mutex::new(BTreeSet::from_iter(fs::read_link("/proc/self/ns/mnt")));
+        let devices = MountTable::read().iter().map(|other| (other.id, Device::of(other))).collect();
+        move |pid: u32, beats: &Beats| {
             let mut holders = Holders::default();
-            let process = Process { pid, dir, mount: &mount };
+            let dir = Path::new("/proc").join(pid.to_string());
+            let process = Process { pid, dir, mount: &mount, devices: &devices, beats };
             process.search(&mut holders);
-            process.namespace(&mut seen.borrow_mut(), &mut holders);
+            process.namespace(&seen, &mut holders);
             holders
         }
     };
-    let mut holders = SEARCHES.in_time(dirs, of_one, SEARCH_MAX)?;
+    let mut holders = SEARCHES.in_time(pids, of_one, TIMES)?;
     holders.found.sort_by_key(|holder| holder.pid);
     holders.found.append(&mut mounts(mount).found);
     loop_devices(mount, &MountTable::read(), &mut holders);
@@ -186,37 +212,97 @@ pub fn of_device(device: Device) -> io::Result<Holders> {
     of(&Mount { id: u64::MAX, parent: u64::MAX, major, minor, mountpoint, fstype, source, owner: None })
 }
 
-/// How many searches are under way.
+/// How many threads search.
 struct Searches(AtomicUsize);
+
+/// Counts what the threads of one search have looked at: descriptors and the like.
+#[derive(Debug, Default)]
+struct Beats(AtomicU64);
+
+impl Beats {
+    fn beat(&self) {
+        // ORDERING: Relaxed, a count that publishes nothing.
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count(&self) -> u64 {
+        // ORDERING: Relaxed, as in `beat`.
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What the threads of one search share.
+struct Search<F> {
+    queue: Mutex<VecDeque<u32>>,
+    beats: Beats,
+    look: F,
+}
 
 /// One of them.
 struct UnderWay(&'static Searches);
 
 impl Searches {
-    /// Looks into these processes, one after the other. What the kernel says of a process may have to wait for a server
-    /// that hangs, where the process itself does: another thread waits, and after `limit` the rest is unseen. So is
-    /// all where [`SEARCHES_MAX`] hang already.
-    fn in_time<P: Send + 'static>(
+    /// Looks into these processes. What the kernel says of a process may have to wait for a server
+    /// that hangs, where the process itself does, or for a lock of the process's: other threads look, of which another takes over what is left when one
+    /// hangs. In the end the rest is unseen, and what hangs when all others are done; so is all where [`SEARCHES_MAX`] hang already.
+    fn in_time(
         &'static self,
-        processes: Vec<P>,
-        look: impl Fn(P) -> Holders + Send + 'static,
-        limit: Duration,
+        pids: Vec<u32>,
+        look: impl Fn(u32, &Beats) -> Holders + Send + Sync + 'static,
+        times: Times,
     ) -> io::Result<Holders> {
-        let mut holders = Holders { found: Vec::new(), unseen: processes.len() as u64 };
-        let Some(under_way) = self.begin() else { return Ok(holders) };
+        let Times { search_max, hangs, last_ones } = times;
+        let mut holders = Holders::default();
+        let mut left: BTreeSet<u32> = pids.iter().copied().collect();
+        let search = Arc::new(Search { queue: Mutex::new(pids.into()), beats: Beats::default(), look });
         let (tell, told) = channel();
+        let begun = Instant::now();
+        let (mut last, mut beats) = (begun, 0);
+        self.add(&search, &tell)?;
+        while !left.is_empty() && begun.elapsed() < search_max {
+            let pause = hangs.min(search_max.saturating_sub(begun.elapsed()));
+            if let Ok((pid, mut one)) = told.recv_timeout(pause) {
+                let Holders { unseen, .. } = one;
+                left.remove(&pid);
+                holders.found.append(&mut one.found);
+                holders.unseen += unseen;
+                last = Instant::now();
+                continue;
+            }
+            let is_helped = !search.queue.lock().is_empty() && self.add(&search, &tell)?;
+            let now = search.beats.count();
+            if now != beats {
+                (last, beats) = (Instant::now(), now);
+            }
+            if !is_helped && last.elapsed() >= last_ones {
+                break;
+            }
+        }
+        // Threads that hang do nothing more when they hang no longer.
+        search.queue.lock().clear();
+        holders.unseen += left.len() as u64;
+        holders.hung = left.into_iter().collect();
+        Ok(holders)
+    }
+
+    /// Adds a thread that looks into processes; no, if there are too many.
+    fn add(
+        &'static self,
+        search: &Arc<Search<impl Fn(u32, &Beats) -> Holders + Send + Sync + 'static>>,
+        tell: &Sender<(u32, Holders)>,
+    ) -> io::Result<bool> {
+        let Some(under_way) = self.begin() else { return Ok(false) };
+        let (search, tell) = (Arc::clone(search), tell.clone());
         let all = move || {
             let _until_it_ends = under_way;
-            let _nobody_listens = processes.into_iter().try_for_each(|process| tell.send(look(process)));
+            loop {
+                let Some(pid) = search.queue.lock().pop_front() else { return };
+                if tell.send((pid, (search.look)(pid, &search.beats))).is_err() {
+                    return;
+                }
+            }
         };
-        thread::Builder::new().name("holders".to_owned()).spawn(all)?;
-        let until = Instant::now() + limit;
-        while let Ok(mut one) = told.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            holders.found.append(&mut one.found);
-            holders.unseen -= 1;
-            holders.unseen += one.unseen;
-        }
-        Ok(holders)
+        thread::Builder::new().name("holders".to_owned()).spawn(all).map(|_| true)
     }
 
     fn begin(&'static self) -> Option<UnderWay> {
@@ -237,6 +323,9 @@ struct Process<'a> {
     pid: u32,
     dir: PathBuf,
     mount: &'a Mount,
+    /// The devices of the mounts of this process's own namespace, by the mounts' numbers.
+    devices: &'a HashMap<u64, Device>,
+    beats: &'a Beats,
 }
 
 impl Process<'_> {
@@ -249,24 +338,38 @@ impl Process<'_> {
             }
         };
         for (link, how) in [("cwd", How::WorkingDirectory), ("root", How::Root), ("exe", How::Program)] {
+            self.beats.beat();
             self.look(&self.dir.join(link), how, holders);
         }
         for fd in fds.flatten() {
-            self.look(&fd.path(), How::OpenFile, holders);
+            self.beats.beat();
+            if self.may_be_inside(&fd.file_name()) {
+                self.look(&fd.path(), How::OpenFile, holders);
+            }
         }
         self.mappings(holders);
     }
 
     /// Whether the file system is mounted in this process's namespace, if that was not `seen`: no unmount elsewhere ends it there.
-    fn namespace(&self, seen: &mut BTreeSet<PathBuf>, holders: &mut Holders) {
+    fn namespace(&self, seen: &Mutex<BTreeSet<PathBuf>>, holders: &mut Holders) {
         let Ok(namespace) = fs::read_link(self.dir.join("ns/mnt")) else { return };
-        if seen.insert(namespace) {
+        let is_new = seen.lock().insert(namespace);
+        if is_new {
             let there = Mount::all_of(&self.dir).into_iter();
             for other in there.filter(|other| Device::of(other) == Device::of(self.mount)) {
                 let path = other.mountpoint.to_string_lossy().into_owned();
                 self.add(How::Namespace, path, false, holders);
             }
         }
+    }
+
+    /// Whether what is open under this number may be in the mount, by what the kernel says without looking at the file: most are elsewhere, and
+    /// their servers may hang.
+    fn may_be_inside(&self, fd: &OsStr) -> bool {
+        let Ok(info) = fs::read_to_string(self.dir.join("fdinfo").join(fd)) else { return true };
+        let number = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        let device = number.and_then(|number: u64| self.devices.get(&number));
+        device.is_none_or(|device| *device == Device::of(self.mount))
     }
 
     /// Whether the magic link `link` leads into the mount.
@@ -346,81 +449,4 @@ fn loop_devices(mount: &Mount, table: &MountTable, holders: &mut Holders) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::MetadataExt;
-
-    use super::*;
-
-    fn mount_of(path: &Path) -> Mount {
-        let device = fs::metadata(path).unwrap().dev();
-        let device = Device { major: rustix::fs::major(device), minor: rustix::fs::minor(device) };
-        let stat = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).unwrap();
-        MountTable::read()
-            .of_device(device)
-            .find(|mount| mount.id == stat.stx_mnt_id)
-            .cloned()
-            .expect("the mount of an existing path")
-    }
-
-    #[test]
-    fn an_open_file_names_this_process() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("held");
-        let file = fs::File::create(&path).unwrap();
-        let mine = |holders: &Holders| {
-            holders.direct().any(|h| {
-                h.pid == Some(std::process::id()) && h.how == How::OpenFile && Path::new(&h.file) == path
-            })
-        };
-        let mount = mount_of(&path);
-        assert!(mine(&of(&mount).unwrap()));
-        drop(file);
-        assert!(!mine(&of(&mount).unwrap()));
-    }
-
-    #[test]
-    fn a_process_that_hangs_ends_the_search_and_so_many_searches_hang_at_most() {
-        static SEARCHES: Searches = Searches(AtomicUsize::new(0));
-        let (end, hangs) = channel::<()>();
-        let hangs = std::sync::Arc::new(std::sync::Mutex::new(hangs));
-        let search = |pids: Vec<u32>, limit: Duration| {
-            let hangs = std::sync::Arc::clone(&hangs);
-            let look = move |pid: u32| {
-                if pid == 2 {
-                    let _hung = hangs.lock().unwrap().recv();
-                }
-                let (how, file) = (How::OpenFile, "/mnt/x".to_owned());
-                let holder = Holder { pid: Some(pid), name: "sleep".to_owned(), how, file, direct: true };
-                Holders { found: vec![holder], unseen: 0 }
-            };
-            SEARCHES.in_time(pids, look, limit).unwrap()
-        };
-        for _ in 0..SEARCHES_MAX {
-            let holders = search(vec![1, 2, 3], Duration::from_millis(50));
-            assert!(holders.found.iter().all(|holder| holder.pid == Some(1)), "{holders:?}");
-            assert_eq!(holders.found.len() as u64 + holders.unseen, 3);
-        }
-        assert_eq!(search(vec![1, 3], SEARCH_MAX).unseen, 2, "all hang, and another began");
-        drop(end);
-        while search(vec![1, 3], SEARCH_MAX).found.len() < 2 {
-            thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn lists_for_people_are_short() {
-        let holder = |pid| Holder {
-            pid: Some(pid),
-            name: "sleep".to_owned(),
-            how: How::WorkingDirectory,
-            file: "/mnt/x".to_owned(),
-            direct: true,
-        };
-        let holders = Holders { found: (1..=10).map(holder).collect(), unseen: 0 };
-        let lines = holders.lines();
-        assert_eq!(lines.len(), 9);
-        assert_eq!(lines[0], "sleep (pid 1), working directory: /mnt/x");
-        assert_eq!(lines[8], "and 2 more");
-        assert_eq!(Holders { found: vec![], unseen: 3 }.lines().len(), 1);
-    }
-}
+mod tests;

@@ -10,7 +10,7 @@
 //! | `umount_cmd`, `sync_cmd`, `status_cmd`, `events_cmd`, `wait_cmd` | the other verbs |
 //! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
 //! | `helpers`, `utab` | what mount(8) and umount(8) call, and why they call it |
-//! | `console`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
+//! | `console`, `columns`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
 //! | `serve`, `suggest` | the volumes of a configuration file, and what was meant by a wrong word in it |
 //! | `top` | the volumes, live |
 //! | `demo`, `bench`, `man_pages` | the verbs of these names |
@@ -26,6 +26,7 @@ pub mod bench;
 pub mod checks;
 pub mod cli;
 pub mod clone_cmd;
+pub mod columns;
 pub mod console;
 pub mod control;
 pub mod demo;

@@ -247,9 +247,14 @@ impl Service for Live {
     }
 
     fn sync(&self, by: Option<u32>) -> Result<Synced, String> {
-        let synced = by.map_or_else(|| self.volume.sync_all(), |pid| self.volume.sync_for(pid));
-        synced.map_err(|error| error.to_string()).and(self.attachments.sync(by))?;
-        Ok(Synced { id: self.facts.id.clone() })
+        let left_out = if let Some(pid) = by {
+            self.attachments.sync_for(pid)?
+        } else {
+            let synced = self.volume.sync_all().map_err(|error| error.to_string());
+            synced.and(self.attachments.sync_all())?;
+            Vec::new()
+        };
+        Ok(Synced { id: self.facts.id.clone(), left_out })
     }
 
     fn limits(&self) -> Limits {
@@ -322,6 +327,7 @@ impl Status {
             pid: std::process::id(),
             uid: rustix::process::geteuid().as_raw(),
             dirty_bytes: volume.dirty_bytes,
+            to_write_bytes: volume.dirty_bytes - volume.writeback_bytes,
             writeback_bytes: volume.writeback_bytes,
             dirty_files: volume.dirty_files,
             cached_bytes: volume.cached_bytes,
@@ -401,6 +407,7 @@ fn cgroups(wbs: &[WbStatus]) -> Vec<Cgroup> {
         removed: wb.is_dying,
         owned_inodes: wb.owned as u64,
         dirty_bytes: wb.dirty,
+        to_write_bytes: wb.dirty,
         writeback_bytes: wb.writeback,
         switches_in_flight: wb.switches_in_flight as u64,
         switched_inodes: wb.switched,
@@ -460,5 +467,29 @@ fn file_error(file: &volume::Unwritten) -> FileError {
         file: path.unwrap_or_else(|| format!("inode {}", file.node)),
         bytes: file.bytes,
         error: file.error.map_or_else(String::new, |kind| kind.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_cgroups_those_with_most_inodes_are_told_of() {
+        let wb = |number: usize| WbStatus {
+            owner: volume::Owner::ROOT,
+            path: format!("/{number}").into(),
+            is_dying: false,
+            owned: number,
+            dirty: 0,
+            writeback: 0,
+            switches_in_flight: 0,
+            switched: 0,
+        };
+        let all: Vec<WbStatus> = (0..CGROUPS_NAMED_MAX + 7).map(wb).collect();
+        let shown = cgroups(&all);
+        assert_eq!(shown.len(), 1000);
+        assert_eq!(shown[0].path, format!("/{}", CGROUPS_NAMED_MAX + 6));
+        assert_eq!(shown[999].path, "/7");
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Units are bytes and seconds. Each sample has the labels `volume` (an id that is never used again) and
 //! `mountpoint`; of the others, `state` has six values and `kind` one for each kind of request, so that a volume has
-//! at most about a hundred series, and five more for each cgroup that has anything there (at most a thousand), and up to six for one with limits. Files are counted and never named.
+//! at most about a hundred series, and six more for each cgroup that has anything there (at most a thousand), and up to six for one with limits. Files are counted and never named.
 
 use std::fmt::{self, Display, Write};
 
@@ -26,11 +26,12 @@ pub enum Kind {
 type Figure = (&'static str, Kind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
-const FIGURES: [Figure; 27] = {
+const FIGURES: [Figure; 28] = {
     use Kind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where nothing can be changed.", |v| v.read_only.into()),
         ("dirty_bytes", Gauge, "Written by programs and not on the store.", |v| v.dirty_bytes),
+        ("to_write_bytes", Gauge, "Of the dirty bytes, those that wait to be written.", |v| v.to_write_bytes),
         ("writeback_bytes", Gauge, "Of the dirty bytes, those on their way to the store.", |v| {
             v.writeback_bytes
         }),
@@ -88,11 +89,12 @@ const FIGURES: [Figure; 27] = {
 /// One figure that each cgroup has of each volume.
 type CgroupFigure = (&'static str, Kind, &'static str, fn(&Cgroup) -> u64);
 
-const CGROUP_FIGURES: [CgroupFigure; 5] = {
+const CGROUP_FIGURES: [CgroupFigure; 6] = {
     use Kind::{Counter, Gauge};
     [
         ("cgroup_inodes", Gauge, "Inodes that the cgroup owns.", |c| c.owned_inodes),
-        ("cgroup_dirty_bytes", Gauge, "The cgroup's bytes that wait to be written.", |c| c.dirty_bytes),
+        ("cgroup_dirty_bytes", Gauge, "The same as cgroup_to_write_bytes.", |c| c.dirty_bytes),
+        ("cgroup_to_write_bytes", Gauge, "The cgroup's bytes that wait to be written.", |c| c.to_write_bytes),
         ("cgroup_writeback_bytes", Gauge, "The cgroup's bytes on their way to the store.", |c| {
             c.writeback_bytes
         }),
@@ -114,9 +116,24 @@ pub struct Of<'a> {
     pub mountpoint: &'a str,
 }
 
+impl<'a> From<&'a Status> for Of<'a> {
+    fn from(volume: &'a Status) -> Self {
+        Self { id: &volume.id, mountpoint: &volume.mountpoint }
+    }
+}
+
+/// A volume that nobody serves, or whose process does not answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Down<'a> {
+    /// Which.
+    pub of: Of<'a>,
+    /// How it ended; none where that is not known: it does not answer, or was killed.
+    pub state: Option<State>,
+}
+
 /// The page that shows `volumes`, and that those in `down` do not answer or ended badly.
 #[must_use]
-pub fn page(volumes: &[&Status], down: &[Of<'_>]) -> String {
+pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     let mut page = Page::default();
     page.family(
         "up",
@@ -127,7 +144,7 @@ pub fn page(volumes: &[&Status], down: &[Of<'_>]) -> String {
         page.sample(v, &[], 1);
     }
     for v in down {
-        page.sample_of(*v, &[], 0);
+        page.sample_of(v.of, &[], 0);
     }
     page.family("info", Kind::Gauge, "What a volume is; always 1.");
     for v in volumes {
@@ -141,8 +158,11 @@ pub fn page(volumes: &[&Status], down: &[Of<'_>]) -> String {
     }
     page.family("state", Kind::Gauge, "1 for the state that the volume is in, 0 for the others.");
     for v in volumes {
-        for state in State::ALL {
-            page.sample(v, &[("state", &state.to_string())], u8::from(state == v.state));
+        page.states(Of::from(*v), v.state);
+    }
+    for v in down {
+        if let Some(state) = v.state {
+            page.states(v.of, state);
         }
     }
     page.family("start_time_seconds", Kind::Gauge, "When it was mounted, since the epoch.");
@@ -281,7 +301,13 @@ impl Page {
     }
 
     fn sample(&mut self, volume: &Status, labels: &[(&str, &str)], value: impl Display) {
-        self.sample_of(Of { id: &volume.id, mountpoint: &volume.mountpoint }, labels, value);
+        self.sample_of(volume.into(), labels, value);
+    }
+
+    fn states(&mut self, volume: Of<'_>, this: State) {
+        for state in State::ALL {
+            self.sample_of(volume, &[("state", &state.to_string())], u8::from(state == this));
+        }
     }
 
     fn sample_of(&mut self, volume: Of<'_>, labels: &[(&str, &str)], value: impl Display) {
@@ -339,8 +365,16 @@ mod tests {
 
     #[test]
     fn a_volume_that_is_down_is_told_of() {
-        let page = page(&[], &[Of { id: "1f", mountpoint: "/m" }]);
-        assert!(page.contains("\nwatertight_up{volume=\"1f\",mountpoint=\"/m\"} 0\n"), "{page}");
-        assert_eq!(page.lines().filter(|line| !line.starts_with('#')).count(), 1, "{page}");
+        let down = |state| page(&[], &[Down { of: Of { id: "1f", mountpoint: "/m" }, state }]);
+        // It does not answer, or was killed: nobody knows its state.
+        let unknown = down(None);
+        assert!(unknown.contains("\nwatertight_up{volume=\"1f\",mountpoint=\"/m\"} 0\n"), "{unknown}");
+        assert_eq!(unknown.lines().filter(|line| !line.starts_with('#')).count(), 1, "{unknown}");
+        let failed = down(Some(State::Failed));
+        assert!(failed.contains("\nwatertight_up{volume=\"1f\",mountpoint=\"/m\"} 0\n"), "{failed}");
+        let state = |name, value| {
+            format!("\nwatertight_state{{volume=\"1f\",mountpoint=\"/m\",state=\"{name}\"}} {value}\n")
+        };
+        assert!(failed.contains(&state("failed", 1)) && failed.contains(&state("active", 0)), "{failed}");
     }
 }

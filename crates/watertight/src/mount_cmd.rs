@@ -34,6 +34,7 @@ use crate::registry::{self, RuntimeDir};
 use crate::signals;
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
+use crate::units;
 use crate::unmount;
 use crate::utab;
 
@@ -96,7 +97,10 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     // After the store has raised the limit of descriptors, and before threads are started that write.
     privileges::respect_quotas();
     let read_only = is_read_only(&options, (&source, &name), &*store)?;
-    let tenants = tree.map_or_else(|| Ok(Arc::default()), Tenants::of).map_err(|error| {
+    // Its thread serves all volumes of the process; what is logged of it is told with the first.
+    let tenants = || tree.map_or_else(|| Ok(Arc::default()), Tenants::of);
+    let tenants = volume::span_of(&name).in_scope(tenants);
+    let tenants = tenants.map_err(|error| {
         store.close();
         Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
     })?;
@@ -138,10 +142,16 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         tracing::error!("{problem}");
     }
     drop(step);
+    let _of_the_volume = live.volume().span().clone().entered();
     let mut supervisor = Supervisor::new(Arc::clone(&live), events, sender);
     let ended = supervisor.run();
     drop(utab);
     supervisor.finish(&ended, registration, server);
+    let closing = volume::give_up::closing() as u64;
+    if closing > 0 {
+        let stores = units::count(closing, "store that was given up", "stores that were given up");
+        tracing::warn!(volume = %mountpoint.display(), "{stores}: files are still being closed, for which this process does not wait");
+    }
     supervisor::outcome(&source.spec, &mountpoint.to_string_lossy(), &ended).map(|()| ExitCode::SUCCESS)
 }
 

@@ -221,6 +221,12 @@ impl RuntimeDir {
         ids.iter().filter_map(|id| self.find(id)).collect()
     }
 
+    /// Whether the volume is mounted or attached at this path, as its process wrote it down. Its process is not asked: it may have died.
+    #[must_use]
+    pub fn is_at(&self, path: &Path, id: &str) -> bool {
+        self.index().is_at(Of::Places, path, id)
+    }
+
     /// The volumes that are mounted or attached at this path or at a directory that it lies in, the nearest first.
     #[must_use]
     pub fn around(&self, path: &Path) -> Vec<Found> {
@@ -241,6 +247,13 @@ impl RuntimeDir {
     #[must_use]
     pub fn mounts(&self) -> Vec<Found> {
         self.index().mounts().iter().filter_map(|id| self.find(id)).collect()
+    }
+
+    /// How the mount of this process ended, as it wrote it down.
+    #[must_use]
+    pub fn end_of(&self, pid: u32) -> Option<Ended> {
+        let of_it = |record: &Record| record.pid == pid && record.attached_to.is_none();
+        self.ids().filter_map(|id| self.read_record(&id)).find(of_it)?.ended
     }
 
     /// The volumes that are none of these.

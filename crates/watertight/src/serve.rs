@@ -170,6 +170,7 @@ impl Served {
             }
             if self.stopping {
                 notify::more_time(MORE);
+                self.leave_behind();
                 if !self.volumes.values().any(|v| matches!(v.state, State::Runs(..) | State::Leaves(_))) {
                     break;
                 }
@@ -192,6 +193,17 @@ impl Served {
             return Ok(());
         }
         Err(Problem::failure(format!("not everything is written:\n  {}", self.failed.join("\n  "))))
+    }
+
+    /// Processes that have ended, and are kept by stores that do not answer, are not waited for: they have said how they ended.
+    fn leave_behind(&mut self) {
+        let kept = self.volumes.iter_mut().filter_map(|(at, volume)| {
+            let (State::Runs(child, _) | State::Leaves(child)) = &mut volume.state else { return None };
+            child.waits_in_the_kernel().then(|| (at.clone(), child.ending()))
+        });
+        for (at, ending) in kept.collect::<Vec<_>>() {
+            self.on_ended(&at, ending);
+        }
     }
 
     /// Whoever starts a service of which nothing is there hears that it has failed, and of each volume why.

@@ -4,6 +4,11 @@
 //! store is mounted again.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -11,7 +16,7 @@ use crate::cli::StatusArgs;
 use crate::console::{Colour, console};
 use crate::control::api::{State, Status};
 use crate::holders::{self, Holders};
-use crate::metrics::{self, Of};
+use crate::metrics::{self, Down, Of};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
 use crate::registry::Record;
@@ -34,8 +39,11 @@ struct Report {
     dead_mounts: Vec<String>,
     /// Volumes whose process does not answer: id and reason.
     silent: Vec<Silent>,
-    /// Volumes of the files of `serve` that are not mounted.
+    /// Volumes of the files of `serve` that are not mounted; where one volume was asked for, nobody has looked.
     missing: Vec<Missing>,
+    /// Whether one volume was asked for.
+    #[serde(skip)]
+    is_of_one: bool,
 }
 
 /// A running volume.
@@ -65,25 +73,62 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     let report = match &args.path {
         None => gather(None, args.holders),
         Some(name) => {
-            let Target { mount, volume, .. } = target::resolve(name);
+            let Target { mount, volume, path } = target::resolve(name);
             let mount = mount.filter(mountinfo::is_ours);
-            if volume.is_none() && mount.is_none() {
+            if volume.is_some() || mount.is_some() {
+                gather(Some((volume, mount)), args.holders)
+            } else {
                 let shown = name.to_string_lossy();
-                return Err(Problem::usage(format!("{shown} is no volume; `watertight status` lists them")));
+                let Some((volume, mount)) = path.as_deref().and_then(target::containing) else {
+                    let why = "is no volume and lies in none; `watertight status` lists them";
+                    return Err(Problem::usage(format!("{shown} {why}")));
+                };
+                if !args.json && !args.metrics {
+                    let Record { id, mountpoint, .. } = volume.record();
+                    console().print(&format!("{shown} lies in volume {id}, {mountpoint}"));
+                }
+                gather(Some((Some(volume), mount)), args.holders)
             }
-            gather(Some((volume, mount)), args.holders)
         }
     };
     if args.json {
         let text =
             serde_json::to_string_pretty(&report).map_err(|error| Problem::failure(error.to_string()))?;
         console().print(&text);
+    } else if let Some(file) = &args.output {
+        replace(file, &report.metrics())?;
     } else if args.metrics {
         console().print(report.metrics().trim_end());
     } else {
         report.print();
     }
     report.is_whole()
+}
+
+/// Puts a file with this content in the place of another, in one step. It can be read by everybody.
+///
+/// # Errors
+/// Exit 2 for what is there and is no file: a name in its place would take a device or a link away.
+fn replace(file: &Path, content: &str) -> Result<()> {
+    if fs::symlink_metadata(file).is_ok_and(|found| !found.is_file()) {
+        let why = "--output: is there and is no regular file, which alone is replaced";
+        return Err(Problem::usage(format!("{}: {why}", file.display())));
+    }
+    let failed = |error: io::Error| Problem::failure(format!("{}: {error}; it is as it was", file.display()));
+    let name = file.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+    // No collector takes a name that begins with a dot, and does not end in `.prom`.
+    let mut new = OsString::from(".");
+    new.push(name);
+    new.push(format!(".{}.new", std::process::id()));
+    let new = file.with_file_name(new);
+    let write = || {
+        let mut file = File::options().write(true).create_new(true).mode(0o644).open(&new)?;
+        // Whatever the umask is.
+        file.set_permissions(Permissions::from_mode(0o644))?;
+        file.write_all(content.as_bytes())
+    };
+    let done = write().and_then(|()| fs::rename(&new, file)).inspect_err(|_| drop(fs::remove_file(&new)));
+    done.map_err(failed)
 }
 
 /// Asks all volumes, or the one that was found with its mount. `holders`: look for those of all volumes, not only of detached
@@ -105,8 +150,8 @@ fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report
         let holders = wanted.then(|| holders_of(&status));
         report.volumes.push(Shown { status, holders });
     }
-    let one = mounts.is_some();
-    if !one {
+    report.is_of_one = mounts.is_some();
+    if !report.is_of_one {
         report.leave_out_what_is_over();
         report.missing = missing::all();
     }
@@ -118,12 +163,10 @@ fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report
         devices.contains(&Device::of(mount))
             || report.silent.iter().any(|silent| silent.mountpoint == mount.mountpoint.to_string_lossy())
     };
-    report.dead_mounts = mounts
-        .iter()
-        .filter(|mount| mountinfo::is_for_this_user(mount) && !served(mount))
-        .filter(|mount| unmount::is_dead(&mount.mountpoint))
-        .map(|mount| mount.mountpoint.to_string_lossy().into_owned())
-        .collect();
+    let unserved = mounts.iter().filter(|mount| mountinfo::is_for_this_user(mount) && !served(mount));
+    let unserved: Vec<&Path> = unserved.map(|mount| &*mount.mountpoint).collect();
+    report.dead_mounts =
+        unmount::dead_among(&unserved).iter().map(|path| path.to_string_lossy().into_owned()).collect();
     report
 }
 
@@ -173,10 +216,11 @@ impl Report {
 
     fn metrics(&self) -> String {
         let volumes: Vec<&Status> = self.volumes.iter().map(|shown| &shown.status).collect();
-        let silent = self.silent.iter().map(|v| Of { id: &v.id, mountpoint: &v.mountpoint });
-        let ended = self.ended.iter().map(|v| Of { id: &v.id, mountpoint: &v.mountpoint });
+        let of = |id, mountpoint, state| Down { of: Of { id, mountpoint }, state };
+        let silent = self.silent.iter().map(|v| of(&v.id, &v.mountpoint, None));
+        let ended = self.ended.iter().map(|v| of(&v.id, &v.mountpoint, v.ended.as_ref().map(|e| e.state)));
         let page = metrics::page(&volumes, &silent.chain(ended).collect::<Vec<_>>());
-        page + &metrics::page_of_missing(&self.missing)
+        if self.is_of_one { page } else { page + &metrics::page_of_missing(&self.missing) }
     }
 
     /// Whoever asks for the state of all hears where it is not known, also where nobody reads what is printed.
@@ -253,7 +297,7 @@ fn print_table(volumes: &[Shown]) {
                 v.source.clone(),
                 v.state.to_string(),
                 format!("{}{access}", v.mount_type),
-                units::bytes(v.dirty_bytes),
+                units::bytes(v.to_write_bytes),
                 units::bytes(v.writeback_bytes),
                 format!("{}/{}", units::bytes(v.cached_bytes), units::bytes(v.cache_bytes_max)),
                 v.open_files.to_string(),
@@ -304,7 +348,7 @@ fn print_cgroups(volume: &Status) {
         [
             format!("{}{removed}", cgroup.path),
             cgroup.owned_inodes.to_string(),
-            units::bytes(cgroup.dirty_bytes),
+            units::bytes(cgroup.to_write_bytes),
             units::bytes(cgroup.writeback_bytes),
             cgroup.switches_in_flight.to_string(),
             cgroup.switched_inodes.to_string(),

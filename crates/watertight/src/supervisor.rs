@@ -17,10 +17,11 @@
 //! gone; the record says how it ended; who waits at the control socket hears it; the process leaves.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use volume::give_up::CALLS;
 use volume::{DrainReport, LifeState};
 
 use crate::console::{Colour, console};
@@ -42,13 +43,14 @@ const LOOK: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long giving up may take.
 const GIVE_UP: Duration = Duration::from_secs(2);
-/// How long it may take where the store hangs, once the mount is gone: nothing more will be written.
-const GIVE_UP_STALLED: Duration = Duration::from_millis(30);
-/// How long a call may take to return that was under way when the volume was given up: longer, and the store is taken for one that
-/// hangs.
-const GIVE_UP_SILENT: Duration = Duration::from_millis(200);
+/// How often it is looked meanwhile whether a store hangs.
+const GIVE_UP_LOOK: Duration = Duration::from_millis(5);
+/// How often it is looked whether a store hangs while the kernel hands over what it has.
+const FLUSH_LOOK: Duration = Duration::from_millis(20);
 /// How many lost files are listed.
 const LOST_NAMED_MAX: usize = 100;
+/// How many attached volumes that were lost are named.
+const LOST_VOLUMES_MAX: usize = 20;
 
 /// Something that the supervisor has to know.
 #[derive(Debug)]
@@ -116,7 +118,7 @@ impl Supervisor {
     pub fn run(&mut self) -> Ended {
         let ended = loop {
             notify::alive();
-            match self.next(if console().is_terminal() { REDRAW } else { LOOK }) {
+            match self.next(self.until_the_next_look()) {
                 None => {
                     if let Some(ended) = self.look() {
                         break ended;
@@ -143,6 +145,15 @@ impl Supervisor {
         self.live.end(ended.clone());
         server.finish();
         notify::notify("STOPPING=1");
+    }
+
+    /// The deadline of an end is looked at when it comes.
+    fn until_the_next_look(&self) -> Duration {
+        let often = if console().is_terminal() { REDRAW } else { LOOK };
+        let Some((_, since)) = self.idle_since else { return often };
+        let deadline = since + self.live.facts().drain_timeout;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { often } else { often.min(left) }
     }
 
     fn next(&self, timeout: Duration) -> Option<Event> {
@@ -180,6 +191,7 @@ impl Supervisor {
                     &format!("{name}: unmounting {path}, {} to be written", left.unwritten()),
                 );
                 notify::notify("STOPPING=1");
+                self.idle_since.get_or_insert((self.written(), Instant::now()));
                 self.unmount();
                 None
             }
@@ -238,7 +250,7 @@ impl Supervisor {
         self.spawn("detach", move || {
             let (volume, id) = (live.volume().name(), &live.facts().id);
             let _step = tracing::info_span!("detach", volume, id, flush).entered();
-            if flush && let Err(problem) = ask(Ask::Flush, &live.facts().mount) {
+            if flush && let Err(problem) = flush_unless_stalled(&live) {
                 tracing::warn!(%problem, "what the kernel holds of files that are open may be lost");
             }
             for mount in live.mounts() {
@@ -290,12 +302,27 @@ impl Supervisor {
 
     /// What was attached has ended, too; what of that was lost is part of this end.
     fn with_attached(&self, mut ended: Ended) -> Ended {
-        for (path, other) in self.live.attachments().failed() {
+        let failed = self.live.attachments().failed();
+        let mut whys = Vec::new();
+        for (path, other) in failed {
             ended.state = State::Failed;
             let why = other.error.map_or_else(String::new, |error| format!(": {error}"));
-            ended.error.get_or_insert_with(|| format!("not everything of {path} was written{why}"));
+            whys.push(if other.unwritten.is_empty() {
+                format!("{path}{why}")
+            } else {
+                format!("not everything of {path} was written{why}")
+            });
             ended.unwritten.add(&path, other.unwritten);
         }
+        if whys.is_empty() {
+            return ended;
+        }
+        let more = whys.len().saturating_sub(LOST_VOLUMES_MAX);
+        whys.truncate(LOST_VOLUMES_MAX);
+        if more > 0 {
+            whys.push(format!("and of {more} more"));
+        }
+        ended.error = Some(ended.error.into_iter().chain(whys).collect::<Vec<_>>().join("; "));
         ended
     }
 
@@ -329,7 +356,7 @@ impl Supervisor {
                 break;
             }
             // Whether a store hangs is looked at again meanwhile.
-            match self.next(left.min(GIVE_UP_SILENT)) {
+            match self.next(left.min(GIVE_UP_LOOK)) {
                 Some(Event::Drained(drained)) => report = Some(drained),
                 Some(Event::Detached) => detached = true,
                 Some(_) | None => {}
@@ -353,17 +380,30 @@ impl Supervisor {
         ended
     }
 
-    /// How long after `begun` the end of what was given up then is waited for.
+    /// How long after `begun` the end of what was given up then is waited for. Calls under way get a moment: what they have written is not lost.
     fn patience(&self, begun: Instant) -> Duration {
-        let attached = self.live.attachments().volumes();
-        let volumes = || attached.iter().map(|(_, volume)| volume).chain([self.live.volume()]);
-        if volumes().any(|volume| volume.stalled().is_some()) {
-            GIVE_UP_STALLED
-        } else if volumes().any(|volume| volume.has_call_since(begun)) {
-            GIVE_UP_SILENT
-        } else {
-            GIVE_UP
-        }
+        let hangs = self.live.volume().has_call_since(begun) || self.live.attachments().has_call_since(begun);
+        if hangs { CALLS } else { GIVE_UP }
+    }
+
+    /// How long nothing may be written: less where nothing is left but stores that have not answered for half of that time.
+    fn deadline(&self, now: Instant) -> Duration {
+        let timeout = self.live.facts().drain_timeout;
+        let is_any_at_work = now.checked_sub(timeout / 2).is_none_or(|then| self.is_any_at_work(then));
+        if is_any_at_work { timeout + ANSWER } else { timeout }
+    }
+
+    /// Whether something that has not ended is at work: its store has answered a call since `then`, or has had none.
+    fn is_any_at_work(&self, then: Instant) -> bool {
+        let own = self.live.volume();
+        let is_own = own.report().is_none() && !own.has_call_since(then);
+        is_own || self.live.attachments().is_any_at_work(then)
+    }
+
+    /// Bytes that all volumes have written so far.
+    fn written(&self) -> u64 {
+        let own = self.live.volume().status().bytes_written_back;
+        own.saturating_add(self.live.attachments().written_bytes())
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() -> Event + Send + 'static) {
@@ -397,21 +437,44 @@ impl Supervisor {
         if self.progress.get_or_insert_with(what).update(now, &status) {
             notify::more_time(ANSWER + LOOK);
         }
-        let so_far = status.written_bytes.saturating_add(self.live.attachments().written_bytes());
+        let so_far = self.written();
         let (written, since) = *self.idle_since.get_or_insert((so_far, now));
-        let timeout = self.live.facts().drain_timeout;
         if written != so_far {
             self.idle_since = Some((so_far, now));
-        } else if now.duration_since(since) > timeout + ANSWER {
-            // The volume's own deadline is for a store that fails; this one is for a store that hangs.
-            return Some(
-                self.give_up(&format!(
-                    "after {} in which nothing could be written",
-                    units::duration(timeout)
-                )),
-            );
+        } else if now.duration_since(since) >= self.deadline(now) {
+            // The volume's own deadline is for a store that fails; this one is for stores that hang, of all volumes together.
+            return Some(self.give_up(&format!(
+                "after {} in which nothing could be written",
+                units::duration(self.live.facts().drain_timeout)
+            )));
         }
         None
+    }
+}
+
+/// Has the kernel hand over what it has of all volumes of the mountpoint. It waits for all of them at once: where the store of one has not
+/// answered for half of the drain's deadline, the others are ended without.
+fn flush_unless_stalled(live: &Arc<Live>) -> Result<()> {
+    let (told, done) = channel();
+    let mount = live.facts().mount.clone();
+    let flush = move || drop(told.send(ask(Ask::Flush, &mount)));
+    thread::Builder::new()
+        .name("flush".to_owned())
+        .spawn(flush)
+        .map_err(|error| Problem::failure(format!("no thread: {error}")))?;
+    let half = live.facts().drain_timeout / 2;
+    loop {
+        match done.recv_timeout(FLUSH_LOOK) {
+            // It may be of what a sync leaves out. The kernel has handed that over, and its volume's end tells what becomes of it.
+            Ok(Err(_)) if live.attachments().is_any_stalled() => return Ok(()),
+            Ok(flushed) => return flushed.map(drop),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(Problem::failure("it could not be asked")),
+        }
+        let hangs = |then| live.volume().has_call_since(then) || live.attachments().has_call_since(then);
+        if Instant::now().checked_sub(half).is_some_and(hangs) {
+            return Err(Problem::failure("the store of one volume does not answer"));
+        }
     }
 }
 

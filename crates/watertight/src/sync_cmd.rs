@@ -1,34 +1,52 @@
 //! `sync`: until what was dirty in a volume is durable.
 //!
 //! Data may rest in the kernel (mapped memory, kernel write-back) and in the volume. syncfs(2) brings the
-//! former to the latter (on `fuseblk` it is all), then the mount process makes that durable.
+//! former to the latter (on `fuseblk` it is all), then the mount process makes that durable. Attached volumes that are stalled are
+//! left out of a sync of their mountpoint, which then fails; a sync of one itself waits for it, and for no other.
 
 use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
 use crate::cli::SyncArgs;
+use crate::console::console;
+use crate::control::api::Synced;
 use crate::control::client::CallError;
 use crate::mountinfo::Mount;
 use crate::problem::{Problem, Result};
 use crate::target::{self, Target, Volume};
 use crate::{kernel_side, progress, umount_cmd};
 
+/// How long a process may take to say which volumes are stalled.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 1 when something could not be written, 2 when the path lies in no volume of ours.
+/// Exit 1 when something could not be written or was left out, 2 when the path lies in no volume of ours.
 pub fn run(args: &SyncArgs) -> Result<()> {
     let shown = args.path.to_string_lossy();
     let (volume, mount) = find(&args.path)?;
     let Some(client) = &volume.found.client else { return Err(umount_cmd::died(&volume)) };
     let what = format!("syncing {shown}");
     progress::say_if_silent(&what, client);
-    if let Some(mount) = mount {
-        progress::during(&what, client, || kernel_side::flush(&mount))?;
-    }
+    let flushed = mount.map_or(Ok(()), |mount| {
+        let flushed = progress::during(&what, client, || kernel_side::flush(&mount));
+        flushed.or_else(|problem| if may_be_another_ones(&volume) { Ok(()) } else { Err(problem) })
+    });
     match progress::during(&what, client, || client.sync()) {
-        Ok(_) => Ok(()),
+        Ok(Synced { left_out, .. }) if left_out.is_empty() => flushed,
+        Ok(Synced { left_out, .. }) => {
+            for left_out in &left_out {
+                let store = "its store does not answer, what is dirty in it is not durable";
+                console().say(&format!("{left_out} is left out: {store}"));
+            }
+            let volumes = if left_out.len() == 1 { "volume is" } else { "volumes are" };
+            let left_out = left_out.len();
+            Err(Problem::failure(format!(
+                "{shown}: not everything is durable: {left_out} attached {volumes} left out"
+            )))
+        }
         Err(CallError::Refused(reason)) => {
             Err(Problem::failure(format!("{shown}: not everything is durable: {reason}")))
         }
@@ -39,6 +57,15 @@ pub fn run(args: &SyncArgs) -> Result<()> {
         }
         Err(error) => Err(Problem::failure(format!("{shown}: {error}"))),
     }
+}
+
+/// Whether it is an attached one, and what syncfs(2) said of the whole mountpoint may be of one that was left out. Its own sync, which comes after
+/// that, tells of this one.
+fn may_be_another_ones(volume: &Volume) -> bool {
+    let around = volume.is_attached().then(|| target::mounted_around(Path::new(&volume.record().mountpoint)));
+    let client = around.flatten().and_then(|(root, _)| root.found.client);
+    let all = client.and_then(|client| client.within(PATIENCE).attached().ok()).unwrap_or_default();
+    all.iter().any(|status| status.stalled.is_some())
 }
 
 /// The volume that is meant, and its mount, if it has one.

@@ -309,7 +309,7 @@ fn leave(client: &Client) -> Leaving {
 
 /// Whether a process that is not gone has ended: the kernel calls its first thread a zombie, while others are still on
 /// their way out.
-fn has_ended(pid: u32) -> bool {
+pub(crate) fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('Z'))
 }

@@ -6,9 +6,9 @@
 use std::fs;
 use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuse::MountError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,8 +21,10 @@ use crate::holders::{self, Holders};
 use crate::mountinfo::{Mount, MountTable};
 use crate::problem::{Problem, Result};
 
-/// How long a server may take to show that it lives.
+/// How long a server may take to show that it lives; all that are asked together have this time.
 const ALIVE: Duration = Duration::from_secs(1);
+/// Servers that are asked beside each other.
+const ASKED_AT_ONCE: usize = 256;
 
 /// How often, and after what pause, a mount is tried again that is held by nobody; one that is held is tried once more.
 const AGAIN: (u32, Duration) = (10, Duration::from_millis(20));
@@ -141,41 +143,92 @@ pub fn unique_id(path: &Path) -> Option<u64> {
 }
 
 /// Whether the server of the mount at `path` is gone. One that does not answer is not gone.
-///
-/// Another process asks ([`says_dead`]): a thread that waits for a server that hangs would keep this one from ending.
 #[must_use]
 pub fn is_dead(path: &Path) -> bool {
-    if MountTable::read().at(path).is_some_and(somebody_waits) {
-        return false;
-    }
-    let ask = Command::new("/proc/self/exe")
-        .args(["kernel-side", "--probe"])
-        .arg(path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let mut child = match ask {
-        Ok(child) => child,
-        Err(error) => {
-            tracing::warn!(%error, "no process to ask a mount's server with");
-            return false;
+    !dead_among(&[path]).is_empty()
+}
+
+/// Those of these mounts whose servers are gone, in their order. All are asked beside each other, and what has not answered after a second is not gone.
+///
+/// Other processes ask ([`says_dead`]): a thread that waits for a server that hangs would keep this one from ending.
+#[must_use]
+pub fn dead_among<'p>(paths: &[&'p Path]) -> Vec<&'p Path> {
+    let until = Instant::now() + ALIVE;
+    let table = MountTable::read();
+    let mut left = paths.iter().enumerate().filter(|(_, path)| !table.at(path).is_some_and(somebody_waits));
+    let mut asked: Vec<(usize, Probe)> = Vec::new();
+    let mut dead = Vec::new();
+    loop {
+        asked.extend(
+            left.by_ref()
+                .take(ASKED_AT_ONCE - asked.len())
+                .filter_map(|(n, path)| Some((n, Probe::start(path)?))),
+        );
+        if asked.is_empty() || !answer_by(until, &asked) {
+            break;
         }
-    };
-    let answered = child.stdout.as_ref().is_some_and(|pipe| {
-        let mut ready = [PollFd::new(pipe, PollFlags::IN)];
-        let limit = Timespec::try_from(ALIVE).ok();
-        poll(&mut ready, limit.as_ref()).is_ok_and(|n| n > 0)
-    });
-    if answered {
-        let mut said = String::new();
-        let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut said));
-        let _reaped = child.wait();
-        return matches!(read, Some(Ok(_))) && said.trim() == DEAD;
+        asked.retain_mut(|(n, probe)| match probe.answer() {
+            None => true,
+            Some(is_dead) => {
+                dead.extend(is_dead.then_some(*n));
+                false
+            }
+        });
     }
-    // It may wait in the kernel until the server answers, and is not waited for.
-    let _gone_already = child.kill();
-    false
+    dead.sort_unstable();
+    dead.into_iter().map(|n| paths[n]).collect()
+}
+
+/// Waits until one of them has answered; no: none has in time.
+fn answer_by(until: Instant, asked: &[(usize, Probe)]) -> bool {
+    let mut ready: Vec<_> = asked.iter().map(|(_, probe)| PollFd::new(&probe.said, PollFlags::IN)).collect();
+    let limit = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
+    match poll(&mut ready, limit.as_ref()) {
+        Ok(n) => n > 0,
+        Err(error) => error == Errno::INTR,
+    }
+}
+
+/// A process that asks.
+struct Probe {
+    child: Child,
+    said: ChildStdout,
+}
+
+impl Probe {
+    fn start(path: &Path) -> Option<Self> {
+        let ask = Command::new("/proc/self/exe")
+            .args(["kernel-side", "--probe"])
+            .arg(path)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        let mut child = ask
+            .inspect_err(|error| tracing::warn!(%error, "no process to ask a mount's server with"))
+            .ok()?;
+        let said = child.stdout.take()?;
+        Some(Self { child, said })
+    }
+
+    /// Whether the server is gone, once that is known.
+    fn answer(&mut self) -> Option<bool> {
+        let mut ready = [PollFd::new(&self.said, PollFlags::IN)];
+        if poll(&mut ready, Some(&Timespec::default())).is_ok_and(|n| n == 0) {
+            return None;
+        }
+        let mut said = String::new();
+        let read = self.said.read_to_string(&mut said);
+        let _reaped = self.child.wait();
+        Some(read.is_ok() && said.trim() == DEAD)
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        // It may wait in the kernel until the server answers, and is not waited for. One that has answered is gone already.
+        let _gone_already = self.child.kill();
+    }
 }
 
 /// What the process that asks prints where the server is gone.

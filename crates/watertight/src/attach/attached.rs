@@ -94,24 +94,42 @@ impl Attached {
         self.place.get().is_some_and(fuse::Attached::is_seen)
     }
 
-    /// Nobody comes here any more, and the store does not answer.
-    pub(super) fn hangs_without_a_path(&self) -> bool {
-        self.volume.stalled().is_some() && !self.is_seen()
+    /// Gives it up, if it is in one place at most. Waits for nothing.
+    pub(super) fn give_up(&self, tree: &fuse::Tree) {
+        match self.place.get() {
+            Some(place) => drop(tree.give_up(place)),
+            None => self.volume.force(),
+        }
+    }
+
+    /// Takes it away by force from where it was attached, if it is there; says whether it was.
+    pub(super) fn detach_by_force(&self, tree: &fuse::Tree) -> bool {
+        self.place.get().is_some_and(|place| tree.detach_by_force(place).is_ok())
     }
 
     pub(super) fn how_it_ended(&self) -> Option<Ended> {
         self.ended.borrow().clone()
     }
 
+    /// Whether its end has come to an end: one that was given up may still be at it.
+    pub(super) fn has_returned(&self) -> bool {
+        self.volume.report().is_some()
+    }
+
     /// If the volume has ended, waits until that was told: whoever served the last close may be just about to. Only from the control server's
     /// blocking threads.
     pub(super) fn wait_told(&self) {
         if self.volume.report().is_some() {
-            let mut ended = self.ended.subscribe();
-            let told = async move { ended.wait_for(Option::is_some).await.map(drop) };
-            // The sender lives in `self`.
-            drop(tokio::runtime::Handle::current().block_on(told));
+            self.wait_given_up();
         }
+    }
+
+    /// Waits until it was told how a volume that was given up has ended. Only from the control server's blocking threads.
+    pub(super) fn wait_given_up(&self) {
+        let mut ended = self.ended.subscribe();
+        let told = async move { ended.wait_for(Option::is_some).await.map(drop) };
+        // The sender lives in `self`.
+        drop(tokio::runtime::Handle::current().block_on(told));
     }
 
     /// Where it is; where it was last, if it is nowhere. Directories above it may have been renamed.
@@ -187,6 +205,11 @@ impl Attached {
         self.leave();
     }
 
+    /// It was given up: told with what is known by now, if its end has not come to an end.
+    pub(super) fn tell_given_up(&self) {
+        self.has_ended(&self.volume.report().unwrap_or_else(|| self.volume.report_given_up()));
+    }
+
     fn state(&self, volume: &volume::Status) -> State {
         live::state_of(&self.volume, volume, || self.number().is_none() || self.is_seen())
     }
@@ -234,7 +257,7 @@ impl Service for Attached {
 
     fn sync(&self, by: Option<u32>) -> Result<Synced, String> {
         self.sync_data(by)?;
-        Ok(Synced { id: self.id.clone() })
+        Ok(Synced { id: self.id.clone(), left_out: Vec::new() })
     }
 
     fn limits(&self) -> Limits {

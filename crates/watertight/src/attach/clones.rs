@@ -178,7 +178,7 @@ impl Attachments {
         let words = |problem: crate::problem::Problem| problem.to_string();
         let mut held = None;
         if request.how != How::Force {
-            self.sync(None).map_err(|error| {
+            self.sync_all().map_err(|error| {
                 format!("{} stays mounted, its data could not be written: {error}", path.display())
             })?;
             if let Outcome::Held(holders) = ask(Ask::Leave, mount).map_err(words)? {

@@ -33,6 +33,10 @@ impl Samples {
         self.all += took;
     }
 
+    pub(super) const fn is_empty(&self) -> bool {
+        self.took.is_empty()
+    }
+
     /// With `bytes` in each operation: megabytes a second; with none, operations.
     #[expect(clippy::cast_precision_loss, reason = "figures for a person")]
     pub(super) fn figures(&self, bytes: usize) -> Figures {

@@ -2,6 +2,7 @@
 //! their meaning; new ones may be added.
 
 mod clone;
+mod older;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -61,6 +62,7 @@ impl fmt::Display for State {
 
 /// A mounted volume at one moment. Sizes are in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct Status {
     /// The volume's id, unique on the host.
     pub id: String,
@@ -98,9 +100,12 @@ pub struct Status {
     pub read_only: bool,
     /// Milliseconds since the epoch.
     pub started_ms: u64,
-    /// Written by programs and not on the store.
+    /// Written by programs and not on the store: the sum of the next two.
     pub dirty_bytes: u64,
-    /// Of these, the bytes that are on their way to the store.
+    /// Of these, the bytes that wait to be written (`Dirty` of `/proc/meminfo`).
+    #[serde(default = "older::not_told")]
+    pub to_write_bytes: u64,
+    /// Of these, the bytes that are on their way to the store (`Writeback` of `/proc/meminfo`).
     pub writeback_bytes: u64,
     /// Files with data that is not on the store.
     pub dirty_files: u64,
@@ -165,6 +170,7 @@ pub struct Status {
 
 /// What one cgroup has of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct Cgroup {
     /// Its path in the tree.
     pub path: String,
@@ -172,8 +178,11 @@ pub struct Cgroup {
     pub removed: bool,
     /// Inodes that it owns.
     pub owned_inodes: u64,
-    /// Its bytes that wait to be written.
+    /// The same as `to_write_bytes`: not what a volume's key of this name is.
     pub dirty_bytes: u64,
+    /// Its bytes that wait to be written.
+    #[serde(default = "older::not_told")]
+    pub to_write_bytes: u64,
     /// Its bytes that are on their way to the store.
     pub writeback_bytes: u64,
     /// Inodes that are becoming its own.
@@ -357,6 +366,9 @@ impl Ended {
 pub struct Synced {
     /// The volume.
     pub id: String,
+    /// Attached volumes whose stores do not answer: what is dirty in these is not durable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
 }
 
 /// What is set for one cgroup on the volume's store. A limit that is not there is `max`.

@@ -63,8 +63,10 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
         "only then did that sync end, after {}: who waits for it alone learns nothing",
         units::duration(without)
     ));
-    table.row("hear of a stalled store after", units::duration(without), units::duration(with));
-    table.note("Stalled, without: who waits for their own sync, until the volume was given up.");
+    // How long it would have gone on is not measured: it was ended.
+    let without = format!("not in {}", units::duration(without));
+    table.row("hear of a stalled store after", without, units::duration(with));
+    table.note("Stall, without: a sync of one's own, which had not returned when it was ended.");
     table.row("umount --force of the stalled one", "", units::duration(took));
     Ok(())
 }

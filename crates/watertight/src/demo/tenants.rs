@@ -22,9 +22,8 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
     let tenants = match Tenants::make(demo) {
         Ok(tenants) => tenants,
         Err(why) => {
-            let text = format!("not shown: it needs two cgroups, and this user can make none here ({why})");
-            step(&text);
-            table.note(&format!("Two tenants {text}."));
+            step(&format!("not shown: it needs two cgroups, and this user can make none here ({why})"));
+            table.note("sync beside a throttled tenant: not shown, it needs the right to make cgroups.");
             return Ok(());
         }
     };
@@ -33,7 +32,7 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
     let with = tenants.sync(demo, "boost")?;
     step(&format!("here b waits {}; what was written for it is a's debt", units::duration(with)));
     table.row("sync beside a throttled tenant", units::duration(without), units::duration(with));
-    table.note("Without: syncs that wait for each owner's limit (`-o sync_policy=vanilla`).");
+    table.note("Sync, without: it waits for each owner's limit (`-o sync_policy=vanilla`).");
     Ok(())
 }
 

@@ -53,7 +53,7 @@ pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
     ));
     table.row("umount returns after", units::duration(without), units::duration(with));
     table.row("  files not on the store then", format!("{left} of {FILES}"), format!("0 of {FILES}"));
-    table.note("Without: the kernel's own unmount of a plain FUSE mount.");
+    table.note("Unmount, without: the kernel's own, of a plain FUSE mount.");
     Ok(())
 }
 

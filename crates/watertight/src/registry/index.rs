@@ -81,6 +81,11 @@ impl Index {
         ids(&self.dir(of, path).join(HERE))
     }
 
+    /// Whether this volume is at this path.
+    pub(super) fn is_at(&self, of: Of, path: &Path, id: &str) -> bool {
+        self.dir(of, path).join(HERE).join(entry(id)).exists()
+    }
+
     /// The volumes at directories that this path lies in, itself left out, the nearest first.
     pub(super) fn around(&self, of: Of, path: &Path) -> Vec<String> {
         path.ancestors().skip(1).flat_map(|path| self.at(of, path)).collect()
@@ -211,6 +216,11 @@ mod tests {
         };
         assert_eq!(sorted(index.at(Of::Stores, path("/srv/a/b"))), "2 4");
         assert_eq!(sorted(index.at(Of::Stores, path("/srv/a"))), "");
+        assert!(index.is_at(Of::Stores, path("/srv/a/b"), "4"));
+        assert!(
+            !index.is_at(Of::Stores, path("/srv/a/b"), "3")
+                && !index.is_at(Of::Places, path("/srv/a/b"), "4")
+        );
         assert_eq!(sorted(index.at(Of::Places, path("/srv"))), "");
         assert_eq!(sorted(index.around(Of::Stores, path("/srv/a/b/c"))), "1 2 4");
         assert_eq!(index.around(Of::Stores, path("/srv/a/b/c")).last().unwrap(), "1");

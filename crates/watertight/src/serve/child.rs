@@ -1,11 +1,13 @@
 //! A volume's mount process: started, or taken over, and watched by a thread.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -15,8 +17,14 @@ use crate::checks;
 use crate::control::api::State;
 use crate::logging;
 use crate::problem::{Problem, Result};
+use crate::registry::RuntimeDir;
 use crate::target::{self, Target};
+use crate::umount_cmd;
 
+/// How many lost files of a volume are named.
+const LOST_NAMED_MAX: usize = 5;
+/// How long a process may take to go that has ended.
+const KEPT: Duration = Duration::from_secs(1);
 /// One wait for a process that was taken over.
 const LONG: Duration = Duration::from_secs(3600);
 /// The stack of a thread that waits for one process.
@@ -26,6 +34,8 @@ const STACK: usize = 128 << 10;
 #[derive(Debug)]
 pub(super) struct Child {
     pid: u32,
+    /// Since when it is known to have ended and not to go.
+    kept_since: Option<Instant>,
 }
 
 /// How it ended.
@@ -56,7 +66,7 @@ impl Child {
                 ready();
                 ended(wait_for(&running));
             })?;
-            return Ok(Self { pid });
+            return Ok(Self { pid, kept_since: None });
         }
         let mut command = Command::new("/proc/self/exe");
         command.arg0("watertight").args(logging::arguments()).arg("mount");
@@ -88,11 +98,36 @@ impl Child {
             }
             ended(match child.wait() {
                 Ok(status) if status.success() => Ending::Unmounted,
-                Ok(status) => Ending::Failed(format!("its process {pid} ended with {status}")),
+                Ok(status) => Ending::Failed(format!("its process {pid} ended with {status}{}", lost(pid))),
                 Err(error) => Ending::Failed(format!("its process {pid} cannot be waited for: {error}")),
             });
         })?;
-        Ok(Self { pid })
+        Ok(Self { pid, kept_since: None })
+    }
+
+    /// Whether the process has ended, but for threads that wait in the kernel, for a store that does not answer. One that gives its memory
+    /// back looks the same, for a moment.
+    pub(super) fn waits_in_the_kernel(&mut self) -> bool {
+        // A directory's links are itself, its name, and each directory in it: here, each thread.
+        let threads = fs::metadata(format!("/proc/{}/task", self.pid)).map_or(0, |task| task.nlink());
+        if threads <= 3 || !umount_cmd::has_ended(self.pid) {
+            self.kept_since = None;
+            return false;
+        }
+        self.kept_since.get_or_insert_with(Instant::now).elapsed() >= KEPT
+    }
+
+    /// How it ended that does not go although it has ended.
+    pub(super) fn ending(&self) -> Ending {
+        let pid = self.pid;
+        let ended = RuntimeDir::readable().iter().find_map(|dir| dir.end_of(pid));
+        if ended.is_some_and(|ended| ended.state == State::Released) {
+            return Ending::Unmounted;
+        }
+        Ending::Failed(format!(
+            "its process {pid} has ended, and waits in the kernel for its store{}",
+            lost(pid)
+        ))
     }
 
     /// Sends a signal to the process.
@@ -101,6 +136,16 @@ impl Child {
             let _gone_already = kill_process(pid, signal);
         }
     }
+}
+
+/// What a process says that it has not written.
+fn lost(pid: u32) -> String {
+    let ended = RuntimeDir::readable().iter().find_map(|dir| dir.end_of(pid));
+    let Some(ended) = ended.filter(|ended| ended.state != State::Released) else { return String::new() };
+    let unwritten = (!ended.unwritten.is_empty()).then(|| ended.unwritten.lines(LOST_NAMED_MAX));
+    let lines = unwritten.unwrap_or_default().into_iter().map(|line| line.trim().to_owned());
+    let said = ended.error.into_iter().chain(lines);
+    said.fold(String::new(), |all, line| all + "; " + &line)
 }
 
 fn watch(body: impl FnOnce() + Send + 'static) -> Result<()> {

@@ -11,6 +11,9 @@
 //! | `Attached` | nothing, until the file no longer has it |
 //! | `Leaves` | it is detached then |
 //! | `Busy` | a call is under way |
+//!
+//! A reload calls for those whose entries have changed, and for those that the registry says are no longer where they were: a
+//! file is looked at for each, and no process asked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -22,10 +25,11 @@ use std::time::{Duration, Instant};
 
 use super::limits::VolumeLimits;
 use super::missing::Missing;
-use super::{Event, PAUSE, PAUSE_MAX, VolumeConfig};
+use super::{CgroupLimit, Event, PAUSE, PAUSE_MAX, VolumeConfig};
 use crate::control::api::{AttachRequest, DetachRequest, How};
 use crate::problem::{Problem, Result};
-use crate::target;
+use crate::registry::RuntimeDir;
+use crate::{target, units};
 
 /// Calls under way for each mountpoint.
 const CALLS_MAX: usize = 8;
@@ -39,8 +43,17 @@ const STACK: usize = 512 << 10;
 /// How a call ended.
 #[derive(Debug)]
 pub(super) enum Done {
-    Attached(Result<()>),
+    Attached(Result<There>),
     Detached(Result<()>),
+}
+
+/// A volume that is attached.
+#[derive(Debug)]
+pub(super) struct There {
+    /// None where it was moved: it is looked for with each reload.
+    id: Option<String>,
+    /// What it was attached with; one that was there already may have been with others.
+    limits: Option<Vec<CgroupLimit>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +69,8 @@ enum State {
 struct Volume {
     config: VolumeConfig,
     state: State,
+    /// What it was when it was attached.
+    id: Option<String>,
     /// The file has it no longer.
     is_going: bool,
     /// It was tried since the last reload.
@@ -115,6 +130,8 @@ impl Inside {
         mut wanted: BTreeMap<PathBuf, VolumeConfig>,
         mountpoints: &BTreeSet<PathBuf>,
     ) {
+        let registries = RuntimeDir::readable();
+        let is_at = |path: &Path, id: &str| registries.iter().any(|dir| dir.is_at(path, id));
         self.mounted.retain(|mountpoint| mountpoints.contains(mountpoint));
         self.volumes.retain(|_, volume| mountpoints.contains(&volume.config.mountpoint));
         for (path, volume) in &mut self.volumes {
@@ -122,6 +139,8 @@ impl Inside {
             match wanted.remove(path) {
                 Some(config) => {
                     let is_there = volume.state == State::Attached;
+                    let stays = is_there && volume.id.as_ref().is_some_and(|id| is_at(path, id));
+                    let limits_change = config.limits != volume.config.limits;
                     volume.has_limits |= !config.limits.is_empty();
                     if is_there && !config.mounts_like(&volume.config) {
                         tracing::warn!(
@@ -135,11 +154,14 @@ impl Inside {
                     } else {
                         volume.config = config;
                     }
-                    // Somebody may have detached it: who finds it there lets it be.
-                    if volume.state != State::Busy {
+                    if stays {
+                        if limits_change {
+                            volume.limits.tell(&volume.config);
+                        }
+                    } else if volume.state != State::Busy {
                         volume.state = State::Waits;
                     }
-                    (volume.is_going, volume.was_tried, volume.pause) = (false, false, PAUSE);
+                    (volume.is_going, volume.was_tried, volume.pause) = (false, stays, PAUSE);
                 }
                 None if !volume.is_going => {
                     tracing::info!(volume = %shown, "{shown} is no longer in the file: detaching");
@@ -157,6 +179,7 @@ impl Inside {
                 has_limits: !config.limits.is_empty(),
                 config,
                 state: State::Waits,
+                id: None,
                 is_going: false,
                 was_tried: false,
                 pause: PAUSE,
@@ -168,6 +191,13 @@ impl Inside {
         let now = Instant::now();
         let paths: Vec<PathBuf> = self.volumes.keys().cloned().collect();
         paths.iter().for_each(|path| self.queue(path, now));
+        if !self.mounted.is_empty() {
+            let all = units::count(self.volumes.len() as u64, "volume", "volumes");
+            tracing::info!(
+                "reading it again: of {all} inside mountpoints {} are attached or detached",
+                self.due.len()
+            );
+        }
     }
 
     /// A mountpoint is there.
@@ -287,8 +317,8 @@ impl Inside {
         };
         let made = thread::Builder::new().name("attach".to_owned()).stack_size(STACK).spawn(body);
         if let Err(error) = made {
-            let failed = Err(Problem::failure(format!("no thread: {error}")));
-            self.done(path, if is_going { Done::Detached(failed) } else { Done::Attached(failed) });
+            let failed = Problem::failure(format!("no thread: {error}"));
+            self.done(path, if is_going { Done::Detached(Err(failed)) } else { Done::Attached(Err(failed)) });
         }
     }
 
@@ -303,11 +333,15 @@ impl Inside {
         let later = Instant::now() + volume.pause;
         let (shown, is_mounted) = (path.display(), self.mounted.contains(&mountpoint));
         match done {
-            Done::Attached(Ok(())) => {
+            Done::Attached(Ok(There { id, limits })) => {
                 volume.pause = PAUSE;
+                volume.id = id;
                 tracing::debug!(volume = %shown, "{shown} is attached");
-                // One that was there already may have been attached with others.
-                if volume.has_limits {
+                if let Some(limits) = &limits {
+                    volume.limits.started_with(limits);
+                }
+                // The file may have changed meanwhile.
+                if volume.has_limits && limits.as_ref() != Some(&volume.config.limits) {
                     volume.limits.tell(&volume.config);
                 }
                 volume.state = if is_mounted { State::Attached } else { State::Waits };
@@ -347,14 +381,14 @@ const fn from(path: &Path) -> (Bound<&Path>, Bound<&Path>) {
 }
 
 /// Attaches it, unless it is there.
-fn attach(path: &Path, config: &VolumeConfig) -> Result<()> {
+fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     let none = || Problem::failure("its mountpoint is gone");
     let is_it =
         |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
     if let Some(there) = target::running(path.as_os_str()).into_iter().find(is_it) {
         let spec = crate::checks::source(&config.source)?.spec;
         if there.record().source == spec {
-            return Ok(());
+            return Ok(There { id: Some(there.record().id.clone()), limits: None });
         }
         return Err(Problem::failure(format!("{} is attached there", there.record().source)));
     }
@@ -362,7 +396,7 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<()> {
     if let Some(there) = elsewhere(config, &volume) {
         let (shown, there) = (path.display(), there.display());
         tracing::warn!(volume = %shown, "{shown} stays attached at {there}, where it was moved to");
-        return Ok(());
+        return Ok(There { id: None, limits: None });
     }
     let client = volume.found.client.ok_or_else(none)?;
     let request = AttachRequest {
@@ -372,7 +406,9 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<()> {
         options: vec![config.mount_options()],
         mountpoint: mount.mountpoint.to_str().map(str::to_owned),
     };
-    client.attach(&request, Some(PATIENCE)).map(drop).map_err(|error| Problem::failure(error.to_string()))
+    let reply = client.attach(&request, Some(PATIENCE));
+    let reply = reply.map_err(|error| Problem::failure(error.to_string()))?;
+    Ok(There { id: reply.id, limits: Some(config.limits.clone()) })
 }
 
 /// Detaches it with all data written, unless somebody has; where it is, if it was moved, or a directory above it renamed.

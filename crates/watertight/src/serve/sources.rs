@@ -1,6 +1,8 @@
 //! What can be said about the stores of a file: about their names alone, whenever the file is read, and about the
 //! directories themselves where the file is only checked.
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use crate::checks;
@@ -8,8 +10,8 @@ use crate::checks;
 /// The stores of a file so far.
 #[derive(Debug, Default)]
 pub(super) struct Sources {
-    /// Their directories, and the line of each.
-    directories: Vec<(PathBuf, usize)>,
+    /// Their directories, and the line of each. What is inside a directory comes right after it: none of thousands is compared with all.
+    directories: BTreeMap<PathBuf, usize>,
 }
 
 impl Sources {
@@ -19,26 +21,26 @@ impl Sources {
         let directory: PathBuf = directory.components().collect();
         checks::apart(&directory, place).map_err(|problem| problem.to_string())?;
         self.is_alone(&directory)?;
-        self.directories.push((directory, line));
+        self.directories.insert(directory, line);
         Ok(())
     }
 
     /// Refuses a directory that another line has, or that is inside one of another line, or around one.
     fn is_alone(&self, directory: &Path) -> Result<(), String> {
         let shown = directory.display();
-        for (other, line) in &self.directories {
+        if let Some(line) = self.directories.get(directory) {
+            return Err(format!("the store {shown} is that of line {line} already: a store has one volume"));
+        }
+        let around = directory.ancestors().skip(1).find_map(|dir| self.directories.get_key_value(dir));
+        let from = (Bound::Excluded(directory), Bound::Unbounded);
+        let inside =
+            || self.directories.range::<Path, _>(from).next().filter(|(dir, _)| dir.starts_with(directory));
+        if let Some((other, line)) = around.or_else(inside) {
             let there = other.display();
-            if directory == other {
-                return Err(format!(
-                    "the store {shown} is that of line {line} already: a store has one volume"
-                ));
-            }
-            if directory.starts_with(other) || other.starts_with(directory) {
-                return Err(format!(
-                    "the store {shown} and that of line {line}, {there}, lie one in the other: \
-                     two caches over the same files would not see each other's data"
-                ));
-            }
+            return Err(format!(
+                "the store {shown} and that of line {line}, {there}, lie one in the other: \
+                 two caches over the same files would not see each other's data"
+            ));
         }
         Ok(())
     }
@@ -85,6 +87,34 @@ fn directory(source: &str) -> Result<Option<&Path>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each in turn is compared with those before it, in every order; names that begin alike lie in one another only where a `/` follows.
+    #[test]
+    fn those_that_are_in_one_another_are_found_in_every_order() {
+        const NAMES: [&str; 7] = ["/s", "/s-b", "/s/in", "/s/in/deep", "/s/in-b", "/s.d/x", "/t"];
+        let lies_in = |one: &str, other: &str| one.starts_with(&format!("{other}/"));
+        let is_in = |one: &str, other: &str| one == other || lies_in(one, other) || lies_in(other, one);
+        for start in 0..NAMES.len() {
+            for step in 1..NAMES.len() {
+                let names = (0..2 * NAMES.len()).map(|n| NAMES[(start + n * step) % NAMES.len()]);
+                let (mut sources, mut taken) = (Sources::default(), Vec::new());
+                for (line, name) in names.enumerate() {
+                    let added = sources.add(name, line, Path::new("/mnt"));
+                    let is_alone = !taken.iter().any(|&(_, other)| is_in(name, other));
+                    assert_eq!(added.is_ok(), is_alone, "{name} after {taken:?}: {added:?}");
+                    match added {
+                        Ok(()) => taken.push((line, name)),
+                        // The line that is named is one of those.
+                        Err(said) => assert!(
+                            taken.iter().any(|(line, other)| is_in(name, other)
+                                && said.contains(&format!("of line {line}"))),
+                            "{name} after {taken:?}: {said}"
+                        ),
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn two_names_of_one_directory_and_one_that_is_not_there_are_found_by_looking() {

@@ -21,7 +21,9 @@ pub(super) struct Table {
 pub(super) struct VolumeRow {
     pub(super) mountpoint: String,
     pub(super) state: State,
+    /// Waits to be written.
     pub(super) dirty: u64,
+    pub(super) writeback: u64,
     pub(super) into: u64,
     pub(super) out: u64,
     /// Writers that had to wait, a second.
@@ -69,7 +71,8 @@ impl Table {
         self.volumes.push(VolumeRow {
             mountpoint: status.mountpoint.clone(),
             state: status.state,
-            dirty: status.dirty_bytes,
+            dirty: status.to_write_bytes,
+            writeback: status.writeback_bytes,
             into: into.update(now, status.written_bytes.saturating_add(status.dirty_bytes)),
             out: out.update(now, status.written_bytes),
             waits: waits.update(now, status.writer_waits),
@@ -83,7 +86,7 @@ impl Table {
             let own = if cgroup.removed { None } else { limits.remove(cgroup.path.as_str()) };
             CgroupRow {
                 inodes: cgroup.owned_inodes,
-                dirty: cgroup.dirty_bytes,
+                dirty: cgroup.to_write_bytes,
                 writeback: cgroup.writeback_bytes,
                 ..CgroupRow::limited(&status.mountpoint, &cgroup.path, own)
             }

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use crossterm::event::KeyCode;
 
 use super::rows::{CgroupRow, Table, VolumeRow};
+use crate::columns;
 use crate::console::harmless;
 use crate::control::api::{CgroupLimits, State};
 use crate::units;
@@ -14,6 +15,7 @@ use crate::units;
 enum Sort {
     #[default]
     Dirty,
+    Writeback,
     Into,
     Out,
     Waits,
@@ -22,11 +24,13 @@ enum Sort {
 }
 
 impl Sort {
-    const ALL: [Self; 6] = [Self::Dirty, Self::Into, Self::Out, Self::Waits, Self::Stalled, Self::Name];
+    const ALL: [Self; 7] =
+        [Self::Dirty, Self::Writeback, Self::Into, Self::Out, Self::Waits, Self::Stalled, Self::Name];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Dirty => "dirty",
+            Self::Writeback => "writeback",
             Self::Into => "in",
             Self::Out => "to store",
             Self::Waits => "waiting",
@@ -115,9 +119,7 @@ impl View {
 pub(super) fn lines(table: &Table, view: &mut View, (columns, rows): (u16, u16)) -> Vec<String> {
     let (width, height) = (usize::from(columns), usize::from(rows));
     let mut lines = vec![summary(table)];
-    for path in &table.silent {
-        lines.push(format!("{path}: its process does not answer"));
-    }
+    lines.extend(silent(table, height / 4));
     let body = if view.cgroups { cgroups(table, view, width) } else { volumes(table, view, width) };
     let (head, body) =
         body.split_first().map_or((String::new(), &[][..]), |(head, body)| (head.clone(), body));
@@ -129,17 +131,30 @@ pub(super) fn lines(table: &Table, view: &mut View, (columns, rows): (u16, u16))
     lines.resize(height.saturating_sub(1), String::new());
     lines.push(keys(view));
     // A name with the end of a line in it is one row all the same.
-    let shown = |line: String| harmless(&line.replace('\n', "\\n")).chars().take(width).collect();
+    let shown = |line: String| columns::beginning(&harmless(&line.replace('\n', "\\n")), width).to_owned();
     lines.into_iter().map(shown).collect()
+}
+
+/// Whose process does not answer, in so many lines at most, but in one.
+fn silent(table: &Table, lines_max: usize) -> Vec<String> {
+    let named =
+        if table.silent.len() <= lines_max { table.silent.len() } else { lines_max.saturating_sub(1) };
+    let mut lines: Vec<String> =
+        table.silent.iter().take(named).map(|path| format!("{path}: its process does not answer")).collect();
+    let others = table.silent.len() - named;
+    if others > 0 {
+        lines.push(format!("{}: no answer", units::count(others as u64, "process", "processes")));
+    }
+    lines
 }
 
 fn summary(table: &Table) -> String {
     let sum = |figure: fn(&VolumeRow) -> u64| units::bytes(table.volumes.iter().map(figure).sum());
     let stalled = table.volumes.iter().filter(|row| row.state == State::Stalled).count();
     format!(
-        "watertight: {}, {stalled} stalled  dirty {}  in {}/s  to store {}/s",
+        "watertight: {}, {stalled} stalled  unwritten {}  in {}/s  to store {}/s",
         units::count(table.volumes.len() as u64, "volume", "volumes"),
-        sum(|row| row.dirty),
+        sum(|row| row.dirty + row.writeback),
         sum(|row| row.into),
         sum(|row| row.out),
     )
@@ -161,17 +176,18 @@ fn volumes(table: &Table, view: &View, width: usize) -> Vec<String> {
     rows.sort_by(|a, b| a.mountpoint.cmp(&b.mountpoint));
     match view.sort {
         Sort::Dirty => rows.sort_by_key(|row| Reverse(row.dirty)),
+        Sort::Writeback => rows.sort_by_key(|row| Reverse(row.writeback)),
         Sort::Into => rows.sort_by_key(|row| Reverse(row.into)),
         Sort::Out => rows.sort_by_key(|row| Reverse(row.out)),
         Sort::Waits => rows.sort_by_key(|row| Reverse(row.waits)),
         Sort::Stalled => rows.sort_by_key(|row| Reverse(row.stalled_ms)),
         Sort::Name => {}
     }
-    // What follows the name takes 54 columns.
-    let name = width.saturating_sub(54).max(8);
+    // What follows the name takes 64 columns.
+    let name = width.saturating_sub(64).max(8);
     let head = format!(
-        "{:name$} {:8} {:>9} {:>9} {:>9} {:>5} {:>7}",
-        "MOUNTPOINT", "STATE", "DIRTY", "IN/S", "STORE/S", "WAITS", "STALLED"
+        "{:name$} {:8} {:>9} {:>9} {:>9} {:>9} {:>5} {:>7}",
+        "MOUNTPOINT", "STATE", "DIRTY", "WRITEBACK", "IN/S", "STORE/S", "WAITS", "STALLED"
     );
     let line = |row: &&VolumeRow| {
         let stalled = match row.stalled_ms {
@@ -181,10 +197,11 @@ fn volumes(table: &Table, view: &View, width: usize) -> Vec<String> {
             ms => format!("{} s", ms / 1000),
         };
         format!(
-            "{:name$} {:8} {:>9} {:>9} {:>9} {:>5} {stalled:>7}",
+            "{} {:8} {:>9} {:>9} {:>9} {:>9} {:>5} {stalled:>7}",
             shortened(&row.mountpoint, name),
             row.state,
             units::bytes(row.dirty),
+            units::bytes(row.writeback),
             units::bytes(row.into),
             units::bytes(row.out),
             row.waits,
@@ -235,7 +252,7 @@ fn cgroups(table: &Table, view: &View, width: usize) -> Vec<String> {
     head.extend(limits.iter().map(|(limit, _)| format!(" {limit:>9}")));
     let line = |row: &&CgroupRow| {
         let mut line = format!(
-            "{:name$} {:name$} {:>8} {:>9} {:>9}",
+            "{} {} {:>8} {:>9} {:>9}",
             shortened(&row.path, name),
             shortened(&row.mountpoint, name),
             row.inodes,
@@ -249,14 +266,12 @@ fn cgroups(table: &Table, view: &View, width: usize) -> Vec<String> {
     std::iter::once(head).chain(rows.iter().map(line)).collect()
 }
 
-/// The end of a path says more than its beginning.
+/// The end of a path says more than its beginning. In so many columns, no more and no fewer.
 fn shortened(path: &str, width: usize) -> String {
-    let count = path.chars().count();
-    if count <= width {
-        return path.to_owned();
+    if columns::width(path) <= width {
+        return columns::padded(path, width);
     }
-    let tail: String = path.chars().skip(count - width + 1).collect();
-    format!("…{tail}")
+    columns::padded(&format!("…{}", columns::end(path, width.saturating_sub(1))), width)
 }
 
 #[cfg(test)]
@@ -268,6 +283,7 @@ mod tests {
             mountpoint: mountpoint.to_owned(),
             state: State::Active,
             dirty,
+            writeback: 0,
             into: 0,
             out: dirty * 2,
             waits: 0,
@@ -301,8 +317,36 @@ mod tests {
                 let mut view = View { typing, ..View::default() };
                 let lines = lines(&table(), &mut view, size);
                 assert_eq!(lines.len(), usize::from(size.1), "{size:?}");
-                assert!(lines.iter().all(|line| line.chars().count() <= usize::from(size.0)), "{lines:?}");
+                let fits = |line: &String| columns::width(line) <= usize::from(size.0);
+                assert!(lines.iter().all(fits), "{lines:?}");
             }
+        }
+    }
+
+    /// Each of them takes two columns of the terminal.
+    #[test]
+    fn names_of_wide_letters_do_not_move_what_stands_behind_them() {
+        let wide = "\u{6f22}\u{5b57}";
+        let names = [format!("/{wide}"), format!("/x{}", wide.repeat(20)), format!("/{}", wide.repeat(20))];
+        let (mut wide, mut plain) = (table(), table());
+        wide.volumes = names.iter().map(|name| row(name, 1 << 20)).collect();
+        plain.volumes = vec![row("/a", 1 << 20); names.len()];
+        for columns in 72..=110 {
+            let behind = |line: &String| columns::end(line, 63).to_owned();
+            let shown = |table: &Table| lines(table, &mut View::default(), (columns, 24));
+            let (wide, plain) = (shown(&wide), shown(&plain));
+            for (wide, plain) in wide.iter().zip(&plain).skip(2).take(names.len()) {
+                assert_eq!(columns::width(wide), columns::width(plain), "{wide}");
+                assert_eq!(behind(wide), behind(plain), "{wide}");
+            }
+        }
+        let mut view = View { cgroups: true, ..View::default() };
+        wide.cgroups[0].path.clone_from(&names[2]);
+        wide.cgroups[1].mountpoint.clone_from(&names[1]);
+        for columns in [48, 79, 80, 81] {
+            let shown = lines(&wide, &mut view, (columns, 24));
+            assert_eq!(columns::width(&shown[2]), columns::width(&shown[3]), "{shown:?}");
+            assert!(columns::width(&shown[2]) <= usize::from(columns), "{shown:?}");
         }
     }
 
@@ -311,7 +355,7 @@ mod tests {
         let mut view = View::default();
         let first = |view: &mut View| lines(&table(), view, (80, 24))[2].clone();
         assert!(first(&mut view).starts_with("/mnt/a "));
-        (0..4).for_each(|_| view.key(KeyCode::Char('s')));
+        (0..5).for_each(|_| view.key(KeyCode::Char('s')));
         assert!(
             first(&mut view).starts_with("/mnt/hung ") && first(&mut view).ends_with("61 s"),
             "{}",
@@ -362,6 +406,19 @@ mod tests {
         (0..3).for_each(|_| view.key(KeyCode::Char('s')));
         assert!(first(&mut view).starts_with("/tenant/1 "));
         assert!(lines(&table, &mut view, (80, 24))[23].contains("s sort [owed]"));
+    }
+
+    #[test]
+    fn many_silent_processes_leave_room_for_those_that_answer() {
+        let mut table = table();
+        let screen = |table: &Table| lines(table, &mut View::default(), (80, 24));
+        table.silent = (0..6).map(|n| format!("/mnt/{n}")).collect();
+        assert_eq!(screen(&table).iter().filter(|line| line.ends_with("does not answer")).count(), 6);
+        table.silent = (0..100).map(|n| format!("/mnt/{n}")).collect();
+        let lines = screen(&table);
+        assert_eq!(lines.iter().filter(|line| line.ends_with("does not answer")).count(), 5);
+        assert_eq!(lines[6], "95 processes: no answer");
+        assert!(lines[7].starts_with("MOUNTPOINT") && lines[8].starts_with("/mnt/a "), "{lines:?}");
     }
 
     #[test]

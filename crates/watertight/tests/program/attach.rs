@@ -5,10 +5,10 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::mount::UnmountFlags;
+use rustix::mount::{MountFlags, UnmountFlags, mount};
 use serde_json::Value;
 
-use crate::rig::{Daemon, Out, Rig, eventually, run, umount2, wait};
+use crate::rig::{Daemon, Out, Rig, eventually, is_mounted, run, umount2, wait};
 
 /// A mounted volume with a directory `x`, and another store.
 struct World {
@@ -348,5 +348,65 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
     world.attach().ok();
     world.run("move", &[&x, &x]).ends(1, "into itself");
     world.run("detach", &[&x]).ok();
+    world.end();
+}
+
+#[test]
+fn a_kernels_mount_keeps_its_place_from_being_changed_and_goes_with_a_lazy_detach() {
+    let Some(world) = World::new("") else { return };
+    world.attach().ok();
+    let mounted = |path: &str| {
+        let path = world.path(path);
+        fs::create_dir_all(&path).unwrap();
+        mount("none", &path, "tmpfs", MountFlags::empty(), None).unwrap();
+        path
+    };
+    let (inside, beside) = (mounted("x/below"), mounted("y/below"));
+    let busy = |out: Out, path: &Path| {
+        let out = out.ends(1, "is busy (EBUSY)");
+        assert!(out.stderr.contains(path.to_str().unwrap()), "{}", out.stderr);
+    };
+    busy(world.run("detach", &[&world.path("x")]), &inside);
+    fs::create_dir(world.path("z")).unwrap();
+    busy(world.run("move", &[&world.path("x"), &world.path("z")]), &inside);
+    busy(world.run("attach", &[Path::new("mem:"), &world.path("y")]), &beside);
+    umount2(&beside, UnmountFlags::empty());
+    busy(world.run("move", &[&world.path("x"), &world.path("y")]), &inside);
+    assert!(is_mounted(&inside));
+    assert_eq!(world.status("x")["state"], "active");
+
+    world.run("detach", &[Path::new("--lazy"), &world.path("x")]).ok();
+    assert!(!is_mounted(&inside), "it has gone along");
+    assert!(!world.path("x/below").exists());
+    world.run("wait", &[&world.other]).ok().says("free");
+    world.end();
+}
+
+#[test]
+fn statfs_tells_of_the_volume_that_a_path_is_in_and_syncfs_makes_all_durable() {
+    let Some(world) = World::new("dirty_after=1h") else { return };
+    world.run("attach", &[Path::new("mem:size=8M"), &world.path("x")]).ok();
+    let bytes = |path: &Path| {
+        let told = rustix::fs::statvfs(path).unwrap();
+        told.f_blocks * told.f_frsize
+    };
+    assert_eq!(bytes(&world.path("x")), 8 << 20);
+    assert_eq!(bytes(&world.rig.mnt), bytes(&world.rig.store), "its own store's");
+    world.run("detach", &[&world.path("x")]).ok();
+
+    if world.root()["mount_type"] == "fuseblk" {
+        let options = [Path::new("-o"), Path::new("dirty_after=1h"), &world.other, &world.path("x")];
+        world.run("attach", &options).ok();
+        for path in ["file", "x/file"] {
+            fs::write(world.path(path), path).unwrap();
+        }
+        let stored =
+            || [&world.rig.store, &world.other].map(|dir| fs::read_to_string(dir.join("file")).unwrap());
+        assert_eq!(stored(), ["", ""], "nobody has asked for it yet");
+        rustix::fs::syncfs(File::open(&world.rig.mnt).unwrap()).unwrap();
+        assert_eq!(stored(), ["file", "x/file"]);
+    } else {
+        crate::rig::skipped("syncfs does not reach the server of a plain fuse mount");
+    }
     world.end();
 }

@@ -57,11 +57,62 @@ fn a_bench_of_a_limited_volume_takes_less_data_and_says_so() {
     }
 }
 
+/// A sync takes longer than the part of a slice that the files are made in: these are made with two syncs, one to find out how
+/// large a file can be, one how many small writes, however fast the machine is. The third is that of the first row.
+#[test]
+fn a_store_that_stops_answering_is_given_up_and_its_row_says_so() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("file.sync:delay=100ms;file.sync:from=3:hang", "dirty_after=1h");
+    let out = rig.verb("bench", &["--slice", "200ms", "--patience", "8s", "--json"]);
+    let out = out.ends(1, "no answer for 8.0 s: ").ends(1, "the volume in `write in order`");
+    let report: Value = serde_json::from_str(&out.stdout).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    let is_volume =
+        |row: &&Value| row["given_up"].as_array().is_some_and(|all| all.contains(&"volume".into()));
+    let given_up: Vec<&Value> = rows.iter().filter(is_volume).collect();
+    // Once, and it is not tried again.
+    assert_eq!(given_up.len(), 1, "{report:#}");
+    assert!(rows.iter().all(|row| row["volume"].is_null()), "{report:#}");
+    goes_on(&report, "store");
+    rig.verb("umount", &["--force"]);
+    assert!(daemon.end().is_some());
+}
+
+/// This side was measured in each row in which it was not given up, on a machine however slow.
+#[track_caller]
+fn goes_on(report: &Value, side: &str) {
+    let rows = report["rows"].as_array().expect("rows");
+    let mut measured = rows.iter().filter(|row| row["work"] != "the files before");
+    let gave_up = |row: &Value| row["given_up"].as_array().is_some_and(|all| all.contains(&side.into()));
+    assert!(rows.iter().any(gave_up) || measured.all(|row| row[side]["n"].as_u64() >= Some(1)), "{report:#}");
+}
+
+#[test]
+fn a_store_that_hangs_while_the_files_are_made_is_given_up_and_its_row_says_so() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    // The first sync finds out how large a file can be; the second, by then with a file of 4 KiB, how many small writes.
+    for rules in ["write:hang", "file.sync:delay=100ms;file.sync:from=2:hang"] {
+        let daemon = rig.mount_faulty(rules, "dirty_after=1h");
+        let out = rig.verb("bench", &["--slice", "200ms", "--patience", "4s", "--json"]);
+        let out = out.ends(1, "no answer for 4.0 s: the volume in `the files before`");
+        let report: Value = serde_json::from_str(&out.stdout).expect("JSON");
+        let rows = report["rows"].as_array().expect("rows");
+        assert_eq!(rows.len(), 8, "{report:#}");
+        assert_eq!(rows[0]["work"], "the files before");
+        assert_eq!(rows[0]["given_up"][0], "volume");
+        assert!(rows.iter().all(|row| row["volume"].is_null()), "{report:#}");
+        goes_on(&report, "store");
+        rig.verb("umount", &["--force"]);
+        assert!(daemon.end().is_some());
+    }
+}
+
 #[test]
 fn a_bench_of_no_volume_or_of_no_time_is_refused() {
     let rig = Rig::new();
     rig.run(&["bench", &rig.root.display().to_string()]).ends(2, "no mounted volume of ours");
     rig.run(&["bench", "--slice", "1h", "/"]).ends(2, "10ms to 1m");
+    rig.run(&["bench", "--patience", "2h", "/"]).ends(2, "up to 1h");
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! What `status` says of cgroups, and what is left of it after an unmount.
 
+use std::fs;
+use std::thread;
+
 use serde_json::Value;
 use testing::cgroup::Cgroup;
 
@@ -67,4 +70,33 @@ fn cgroups_can_be_left_out_and_a_tree_that_is_not_there_is_refused() {
     assert_eq!(status["cgroups"].as_array().unwrap().len(), 1);
     assert_eq!(status["cgroups"][0]["path"], "/");
     rig.verb("umount", &[]).ok();
+}
+
+/// As in /proc/meminfo: what waits to be written, and what is being written, are two figures.
+#[test]
+fn dirty_and_under_write_back_are_apart_for_a_volume_as_for_its_cgroups() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write:nth=1:hang", "dirty_after=1h,stall_after=1h");
+    fs::write(rig.mnt.join("a"), [1; 3 * 4096]).unwrap();
+    let file = fs::File::open(rig.mnt.join("a")).unwrap();
+    let waiter = thread::spawn(move || file.sync_all());
+    eventually("the write is under way", || rig.volume()["writeback_bytes"] != 0);
+    fs::write(rig.mnt.join("b"), [2; 2 * 4096]).unwrap();
+    let volume = rig.volume();
+    let of_volume = |key: &str| volume[key].as_u64().unwrap();
+    let of_cgroups = |key: &str| {
+        let all = volume["cgroups"].as_array().unwrap().iter();
+        all.map(|cgroup| cgroup[key].as_u64().unwrap()).sum::<u64>()
+    };
+    for (key, pages) in [("to_write_bytes", 2), ("writeback_bytes", 3)] {
+        assert_eq!((of_volume(key), of_cgroups(key)), (pages * 4096, pages * 4096), "{key}: {volume}");
+    }
+    // What these keys were before is what they are.
+    assert_eq!((of_volume("dirty_bytes"), of_cgroups("dirty_bytes")), (5 * 4096, 2 * 4096), "{volume}");
+    let table = rig.run(&["status"]).ok().stdout;
+    let row = table.lines().nth(1).unwrap();
+    assert!(row.contains("  8.0 KiB  12.0 KiB  "), "{table}");
+    rig.verb("umount", &["--force"]).ends(1, "20480 bytes");
+    assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
+    assert_eq!(daemon.end(), Some(1));
 }

@@ -1,4 +1,5 @@
-//! docs/SEMANTICS.md, the contract: each of its items names the tests that hold it, and these exist.
+//! docs/SEMANTICS.md, the contract: each of its items names the tests that hold it, and these exist and run: functions with
+//! `#[test]`, and without `#[ignore]` or a condition, in a file that is part of its crate's tests.
 //!
 //! An item is an entry of a list, a table or a paragraph; the introduction and the definitions of words have none. It says
 //! `` Tests: `P unmounting::force_over_a_store_that_hangs`. ``, the letter being the tests' directory, or `Untested:` and why.
@@ -43,27 +44,70 @@ fn named(item: &str) -> Result<Vec<&str>, String> {
     if names.is_empty() { Err(format!("names no test: {item}")) } else { Ok(names) }
 }
 
-/// Whether a test is there, by a name as `P unmounting::force_over_a_store_that_hangs`.
-fn exists(name: &str) -> bool {
-    let find = || {
-        let (letter, path) = name.split_once(' ')?;
-        let (file, test) = path.split_once("::")?;
-        let (krate, tests) = match letter {
-            "P" => ("watertight", "tests/program"),
-            "A" => ("acceptance", "tests"),
-            "V" => ("volume", "tests"),
-            "W" => ("writeback", "tests"),
-            "F" => ("fuse", "tests"),
-            "S" => ("store", "tests"),
-            _ => return None,
-        };
-        let inside =
-            |dir: &str| -> PathBuf { Path::new(CRATES).join(krate).join(dir).join(format!("{file}.rs")) };
-        // What cannot be seen from outside of a crate is tested beside it.
-        let text = fs::read_to_string(inside(tests)).or_else(|_| fs::read_to_string(inside("src"))).ok()?;
-        Some(text.contains(&format!("fn {test}(")))
+/// Whether a test is there and run, by a name as `P unmounting::force_over_a_store_that_hangs`; if not, why.
+fn exists(name: &str) -> Result<(), String> {
+    let (letter, path) = name.split_once(' ').ok_or("no letter")?;
+    let (file, test) = path.rsplit_once("::").ok_or("no file")?;
+    let file = file.replace("::", "/");
+    let (krate, tests) = match letter {
+        "P" => ("watertight", "tests/program"),
+        "A" => ("acceptance", "tests"),
+        "V" => ("volume", "tests"),
+        "W" => ("writeback", "tests"),
+        "F" => ("fuse", "tests"),
+        "S" => ("store", "tests"),
+        "C" => ("cgroups", "tests"),
+        _ => return Err("no such letter".to_owned()),
     };
-    find().unwrap_or(false)
+    let inside = |dir: &str| -> PathBuf { Path::new(CRATES).join(krate).join(dir) };
+    // What cannot be seen from outside of a crate is tested beside it.
+    let dirs = [tests, "src"].map(inside);
+    let mut paths = dirs.iter().map(|dir| dir.join(&file).with_extension("rs"));
+    let path = paths.find(|path| path.is_file()).ok_or("no such file")?;
+    // Each file of `tests` is a program of its own; one that is part of another is so by its name there.
+    let is_part = letter != "P" && path.parent().is_some_and(|dir| dir.ends_with("tests"));
+    if !is_part && !is_module(&path) {
+        return Err(format!("nobody has {} as a module", path.display()));
+    }
+    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    is_run(&text, test)
+}
+
+/// Whether a file beside this one, or the one that its directory belongs to, has it as a module.
+fn is_module(path: &Path) -> bool {
+    let (Some(name), Some(dir)) = (path.file_stem().and_then(|name| name.to_str()), path.parent()) else {
+        return false;
+    };
+    let declares = |path: PathBuf| {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        if text.contains(&format!("#[path = \"{name}.rs\"]")) {
+            return true;
+        }
+        let declared = text.lines().filter_map(|line| line.strip_suffix(';')?.split_once("mod "));
+        declared.into_iter().any(|(visibility, declared)| declared == name && !visibility.contains('/'))
+    };
+    let beside = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    beside.chain([dir.with_extension("rs")]).any(declares)
+}
+
+/// Whether `text` has this function, with `#[test]` and nothing that keeps it from being run.
+fn is_run(text: &str, test: &str) -> Result<(), String> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let begin = format!("fn {test}(");
+    let at = lines.iter().position(|line| line.starts_with(&begin)).ok_or("no such function")?;
+    let above = lines[..at].iter().rev();
+    let attributes: Vec<&str> = above
+        .take_while(|line| line.starts_with('#') || line.starts_with("//"))
+        .copied()
+        .filter(|line| line.starts_with('#'))
+        .collect();
+    if !attributes.contains(&"#[test]") {
+        return Err("it has no #[test]".to_owned());
+    }
+    match attributes.iter().find(|line| line.contains("ignore") || line.contains("cfg")) {
+        Some(line) => Err(format!("it is not always run: {line}")),
+        None => Ok(()),
+    }
 }
 
 #[test]
@@ -76,7 +120,8 @@ fn every_item_of_the_contract_names_tests_that_exist() {
     assert!(named.len() > 80, "{}", named.len());
     for (item, names) in &named {
         for name in names {
-            assert!(exists(name), "there is no test `{name}`, which is named by: {item}");
+            let there = exists(name);
+            assert!(there.is_ok(), "no test `{name}` ({there:?}), which is named by: {item}");
         }
     }
     let untested = named.iter().filter(|(_, names)| names.is_empty()).count();
@@ -93,10 +138,31 @@ fn what_names_no_test_is_found() {
     assert_eq!(all[1], Ok(vec!["P a::b"]));
     assert_eq!(all[2], Ok(vec!["A c::d", "V e::f"]));
     assert_eq!(all[3], Ok(Vec::new()));
-    assert!(exists("P contract::what_names_no_test_is_found"));
-    for wrong in
-        ["P contract::nobody", "P nowhere::a", "X contract::exists", "contract::exists", "P contract"]
-    {
-        assert!(!exists(wrong), "{wrong}");
+    assert_eq!(exists("P contract::what_names_no_test_is_found"), Ok(()));
+    for (wrong, why) in [
+        ("P contract::nobody", "no such function"),
+        ("P contract::exists", "no #[test]"),
+        ("P nowhere::a", "no such file"),
+        ("X contract::exists", "no such letter"),
+        ("contract::exists", "no letter"),
+        ("P contract", "no file"),
+    ] {
+        assert!(exists(wrong).is_err_and(|said| said.contains(why)), "{wrong}: {:?}", exists(wrong));
+    }
+}
+
+#[test]
+fn what_is_not_run_is_no_test() {
+    let page = "#[test]\nfn runs() {\n}\n\nfn helps() {\n}\n\n#[test]\n// A word.\n#[ignore = \"slow\"]\nfn is_ignored() {\n}\n\n\
+        #[cfg(nothing)]\n#[test]\nfn has_a_condition() {\n}\n\n    /// In a macro.\n    #[test]\n    fn is_inside(a in 0..9) {\n";
+    assert_eq!(is_run(page, "runs"), Ok(()));
+    assert_eq!(is_run(page, "is_inside"), Ok(()));
+    for (test, why) in [
+        ("helps", "no #[test]"),
+        ("is_ignored", "not always run: #[ignore"),
+        ("has_a_condition", "not always run: #[cfg"),
+        ("run", "no such function"),
+    ] {
+        assert!(is_run(page, test).is_err_and(|said| said.contains(why)), "{test}: {:?}", is_run(page, test));
     }
 }

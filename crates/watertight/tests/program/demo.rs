@@ -1,25 +1,26 @@
 //! `watertight demo`.
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use testing::cgroup::Cgroup;
 
-use crate::rig::{Daemon, LONG, PROGRAM, Rig, has, run};
+use crate::rig::{Daemon, LONG, Out, PROGRAM, Rig, has, run};
 use crate::tmux::{Terminal, row};
 
 #[test]
 fn the_demo_shows_what_it_says_and_leaves_nothing() {
     let Some(rig) = Rig::mounting() else { return };
-    let mut command = rig.command(&["demo"]);
-    command.env("TMPDIR", &rig.root);
-    let out = run(command).ok().says("checksum").says("0 of 48").says("umount --force of the stalled one");
+    let (out, pid) = run_it(&rig, &[]);
+    let out = out.ok().says("checksum").says("0 of 48").says("umount --force of the stalled one");
     let row = out.stdout.lines().find(|line| line.starts_with("200000 events heard after")).expect("a row");
     assert_eq!(row.matches(" ms").count() + row.matches(" s").count(), 2, "both were measured: {row}");
     assert!(out.stdout.contains("open: "), "the holder is named: {}", out.stdout);
     if Cgroup::make().is_some() {
         out.says("sync beside a throttled tenant");
     }
-    leaves_nothing(&rig);
+    leaves_nothing(&rig, Some(pid));
     assert!(!rig.runtime.exists(), "it used a runtime directory of its own");
 }
 
@@ -45,11 +46,62 @@ fn its_table_fits_a_terminal() {
         let whole = row(&screen, what).expect("a row");
         assert!(whole.starts_with(what) && [" ms", " s"].iter().any(|unit| whole.ends_with(unit)), "{whole}");
     }
-    leaves_nothing(&rig);
+    leaves_nothing(&rig, None);
 }
 
+/// Runs it to its end, with its directory in the test's; and its process.
+fn run_it(rig: &Rig, arguments: &[&str]) -> (Out, u32) {
+    let mut command = rig.command(&[&["demo"], arguments].concat());
+    command.env("TMPDIR", &rig.root);
+    // A shell says which process it is, and becomes the demo.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(rig.root.join("pid"));
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let out = run(shell);
+    let pid = fs::read_to_string(rig.root.join("pid")).unwrap();
+    (out, pid.trim().parse().unwrap())
+}
+
+/// The directories of this name, in all trees of cgroups.
+fn cgroups(inside: &Path, name: &str, found: &mut Vec<PathBuf>) {
+    // What other tests remove meanwhile is none of this one's.
+    for entry in fs::read_dir(inside).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            cgroups(&entry.path(), name, found);
+            if entry.file_name() == name {
+                found.push(entry.path());
+            }
+        }
+    }
+}
+
+/// Processes of this program that were started by a demo of this test, itself or not: they have its `TMPDIR`.
+fn processes(rig: &Rig) -> Vec<PathBuf> {
+    let ours = format!("TMPDIR={}", rig.root.display());
+    let is_left = |process: &PathBuf| {
+        fs::read_link(process.join("exe")).is_ok_and(|program| program == Path::new(PROGRAM))
+            && fs::read(process.join("environ"))
+                .is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == ours.as_bytes()))
+    };
+    fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path()).filter(is_left).collect()
+}
+
+/// Of the demo of this process, if that is known, no cgroup is left.
 #[track_caller]
-fn leaves_nothing(rig: &Rig) {
+fn leaves_nothing(rig: &Rig, pid: Option<u32>) {
+    let left = processes(rig);
+    assert!(left.is_empty(), "{left:?}");
+    if let Some(pid) = pid {
+        let mut left = Vec::new();
+        cgroups(Path::new("/sys/fs/cgroup"), &format!("watertight-demo-{pid}"), &mut left);
+        assert!(left.is_empty(), "{left:?}");
+    }
     let names: Vec<_> = fs::read_dir(&rig.root).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| !name.to_string_lossy().contains("demo")), "{names:?}");
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -67,14 +119,13 @@ fn a_demo_that_is_interrupted_leaves_nothing() {
     while !demo.line(LONG).unwrap().contains("is mounted at") {}
     demo.signal(rustix::process::Signal::INT);
     assert_eq!(demo.end(), Some(1), "{}", demo.stderr());
-    leaves_nothing(&rig);
+    leaves_nothing(&rig, Some(demo.pid));
 }
 
 #[test]
 fn a_demo_that_cannot_mount_says_why() {
     let Some(rig) = Rig::mounting() else { return };
-    let mut command = rig.command(&["demo", "--type", "nfs"]);
-    command.env("TMPDIR", &rig.root);
-    run(command).ends(1, "auto, fuseblk or fuse");
-    leaves_nothing(&rig);
+    let (out, pid) = run_it(&rig, &["--type", "nfs"]);
+    out.ends(1, "auto, fuseblk or fuse");
+    leaves_nothing(&rig, Some(pid));
 }

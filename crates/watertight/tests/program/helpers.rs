@@ -1,26 +1,15 @@
 //! mount(8), umount(8) and fstab by way of the helpers.
 //!
-//! Each test works in a mount namespace of its own, where `/sbin` is an overlay and `/run/mount` is empty, so that
-//! the host's are not touched.
+//! Each test works in a mount namespace of its own (module `namespace`).
 
 use std::fs;
 use std::process::Command;
 
-use crate::rig::{Out, PROGRAM, Rig, has, run, skipped, unshare};
+use crate::namespace;
+use crate::rig::{Out, Rig, run};
 
-/// What each script begins with. An overlay cannot be had everywhere.
+/// What each script has.
 const PREAMBLE: &str = r#"
-set -eu
-mount --make-rprivate /
-# This namespace has copies of the mounts of tests that run beside this one; they would outlive the originals.
-sed -n 's/^[^ ]* \([^ ]*\) fuse[a-z]*.watertight .*/\1/p' /proc/self/mounts | while read -r copy; do umount -i -l "$copy" || true; done
-mkdir -p "$ROOT/over" /run/mount
-mount -t tmpfs tmpfs "$ROOT/over"
-mkdir "$ROOT/over/upper" "$ROOT/over/work"
-sbin=$(readlink -f /sbin)
-mount -t overlay overlay -o "lowerdir=$sbin,upperdir=$ROOT/over/upper,workdir=$ROOT/over/work" "$sbin" || { echo NO-OVERLAY; exit 0; }
-mount -t tmpfs tmpfs /run/mount
-"$PROGRAM" install-helpers >/dev/null
 trap '"$PROGRAM" umount --force "$MNT" >/dev/null 2>&1 || true' EXIT
 # Somebody who holds the volume.
 hold() { exec 9>"$MNT/held"; }
@@ -28,19 +17,7 @@ hold() { exec 9>"$MNT/held"; }
 
 /// Runs a script as root in a namespace of its own; none where that is not possible here.
 fn script(rig: &Rig, text: &str) -> Option<Out> {
-    if !has("unshare") {
-        return None;
-    }
-    let (_alone, mut command) = unshare();
-    command.args(["--mount", "sh", "-c", &format!("{PREAMBLE}{text}")]);
-    command.env("PROGRAM", PROGRAM).env("ROOT", &rig.root).env("STORE", &rig.store).env("MNT", &rig.mnt);
-    command.env("WATERTIGHT_RUNTIME_DIR", &rig.runtime);
-    let out = run(command);
-    if out.stdout.contains("NO-OVERLAY") {
-        skipped("this kernel lets nobody put an overlay over /sbin");
-        return None;
-    }
-    Some(out)
+    namespace::script(rig, &format!("{PREAMBLE}{text}"))
 }
 
 #[test]

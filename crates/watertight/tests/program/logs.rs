@@ -287,3 +287,39 @@ fn a_log_file_is_json_and_the_verbs_talk_as_before() {
     let refused: Out = run(rig.command(&["umount", "/no/such/mount"]));
     refused.ends(2, "watertight: there is no /no/such/mount");
 }
+
+/// A line of a thread that works in the background names its volume as all others do: here the flusher's, whose store panics.
+#[test]
+fn what_threads_of_a_volume_say_names_it() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let inside = rig.mnt.join("in").to_str().unwrap().to_owned();
+    let other = rig.root.join("other");
+    fs::create_dir(&other).unwrap();
+    let mut command = rig.command(&["mount"]);
+    command.arg(format!("fault:write:nth=1:panic,dir:{}", rig.store.display())).arg(&rig.mnt);
+    let daemon = rig.start({
+        command.args(["-o", "dirty_after=10ms"]);
+        command
+    });
+    fs::create_dir(&inside).unwrap();
+    let faulty = format!("fault:write:nth=1:panic,dir:{}", other.display());
+    rig.run(&["attach", &faulty, &inside, "-o", "dirty_after=10ms"]).ok();
+    let mnt = rig.mnt.to_str().unwrap().to_owned();
+    for volume in [&mnt, &inside] {
+        fs::write(Path::new(volume).join("file"), "12345").unwrap();
+        let is_named = || {
+            let log = daemon.stderr();
+            let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let mut panicked = lines.filter(|event| {
+                event["message"].as_str().is_some_and(|message| message.starts_with("write-back panicked"))
+            });
+            panicked.any(|event| volume_of(&event) == Some(volume))
+        };
+        eventually("the panic is logged with its volume", is_named);
+    }
+    // It was tried again.
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+    assert_eq!(rig.stored("file").unwrap(), b"12345");
+    assert_eq!(fs::read(other.join("file")).unwrap(), b"12345");
+}

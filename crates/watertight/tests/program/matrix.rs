@@ -1,246 +1,158 @@
-//! Every way to unmount, in every state of a volume: the table of README.md, a cell each.
+//! Every way to unmount, in every state of a volume: the table of README.md, which is read here. A test for each row; what a cell says is looked up
+//! in [`says::CELLS`], and the check that stands there is run.
 
-use std::fs::File;
-use std::io::Write as _;
-use std::process::Command;
-use std::thread;
+mod cell;
+mod says;
+mod table;
+mod way;
 
-use rustix::io::Errno;
+use std::sync::OnceLock;
+
 use rustix::mount::UnmountFlags;
 
-use crate::rig::{Daemon, Out, Rig, eventually, has, no_copies, run, umount2};
+use cell::{STATES, Setting, State};
+use says::{AS_UMOUNT2, CELLS};
+use table::Table;
+use way::Way;
 
-const DATA: &[u8] = b"what was written";
+use crate::rig::{Rig, has, skipped};
 
+/// The mount types that a row is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    Idle,
-    Dirty,
-    Held,
-    Throttled,
-    Stalled,
+enum Kinds {
+    /// The one that root has by default.
+    Default,
+    /// Only that for which the kernel waits.
+    Fuseblk,
+    /// Only the plain one.
+    Fuse,
+    /// Both, each as its own row of umount2(2) where the cell says so.
+    Both,
 }
 
-const STATES: [State; 5] = [State::Idle, State::Dirty, State::Held, State::Throttled, State::Stalled];
+const OF_FUSEBLK: &str = "umount2(2), `fuseblk` (as root)";
+const OF_FUSE: &str = "umount2(2), `fuse`";
 
-/// A volume in a state.
-struct Cell {
-    rig: Rig,
-    daemon: Daemon,
-    state: State,
-    held: Option<File>,
+/// The rows, each with its test.
+macro_rules! rows {
+    ($($way:expr, on $kinds:ident, is $row:expr; #[$test:meta] fn $name:ident() {})*) => {
+        const ROWS: &[&str] = &[$($row),*];
+        $(
+            #[$test]
+            fn $name() {
+                in_every_state($row, Kinds::$kinds, &$way);
+            }
+        )*
+    };
 }
 
-impl Cell {
-    fn new(state: State, kind: &str) -> Option<Self> {
+rows! {
+    Way::Verb(&[]), on Default, is "`watertight umount`";
+    #[test]
+    fn umount_in_every_state() {}
+
+    Way::Verb(&["--lazy"]), on Default, is "`watertight umount --lazy`";
+    #[test]
+    fn umount_lazy_in_every_state() {}
+
+    Way::Verb(&["--force"]), on Default, is "`watertight umount --force`";
+    #[test]
+    fn umount_force_in_every_state() {}
+
+    Way::Umount8(&[]), on Default, is "`umount(8)`, where the helpers are installed";
+    #[test]
+    fn umount8_in_every_state() {}
+
+    Way::Umount8(&["-l"]), on Default, is "`umount -l`, in the same way";
+    #[test]
+    fn umount8_lazy_in_every_state() {}
+
+    Way::Umount8(&["-f"]), on Default, is "`umount -f`, in the same way";
+    #[test]
+    fn umount8_force_in_every_state() {}
+
+    Way::Call(UnmountFlags::empty()), on Fuseblk, is OF_FUSEBLK;
+    #[test]
+    fn a_raw_umount2_in_every_state() {}
+
+    Way::Call(UnmountFlags::empty()), on Fuse, is OF_FUSE;
+    #[test]
+    fn a_raw_umount2_of_plain_fuse_in_every_state() {}
+
+    Way::Fusermount, on Both, is "`fusermount3 -u` (without root: the only way, and the mount is plain `fuse`)";
+    #[test]
+    fn fusermount3_in_every_state() {}
+
+    Way::Call(UnmountFlags::DETACH), on Both, is "umount2(2) with `MNT_DETACH`";
+    #[test]
+    fn a_raw_umount2_with_mnt_detach_in_every_state() {}
+
+    Way::Call(UnmountFlags::FORCE), on Both, is "umount2(2) with `MNT_FORCE`";
+    #[test]
+    fn a_raw_umount2_with_mnt_force_in_every_state() {}
+
+    Way::Kill, on Default, is "mount process killed";
+    #[test]
+    fn a_killed_mount_process_in_every_state() {}
+}
+
+/// The type of a mount without options; none where nothing can be mounted.
+fn default_kind() -> Option<&'static str> {
+    static KIND: OnceLock<Option<&str>> = OnceLock::new();
+    *KIND.get_or_init(|| {
         let mut rig = Rig::mounting()?;
-        let options = format!("type={kind},dirty_after=1h,stall_after=50ms");
-        let daemon = match state {
-            State::Stalled => rig.mount_faulty("write:hang", &format!("{options},drain_timeout=300ms")),
-            State::Throttled => rig.mount(&format!("{options},limit=/:wbps=1K")),
-            _ => rig.mount(&options),
-        };
-        let mut held = None;
-        if state != State::Idle {
-            let mut file = File::create(rig.mnt.join("f")).unwrap();
-            file.write_all(DATA).unwrap();
-            held = (state == State::Held).then_some(file);
-        }
-        Some(Self { rig, daemon, state, held })
-    }
-
-    /// The data is on the store, and the process gone; `wait` says so too.
-    fn is_complete(&self) {
-        if self.state != State::Idle {
-            assert_eq!(self.rig.stored("f").as_deref(), Some(DATA), "{:?}", self.state);
-        }
-        self.rig.verb("wait", &[]).ok().says("free");
-        assert!(!self.rig.is_mounted());
-        assert_eq!(self.daemon.end(), Some(0), "{:?}", self.state);
-    }
-
-    /// The volume ended, and what was not written is named, by whoever `said` it and by `wait`.
-    fn is_lost(&self, said: Option<&Out>) {
-        let lost = format!("f: {} bytes", DATA.len());
-        for out in said.into_iter().chain([&self.rig.verb("wait", &[]).ends(1, &lost)]) {
-            assert!(out.stderr.contains(&lost), "{:?}: {out:?}", self.state);
-        }
-        assert!(!self.rig.is_mounted());
-        assert_eq!(self.daemon.end(), Some(1));
-    }
-
-    /// Lets go of the file; the data follows.
-    fn let_go(&mut self) {
-        drop(self.held.take());
-        self.is_complete();
-    }
-
-    /// Runs a verb over a stalled store: it goes on until somebody forces the volume away.
-    fn waits_for_the_store(&self, verb: &[&str]) {
-        let mut command = self.rig.command(verb);
-        command.arg(&self.rig.mnt);
-        let waiting = thread::spawn(move || run(command));
-        eventually("it is stalled", || self.rig.volume()["state"] == "stalled");
-        assert!(!waiting.is_finished(), "it must not claim what is not so");
-        let forced = self.rig.verb("umount", &["--force"]).ends(1, "not written");
-        assert_ne!(waiting.join().unwrap().code, Some(0));
-        self.is_lost(Some(&forced));
-    }
+        let _daemon = rig.mount("");
+        Some(if rig.volume()["mount_type"] == "fuseblk" { "fuseblk" } else { "fuse" })
+    })
 }
 
-fn each(kinds: &[&str], check: impl Fn(Cell, &str)) {
-    for kind in kinds {
-        for state in STATES {
-            let Some(cell) = Cell::new(state, kind) else { return };
-            // Where no loop device is to be had, `auto` is plain fuse.
-            let kind = if cell.rig.volume()["mount_type"] == "fuseblk" { "fuseblk" } else { "fuse" };
-            check(cell, kind);
-        }
-    }
-}
-
-#[test]
-fn umount_in_every_state() {
-    each(&["auto"], |mut cell, _| match cell.state {
-        State::Held => {
-            cell.rig.verb("umount", &[]).ends(1, "is busy (EBUSY)");
-            assert!(cell.rig.is_mounted());
-            drop(cell.held.take());
-            cell.rig.verb("umount", &[]).ok();
-            cell.is_complete();
-        }
-        State::Stalled => cell.waits_for_the_store(&["umount"]),
-        _ => {
-            cell.rig.verb("umount", &[]).ok();
-            cell.is_complete();
-        }
-    });
-}
-
-#[test]
-fn umount_lazy_in_every_state() {
-    each(&["auto"], |mut cell, _| match cell.state {
-        State::Held => {
-            cell.rig.verb("umount", &["--lazy"]).ok().says("its data follows");
-            assert!(!cell.rig.is_mounted());
-            cell.let_go();
-        }
-        State::Stalled => cell.waits_for_the_store(&["umount", "--lazy"]),
-        _ => {
-            cell.rig.verb("umount", &["--lazy"]).ok();
-            cell.is_complete();
-        }
-    });
-}
-
-#[test]
-fn umount_force_in_every_state() {
-    each(&["auto"], |cell, _| {
-        let out = cell.rig.verb("umount", &["--force"]);
-        match cell.state {
-            State::Idle => {
-                out.ok();
-                cell.is_complete();
-            }
-            _ => cell.is_lost(Some(&out.ends(1, "not written"))),
-        }
-    });
-}
-
-#[test]
-fn a_raw_umount2_in_every_state() {
-    each(&["auto", "fuse"], |mut cell, kind| match cell.state {
-        State::Held => {
-            assert_eq!(rustix::mount::unmount(&cell.rig.mnt, UnmountFlags::empty()), Err(Errno::BUSY));
-            drop(cell.held.take());
-            umount2(&cell.rig.mnt, UnmountFlags::empty());
-            cell.rig.verb("wait", &[]).ok();
-            cell.is_complete();
-        }
-        State::Stalled => {
-            umount2(&cell.rig.mnt, UnmountFlags::empty());
-            cell.is_lost(None);
-        }
-        state => {
-            umount2(&cell.rig.mnt, UnmountFlags::empty());
-            if kind == "fuseblk" && state != State::Idle {
-                assert_eq!(cell.rig.stored("f").as_deref(), Some(DATA), "the kernel waits");
-            }
-            cell.rig.verb("wait", &[]).ok();
-            cell.is_complete();
-        }
-    });
-}
-
-/// `fusermount3 -u`; says whether the mount was let go.
-fn fusermount(cell: &Cell) -> bool {
-    let mut command = Command::new("fusermount3");
-    command.arg("-u").arg(&cell.rig.mnt);
-    let _no_copies = no_copies();
-    run(command).code == Some(0)
-}
-
-#[test]
-fn fusermount3_in_every_state() {
-    if !has("fusermount3") {
+#[expect(clippy::print_stdout, reason = "where one fails, which")]
+fn in_every_state(row: &str, kinds: Kinds, way: &Way) {
+    let Some(default) = default_kind() else { return };
+    if !way.programs().iter().all(|program| has(program)) {
         return;
     }
-    each(&["auto", "fuse"], |mut cell, kind| {
-        if cell.state == State::Held {
-            assert!(!fusermount(&cell));
-            assert!(cell.rig.is_mounted());
-            drop(cell.held.take());
+    let kinds = match kinds {
+        Kinds::Default => vec![default],
+        Kinds::Fuse => vec!["fuse"],
+        Kinds::Fuseblk | Kinds::Both if default == "fuse" => {
+            skipped("fuseblk needs a loop device, and there is none");
+            if kinds == Kinds::Both { vec!["fuse"] } else { Vec::new() }
         }
-        // As with umount2: somebody who looks through /proc may hold the mount for a moment.
-        eventually("fusermount3 does not say EBUSY", || fusermount(&cell));
-        match cell.state {
-            State::Stalled => cell.is_lost(None),
-            state => {
-                if kind == "fuseblk" && state != State::Idle {
-                    assert_eq!(cell.rig.stored("f").as_deref(), Some(DATA), "the kernel waits");
-                }
-                cell.rig.verb("wait", &[]).ok();
-                cell.is_complete();
+        Kinds::Fuseblk => vec!["fuseblk"],
+        Kinds::Both => vec!["fuseblk", "fuse"],
+    };
+    let table = Table::of_readme();
+    for kind in kinds {
+        for state in STATES {
+            let mut says = table.cell(row, state);
+            if says == AS_UMOUNT2 {
+                says = table.cell(if kind == "fuseblk" { OF_FUSEBLK } else { OF_FUSE }, state);
             }
+            let (_, check) =
+                CELLS.iter().find(|(words, _)| *words == says).expect("the table is looked at below");
+            println!("{row}, {kind}, {state:?}: {says}");
+            check(way, Setting { state, kind, in_namespace: way.is_of_mount8() });
         }
-    });
+    }
 }
 
+/// A row without a test, a test without a row; a cell without a check, a check without a cell.
 #[test]
-fn a_raw_umount2_with_mnt_detach_in_every_state() {
-    each(&["auto", "fuse"], |mut cell, kind| {
-        umount2(&cell.rig.mnt, UnmountFlags::DETACH);
-        assert!(!cell.rig.is_mounted());
-        match cell.state {
-            State::Held => {
-                assert_eq!(cell.rig.volume()["state"], "detached");
-                drop(cell.held.take());
-                cell.rig.verb("wait", &[]).ok();
-                cell.is_complete();
-            }
-            State::Stalled => cell.is_lost(None),
-            state => {
-                if kind == "fuseblk" && state != State::Idle {
-                    assert_eq!(cell.rig.stored("f").as_deref(), Some(DATA), "the kernel waits");
-                }
-                cell.rig.verb("wait", &[]).ok();
-                cell.is_complete();
-            }
-        }
-    });
-}
-
-#[test]
-fn a_killed_mount_process_in_every_state() {
-    each(&["auto"], |mut cell, _| {
-        cell.daemon.kill();
-        cell.rig.verb("wait", &[]).ends(1, "");
-        drop(cell.held.take());
-        cell.rig.verb("umount", &[]).ends(1, "died");
-        assert!(!cell.rig.is_mounted());
-        // The store is free: it can be mounted again.
-        let again = cell.rig.mount("");
-        cell.rig.verb("umount", &[]).ok();
-        assert_eq!(again.end(), Some(0));
-    });
+fn the_table_says_what_is_tested_and_nothing_else() {
+    let table = Table::of_readme();
+    assert_eq!(table.states(), STATES.map(State::name), "the columns");
+    assert_eq!(table.rows(), ROWS, "the rows");
+    let said: Vec<&str> = ROWS.iter().flat_map(|row| STATES.map(|state| table.cell(row, state))).collect();
+    for words in &said {
+        let checks = CELLS.iter().filter(|(known, _)| known == words).count();
+        let is_known = checks == 1 || *words == AS_UMOUNT2;
+        assert!(is_known, "{checks} checks for a cell that says `{words}`");
+    }
+    for words in CELLS.iter().map(|(words, _)| *words).chain([AS_UMOUNT2]) {
+        assert!(said.contains(&words), "no cell says `{words}`");
+    }
+    for row in [OF_FUSEBLK, OF_FUSE] {
+        assert!(STATES.iter().all(|&state| table.cell(row, state) != AS_UMOUNT2), "{row} is meant by others");
+    }
 }

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use watertight::control::api::State;
 use watertight::metrics;
 
 use crate::control::call;
@@ -147,10 +151,67 @@ fn a_mount_process_serves_its_figures() {
         of_volumes.keys().filter(|series| !series.contains("_requests_total")).collect::<Vec<_>>(),
         series(&later).keys().filter(|series| !series.contains("_requests_total")).collect::<Vec<_>>()
     );
+    // Who asks for one volume has not looked at the files of `serve`.
+    let one = rig.verb("status", &["--metrics"]).ok().stdout;
+    assert_eq!(value(&one, "dirty_bytes"), 4.0);
+    assert!(!one.contains("watertight_missing"), "{one}");
     daemon.kill();
     let all = rig.run(&["status", "--metrics"]).ok().stdout;
     assert_eq!(value(&all, "up"), 0.0, "a volume whose process was killed");
+    assert!(!all.contains("watertight_state{"), "nobody knows its state: {all}");
     rig.verb("umount", &[]).ends(1, "died");
+}
+
+#[test]
+fn the_figures_go_into_a_file_in_one_step() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("dirty_after=1h");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    let dir = rig.root.join("collector");
+    fs::create_dir(&dir).unwrap();
+    let file = dir.join("watertight.prom");
+    let shown = file.to_str().unwrap();
+    let write = || rig.run(&["status", "--metrics", "--output", shown]);
+    let silent = write().ok();
+    assert_eq!((silent.stdout.as_str(), silent.stderr.as_str()), ("", ""));
+    assert_eq!(value(&fs::read_to_string(&file).unwrap(), "dirty_bytes"), 5.0);
+    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o644);
+    let names = || fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    assert_eq!(names(), ["watertight.prom"]);
+
+    // Who has the old one open reads it to its end.
+    let mut old = fs::File::open(&file).unwrap();
+    rig.verb("sync", &[]).ok();
+    write().ok();
+    let mut page = String::new();
+    old.read_to_string(&mut page).unwrap();
+    assert_eq!(value(&page, "dirty_bytes"), 5.0);
+    assert_eq!(value(&fs::read_to_string(&file).unwrap(), "dirty_bytes"), 0.0);
+
+    // What cannot be replaced stays, and nothing is left beside it.
+    let taken = dir.join("taken");
+    fs::create_dir(&taken).unwrap();
+    let refused = rig.run(&["status", "--metrics", "--output", taken.to_str().unwrap()]);
+    refused.ends(2, "taken: --output: is there and is no regular file");
+    assert!(taken.is_dir() && names().len() == 2, "{:?}", names());
+    // So do devices, which a name in their place would take away, and links.
+    let (link, dead) = (dir.join("link"), dir.join("dead"));
+    symlink(&file, &link).unwrap();
+    symlink("nowhere", &dead).unwrap();
+    let socket = dir.join("socket");
+    let _bound = UnixListener::bind(&socket).unwrap();
+    for kept in [&link, &dead, &socket, Path::new("/dev/null"), Path::new("/dev/stdout")] {
+        let before = fs::symlink_metadata(kept).unwrap().ino();
+        let refused = rig.run(&["status", "--metrics", "--output", kept.to_str().unwrap()]);
+        refused.ends(2, "is no regular file");
+        assert_eq!(fs::symlink_metadata(kept).unwrap().ino(), before, "{}", kept.display());
+    }
+    assert_eq!(names().len(), 5, "{:?}", names());
+    rig.run(&["status", "--metrics", "--output", "/no/such/directory/file"]).ends(1, "No such file");
+    rig.run(&["status", "--output", shown]).ends(2, "--metrics");
+    rig.run(&["status", "--json", "--output", shown]).ends(2, "--");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
 }
 
 #[test]
@@ -165,8 +226,17 @@ fn who_has_heard_of_a_loss_has_it_forgotten() {
     assert_eq!(daemon.end(), Some(1));
     let page = || rig.run(&["status", "--metrics"]).ok().stdout;
     assert_eq!(value(&page(), "up"), 0.0);
+    // What the alert on lost data asks for.
+    let lost = |page: &str| {
+        let all = series(page);
+        all.iter().any(|(series, value)| {
+            series.starts_with("watertight_state{") && series.contains(r#"state="failed""#) && *value == 1.0
+        })
+    };
+    assert!(lost(&page()), "{}", page());
     rig.verb("wait", &["--forget"]).ends(1, "5 bytes");
     assert!(!page().lines().any(|line| line.starts_with("watertight_up{")), "{}", page());
+    assert!(!lost(&page()), "{}", page());
     rig.is_quiet();
 }
 
@@ -204,7 +274,7 @@ fn prometheus_own_checker_takes_the_page() {
     status.mountpoint = "/a \"b\" \\ \n é".to_owned();
     let mut other = status.clone();
     other.id = "0the4".to_owned();
-    let down = metrics::Of { id: "d0", mountpoint: "/d" };
+    let down = metrics::Down { of: metrics::Of { id: "d0", mountpoint: "/d" }, state: Some(State::Failed) };
     let check = |page: String| {
         let mut command = Command::new("sh");
         // Its standard input is the page.

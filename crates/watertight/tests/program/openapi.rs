@@ -85,7 +85,7 @@ fn held() -> Holders {
         };
         Holder { pid, name: "cat".to_owned(), how, file: "/f".to_owned(), direct: true }
     });
-    Holders { found: found.into(), unseen: 1 }
+    Holders { found: found.into(), unseen: 1, hung: vec![7] }
 }
 
 impl Service for Full {
@@ -117,7 +117,7 @@ impl Service for Full {
 
     fn sync(&self, _by: Option<u32>) -> Result<Synced, String> {
         match self.next() {
-            0 => Ok(Synced { id: "fa4e".to_owned() }),
+            0 => Ok(Synced { id: "fa4e".to_owned(), left_out: vec!["/x".to_owned()] }),
             1 => Err("the store is full".to_owned()),
             _ => panic!("as it is meant to"),
         }

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -383,8 +384,10 @@ impl Daemon {
         let mut child = self.child.lock().unwrap();
         let status = wait(child.as_mut().unwrap(), LONG);
         let status = status.unwrap_or_else(|| panic!("it does not end: {}", self.stderr()));
-        // What it said last may still be on its way; of one that was killed, children may have the pipe for long.
-        let _whole = self.log_ends.recv_timeout(Duration::from_secs(2));
+        // What it said last may still be on its way, on a busy machine for long. Of one that was killed, children may have the
+        // pipe for as long as they like.
+        let limit = if status.signal().is_none() { LONG } else { Duration::from_secs(2) };
+        let _whole = self.log_ends.recv_timeout(limit);
         status.code()
     }
 }

@@ -8,23 +8,23 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::rig::{Daemon, Rig, eventually, is_mounted, run, tool};
 
 /// Volumes by name, each with a directory for its store and one for its mountpoint.
-struct Served {
-    rig: Rig,
+pub(crate) struct Served {
+    pub(crate) rig: Rig,
     file: PathBuf,
 }
 
 impl Served {
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let rig = Rig::mounting()?;
         let file = rig.root.join("volumes.toml");
         Some(Self { rig, file })
     }
 
-    fn mnt(&self, name: &str) -> PathBuf {
+    pub(crate) fn mnt(&self, name: &str) -> PathBuf {
         self.rig.root.join(format!("mnt-{name}"))
     }
 
-    fn store(&self, name: &str) -> PathBuf {
+    pub(crate) fn store(&self, name: &str) -> PathBuf {
         self.rig.root.join(format!("store-{name}"))
     }
 
@@ -44,13 +44,13 @@ impl Served {
         fs::write(&self.file, text).unwrap();
     }
 
-    fn start(&mut self) -> Daemon {
+    pub(crate) fn start(&mut self) -> Daemon {
         let mut command = self.rig.command(&["serve"]);
         command.arg(&self.file);
         self.rig.start(command)
     }
 
-    fn pid_of(&self, name: &str) -> Option<u32> {
+    pub(crate) fn pid_of(&self, name: &str) -> Option<u32> {
         let path = self.mnt(name);
         let status = self.rig.status();
         let volumes = status["volumes"].as_array()?;
@@ -308,7 +308,7 @@ fn a_service_of_which_nothing_can_be_mounted_fails_and_one_of_which_something_ca
 }
 
 /// A file with one mountpoint and volumes inside of it: name, options.
-fn inside(it: &Served, names: &[String]) {
+pub(crate) fn inside(it: &Served, names: &[String]) {
     let (root, mnt) = (it.store("root"), it.mnt("root"));
     for dir in [&root, &mnt] {
         let _ = fs::create_dir(dir);
@@ -331,7 +331,7 @@ fn inside(it: &Served, names: &[String]) {
     fs::write(&it.file, text).unwrap();
 }
 
-fn attached(it: &Served) -> Vec<String> {
+pub(crate) fn attached(it: &Served) -> Vec<String> {
     let status = it.rig.status();
     let volumes = status["volumes"].as_array().unwrap();
     let mnt = it.mnt("root");
@@ -438,51 +438,11 @@ fn a_volume_that_was_moved_stays_where_it_is_and_is_detached_there() {
     it.rig.is_quiet();
 }
 
-#[test]
-fn three_hundred_volumes_have_no_threads_of_their_own() {
-    const MANY: usize = 300;
-    let Some(mut it) = Served::new() else { return };
-    let all: Vec<String> = (0..MANY).map(|number| format!("{number:03}")).collect();
-    inside(&it, &all);
-    for name in &all {
-        fs::create_dir(it.store("root").join(name)).unwrap();
-    }
-    let daemon = it.start();
-    assert_eq!(attached(&it), all);
-    let mnt = it.mnt("root");
-    for name in &all {
-        fs::write(mnt.join(name).join("file"), name).unwrap();
-    }
-    let out = it.rig.run(&["status", mnt.join("123").to_str().unwrap()]).ok();
-    assert_eq!(out.stdout.lines().filter(|line| line.contains("active")).count(), 1, "{}", out.stdout);
-
-    let figures = || {
-        let status = it.rig.run(&["status", "--json", mnt.to_str().unwrap()]).ok();
-        let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
-        let figure = |name: &str| status["volumes"][0]["process"][name].as_u64().unwrap();
-        (figure("threads"), figure("open_fds"))
-    };
-    it.rig.run(&["sync", mnt.to_str().unwrap()]).ok();
-    eventually("threads end when there is nothing to do", || figures().0 < 60);
-    // The store, its socket, and what the kernel knows of the file that was written.
-    assert!(figures().1 < 6 * MANY as u64, "{:?}", figures());
-
-    inside(&it, &all[..MANY / 2]);
-    daemon.signal(Signal::HUP);
-    eventually("half of them are gone", || attached(&it) == all[..MANY / 2]);
-    daemon.signal(Signal::TERM);
-    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
-    for name in &all {
-        assert_eq!(fs::read_to_string(it.store(name).join("file")).unwrap(), *name);
-    }
-    it.rig.is_quiet();
-}
-
 /// A process that is stopped until this is dropped.
-struct Stopped(Pid);
+pub(crate) struct Stopped(Pid);
 
 impl Stopped {
-    fn new(pid: u32) -> Self {
+    pub(crate) fn new(pid: u32) -> Self {
         let pid = Pid::from_raw(pid.cast_signed()).unwrap();
         kill_process(pid, Signal::STOP).unwrap();
         let stopped = Self(pid);

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -74,6 +74,29 @@ fn the_service_manager_hears_when_the_mount_is_there_and_when_it_goes() {
 }
 
 #[test]
+fn more_time_is_asked_for_as_long_as_the_store_takes_data() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let path = rig.root.join("notify");
+    let manager = Manager::new(&path);
+    let source = format!("fault:write:delay=1s,dir:{}", rig.store.display());
+    let mut command = rig.command(&["mount", "-o", "dirty_after=1h", &source]);
+    command.arg(&rig.mnt).env("NOTIFY_SOCKET", &path);
+    let daemon = rig.start(command);
+    assert!(manager.hears().starts_with("READY=1\n"));
+    // More than is written between one look and the next.
+    for name in 0..64 {
+        fs::write(rig.mnt.join(name.to_string()), "x").unwrap();
+    }
+    daemon.signal(Signal::TERM);
+    // It says that it ends by a signal, and then that it does.
+    assert_eq!(manager.hears(), "STOPPING=1");
+    let last = std::iter::repeat_with(|| manager.hears()).find(|told| told != "STOPPING=1");
+    assert_eq!(last.as_deref(), Some("EXTEND_TIMEOUT_USEC=6000000"));
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    assert_eq!(rig.stored("63").unwrap(), b"x");
+}
+
+#[test]
 fn a_watchdog_is_answered() {
     let Some(mut rig) = Rig::mounting() else { return };
     let path = rig.root.join("notify");
@@ -128,15 +151,27 @@ fn systemd_takes_the_units() {
         run(command)
     };
     let units = fs::read_dir(UNITS).unwrap().map(|entry| entry.unwrap().path());
-    let units: Vec<_> = units.filter(|path| path.extension().is_some_and(|end| end == "service")).collect();
-    assert_eq!(units.len(), 2, "{units:?}");
+    let is_unit = |path: &PathBuf| path.extension().is_some_and(|end| end == "service" || end == "timer");
+    let mut units: Vec<_> = units.filter(is_unit).collect();
+    // What a timer starts is there before it.
+    units.sort();
+    assert_eq!(units.len(), 4, "{units:?}");
     for path in units {
         let name = path.file_name().unwrap().to_str().unwrap();
         let here = fs::read_to_string(&path).unwrap().replace("/usr/bin/watertight", PROGRAM);
         let good = verify(name, &here).ok();
         assert_eq!((good.stdout.as_str(), good.stderr.as_str()), ("", ""), "{name}");
         // It does find what is wrong: in a line, and in the program's path.
-        assert!(verify(name, &here.replace("KillMode=mixed", "KillMode=some")).stderr.contains("kill mode"));
-        assert!(verify(name, &here.replace(PROGRAM, "/no/such/program")).stderr.contains("/no/such/program"));
+        for (right, wrong, said) in [
+            ("KillMode=mixed", "KillMode=some", "kill mode"),
+            ("Type=oneshot", "Type=often", "often"),
+            ("AccuracySec=1", "AccuracySec=soon", "soon"),
+            (PROGRAM, "/no/such/program", "/no/such/program"),
+        ] {
+            if here.contains(right) {
+                assert!(verify(name, &here.replace(right, wrong)).stderr.contains(said), "{name}: {wrong}");
+            }
+        }
+        fs::write(rig.root.join(name), here).unwrap();
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::process::Command;
 use std::thread;
 
 use rustix::process::Signal;
 
-use crate::rig::{Daemon, Rig, eventually};
+use crate::rig::{Daemon, Rig, eventually, run};
 
 /// A volume whose store is on a mount of `server`, which can be stopped. The server goes first at the end.
 struct Stalling {
@@ -63,6 +64,65 @@ fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
     assert_eq!(it.rig.volume()["stalls"], 1);
     assert_eq!(it.rig.stored("before").unwrap(), b"during");
     it.rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
+fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
+    let Some(mut server_rig) = Rig::mounting() else { return };
+    let server = server_rig.mount("type=fuse,uring=off");
+    let (hung, well) = (server_rig.mnt.join("store"), server_rig.root.join("well"));
+    fs::create_dir(&hung).unwrap();
+    fs::create_dir(&well).unwrap();
+    let mut rig = Rig::new();
+    let daemon = rig.mount("type=fuseblk,dirty_after=1h");
+    for (name, store) in [("hung", &hung), ("well", &well)] {
+        let at = rig.mnt.join(name);
+        fs::create_dir(&at).unwrap();
+        // The other one is not to be called stalled, however slow the machine is.
+        let stall_after = if name == "hung" { "100ms" } else { "1h" };
+        let mut attach = rig.command(&["attach"]);
+        attach.args([store, &at]).args(["-o", &format!("stall_after={stall_after},dirty_after=1h")]);
+        run(attach).ok();
+        fs::write(at.join("file"), name).unwrap();
+    }
+    // Opened before: an opening asks the store.
+    let open = || File::open(rig.mnt.join("hung/file")).unwrap();
+    let (file, there) = (open(), open());
+    server.signal(Signal::STOP);
+    let waiter = thread::spawn(move || file.sync_all());
+    let is_stalled = || {
+        let status = rig.status();
+        let volumes = status["volumes"].as_array().unwrap();
+        volumes.iter().any(|volume| volume["state"] == "stalled")
+    };
+    eventually("it is called stalled", is_stalled);
+    rig.verb("sync", &[])
+        .ends(1, "hung is left out: its store does not answer, what is dirty in it is not durable");
+    assert_eq!(fs::read(well.join("file")).unwrap(), b"well");
+    // By syncfs(2) as well, of whatever file: what this cgroup wrote there is not durable.
+    assert_eq!(rustix::fs::syncfs(&there), Err(rustix::io::Errno::IO));
+    for path in ["", "well"] {
+        fs::write(rig.mnt.join("well/more"), path).unwrap();
+        let mut sync = Command::new("sync");
+        sync.arg("-f").arg(rig.mnt.join(path));
+        run(sync).ends(1, "Input/output error");
+        assert_eq!(fs::read_to_string(well.join("more")).unwrap(), path);
+    }
+    // Of the other volume nothing was left out.
+    fs::write(rig.mnt.join("well/more"), "more").unwrap();
+    let mut sync = rig.command(&["sync"]);
+    sync.arg(rig.mnt.join("well"));
+    run(sync).ok();
+    assert_eq!(fs::read(well.join("more")).unwrap(), b"more");
+    daemon.says("hung is left out of a sync of the mountpoint: its store does not answer");
+    server.signal(Signal::CONT);
+    waiter.join().unwrap().unwrap();
+    assert_eq!(fs::read(hung.join("file")).unwrap(), b"hung");
+    eventually("nothing is left out", || !is_stalled());
+    rig.verb("sync", &[]).ok();
+    drop(there);
+    rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 }
 
@@ -139,17 +199,41 @@ fn a_read_that_hangs_is_a_stall_too() {
     assert!(daemon.end().is_some());
 }
 
+const WRITTEN: &str = "everything was written; not known durable: 5 bytes at most";
+
 #[test]
 fn force_does_not_wait_for_a_sync_that_hangs_and_says_that_nothing_is_known_to_be_durable() {
+    for is_stalled in [false, true] {
+        let Some(mut rig) = Rig::mounting() else { return };
+        // Nobody has asked the store for anything, or somebody waits for it.
+        let daemon = rig.mount_faulty("sync:hang", "stall_after=50ms,dirty_after=10ms");
+        fs::write(rig.mnt.join("a"), "12345").unwrap();
+        eventually("it is written", || rig.stored("a").as_deref() == Some(b"12345"));
+        eventually("nothing is dirty", || rig.volume()["dirty_bytes"] == 0);
+        let waiter = is_stalled.then(|| {
+            let file = File::open(rig.mnt.join("a")).unwrap();
+            let waiter = thread::spawn(move || file.sync_all());
+            eventually("it is called stalled", || rig.volume()["state"] == "stalled");
+            waiter
+        });
+        let out = rig.verb("umount", &["--force"]).ends(1, WRITTEN);
+        assert!(out.stderr.contains("not written: 0 B (0 bytes) of 0 files"), "{}", out.stderr);
+        println!("--force over a sync that hangs (stalled: {is_stalled}) took {:?}", out.took);
+        assert!(waiter.is_none_or(|waiter| waiter.join().unwrap().is_err()), "who waits gets an error");
+        assert_eq!(daemon.end(), Some(1));
+    }
+}
+
+#[test]
+fn the_drain_deadline_over_a_sync_that_hangs_says_that_everything_was_written() {
     let Some(mut rig) = Rig::mounting() else { return };
-    // No call counts as one that hangs.
-    let daemon = rig.mount_faulty("sync:hang", "stall_after=1h,dirty_after=10ms");
+    let daemon = rig.mount_faulty("sync:hang", "stall_after=50ms,dirty_after=1h,drain_timeout=500ms");
     fs::write(rig.mnt.join("a"), "12345").unwrap();
-    eventually("it is written", || rig.stored("a").as_deref() == Some(b"12345"));
-    eventually("nothing is dirty", || rig.volume()["dirty_bytes"] == 0);
-    let out = rig.verb("umount", &["--force"]).ends(1, "before the store had made everything durable");
-    println!("--force over a sync that hangs took {:?}", out.took);
+    daemon.signal(Signal::TERM);
     assert_eq!(daemon.end(), Some(1));
+    let said = daemon.stderr();
+    assert!(said.contains(WRITTEN) && said.contains("given up after 500 ms"), "{said}");
+    assert_eq!(rig.stored("a").unwrap(), b"12345");
 }
 
 #[test]

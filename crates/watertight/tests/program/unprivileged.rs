@@ -268,3 +268,38 @@ fn descriptors_are_left_for_the_program_itself() {
     assert!(out.stdout.contains("active"), "{out:?}");
     assert!(!out.stdout.contains("is wrong"), "{out:?}");
 }
+
+#[test]
+fn the_demo_is_for_any_user() {
+    let Some(rig) = rig() else { return };
+    let out = as_nobody(
+        &rig,
+        "TMPDIR=$HOME $W demo
+         ls -A $HOME | sed 's/^/left: /'
+         grep $HOME /proc/self/mountinfo | sed 's/^/left: /'",
+    )
+    .ok();
+    assert!(!out.stdout.contains("left: "), "{}", out.stdout);
+    let table = out.stdout.split("watertight\n").last().unwrap();
+    let row = |name: &str| {
+        let row = table.lines().find_map(|line| line.strip_prefix(name));
+        row.unwrap_or_else(|| panic!("no row {name:?} in {}", out.stdout)).trim().to_owned()
+    };
+    let is_time = |text: &str| [" us", " ms", " s"].iter().any(|unit| text.ends_with(unit));
+    for name in [
+        "umount returns after",
+        "sync and umount, all stores answering",
+        "sync and umount beside a stalled one",
+        "hear of a stalled store after",
+        "umount --force of the stalled one",
+        "200000 events heard after",
+    ] {
+        assert!(is_time(&row(name)), "{name}: {}", row(name));
+    }
+    assert!(row("  files not on the store then").ends_with("0 of 48"), "{table}");
+    assert!(row("hear of a stalled store after").starts_with("not in "), "{table}");
+    // Its limit cannot be shown without a cgroup, and that is said, in one line, instead of a figure.
+    let throttled: Vec<&str> = table.lines().filter(|line| line.contains("throttled tenant")).collect();
+    assert_eq!(throttled.len(), 1, "{table}");
+    assert!(throttled[0].contains("not shown") && throttled[0].len() <= 80, "{throttled:?}");
+}

@@ -226,3 +226,32 @@ fn where_asked_a_close_writes_and_reports() {
     rig.verb("umount", &["--force"]).ends(1, "not written");
     assert_eq!(daemon.end(), Some(1));
 }
+
+#[test]
+fn status_of_a_path_in_a_volume_is_that_of_the_volume() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("");
+    let at = |path: &str| rig.mnt.join(path).to_str().unwrap().to_owned();
+    fs::create_dir_all(rig.mnt.join("in/x")).unwrap();
+    fs::write(rig.mnt.join("file"), "x").unwrap();
+    rig.run(&["attach", "mem:", &at("in/x")]).ok();
+    fs::create_dir(rig.mnt.join("in/x/deep")).unwrap();
+    for (path, volume) in [("file", ""), ("in", ""), ("in/x/deep", "in/x"), ("in/x/none", "in/x")] {
+        let told = rig.run(&["status", &at(path)]).ok();
+        let shown = at(volume);
+        let shown = shown.trim_end_matches('/');
+        let first = told.stdout.lines().next().unwrap();
+        assert!(first.starts_with(&format!("{} lies in volume ", at(path))), "{told:?}");
+        assert!(first.ends_with(&format!(", {shown}")), "{told:?}");
+        let report = rig.run(&["status", "--json", &at(path)]).ok().stdout;
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        let volumes: Vec<_> =
+            report["volumes"].as_array().unwrap().iter().map(|v| &v["mountpoint"]).collect();
+        assert_eq!(volumes, [shown]);
+    }
+    // The mountpoint itself, and what is in none.
+    assert!(!rig.run(&["status", &at("in/x")]).ok().stdout.contains("lies in"));
+    rig.run(&["status", rig.root.to_str().unwrap()]).ends(2, "is no volume and lies in none");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+}

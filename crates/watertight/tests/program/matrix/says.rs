@@ -1,0 +1,188 @@
+//! What a cell of the table says, and what that means.
+
+use std::fs::{self, File};
+use std::thread;
+use std::time::Duration;
+
+use super::cell::{Setting, State};
+use super::way::{Way, is_busy};
+use crate::rig::{eventually, run};
+
+/// Unmounts a volume in a state, and looks whether it is so. Nothing is done where this machine cannot.
+type Check = fn(&Way, Setting);
+
+/// What the row of umount2(2) for the mount's type says in the same column.
+pub(super) const AS_UMOUNT2: &str = "as umount2(2)";
+
+/// The words of all cells.
+pub(super) const CELLS: &[(&str, Check)] = &[
+    ("complete", complete),
+    ("at once; `wait`: complete", complete_later),
+    ("exit 1 with who holds it; stays mounted", |way, setting| stays_with_who_holds_it(way, setting, 1)),
+    ("exit 32 with who holds it; stays mounted", |way, setting| stays_with_who_holds_it(way, setting, 32)),
+    ("EBUSY; stays mounted", stays_busy),
+    ("EBUSY; stays mounted, and who uses it gets errors; `wait`: complete", is_cut),
+    ("the path is gone; complete when it is let go", complete_when_let_go),
+    ("waits for the store; `--force` elsewhere ends it: exit 1", |way, setting| waits(way, setting, 1)),
+    ("waits for the store; `--force` elsewhere ends it: exit 32", |way, setting| waits(way, setting, 32)),
+    ("exit 1: what is lost", |way, setting| says_what_is_lost(way, setting, 1)),
+    ("exit 32: what is lost", |way, setting| says_what_is_lost(way, setting, 32)),
+    ("at `drain_timeout`; `wait` says what is lost", lost_at_the_deadline),
+    ("at once; at `drain_timeout` `wait` says what is lost", lost_later),
+    ("`wait`: it died", died),
+    ("`wait`: it died; what was not fsynced may be lost", died),
+];
+
+/// How often a way of the kernel's is tried. It waits for the volume only where nobody else has the mount: not another mount namespace that was begun
+/// beside this, nor one who looks through /proc at that moment.
+const TRIES: usize = 20;
+
+fn complete(way: &Way, setting: Setting) {
+    for _ in 0..TRIES {
+        let Some(mut cell) = setting.cell() else { return };
+        way.go(&cell).ok();
+        if way.is_of_the_kernel() && cell.is_used_still() {
+            cell.has_ended_well();
+            continue;
+        }
+        // The moment it has returned.
+        cell.is_on_the_store();
+        assert!(!cell.is_mounted());
+        cell.store_is_free();
+        cell.has_ended_well();
+        return;
+    }
+    panic!("the volume goes on each time");
+}
+
+fn complete_later(way: &Way, setting: Setting) {
+    let Some(mut cell) = setting.cell() else { return };
+    way.go(&cell).ok();
+    assert!(!cell.is_mounted());
+    cell.has_ended_well();
+}
+
+fn stays_with_who_holds_it(way: &Way, setting: Setting, code: i32) {
+    let Some(mut cell) = setting.cell() else { return };
+    let out = way.go(&cell).ends(code, "is busy (EBUSY); it is held by");
+    assert!(out.stderr.contains(&std::process::id().to_string()), "{out:?}");
+    assert!(cell.is_mounted());
+    cell.write_more();
+    cell.let_go();
+    way.go(&cell).ok();
+    cell.has_ended_well();
+}
+
+fn stays_busy(way: &Way, setting: Setting) {
+    let Some(mut cell) = setting.cell() else { return };
+    let out = way.go(&cell);
+    assert!(is_busy(&out), "{out:?}");
+    assert!(cell.is_mounted());
+    assert_eq!(cell.rig.volume()["state"], "active");
+    cell.write_more();
+    cell.let_go();
+    way.go(&cell).ok();
+    cell.has_ended_well();
+}
+
+/// The kernel cuts the connection before it looks whether anybody holds the mount.
+fn is_cut(way: &Way, setting: Setting) {
+    let Some(mut cell) = setting.cell() else { return };
+    let out = way.go(&cell);
+    assert!(is_busy(&out), "{out:?}");
+    assert!(fs::read_dir(cell.path("")).is_err());
+    cell.let_go();
+    cell.verb("wait", &[]).ok();
+    cell.is_on_the_store();
+    assert_eq!(cell.daemon.end(), Some(0), "{}", cell.daemon.stderr());
+}
+
+fn complete_when_let_go(way: &Way, setting: Setting) {
+    let Some(mut cell) = setting.cell() else { return };
+    let out = way.go(&cell).ok();
+    if matches!(way, Way::Verb(_) | Way::Umount8(_)) {
+        out.says(&std::process::id().to_string()).says("its data follows");
+    }
+    assert!(!cell.is_mounted());
+    assert_eq!(cell.rig.volume()["state"], "detached");
+    cell.write_more();
+    cell.let_go();
+    cell.has_ended_well();
+}
+
+/// It must not claim what is not so, however long that takes.
+fn waits(way: &Way, setting: Setting, code: i32) {
+    let Some(mut cell) = setting.cell_that_nobody_syncs() else { return };
+    let command = way.command(&cell).expect("a program");
+    let waiting = thread::spawn(move || run(command));
+    // Nobody else has asked the store for anything.
+    eventually("it is stalled", || cell.rig.volume()["state"] == "stalled");
+    assert!(!waiting.is_finished() && cell.is_mounted());
+    let forced = cell.verb("umount", &["--force"]).ends(1, "not written");
+    assert_eq!(waiting.join().unwrap().code, Some(code));
+    cell.has_lost(Some(&forced));
+}
+
+fn says_what_is_lost(way: &Way, setting: Setting, code: i32) {
+    let Some(mut cell) = setting.cell() else { return };
+    let out = way.go(&cell).ends(code, "not written");
+    assert!(!cell.is_mounted());
+    cell.has_lost(Some(&out));
+}
+
+fn lost_at_the_deadline(way: &Way, setting: Setting) {
+    let deadline = Duration::from_millis(300);
+    for _ in 0..TRIES {
+        let Some(mut cell) = setting.cell_with(&format!("drain_timeout={}ms", deadline.as_millis())) else {
+            return;
+        };
+        let out = way.go(&cell).ok();
+        let has_waited = out.took >= deadline;
+        assert!(has_waited || cell.is_used_still(), "{out:?}");
+        assert!(!cell.is_mounted());
+        cell.has_lost(None);
+        if has_waited {
+            return;
+        }
+    }
+    panic!("it never waits");
+}
+
+fn lost_later(way: &Way, setting: Setting) {
+    // With no deadline to speak of it has returned all the same.
+    let Some(mut cell) = setting.cell() else { return };
+    way.go(&cell).ok();
+    assert!(!cell.is_mounted() && cell.is_waited_for());
+    let id = cell.rig.volume()["id"].as_str().unwrap().to_owned();
+    cell.rig.run(&["umount", "--force", &id]).ends(1, "not written");
+    cell.has_lost(None);
+
+    let Some(mut cell) = setting.cell_with("drain_timeout=300ms") else { return };
+    way.go(&cell).ok();
+    assert!(!cell.is_mounted());
+    cell.has_lost(None);
+}
+
+fn died(way: &Way, setting: Setting) {
+    let Some(mut cell) = setting.cell() else { return };
+    // Of a store that stalls nothing was ever fsynced; nor is anything before a limit within a test.
+    let is_synced = matches!(setting.state, State::Dirty | State::Held);
+    if is_synced {
+        File::open(cell.path("f")).unwrap().sync_all().unwrap();
+    }
+    way.go(&cell).ok();
+    cell.has_died();
+    cell.verb("wait", &[]).ends(1, "died before everything was written; what was fsynced is on");
+    if is_synced {
+        cell.is_on_the_store();
+    }
+    if cell.is_held() {
+        cell.let_go();
+    }
+    cell.verb("umount", &[]).ends(1, "died");
+    assert!(!cell.is_mounted());
+    // The store is free: it can be mounted again.
+    let again = cell.rig.mount("");
+    cell.verb("umount", &[]).ok();
+    assert_eq!(again.end(), Some(0));
+}
