@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 const START_MAX: Duration = Duration::from_secs(20);
 /// How long a server may take to end after its mount is gone.
 const END_MAX: Duration = Duration::from_secs(30);
+/// How long somebody may hold a mount that is to go.
+const BUSY_MAX: Duration = Duration::from_secs(5);
 
 /// A running server with its mount.
 #[derive(Debug)]
@@ -38,27 +40,36 @@ impl Server {
     /// # Errors
     /// If the program cannot be started, ends or takes too long; with what it wrote.
     pub(crate) fn start(command: &mut Command, mountpoint: &Path, log: &Path) -> anyhow::Result<Self> {
+        let server = Self::begin(command, mountpoint, log)?;
+        server.mounted(log)?;
+        Ok(server)
+    }
+
+    /// Starts `command` with its output going to `log`; for who starts several and waits for all of them. By a thread that lives as long as
+    /// the lab: the kernel takes its end for the lab's.
+    ///
+    /// # Errors
+    /// If the program cannot be started.
+    pub(crate) fn begin(command: &mut Command, mountpoint: &Path, log: &Path) -> anyhow::Result<Self> {
         let output = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0);
-        // SAFETY: between fork and exec the closure makes one prctl system call, which is
-        // async-signal-safe, and allocates nothing.
-        unsafe {
-            command.pre_exec(|| {
-                rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(Into::into)
-            });
-        }
-        let mut mounts = File::open("/proc/self/mountinfo").context("cannot read the mount table")?;
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        ends_with_the_lab(command);
         let child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
         let pid_fd = pidfd_open(pid(&child)?, PidfdFlags::empty()).context("cannot watch the server")?;
-        let server = Self { child, pid_fd, mountpoint: mountpoint.to_owned(), is_over: false };
-        match server.wait_for_mount(&mut mounts) {
-            Ok(()) => Ok(server),
-            Err(error) => {
-                let said = std::fs::read_to_string(log).unwrap_or_default();
-                let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-                Err(error.context(format!("the server's last words: {}", last.trim())))
-            }
-        }
+        Ok(Self { child, pid_fd, mountpoint: mountpoint.to_owned(), is_over: false })
+    }
+
+    /// Waits until something is mounted on the mountpoint.
+    ///
+    /// # Errors
+    /// If the program ends or takes too long; with what it wrote to `log`.
+    pub(crate) fn mounted(&self, log: &Path) -> anyhow::Result<()> {
+        let mut mounts = File::open("/proc/self/mountinfo").context("cannot read the mount table")?;
+        self.wait_for_mount(&mut mounts).map_err(|error| {
+            let said = std::fs::read_to_string(log).unwrap_or_default();
+            let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
+            error.context(format!("the server's last words: {}", last.trim()))
+        })
     }
 
     fn wait_for_mount(&self, mounts: &mut File) -> anyhow::Result<()> {
@@ -99,6 +110,35 @@ impl Server {
         self.take_down()
     }
 
+    /// Its process' id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Stops it: it answers nothing from then on, and ends only by [`kill`](Self::kill).
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn suspend(&self) -> anyhow::Result<()> {
+        rustix::process::kill_process(pid(&self.child)?, Signal::STOP).context("cannot stop the server")
+    }
+
+    /// Ends it without asking it, and takes away the dead mount that it leaves: for one that has stopped, or whose store has.
+    ///
+    /// # Errors
+    /// If it is still there after a while.
+    pub(crate) fn kill(mut self) -> anyhow::Result<()> {
+        self.is_over = true;
+        self.child.kill().context("cannot kill the server")?;
+        let mut fds = [PollFd::new(&self.pid_fd, PollFlags::IN)];
+        wait(&mut fds, END_MAX)?;
+        let has_ended = fds[0].revents().contains(PollFlags::IN);
+        let _gone_already = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);
+        ensure!(has_ended, "a server that was killed is there after {} s", END_MAX.as_secs());
+        self.child.wait().context("cannot wait for the server")?;
+        Ok(())
+    }
+
     fn take_down(&mut self) -> anyhow::Result<()> {
         self.is_over = true;
         let unmounted = unmount(&self.mountpoint);
@@ -133,12 +173,25 @@ impl Drop for Server {
     }
 }
 
-fn pid(child: &Child) -> anyhow::Result<Pid> {
+/// In a process group of its own, and sent SIGTERM if the lab dies.
+pub(crate) fn ends_with_the_lab(command: &mut Command) {
+    command.process_group(0);
+    // SAFETY: between fork and exec the closure makes one prctl system call, which is
+    // async-signal-safe, and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(Into::into)
+        });
+    }
+}
+
+/// The id of a child.
+pub(crate) fn pid(child: &Child) -> anyhow::Result<Pid> {
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process without an id")
 }
 
 /// Waits for one of `fds`, at most `at_most`; an interrupted wait ends early.
-fn wait(fds: &mut [PollFd<'_>], at_most: Duration) -> anyhow::Result<()> {
+pub(crate) fn wait(fds: &mut [PollFd<'_>], at_most: Duration) -> anyhow::Result<()> {
     let timeout = Timespec::try_from(at_most).context("a wait that is too long")?;
     match poll(fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -148,7 +201,20 @@ fn wait(fds: &mut [PollFd<'_>], at_most: Duration) -> anyhow::Result<()> {
 
 /// Unmounts as root by the system call, else through `fusermount3`.
 fn unmount(mountpoint: &Path) -> anyhow::Result<()> {
-    match rustix::mount::unmount(mountpoint, UnmountFlags::empty()) {
+    let begun = Instant::now();
+    loop {
+        let result = rustix::mount::unmount(mountpoint, UnmountFlags::empty());
+        // Who looks through /proc, as `umount` does, holds what it looks at for a moment.
+        if result == Err(rustix::io::Errno::BUSY) && begun.elapsed() < BUSY_MAX {
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        }
+        return unmounted(mountpoint, result);
+    }
+}
+
+fn unmounted(mountpoint: &Path, result: rustix::io::Result<()>) -> anyhow::Result<()> {
+    match result {
         Err(rustix::io::Errno::PERM) => {
             let status = Command::new("fusermount3").arg("-u").arg(mountpoint).stderr(Stdio::null()).status();
             ensure!(status.is_ok_and(|s| s.success()), "`fusermount3 -u` failed");

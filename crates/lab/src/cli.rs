@@ -7,7 +7,7 @@
 use crate::experiment::{self, Experiment, Settings, Stop};
 use crate::machine::{self, Machine};
 use crate::progress::Progress;
-use crate::report::{Document, Recorder};
+use crate::report::{Choice, Document, Recorder};
 use anyhow::Context as _;
 use clap::Parser;
 use std::io::Write as _;
@@ -147,7 +147,7 @@ fn run(arguments: &Arguments, experiment: &dyn Experiment, settings: Settings) -
         rows: recorder.into_rows(),
         notes,
     };
-    publish(arguments, &document, experiment.variants().first().copied().unwrap_or("default"))?;
+    publish(arguments, &document, experiment)?;
     Ok(if stop.is_set() { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
@@ -179,7 +179,7 @@ fn source_tree() -> PathBuf {
     executable.as_deref().and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-fn publish(arguments: &Arguments, document: &Document, default_variant: &str) -> anyhow::Result<()> {
+fn publish(arguments: &Arguments, document: &Document, experiment: &dyn Experiment) -> anyhow::Result<()> {
     let write = |file: &Path, text: &str| {
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
     };
@@ -187,10 +187,10 @@ fn publish(arguments: &Arguments, document: &Document, default_variant: &str) ->
         write(file, &document.json()?)?;
     }
     if let Some(file) = &arguments.svg {
-        write(file, &document.svg(default_variant))?;
+        write(file, &document.svg(experiment.default_variant(), &Choice::default()))?;
     }
     let mut out = std::io::stdout().lock();
-    out.write_all(document.markdown(default_variant).as_bytes())?;
+    out.write_all(document.markdown(&experiment.baseline()).as_bytes())?;
     out.flush()?;
     Ok(())
 }

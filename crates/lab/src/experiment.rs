@@ -3,7 +3,7 @@
 //! A new experiment is a module with a type that implements [`Experiment`] and a line in [`all`].
 
 use crate::progress::Progress;
-use crate::report::Recorder;
+use crate::report::{Baseline, Recorder};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,11 +16,21 @@ pub(crate) trait Experiment {
     /// The question that it answers, for the help.
     fn question(&self) -> &'static str;
 
-    /// All variants and peers, the default first: the others' ratios are to it.
+    /// All variants and peers, the default first.
     fn variants(&self) -> &'static [&'static str];
 
     /// All scenarios, in the order of the table.
     fn scenarios(&self) -> &'static [&'static str];
+
+    /// The default.
+    fn default_variant(&self) -> &'static str {
+        self.variants().first().copied().unwrap_or("default")
+    }
+
+    /// What the ratios of the tables are to: the default, if the experiment does not say otherwise.
+    fn baseline(&self) -> Baseline {
+        Baseline::Variant(self.default_variant().to_owned())
+    }
 
     /// Runs every chosen scenario with every chosen variant, interleaved, and records what was found.
     /// What holds for all rows (sizes, durability, what was warm) is returned as notes. An experiment
@@ -41,6 +51,7 @@ pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
     vec![
         Box::new(crate::drain::Drain),
         Box::new(crate::eventpoll::EventPoll),
+        Box::new(crate::isolation::Isolation),
         Box::new(crate::many::Many),
         Box::new(crate::mounts::Mounts),
         Box::new(crate::rcu::Rcu),

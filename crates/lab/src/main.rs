@@ -6,9 +6,11 @@
 
 mod child;
 mod cli;
+mod control;
 mod drain;
 mod eventpoll;
 mod experiment;
+mod isolation;
 mod machine;
 mod many;
 mod mounts;
@@ -29,6 +31,9 @@ fn main() -> ExitCode {
         // A peer of the experiments that is this executable itself, in a process of its own.
         Some(first) if first == null_server::COMMAND => return null_server::main(arguments.next()),
         Some(first) if first == sync::client::COMMAND => return sync::client::main(arguments),
+        Some(first) if first == isolation::keeper::COMMAND => {
+            return isolation::keeper::main(arguments.next());
+        }
         Some(first) if first == results::COMMAND => return results::main(),
         _ => {}
     }

@@ -1,9 +1,11 @@
 //! `many`: what does one more volume cost, among thousands?
 //!
 //! A mount process for each size, all of them there for the whole run. In each round one volume is attached and detached at each size in turn, so that
-//! what the machine does at that moment happens to all. The other volumes are idle.
+//! what the machine does at that moment happens to all; the turns are in another order each time, so that none comes always after the same one. The
+//! other volumes are idle. Before that `watertight serve` is run with as many volumes, one size at a time.
 
 mod process;
+mod served;
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +14,17 @@ use crate::progress::Progress;
 use crate::report::{Metric, Recorder, Shown};
 use crate::stats::Histogram;
 use process::Crowd;
+use served::Served;
 
 /// The experiment.
 #[derive(Debug)]
 pub(crate) struct Many;
 
 const VARIANTS: [&str; 4] = ["10", "100", "1000", "5000"];
-const SCENARIOS: [&str; 4] = ["attach", "detach", "status", "idle"];
+const SCENARIOS: [&str; 8] =
+    ["attach", "detach", "status", "idle", "serve", "reload", "reload-detach", "stop"];
+/// Those of `watertight serve`.
+const OF_SERVE: &[&str] = &["serve", "reload", "reload-detach", "stop"];
 
 const TOOK: Metric = Metric { name: "took", unit: "ms", shown: Shown::Both, larger_is_better: false };
 const ONE: Metric = Metric { name: "status_one", unit: "ms", shown: Shown::P50, larger_is_better: false };
@@ -30,6 +36,9 @@ const FILES: Metric = Metric { name: "descriptors", unit: "", shown: Shown::P50,
 
 /// How many times all volumes are asked for.
 const STATUSES: usize = 20;
+/// How many times `serve` is run, and how many reloads there are in each.
+const SERVED: usize = 5;
+const RELOADS: usize = 4;
 
 impl Experiment for Many {
     fn name(&self) -> &'static str {
@@ -56,7 +65,13 @@ impl Experiment for Many {
     ) -> anyhow::Result<Vec<String>> {
         let rounds = settings.runs.unwrap_or(if settings.quick { 50 } else { 1000 });
         let wants = |scenario: &str| settings.scenarios.contains(&scenario);
-        progress.expect(self.name(), Duration::from_secs(30));
+        progress.expect(self.name(), Duration::from_secs(60));
+        if OF_SERVE.iter().any(|scenario| wants(scenario)) {
+            serve(settings, progress, recorder)?;
+        }
+        if settings.stop.is_set() || !SCENARIOS.iter().any(|one| wants(one) && !OF_SERVE.contains(one)) {
+            return Ok(vec![SERVE_NOTE.to_owned()]);
+        }
         let mut crowds = Vec::new();
         for &variant in &settings.variants {
             progress.now(&format!("{variant} volumes are attached"));
@@ -68,9 +83,7 @@ impl Experiment for Many {
         }
         for round in 0..rounds {
             progress.now(&format!("round {} of {rounds}", round + 1));
-            // None is always the first.
-            let at = round % crowds.len();
-            crowds.rotate_left(at);
+            in_another_order(&mut crowds, round);
             for (_, crowd, [attaching, detaching]) in &mut crowds {
                 if settings.stop.is_set() {
                     return Ok(Vec::new());
@@ -103,11 +116,53 @@ impl Experiment for Many {
              were written to each (to 1000 at most) and synced. Nothing is durable: the files are in memory."
                 .to_owned(),
         ];
+        notes.push(SERVE_NOTE.to_owned());
         notes.extend(ratios(&crowds));
         for (_, crowd, _) in crowds {
             crowd.stop()?;
         }
         Ok(notes)
+    }
+}
+
+const SERVE_NOTE: &str = "`serve`: from the start of `watertight serve` with a file of so many volumes inside one mountpoint until it says that all are \
+    attached; `reload`, `reload-detach`: from SIGHUP, with one volume more in the file or that one less, until it is seen or gone; `stop`: from SIGTERM \
+    until it has ended, with all of them unmounted.";
+
+/// Runs `watertight serve`, the sizes in turn.
+fn serve(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let mut all = Vec::new();
+    for &variant in &settings.variants {
+        all.push((variant, Served::new(settings, variant.parse()?)?));
+    }
+    for round in 0..if settings.quick { 1 } else { SERVED } {
+        in_another_order(&mut all, round);
+        for (variant, served) in &mut all {
+            if settings.stop.is_set() {
+                return Ok(());
+            }
+            progress.now(&format!("{variant} volumes are served"));
+            let mut took = |scenario: &'static str, took: Duration| {
+                if settings.scenarios.contains(&scenario) {
+                    recorder.value(scenario, variant, TOOK, took.as_secs_f64() * 1e3);
+                }
+            };
+            took("serve", served.start()?);
+            for _ in 0..RELOADS {
+                took("reload", served.reload_with_one_more()?);
+                took("reload-detach", served.reload_without_it()?);
+            }
+            took("stop", served.stop()?);
+        }
+    }
+    Ok(())
+}
+
+/// Turns them, so that none is always the first; and round about, so that none comes always after the same one.
+fn in_another_order<T>(all: &mut [T], round: usize) {
+    all.rotate_left(1);
+    if round.is_multiple_of(all.len()) {
+        all.reverse();
     }
 }
 
@@ -142,4 +197,25 @@ fn ratios(crowds: &[(&str, Crowd, [Histogram; 2])]) -> Vec<String> {
     let told =
         |(at, what): (usize, &str)| Some(format!("{what} at {many} to {what} at {few}: {}.", ratio(at)?));
     [(0, "attach"), (1, "detach")].into_iter().filter_map(told).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_comes_after_each_other_one() {
+        let mut all = [0, 1, 2, 3];
+        let (mut firsts, mut pairs) = ([0; 4], [[0; 4]; 4]);
+        for round in 0..400 {
+            in_another_order(&mut all, round);
+            firsts[all[0]] += 1;
+            for pair in all.windows(2) {
+                pairs[pair[0]][pair[1]] += 1;
+            }
+        }
+        assert!(firsts.iter().all(|&n| n >= 50), "{firsts:?}");
+        // The largest and the smallest are beside each other both ways round.
+        assert!(pairs[0][3] >= 50 && pairs[3][0] >= 50, "{pairs:?}");
+    }
 }

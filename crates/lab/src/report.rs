@@ -14,7 +14,7 @@ mod table;
 
 pub(crate) use document::Document;
 pub(crate) use recorder::Recorder;
-pub(crate) use table::{Choice, Figure, figure};
+pub(crate) use table::{Baseline, Choice, Figure, figure};
 
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,21 @@ pub(crate) enum Shown {
     P99,
     /// The median, and the 99th percentile in a table of its own.
     Both,
+}
+
+impl Metric {
+    /// The figure that is shown and its unit, for people.
+    pub(crate) fn label(self) -> String {
+        let Self { unit, shown, .. } = self;
+        let shown = shown.label();
+        if unit.is_empty() { shown.to_owned() } else { format!("{shown}, {unit}") }
+    }
+
+    /// What an axis of it is called.
+    pub(crate) fn axis(self) -> String {
+        let better = if self.larger_is_better { "more" } else { "less" };
+        format!("{}; {better} is better", self.label())
+    }
 }
 
 impl Shown {

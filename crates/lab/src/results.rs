@@ -3,7 +3,7 @@
 //! The page is written by people but for its blocks ([`blocks`]), each of which names a file of results and what of it is to
 //! be seen. The command fills all of them, and redraws every plot; a file without a block gets a section at the
 //! page's end. With `--check` nothing is written, and what differs is named: a figure in the page that is in no file is
-//! an error, and so is a file that the page does not show. Figures that others have published are in `published.json`
+//! an error, and so is a file that the page does not show, or whose plot it does not. Figures that others have published are in `published.json`
 //! ([`published`]) and stand beside ours. Single figures in prose ([`inline`]) are filled on this page and all others of the documentation.
 
 mod blocks;
@@ -11,7 +11,7 @@ mod inline;
 mod published;
 
 use crate::experiment;
-use crate::report::Document;
+use crate::report::{Baseline, Document};
 use anyhow::Context as _;
 use blocks::{Block, Part};
 use clap::Parser;
@@ -129,13 +129,17 @@ impl Results {
     /// The files that are not what the JSON gives, with what they should be.
     fn differences(&self) -> anyhow::Result<Vec<(PathBuf, String)>> {
         let page = inline::fill(&self.page()?, &self.documents).context("in RESULTS.md")?;
+        let blocks = blocks::all(&page);
         let mut wanted = vec![(self.docs.join("RESULTS.md"), page)];
         for (file, text) in &self.others {
             let within = || format!("in {}", file.display());
             wanted.push((file.clone(), inline::fill(text, &self.documents).with_context(within)?));
         }
         for (name, document) in &self.documents {
-            let plot = document.svg(&default_variant(document));
+            let shows = |block: &&Block| block.name == *name && block.parts.contains(&Part::Plot);
+            let block = blocks.iter().find(shows);
+            let block = block.with_context(|| format!("RESULTS.md shows no plot of results/{name}.json"))?;
+            let plot = document.svg(&default_variant(document), &block.plotted);
             wanted.push((self.docs.join("results").join(format!("{name}.svg")), plot));
         }
         wanted.retain(|(file, text)| std::fs::read_to_string(file).ok().as_ref() != Some(text));
@@ -146,7 +150,7 @@ impl Results {
     fn page(&self) -> anyhow::Result<String> {
         let mut page = blocks::fill(&self.page, |block| self.render(block))?;
         for (name, document) in &self.documents {
-            if !blocks::names(&page).contains(name) {
+            if !blocks::all(&page).iter().any(|block| block.name == *name) {
                 let question = experiment::all().into_iter().find(|e| e.name() == document.experiment);
                 let question = question.map_or_else(String::new, |e| format!(": {}", e.question()));
                 let block = Block::whole(name);
@@ -167,7 +171,7 @@ impl Results {
         let name = &block.name;
         let document =
             self.documents.get(name).with_context(|| format!("there is no results/{name}.json"))?;
-        let default = default_variant(document);
+        let baseline = baseline(document);
         let mut text = String::new();
         for part in &block.parts {
             match part {
@@ -181,7 +185,7 @@ impl Results {
                     let _ = writeln!(text, "\n![Plot of {name}](results/{name}.svg)");
                 }
                 Part::Tables => {
-                    let tables = document.tables(&default, &block.choice);
+                    let tables = document.tables(&baseline, &block.choice);
                     anyhow::ensure!(!tables.is_empty(), "results/{name}.json has no row that is chosen");
                     text.push_str(&tables);
                 }
@@ -219,11 +223,22 @@ fn other_pages(docs: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(pages)
 }
 
-/// The variant that the others are compared with.
+/// The experiment that made it, if this build has it still.
+fn made_by(document: &Document) -> Option<Box<dyn experiment::Experiment>> {
+    experiment::all().into_iter().find(|experiment| experiment.name() == document.experiment)
+}
+
+/// The variant that a plot shows before the others.
 fn default_variant(document: &Document) -> String {
-    let known = experiment::all().into_iter().find(|experiment| experiment.name() == document.experiment);
-    let first = known.and_then(|experiment| experiment.variants().first().map(|&name| name.to_owned()));
-    first.or_else(|| Some(document.rows.first()?.variant.clone())).unwrap_or_else(|| "default".to_owned())
+    let first = || document.rows.first().map(|row| row.variant.clone());
+    let known = made_by(document).map(|experiment| experiment.default_variant().to_owned());
+    known.or_else(first).unwrap_or_else(|| "default".to_owned())
+}
+
+/// What the ratios of its tables are to.
+fn baseline(document: &Document) -> Baseline {
+    made_by(document)
+        .map_or_else(|| Baseline::Variant(default_variant(document)), |experiment| experiment.baseline())
 }
 
 #[cfg(test)]

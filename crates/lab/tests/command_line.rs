@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn lab(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lab"))
@@ -170,5 +171,84 @@ fn a_library_without_a_call_is_a_row_that_says_so() {
         let says_why = row["note"].as_str().is_some_and(|note| !note.is_empty());
         assert!(is_measured != says_why, "{row}");
         assert!(is_measured || row["variant"] != "default", "{row}");
+    }
+}
+
+/// The program beside the lab, and a directory for what it makes; or nothing, and why is said.
+fn isolation(scenarios: &str) -> Option<(Command, tempfile::TempDir)> {
+    let lab = Path::new(env!("CARGO_BIN_EXE_lab"));
+    let program = lab.with_file_name("watertight");
+    let why = match () {
+        () if !rustix::process::geteuid().is_root() => "needs root",
+        () if !Path::new("/dev/fuse").exists() => "there is no /dev/fuse",
+        () if !program.exists() => "the program was not built",
+        () => {
+            let directory = tempfile::tempdir().expect("a directory");
+            let mut command = Command::new(lab);
+            command.args(["isolation", "--quick", "--runs", "1", "--scenario", scenarios]);
+            command.arg("--source").arg(directory.path()).arg("--program").arg(program);
+            return Some((command, directory));
+        }
+    };
+    testing::skipped(why);
+    None
+}
+
+/// Mounts, and directories of the lab.
+fn left_in(directory: &Path) -> Vec<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the mount table");
+    let place = directory.to_str().expect("a plain name");
+    let mut left: Vec<String> =
+        mounts.lines().filter(|line| line.contains(place)).map(str::to_owned).collect();
+    let files = std::fs::read_dir(directory).expect("a directory").flatten();
+    let names = files.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    left.extend(names.filter(|name| name.starts_with("watertight-lab.")));
+    left
+}
+
+#[test]
+fn isolation_measures_beside_stalled_volumes_and_leaves_nothing() {
+    let Some((mut command, directory)) = isolation("idle-1,stalled-1") else { return };
+    let json = directory.path().join("out.json");
+    let output = command.arg("--json").arg(&json).output().expect("the lab runs");
+    assert!(output.status.success(), "{}", complaint(&output));
+    let document: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).expect("JSON");
+    let rows = document["rows"].as_array().expect("rows");
+    let of_all = ["write-1m", "write-4k", "fsync", "sync", "stat", "umount", "umount-lazy", "status"];
+    let uses = ["threads", "memory"];
+    for scenario in ["idle-1", "stalled-1"] {
+        let of_stalled: &[&str] = if scenario == "idle-1" { &[] } else { &["force", "stall-noticed"] };
+        for variant in ["default", "attached"] {
+            let mut metrics: Vec<&str> = Vec::new();
+            for row in rows.iter().filter(|row| row["scenario"] == scenario && row["variant"] == variant) {
+                assert!(row["n"].as_u64() > Some(0) && row["p50"].as_f64() > Some(0.0), "{row}");
+                metrics.push(row["metric"].as_str().unwrap());
+            }
+            assert_eq!(metrics, [&of_all[..], &uses[..], of_stalled].concat(), "{scenario} {variant}");
+        }
+    }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("times the figure of `idle-N`"), "{text}");
+    assert_eq!(left_in(directory.path()), [""; 0]);
+}
+
+#[test]
+fn isolation_that_is_killed_leaves_nothing() {
+    let Some((mut command, directory)) = isolation("stalled-1") else { return };
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut lab = command.spawn().expect("the lab runs");
+    // One of its stalled volumes is there; whether its server was stopped by now makes no difference to who has to clean up.
+    eventually("it has mounted", || left_in(directory.path()).iter().any(|line| line.contains("stalled0")));
+    lab.kill().unwrap();
+    lab.wait().unwrap();
+    eventually("nothing is left", || left_in(directory.path()).is_empty());
+}
+
+#[track_caller]
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }

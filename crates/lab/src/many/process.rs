@@ -1,9 +1,7 @@
 //! A mount process with many volumes attached.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,6 +9,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
 use crate::child::Server;
+use crate::control::{self, Control};
 use crate::experiment::Settings;
 use crate::volumes::ours::program;
 
@@ -26,7 +25,7 @@ const USED_MAX: usize = 1000;
 pub(super) struct Crowd {
     size: usize,
     program: PathBuf,
-    socket: PathBuf,
+    control: Control,
     /// Without any volume.
     alone: Figures,
     // The mount goes before its directory.
@@ -61,9 +60,9 @@ impl Crowd {
         let mut command = Command::new(&program);
         command.env("WATERTIGHT_RUNTIME_DIR", at("run")).arg("mount").arg(at("root")).arg(at("mnt"));
         let server = Server::start(&mut command, &at("mnt"), &at("log"))?;
-        let socket = socket(&at("run"))?;
+        let control = control(&at("run"))?;
         let nothing = Figures { resident_kib: 0.0, threads: 0.0, descriptors: 0.0 };
-        let mut crowd = Self { size, program, socket, alone: nothing, server, directory };
+        let mut crowd = Self { size, program, control, alone: nothing, server, directory };
         crowd.alone = crowd.figures()?;
         (0..size).try_for_each(|number| crowd.attach(number))?;
         Ok(crowd)
@@ -162,20 +161,7 @@ impl Crowd {
     }
 
     fn call(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
-        let body = body.to_string();
-        let mut stream = UnixStream::connect(&self.socket).context("the control socket")?;
-        let length = body.len();
-        stream.write_all(
-            format!(
-                "{method} {path} HTTP/1.1\r\nhost: lab\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-            )
-            .as_bytes(),
-        )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without an end of its head")?;
-        ensure!(head.contains(" 200 "), "{method} {path}: {body}");
-        Ok(serde_json::from_str(body)?)
+        self.control.call(method, path, body)
     }
 
     pub(super) fn stop(self) -> anyhow::Result<()> {
@@ -183,14 +169,12 @@ impl Crowd {
     }
 }
 
-/// The one socket in a runtime directory.
-fn socket(run: &std::path::Path) -> anyhow::Result<PathBuf> {
+/// The one volume in a runtime directory.
+fn control(run: &Path) -> anyhow::Result<Control> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        let mut files = fs::read_dir(run)?.flatten().map(|entry| entry.path());
-        let record = files.find(|path| path.extension().is_some_and(|ext| ext == "json"));
-        if let Some(record) = record {
-            return Ok(record.with_extension("sock"));
+        if let Some((_, control)) = control::known(run)?.pop() {
+            return Ok(control);
         }
         // The mount is there a moment before its record.
         ensure!(Instant::now() < until, "no control socket");

@@ -1,6 +1,6 @@
 //! A whole result: the rows and where they come from.
 
-use super::{Choice, Row, json, read, svg, table};
+use super::{Baseline, Choice, Row, json, read, svg, table};
 use crate::machine::Machine;
 use serde::Serialize;
 
@@ -27,8 +27,8 @@ pub(crate) struct Document {
 
 impl Document {
     /// The Markdown form.
-    pub(crate) fn markdown(&self, default_variant: &str) -> String {
-        table::render(self, default_variant)
+    pub(crate) fn markdown(&self, baseline: &Baseline) -> String {
+        table::render(self, baseline)
     }
 
     /// What stands in a page of results beside the plot: where it comes from, without a heading.
@@ -37,8 +37,8 @@ impl Document {
     }
 
     /// The chosen tables.
-    pub(crate) fn tables(&self, default_variant: &str, choice: &Choice) -> String {
-        table::tables(self, default_variant, choice)
+    pub(crate) fn tables(&self, baseline: &Baseline, choice: &Choice) -> String {
+        table::tables(self, baseline, choice)
     }
 
     /// What holds for all rows, and for some, as a list.
@@ -59,9 +59,9 @@ impl Document {
         json::render(self)
     }
 
-    /// The plot.
-    pub(crate) fn svg(&self, default_variant: &str) -> String {
-        svg::render(self, default_variant)
+    /// The plot of the chosen rows.
+    pub(crate) fn svg(&self, default_variant: &str, choice: &Choice) -> String {
+        svg::render(self, default_variant, choice)
     }
 }
 

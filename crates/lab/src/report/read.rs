@@ -97,6 +97,7 @@ impl ReadRow {
 #[cfg(test)]
 mod tests {
     use super::super::document::example;
+    use super::super::{Baseline, Choice};
     use super::*;
 
     #[test]
@@ -104,8 +105,9 @@ mod tests {
         let written = example::document();
         let read = document(&written.json().unwrap()).unwrap();
         assert_eq!(read.rows, written.rows);
-        assert_eq!(read.markdown("default"), written.markdown("default"));
-        assert_eq!(read.svg("default"), written.svg("default"));
+        let baseline = Baseline::Variant("default".to_owned());
+        assert_eq!(read.markdown(&baseline), written.markdown(&baseline));
+        assert_eq!(read.svg("default", &Choice::default()), written.svg("default", &Choice::default()));
         assert_eq!(read.command, written.command);
     }
 

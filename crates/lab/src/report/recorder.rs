@@ -14,6 +14,8 @@ enum Measured {
     Operations(Box<Histogram>, f64),
     /// Nothing, and why.
     Absent,
+    /// Nothing so far.
+    Nothing,
 }
 
 #[derive(Debug)]
@@ -53,7 +55,16 @@ impl Recorder {
             });
             self.entries.len() - 1
         });
-        &mut self.entries[index]
+        let entry = &mut self.entries[index];
+        if matches!(entry.measured, Measured::Nothing) {
+            entry.measured = empty();
+        }
+        entry
+    }
+
+    /// Has the row stand here in the order, whichever is measured first; it is left out if nothing is.
+    pub(crate) fn expect(&mut self, scenario: &str, variant: &str, metric: Metric) {
+        self.entry(scenario, variant, metric, || Measured::Nothing);
     }
 
     /// Adds the rate of one run.
@@ -112,7 +123,8 @@ impl Recorder {
 
     /// The rows, in the order of first mention.
     pub(crate) fn into_rows(self) -> Vec<Row> {
-        self.entries.into_iter().map(row).collect()
+        let known = self.entries.into_iter().filter(|entry| !matches!(entry.measured, Measured::Nothing));
+        known.map(row).collect()
     }
 }
 
@@ -121,7 +133,7 @@ fn row(entry: Entry) -> Row {
         Measured::Rates(samples) => (samples.summary(), true),
         Measured::Values(samples) => (samples.summary(), false),
         Measured::Operations(histogram, unit_ns) => (histogram.summary(*unit_ns), false),
-        Measured::Absent => (None, false),
+        Measured::Absent | Measured::Nothing => (None, false),
     };
     let spread = summary.filter(|_| !is_rate);
     Row {
@@ -185,6 +197,19 @@ mod tests {
         let rows = recorder.into_rows();
         assert_eq!((rows[0].n, rows[0].p50, rows[0].note.as_str()), (0, None, "failed: no space left"));
         assert_eq!((rows[1].n, rows[1].p50, rows[1].note.as_str()), (1, Some(10.0), ""));
+    }
+
+    #[test]
+    fn what_is_expected_keeps_its_place_and_is_left_out_if_it_never_comes() {
+        let mut recorder = Recorder::default();
+        for variant in ["a", "b", "c"] {
+            recorder.expect("s", variant, RATE);
+        }
+        recorder.rate("s", "c", RATE, 1.0);
+        recorder.rate("s", "a", RATE, 2.0);
+        let rows = recorder.into_rows();
+        let variants: Vec<_> = rows.iter().map(|row| (row.variant.as_str(), row.p50)).collect();
+        assert_eq!(variants, [("a", Some(2.0)), ("c", Some(1.0))]);
     }
 
     #[test]

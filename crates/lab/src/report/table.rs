@@ -25,10 +25,44 @@ impl Choice {
         names.is_empty() || names.iter().any(is)
     }
 
-    fn wants(&self, row: &Row) -> bool {
+    /// Whether it has this row.
+    pub(super) fn wants(&self, row: &Row) -> bool {
         Self::has(&self.metrics, row.metric.name)
             && Self::has(&self.scenarios, &row.scenario)
             && Self::has(&self.variants, &row.variant)
+    }
+}
+
+/// What the ratios in brackets are to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Baseline {
+    /// This variant in the same scenario.
+    Variant(String),
+    /// The same variant in another scenario.
+    Scenario {
+        /// What a reader knows these scenarios by.
+        name: String,
+        /// A scenario, and the one that it is compared with; those that are not here are compared with themselves.
+        of: Vec<(String, String)>,
+    },
+}
+
+impl Baseline {
+    fn name(&self) -> &str {
+        match self {
+            Self::Variant(name) | Self::Scenario { name, .. } => name,
+        }
+    }
+
+    /// The scenario and the variant that are compared with these.
+    fn of<'a>(&'a self, scenario: &'a str, variant: &'a str) -> (&'a str, &'a str) {
+        match self {
+            Self::Variant(name) => (scenario, name),
+            Self::Scenario { of, .. } => {
+                let pair = of.iter().find(|(compared, _)| compared == scenario);
+                (pair.map_or(scenario, |(_, with)| with), variant)
+            }
+        }
     }
 }
 
@@ -89,11 +123,11 @@ impl Figure {
 }
 
 /// Renders everything a reader of a terminal or of a Markdown page needs.
-pub(super) fn render(document: &Document, default_variant: &str) -> String {
+pub(super) fn render(document: &Document, baseline: &Baseline) -> String {
     let mut text = format!("## {}\n\n{}\n\n", document.experiment, origin(document));
     let notes = document.notes.iter().fold(String::new(), |text, note| text + "- " + note + "\n");
     text.push_str(&notes);
-    text.push_str(&tables(document, default_variant, &Choice::default()));
+    text.push_str(&tables(document, baseline, &Choice::default()));
     row_notes(&mut text, &document.rows);
     text
 }
@@ -118,7 +152,7 @@ pub(super) fn remarks(document: &Document) -> String {
 }
 
 /// The chosen tables, each after an empty line.
-pub(super) fn tables(document: &Document, default_variant: &str, choice: &Choice) -> String {
+pub(super) fn tables(document: &Document, baseline: &Baseline, choice: &Choice) -> String {
     let mut text = String::new();
     let chosen: Vec<&Row> = document.rows.iter().filter(|row| choice.wants(row)).collect();
     for metric in distinct(chosen.iter().map(|row| row.metric)) {
@@ -132,7 +166,7 @@ pub(super) fn tables(document: &Document, default_variant: &str, choice: &Choice
             let metric = Metric { shown, ..metric };
             let rows: Vec<Row> = rows.iter().map(|&row| Row { metric, ..row.clone() }).collect();
             text.push('\n');
-            one_table(&mut text, metric, &rows.iter().collect::<Vec<_>>(), default_variant);
+            one_table(&mut text, metric, &rows.iter().collect::<Vec<_>>(), baseline);
         }
     }
     text
@@ -149,15 +183,10 @@ pub(super) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> 
     seen
 }
 
-fn one_table(text: &mut String, metric: Metric, rows: &[&Row], default_variant: &str) {
-    let better = if metric.larger_is_better { "more" } else { "less" };
-    let shown = metric.shown.label();
-    let _ = writeln!(
-        text,
-        "**{}** ({shown}, {}; {better} is better; in brackets: times the figure of `{default_variant}`)\n",
-        metric.name, metric.unit
-    );
-    body(text, rows, |row, base| cell(row, base.and_then(Row::shown)), default_variant);
+fn one_table(text: &mut String, metric: Metric, rows: &[&Row], baseline: &Baseline) {
+    let (name, axis, of) = (metric.name, metric.axis(), baseline.name());
+    let _ = writeln!(text, "**{name}** ({axis}; in brackets: times the figure of `{of}`)\n");
+    body(text, rows, |row, base| cell(row, base.and_then(Row::shown)), Some(baseline));
 }
 
 /// One table with several figures in each cell.
@@ -170,7 +199,7 @@ fn table_of_figures(text: &mut String, metric: Metric, rows: &[&Row], figures: &
         0 => short(&row.note),
         _ => figures.iter().map(|figure| figure.of(row)).collect::<Vec<_>>().join(" / "),
     };
-    body(text, rows, cell, "");
+    body(text, rows, cell, None);
 }
 
 /// The lines of a table: scenarios by variants.
@@ -178,17 +207,20 @@ fn body(
     text: &mut String,
     rows: &[&Row],
     cell: impl Fn(&Row, Option<&Row>) -> String,
-    default_variant: &str,
+    baseline: Option<&Baseline>,
 ) {
     let variants = distinct(rows.iter().map(|row| row.variant.as_str()));
     let _ = writeln!(text, "| | {} |", variants.join(" | "));
     let _ = writeln!(text, "|---|{}", "---:|".repeat(variants.len()));
     for scenario in distinct(rows.iter().map(|row| row.scenario.as_str())) {
-        let find =
-            |variant: &str| rows.iter().copied().find(|r| r.scenario == scenario && r.variant == variant);
-        let base = find(default_variant);
-        let cells =
-            variants.iter().map(|&variant| find(variant).map_or(String::new(), |row| cell(row, base)));
+        let find = |(scenario, variant): (&str, &str)| {
+            rows.iter().copied().find(|r| r.scenario == scenario && r.variant == variant)
+        };
+        let one = |&variant: &&str| {
+            let base = baseline.and_then(|baseline| find(baseline.of(scenario, variant)));
+            find((scenario, variant)).map_or(String::new(), |row| cell(row, base))
+        };
+        let cells = variants.iter().map(one);
         let _ = writeln!(text, "| {scenario} | {} |", cells.collect::<Vec<_>>().join(" | "));
     }
 }
@@ -289,13 +321,29 @@ mod tests {
 
     #[test]
     fn ratios_are_to_the_default_and_absences_are_named() {
-        let text = example::document().markdown("default");
+        let text = example::document().markdown(&Baseline::Variant("default".to_owned()));
         assert!(text.contains("| | default | null | rclone |"), "{text}");
         assert!(text.contains("| stat-1 | 20 000 (1.00) | 10 000 (0.50) | not installed |"), "{text}");
         assert!(text.contains("| untar | 1.50 (1.00) | 1.50 (1.00) |"), "{text}");
         assert!(text.contains("- `rclone`: not installed: no `rclone`"), "{text}");
         assert!(text.contains("- `null`, stat-1: no store"), "{text}");
         assert!(text.contains("Commit 0123456") && text.contains("2 cores of A & B <CPU>"), "{text}");
+    }
+
+    #[test]
+    fn ratios_may_be_to_a_scenario_of_the_same_variant() {
+        let mut document = example::document();
+        let mut beside = document.rows[0].clone();
+        beside.scenario = "beside".to_owned();
+        beside.p50 = Some(5_000.0);
+        document.rows.push(beside);
+        let text = document.markdown(&Baseline::Scenario {
+            name: "stat-N".to_owned(),
+            of: vec![("beside".to_owned(), "stat-1".to_owned())],
+        });
+        assert!(text.contains("times the figure of `stat-N`"), "{text}");
+        assert!(text.contains("| stat-1 | 20 000 (1.00) | 10 000 (1.00) | not installed |"), "{text}");
+        assert!(text.contains("| beside | 5 000 (0.25) |"), "{text}");
     }
 
     #[test]
@@ -308,7 +356,7 @@ mod tests {
     fn without_the_default_there_are_no_ratios() {
         let mut document = example::document();
         document.rows.retain(|row| row.variant != "default");
-        let text = document.markdown("default");
+        let text = document.markdown(&Baseline::Variant("default".to_owned()));
         assert!(text.contains("| stat-1 | 10 000 | not installed |"), "{text}");
     }
 
@@ -326,7 +374,7 @@ mod tests {
 
     #[test]
     fn every_line_of_a_table_has_as_many_cells_as_its_head() {
-        let text = example::document().markdown("default");
+        let text = example::document().markdown(&Baseline::Variant("default".to_owned()));
         let mut cells = None;
         for line in text.lines() {
             if line.starts_with('|') {

@@ -8,7 +8,8 @@
 //!
 //! `show` is what of the file: `origin` (source, date, machine, command), `plot`, `tables`, `published` (others' figures beside
 //! these), `notes`; without it, all in this order. `metrics`, `scenarios` and `variants` choose rows. With `figures` the
-//! cells have these instead of the one that the experiment shows and its ratio to the default.
+//! cells have these instead of the one that the experiment shows and its ratio to the default. `plotted` names the metrics
+//! and `panels` the scenarios that the plot has; without them it has all of the file.
 
 use crate::report::{Choice, Figure};
 use anyhow::{Context as _, bail, ensure};
@@ -48,15 +49,17 @@ pub(super) struct Block {
     pub(super) name: String,
     /// What of it.
     pub(super) parts: Vec<Part>,
-    /// Which rows.
+    /// Which rows the tables have.
     pub(super) choice: Choice,
+    /// Which rows the plot has.
+    pub(super) plotted: Choice,
 }
 
 impl Block {
     /// The block of a file of which everything is shown.
     pub(super) fn whole(name: &str) -> Self {
         let parts = PARTS.iter().map(|(_, part)| *part).collect();
-        Self { name: name.to_owned(), parts, choice: Choice::default() }
+        Self { name: name.to_owned(), parts, choice: Choice::default(), plotted: Choice::default() }
     }
 
     /// The line that begins a block of which everything is shown.
@@ -77,11 +80,13 @@ impl Block {
                 "metrics" => block.choice.metrics = names(),
                 "scenarios" => block.choice.scenarios = names(),
                 "variants" => block.choice.variants = names(),
+                "plotted" => block.plotted.metrics = names(),
+                "panels" => block.plotted.scenarios = names(),
                 "figures" => {
                     let known = Figure::ALL.map(|figure| (figure.name(), figure));
                     block.choice.figures = each(value, "figure", &known)?;
                 }
-                _ => bail!("`{key}` is none of show, metrics, scenarios, variants, figures"),
+                _ => bail!("`{key}` is none of show, metrics, scenarios, variants, figures, plotted, panels"),
             }
         }
         Ok(Some(block))
@@ -126,7 +131,7 @@ pub(super) fn fill(page: &str, render: impl Fn(&Block) -> anyhow::Result<String>
     }
 }
 
-/// The files that blocks of the page name.
-pub(super) fn names(page: &str) -> Vec<String> {
-    page.lines().filter_map(|line| Some(Block::parse(line).ok()??.name)).collect()
+/// The blocks of the page.
+pub(super) fn all(page: &str) -> Vec<Block> {
+    page.lines().filter_map(|line| Block::parse(line).ok()?).collect()
 }

@@ -5,7 +5,7 @@ use super::*;
 const JSON: &str = include_str!("tests/drain.json");
 const PUBLISHED: &str = r#"{"rows": [{"experiment": "drain", "scenario": "idle", "variant": "base", "metric": "umount",
     "unit": "ms", "of": "the kernel, 16 processors", "p50": 92.0, "p95": 123.5}]}"#;
-const PAGE: &str = "# Results\n\nBy hand.\n\n<!-- lab report: drain show=origin,tables,published -->\n<!-- end of report -->\n\nAlso by hand.\n";
+const PAGE: &str = "# Results\n\nBy hand.\n\n<!-- lab report: drain show=origin,plot,tables,published -->\n<!-- end of report -->\n\nAlso by hand.\n";
 
 struct Docs(tempfile::TempDir);
 
@@ -112,18 +112,18 @@ fn a_file_without_a_block_gets_a_section() {
 #[test]
 fn rows_and_figures_can_be_chosen() {
     let show = |options: &str| {
-        let docs = Docs::new(&PAGE.replace("show=origin,tables,published", options));
+        let docs = Docs::new(&PAGE.replace("show=origin,plot,tables,published", options));
         docs.make();
         docs.read("RESULTS.md")
     };
-    let page = show("show=tables scenarios=neighbours-* figures=p50,max");
+    let page = show("show=plot,tables scenarios=neighbours-* figures=p50,max");
     assert!(page.contains("**umount** (p50 / max, ms; less is better)"), "{page}");
     assert!(
         page.contains("| neighbours-4 | 2.00 / 4.00 | 20.0 / 24.0 |") && !page.contains("| idle |"),
         "{page}"
     );
     assert!(!page.contains("Commit"), "{page}");
-    let page = show("show=tables variants=base metrics=umount");
+    let page = show("show=plot,tables variants=base metrics=umount");
     assert!(page.contains("| | base |") && page.contains("| idle | 20.0 |"), "{page}");
 }
 
@@ -190,4 +190,42 @@ fn figures_in_prose_are_the_files() {
         let said = docs.refused();
         assert!(said.contains("OTHER.md: ") && said.contains(complaint), "{line}: {said}");
     }
+}
+
+#[test]
+fn a_plot_that_is_not_shown_is_found() {
+    let docs = Docs::new(&PAGE.replace("origin,plot,", "origin,"));
+    assert!(docs.refused().contains("RESULTS.md shows no plot of results/drain.json"), "{}", docs.refused());
+}
+
+#[test]
+fn a_plot_has_what_is_chosen_for_it() {
+    let plot = |options: &str| {
+        let docs = Docs::new(&PAGE.replace("show=origin,plot,tables,published", options));
+        docs.make();
+        (docs.read("results/drain.svg"), docs.read("RESULTS.md"))
+    };
+    let (whole, _) = plot("show=plot,tables");
+    assert!(whole.contains(">umount, idle<") && whole.contains(">umount, neighbours-4<"), "{whole}");
+    let (some, page) = plot("show=plot,tables panels=neigh*");
+    assert!(!some.contains(">umount, idle<") && some.contains(">umount, neighbours-4<"), "{some}");
+    assert!(page.contains("| idle | "), "the tables have all: {page}");
+    let (none, _) = plot("show=plot,tables plotted=nothing");
+    assert!(!none.contains("umount"), "{none}");
+}
+
+/// This repository's own.
+fn own_docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+}
+
+#[test]
+fn every_experiment_has_its_results_and_the_pages_are_what_they_give() {
+    let results = Results::read(&own_docs()).unwrap();
+    for experiment in experiment::all() {
+        let name = experiment.name();
+        assert!(results.documents.contains_key(name), "there is no results/{name}.json");
+    }
+    let differ: Vec<PathBuf> = results.differences().unwrap().into_iter().map(|(file, _)| file).collect();
+    assert!(differ.is_empty(), "`cargo run -p lab -- report` makes them from the JSON again: {differ:?}");
 }
