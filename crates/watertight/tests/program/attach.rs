@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -325,6 +326,33 @@ fn directories_are_shown_twice_and_volumes_moved() {
 }
 
 #[test]
+fn what_is_attached_below_goes_along_with_a_move_and_a_lazy_detach() {
+    let Some(world) = World::new("dirty_after=1h") else { return };
+    world.attach().ok();
+    let below = world.rig.root.join("below");
+    for dir in [&below, &world.path("x/y"), &world.path("z")] {
+        fs::create_dir(dir).unwrap();
+    }
+    world.run("attach", &[&below, &world.path("x/y")]).ok();
+    fs::write(world.path("x/y/file"), "below").unwrap();
+    let mut open = File::open(world.path("x/y/file")).unwrap();
+    world.run("move", &[&world.path("x"), &world.path("z")]).ok();
+    assert_eq!(fs::read_to_string(world.path("z/y/file")).unwrap(), "below");
+    let mut content = String::new();
+    open.read_to_string(&mut content).unwrap();
+    assert_eq!(content, "below", "what was open before");
+    drop(open);
+
+    world.run("detach", &[Path::new("--lazy"), &world.path("z")]).ok();
+    assert!(!world.path("z/y").exists());
+    for store in [&world.other, &below] {
+        world.run("wait", &[store]).ok().says("free");
+    }
+    assert_eq!(fs::read_to_string(below.join("file")).unwrap(), "below");
+    world.end();
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_a_reason() {
     let Some(world) = World::new("") else { return };
     let (x, other) = (world.path("x"), world.other.clone());
@@ -392,6 +420,8 @@ fn statfs_tells_of_the_volume_that_a_path_is_in_and_syncfs_makes_all_durable() {
     };
     assert_eq!(bytes(&world.path("x")), 8 << 20);
     assert_eq!(bytes(&world.rig.mnt), bytes(&world.rig.store), "its own store's");
+    let device = |path: &Path| fs::metadata(path).unwrap().dev();
+    assert_eq!(device(&world.path("x")), device(&world.rig.mnt));
     world.run("detach", &[&world.path("x")]).ok();
 
     if world.root()["mount_type"] == "fuseblk" {

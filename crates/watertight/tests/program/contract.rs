@@ -117,7 +117,7 @@ fn every_item_of_the_contract_names_tests_that_exist() {
         .iter()
         .map(|(_, item)| (item.as_str(), named(item).unwrap_or_else(|wrong| panic!("{wrong}"))))
         .collect();
-    assert!(named.len() > 80, "{}", named.len());
+    assert!(named.len() > 120, "{}", named.len());
     for (item, names) in &named {
         for name in names {
             let there = exists(name);
@@ -125,7 +125,7 @@ fn every_item_of_the_contract_names_tests_that_exist() {
         }
     }
     let untested = named.iter().filter(|(_, names)| names.is_empty()).count();
-    assert!(untested <= 3, "{untested} items are untested");
+    assert!(untested <= 8, "{untested} items are untested");
 }
 
 #[test]

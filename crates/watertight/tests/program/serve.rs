@@ -469,6 +469,12 @@ fn status_names_who_does_not_answer_and_shows_the_others() {
     it.write(&[("hung", "", ""), ("well", "", "")]);
     let daemon = it.start();
     let stopped = Stopped::new(it.pid_of("hung").unwrap());
+    let page = it.rig.run(&["status", "--metrics"]).ends(1, "no answer from the process of ").stdout;
+    let up = |name: &str, value: u8| {
+        let end = format!("mountpoint=\"{}\"}} {value}", it.mnt(name).display());
+        page.lines().any(|line| line.starts_with("watertight_up{") && line.ends_with(&end))
+    };
+    assert!(up("hung", 0) && up("well", 1), "{page}");
     let out = it.rig.run(&["status", "--json"]).ends(1, "no answer from the process of ");
     // Who goes on waits, and says for whom.
     let waiting = Daemon::start(it.rig.command(&["umount", it.mnt("hung").to_str().unwrap()]));

@@ -259,7 +259,7 @@ fn descriptors_are_left_for_the_program_itself() {
         "ulimit -n 256
          $W mount -d -o dirty_after=1h dir:$S $M
          for n in $(seq 300); do (echo $n > $M/$n) 2>>$HOME/refused || true; done
-         grep -q 'Too many open files' $HOME/refused
+         grep -q 'Too many open files in system' $HOME/refused
          $W status
          $W umount $M
          for n in $(seq 100); do grep -qx $n $S/$n || echo $n is wrong; done",

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -29,6 +31,26 @@ fn a_volume_is_mounted_written_synced_and_unmounted() {
         assert!(table.stdout.contains(word), "{word}: {}", table.stdout);
     }
     assert!(!table.stdout.contains('\x1b'), "colours, but not on a terminal");
+
+    // Names, links and attributes are on the store at once, and nothing else is.
+    fs::create_dir(rig.mnt.join("dir")).unwrap();
+    fs::hard_link(rig.mnt.join("a"), rig.mnt.join("dir/link")).unwrap();
+    symlink("a", rig.mnt.join("soft")).unwrap();
+    fs::set_permissions(rig.mnt.join("a"), fs::Permissions::from_mode(0o640)).unwrap();
+    let names = |dir: &Path| {
+        let all = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut all: Vec<String> = all.collect();
+        all.sort();
+        all
+    };
+    assert_eq!(names(&rig.store), ["a", "dir", "soft"]);
+    assert_eq!(names(&rig.store.join("dir")), ["link"]);
+    assert_eq!(fs::read_link(rig.store.join("soft")).unwrap(), Path::new("a"));
+    let stored = fs::metadata(rig.store.join("a")).unwrap();
+    assert_eq!((stored.mode() & 0o7777, stored.nlink(), stored.len()), (0o640, 2, 0));
+    // Nobody else can ask.
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+    assert_eq!((mode(&rig.runtime), mode(&rig.socket())), (0o700, 0o600));
 
     // By mountpoint, by a path inside, by store, by id.
     let id = volume["id"].as_str().unwrap();
@@ -124,6 +146,13 @@ fn a_process_that_was_killed_is_told_of_and_cleared_away() {
     (&file).write_all(b"safe").unwrap();
     file.sync_all().unwrap();
     drop(file);
+    // Of a `fuseblk` mount, which has its loop device's number.
+    let device = fs::metadata(&rig.mnt).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let backing = format!("/sys/dev/block/{major}:{minor}/loop/backing_file");
+    let is_ours = || fs::read_to_string(&backing).is_ok_and(|file| file.contains("watertight"));
+    let has_loop_device = rig.volume()["mount_type"] == "fuseblk" && Path::new("/sys/dev/block").exists();
+    assert_eq!(is_ours(), has_loop_device, "{backing}");
     daemon.kill();
 
     let out = rig.run(&["status"]).ok().says("nobody serves it any more");
@@ -135,6 +164,7 @@ fn a_process_that_was_killed_is_told_of_and_cleared_away() {
     run(command).ends(2, "its server is gone: `watertight umount");
     rig.verb("umount", &[]).ends(1, "died");
     assert!(!rig.is_mounted());
+    eventually("the loop device is given back", || !is_ours());
     assert_eq!(rig.stored("synced").unwrap(), b"safe");
 
     let again = rig.mount("");
@@ -178,7 +208,7 @@ fn write_back_errors_are_shown() {
     fs::write(rig.mnt.join("a"), "12345").unwrap();
     eventually("the error is in status", || rig.volume()["errors"].as_array().is_some_and(|e| e.len() == 1));
     let error = rig.volume()["errors"][0].clone();
-    assert_eq!(error["bytes"], 5);
+    assert_eq!((&error["file"], &error["bytes"]), (&"a".into(), &5.into()));
     assert_eq!(error["error"], "no space left on the store");
     rig.run(&["status"]).ok().says("could not be written: no space left");
     rig.verb("sync", &[]).ends(1, "not everything is durable");
