@@ -20,7 +20,7 @@ use crate::progress::Progress;
 use crate::report::{Baseline, Metric, Recorder, Shown};
 use crate::volumes::ours::program;
 use load::{Amount, Found};
-use world::{HEALTHY, STALL_AFTER, World};
+use world::{HEALTHY, STALL_AFTER, Way, World};
 
 /// The experiment.
 #[derive(Debug)]
@@ -51,6 +51,8 @@ const MEMORY: Metric = metric("memory", "MiB");
 /// Those that every scenario has.
 const METRICS: [Metric; 10] = [LARGE, WRITE, FSYNC, SYNC, STAT, UMOUNT, LAZY, STATUS, THREADS, MEMORY];
 
+/// How often the ten are gone through, each unmounted once: both ways in turn, so that what changes meanwhile is in the figures of both alike.
+const TURNS: usize = 8;
 /// Stalled volumes that are given up in each round.
 const FORCED: usize = 5;
 
@@ -139,6 +141,14 @@ fn neighbours(scenario: &str) -> usize {
     scenario.rsplit_once('-').and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
 }
 
+/// Which healthy volumes are unmounted, one after the other, and how.
+fn unmounts(is_quick: bool) -> impl Iterator<Item = (usize, Way)> {
+    let count = if is_quick { 4 } else { TURNS * HEALTHY };
+    // The next time it is the other way for each.
+    let way = |n: usize| if (n + n / HEALTHY).is_multiple_of(2) { Way::Plain } else { Way::Lazy };
+    (0..count).map(move |n| (n % HEALTHY, way(n)))
+}
+
 /// One scenario with one variant, in one round.
 struct Cell<'a> {
     scenario: &'a str,
@@ -173,12 +183,12 @@ impl Cell<'_> {
         for _ in 0..if is_quick { 1 } else { 3 } {
             self.took(STATUS, world.status()?);
         }
-        let unmounts = if is_quick { 2 } else { HEALTHY };
-        for at in 0..unmounts {
-            self.took(UMOUNT, world.umount(at)?);
-        }
-        for at in 0..unmounts {
-            self.took(LAZY, world.umount_lazily(at)?);
+        for (at, way) in unmounts(is_quick) {
+            if self.settings.stop.is_set() {
+                break;
+            }
+            let took = world.umount(at, way)?;
+            self.took(if way == Way::Plain { UMOUNT } else { LAZY }, took);
         }
         world.are_as_they_were()?;
         for at in 0..if is_stalled { neighbours.min(FORCED) } else { 0 } {
@@ -223,6 +233,11 @@ fn notes(place: &Path) -> Vec<String> {
          `umount-lazy`: the same for `umount --lazy` while a file is open. `status`: the verb, of all volumes."
             .to_owned(),
         format!(
+            "`umount` and `umount-lazy` are measured last, in turn, {} times each in a round ({TURNS} times over the ten volumes). Once a volume's mount, process and record are gone it is mounted again, which is \
+             not measured; its load is not repeated.",
+            TURNS * HEALTHY / 2
+        ),
+        format!(
             "`force`: `umount --force` of a stalled volume, its start included, until it has told what is lost. `stall-noticed`: from the fsync(2) until \
              `status` calls the volume stalled, less its `stall_after` of {} s. `threads`, `memory` (resident): of all processes that serve volumes together.",
             STALL_AFTER.as_secs()
@@ -237,5 +252,20 @@ mod tests {
     #[test]
     fn the_names_of_scenarios_say_how_many_neighbours_there_are() {
         assert_eq!(SCENARIOS.map(neighbours), [0, 1, 1, 10, 10, 100, 100]);
+    }
+
+    #[test]
+    fn volumes_are_unmounted_in_both_ways_in_turn_and_none_twice_before_the_others() {
+        for (is_quick, of_each) in [(true, 2), (false, 40)] {
+            let all: Vec<(usize, Way)> = unmounts(is_quick).collect();
+            for way in [Way::Plain, Way::Lazy] {
+                assert_eq!(all.iter().filter(|(_, by)| *by == way).count(), of_each);
+            }
+            assert!(all.iter().enumerate().all(|(n, (at, _))| *at == n % HEALTHY));
+        }
+        for at in 0..HEALTHY {
+            let ways = unmounts(false).filter(|(of, _)| *of == at).map(|(_, way)| way);
+            assert_eq!(ways.filter(|way| *way == Way::Lazy).count(), TURNS / 2, "of volume {at}");
+        }
     }
 }

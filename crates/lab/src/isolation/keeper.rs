@@ -117,7 +117,8 @@ impl Own {
     }
 }
 
-fn mounts_below(directory: &Path) -> Vec<PathBuf> {
+/// What is mounted there and below it, in the order of the table.
+pub(super) fn mounts_below(directory: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     // Paths of the lab's own making have no characters that the table escapes.
     let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);

@@ -1,7 +1,8 @@
 //! Healthy volumes beside stalled ones, each with a mount process of its own or all in one.
 
+mod unmounts;
+
 use std::fs::{self, File};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use super::keeper::Keeper;
 use super::load::Healthy;
 use crate::child::{self, Server};
 use crate::control::{self, Control};
+pub(super) use unmounts::Way;
 
 /// Healthy volumes.
 pub(super) const HEALTHY: usize = 10;
@@ -24,8 +26,6 @@ const OPTIONS: &str = "cache=128M";
 const STALLING: &str = "cache=16M,stall_after=1s,dirty_after=1h,drain_timeout=1s";
 /// Processes that are started before the first is waited for.
 const AT_ONCE: usize = 8;
-/// What a volume has to write when it is unmounted.
-static DIRTY: [u8; 256 << 10] = [3; 256 << 10];
 /// Longer than anything takes that is waited for.
 const LONG: Duration = Duration::from_secs(60);
 /// Between two looks.
@@ -312,42 +312,6 @@ impl World {
         ensure!(processes.len() == wanted, "status knows {} processes, not {wanted}", processes.len());
         let sum = |name: &str| processes.iter().filter_map(|(_, uses)| uses[name].as_f64()).sum::<f64>();
         Ok(Uses { threads: sum("threads"), mib: sum("resident_bytes") / 1_048_576.0 })
-    }
-
-    /// Unmounts a healthy volume that has something to write, and mounts it again; what the former took.
-    pub(super) fn umount(&mut self, at: usize) -> anyhow::Result<Duration> {
-        let name = self.healthy[at].name.clone();
-        fs::write(self.at(&name).join("last"), DIRTY)?;
-        let done = self.verb(&["umount"], Some(&name))?;
-        ensure!(done.status.success(), "umount: {}", done.error);
-        let stored = fs::metadata(self.store(&name).join("last"))?;
-        ensure!(stored.len() == DIRTY.len() as u64, "umount returned before everything was on the store");
-        if self.main.is_some() {
-            self.attach(&name)?;
-        } else {
-            if let Some(server) = self.healthy[at].server.take() {
-                server.stop()?;
-            }
-            let server = self.mount(&name)?;
-            server.mounted(&self.log(&name))?;
-            self.healthy[at].server = Some(server);
-        }
-        Ok(done.took)
-    }
-
-    /// The same for `--lazy` while a file is open with something to write; the volume is not mounted again.
-    pub(super) fn umount_lazily(&mut self, at: usize) -> anyhow::Result<Duration> {
-        let name = self.healthy[at].name.clone();
-        let mut held = File::create(self.at(&name).join("held"))?;
-        held.write_all(&DIRTY)?;
-        let done = self.verb(&["umount", "--lazy"], Some(&name))?;
-        ensure!(done.status.success(), "umount --lazy: {}", done.error);
-        ensure!(done.out.contains("still held"), "umount --lazy did not say that it is held: {}", done.out);
-        drop(held);
-        if let Some(server) = self.healthy[at].server.take() {
-            server.stop()?;
-        }
-        Ok(done.took)
     }
 
     /// Gives up a stalled volume.
