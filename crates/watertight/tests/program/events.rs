@@ -159,6 +159,10 @@ fn who_comes_back_goes_on_where_it_was() {
     assert_eq!(kept(""), [1, 2, 3, 4, 5]);
     assert_eq!(kept("&since=3"), [4, 5]);
     assert!(kept("&since=99").is_empty());
+    // The newest 1024 are kept; the first line says that those up to the 976th are missing.
+    (6..=2000).for_each(|n| world.say(n));
+    let newest = kept("");
+    assert_eq!((newest.len(), &newest[0], &newest[1]), (1025, &976.into(), &977.into()));
 }
 
 /// Of so many events the first was heard, and what is `next` until the last is the others or says how many are missing.

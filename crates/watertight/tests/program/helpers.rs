@@ -114,9 +114,11 @@ mount -s -t fuse.watertight -o frobnicate "$STORE" "$MNT"
 mount -t fuse.watertight "$STORE" "$MNT"
 want=1 said mount.fuse.watertight "$STORE" "$MNT" -o remount,ro
 umount "$MNT"
+want=1 said umount.fuse.watertight /does/not/exist
 "#;
     let Some(out) = script(&rig, text) else { return };
     out.ok()
+        .says("there is no /does/not/exist")
         .says("source /does/not/exist does not exist")
         .says("no mount option frobnicate")
         .says("cannot be changed by -o remount");

@@ -115,7 +115,9 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     sync.arg(rig.mnt.join("well"));
     run(sync).ok();
     assert_eq!(fs::read(well.join("more")).unwrap(), b"more");
-    daemon.says("hung is left out of a sync of the mountpoint: its store does not answer");
+    let left_out = "hung is left out of a sync of the mountpoint: its store does not answer";
+    daemon.says(left_out);
+    assert_eq!(daemon.stderr().matches(left_out).count(), 1, "once for each stall");
     server.signal(Signal::CONT);
     waiter.join().unwrap().unwrap();
     assert_eq!(fs::read(hung.join("file")).unwrap(), b"hung");
