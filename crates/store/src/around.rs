@@ -17,6 +17,12 @@ pub trait Around: Send + Sync + 'static {
 
     /// The same for what gives no result: `forget` and `close`.
     fn tell<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> T;
+
+    /// The same for the end of an open file or directory, `op` being `close_file` or `close_dir`.
+    fn end(&self, op: &'static str, work: impl FnOnce()) {
+        let _ = op;
+        work();
+    }
 }
 
 /// The store. [`Store::describe`], [`Store::path_of`] and the figures that a store knows of itself are passed on as
@@ -34,7 +40,7 @@ impl<A> std::fmt::Debug for AroundStore<A> {
 
 impl<A: Around> AroundStore<A> {
     fn wrap(&self, inner: Arc<dyn File>) -> Arc<dyn File> {
-        Arc::new(AroundFile { inner, around: Arc::clone(&self.around) })
+        Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_file" })
     }
 }
 
@@ -108,7 +114,7 @@ impl<A: Around> Store for AroundStore<A> {
     }
     fn open_dir(&self, id: ObjectId) -> Result<Arc<dyn Dir>> {
         let inner = self.around.call("open_dir", || self.inner.open_dir(id))?;
-        Ok(Arc::new(AroundDir { inner, around: Arc::clone(&self.around) }))
+        Ok(Arc::new(AroundOpen { inner: Some(inner), around: Arc::clone(&self.around), end: "close_dir" }))
     }
     fn sync_dir(&self, id: ObjectId) -> Result<()> {
         self.around.call("sync_dir", || self.inner.sync_dir(id))
@@ -142,48 +148,54 @@ impl<A: Around> Store for AroundStore<A> {
     }
 }
 
-struct AroundFile<A> {
-    inner: Arc<dyn File>,
+/// A file or a directory that is open.
+struct AroundOpen<T: ?Sized, A: Around> {
+    /// There until this is dropped.
+    inner: Option<Arc<T>>,
     around: Arc<A>,
+    /// What its end is called.
+    end: &'static str,
 }
 
-impl<A> std::fmt::Debug for AroundFile<A> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AroundFile").field("inner", &self.inner).finish_non_exhaustive()
+impl<T: ?Sized, A: Around> AroundOpen<T, A> {
+    fn inner(&self) -> &T {
+        self.inner.as_deref().expect("there until this is dropped")
     }
 }
 
-impl<A: Around> File for AroundFile<A> {
+impl<T: ?Sized, A: Around> Drop for AroundOpen<T, A> {
+    fn drop(&mut self) {
+        let inner = self.inner.take();
+        self.around.end(self.end, || drop(inner));
+    }
+}
+
+impl<T: ?Sized + std::fmt::Debug, A: Around> std::fmt::Debug for AroundOpen<T, A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AroundOpen").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<A: Around> File for AroundOpen<dyn File, A> {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.around.call("read_at", || self.inner.read_at(buf, offset))
+        self.around.call("read_at", || self.inner().read_at(buf, offset))
     }
     fn write_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {
-        self.around.call("write", || self.inner.write_at(bufs, offset))
+        self.around.call("write", || self.inner().write_at(bufs, offset))
     }
     fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> Result<()> {
-        self.around.call("allocate", || self.inner.allocate(mode, offset, len))
+        self.around.call("allocate", || self.inner().allocate(mode, offset, len))
     }
     fn seek(&self, what: Seek, offset: u64) -> Result<u64> {
-        self.around.call("seek", || self.inner.seek(what, offset))
+        self.around.call("seek", || self.inner().seek(what, offset))
     }
     fn sync(&self, data_only: bool) -> Result<()> {
-        self.around.call("file_sync", || self.inner.sync(data_only))
+        self.around.call("file_sync", || self.inner().sync(data_only))
     }
 }
 
-struct AroundDir<A> {
-    inner: Arc<dyn Dir>,
-    around: Arc<A>,
-}
-
-impl<A> std::fmt::Debug for AroundDir<A> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AroundDir").field("inner", &self.inner).finish_non_exhaustive()
-    }
-}
-
-impl<A: Around> Dir for AroundDir<A> {
+impl<A: Around> Dir for AroundOpen<dyn Dir, A> {
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
-        self.around.call("list", || self.inner.list(offset, sink))
+        self.around.call("list", || self.inner().list(offset, sink))
     }
 }

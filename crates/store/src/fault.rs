@@ -21,7 +21,8 @@ use control::{Control, Verdict};
 ///
 /// # Rules
 /// `CALL:WHAT:WHAT…`, several joined by `;`. `CALL` is a method's name (`create`, `read`, `write`,
-/// `file.sync`, `store.sync`, `sync` for both of these, …) or `*`.
+/// `file.sync`, `store.sync`, `sync` for both of these, …) or `*`; `file.close` and `dir.close`, the end of what is open, are
+/// in `*` not included, and cannot fail.
 ///
 /// | what | meaning |
 /// |---|---|
@@ -266,6 +267,12 @@ struct FaultFile {
     control: Arc<Control>,
 }
 
+impl Drop for FaultFile {
+    fn drop(&mut self) {
+        let _cannot_fail = self.control.enter(FaultOp::FileClose);
+    }
+}
+
 /// Writes the first half of `bufs`.
 fn write_half(file: &dyn File, bufs: &[IoSlice<'_>], offset: u64) -> Result<()> {
     let all: usize = bufs.iter().map(|b| b.len()).sum();
@@ -315,6 +322,12 @@ impl File for FaultFile {
 struct FaultDir {
     inner: Arc<dyn Dir>,
     control: Arc<Control>,
+}
+
+impl Drop for FaultDir {
+    fn drop(&mut self) {
+        let _cannot_fail = self.control.enter(FaultOp::DirClose);
+    }
 }
 
 impl Dir for FaultDir {

@@ -80,6 +80,11 @@ impl Around for Watch {
         let _slot = self.begin(op);
         work()
     }
+
+    /// close(2) of a file on a server that hangs waits for the server.
+    fn end(&self, op: &'static str, work: impl FnOnce()) {
+        self.tell(op, work);
+    }
 }
 
 /// Where a thread looks first: threads that call at the same time seldom meet.
@@ -118,6 +123,24 @@ mod tests {
         hanging.release();
         thread.join().unwrap().unwrap();
         assert_eq!(watch.oldest(), None);
+    }
+
+    #[test]
+    fn a_close_that_hangs_is_known_too() {
+        for (rules, name) in [("file.close:hang", "close_file"), ("dir.close:hang", "close_dir")] {
+            let hanging = FaultStore::new(MemStore::new(1 << 20), rules).unwrap();
+            let (store, watch) = Watch::over(Arc::clone(&hanging) as Arc<dyn Store>);
+            let creator = crate::Creator { uid: 0, gid: 0, umask: 0 };
+            let name_of_file = crate::Name::new(std::ffi::OsStr::new("file")).unwrap();
+            let file = store.create(ObjectId::ROOT, name_of_file, 0o600, creator).unwrap().file;
+            let dir = store.open_dir(ObjectId::ROOT).unwrap();
+            let thread = thread::spawn(move || drop((file, dir)));
+            assert!(hanging.wait_hanging(1, Duration::from_secs(60)));
+            assert_eq!(watch.oldest().unwrap().call, name);
+            hanging.release();
+            thread.join().unwrap();
+            assert_eq!(watch.oldest(), None);
+        }
     }
 
     #[test]
