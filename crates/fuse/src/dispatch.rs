@@ -74,14 +74,19 @@ impl Worker {
         // That others are served meanwhile is seen to when a request is taken.
         let before_wait = || shared.interrupts.may_wait();
         let unique = header.unique;
-        if let Some(handled) = unanswerable(shared, seen, &header, &op) {
+        if let Some(handled) = unanswerable(shared, slot, seen, &header, &op) {
             return note(shared, *number, &header, handled, shared.span());
         }
         let found = At::find(&shared.tree, seen, header.nodeid, &op);
         let refused = found.as_ref().err().copied();
         let (at, section) = found.unwrap_or_else(|_| (At::root(&shared.tree, 0), None));
         let abandonable = !is_lent && is_abandonable(&op);
-        let whom = For { volume: at.volume_tag(), is_spared: place::is_spared(&op), is_lent };
+        let whom = For {
+            volume: at.volume_tag(),
+            is_spared: place::is_spared(&op),
+            says_nothing: place::says_nothing(&op),
+            is_lent,
+        };
         let refused = refused.or_else(|| (!at.takes_place(shared, slot, whom, &op)).then_some(Errno::IO));
         let begin = || {
             at.begin(shared, slot, (unique, header.pid, abandonable));
@@ -115,12 +120,18 @@ impl Worker {
 }
 
 /// Serves what the kernel waits for no answer to.
-fn unanswerable(shared: &Shared, seen: &mut Seen, header: &InHeader, op: &Op<'_>) -> Option<Handled> {
+fn unanswerable(
+    shared: &Shared,
+    slot: &Slot,
+    seen: &mut Seen,
+    header: &InHeader,
+    op: &Op<'_>,
+) -> Option<Handled> {
     let tree = &shared.tree;
     match op {
-        Op::Forget(arg) => Some(unanswered(|| place::forget(tree, seen, header.nodeid, arg.nlookup))),
+        Op::Forget(arg) => Some(unanswered(|| place::forget(tree, slot, seen, header.nodeid, arg.nlookup))),
         Op::BatchForget(forgets) => Some(unanswered(|| {
-            forgets.iter().for_each(|one| place::forget(tree, seen, one.nodeid, one.nlookup));
+            forgets.iter().for_each(|one| place::forget(tree, slot, seen, one.nodeid, one.nlookup));
         })),
         Op::Interrupt(arg) => Some(unanswered(|| shared.interrupts.interrupt(arg.unique))),
         Op::NotServed(Opcode::NotifyReply) => Some(Handled::Fine),

@@ -10,8 +10,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::{Mounted, Setup, eventually, text};
-use store::{FaultStore, Store};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use store::{FaultOp, FaultStore, Store};
 use volume::{DrainReport, Volume};
+use watertight_fuse::mount::Wanted;
 use watertight_fuse::{Attached, Detach, SessionOptions, TreeError};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -223,6 +225,111 @@ fn giving_up_and_detaching_at_the_same_time_end_both() {
         give_up.join().unwrap();
     }
     mounted.unmount();
+}
+
+/// Clients that have more files of a volume open than the mountpoint has places, and directories.
+const CLIENTS: usize = 300;
+const FILES_OF_EACH: usize = 2;
+const FILES: u64 = (CLIENTS * FILES_OF_EACH) as u64;
+
+/// All of them have closed what they had open, the store does not answer, and a neighbour still reads what it has not read before.
+fn with_closed_files(wanted: Wanted, then: impl FnOnce(Mounted, Hanging)) {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let session = SessionOptions { threads_max: PLACES, ..SessionOptions::default() };
+    let Some(mounted) = (Setup { session, wanted, ..Setup::default() }).mount() else {
+        return;
+    };
+    let it = Hanging::new(&mounted, "x", "file.close:hang;dir.close:hang");
+    let other = Hanging::new(&mounted, "other", "read:delay=0ms");
+    let _release = Release(vec![Arc::clone(&it.store)]);
+    for n in 0..CLIENTS * FILES_OF_EACH {
+        fs::write(it._dir.path().join(n.to_string()), "x").unwrap();
+    }
+    let open = |n: usize| fs::File::open(it.root.join(n.to_string())).unwrap();
+    let files: Vec<_> = (0..CLIENTS * FILES_OF_EACH).map(open).collect();
+    let dirs: Vec<_> = (0..CLIENTS).map(|_| fs::File::open(&it.root).unwrap()).collect();
+    // All is open before the first is closed: until somebody looks, the closes hold up what comes after them.
+    let mut files = files.into_iter();
+    let close = |dir| {
+        let open: Vec<_> = files.by_ref().take(FILES_OF_EACH).collect();
+        std::thread::Builder::new().stack_size(64 << 10).spawn(move || drop((open, dir))).unwrap()
+    };
+    let clients: Vec<JoinHandle<()>> = dirs.into_iter().map(close).collect();
+    it.is_hanging(1);
+    all_stalled(&mounted, std::slice::from_ref(&it));
+    let read = |n: usize, dir: PathBuf, root: PathBuf| {
+        let name = format!("new-{n}");
+        // So much that the kernel reads it ahead.
+        fs::write(dir.join(&name), [b'y'; 256 << 10]).unwrap();
+        assert_eq!(fs::read(root.join(name)).unwrap(), [b'y'; 256 << 10]);
+        assert!(fs::read_dir(root).unwrap().count() > n);
+    };
+    let (dir, root) = (other._dir.path().to_owned(), other.root.clone());
+    let neighbour = std::thread::spawn(move || (0..50).for_each(|n| read(n, dir.clone(), root.clone())));
+    eventually("a neighbour reads", || {
+        look(&mounted, std::slice::from_ref(&it));
+        neighbour.is_finished()
+    });
+    neighbour.join().unwrap();
+    eventually("who closes files does not wait", || {
+        look(&mounted, std::slice::from_ref(&it));
+        clients.iter().all(JoinHandle::is_finished)
+    });
+    // One thread more, of the volume's own.
+    assert!(it.store.hanging() <= PLACES + 1, "{} calls hang", it.store.hanging());
+    assert!(it.store.calls(FaultOp::FileClose) < FILES, "all of them hang");
+    then(mounted, it);
+}
+
+#[test]
+fn files_that_are_closed_while_the_store_does_not_answer_hold_up_nobody_and_are_closed_before_the_volume_ends()
+ {
+    for wanted in [Wanted::Auto, Wanted::Fuse] {
+        with_closed_files(wanted, |mounted, it| {
+            let tree = mounted.tree.clone();
+            let detach = std::thread::spawn(move || tree.detach(Path::new("x"), Detach::Lazy));
+            eventually("the path is gone", || !mounted.tree.is_attached(&it.attached));
+            assert!(it.volume.report().is_none(), "the store is not free");
+            it.store.release();
+            detach.join().unwrap().unwrap();
+            eventually("it has ended", || it.volume.report().is_some());
+            assert!(it.volume.report().unwrap().is_complete());
+            assert_eq!(it.store.calls(FaultOp::FileClose), FILES, "all are closed");
+            mounted.unmount();
+        });
+    }
+}
+
+#[test]
+fn after_the_stall_what_was_closed_meanwhile_is_closed_by_itself() {
+    with_closed_files(Wanted::Auto, |mounted, it| {
+        it.store.release();
+        eventually("all are closed", || it.store.calls(FaultOp::FileClose) == FILES);
+        eventually("it answers", || it.volume.status().stalled.is_none());
+        fs::write(it.root.join("new"), "new").unwrap();
+        assert_eq!(text(&it.root.join("0")), "x");
+        // Some of what was closed may still be on its way.
+        eventually("nothing is open", || mounted.tree.detach(Path::new("x"), Detach::Sync).is_ok());
+        assert!(it.volume.report().unwrap().is_complete());
+        mounted.unmount();
+    });
+}
+
+#[test]
+fn a_volume_is_given_up_while_files_of_it_wait_to_be_closed() {
+    with_closed_files(Wanted::Auto, |mounted, it| {
+        let (tree, attached) = (mounted.tree.clone(), it.attached.clone());
+        let force = std::thread::spawn(move || tree.detach_by_force(&attached));
+        eventually("no path leads there", || !mounted.tree.is_attached(&it.attached));
+        eventually("nor for clients", || fs::metadata(it.root.join("file")).is_err());
+        unmount(mounted);
+        assert!(it.store.hanging() > 0, "its store has answered");
+        it.store.release();
+        force.join().unwrap().unwrap();
+        eventually("it has ended, too", || it.volume.report().is_some());
+        eventually("all are closed", || it.store.calls(FaultOp::FileClose) == FILES);
+    });
 }
 
 /// Unmounts, without the help of stores that hang.

@@ -12,11 +12,13 @@ use writeback::{Bdi, Budget, Policy as SyncPolicy};
 use crate::cancel::Event;
 use crate::events::Events;
 use crate::inode::Inode;
+use crate::later::Later;
 use crate::page::Pool;
 use crate::stall::Stall;
 use crate::table::Table;
 use crate::tenants::Tenants;
 use crate::undurable::{Turn, Undurable};
+use crate::{LockLimits, LockTable};
 
 /// How a volume behaves.
 #[derive(Debug, Clone)]
@@ -85,6 +87,8 @@ pub(crate) struct Core {
     pub(crate) undurable: Undurable,
     pub(crate) events: Arc<Events>,
     pub(crate) stall: Stall,
+    pub(crate) later: Later,
+    pub(crate) locks: LockTable,
     /// Overlays that ended.
     settled: AtomicU64,
     forced: AtomicBool,
@@ -125,6 +129,8 @@ impl Core {
             counters: Counters::default(),
             undurable: Undurable::default(),
             events: Arc::default(),
+            later: Later::default(),
+            locks: LockTable::new(LockLimits::default()),
             settled: AtomicU64::new(0),
             forced: AtomicBool::new(false),
             forced_event: Event::default(),
@@ -146,6 +152,7 @@ impl Core {
         }
         self.bdi.throttle().kick();
         self.forced_event.set();
+        self.later.wake();
     }
 
     /// A sync of the store begins.

@@ -118,8 +118,7 @@ impl Volume {
 
     fn close_inode(&self, inode: &Arc<Inode>) {
         inode.state().opens -= 1;
-        inode.close_file_if_idle();
-        self.drop_unused(inode);
+        self.core.let_go(inode);
     }
 
     /// Makes the file durable: its data, size and name; with `data_only` not its other attributes.

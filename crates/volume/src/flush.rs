@@ -13,7 +13,7 @@ use crate::cache::Run;
 use crate::cancel::Cancel;
 use crate::inode::{Inode, Io, State};
 use crate::page::PAGE;
-use crate::{Error, NodeId, Result};
+use crate::{Error, Result};
 
 impl writeback::Inode for Inode {
     fn write_back(self: &Arc<Self>) -> Outcome {
@@ -258,17 +258,5 @@ impl Inode {
     /// Lists the inode with its wb, which is that of `by` if it has none; for whoever has just set `listed`, still under the state lock.
     pub(crate) fn list(self: &Arc<Self>, by: Owner) {
         self.core.bdi.mark_dirty(Arc::clone(self), by);
-    }
-}
-
-impl crate::core::Core {
-    /// Forgets an inode that nobody needs any more; says whether it did.
-    pub(crate) fn retire(&self, id: NodeId) -> bool {
-        // The root's reference is nobody's to give back.
-        let unused = id != NodeId::ROOT && self.table.remove_unused(id);
-        if unused {
-            self.store.forget(id, 1);
-        }
-        unused
     }
 }

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use store::{ErrorKind, Store};
+use store::ErrorKind;
 use sync::atomic::{AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Mutex, thread};
 
+use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle, Held};
 use crate::inode::{Inode, OpenFile};
 use crate::{DrainReport, Unwritten, Volume};
@@ -65,15 +66,17 @@ pub(crate) struct Holdings {
     dirs: Held<DirHandle>,
     inodes: Vec<Arc<Inode>>,
     open: Vec<OpenFile>,
-    store: Arc<dyn Store>,
+    core: Arc<Core>,
 }
 
 impl Holdings {
     /// Gives all of it back.
     pub(crate) fn close(self) {
-        let Self { files, dirs, inodes, open, store } = self;
+        let Self { files, dirs, inodes, open, core } = self;
         drop((files, dirs, inodes, open));
-        store.close();
+        // A volume that was given up has not waited for it before.
+        core.later.wait(|| false);
+        core.store.close();
     }
 }
 
@@ -98,7 +101,7 @@ impl Volume {
             dirs: self.dirs.take(),
             inodes: self.core.table.take(),
             open,
-            store: Arc::clone(&self.core.store),
+            core: Arc::clone(&self.core),
         }
     }
 

@@ -63,6 +63,8 @@ pub(crate) struct State {
     pub(crate) failing: Option<ErrorKind>,
     /// The file's name when that happened: `status` shows it and does not ask the store.
     pub(crate) failing_path: Option<PathBuf>,
+    /// On the list of what is let go of later.
+    pub(crate) is_left: bool,
     /// The file has no set-id bits and no capabilities.
     pub(crate) unprivileged: bool,
     /// The store's ctime after our own write-back, and the one that users saw before and go on to see.
@@ -206,6 +208,7 @@ impl State {
             changes: 0,
             failing: None,
             failing_path: None,
+            is_left: false,
             unprivileged: false,
             shown_ctime: None,
         }

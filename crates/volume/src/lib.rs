@@ -21,7 +21,7 @@
 //! Inode::io            held while data goes to the store
 //!   table shard
 //!     Inode::state
-//!       Bdi and Wb lists, Budget::queue, Pool::free, Cancel::state     leaves
+//!       Bdi and Wb lists, Budget::queue, Pool::free, Later::list, Cancel::state     leaves
 //! ```
 //! The store is called with `Inode::io` at most.
 
@@ -38,6 +38,7 @@ mod flush;
 pub mod give_up;
 mod handles;
 mod inode;
+mod later;
 mod life;
 mod limits;
 mod locks;

@@ -363,13 +363,14 @@ impl Volume {
             sync_error: sync_error.clone(),
             ..DrainReport::default()
         });
+        tracing::info_span!("close_files").in_scope(|| self.core.later.wait(|| self.core.is_forced()));
         self.core.bdi.stop(
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
         );
         // From here on nobody but us has one of the volume's inodes.
         let switch_drain = tracing::info_span!("wait_for_switches").in_scope(|| self.core.bdi.drain());
         tracing::info_span!("release").in_scope(|| {
-            self.locks.clear();
+            self.core.locks.clear();
             if self.core.is_forced() { self.close_given_up() } else { self.holdings().close() }
         });
         let switched = self.core.bdi.status().switched;

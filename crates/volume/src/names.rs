@@ -61,7 +61,7 @@ impl Volume {
             let mut state = inode.state();
             state.lookups = state.lookups.saturating_sub(n);
         }
-        self.drop_unused(&inode);
+        self.core.forgotten(&inode);
     }
 
     /// The attributes of `id`.
@@ -196,8 +196,9 @@ impl Volume {
 
     /// The last descriptor of a directory was closed.
     pub fn release_dir(&self, handle: HandleId) {
-        let closed = self.dirs.remove(handle);
-        drop(closed);
+        if let Some(dir) = self.dirs.remove(handle) {
+            self.core.let_go_dir(dir);
+        }
     }
 
     /// The value of an extended attribute.
@@ -297,22 +298,5 @@ impl Volume {
             }
         }
         (entry, inode)
-    }
-
-    /// Forgets an inode that nobody knows and nobody has open; the data of a file without a name with it.
-    pub(crate) fn drop_unused(&self, inode: &Arc<Inode>) {
-        let (unknown, listed) = {
-            let state = inode.state();
-            (state.lookups == 0 && state.opens == 0, state.listed)
-        };
-        if !unknown {
-            return;
-        }
-        if listed && self.core.store.attr(inode.id).is_ok_and(|attr| attr.nlink == 0) {
-            inode.discard();
-        }
-        if self.core.retire(inode.id) {
-            self.locks.remove(inode.id);
-        }
     }
 }

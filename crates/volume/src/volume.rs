@@ -10,10 +10,7 @@ use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle, Handles};
 use crate::life::Life;
 use crate::page::PAGE;
-use crate::{
-    Error, Lock, LockDone, LockFamily, LockLimits, LockTable, LockWait, NodeId, Options, Result, SyncPolicy,
-    Tenants,
-};
+use crate::{Error, Lock, LockDone, LockFamily, LockWait, NodeId, Options, Result, SyncPolicy, Tenants};
 
 /// The smallest cache: a few of the largest requests must fit.
 const CACHE_BYTES_MIN: u64 = 4 << 20;
@@ -28,7 +25,6 @@ pub struct Volume {
     pub(crate) files: Handles<FileHandle>,
     pub(crate) dirs: Handles<DirHandle>,
     pub(crate) life: Life,
-    pub(crate) locks: LockTable,
 }
 
 impl Volume {
@@ -58,7 +54,6 @@ impl Volume {
             files: Handles::default(),
             dirs: Handles::default(),
             life: Life::default(),
-            locks: LockTable::new(LockLimits::default()),
         });
         if volume.core.options.sync_policy == SyncPolicy::Isolated {
             volume.note_owners();
@@ -92,14 +87,14 @@ impl Volume {
     }
 }
 
-/// Locks: see [`LockTable`], which does the work.
+/// Locks: see [`LockTable`](crate::LockTable), which does the work.
 impl Volume {
     /// The lock that is in the way of `wish`, if there is one.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a range that ends before it begins.
     pub fn get_lock(&self, id: NodeId, wish: &Lock) -> Result<Option<Lock>> {
-        self.locks.get(id, wish)
+        self.core.locks.get(id, wish)
     }
 
     /// Takes a lock at once, or not at all.
@@ -107,18 +102,18 @@ impl Volume {
     /// # Errors
     /// [`Error::WouldBlock`], [`Error::NoLocks`], [`Error::Invalid`].
     pub fn set_lock(&self, id: NodeId, wish: &Lock) -> Result<()> {
-        self.locks.set(id, wish)
+        self.core.locks.set(id, wish)
     }
 
     /// Takes a lock when it becomes free, and then calls `done`, once; `None` if that has happened already.
     /// The wait occupies no thread.
     pub fn wait_lock(&self, id: NodeId, wish: &Lock, done: LockDone) -> Option<LockWait> {
-        self.locks.wait(id, wish, done)
+        self.core.locks.wait(id, wish, done)
     }
 
     /// Ends a wait with [`Error::Interrupted`], unless it ended before.
     pub fn cancel_lock(&self, wait: &LockWait) {
-        self.locks.cancel(wait);
+        self.core.locks.cancel(wait);
     }
 
     /// Gives up what `owner` has in `[start, end]`.
@@ -126,7 +121,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NoLocks`], [`Error::Invalid`]; never for the whole range.
     pub fn unlock(&self, id: NodeId, family: LockFamily, owner: u64, start: u64, end: u64) -> Result<()> {
-        self.locks.unlock(id, family, owner, start, end)
+        self.core.locks.unlock(id, family, owner, start, end)
     }
 }
 

@@ -64,7 +64,7 @@ impl<'a> At<'a> {
 }
 
 /// Gives look-ups back, if the volume is still there.
-pub(super) fn forget(tree: &Arc<Tree>, seen: &mut Seen, node: u64, n: u64) {
+pub(super) fn forget(tree: &Arc<Tree>, slot: &Slot, seen: &mut Seen, node: u64, n: u64) {
     let (tag, id) = wire::split(node);
     if tag == Tag::ROOT {
         return tree.root().volume.forget(id, n);
@@ -73,7 +73,11 @@ pub(super) fn forget(tree: &Arc<Tree>, seen: &mut Seen, node: u64, n: u64) {
     if let Some(tagged) = snapshot.tagged(tag)
         && let Some(_asked) = tagged.served.enter()
     {
+        // Who asks for the attributes of a file without a name may hang.
+        let volume = tagged.served.tag;
+        slot.is_for(For { volume, is_spared: true, says_nothing: false, is_lent: false });
         tagged.served.volume.forget(id, n);
+        slot.is_for_none();
     }
     if id == NodeId::ROOT
         && let Some(clone) = snapshot.clone_of(tag)
@@ -127,6 +131,11 @@ pub(super) fn is_spared(op: &Op<'_>) -> bool {
         }
         _ => false,
     }
+}
+
+/// Requests whose answers say nothing: the kernel only counts them.
+pub(super) fn says_nothing(op: &Op<'_>) -> bool {
+    matches!(op, Op::Release(_) | Op::ReleaseDir(_))
 }
 
 /// Requests about directories that are open, though no path leads there.

@@ -177,7 +177,7 @@ fn a_request_beside_the_end_of_its_volume_is_answered() {
                 interrupts.give_up(volume);
             })
         };
-        slot.is_for(For { volume, is_spared: false, is_lent: false });
+        slot.is_for(For { volume, is_spared: false, says_nothing: false, is_lent: false });
         interrupts.begin_for(&slot, (UNIQUE, 0, false), &is_given_up);
         giver.join().unwrap();
         let found = answers(&reader);
@@ -197,7 +197,7 @@ fn many_stalled() -> (Arc<Interrupts>, [For; 2]) {
     interrupts.share_among(usize::MAX, 0);
     let first = Tag::ROOT.next().unwrap();
     let volumes = [first, first.next().unwrap()];
-    (interrupts, volumes.map(|volume| For { volume, is_spared: false, is_lent: false }))
+    (interrupts, volumes.map(|volume| For { volume, is_spared: false, says_nothing: false, is_lent: false }))
 }
 
 /// Two clients ask one stalled volume, a third one another.

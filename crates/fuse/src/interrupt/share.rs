@@ -12,6 +12,11 @@
 //! are answered EIO, while their threads go on waiting ([`Interrupts::shed`]); later ones are refused ([`Interrupts::admit`]).
 //! Requests for a volume that is given up are all answered EIO ([`Interrupts::give_up`]).
 //!
+//! Nobody waits for the answer to a RELEASE, nor could it be refused: what is closed is closed. But the kernel bounds how many it has under
+//! way for the whole mountpoint (`max_background`), together with reading ahead. So those in hand when the stall is noticed are answered,
+//! while their threads go on, uncounted; later ones do not call the store: the volume sees to what they close by itself (module `later` of
+//! the volume). FORGET has no answer; its thread is uncounted, too.
+//!
 //! What counts is the thread: a request whose caller was killed has its place until the store's call has returned. A place
 //! is given back before the answer is written ([`Slot::claim`]): the client's next request may be read before the writer goes on.
 //!
@@ -46,7 +51,9 @@ const SPARED: u64 = 1;
 const LENT: u64 = 2;
 /// In [`Slot::volume`]: the request waits for a store that does not answer, and is counted among those that do.
 const STALLED: u64 = 4;
-const TAG_SHIFT: u32 = 3;
+/// In [`Slot::volume`]: the answer says nothing, and may be given before the request is served.
+const SAYS_NOTHING: u64 = 8;
+const TAG_SHIFT: u32 = 4;
 
 /// How many requests for volumes whose stores do not answer may wait.
 #[derive(Debug)]
@@ -77,12 +84,16 @@ pub(crate) struct For {
     pub(crate) volume: Tag,
     /// See [`Interrupts::shed`].
     pub(crate) is_spared: bool,
+    /// Its answer tells nobody anything.
+    pub(crate) says_nothing: bool,
     pub(crate) is_lent: bool,
 }
 
 impl For {
     fn word(self) -> u64 {
-        let flags = if self.is_spared { SPARED } else { 0 } | if self.is_lent { LENT } else { 0 };
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        let flags =
+            flag(self.is_spared, SPARED) | flag(self.says_nothing, SAYS_NOTHING) | flag(self.is_lent, LENT);
         (self.volume.number() << TAG_SHIFT) | flags
     }
 }
@@ -219,7 +230,8 @@ impl Interrupts {
         fits
     }
 
-    /// Of the requests for a volume that does not answer, those beyond its share fail, if they can, and are not counted any more.
+    /// Of the requests for a volume that does not answer, those beyond its share fail, if they can, and are not counted any more. Those
+    /// whose answers say nothing are answered.
     pub(crate) fn shed(&self, volume: Tag) {
         let taken = self.taken();
         let share = self.share_of(volume, &taken);
@@ -232,6 +244,11 @@ impl Interrupts {
             shed += 1;
             if let Some(unique) = one.unique.filter(|_| one.whom & LENT == 0) {
                 let _if_it_can = one.slot.fail(unique, false);
+            }
+        }
+        for one in taken.iter().filter(|one| one.is_for(volume) && one.whom & SAYS_NOTHING != 0) {
+            if let Some(unique) = one.unique.filter(|_| one.whom & LENT == 0) {
+                let _unless_it_is_over = one.slot.fail(unique, true);
             }
         }
         if shed > 0 {

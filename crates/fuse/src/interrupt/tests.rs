@@ -122,7 +122,7 @@ fn slots(interrupts: &Interrupts, n: usize) -> Vec<Arc<Slot>> {
 
 fn volumes(n: usize) -> Vec<For> {
     let tags = std::iter::successors(Tag::ROOT.next(), |tag| tag.next());
-    tags.take(n).map(|volume| For { volume, is_spared: false, is_lent: false }).collect()
+    tags.take(n).map(|volume| For { volume, is_spared: false, says_nothing: false, is_lent: false }).collect()
 }
 
 /// The places are 256.
@@ -168,6 +168,31 @@ fn a_request_whose_caller_was_killed_has_its_place_until_its_thread_is_through()
     assert!(!interrupts.admit(&slots[1], whom));
     assert_eq!(slots[0].claim(), Claim::Gone);
     assert!(interrupts.admit(&slots[1], whom));
+}
+
+/// Beside one that must not be answered before it is served, and those whose data is lent.
+#[test]
+fn requests_whose_answers_say_nothing_are_answered_when_the_stall_is_noticed() {
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let dev = Arc::new(crate::dev::Dev::new(writer));
+    let interrupts = Interrupts::default();
+    let stalled = For { is_spared: true, ..volumes(1)[0] };
+    let closing = For { says_nothing: true, ..stalled };
+    let of_another = For { volume: volumes(2)[1].volume, ..closing };
+    let all = [stalled, closing, For { is_lent: true, ..closing }, of_another, closing];
+    let slots: Vec<_> = all.iter().map(|_| Arc::new(Slot::new(Line::Dev(Arc::clone(&dev))))).collect();
+    for ((slot, whom), n) in slots.iter().zip(all).zip(1..) {
+        interrupts.add(slot);
+        slot.is_for(whom);
+        interrupts.begin(slot, n * 2, 0, false);
+    }
+    interrupts.shed(stalled.volume);
+    interrupts.shed(stalled.volume);
+    assert_eq!(answers(&reader, 2), [(4, -libc::EIO), (10, -libc::EIO)]);
+    assert_eq!((interrupts.uncounted(), interrupts.in_hand()), (5, 3), "their threads are at work");
+    assert_eq!(slots[1].claim(), Claim::Gone);
+    assert_eq!(slots[0].claim(), Claim::Mine { touched: false });
+    assert_eq!(interrupts.uncounted(), 3);
 }
 
 #[test]

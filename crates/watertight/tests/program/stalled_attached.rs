@@ -159,6 +159,48 @@ fn a_thousand_clients_of_a_stalled_volume_take_a_bounded_number_of_threads_and_h
     assert_eq!(world.daemon.end(), Some(0));
 }
 
+/// The server is asked at each close.
+#[test]
+fn more_files_than_places_that_are_closed_over_a_stopped_server_hold_up_nobody() {
+    let Some(world) = World::with_server(&format!("threads={PLACES},stall_after=100ms")) else { return };
+    let (hung, other) = (world.store_on_server("hung"), world.store("other"));
+    world.attach(hung.to_str().unwrap(), "hung", "stall_after=100ms");
+    world.attach(other.to_str().unwrap(), "other", "stall_after=100ms");
+    let open = |n: usize| {
+        fs::write(hung.join(n.to_string()), "x").unwrap();
+        let file = File::open(world.path("hung").join(n.to_string())).unwrap();
+        // Asked of the store while it answers.
+        file.metadata().unwrap();
+        file
+    };
+    let open: Vec<_> = (0..2 * usize::try_from(PLACES).unwrap()).map(open).collect();
+    world.stop();
+    let close = |file| thread::Builder::new().stack_size(64 << 10).spawn(move || drop::<File>(file)).unwrap();
+    let clients: Vec<_> = open.into_iter().map(close).collect();
+    eventually("it is called stalled", || world.status("hung")["state"] == "stalled");
+    let root = world.path("other");
+    let neighbour = thread::spawn(move || {
+        for n in 0..50 {
+            // So much that the kernel reads it ahead.
+            let (name, data) = (n.to_string(), vec![b'y'; 256 << 10]);
+            fs::write(other.join(&name), &data).unwrap();
+            assert_eq!(fs::read(root.join(name)).unwrap(), data);
+        }
+    });
+    eventually("a neighbour reads", || neighbour.is_finished());
+    neighbour.join().unwrap();
+    eventually("nobody waits for a close", || clients.iter().all(thread::JoinHandle::is_finished));
+    assert_eq!(world.status("hung")["state"], "stalled");
+    world.go_on();
+    eventually("it is active again", || world.status("hung")["state"] == "active");
+    assert_eq!(fs::read(world.path("hung/0")).unwrap(), b"x");
+    eventually("nothing of it is open", || world.run("detach", &[&world.path("hung")]).code == Some(0));
+    // The store is free: nothing has a file there.
+    world.server.as_ref().unwrap().1.verb("umount", &[]).ok();
+    world.rig.verb("umount", &[]).ok();
+    assert_eq!(world.daemon.end(), Some(0));
+}
+
 #[test]
 fn detach_force_over_a_stopped_server_with_many_requests_answers_all_of_them() {
     let Some(world) = World::with_server("stall_after=100ms") else { return };
