@@ -16,8 +16,8 @@ use crate::target::{self, Volume};
 use crate::{progress, umount_cmd};
 
 /// The help that follows the arguments of `attach`.
-pub const HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, flush_on_close, \
-drain_timeout=TIME, as for `mount`.\n\n\
+pub const HELP: &str = "Options for -o: ro, rw, cache=SIZE, flushers=N, dirty_after=TIME, dirty_max=SIZE, \
+flush_on_close, drain_timeout=TIME, sync_policy=POLICY, limit=CGROUP:LIMIT[:LIMIT], stall_after=TIME, as for `mount`.\n\n\
 Examples:\n  \
 watertight attach /srv/project /mnt/data/project\n  \
 watertight attach -o ro,cache=64M dir:/srv/archive /mnt/data/archive\n  \
@@ -172,7 +172,8 @@ fn other_process(given: &str, mountpoint: &str) -> Problem {
 /// Exit 2 when nothing is attached there, 1 when it is held, cannot be written, or lost data.
 pub fn detach(args: &UmountArgs) -> Result<()> {
     let attached = |volume: &Volume| volume.is_attached() && volume.is_running();
-    let path = match target::resolve(&args.path).volume.filter(attached) {
+    let known = target::resolve(&args.path).volume.filter(attached);
+    let path = match &known {
         // By its id or its store: it is wherever it says, which a rename above it may have changed.
         Some(volume) if target::plain_path(&args.path) != Some(volume.record().mountpoint.clone().into()) => {
             let status = volume.status().map_err(|error| Problem::failure(error.to_string()))?;
@@ -191,7 +192,8 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
     let what = format!("detaching {}", place.path.display());
     // The kernel has nothing of a file that is neither open nor mapped: it hands over what it has with each close(2)
     // and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)
-    let reply = progress::during(&what, client, || client.detach(&request, None));
+    let shown = known.as_ref().and_then(|volume| volume.found.client.as_ref()).unwrap_or(client);
+    let reply = progress::during(&what, shown, || client.detach(&request, None));
     report(&place, how, reply.map_err(|error| place.failed(&error))?)
 }
 
@@ -241,4 +243,19 @@ pub fn move_to(args: &MoveArgs) -> Result<()> {
     let reply = from.client()?.move_to(&request).map_err(|error| from.failed(&error))?;
     console().print(&format!("{} is at {} now", from.path.display(), reply.mountpoint));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::opts::VALID;
+
+    #[test]
+    fn the_help_names_the_options_of_a_volume() {
+        let named = |option: &str| HELP.contains(&format!(" {option},"));
+        for (option, _) in VALID.iter().filter(|(option, _)| !option.contains(", ")) {
+            let name = option.split('=').next().unwrap();
+            assert_eq!(named(option), !OF_THE_MOUNTPOINT.contains(&name), "{option}");
+        }
+    }
 }

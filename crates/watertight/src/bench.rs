@@ -237,8 +237,10 @@ fn print(report: &Report) {
     let console = console();
     let [file, piece] = [report.file_bytes, report.piece_bytes].map(|bytes| units::bytes(bytes as u64));
     console.print(&format!("{} over {}", report.volume, report.source));
-    console
-        .print(&format!("each slice {} ms; a file of {file}, in order {piece} at a time", report.slice_ms));
+    console.print(&format!(
+        "each slice {} ms, at its end what it wrote is durable; a file of {file}, in order {piece} at a time",
+        report.slice_ms
+    ));
     console.print(&console.paint(
         Colour::Bold,
         &format!(

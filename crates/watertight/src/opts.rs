@@ -253,7 +253,12 @@ impl MountOptions {
             }
             "limit" => self.limits.push(limit(needed()?).map_err(wrong)?),
             "drain_timeout" => self.drain_timeout = parse_duration(needed()?).map_err(wrong)?,
-            "stall_after" => self.stall_after = parse_duration(needed()?).map_err(wrong)?,
+            "stall_after" => {
+                self.stall_after = parse_duration(needed()?).map_err(wrong)?;
+                if self.stall_after.is_zero() {
+                    return Err(wrong("more than 0 is needed: no store answers at once".to_owned()));
+                }
+            }
             _ if value.is_some() => return Err(unknown(option)),
             _ => self.set_flag(name)?,
         }
@@ -348,6 +353,7 @@ mod tests {
             ("type=nfs", "auto, fuseblk or fuse"),
             ("flushers=0", "from 1 to 64"),
             ("drain_timeout=soon", "no duration"),
+            ("stall_after=0", "more than 0"),
             ("dirty_max=1000", "at least 1M"),
             ("sync_policy=fast", "boost, vanilla or isolated"),
             ("limit=/a", "limit=CGROUP:LIMIT"),

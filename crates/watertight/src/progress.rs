@@ -97,16 +97,24 @@ pub fn say_if_silent(what: &str, client: &Client) {
 }
 
 /// Runs `call`, which may take long, and shows meanwhile what `client`'s volume has still to write
-/// once two seconds have gone by.
+/// once two seconds have gone by. That its store does not answer is said each time that it begins, on a terminal or not.
 pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let (done, finished) = channel::<()>();
         scope.spawn(move || {
             let mut wait = QUIET;
             let mut progress: Option<Progress> = None;
+            let mut was_stalled = false;
             while finished.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 wait = REDRAW;
                 let Ok(status) = client.status() else { continue };
+                if let Some(stalled) = status.stalled.as_ref().filter(|_| !was_stalled) {
+                    console().say(&format!(
+                        "{what}: {stalled}, and is waited for; {} to be written; `watertight umount --force` gives it up",
+                        status.unwritten()
+                    ));
+                }
+                was_stalled = status.stalled.is_some();
                 progress.get_or_insert_with(|| Progress::new(what, None)).update(Instant::now(), &status);
             }
         });

@@ -68,13 +68,19 @@ struct Silent {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 when a volume was named that does not exist; 1 when processes do not answer, after what the others said.
+/// Exit 2 when a volume was named that does not exist; 1 when it is another user's, and when processes do not answer, after what the others said.
 pub fn run(args: &StatusArgs) -> Result<()> {
     let report = match &args.path {
         None => gather(None, args.holders),
         Some(name) => {
             let Target { mount, volume, path } = target::resolve(name);
             let mount = mount.filter(mountinfo::is_ours);
+            let others = || path.as_deref().and_then(target::of_another_user);
+            if volume.is_none()
+                && let Some(problem) = others()
+            {
+                return Err(problem);
+            }
             if volume.is_some() || mount.is_some() {
                 gather(Some((volume, mount)), args.holders)
             } else {

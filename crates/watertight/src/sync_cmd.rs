@@ -76,10 +76,13 @@ pub(crate) fn find(name: &OsStr) -> Result<(Volume, Option<Mount>)> {
             volume.is_attached().then(|| target::mounted_around(Path::new(&volume.record().mountpoint)));
         return Ok((volume, mount.or(around.flatten().map(|(_, mount)| mount))));
     }
-    path.as_deref().and_then(target::containing).ok_or_else(|| {
-        Problem::usage(format!(
-            "{} lies in no mounted volume of ours; `watertight status` lists the volumes, sync(1) syncs other file systems",
-            name.to_string_lossy()
-        ))
+    let path = path.as_deref();
+    path.and_then(target::containing).ok_or_else(|| {
+        path.and_then(target::of_another_user).unwrap_or_else(|| {
+            Problem::usage(format!(
+                "{} lies in no mounted volume of ours; `watertight status` lists the volumes, sync(1) syncs other file systems",
+                name.to_string_lossy()
+            ))
+        })
     })
 }

@@ -13,6 +13,7 @@ use crate::checks;
 use crate::control::api::Status;
 use crate::control::client::CallError;
 use crate::mountinfo::{self, Device, Mount, MountTable};
+use crate::problem::Problem;
 use crate::registry::{Found, Record, RuntimeDir};
 
 /// How long a process may take to say what is attached.
@@ -190,6 +191,23 @@ pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
     let near = found(|dir| dir.around(path)).into_iter().filter(of_mount).max_by_key(depth);
     let volume = near.or_else(|| volumes().into_iter().filter(of_mount).max_by_key(depth))?;
     Some((volume, Some(mount.clone())))
+}
+
+/// Says so where `path` lies in a mount of ours that another user's process serves.
+#[must_use]
+pub fn of_another_user(path: &Path) -> Option<Problem> {
+    let table = MountTable::read();
+    let mount = table.containing(path).filter(|mount| mountinfo::is_ours(mount))?;
+    (!mountinfo::is_for_this_user(mount)).then(|| not_to_be_asked(&path.to_string_lossy(), mount))
+}
+
+/// Why nothing is known of a mount of ours.
+#[must_use]
+pub fn not_to_be_asked(name: &str, mount: &Mount) -> Problem {
+    let at = mount.mountpoint.display();
+    Problem::failure(format!(
+        "{name}: a volume is mounted at {at}, by a process that only its own user and root may ask"
+    ))
 }
 
 /// The volume whose own mountpoint `path` lies in, and its mount.

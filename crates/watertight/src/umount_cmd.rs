@@ -29,6 +29,8 @@ const FORCE: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(20);
 /// When to say that a volume without a path is held all the same.
 const HELD_ELSEWHERE: Duration = Duration::from_secs(3);
+/// How soon a volume ends that was given up.
+const ENDS: Duration = Duration::from_secs(1);
 /// One long call of `wait`.
 const LONG: Duration = Duration::from_secs(3600);
 /// How many lost files are listed.
@@ -60,7 +62,9 @@ pub fn run(args: &UmountArgs) -> Result<()> {
                 _ => job.plain(),
             }
         }
-        (Some(mount), None) if mountinfo::is_ours(&mount) => dead(&mount, None),
+        (Some(mount), None) if mountinfo::is_ours(&mount) => {
+            target::of_another_user(&mount.mountpoint).map_or_else(|| dead(&mount, None), Err)
+        }
         (None, Some(volume)) => detached(&volume, args.force),
         (mount, _) => Err(not_ours(&args.path, path.as_deref(), mount.as_ref())),
     }
@@ -132,14 +136,9 @@ impl Job<'_> {
                 return Ok(Err(holders));
             }
         }
-        progress::during(&what, self.client, || self.client.sync_all()).map_err(|error| match error {
-            CallError::Refused(reason) => Problem::failure(format!(
-                "{path} stays mounted, its data could not be written: {reason}\n\
-                 nothing is lost as long as it is mounted; `watertight umount --force {path}` gives the data up",
-                path = self.path()
-            )),
-            error => Problem::failure(format!("{} stays mounted: {error}", self.path())),
-        })?;
+        if let Err(error) = progress::during(&what, self.client, || self.client.sync_all()) {
+            return self.not_written(error).map(Ok);
+        }
         match progress::during(&what, self.client, || unmount::plain(self.mount))? {
             Outcome::Held(holders) => return Ok(Err(holders)),
             Outcome::Gone => {}
@@ -154,6 +153,32 @@ impl Job<'_> {
             )));
         }
         self.report(&ended).map(Ok)
+    }
+
+    /// Not everything was written: the volume stays as it is, unless it was ended meanwhile, by SIGTERM or by force.
+    fn not_written(&self, error: CallError) -> Result<()> {
+        let path = self.path();
+        if let Some(ended) = self.ended_meanwhile() {
+            return self.report(&ended);
+        }
+        match error {
+            CallError::Gone => dead(self.mount, Some(self.volume)),
+            CallError::Refused(reason) => Err(Problem::failure(format!(
+                "{path} stays mounted, its data could not be written: {reason}\n\
+                 nothing is lost as long as it is mounted; `watertight umount --force {path}` gives the data up"
+            ))),
+            error => Err(Problem::failure(format!("{path} stays mounted: {error}"))),
+        }
+    }
+
+    fn ended_meanwhile(&self) -> Option<Ended> {
+        match self.client.wait(ENDS) {
+            Ok(reply) if reply.status.state == State::Draining => {
+                wait_ended(self.volume, self.client, LONG).ok()
+            }
+            Ok(reply) => reply.ended,
+            Err(_) => self.volume.dir.read_record(&self.volume.record().id)?.ended,
+        }
     }
 
     /// Waits until the volume ended; says so if somebody goes on holding it although no path leads to it.

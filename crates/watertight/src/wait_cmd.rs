@@ -28,18 +28,13 @@ pub fn run(args: &WaitArgs) -> Result<()> {
     let name = args.volume.to_string_lossy();
     let Some(volume) = volume else {
         if let Some(mount) = mount.filter(mountinfo::is_ours) {
-            let at = mount.mountpoint.display();
-            return Err(Problem::failure(
-                if mountinfo::is_for_this_user(&mount) && unmount::is_dead(&mount.mountpoint) {
-                    format!(
-                        "{name}: its process is gone, the dead mount is still there; `watertight umount {at}` clears it"
-                    )
-                } else {
-                    format!(
-                        "{name}: a volume is mounted at {at}, by a process that only its own user and root may ask"
-                    )
-                },
-            ));
+            if mountinfo::is_for_this_user(&mount) && unmount::is_dead(&mount.mountpoint) {
+                let at = mount.mountpoint.display();
+                return Err(Problem::failure(format!(
+                    "{name}: its process is gone, the dead mount is still there; `watertight umount {at}` clears it"
+                )));
+            }
+            return Err(target::not_to_be_asked(&name, &mount));
         }
         return match path.filter(|path| path.is_dir()) {
             Some(dir) => unknown_directory(&dir),
@@ -122,12 +117,14 @@ fn leave(client: &Client, timeout: Duration, volume: &Volume, ended: Ended) -> R
     if volume.is_attached() || client.wait_gone(timeout.max(Duration::from_secs(1))) {
         return Ok(ended);
     }
-    let mountpoint = &volume.record().mountpoint;
-    Err(Problem::failure(format!(
-        "{mountpoint}: {}, but its process {} is still there",
-        ended.state,
-        client.pid()
-    )))
+    let (record, pid) = (volume.record(), client.pid());
+    let mut lines = if ended.state == State::Released {
+        vec![format!("{}: everything is on {}", record.mountpoint, record.source)]
+    } else {
+        lost("not free, and", volume, &ended)
+    };
+    lines.push(format!("its process {pid} is still there: it may wait in the kernel for its store"));
+    Err(Problem::failure(lines.join("\n")))
 }
 
 fn report(volume: &Volume, ended: &Ended) -> Result<()> {
@@ -137,10 +134,16 @@ fn report(volume: &Volume, ended: &Ended) -> Result<()> {
         console().print(&format!("{at}: free; everything is on {on}{switching}"));
         return Ok(());
     }
-    let mut lines = vec![format!("{}: free, but not everything is on {}", record.mountpoint, record.source)];
+    Err(Problem::failure(lost("free, but", volume, ended).join("\n")))
+}
+
+/// What was lost, and why; `free` is what is to be said of the store.
+fn lost(free: &str, volume: &Volume, ended: &Ended) -> Vec<String> {
+    let record = volume.record();
+    let mut lines = vec![format!("{}: {free} not everything is on {}", record.mountpoint, record.source)];
     lines.extend(ended.error.clone());
     lines.extend(ended.unwritten.lines(LOST_NAMED_MAX));
-    Err(Problem::failure(lines.join("\n")))
+    lines
 }
 
 /// A directory that no record tells of: free, unless a process holds it as a store.

@@ -24,8 +24,11 @@ pub const NAMES: [&str; 4] = [
 /// Exit 2 when the directory is none, or something else has a helper's name; 1 when a link cannot be made.
 pub fn run(args: &InstallHelpersArgs) -> Result<()> {
     let dir = &args.directory;
-    if !is_absolute(dir) || !dir.is_dir() {
+    if !is_absolute(dir) {
         return Err(Problem::usage(format!("{} is not the absolute path of a directory", dir.display())));
+    }
+    if !dir.is_dir() {
+        return Err(Problem::usage(format!("{} is no directory", dir.display())));
     }
     let program = program()?;
     for name in NAMES {

@@ -380,13 +380,15 @@ fn explain(message: &str) -> String {
 /// Where a word belongs that is right in another place.
 fn belongs(word: &str, known: &[&str]) -> String {
     let name = |shown: &'static str| shown.split(['=', ',']).next().unwrap_or(shown);
-    if let Some((shown, _)) = VALID.iter().find(|(shown, _)| name(shown) == word) {
+    let option = |word: &str| VALID.iter().map(|(shown, _)| *shown).find(|shown| name(shown) == word);
+    if let Some(shown) = option(word) {
         return format!("; `{word}` is a mount option: options = \"{shown}\"");
     }
     if LIMITS.contains(&word) && !known.contains(&"cgroup") {
         return format!("; `{word}` is a limit of a cgroup: it belongs in a section [[limit]]");
     }
-    String::new()
+    let meant = nearest(word, VALID.iter().map(|(shown, _)| name(shown))).and_then(option);
+    meant.map_or_else(String::new, |shown| format!("; did you mean the mount option: options = \"{shown}\"?"))
 }
 
 #[cfg(test)]
@@ -485,6 +487,11 @@ mod tests {
             ),
             ("[[volume]]\nsource = \"mem:\"\nattach = \"/a/b\"\n", 3, "lies in no mountpoint of this file"),
             ("[[volume]]\nsource = \"mem:\"\natach = \"/a/b\"\n", 3, "did you mean `attach`?"),
+            (
+                "[[volume]]\nsource = \"mem:\"\nmountpoint = \"/a\"\ncahce = \"1G\"\n",
+                4,
+                "did you mean the mount option: options = \"cache=SIZE\"?",
+            ),
             (
                 "[[volume]]\nsource = \"mem:\"\nattach = \"/a/b\"\noptions = \"uring=off\"\n",
                 4,

@@ -191,7 +191,7 @@ impl Inside {
         let now = Instant::now();
         let paths: Vec<PathBuf> = self.volumes.keys().cloned().collect();
         paths.iter().for_each(|path| self.queue(path, now));
-        if !self.mounted.is_empty() {
+        if !self.mounted.is_empty() && !self.volumes.is_empty() {
             let all = units::count(self.volumes.len() as u64, "volume", "volumes");
             tracing::info!(
                 "reading it again: of {all} inside mountpoints {} are attached or detached",

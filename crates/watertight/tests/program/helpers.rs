@@ -129,7 +129,8 @@ fn helpers_are_installed_and_removed_by_a_verb() {
     let rig = Rig::new();
     let dir = rig.root.join("sbin");
     let directory = format!("--directory={}", dir.display());
-    rig.run(&["install-helpers", &directory]).ends(2, "is not the absolute path of a directory");
+    rig.run(&["install-helpers", &directory]).ends(2, "is no directory");
+    rig.run(&["install-helpers", "--directory=sbin"]).ends(2, "is not the absolute path of a directory");
     fs::create_dir(&dir).unwrap();
     for _ in 0..2 {
         rig.run(&["install-helpers", &directory]).ok().says("umount.fuseblk.watertight -> ");

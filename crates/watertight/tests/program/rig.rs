@@ -369,6 +369,19 @@ impl Daemon {
         }
     }
 
+    /// Stops it: nothing is answered from then on. Signals take effect a little after they are sent.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+        let is_stopped = |task: fs::DirEntry| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
+        };
+        let tasks = format!("/proc/{}/task", self.pid);
+        eventually("all its threads have stopped", || {
+            fs::read_dir(&tasks).unwrap().map(Result::unwrap).all(is_stopped)
+        });
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_raw(self.pid.cast_signed()).unwrap(), signal).unwrap();
     }

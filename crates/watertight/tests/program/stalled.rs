@@ -1,13 +1,14 @@
 //! A store that stops answering for real: a directory on another mount, whose server is stopped by a signal.
 
 use std::fs::{self, File};
-use std::io::Write as _;
-use std::process::Command;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
 use std::thread;
 
 use rustix::process::Signal;
 
-use crate::rig::{Daemon, Rig, eventually, run};
+use crate::rig::{Daemon, LONG, Rig, eventually, run};
 
 /// A volume whose store is on a mount of `server`, which can be stopped. The server goes first at the end.
 struct Stalling {
@@ -48,12 +49,13 @@ fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
     fs::write(it.rig.mnt.join("before"), "before").unwrap();
     // Opened before: an opening asks the store.
     let mut file = File::options().write(true).open(it.rig.mnt.join("before")).unwrap();
-    it.server.signal(Signal::STOP);
+    it.server.stop();
     let waiter = thread::spawn(move || {
         file.write_all(b"during").unwrap();
         file.sync_all()
     });
     eventually("it is called stalled", || it.is_stalled());
+    daemon.says(" is stalled: the store has not answered `");
     // Who looks at all mounts of the host is not held up by the one whose server is stopped.
     it.rig.run(&["status"]).ok().says("stalled: the store has not answered `");
     it.rig.verb("wait", &["--timeout", "100ms"]).ends(1, "not yet: stalled, 6 B of 1 file");
@@ -89,7 +91,7 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     // Opened before: an opening asks the store.
     let open = || File::open(rig.mnt.join("hung/file")).unwrap();
     let (file, there) = (open(), open());
-    server.signal(Signal::STOP);
+    server.stop();
     let waiter = thread::spawn(move || file.sync_all());
     let is_stalled = || {
         let status = rig.status();
@@ -137,7 +139,7 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
             fs::write(it.rig.mnt.join(name), vec![7; 100_000]).unwrap();
         }
         let file = File::open(it.rig.mnt.join("a")).unwrap();
-        it.server.signal(Signal::STOP);
+        it.server.stop();
         let waiter = thread::spawn(move || file.sync_all());
         eventually("it is called stalled", || it.is_stalled());
         let out =
@@ -152,6 +154,9 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
         println!("--force over a stopped server ({kind}) took {:?}", out.took);
         assert!(!it.rig.is_mounted());
         assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
+        // The process may be there still, which does not keep what is known from being told.
+        let out = it.rig.verb("wait", &["--timeout", "100ms"]).ends(1, "200000 bytes");
+        assert!(out.stderr.contains("not everything is on "), "{}", out.stderr);
         it.server.signal(Signal::CONT);
         assert_eq!(daemon.end(), Some(1));
         it.rig.verb("wait", &[]).ends(1, "200000 bytes");
@@ -165,7 +170,7 @@ fn what_the_kernel_is_asked_does_not_wait_for_the_store() {
     let daemon = it.rig.mount("type=fuse,stall_after=100ms,dirty_after=1h,drain_timeout=1h");
     // A file that the process has open on the stopped server: a child of it would have to close its copy.
     fs::write(it.rig.mnt.join("dirty"), "dirty").unwrap();
-    it.server.signal(Signal::STOP);
+    it.server.stop();
     daemon.signal(Signal::TERM);
     eventually("the path is gone", || !it.rig.is_mounted());
     it.server.signal(Signal::CONT);
@@ -184,6 +189,30 @@ fn sigterm_over_a_stalled_store_ends_at_its_deadline_and_says_what_is_lost() {
     assert!(said.contains(&format!("{}: failed: not everything is on", rig.mnt.display())), "{said}");
     assert!(said.contains("a: 5 bytes"), "{said}");
     assert!(!rig.is_mounted());
+}
+
+#[test]
+fn an_unmount_that_waits_for_a_store_says_so_and_what_was_lost_when_sigterm_has_given_it_up() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount_faulty("write:hang", "stall_after=100ms,dirty_after=1h,drain_timeout=500ms");
+    fs::write(rig.mnt.join("a"), "12345").unwrap();
+    let mut umount = rig.command(&["umount"]);
+    let mut umount = umount.arg(&rig.mnt).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let (lines, (tell, told)) = (BufReader::new(umount.stderr.take().unwrap()).lines(), channel());
+    thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
+    let line = told.recv_timeout(LONG).expect("it says that it waits");
+    for part in ["the store has not answered `", "5 B of 1 file to be written", "`watertight umount --force`"]
+    {
+        assert!(line.contains(part), "no {part:?} in: {line}");
+    }
+    assert!(rig.is_mounted());
+    daemon.signal(Signal::TERM);
+    assert_eq!(umount.wait().unwrap().code(), Some(1));
+    let said: Vec<String> = told.iter().collect();
+    let said = said.join("\n");
+    assert!(said.contains("not everything is on ") && said.contains("a: 5 bytes"), "{said}");
+    assert!(!said.contains("stays mounted"), "{said}");
+    assert_eq!(daemon.end(), Some(1));
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl World {
     }
 
     fn stop(&self) {
-        self.server.as_ref().unwrap().0.signal(Signal::STOP);
+        self.server.as_ref().unwrap().0.stop();
     }
 
     fn go_on(&self) {

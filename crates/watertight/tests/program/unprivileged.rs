@@ -74,10 +74,14 @@ fn a_user_mounts_and_unmounts() {
 }
 
 #[test]
-fn roots_volume_is_not_taken_for_a_dead_one() {
+fn roots_volume_is_neither_taken_for_a_dead_one_nor_for_none() {
     let Some(mut rig) = rig() else { return };
     let daemon = rig.mount("");
-    as_nobody(&rig, "$W wait $M").ends(1, "a process that only its own user and root may ask");
+    for verb in ["wait", "status", "sync", "umount", "umount --lazy", "umount --force"] {
+        let out = as_nobody(&rig, &format!("$W {verb} $M"));
+        out.ends(1, "a process that only its own user and root may ask");
+    }
+    assert!(rig.is_mounted());
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 }
