@@ -87,6 +87,16 @@ fn syncfs(mounted: &Mounted) -> JoinHandle<Result<(), Errno>> {
     std::thread::spawn(move || rustix::fs::syncfs(&root))
 }
 
+/// A volume whose store hangs, what has it answer at the end, and the sync that waits for it.
+fn hanging_under_a_sync(mounted: &Mounted) -> (Attached, OpenAtEnd, JoinHandle<Result<(), Errno>>) {
+    let hung = Attached::at(mounted, "hung");
+    let opens = OpenAtEnd(Arc::clone(&hung.gate));
+    hung.gate.shut();
+    let sync = syncfs(mounted);
+    eventually("the store hangs", || hung.gate.waiting() > 0);
+    (hung, opens, sync)
+}
+
 fn end(mounted: Mounted, names: &[&str]) {
     for name in names {
         mounted.tree.detach(Path::new(name), Detach::Lazy).unwrap();
@@ -199,11 +209,7 @@ fn a_sync_waits_for_the_mountpoints_own_volume() {
 #[test]
 fn what_failed_after_the_volume_was_left_out_is_told_by_the_next_sync() {
     let Some(mounted) = mounted() else { return };
-    let hung = Attached::at(&mounted, "hung");
-    let _opens = OpenAtEnd(Arc::clone(&hung.gate));
-    hung.gate.shut();
-    let sync = syncfs(&mounted);
-    eventually("the store hangs", || hung.gate.waiting() > 0);
+    let (hung, _opens, sync) = hanging_under_a_sync(&mounted);
     hung.is_known_to_stall(&mounted);
     assert_eq!(sync.join().unwrap(), Err(Errno::IO), "it is left out");
     // ORDERING: SeqCst, the test's own flag.
@@ -218,11 +224,7 @@ fn what_failed_after_the_volume_was_left_out_is_told_by_the_next_sync() {
 #[test]
 fn who_syncs_while_a_stalled_volume_is_given_up_is_not_held_up() {
     let Some(mounted) = mounted() else { return };
-    let hung = Attached::at(&mounted, "hung");
-    let _opens = OpenAtEnd(Arc::clone(&hung.gate));
-    hung.gate.shut();
-    let sync = syncfs(&mounted);
-    eventually("the store hangs", || hung.gate.waiting() > 0);
+    let (hung, _opens, sync) = hanging_under_a_sync(&mounted);
     let tree = mounted.tree.clone();
     // Its end waits for its store.
     let detach = std::thread::spawn(move || tree.detach(Path::new("hung"), Detach::Force));
