@@ -7,18 +7,47 @@
 mod process;
 mod served;
 
+use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+use anyhow::ensure;
 
 use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
 use crate::report::{Metric, Recorder, Shown};
 use crate::stats::Histogram;
+use crate::volumes::ours::program;
 use process::Crowd;
 use served::Served;
 
 /// The experiment.
 #[derive(Debug)]
 pub(crate) struct Many;
+
+/// The program, and the directories of a mountpoint and of so many volumes, and one more.
+struct Prepared {
+    program: PathBuf,
+    directory: tempfile::TempDir,
+}
+
+impl Prepared {
+    fn new(settings: &Settings, size: usize) -> anyhow::Result<Self> {
+        ensure!(rustix::process::geteuid().is_root(), "needs root");
+        let program = program(settings).map_err(anyhow::Error::msg)?;
+        let place = settings.source.clone().unwrap_or_else(|| PathBuf::from("/dev/shm"));
+        let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place)?;
+        let at = |name: &str| directory.path().join(name);
+        for name in ["root", "mnt", "stores"] {
+            fs::create_dir(at(name))?;
+        }
+        for number in 0..=size {
+            fs::create_dir(at(&format!("root/{number}")))?;
+            fs::create_dir(at(&format!("stores/{number}")))?;
+        }
+        Ok(Self { program, directory })
+    }
+}
 
 const VARIANTS: [&str; 4] = ["10", "100", "1000", "5000"];
 const SCENARIOS: [&str; 8] =

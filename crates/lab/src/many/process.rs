@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
+use super::Prepared;
 use crate::child::Server;
 use crate::control::{self, Control};
 use crate::experiment::Settings;
-use crate::volumes::ours::program;
 
 /// How long threads that have nothing to do may stay.
 const REST_MAX: Duration = Duration::from_secs(30);
@@ -44,19 +44,8 @@ pub(super) struct Figures {
 impl Crowd {
     /// Mounts, and attaches so many.
     pub(super) fn new(settings: &Settings, size: usize) -> anyhow::Result<Self> {
-        ensure!(rustix::process::geteuid().is_root(), "needs root");
-        let program = program(settings).map_err(anyhow::Error::msg)?;
-        let memory = PathBuf::from("/dev/shm");
-        let place = settings.source.clone().unwrap_or(memory);
-        let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place)?;
+        let Prepared { program, directory } = Prepared::new(settings, size)?;
         let at = |name: &str| directory.path().join(name);
-        for name in ["root", "mnt", "stores"] {
-            fs::create_dir(at(name))?;
-        }
-        for number in 0..=size {
-            fs::create_dir(at(&format!("root/{number}")))?;
-            fs::create_dir(at(&format!("stores/{number}")))?;
-        }
         let mut command = Command::new(&program);
         command.env("WATERTIGHT_RUNTIME_DIR", at("run")).arg("mount").arg(at("root")).arg(at("mnt"));
         let server = Server::start(&mut command, &at("mnt"), &at("log"))?;

@@ -11,9 +11,9 @@ use anyhow::{Context as _, bail, ensure};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Signal, kill_process};
 
+use super::Prepared;
 use crate::child;
 use crate::experiment::Settings;
-use crate::volumes::ours::program;
 
 /// How long anything may take.
 const LONG: Duration = Duration::from_secs(120);
@@ -32,20 +32,9 @@ pub(super) struct Served {
 impl Served {
     /// A file of so many volumes inside one mountpoint.
     pub(super) fn new(settings: &Settings, size: usize) -> anyhow::Result<Self> {
-        ensure!(rustix::process::geteuid().is_root(), "needs root");
-        let program = program(settings).map_err(anyhow::Error::msg)?;
-        let place = settings.source.clone().unwrap_or_else(|| PathBuf::from("/dev/shm"));
-        let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place)?;
-        let at = |name: &str| directory.path().join(name);
-        for name in ["root", "mnt", "stores"] {
-            fs::create_dir(at(name))?;
-        }
-        for number in 0..=size {
-            fs::create_dir(at(&format!("root/{number}")))?;
-            fs::create_dir(at(&format!("stores/{number}")))?;
-        }
+        let Prepared { program, directory } = Prepared::new(settings, size)?;
         // By this it is seen that the one more is there.
-        fs::write(at(&format!("stores/{size}/there")), "")?;
+        fs::write(directory.path().join(format!("stores/{size}/there")), "")?;
         Ok(Self { size, program, child: None, directory })
     }
 
