@@ -75,9 +75,8 @@ pub fn run(args: &StatusArgs) -> Result<()> {
         Some(name) => {
             let Target { mount, volume, path } = target::resolve(name);
             let mount = mount.filter(mountinfo::is_ours);
-            let others = || path.as_deref().and_then(target::of_another_user);
             if volume.is_none()
-                && let Some(problem) = others()
+                && let Some(problem) = path.as_deref().and_then(target::of_another_user)
             {
                 return Err(problem);
             }

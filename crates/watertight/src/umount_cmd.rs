@@ -34,7 +34,7 @@ const ENDS: Duration = Duration::from_secs(1);
 /// One long call of `wait`.
 const LONG: Duration = Duration::from_secs(3600);
 /// How many lost files are listed.
-const LOST_NAMED_MAX: usize = 20;
+pub const LOST_NAMED_MAX: usize = 20;
 
 /// Runs the verb.
 ///
@@ -62,9 +62,10 @@ pub fn run(args: &UmountArgs) -> Result<()> {
                 _ => job.plain(),
             }
         }
-        (Some(mount), None) if mountinfo::is_ours(&mount) => {
-            target::of_another_user(&mount.mountpoint).map_or_else(|| dead(&mount, None), Err)
+        (Some(mount), None) if mountinfo::is_ours(&mount) && !mountinfo::is_for_this_user(&mount) => {
+            Err(target::not_to_be_asked(&mount.mountpoint.to_string_lossy(), &mount))
         }
+        (Some(mount), None) if mountinfo::is_ours(&mount) => dead(&mount, None),
         (None, Some(volume)) => detached(&volume, args.force),
         (mount, _) => Err(not_ours(&args.path, path.as_deref(), mount.as_ref())),
     }

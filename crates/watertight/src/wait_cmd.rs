@@ -11,11 +11,9 @@ use crate::problem::{Problem, Result};
 use crate::progress;
 use crate::registry::Record;
 use crate::target::{self, Target, Volume};
-use crate::umount_cmd::{died, wait_ended};
+use crate::umount_cmd::{LOST_NAMED_MAX, died, wait_ended};
 use crate::unmount;
 
-/// How many lost files are listed.
-const LOST_NAMED_MAX: usize = 20;
 /// How long a process may take to leave once its volume ended.
 const LEAVE: Duration = Duration::from_secs(30);
 
