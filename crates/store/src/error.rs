@@ -141,6 +141,12 @@ impl Error {
     pub const fn op(&self) -> &'static str {
         self.op
     }
+
+    /// The operands, for a person to read.
+    #[must_use]
+    pub fn detail(&self) -> Option<&str> {
+        self.detail.as_deref()
+    }
 }
 
 impl fmt::Display for Error {
