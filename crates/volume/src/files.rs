@@ -116,6 +116,14 @@ impl Volume {
         }
     }
 
+    /// The same where the caller is not to wait for the store: a thread of the volume's own asks it.
+    pub fn release_later(&self, handle: HandleId) {
+        if let Some(file) = self.files.remove(handle) {
+            file.inode.state().opens -= 1;
+            self.core.leave_inode(&file.inode);
+        }
+    }
+
     fn close_inode(&self, inode: &Arc<Inode>) {
         inode.state().opens -= 1;
         self.core.let_go(inode);
@@ -249,7 +257,8 @@ impl Opening<'_> {
         let tenants = &self.volume.core.options.tenants;
         let tenant = writes.then(|| tenants.of_caller(&ctx.caller)).flatten();
         let opener = tenants.cgroup_of(tenant);
-        let handle = self.volume.files.add(FileHandle { inode, flags, opener, seen });
+        let handle =
+            self.volume.files.add(FileHandle { inode, flags, opener_pid: ctx.caller.pid, opener, seen });
         Opened { handle, keep_cache: true }
     }
 }

@@ -20,6 +20,8 @@ const SHARDS: usize = 16;
 pub(crate) struct FileHandle {
     pub(crate) inode: Arc<Inode>,
     pub(crate) flags: OpenFlags,
+    /// The thread that opened it; 0 if it is not known here.
+    pub(crate) opener_pid: u32,
     /// For whom it counts what comes without a caller, if it was opened for writing: for the nearest ancestor that lives, if that was removed.
     pub(crate) opener: Arc<Cgroup>,
     /// Which write-back errors this opening has reported.
@@ -31,6 +33,8 @@ pub(crate) struct FileHandle {
 pub(crate) struct DirHandle {
     pub(crate) id: NodeId,
     pub(crate) dir: Arc<dyn Dir>,
+    /// As [`FileHandle::opener_pid`].
+    pub(crate) opener_pid: u32,
 }
 
 /// Open things of one kind by number.
@@ -69,6 +73,11 @@ impl<T> Handles<T> {
 
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.read().len()).sum()
+    }
+
+    /// Shows each to `look`, in no order, as long as that says `true`.
+    pub(crate) fn each(&self, mut look: impl FnMut(&T) -> bool) -> bool {
+        self.shards.iter().all(|shard| shard.read().values().all(|one| look(one)))
     }
 
     /// Takes all of them out, for whoever closes them.

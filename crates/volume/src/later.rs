@@ -2,7 +2,7 @@
 //!
 //! Purpose: files and directories that are closed, and inodes that nobody knows any more, may need the store: close(2) of a file on a server
 //! that hangs waits for the server. Nobody waits for these calls, but the thread that makes them is one of those that serve a mountpoint with
-//! other volumes. So while the store is known not to answer, what is let go of is put onto a list instead, and one thread of the
+//! other volumes. So while the store is known not to answer, or where the caller says so ([`Volume::release_later`](crate::Volume::release_later)), what is let go of is put onto a list instead, and one thread of the
 //! volume's own (`wt-later`) sees to it: made when the list gets its first entry, gone when it is empty. The volume's end waits for that
 //! ([`Later::wait`]), before the store is given free.
 //!
@@ -115,11 +115,15 @@ impl Core {
     /// An opening of a directory is over.
     pub(crate) fn let_go_dir(self: &Arc<Self>, dir: Arc<DirHandle>) {
         if self.stall.is_told() {
-            self.leave(Left::Dir(dir));
+            self.leave_dir(dir);
         }
     }
 
-    fn leave_inode(self: &Arc<Self>, inode: &Arc<Inode>) {
+    pub(crate) fn leave_dir(self: &Arc<Self>, dir: Arc<DirHandle>) {
+        self.leave(Left::Dir(dir));
+    }
+
+    pub(crate) fn leave_inode(self: &Arc<Self>, inode: &Arc<Inode>) {
         {
             let mut state = inode.state();
             if state.opens > 0 || std::mem::replace(&mut state.is_left, true) {

@@ -22,6 +22,8 @@ use crate::{Caller, Cancel, CgroupPath, Ctx, Error, Result, SyncPolicy, Volume};
 /// Threads that drain a volume beside its flushers: a store with a long way to it is not waited for file by
 /// file.
 const DRAINERS: usize = 8;
+/// How many open things are asked for their openers.
+const OPENERS_MAX: usize = 1024;
 
 /// Where a volume is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +112,8 @@ pub struct Status {
     pub nodes: u64,
     /// Open files and directories.
     pub open_files: u64,
+    /// The threads that opened them, each once, by number; none where not all are known, or too many are open ([`Volume::openers`]).
+    pub openers: Vec<u32>,
     /// Bytes written back since the start.
     pub bytes_written_back: u64,
     /// Write-back errors since the start.
@@ -159,10 +163,15 @@ impl Volume {
         &self.core.events
     }
 
-    /// The volume's figures. Never asks the store.
-    ///
-    /// Who serves a volume asks for them about once a second: a store that does not answer, and the end of a full
-    /// cache, are noticed here.
+    /// Notices what has begun or ended since the last look, and tells who listens to the events: that the store does not answer, or answers again, the end
+    /// of a full cache and of a limit's waits. Who serves a volume looks about once a second. The call that the store has not answered in time,
+    /// if there is one. Never asks the store.
+    pub fn look(&self) -> Option<UnderWay> {
+        self.core.events.look_at_waits();
+        self.core.stall.look(&self.core.events)
+    }
+
+    /// The volume's figures. Never asks the store. Looks as [`look`](Self::look) does.
     #[must_use]
     pub fn status(&self) -> Status {
         let dirty = self.dirty_inodes();
@@ -173,11 +182,11 @@ impl Volume {
         let failing = waiting.iter().filter(|(_, pending)| pending.error.is_some());
         let failing: Vec<Unwritten> = failing.map(|(inode, pending)| inode.unwritten(*pending)).collect();
         let state = self.life.state.lock().0;
-        self.core.events.look_at_waits();
+        let stalled = self.look();
         let written = self.core.counters.bytes_written_back.get();
         Status {
             state,
-            stalled: self.core.stall.look(&self.core.events),
+            stalled,
             stalls: self.core.stall.count(),
             store: self.core.store.describe(),
             read_only: self.core.store.is_read_only(),
@@ -188,6 +197,7 @@ impl Volume {
             cache_bytes_max: self.core.budget.limit() * PAGE,
             nodes: self.core.table.len() as u64,
             open_files: (self.files.len() + self.dirs.len()) as u64,
+            openers: self.openers().unwrap_or_default(),
             bytes_written_back: written,
             writeback_errors: self.core.counters.writeback_errors.get(),
             writer_waits: self.core.counters.waits.get(),
@@ -196,13 +206,29 @@ impl Volume {
         }
     }
 
+    /// The threads that opened what is open, each once, by number, as this process knows them. Others may have it since: by fork(2), or over a
+    /// socket. `None` if one of them is not known here, or more than 1024 are open.
+    #[must_use]
+    pub fn openers(&self) -> Option<Vec<u32>> {
+        let mut pids = Vec::new();
+        let mut note = |pid: u32| {
+            pids.push(pid);
+            pid != 0 && pids.len() <= OPENERS_MAX
+        };
+        let are_all =
+            self.files.each(|file| note(file.opener_pid)) && self.dirs.each(|dir| note(dir.opener_pid));
+        pids.sort_unstable();
+        pids.dedup();
+        are_all.then_some(pids)
+    }
+
     /// The call that the store has not answered in time, if there is one.
     #[must_use]
     pub fn stalled(&self) -> Option<UnderWay> {
         self.core.stall.now()
     }
 
-    /// Whether the store did not answer when somebody looked at [`status`](Self::status) last. Costs nothing.
+    /// Whether the store did not answer when somebody [looked](Self::look) last. Costs nothing.
     #[must_use]
     pub fn is_known_to_stall(&self) -> bool {
         self.core.stall.is_told()

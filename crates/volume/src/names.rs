@@ -56,12 +56,24 @@ impl Volume {
 
     /// Gives `n` look-ups on `id` back.
     pub fn forget(&self, id: NodeId, n: u64) {
-        let Some(inode) = self.core.table.get(id) else { return };
-        {
-            let mut state = inode.state();
-            state.lookups = state.lookups.saturating_sub(n);
+        if let Some(inode) = self.given_back(id, n) {
+            self.core.forgotten(&inode);
         }
-        self.core.forgotten(&inode);
+    }
+
+    /// The same where the caller is not to wait for the store: a thread of the volume's own asks it.
+    pub fn forget_later(&self, id: NodeId, n: u64) {
+        if let Some(inode) = self.given_back(id, n) {
+            self.core.leave_inode(&inode);
+        }
+    }
+
+    fn given_back(&self, id: NodeId, n: u64) -> Option<Arc<Inode>> {
+        let inode = self.core.table.get(id)?;
+        let mut state = inode.state();
+        state.lookups = state.lookups.saturating_sub(n);
+        drop(state);
+        Some(inode)
     }
 
     /// The attributes of `id`.
@@ -139,8 +151,9 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes the file `from` if it is about to replace `to`, so that a crash leaves the old content or the new
-    /// one under that name, and not an empty file. An error is kept for the file's own fsync and close.
+    /// Writes the file `from` if it is about to replace `to`, so that a crash of this process leaves the old content or the new
+    /// one under that name, and not an empty file. It is not synced: that the host may crash is what fsync(2) is for. An error is kept for the
+    /// file's own fsync and close.
     fn write_before_replacing(&self, ctx: &Ctx<'_>, from: (NodeId, Name<'_>), to: (NodeId, Name<'_>)) {
         let find = |(parent, name): (NodeId, Name<'_>)| {
             let found = self.core.store.lookup(parent, name).ok()?;
@@ -173,9 +186,9 @@ impl Volume {
     ///
     /// # Errors
     /// The store's.
-    pub fn open_dir(&self, id: NodeId) -> Result<HandleId> {
+    pub fn open_dir(&self, ctx: &Ctx<'_>, id: NodeId) -> Result<HandleId> {
         let dir = self.core.store.open_dir(id)?;
-        Ok(self.dirs.add(DirHandle { id, dir }))
+        Ok(self.dirs.add(DirHandle { id, dir, opener_pid: ctx.caller.pid }))
     }
 
     /// Lists a directory from `offset` on until `sink` says `false`.
@@ -198,6 +211,13 @@ impl Volume {
     pub fn release_dir(&self, handle: HandleId) {
         if let Some(dir) = self.dirs.remove(handle) {
             self.core.let_go_dir(dir);
+        }
+    }
+
+    /// The same where the caller is not to wait for the store: a thread of the volume's own asks it.
+    pub fn release_dir_later(&self, handle: HandleId) {
+        if let Some(dir) = self.dirs.remove(handle) {
+            self.core.leave_dir(dir);
         }
     }
 

@@ -5,7 +5,7 @@
 //! by itself when the call returns; nothing is lost by it. A store that refuses is not stalled, nor is one
 //! that waits for a limit.
 //!
-//! The beginning and the end of a stall are noticed by whoever looks ([`Volume::status`](crate::Volume::status)), and told once.
+//! The beginning and the end of a stall are noticed by whoever looks ([`Volume::look`](crate::Volume::look)), and told once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
