@@ -23,12 +23,12 @@ use volume::{Cancel, HandleId};
 use crate::abi::{InHeader, Opcode};
 use crate::buffer::Buffer;
 use crate::decode::{self, Op};
-use crate::interrupt::{For, Slot};
+use crate::interrupt::{Early, For, Slot, Waiting};
 use crate::line::Line;
 use crate::reply::{ParkedReply, Reply, Sent};
 use crate::session::Shared;
 use crate::tree::Seen;
-use place::{At, Cx};
+use place::{At, Cx, Turn};
 
 pub(crate) use closing::Closing;
 pub(crate) use locks::OwnersByHandle;
@@ -66,11 +66,31 @@ impl Worker {
     /// Serves the message of `len` bytes in the buffer. `is_lent`: the buffer goes back to the kernel with the
     /// answer, which must not be given while the handler still uses it.
     pub(crate) fn serve(&mut self, buffer: &mut Buffer, len: usize, is_lent: bool) {
+        self.serve_one(buffer, len, is_lent, false);
+    }
+
+    /// Serves a message that has waited; its answer goes where it was read.
+    pub(crate) fn serve_waiting(&mut self, waiting: Waiting, buffer: &mut Buffer) {
+        let Waiting { slot, message, .. } = waiting;
+        let len = message.len();
+        buffer.space()[..len].copy_from_slice(&message);
+        drop(message);
+        let own = std::mem::replace(&mut self.slot, slot);
+        self.cancel = self.slot.cancel();
+        self.serve_one(buffer, len, false, true);
+        let done = std::mem::replace(&mut self.slot, own);
+        self.cancel = self.slot.cancel();
+        self.shared.interrupts.remove(&done);
+    }
+
+    fn serve_one(&mut self, buffer: &mut Buffer, len: usize, is_lent: bool, has_waited: bool) {
         let Self { shared, slot, number, cancel, touched, seen, entries } = self;
         let Some((header, op)) = decoded(shared, *number, buffer.message(len), slot.line()) else {
             return;
         };
-        shared.stats.request(*number, header.opcode);
+        if !has_waited {
+            shared.stats.request(*number, header.opcode);
+        }
         // That others are served meanwhile is seen to when a request is taken.
         let before_wait = || shared.interrupts.may_wait();
         let unique = header.unique;
@@ -80,20 +100,37 @@ impl Worker {
         let found = At::find(&shared.tree, seen, header.nodeid, &op);
         let refused = found.as_ref().err().copied();
         let (at, section) = found.unwrap_or_else(|_| (At::root(&shared.tree, 0), None));
-        let abandonable = !is_lent && is_abandonable(&op);
+        let early = if is_lent { Early::No } else { early(&op) };
         let whom = For {
             volume: at.volume_tag(),
             is_spared: place::is_spared(&op),
             says_nothing: place::says_nothing(&op),
             is_lent,
         };
-        let refused = refused.or_else(|| (!at.takes_place(shared, slot, whom, &op)).then_some(Errno::IO));
-        let begin = || {
-            at.begin(shared, slot, (unique, header.pid, abandonable));
-            Reply::new(slot, touched, unique)
+        let turn = if refused.is_some() {
+            Turn::Begins
+        } else {
+            at.turn((shared, slot), (whom, &op), (unique, header.pid), buffer.message(len), has_waited)
         };
+        let refused = refused.or_else(|| (turn == Turn::Refused).then_some(Errno::IO));
+        let is_to_begin = turn != Turn::Waits
+            && (matches!(op, Op::SetLkW(_))
+                || at.begin(shared, slot, (unique, header.pid, early), has_waited));
+        if !is_to_begin {
+            return;
+        }
+        let begin = || Reply::new(slot, touched, unique);
         let kept = Cell::new(None);
-        let cx = Cx { shared, header: &header, at, kept: &kept, cancel, before_wait: &before_wait };
+        let is_without_store = turn == Turn::BeginsWithoutStore;
+        let cx = Cx {
+            shared,
+            header: &header,
+            at,
+            kept: &kept,
+            cancel,
+            before_wait: &before_wait,
+            is_without_store,
+        };
         // What needs memory for data, or a reply later; then the rest.
         let handled = match op {
             _ if let Some(errno) = refused => answered(begin(), |reply| reply.error(errno)),
@@ -127,11 +164,10 @@ fn unanswerable(
     header: &InHeader,
     op: &Op<'_>,
 ) -> Option<Handled> {
-    let tree = &shared.tree;
     match op {
-        Op::Forget(arg) => Some(unanswered(|| place::forget(tree, slot, seen, header.nodeid, arg.nlookup))),
+        Op::Forget(arg) => Some(unanswered(|| place::forget(shared, slot, seen, header.nodeid, arg.nlookup))),
         Op::BatchForget(forgets) => Some(unanswered(|| {
-            forgets.iter().for_each(|one| place::forget(tree, slot, seen, one.nodeid, one.nlookup));
+            forgets.iter().for_each(|one| place::forget(shared, slot, seen, one.nodeid, one.nlookup));
         })),
         Op::Interrupt(arg) => Some(unanswered(|| shared.interrupts.interrupt(arg.unique))),
         Op::NotServed(Opcode::NotifyReply) => Some(Handled::Fine),
@@ -197,12 +233,13 @@ fn unanswered(handler: impl FnOnce()) -> Handled {
     }
 }
 
-/// Whether a request of a killed caller may be answered EINTR while its handler goes on: nothing that
-/// matters happens late, and what the late answer would have handed out is taken back (see [`Sent`]).
-fn is_abandonable(op: &Op<'_>) -> bool {
+/// When a request may be answered while its handler goes on. What the late answer would have handed out is taken back (see
+/// [`Sent`]), and the kernel is told of names that were made or removed late.
+fn early(op: &Op<'_>) -> Early {
     match op {
-        Op::Open(arg) => !files::truncates(arg.flags),
-        Op::Lookup { .. }
+        Op::Open(arg) if files::truncates(arg.flags) => Early::No,
+        Op::Open(_)
+        | Op::Lookup { .. }
         | Op::GetAttr(_)
         | Op::ReadLink
         | Op::Read(_)
@@ -218,8 +255,10 @@ fn is_abandonable(op: &Op<'_>) -> bool {
         | Op::ReadDir(_)
         | Op::ReadDirPlus(_)
         | Op::GetLk(_)
-        | Op::LSeek(_) => true,
-        _ => false,
+        | Op::LSeek(_) => Early::Always,
+        Op::SetAttr(arg) if attrs::resizes(arg) => Early::No,
+        op if place::changes_names_or_attributes(op) => Early::Killed,
+        _ => Early::No,
     }
 }
 

@@ -4,15 +4,15 @@
 //! for a lock ends then ([`Parked`]); others behave as in a disk's file system: they go on unless the
 //! caller is being killed. Since the kernel does not tell a second time, a [`watcher`](Interrupts::watch) looks at interrupted
 //! callers again every [`RECHECK`] for as long as there are any. Of some requests the kernel does not tell at all; for
-//! those see the module [`long`]. What else ends a request early is in [`share`].
+//! those see the module [`long`]. What else ends a request early is in [`share`], and where requests wait that have not begun in [`room`].
 //!
 //! # State
-//! Each reading thread has a [`Slot`]. Its `word` is 0 or
+//! Each reading thread has a [`Slot`], and so has each request that waits for one. Its `word` is 0 or
 //!
 //! | bits | meaning |
 //! |---|---|
-//! | 2.. | the request's `unique` (which is even), shifted left by 1 |
-//! | 1 | [`ABANDONABLE`]: may be answered EINTR while its thread is still at work |
+//! | 3.. | the request's `unique` (which is even), shifted left by 2 |
+//! | 1, 2 | when it may be answered while its thread is still at work: see [`Early`] |
 //! | 0 | [`TOUCHED`]: somebody else uses `cancel` |
 //!
 //! Who takes the word from non-zero to 0 sends the answer, nobody else does.
@@ -22,7 +22,7 @@
 //! `Slot::cancel`. `Slot::pid`, `Slot::volume`: written before `word`, read after it. `Interrupts::slots`, `early`, `parked`, `watched`: by their mutexes.
 //!
 //! # Lock order
-//! `watched`, then `slots` or `parked` or `early`, then `Slot::cancel`, then those of [`Line`]. None is held while a volume is called.
+//! `watched`, then `Room::state`, then `slots` or `parked` or `early`, then `Slot::cancel`, then those of [`Line`]. None is held while a volume is called.
 //!
 //! # Orderings
 //! P1: a thread publishes a request in `word`, then looks at `early_len`; INTERRUPT for a request that is in no
@@ -30,6 +30,7 @@
 
 mod long;
 mod pending;
+mod room;
 mod share;
 
 use std::collections::{HashMap, VecDeque};
@@ -44,6 +45,7 @@ use sync::{Condvar, Mutex};
 use volume::{Cancel, LockWait, Volume};
 
 use self::pending::Pending;
+pub(crate) use self::room::Waiting;
 pub(crate) use self::share::For;
 use crate::line::Line;
 
@@ -55,7 +57,33 @@ const EARLY_KEPT: Duration = Duration::from_secs(2);
 
 const TOUCHED: u64 = 1;
 const ABANDONABLE: u64 = 2;
-const FLAGS: u64 = TOUCHED | ABANDONABLE;
+const KILLABLE: u64 = 4;
+const FLAGS: u64 = TOUCHED | ABANDONABLE | KILLABLE;
+/// Where the request's `unique` is in a slot's word.
+const UNIQUE_SHIFT: u32 = 2;
+
+/// When a request may be answered before its thread is through with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Early {
+    /// Never.
+    No,
+    /// When its caller is being killed, who sees nothing of what it does late.
+    Killed,
+    /// Also with an error that its caller sees: nothing that matters happens late.
+    Always,
+}
+
+impl Early {
+    /// What a slot's word is while such a request is in hand.
+    const fn word(self, unique: u64) -> u64 {
+        let flag = match self {
+            Self::No => 0,
+            Self::Killed => KILLABLE,
+            Self::Always => ABANDONABLE,
+        };
+        (unique << UNIQUE_SHIFT) | flag
+    }
+}
 
 /// What a reading thread has in hand.
 #[repr(align(128))]
@@ -106,12 +134,11 @@ impl Slot {
         Arc::clone(&self.cancel.lock())
     }
 
-    fn begin(&self, unique: u64, pid: u32, abandonable: bool) {
-        let flags = if abandonable { ABANDONABLE } else { 0 };
+    fn begin(&self, unique: u64, pid: u32, early: Early) {
         // ORDERING: Relaxed, published by the store to `word` below, which readers load first.
         self.pid.store(pid, Ordering::Relaxed);
         // ORDERING: SeqCst, P1: before the load of `early_len` in `Interrupts::begin`.
-        self.word.store((unique << 1) | flags, Ordering::SeqCst);
+        self.word.store(early.word(unique), Ordering::SeqCst);
     }
 
     /// Ends the request in hand, and gives its place back.
@@ -145,12 +172,12 @@ impl Slot {
 
     /// The request that a word stands for.
     fn unique_of(&self, word: u64) -> Option<u64> {
-        (word != 0).then_some((word & !FLAGS) >> 1)
+        (word != 0).then_some((word & !FLAGS) >> UNIQUE_SHIFT)
     }
 
     fn holds(&self, unique: u64) -> bool {
         // ORDERING: SeqCst, P1: after the store to `early_len` in `Interrupts::interrupt`.
-        self.word.load(Ordering::SeqCst) & !FLAGS == unique << 1
+        self.word.load(Ordering::SeqCst) & !FLAGS == unique << UNIQUE_SHIFT
     }
 
     fn pid(&self) -> u32 {
@@ -167,10 +194,10 @@ impl Slot {
         }
         let mut word = self.word.load(Ordering::Acquire);
         loop {
-            if word & !FLAGS != unique << 1 {
+            if word & !FLAGS != unique << UNIQUE_SHIFT {
                 return;
             }
-            let abandon = word & ABANDONABLE != 0;
+            let abandon = word & (ABANDONABLE | KILLABLE) != 0;
             let next = if abandon { 0 } else { word | TOUCHED };
             // ORDERING: Acquire, what the request's thread did before `begin` is seen. Release, with the Acquire in `claim`.
             let exchanged = self.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire);
@@ -213,6 +240,7 @@ pub(crate) struct Interrupts {
     changed: Condvar,
     long: long::Long,
     share: share::Share,
+    room: room::Room,
 }
 
 impl Interrupts {
@@ -226,9 +254,9 @@ impl Interrupts {
         self.slots.lock().retain(|other| !Arc::ptr_eq(other, slot));
     }
 
-    /// How many requests threads have in hand.
+    /// How many requests threads have in hand, or will have.
     pub(crate) fn in_hand(&self) -> usize {
-        self.slots.lock().iter().filter(|slot| slot.in_hand() != 0).count()
+        self.room.len() + self.slots.lock().iter().filter(|slot| slot.in_hand() != 0).count()
     }
 
     /// How many requests wait for locks.
@@ -237,9 +265,9 @@ impl Interrupts {
     }
 
     /// Puts a request into its thread's slot.
-    pub(crate) fn begin(&self, slot: &Arc<Slot>, unique: u64, pid: u32, abandonable: bool) {
+    pub(crate) fn begin(&self, slot: &Arc<Slot>, unique: u64, pid: u32, early: Early) {
         let looked_first = is_on("begin-looks-first").then(|| self.was_early(unique));
-        slot.begin(unique, pid, abandonable);
+        slot.begin(unique, pid, early);
         if looked_first.unwrap_or_else(|| self.was_early(unique)) {
             self.watch_for(unique, Arc::clone(slot));
         }
@@ -309,6 +337,7 @@ impl Interrupts {
             return true;
         }
         let slot = self.slots.lock().iter().find(|slot| slot.holds(unique)).map(Arc::clone);
+        let slot = slot.or_else(|| self.room.find(unique));
         let found = slot.is_some();
         if let Some(slot) = slot {
             self.watch_for(unique, slot);
@@ -354,11 +383,17 @@ impl Interrupts {
             watched.has_wish = false;
             let requests = std::mem::take(&mut watched.requests);
             drop(watched);
+            let count = requests.len();
             let left = requests.into_iter().filter(Self::is_still_watched).collect::<Vec<_>>();
             let now = Instant::now();
-            if self.long.due(&mut round, now).is_some_and(|due| due <= now) {
-                let slots = self.slots.lock().clone();
+            let is_due = self.long.due(&mut round, now).is_some_and(|due| due <= now);
+            if is_due {
+                let mut slots = self.room.slots();
+                slots.extend(self.slots.lock().iter().map(Arc::clone));
                 self.long.look(&mut round, &slots, now);
+            }
+            if is_due || left.len() < count {
+                self.room.sweep();
             }
             let recheck = (!left.is_empty()).then(|| now + RECHECK);
             let until = [recheck, self.long.due(&mut round, now)].into_iter().flatten().min();

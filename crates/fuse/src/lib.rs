@@ -41,6 +41,7 @@ mod session;
 mod spin;
 mod stats;
 mod syncs;
+mod teller;
 mod tree;
 mod uring;
 mod view;

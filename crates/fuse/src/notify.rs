@@ -1,26 +1,22 @@
 //! Telling the kernel that what it remembers is no longer so.
 //!
-//! Purpose: a [`Notifier`] queues notifications; a thread of the session's sends them, since the kernel takes locks
-//! for them that the caller of a request under way may hold. The queue is bounded: whoever fills it is told.
-//!
-//! # Lock order
-//! `Inner::queue` is a leaf: the kernel is told without it.
+//! Purpose: what may be told ([`Note`]), how it is sent, and [`Notifier`], by which a program tells it. What a volume's own requests give rise to
+//! and what a program tells go the same way: a list and a thread for each volume (module `teller`).
 
-use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use sync::{Condvar, Mutex};
 use volume::NodeId;
 use zerocopy::IntoBytes as _;
 
 use crate::abi::{NotifyCode, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut};
 use crate::dev::Dev;
+use crate::teller::Teller;
 
 /// How many notifications may wait.
-const QUEUE_MAX: usize = 16_384;
+pub(crate) const QUEUE_MAX: usize = 16_384;
 
 /// `FUSE_EXPIRE_ONLY`.
 const EXPIRE_ONLY: u32 = 1;
@@ -35,6 +31,9 @@ pub enum NotifyError {
     /// The connection has ended, and the kernel has forgotten everything.
     #[error("the connection has ended")]
     Ended,
+    /// The host gives no thread to tell the kernel with.
+    #[error("there is no thread to tell the kernel with")]
+    NoThread,
 }
 
 /// One thing that the kernel is told.
@@ -61,102 +60,63 @@ pub(crate) enum Note {
     },
 }
 
-#[derive(Debug, Default)]
-struct Queue {
-    notes: VecDeque<Note>,
-    is_sending: bool,
-    ended: bool,
+impl Note {
+    /// A name was made, removed or moved in a directory: what the kernel has seen of it, and of the directory's attributes and listing, is not valid any more.
+    pub(crate) fn name_changed(parent: NodeId, name: &OsStr) -> [Self; 2] {
+        [Self::Expired { parent, name: name.to_owned() }, Self::Inode { id: parent, offset: 0, len: 0 }]
+    }
+
+    /// The same of attributes.
+    pub(crate) const fn attributes_changed(id: NodeId) -> [Self; 1] {
+        [Self::Inode { id, offset: -1, len: 0 }]
+    }
 }
 
-#[derive(Debug, Default)]
-struct Inner {
-    queue: Mutex<Queue>,
-    changed: Condvar,
+/// Tells the kernel that what it remembers of the mountpoint's own volume is no longer so; in the order of the calls.
+#[derive(Debug, Clone)]
+pub struct Notifier {
+    teller: Arc<Teller>,
+    dev: Arc<Dev>,
 }
-
-/// Tells the kernel that what it remembers is no longer so; in the order of the calls.
-#[derive(Debug, Clone, Default)]
-pub struct Notifier(Arc<Inner>);
 
 impl Notifier {
+    pub(crate) fn new(teller: Arc<Teller>, dev: Arc<Dev>) -> Self {
+        Self { teller, dev }
+    }
+
     /// `name` in `parent` may no longer be what it was. Who holds it goes on; new path look-ups ask again.
     ///
     /// # Errors
-    /// When too many notifications wait, or the connection has ended; nothing was queued.
+    /// When too many notifications wait, the connection has ended, or there is no thread; nothing was queued.
     pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
-        self.push(Note::Entry { parent, name: name.to_owned() })
-    }
-
-    /// A name was made, removed or moved in a directory, which the kernel knows by another number, too: by this one.
-    pub(crate) fn changed_elsewhere(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
-        self.push(Note::Expired { parent, name: name.to_owned() })?;
-        self.push(Note::Inode { id: parent, offset: 0, len: 0 })
+        self.tell(Note::Entry { parent, name: name.to_owned() })
     }
 
     /// Attributes of `id` may have changed, and its data from `offset` on (`len` bytes, 0 for all that
     /// follows; a negative offset: attributes only).
     ///
     /// # Errors
-    /// When too many notifications wait, or the connection has ended; nothing was queued.
+    /// When too many notifications wait, the connection has ended, or there is no thread; nothing was queued.
     pub fn inode(&self, id: NodeId, offset: i64, len: i64) -> Result<(), NotifyError> {
-        self.push(Note::Inode { id, offset, len })
+        self.tell(Note::Inode { id, offset, len })
     }
 
     /// `name` in `parent`, which is `child`, was removed; those inside it see what rmdir(2) leaves.
     ///
     /// # Errors
-    /// When too many notifications wait, or the connection has ended; nothing was queued.
+    /// When too many notifications wait, the connection has ended, or there is no thread; nothing was queued.
     pub fn delete(&self, parent: NodeId, child: NodeId, name: &OsStr) -> Result<(), NotifyError> {
-        self.push(Note::Delete { parent, child, name: name.to_owned() })
+        self.tell(Note::Delete { parent, child, name: name.to_owned() })
     }
 
-    /// Waits until everything queued so far was sent, or the connection has ended. Not to be called by a
-    /// request's handler.
+    /// Waits until everything queued so far was sent, or the connection has ended; also what the volume's own requests gave rise to.
+    /// Not to be called by a request's handler.
     pub fn wait(&self) {
-        let mut queue = self.0.queue.lock();
-        while !queue.ended && (queue.is_sending || !queue.notes.is_empty()) {
-            self.0.changed.wait(&mut queue);
-        }
+        self.teller.wait();
     }
 
-    fn push(&self, note: Note) -> Result<(), NotifyError> {
-        let mut queue = self.0.queue.lock();
-        if queue.ended {
-            return Err(NotifyError::Ended);
-        }
-        if queue.notes.len() >= QUEUE_MAX {
-            return Err(NotifyError::Full);
-        }
-        queue.notes.push_back(note);
-        drop(queue);
-        self.0.changed.notify_all();
-        Ok(())
-    }
-
-    /// Body of the sending thread, until [`end`](Self::end).
-    pub(crate) fn run(&self, dev: &Dev) {
-        let mut queue = self.0.queue.lock();
-        while !queue.ended {
-            let Some(note) = queue.notes.pop_front() else {
-                queue.is_sending = false;
-                self.0.changed.notify_all();
-                self.0.changed.wait(&mut queue);
-                continue;
-            };
-            queue.is_sending = true;
-            drop(queue);
-            send(dev, &note);
-            queue = self.0.queue.lock();
-        }
-    }
-
-    /// Ends the sending thread; what waits is dropped.
-    pub(crate) fn end(&self) {
-        let mut queue = self.0.queue.lock();
-        queue.ended = true;
-        queue.notes.clear();
-        drop(queue);
-        self.0.changed.notify_all();
+    fn tell(&self, note: Note) -> Result<(), NotifyError> {
+        self.teller.tell(&self.dev, [note])
     }
 }
 

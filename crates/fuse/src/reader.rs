@@ -53,6 +53,8 @@ const IDLE_MAX_RELAXED: usize = 1;
 const PAUSE: Duration = Duration::from_millis(2);
 /// Threads at the beginning.
 const THREADS_AT_FIRST: usize = 2;
+/// More than one of so many places at work are a crowd.
+const CROWDED_ONE_OF: usize = 4;
 /// How long a thread that is not needed is kept.
 const REST: Duration = Duration::from_secs(10);
 
@@ -76,6 +78,8 @@ pub(crate) struct Pool {
     idle: AtomicUsize,
     /// Set once, by [`Pool::relax`].
     is_relaxed: AtomicBool,
+    /// So many threads are at work that no volume is to take more than its part of them.
+    is_crowded: AtomicBool,
     threads_max: usize,
     /// Threads beyond them: as many as hang now and are not counted, up to as many again.
     threads_more: AtomicUsize,
@@ -132,6 +136,7 @@ impl Pool {
         Self {
             idle: AtomicUsize::new(0),
             is_relaxed: AtomicBool::new(false),
+            is_crowded: AtomicBool::new(false),
             threads_max: threads_max.max(THREADS_AT_FIRST),
             threads_more: AtomicUsize::new(0),
             state: Mutex::default(),
@@ -171,12 +176,14 @@ impl Pool {
         }
     }
 
-    fn bring_another(&self, shared: &Arc<Shared>) {
+    /// Has another thread read, if there can be one.
+    pub(crate) fn bring_another(&self, shared: &Arc<Shared>) {
         let mut state = self.state.lock();
         if state.ended.is_some() {
             return;
         }
         if let Some(resting) = state.resting.pop() {
+            self.look_at_crowd(&state);
             // ORDERING: SeqCst, as in `took`. Counted here, so that it is not brought twice.
             if !is_on("reader-not-counted") {
                 self.idle.fetch_add(1, Ordering::SeqCst);
@@ -190,6 +197,19 @@ impl Pool {
         } else if let Err(error) = self.spawn(shared, &mut state) {
             tracing::error!(%error, "no further thread to read requests");
         }
+    }
+
+    /// Whether so many threads are at work, or were a moment ago, that no volume is to take more than its part of them.
+    pub(crate) fn is_crowded(&self) -> bool {
+        // ORDERING: Relaxed, what depends on it looks for itself.
+        self.is_crowded.load(Ordering::Relaxed)
+    }
+
+    fn look_at_crowd(&self, state: &PoolState) {
+        let busy = state.threads.len().saturating_sub(state.resting.len());
+        let is_crowded = busy > self.threads_max / CROWDED_ONE_OF + self.threads_at_most() - self.threads_max;
+        // ORDERING: Relaxed, as in `is_crowded`; written under the lock.
+        self.is_crowded.store(is_crowded, Ordering::Relaxed);
     }
 
     /// Threads at most, but for those whose requests were answered by others.
@@ -206,6 +226,7 @@ impl Pool {
     pub(crate) fn bear(&self, shared: &Arc<Shared>, hanging: usize) {
         // ORDERING: SeqCst, P2.
         let before = self.threads_more.swap(hanging.min(self.threads_max), Ordering::SeqCst);
+        self.look_at_crowd(&self.state.lock());
         // ORDERING: SeqCst, P2.
         if before < hanging && self.idle.load(Ordering::SeqCst) == 0 {
             self.bring_another(shared);
@@ -222,6 +243,7 @@ impl Pool {
             Ok(handle) => {
                 state.next_number += 1;
                 state.threads.insert(number, handle);
+                self.look_at_crowd(state);
                 state.leaving.retain(|handle| !handle.is_finished());
                 Ok(())
             }
@@ -257,6 +279,7 @@ impl Pool {
                 return true;
             }
             state.resting.push(Arc::clone(resting));
+            self.look_at_crowd(&state);
         }
         if resting.wait(Instant::now() + REST) {
             return self.state.lock().ended.is_none();
@@ -288,6 +311,7 @@ impl Pool {
         let mut state = self.state.lock();
         let handle = state.threads.remove(&number);
         state.leaving.extend(handle);
+        self.look_at_crowd(&state);
         drop(state);
         self.changed.notify_all();
     }
@@ -353,6 +377,7 @@ fn run(shared: &Arc<Shared>, number: usize) {
     let resting = Arc::new(Resting::default());
     let end = read_loop(&mut worker, &dev, &mut buffer, &resting);
     if let Some(end) = end {
+        shared.interrupts.close_room();
         shared.pool.end(end);
     }
 }
@@ -383,27 +408,38 @@ fn is_forget(message: &[u8]) -> bool {
 
 fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<Resting>) -> Option<ReadEnd> {
     let shared = Arc::clone(&worker.shared);
+    let next_waiting = || shared.interrupts.next_waiting(shared.pool.places());
     let mut history = History::default();
     loop {
-        shared.spin.look(dev, &mut history);
-        match dev.read(buffer.space()) {
-            Ok(len) => {
-                shared.pool.took(&shared);
-                let is_forget = is_forget(buffer.message(len));
-                worker.serve(buffer, len, false);
-                if !shared.pool.served(resting) {
-                    return None;
+        let mut is_forget = false;
+        // What has waited comes first: this thread may have been brought for it.
+        if let Some(waiting) = next_waiting() {
+            shared.pool.took(&shared);
+            worker.serve_waiting(waiting, buffer);
+        } else {
+            shared.spin.look(dev, &mut history);
+            match dev.read(buffer.space()) {
+                Ok(len) => {
+                    shared.pool.took(&shared);
+                    is_forget = self::is_forget(buffer.message(len));
+                    worker.serve(buffer, len, false);
                 }
-                if is_forget && shared.pool.is_relaxed() {
-                    // Not in place of a wake-up, but to be woken less often.
-                    std::thread::sleep(PAUSE);
-                }
+                // NOENT: the request was taken back while it was read.
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
+                Err(Errno::NODEV) => return Some(ReadEnd::Unmounted),
+                Err(Errno::CONNABORTED) => return Some(ReadEnd::Aborted),
+                Err(error) => return Some(ReadEnd::Failed(error)),
             }
-            // NOENT: the request was taken back while it was read.
-            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
-            Err(Errno::NODEV) => return Some(ReadEnd::Unmounted),
-            Err(Errno::CONNABORTED) => return Some(ReadEnd::Aborted),
-            Err(error) => return Some(ReadEnd::Failed(error)),
+        }
+        while let Some(waiting) = next_waiting() {
+            worker.serve_waiting(waiting, buffer);
+        }
+        if !shared.pool.served(resting) {
+            return None;
+        }
+        if is_forget && shared.pool.is_relaxed() {
+            // Not in place of a wake-up, but to be woken less often.
+            std::thread::sleep(PAUSE);
         }
     }
 }

@@ -145,7 +145,6 @@ pub(crate) struct Shared {
     pub(crate) owners: OwnersByHandle,
     pub(crate) closing: Closing,
     pub(crate) stats: Stats,
-    pub(crate) notifier: Notifier,
     pub(crate) pool: Pool,
     pub(crate) spin: SpinGate,
     transport: Mutex<Transport>,
@@ -176,7 +175,6 @@ impl Shared {
             owners: OwnersByHandle::default(),
             closing: Closing::default(),
             stats: Stats::default(),
-            notifier: Notifier::default(),
             pool,
             spin: SpinGate::new(Duration::ZERO),
             transport: Mutex::new(Transport::Uring),
@@ -330,7 +328,6 @@ impl Session {
             owners: OwnersByHandle::default(),
             closing: Closing::default(),
             stats: Stats::default(),
-            notifier: Notifier::default(),
             pool: Pool::new(options.threads_max),
             // Over io_uring the readers only get what nobody waits for.
             spin: SpinGate::new(if prepared.is_some() { Duration::ZERO } else { options.spin }),
@@ -352,7 +349,7 @@ impl Session {
     /// To tell the kernel what it must forget.
     #[must_use]
     pub fn notifier(&self) -> Notifier {
-        self.shared.notifier.clone()
+        Notifier::new(Arc::clone(&self.shared.tree.root().teller), Arc::clone(&self.shared.master))
     }
 
     /// To attach volumes to it, and to detach them.
@@ -377,20 +374,12 @@ impl Session {
         let _of_the_mount = span.enter();
         let interrupts = Arc::clone(&self.shared.interrupts);
         let watcher = spawn("wt-fuse-signals", move || interrupts.watch()).map_err(SessionError::Start)?;
-        let (notifier, master) = (self.shared.notifier.clone(), Arc::clone(&self.shared.master));
-        let sender = spawn("wt-fuse-notify", move || notifier.run(&master));
-        let started = match &sender {
-            Ok(_) => self.shared.pool.start(&self.shared).map_err(SessionError::Start),
-            Err(error) => Err(SessionError::Start(error.kind().into())),
-        };
+        let started = self.shared.pool.start(&self.shared).map_err(SessionError::Start);
         let outcome = started.and_then(|()| self.start_ring()).map(|()| self.wait());
         self.shared.interrupts.end();
-        self.shared.notifier.end();
-        let helpers = [Some(watcher), sender.ok()];
-        for helper in helpers.into_iter().flatten() {
-            if helper.join().is_err() {
-                tracing::error!("a helper thread of the session panicked");
-            }
+        self.shared.tree.root().teller.end();
+        if watcher.join().is_err() {
+            tracing::error!("the session's watching thread panicked");
         }
         outcome
     }

@@ -9,8 +9,9 @@
 //! | what | is | changed by |
 //! |---|---|---|
 //! | [`View::namespace`] | the truth: what is mounted on what | attaching, detaching, moving |
-//! | [`Snapshot`] | for requests: volumes by tag, mounts by number | replaced as a whole, under `state` |
+//! | [`Snapshot`] | for requests: volumes and mounts by tag | replaced as a whole, under `state` |
 //! | `generation` | which snapshot; 0: nothing was ever attached | under `state` |
+//! | `State::by_mount`, `covered` | mounts by number, directories that something is attached to | under `state` |
 //! | `State::places` | where attached mounts are, in the kernel's words | under `state` |
 //! | `State::of_volume` | which tags go with a volume | under `state` |
 //!
@@ -38,8 +39,8 @@ pub(crate) mod change;
 pub(crate) mod clones;
 mod end;
 mod served;
-mod shards;
 mod spot;
+mod versions;
 pub(crate) mod wire;
 
 use std::collections::{BTreeSet, HashMap};
@@ -54,8 +55,8 @@ use volume::{NodeId, Volume};
 use clones::View;
 pub use served::OnEnd;
 pub(crate) use served::{Open, Served};
-use shards::Shards;
 use spot::Attachment;
+use versions::Versions;
 use wire::Tag;
 
 use crate::syncs::Subject;
@@ -103,10 +104,7 @@ impl Tagged {
 /// What requests see of the tree.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Snapshot {
-    by_tag: Shards<Tag, Arc<Tagged>>,
-    by_mount: Shards<MountId, Arc<Tagged>>,
-    /// Directories on which something is mounted, by volume.
-    covered: Shards<(Tag, NodeId), usize>,
+    by_tag: Versions<Arc<Tagged>>,
     /// Clones, by the tag of their root's mount.
     clones: HashMap<Tag, Arc<View>>,
 }
@@ -133,7 +131,10 @@ pub(crate) struct Seen {
 struct State {
     snapshot: Arc<Snapshot>,
     last_tag: Tag,
+    by_mount: HashMap<MountId, Arc<Tagged>>,
     places: HashMap<MountId, Attachment>,
+    /// Directories on which something is mounted, by volume.
+    covered: HashMap<(Tag, NodeId), usize>,
     /// The tags of each volume, its mounts' among them, as long as requests may have them.
     of_volume: HashMap<Tag, BTreeSet<Tag>>,
     /// The tags of the volumes that are attached, by the addresses of what they are to the namespaces: alive as long as they are here.
@@ -163,9 +164,8 @@ impl Tree {
         let mount = namespace.root().expect("it was mounted just now");
         let volume = (Arc::clone(&root), superblock);
         let tagged = Arc::new(Tagged::of_mount(Tag::ROOT, (mount, NodeId::ROOT), volume, &namespace));
-        let mut snapshot = Snapshot::default();
-        snapshot.by_mount.insert(mount, Arc::clone(&tagged));
-        let state = State { snapshot: Arc::new(snapshot), ..State::default() };
+        let mut state = State::default();
+        state.by_mount.insert(mount, Arc::clone(&tagged));
         let first = View::new(namespace, tagged, std::ffi::OsString::new());
         let (generation, clones) = (AtomicU64::new(0), AtomicUsize::new(0));
         Self { first: Arc::new(first), root, generation, clones, state: Mutex::new(state) }
@@ -215,7 +215,8 @@ impl Tree {
         if self.is_plain() {
             return Vec::new();
         }
-        self.state.lock().snapshot.volumes().map(Arc::clone).collect()
+        let snapshot = Arc::clone(&self.state.lock().snapshot);
+        snapshot.volumes().map(Arc::clone).collect()
     }
 
     /// The same, to be synced.
@@ -225,7 +226,7 @@ impl Tree {
 
     /// Whether something is attached to this directory, in whatever place it is seen.
     pub(crate) fn is_covered(&self, volume: Tag, node: NodeId) -> bool {
-        self.state.lock().snapshot.covered.get((volume, node)).is_some()
+        self.state.lock().covered.contains_key(&(volume, node))
     }
 
     /// What is mounted uppermost on a directory that is seen through a mount (none: the root volume's first), if anything is.
@@ -244,7 +245,7 @@ impl Tree {
 
     /// The tag of a mount that was found in the namespace.
     fn tagged_mount(&self, mount: MountId) -> Option<Arc<Tagged>> {
-        self.state.lock().snapshot.by_mount.get(mount).map(Arc::clone)
+        self.state.lock().by_mount.get(&mount).map(Arc::clone)
     }
 
     /// Replaces what requests see. What was seen until now is dropped without the lock: where nobody else has it, that is as much as
@@ -295,7 +296,7 @@ impl State {
             let Some(tagged) = snapshot.by_tag.remove(tag) else { continue };
             self.by_address.remove(&Arc::as_ptr(&tagged.served).addr());
             if let Some(mount) = tagged.mount {
-                snapshot.by_mount.remove(mount);
+                self.by_mount.remove(&mount);
             }
         }
     }

@@ -192,7 +192,7 @@ impl Tree {
     /// Has those volumes whose stores do not answer hold no more than their share of what brings requests: of each the first request
     /// waits, and of further ones as many as have room; the rest fail with EIO. Syncs of the mountpoint wait for them no longer. To be
     /// called about once a second, after each volume's
-    /// [`status`](Volume::status).
+    /// [`look`](Volume::look).
     pub fn relieve(&self) {
         let Shared { tree, interrupts, pool, .. } = &*self.shared;
         let volumes = tree.volumes();
@@ -202,6 +202,10 @@ impl Tree {
             served.volume.span().in_scope(|| interrupts.shed(served.tag));
         }
         pool.bear(&self.shared, interrupts.uncounted());
+        if interrupts.has_waiting() {
+            // It may be the turn of one whose volume's threads all hang, and do not count any more.
+            pool.bring_another(&self.shared);
+        }
         self.shared.syncs.relieve();
     }
 

@@ -7,88 +7,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
+use common::hanging::{Hanging, LONG, Release, all_stalled, look};
 use common::{Mounted, Setup, eventually, text};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use store::{FaultOp, FaultStore, Store};
-use volume::{DrainReport, Volume};
+use store::FaultOp;
 use watertight_fuse::mount::Wanted;
-use watertight_fuse::{Attached, Detach, SessionOptions, TreeError};
+use watertight_fuse::{Detach, SessionOptions, TreeError};
 
-const LONG: Duration = Duration::from_secs(60);
 const EIO: Result<Vec<u8>, Option<i32>> = Err(Some(libc::EIO));
 /// Places for requests, in these tests.
 const PLACES: usize = 256;
 
-/// An attached volume whose store hangs when it is told to.
-struct Hanging {
-    store: Arc<FaultStore>,
-    volume: Arc<Volume>,
-    attached: Attached,
-    root: PathBuf,
-    _dir: tempfile::TempDir,
-}
-
-impl Hanging {
-    fn new(mounted: &Mounted, name: &str, rules: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("file"), "x").unwrap();
-        let inner = store::open(&format!("dir:{}", dir.path().display())).unwrap();
-        let store = FaultStore::new(inner, rules).unwrap();
-        let options = volume::Options {
-            stall_after: Duration::from_millis(20),
-            dirty_after: Duration::from_secs(3600),
-            flushers: 1,
-            ..volume::Options::default()
-        };
-        let volume = Volume::new(Arc::clone(&store) as Arc<dyn Store>, options).unwrap();
-        let root = mounted.path().join(name);
-        fs::create_dir(&root).unwrap();
-        let on_end = Box::new(|_: &DrainReport| {});
-        let attached = mounted.tree.attach(Path::new(name), &volume, false, on_end).unwrap();
-        Self { store, volume, attached, root, _dir: dir }
-    }
-
-    /// A client that reads the file.
-    fn read(&self) -> JoinHandle<Result<Vec<u8>, Option<i32>>> {
-        let path = self.root.join("file");
-        std::thread::spawn(move || fs::read(path).map_err(|error| error.raw_os_error()))
-    }
-
-    fn is_hanging(&self, n: usize) {
-        assert!(self.store.wait_hanging(n, LONG));
-    }
-}
-
-/// Stores that hang do so no more when a test ends, however it does.
-struct Release(Vec<Arc<FaultStore>>);
-
-impl Drop for Release {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|store| store.release());
-    }
-}
-
 fn mount() -> Option<Mounted> {
     let session = SessionOptions { threads_max: PLACES, ..SessionOptions::default() };
     Setup { session, ..Setup::default() }.mount()
-}
-
-/// Somebody looks at the volumes and relieves the mountpoint, as whoever serves them does about once a second.
-fn look(mounted: &Mounted, volumes: &[Hanging]) {
-    for one in volumes {
-        let _seen = one.volume.status();
-    }
-    mounted.tree.relieve();
-}
-
-fn all_stalled(mounted: &Mounted, volumes: &[Hanging]) {
-    eventually("all are stalled", || {
-        look(mounted, volumes);
-        volumes.iter().all(|one| one.volume.is_known_to_stall())
-    });
-    look(mounted, volumes);
 }
 
 #[test]
@@ -244,7 +177,7 @@ fn with_closed_files(wanted: Wanted, then: impl FnOnce(Mounted, Hanging)) {
     let other = Hanging::new(&mounted, "other", "read:delay=0ms");
     let _release = Release(vec![Arc::clone(&it.store)]);
     for n in 0..CLIENTS * FILES_OF_EACH {
-        fs::write(it._dir.path().join(n.to_string()), "x").unwrap();
+        fs::write(it.dir.path().join(n.to_string()), "x").unwrap();
     }
     let open = |n: usize| fs::File::open(it.root.join(n.to_string())).unwrap();
     let files: Vec<_> = (0..CLIENTS * FILES_OF_EACH).map(open).collect();
@@ -265,7 +198,7 @@ fn with_closed_files(wanted: Wanted, then: impl FnOnce(Mounted, Hanging)) {
         assert_eq!(fs::read(root.join(name)).unwrap(), [b'y'; 256 << 10]);
         assert!(fs::read_dir(root).unwrap().count() > n);
     };
-    let (dir, root) = (other._dir.path().to_owned(), other.root.clone());
+    let (dir, root) = (other.dir.path().to_owned(), other.root.clone());
     let neighbour = std::thread::spawn(move || (0..50).for_each(|n| read(n, dir.clone(), root.clone())));
     eventually("a neighbour reads", || {
         look(&mounted, std::slice::from_ref(&it));
@@ -355,7 +288,7 @@ fn what_was_given_up_is_no_concern_of_later_syncs_nor_of_the_mountpoints_end() {
     eventually("nor for clients", || fs::metadata(it.root.join("file")).is_err());
     fs::write(other.root.join("file"), "new").unwrap();
     assert_eq!(mounted.tree.sync_for(std::process::id()).unwrap(), Vec::<String>::new());
-    assert_eq!(text(&other._dir.path().join("file")), "new");
+    assert_eq!(text(&other.dir.path().join("file")), "new");
     if mounted.is_block() {
         rustix::fs::syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
     }
@@ -403,7 +336,7 @@ fn the_end_of_the_mountpoint_brings_healthy_volumes_to_their_stores_beside_more_
     for one in &healthy {
         eventually("a healthy one has ended", || one.volume.report().is_some());
         assert!(one.volume.report().unwrap().is_complete());
-        assert_eq!(text(&one._dir.path().join("file")), "new");
+        assert_eq!(text(&one.dir.path().join("file")), "new");
     }
     eventually("the mountpoint's own is written", || {
         fs::read(mounted.store_path().join("own")).is_ok_and(|data| data == b"own")

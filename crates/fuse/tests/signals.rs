@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -103,6 +104,74 @@ fn a_killed_opener_leaves_no_open_file() {
     eventually("the late opening is closed", || {
         gate.waiting() == 0 && mounted.volume.status().open_files == 0
     });
+    mounted.unmount();
+}
+
+/// Kills a client that changes names while the store hangs: it ends, the directory is free for others, and what is done late is seen by
+/// all, also by those who have looked meanwhile. `before` and `after`: what is there.
+fn killed_while_names_change(
+    hanging: &'static str,
+    program: &str,
+    args: &[&str],
+    [before, after]: [&'static [&'static str]; 2],
+) {
+    let Some((mounted, gate)) = hanging_in(hanging) else { return };
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    fs::create_dir(mounted.store_path().join("dir")).unwrap();
+    let there = |names: &[&str]| {
+        ["slow", "dir", "new"]
+            .iter()
+            .all(|name| mounted.path().join(name).symlink_metadata().is_ok() == names.contains(name))
+    };
+    gate.shut();
+    let mut child = client(program, args, &mounted);
+    eventually("the hung request", || gate.waiting() == 1);
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9), "{program} {args:?}");
+    assert_eq!(gate.waiting(), 1, "the store answered");
+    assert!(there(before), "{program} {args:?}: nothing is done, and the directory is nobody's");
+    gate.open();
+    eventually("what is done late is seen", || there(after));
+    eventually("nothing is open", || mounted.volume.status().open_files == 0);
+    mounted.unmount();
+}
+
+#[test]
+fn a_killed_caller_that_changes_names_ends_while_the_store_hangs_and_what_is_done_late_is_seen() {
+    const BOTH: &[&str] = &["slow", "dir"];
+    const ALL: &[&str] = &["slow", "dir", "new"];
+    let made: [(&str, &str, &[&str]); 5] = [
+        ("make", "mkdir", &["new"]),
+        ("make", "mkfifo", &["new"]),
+        ("make", "ln", &["-s", "slow", "new"]),
+        ("link", "ln", &["slow", "new"]),
+        ("create", "touch", &["new"]),
+    ];
+    for (hanging, program, args) in made {
+        killed_while_names_change(hanging, program, args, [BOTH, ALL]);
+    }
+    killed_while_names_change("unlink", "rm", &["-f", "slow"], [BOTH, &["dir"]]);
+    killed_while_names_change("rmdir", "rmdir", &["dir"], [BOTH, &["slow"]]);
+    killed_while_names_change("rename", "mv", &["slow", "new"], [BOTH, &["dir", "new"]]);
+    killed_while_names_change("rename", "mv", &["-T", "dir", "new"], [BOTH, &["slow", "new"]]);
+}
+
+#[test]
+fn so_does_one_that_changes_attributes() {
+    let Some((mounted, gate)) = hanging_in("set_attr") else { return };
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    let slow = mounted.path().join("slow");
+    let mode = || fs::metadata(&slow).unwrap().permissions().mode() & 0o777;
+    let before = mode();
+    assert_ne!(before, 0o751);
+    gate.shut();
+    let mut child = client("chmod", &["751", "slow"], &mounted);
+    eventually("the hung request", || gate.waiting() == 1);
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    assert_eq!((gate.waiting(), mode()), (1, before), "the store answered");
+    gate.open();
+    eventually("what is done late is seen", || mode() == 0o751);
     mounted.unmount();
 }
 

@@ -17,7 +17,16 @@ pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: &SetAttrIn) -> Sent {
     let valid = SetAttrValid::from_bits_retain(arg.valid);
     let kill_priv = valid.contains(SetAttrValid::KILL_SUIDGID);
     let result = cx.volume().set_attr(&cx.ctx(), cx.node(), &changes(arg, valid), kill_priv);
-    reply.result(result.map(|attr| cx.attr_out(&attr)))
+    let sent = reply.result(result.map(|attr| cx.attr_out(&attr)));
+    if !sent.is_delivered {
+        cx.attributes_changed_late();
+    }
+    sent
+}
+
+/// Whether a file gets another length.
+pub(super) fn resizes(arg: &SetAttrIn) -> bool {
+    SetAttrValid::from_bits_retain(arg.valid).contains(SetAttrValid::SIZE)
 }
 
 /// What is to change. A ctime that the kernel proposes (kernel write-back) is not taken: the change sets it.

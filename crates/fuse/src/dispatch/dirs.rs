@@ -16,7 +16,7 @@ pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
         Ok(hold) => hold,
         Err(errno) => return reply.error(errno),
     };
-    match cx.volume().open_dir(cx.node()) {
+    match cx.volume().open_dir(&cx.ctx(), cx.node()) {
         Ok(handle) => {
             cx.opened(Open::Directory, handle, hold);
             let may_be_kept = FOpen::CACHE_DIR | FOpen::KEEP_CACHE;
@@ -36,7 +36,11 @@ pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
 }
 
 pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
-    cx.volume().release_dir(handle_id(arg.fh));
+    if cx.is_without_store {
+        cx.volume().release_dir_later(handle_id(arg.fh));
+    } else {
+        cx.volume().release_dir(handle_id(arg.fh));
+    }
     cx.released(Open::Directory, handle_id(arg.fh));
     reply.done()
 }

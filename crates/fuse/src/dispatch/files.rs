@@ -91,11 +91,15 @@ fn close(cx: &Cx<'_>, opened: &Opened) {
 }
 
 pub(super) fn create(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr) -> Sent {
-    made(cx, reply, arg, |ctx, perm, flags| {
+    let sent = made(cx, reply, arg, |ctx, perm, flags| {
         let created = cx.volume().create(ctx, cx.node(), name, perm, flags)?;
         cx.changed(cx.node(), name);
         Ok(created)
-    })
+    });
+    if !sent.is_delivered {
+        cx.changed_late(name);
+    }
+    sent
 }
 
 pub(super) fn tmpfile(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn) -> Sent {
@@ -180,7 +184,11 @@ pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
     }
     cx.shared.owners.released(node, handle, |owner| unlock_all(cx, LockFamily::Posix, owner));
     cx.shared.closing.released(node, handle);
-    cx.volume().release(handle);
+    if cx.is_without_store {
+        cx.volume().release_later(handle);
+    } else {
+        cx.volume().release(handle);
+    }
     cx.released(Open::File, handle);
     reply.done()
 }

@@ -122,7 +122,12 @@ pub(super) fn rename(cx: &Cx<'_>, reply: Reply<'_>, arg: &Rename2In, name: &OsSt
         cx.changed(cx.node(), name);
         cx.changed(new_dir, new_name);
     }
-    reply.unit(renamed)
+    let sent = reply.unit(renamed);
+    if !sent.is_delivered {
+        cx.changed_late(name);
+        cx.changed_late_in(arg.newdir, new_name);
+    }
+    sent
 }
 
 pub(super) fn rmdir(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
@@ -141,7 +146,11 @@ fn removed(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, removed: volume::Result<
     if removed.is_ok() {
         cx.changed(cx.node(), name);
     }
-    reply.unit(removed)
+    let sent = reply.unit(removed);
+    if !sent.is_delivered {
+        cx.changed_late(name);
+    }
+    sent
 }
 
 pub(super) fn link(cx: &Cx<'_>, reply: Reply<'_>, arg: LinkIn, name: &OsStr) -> Sent {
@@ -163,6 +172,7 @@ fn entry(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, made: volume::Result<store
             };
             if !sent.is_delivered {
                 cx.volume().forget(entry.id, 1);
+                cx.changed_late(name);
             }
             sent
         }

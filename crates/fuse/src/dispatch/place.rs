@@ -18,8 +18,8 @@ use super::files;
 use crate::abi::{AttrOut, EntryOut, InHeader, WriteInFlags};
 use crate::decode::Op;
 use crate::encode::{self, Validity};
-use crate::interrupt::{For, Slot};
-use crate::notify::NotifyError;
+use crate::interrupt::{Early, For, Slot};
+use crate::notify::Note;
 use crate::session::Shared;
 use crate::tree::clones::View;
 use crate::tree::wire::{self, Tag};
@@ -64,20 +64,27 @@ impl<'a> At<'a> {
 }
 
 /// Gives look-ups back, if the volume is still there.
-pub(super) fn forget(tree: &Arc<Tree>, slot: &Slot, seen: &mut Seen, node: u64, n: u64) {
+pub(super) fn forget(shared: &Shared, slot: &Slot, seen: &mut Seen, node: u64, n: u64) {
+    let tree = &shared.tree;
     let (tag, id) = wire::split(node);
+    // Who asks for the attributes of a file without a name may hang.
+    let forget = |served: &Served| {
+        let whom = For { volume: served.tag, is_spared: true, says_nothing: false, is_lent: false };
+        if has_turn(shared, slot, whom) {
+            served.volume.forget(id, n);
+        } else {
+            served.volume.forget_later(id, n);
+        }
+        slot.is_for_none();
+    };
     if tag == Tag::ROOT {
-        return tree.root().volume.forget(id, n);
+        return forget(tree.root());
     }
     let snapshot = tree.look(seen);
     if let Some(tagged) = snapshot.tagged(tag)
         && let Some(_asked) = tagged.served.enter()
     {
-        // Who asks for the attributes of a file without a name may hang.
-        let volume = tagged.served.tag;
-        slot.is_for(For { volume, is_spared: true, says_nothing: false, is_lent: false });
-        tagged.served.volume.forget(id, n);
-        slot.is_for_none();
+        forget(&tagged.served);
     }
     if id == NodeId::ROOT
         && let Some(clone) = snapshot.clone_of(tag)
@@ -86,38 +93,94 @@ pub(super) fn forget(tree: &Arc<Tree>, slot: &Slot, seen: &mut Seen, node: u64, 
     }
 }
 
+/// Takes the thread's place for a request, unless its volume has its part of the threads and others want them.
+fn has_turn(shared: &Shared, slot: &Slot, whom: For) -> bool {
+    let is_crowded = shared.pool.is_crowded() && !shared.tree.is_plain() && slot.is_readers();
+    if is_crowded {
+        return shared.interrupts.takes_turn(slot, whom, shared.pool.places());
+    }
+    slot.is_for(whom);
+    true
+}
+
+/// What becomes of a request that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Turn {
+    /// It begins.
+    Begins,
+    /// It begins, but nothing is asked of the store for it.
+    BeginsWithoutStore,
+    /// It waits, without a thread.
+    Waits,
+    /// It is one too many for a store that does not answer.
+    Refused,
+}
+
 impl At<'_> {
     /// The volume's tag.
     pub(super) fn volume_tag(&self) -> Tag {
         self.served.tag
     }
 
-    /// Puts a request (its number, its caller, whether it may be abandoned) into its thread's slot.
-    pub(super) fn begin(&self, shared: &Shared, slot: &Arc<Slot>, request: (u64, u32, bool)) {
-        let (unique, pid, abandonable) = request;
-        if self.served.tag == Tag::ROOT {
-            return shared.interrupts.begin(slot, unique, pid, abandonable);
+    /// Puts a request (its number, its caller, when it may be answered early) into its thread's slot, where it is already if it has waited. Says whether it is to
+    /// be served: it may have been answered while it waited.
+    pub(super) fn begin(
+        &self,
+        shared: &Shared,
+        slot: &Arc<Slot>,
+        request: (u64, u32, Early),
+        has_waited: bool,
+    ) -> bool {
+        let (unique, pid, early) = request;
+        if has_waited {
+            return shared.interrupts.begin_again(slot, (unique, early), &self.served.is_given_up);
         }
-        shared.interrupts.begin_for(slot, request, &self.served.is_given_up);
+        if self.served.tag == Tag::ROOT {
+            shared.interrupts.begin(slot, unique, pid, early);
+        } else {
+            shared.interrupts.begin_for(slot, request, &self.served.is_given_up);
+        }
+        true
     }
 
-    /// Takes the thread's place for the request; says whether there is one: the request may be one too many for a store that does not answer.
-    pub(super) fn takes_place(&self, shared: &Shared, slot: &Arc<Slot>, whom: For, op: &Op<'_>) -> bool {
+    /// Takes the thread's place for a request (its number, its caller), or finds another one for it.
+    pub(super) fn turn(
+        &self,
+        (shared, slot): (&Shared, &Arc<Slot>),
+        (whom, op): (For, &Op<'_>),
+        request: (u64, u32),
+        message: &[u8],
+        has_waited: bool,
+    ) -> Turn {
         if matches!(op, Op::SetLkW(_)) {
             // Waits without a thread.
-            return true;
+            return Turn::Begins;
         }
-        let is_free = self.served.tag == Tag::ROOT || whom.is_spared;
-        if is_free || !self.served.volume.is_known_to_stall() {
-            slot.is_for(whom);
-            return true;
-        }
-        let is_admitted = shared.interrupts.admit(slot, whom);
-        if !is_admitted {
+        let is_stalled = self.served.tag != Tag::ROOT && self.served.volume.is_known_to_stall();
+        if is_stalled && !whom.is_spared {
+            if shared.interrupts.admit(slot, whom) {
+                return Turn::Begins;
+            }
             // To be answered at once.
             slot.is_for(For { is_spared: true, ..whom });
+            return Turn::Refused;
         }
-        is_admitted
+        if has_waited || is_stalled || matches!(op, Op::Destroy) {
+            slot.is_for(whom);
+            return Turn::Begins;
+        }
+        if has_turn(shared, slot, whom) {
+            return Turn::Begins;
+        }
+        if !whom.says_nothing {
+            let whose = (whom, &self.served.is_given_up);
+            if shared.interrupts.wait(slot, request, whose, message, shared.pool.places()) {
+                return Turn::Waits;
+            }
+        }
+        slot.is_for(whom);
+        if whom.says_nothing { Turn::BeginsWithoutStore } else { Turn::Begins }
     }
 }
 
@@ -147,24 +210,28 @@ fn is_for_what_is_open(op: &Op<'_>) -> bool {
 fn changes(op: &Op<'_>) -> bool {
     match op {
         Op::Open(arg) => files::writes(arg.flags),
-        Op::SetAttr(_)
-        | Op::Symlink { .. }
-        | Op::MkNod { .. }
-        | Op::MkDir { .. }
-        | Op::Unlink { .. }
-        | Op::RmDir { .. }
-        | Op::Rename { .. }
-        | Op::Link { .. }
-        | Op::Create { .. }
-        | Op::TmpFile(_)
-        | Op::Write { .. }
-        | Op::FAllocate(_)
-        | Op::CopyFileRange(_)
-        | Op::CopyFileRange64(_)
-        | Op::SetXattr { .. }
-        | Op::RemoveXattr { .. } => true,
-        _ => false,
+        Op::Write { .. } | Op::FAllocate(_) | Op::CopyFileRange(_) | Op::CopyFileRange64(_) => true,
+        op => changes_names_or_attributes(op),
     }
+}
+
+/// Requests that make, remove or move names, or set attributes, a file's length among them.
+pub(super) fn changes_names_or_attributes(op: &Op<'_>) -> bool {
+    matches!(
+        op,
+        Op::SetAttr(_)
+            | Op::Symlink { .. }
+            | Op::MkNod { .. }
+            | Op::MkDir { .. }
+            | Op::Unlink { .. }
+            | Op::RmDir { .. }
+            | Op::Rename { .. }
+            | Op::Link { .. }
+            | Op::Create { .. }
+            | Op::TmpFile(_)
+            | Op::SetXattr { .. }
+            | Op::RemoveXattr { .. }
+    )
 }
 
 /// That something is open, of a volume that was attached.
@@ -183,6 +250,8 @@ pub(crate) struct Cx<'a> {
     pub(super) kept: &'a Cell<Option<Hold>>,
     pub(super) cancel: &'a Cancel,
     pub(super) before_wait: &'a (dyn Fn() + Sync),
+    /// What is closed is to be closed by a thread of the volume's.
+    pub(super) is_without_store: bool,
 }
 
 impl<'a> Cx<'a> {
@@ -284,6 +353,29 @@ impl Cx<'_> {
         self.header.uid == 0
     }
 
+    /// What was to be done with a name was done after the kernel had its answer, since the caller was killed: what others have seen of it
+    /// meanwhile is not valid any more.
+    pub(super) fn changed_late(&self, name: &OsStr) {
+        self.tell(Note::name_changed(self.wire_node(), name));
+    }
+
+    /// The same of a name in another directory, by the kernel's number for that.
+    pub(super) fn changed_late_in(&self, dir: u64, name: &OsStr) {
+        self.tell(Note::name_changed(store::ObjectId(dir), name));
+    }
+
+    /// The same of attributes.
+    pub(super) fn attributes_changed_late(&self) {
+        self.tell(Note::attributes_changed(self.wire_node()));
+    }
+
+    fn tell<const N: usize>(&self, notes: [Note; N]) {
+        if let Err(error) = self.served().teller.tell(&self.shared.master, notes) {
+            let volume = self.volume().name();
+            tracing::warn!(volume, %error, "the kernel may remember what has changed");
+        }
+    }
+
     /// A name was made, removed or moved in a directory: what the kernel has kept of it for other places, from before there were
     /// several, is not valid any more. Told by another thread: the kernel takes locks for it that callers of requests have.
     pub(super) fn changed(&self, dir: NodeId, name: &OsStr) {
@@ -291,16 +383,8 @@ impl Cx<'_> {
             return;
         }
         let own = self.at.tagged.map_or(Tag::ROOT, |tagged| tagged.tag);
-        for tag in self.at.served.seen_elsewhere(own) {
-            let told = wire::join(tag, dir)
-                .map(|parent| self.shared.notifier.changed_elsewhere(store::ObjectId(parent), name));
-            if let Some(Err(NotifyError::Full)) = told {
-                let volume = self.volume().name();
-                tracing::warn!(
-                    volume,
-                    "the kernel may remember a name that has changed: too much waits to be told"
-                );
-            }
+        for parent in self.at.served.seen_elsewhere(own).into_iter().filter_map(|tag| wire::join(tag, dir)) {
+            self.changed_late_in(parent, name);
         }
     }
 }

@@ -43,11 +43,11 @@ fn volume() -> Arc<Volume> {
 }
 
 /// A request is served while its caller is killed; then another one is.
-fn serve_two(abandonable: bool) {
+fn serve_two(early: Early) {
     let (slot, reader) = slot();
     let interrupts = Interrupts::default();
     interrupts.add(&slot);
-    interrupts.begin(&slot, UNIQUE, 0, abandonable);
+    interrupts.begin(&slot, UNIQUE, 0, early);
     let watcher = {
         let slot = Arc::clone(&slot);
         thread::spawn(move || slot.end(UNIQUE))
@@ -58,7 +58,7 @@ fn serve_two(abandonable: bool) {
     if touched.replace(false) {
         cancel = slot.renew();
     }
-    interrupts.begin(&slot, UNIQUE + 2, 0, abandonable);
+    interrupts.begin(&slot, UNIQUE + 2, 0, early);
     watcher.join().unwrap();
     let is_cancelled = cancel.is_cancelled();
     let _second = Reply::new(&slot, &touched, UNIQUE + 2).done();
@@ -70,12 +70,14 @@ fn serve_two(abandonable: bool) {
 
 #[test]
 fn a_request_is_answered_once_and_ends_alone() {
-    model::check(|| serve_two(true));
+    for early in [Early::Always, Early::Killed] {
+        model::check(move || serve_two(early));
+    }
 }
 
 #[test]
 fn a_request_that_must_end_itself_ends_alone() {
-    model::check(|| serve_two(false));
+    model::check(|| serve_two(Early::No));
 }
 
 #[test]
@@ -99,7 +101,7 @@ fn an_interrupt_beside_its_request_is_heard() {
             let interrupts = Arc::clone(&interrupts);
             thread::spawn(move || interrupts.interrupt(UNIQUE))
         };
-        interrupts.begin(&slot, UNIQUE, 0, true);
+        interrupts.begin(&slot, UNIQUE, 0, Early::Always);
         kernel.join().unwrap();
         let watched: Vec<_> = interrupts.watched.lock().requests.iter().map(|(unique, _)| *unique).collect();
         assert!(watched.contains(&UNIQUE), "the interrupt was lost");
@@ -178,7 +180,7 @@ fn a_request_beside_the_end_of_its_volume_is_answered() {
             })
         };
         slot.is_for(For { volume, is_spared: false, says_nothing: false, is_lent: false });
-        interrupts.begin_for(&slot, (UNIQUE, 0, false), &is_given_up);
+        interrupts.begin_for(&slot, (UNIQUE, 0, Early::No), &is_given_up);
         giver.join().unwrap();
         let found = answers(&reader);
         assert!(found == [(UNIQUE, -libc::EIO)], "who waits was not told: {found:?}");
@@ -232,7 +234,7 @@ fn who_asks_one_at_a_time_is_never_refused() {
         interrupts.add(&first);
         interrupts.add(&second);
         assert!(interrupts.admit(&first, volume));
-        interrupts.begin(&first, UNIQUE, 0, true);
+        interrupts.begin(&first, UNIQUE, 0, Early::Always);
         let server = thread::spawn(move || {
             let touched = Cell::new(false);
             let _sent = Reply::new(&first, &touched, UNIQUE).done();

@@ -9,7 +9,8 @@
 //! | further ones | of all together a quarter, each volume its equal part, an eighth at most |
 //!
 //! So whoever uses such a volume alone waits, however many others are stalled beside it. Requests in hand beyond that when the stall is noticed
-//! are answered EIO, while their threads go on waiting ([`Interrupts::shed`]); later ones are refused ([`Interrupts::admit`]).
+//! are answered EIO, while their threads go on waiting ([`Interrupts::shed`]); later ones are refused ([`Interrupts::admit`]). What a volume may hold before
+//! that is the subject of the module [`room`](super::room).
 //! Requests for a volume that is given up are all answered EIO ([`Interrupts::give_up`]).
 //!
 //! Nobody waits for the answer to a RELEASE, nor could it be refused: what is closed is closed. But the kernel bounds how many it has under
@@ -21,7 +22,7 @@
 //! is given back before the answer is written ([`Slot::claim`]): the client's next request may be read before the writer goes on.
 //!
 //! Over io_uring a request whose data is lent cannot be answered early, nor can one whose late success would matter
-//! (see `dispatch::is_abandonable`) before its volume is given up: such requests hold their threads.
+//! (see [`Early`](super::Early)) before its volume is given up: such requests hold their threads.
 //!
 //! # Orderings
 //! P3: whoever gives a volume up marks it, then looks at the slots; a request is put into its slot's word, then looks at the mark
@@ -36,7 +37,7 @@ use rustix::io::Errno;
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 
-use super::{ABANDONABLE, FLAGS, Interrupts, Slot};
+use super::{ABANDONABLE, Early, FLAGS, Interrupts, Slot, UNIQUE_SHIFT};
 use crate::places::AT_LEAST;
 use crate::tree::wire::Tag;
 
@@ -53,7 +54,11 @@ const LENT: u64 = 2;
 const STALLED: u64 = 4;
 /// In [`Slot::volume`]: the answer says nothing, and may be given before the request is served.
 const SAYS_NOTHING: u64 = 8;
-const TAG_SHIFT: u32 = 4;
+/// In [`Slot::volume`]: there is a request, also where it is for the mountpoint's own volume.
+const AT_WORK: u64 = 16;
+/// In [`Slot::volume`]: the request was told to fail, and another thread reads in place of this one.
+const SHED: u64 = 32;
+const TAG_SHIFT: u32 = 6;
 
 /// How many requests for volumes whose stores do not answer may wait.
 #[derive(Debug)]
@@ -94,7 +99,7 @@ impl For {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         let flags =
             flag(self.is_spared, SPARED) | flag(self.says_nothing, SAYS_NOTHING) | flag(self.is_lent, LENT);
-        (self.volume.number() << TAG_SHIFT) | flags
+        (self.volume.number() << TAG_SHIFT) | flags | AT_WORK
     }
 }
 
@@ -133,8 +138,15 @@ impl Slot {
 
     /// Its thread is through with the request.
     pub(crate) fn is_for_none(&self) {
-        // ORDERING: Relaxed, P4: before the answer is written.
-        self.volume.store(0, Ordering::Relaxed);
+        // ORDERING: P4: before the answer is written. SeqCst, P5 of the module `room`: before the look whether somebody waits.
+        self.volume.store(0, Ordering::SeqCst);
+    }
+
+    /// The volume for whose request the thread is at work, and holds a place.
+    pub(super) fn at_work_for(&self) -> Option<Tag> {
+        // ORDERING: SeqCst, P5 of the module `room`: after it was said that somebody waits.
+        let whom = self.volume.load(Ordering::SeqCst);
+        (whom & (AT_WORK | SHED) == AT_WORK).then(|| Tag::from_number(whom >> TAG_SHIFT))
     }
 
     /// Which request the slot's thread is at, if it is one for an attached volume.
@@ -147,13 +159,13 @@ impl Slot {
     }
 
     /// Answers request `unique` EIO; says whether that could be done. `at_all_costs`: also where its late success matters.
-    fn fail(&self, unique: u64, at_all_costs: bool) -> bool {
+    pub(super) fn fail(&self, unique: u64, at_all_costs: bool) -> bool {
         let cancel = self.cancel.lock();
         // ORDERING: Acquire, as in `end`.
         let mut word = self.word.load(Ordering::Acquire);
         loop {
             let may = at_all_costs || word & ABANDONABLE != 0;
-            if word & !FLAGS != unique << 1 || !may {
+            if word & !FLAGS != unique << UNIQUE_SHIFT || !may {
                 return false;
             }
             // ORDERING: as in `end`.
@@ -183,11 +195,11 @@ impl Interrupts {
     pub(crate) fn begin_for(
         &self,
         slot: &Arc<Slot>,
-        (unique, pid, abandonable): (u64, u32, bool),
+        (unique, pid, early): (u64, u32, Early),
         is_given_up: &AtomicBool,
     ) {
         let looked_first = is_on("share-looks-first").then(|| is_given_up.load(Ordering::SeqCst));
-        self.begin(slot, unique, pid, abandonable);
+        self.begin(slot, unique, pid, early);
         // ORDERING: SeqCst, P3: after the store to the word.
         if looked_first.unwrap_or_else(|| is_given_up.load(Ordering::SeqCst)) {
             // ORDERING: Relaxed, this thread's own.
@@ -220,7 +232,9 @@ impl Interrupts {
     pub(crate) fn admit(&self, slot: &Arc<Slot>, whom: For) -> bool {
         // The lock makes one of counting and taking.
         let slots = self.slots.lock();
-        let taken: Vec<Taken> = slots.iter().filter_map(Slot::taken).collect();
+        // One that has waited has its place already.
+        let others = slots.iter().filter(|other| !Arc::ptr_eq(other, slot));
+        let taken: Vec<Taken> = others.filter_map(Slot::taken).collect();
         let own = taken.iter().filter(|one| one.is_for(whom.volume) && one.is_counted()).count();
         let fits = own < self.share_of(whom.volume, &taken);
         if fits {
@@ -239,14 +253,15 @@ impl Interrupts {
         for one in own().take(share) {
             let _unless_it_is_over = one.mark(STALLED);
         }
-        let mut shed = 0;
-        for one in own().skip(share).filter(|one| one.mark(SPARED)) {
+        let mut shed = self.empty_room(Some(volume), share.saturating_sub(own().count()), true);
+        for one in own().skip(share).filter(|one| one.mark(SPARED | SHED)) {
             shed += 1;
             if let Some(unique) = one.unique.filter(|_| one.whom & LENT == 0) {
                 let _if_it_can = one.slot.fail(unique, false);
             }
         }
         for one in taken.iter().filter(|one| one.is_for(volume) && one.whom & SAYS_NOTHING != 0) {
+            let _unless_it_is_over = one.mark(SHED);
             if let Some(unique) = one.unique.filter(|_| one.whom & LENT == 0) {
                 let _unless_it_is_over = one.slot.fail(unique, true);
             }
@@ -263,8 +278,10 @@ impl Interrupts {
 
     /// A volume is given up, and marked so: who waits for it gets an error. Its threads are not counted any more.
     pub(crate) fn give_up(&self, volume: Tag) {
+        // First those that wait: what begins meanwhile is in a slot.
+        self.empty_room(Some(volume), 0, false);
         for one in self.taken().iter().filter(|one| one.is_for(volume)) {
-            let _unless_it_is_over = one.mark(SPARED);
+            let _unless_it_is_over = one.mark(SPARED | SHED);
             if let Some(unique) = one.unique {
                 one.slot.give_up(unique, one.whom);
             }

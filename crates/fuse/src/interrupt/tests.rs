@@ -53,7 +53,7 @@ fn each_request_is_answered_once_whoever_is_faster() {
         for n in 1..=ROUNDS {
             let unique = n * 2;
             // Every other request may be answered by the other side.
-            interrupts.begin(&slot, unique, 0, n % 2 == 0);
+            interrupts.begin(&slot, unique, 0, if n % 2 == 0 { Early::Always } else { Early::No });
             // A `Cancel` that was used for another request would end this one's waits; this one is not known yet.
             spurious += u64::from(cancel.is_cancelled());
             current.store(unique, Ordering::SeqCst);
@@ -94,9 +94,9 @@ fn an_interrupt_that_comes_before_its_request_is_kept() {
     let volume = Volume::new(store::open("mem:").unwrap(), volume::Options::default()).unwrap();
     interrupts.interrupt(8);
     assert!(interrupts.watched.lock().requests.is_empty());
-    interrupts.begin(&slot, 6, 0, true);
+    interrupts.begin(&slot, 6, 0, Early::Always);
     assert!(interrupts.watched.lock().requests.is_empty(), "another request's");
-    interrupts.begin(&slot, 8, 0, true);
+    interrupts.begin(&slot, 8, 0, Early::Always);
     assert_eq!(interrupts.watched.lock().requests.len(), 1);
     // For a request that waits for a lock as well.
     interrupts.interrupt(10);
@@ -162,7 +162,7 @@ fn a_request_whose_caller_was_killed_has_its_place_until_its_thread_is_through()
     interrupts.share_among(1000, 0);
     let (slots, whom) = (slots(&interrupts, 2), volumes(1)[0]);
     assert!(interrupts.admit(&slots[0], whom));
-    interrupts.begin(&slots[0], 2, 0, true);
+    interrupts.begin(&slots[0], 2, 0, Early::Always);
     slots[0].end(2);
     assert_eq!(slots[0].in_hand(), 0, "answered");
     assert!(!interrupts.admit(&slots[1], whom));
@@ -184,7 +184,7 @@ fn requests_whose_answers_say_nothing_are_answered_when_the_stall_is_noticed() {
     for ((slot, whom), n) in slots.iter().zip(all).zip(1..) {
         interrupts.add(slot);
         slot.is_for(whom);
-        interrupts.begin(slot, n * 2, 0, false);
+        interrupts.begin(slot, n * 2, 0, Early::No);
     }
     interrupts.shed(stalled.volume);
     interrupts.shed(stalled.volume);
@@ -206,7 +206,7 @@ fn what_was_in_hand_beyond_the_share_fails_and_is_not_counted_until_its_thread_i
     for (slot, n) in slots.iter().zip(1..) {
         interrupts.add(slot);
         slot.is_for(whom);
-        interrupts.begin(slot, n * 2, 0, true);
+        interrupts.begin(slot, n * 2, 0, Early::Always);
     }
     // The caller of one was killed before the stall was noticed.
     slots[2].end(6);

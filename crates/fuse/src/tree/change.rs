@@ -3,6 +3,7 @@
 //! Each ends with telling the kernel, by the thread that asked for the change: a directory whose lock somebody keeps, because
 //! *its* volume's store hangs, holds up the changes in that directory only.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -167,12 +168,12 @@ impl Tree {
         let known = Arc::clone(&tagged);
         let unused = self.change(|state, snapshot| {
             // Whoever cloned the namespace was faster.
-            if snapshot.by_mount.get(mount).is_some() {
+            if state.by_mount.contains_key(&mount) {
                 return Err(covered);
             }
             state.add_tag(snapshot, Arc::clone(&tagged));
-            snapshot.by_mount.insert(mount, Arc::clone(&tagged));
-            snapshot.cover((covered.served.tag, covered.node));
+            state.by_mount.insert(mount, Arc::clone(&tagged));
+            cover(&mut state.covered, (covered.served.tag, covered.node));
             let name = Arc::clone(name);
             state.places.insert(mount, Attachment { tagged, on, covered, name });
             Ok(())
@@ -292,9 +293,9 @@ impl Tree {
                     one.tagged.is_gone.store(true, Ordering::SeqCst);
                 }
                 if let Some(mount) = one.tagged.mount {
-                    snapshot.by_mount.remove(mount);
+                    state.by_mount.remove(&mount);
                 }
-                snapshot.uncover(one);
+                uncover(&mut state.covered, one);
                 state.drop_tag(snapshot, &one.tagged);
             }
             gone
@@ -325,12 +326,12 @@ impl Tree {
             let _names = below.names.write();
             self.still_there(&spot, to)?;
             view.namespace.move_mount((place, ""), (target, ""))?;
-            self.change(|state, snapshot| {
+            self.change(|state, _| {
                 // It may have left meanwhile.
                 let Some(moved) = state.places.get_mut(&place.mount) else { return Err(spot) };
                 let Spot { on, node, .. } = spot;
-                snapshot.uncover(moved);
-                snapshot.cover((node.served.tag, node.node));
+                uncover(&mut state.covered, moved);
+                cover(&mut state.covered, (node.served.tag, node.node));
                 // What is given up is dropped without the lock.
                 let old = (std::mem::replace(&mut moved.on, on), std::mem::replace(&mut moved.covered, node));
                 Ok((std::mem::replace(&mut moved.name, Arc::clone(&new_name)), old))
@@ -391,19 +392,16 @@ fn first(made: &[Made]) -> MountId {
     made.first().expect("there is always the one that was asked for").mount
 }
 
-impl super::Snapshot {
-    fn cover(&mut self, dir: (Tag, NodeId)) {
-        *self.covered.shard_mut(dir).entry(dir).or_default() += 1;
-    }
+fn cover(covered: &mut HashMap<(Tag, NodeId), usize>, dir: (Tag, NodeId)) {
+    *covered.entry(dir).or_default() += 1;
+}
 
-    fn uncover(&mut self, one: &Attachment) {
-        let dir = (one.covered.served.tag, one.covered.node);
-        let shard = self.covered.shard_mut(dir);
-        if let Some(count) = shard.get_mut(&dir) {
-            *count -= 1;
-            if *count == 0 {
-                shard.remove(&dir);
-            }
+fn uncover(covered: &mut HashMap<(Tag, NodeId), usize>, one: &Attachment) {
+    let dir = (one.covered.served.tag, one.covered.node);
+    if let Some(count) = covered.get_mut(&dir) {
+        *count -= 1;
+        if *count == 0 {
+            covered.remove(&dir);
         }
     }
 }

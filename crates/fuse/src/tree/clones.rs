@@ -155,7 +155,7 @@ impl Tree {
         self.root.is_seen_through(tag);
         self.change(|state, snapshot| {
             state.add_tag(snapshot, Arc::clone(&root));
-            snapshot.by_mount.insert(mount, root);
+            state.by_mount.insert(mount, root);
             snapshot.clones.insert(tag, Arc::clone(&view));
             // ORDERING: Release, with the Acquire in `has_clones`.
             self.clones.store(snapshot.clones.len(), Ordering::Release);
@@ -178,9 +178,10 @@ impl Tree {
     pub(super) fn note_copy(&self, made: Made) -> Result<Option<Arc<Name>>, TreeError> {
         let found = {
             let state = self.state.lock();
-            let by_mount = &state.snapshot.by_mount;
+            let by_mount = &state.by_mount;
             // A clone that is just being made notes what is in it when it knows the mount below.
-            let Some(on) = by_mount.get(made.on.mount).filter(|_| by_mount.get(made.mount).is_none()) else {
+            let Some(on) = by_mount.get(&made.on.mount).filter(|_| !by_mount.contains_key(&made.mount))
+            else {
                 return Ok(None);
             };
             let node = store::ObjectId(made.on.inode.0);
@@ -247,9 +248,9 @@ impl Tree {
     ) {
         if is_forced {
             let there = |tagged: &&Arc<Tagged>| Arc::ptr_eq(&tagged.namespace, &view.namespace);
-            let snapshot = Arc::clone(&self.state.lock().snapshot);
-            let mine = snapshot.by_mount.values().filter(there);
-            for one in mine.filter(|one| one.superblock.mounts() == 1) {
+            let mine: Vec<Arc<Tagged>> =
+                self.state.lock().by_mount.values().filter(there).map(Arc::clone).collect();
+            for one in mine.iter().filter(|one| one.superblock.mounts() == 1) {
                 one.superblock.superblock().force();
                 on_given_up(one.served.tag);
             }
@@ -277,7 +278,7 @@ impl Tree {
         self.change(|state, snapshot| {
             // ORDERING: SeqCst, as in `left`.
             view.root.is_gone.store(true, Ordering::SeqCst);
-            snapshot.by_mount.remove(mount);
+            state.by_mount.remove(&mount);
             snapshot.clones.remove(&view.root.tag);
             state.drop_tag(snapshot, &view.root);
             // ORDERING: Release, with the Acquire in `has_clones`.

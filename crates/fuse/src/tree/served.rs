@@ -27,6 +27,7 @@ use volume::{Cancel, CgroupPath, DrainReport, HandleId, NodeId, Volume};
 
 use super::wire::Tag;
 use crate::syncs::{Out, Subject};
+use crate::teller::Teller;
 
 /// How long the end of a volume that was given up is waited for where no call of its store hangs.
 const GIVE_UP: Duration = Duration::from_secs(2);
@@ -50,6 +51,8 @@ pub(crate) struct Served {
     /// The mounts through which its directories are seen, by tag; and how many.
     seen_through: RwLock<Vec<Tag>>,
     places: AtomicUsize,
+    /// What the kernel is told of its names.
+    pub(crate) teller: Arc<Teller>,
     /// Held by whoever attaches something to a directory of this volume, and (shared) by whoever takes or moves a directory's name.
     pub(crate) names: RwLock<()>,
     /// Of the stall during which the log was told last that a sync left it out: its number.
@@ -84,6 +87,7 @@ impl Served {
             given_up_at: OnceLock::new(),
             seen_through: RwLock::default(),
             places: AtomicUsize::new(0),
+            teller: Arc::default(),
             names: RwLock::default(),
             left_out_told: AtomicU64::new(0),
             holds: Mutex::default(),

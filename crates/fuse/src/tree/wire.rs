@@ -30,6 +30,11 @@ impl Tag {
         u64::from(self.0)
     }
 
+    /// The one whose [`number`](Self::number) this is.
+    pub(crate) fn from_number(number: u64) -> Self {
+        Self(u32::try_from(number).unwrap_or(TAG_MAX))
+    }
+
     /// The next one; none when all have been used.
     pub(crate) fn next(self) -> Option<Self> {
         (self.0 < TAG_MAX).then_some(Self(self.0 + 1))
@@ -54,8 +59,7 @@ pub(crate) fn split(wire: u64) -> (Tag, NodeId) {
     if is_plain(wire) {
         return (Tag::ROOT, store::ObjectId(wire));
     }
-    let tag = u32::try_from((wire & !TAGGED) >> NODE_BITS).unwrap_or(TAG_MAX);
-    (Tag(tag), store::ObjectId(wire & ((1 << NODE_BITS) - 1)))
+    (Tag::from_number((wire & !TAGGED) >> NODE_BITS), store::ObjectId(wire & ((1 << NODE_BITS) - 1)))
 }
 
 /// The inode number that programs see: that of the store, told apart from those of other volumes, since all have one

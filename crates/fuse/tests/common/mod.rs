@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 #![allow(clippy::unwrap_used, missing_debug_implementations, reason = "test code")]
 
+pub mod hanging;
 pub mod hook;
 pub mod mapping;
 pub mod raw;

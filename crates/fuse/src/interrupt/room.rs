@@ -1,0 +1,339 @@
+//! Where requests wait while their volume has its part of the reading threads.
+//!
+//! Purpose: a request keeps the thread that read it until it is answered, and the threads are shared by all volumes of a mountpoint. A store that takes long,
+//! and is not known to be stalled (yet, or ever), must not get all of them. So while many threads are at work ([`Pool::is_crowded`]) a volume may
+//! take another one only as long as it [has a turn](AtWork::has_turn):
+//!
+//! | which | how many of the places (`SessionOptions::threads_max`) |
+//! |---|---|
+//! | the first for each volume, that of the mountpoint included | always |
+//! | further ones | of all together half; a volume may have no more of them than are left, alone a quarter of the places |
+//!
+//! What comes beyond that waits in the *room*: a copy of its message, and a [`Slot`] of its own, in whose word it is like any request under way that may be
+//! abandoned, whatever it is: nothing of it has happened. So a killed caller, a volume that is given up and one that is found stalled end it at once, and its
+//! word says to whom of them it belongs. What a stalled volume's share has room for stays, and threads that were [told to fail](Interrupts::shed) do not count: another one is brought
+//! for it by whoever has relieved the mountpoint. Each thread that is through with a request takes what has waited, that of the volume with the fewest threads
+//! at work first, before it reads on, and serves it as if it came just now: with the tree and the volume as they are then.
+//!
+//! What is closed or forgotten does not wait there: the volume sees to it by itself (module `later` of the volume), and it is answered at once. So it does not fill the
+//! number of requests without a waiting process either, which the kernel bounds for the whole mountpoint. A lock that is waited for has no thread.
+//!
+//! Bounded: [`WAITING_FOR_EACH_PLACE`] requests for each place, and their messages by the largest WRITE for each place. What finds the room full keeps its thread. Over io_uring
+//! a request keeps its entry until it is answered, so that there is no room.
+//!
+//! # Lock order
+//! `Room::state`, then `Interrupts::slots`. `Slot::cancel` is taken with neither.
+//!
+//! # Orderings
+//! P5: no request waits while none of its volume is at work. Who lets one wait raises `Room::len`, then looks at the slots; a thread that is through with a request clears
+//! `Slot::volume` ([`Slot::is_for_none`]), then looks at `len` ([`Interrupts::next_waiting`]). All of it is SeqCst: either the first sees that nobody is at work, or the
+//! thread sees that somebody waits, and finds it under the lock.
+//!
+//! P6: whether the volume is given up is looked at under `Room::state` by who lets a request wait; who gives it up says so, then empties the room. One of the two sees the other.
+//!
+//! [`Pool::is_crowded`]: crate::reader::Pool::is_crowded
+
+#[cfg(all(test, shuttle))]
+mod schedules;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use sync::Mutex;
+use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use sync::mutant::is_on;
+
+use super::share::For;
+use super::{Early, Interrupts, Slot};
+use crate::init::MAX_WRITE;
+use crate::line::Line;
+use crate::places::AT_LEAST;
+use crate::tree::wire::Tag;
+
+/// How many requests may wait for each place there is.
+const WAITING_FOR_EACH_PLACE: usize = 16;
+/// One of so many places may be taken by further requests.
+const FURTHER_ONE_OF: usize = 2;
+
+/// A request that waits.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    /// Of its own: it is to be answered where it was read.
+    pub(crate) slot: Arc<Slot>,
+    pub(crate) message: Box<[u8]>,
+    unique: u64,
+    whom: For,
+}
+
+impl Waiting {
+    fn is_answered(&self) -> bool {
+        self.slot.in_hand() == 0
+    }
+}
+
+/// Those of one session.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    len: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By volume, the oldest first; none is empty.
+    queues: HashMap<Tag, VecDeque<Waiting>>,
+    /// Of all messages.
+    bytes: usize,
+    has_ended: bool,
+}
+
+impl State {
+    fn pop(&mut self, volume: Tag) -> Option<Waiting> {
+        let queue = self.queues.get_mut(&volume)?;
+        let first = queue.pop_front();
+        if queue.is_empty() {
+            self.queues.remove(&volume);
+        }
+        self.bytes -= first.as_ref().map_or(0, |waiting| waiting.message.len());
+        first
+    }
+
+    /// Takes out what `is_to_go`, of all volumes.
+    fn take(&mut self, mut is_to_go: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
+        let mut gone = Vec::new();
+        for queue in self.queues.values_mut() {
+            let (go, stay) = queue.drain(..).partition(|waiting| is_to_go(waiting));
+            *queue = stay;
+            gone.extend::<VecDeque<_>>(go);
+        }
+        self.queues.retain(|_, queue| !queue.is_empty());
+        self.bytes -= gone.iter().map(|waiting| waiting.message.len()).sum::<usize>();
+        gone
+    }
+}
+
+impl Room {
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        // ORDERING: SeqCst, P5: after the store to a slot's `volume`.
+        self.len.load(Ordering::SeqCst)
+    }
+
+    /// Which of them is request `unique`.
+    pub(super) fn find(&self, unique: u64) -> Option<Arc<Slot>> {
+        if self.len() == 0 {
+            return None;
+        }
+        let state = self.state.lock();
+        state.queues.values().flatten().find(|one| one.slot.holds(unique)).map(|one| Arc::clone(&one.slot))
+    }
+
+    /// All of them.
+    pub(super) fn slots(&self) -> Vec<Arc<Slot>> {
+        if self.len() == 0 {
+            return Vec::new();
+        }
+        self.state.lock().queues.values().flatten().map(|one| Arc::clone(&one.slot)).collect()
+    }
+
+    /// Forgets those that were answered.
+    pub(super) fn sweep(&self) {
+        if self.len() > 0 {
+            drop(self.take(Waiting::is_answered));
+        }
+    }
+
+    fn take(&self, is_to_go: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
+        let mut state = self.state.lock();
+        let gone = state.take(is_to_go);
+        // ORDERING: SeqCst, P5: it was raised for each of them, under the lock.
+        self.len.fetch_sub(gone.len(), Ordering::SeqCst);
+        gone
+    }
+}
+
+/// For which volumes the reading threads are at work: a tag for each thread, sorted.
+struct AtWork(Vec<Tag>);
+
+impl AtWork {
+    fn of(slots: &[Arc<Slot>]) -> Self {
+        let mut tags: Vec<Tag> = slots.iter().filter_map(|slot| slot.read_for()).collect();
+        tags.sort_unstable();
+        Self(tags)
+    }
+
+    /// How many are at work for this one.
+    fn own(&self, volume: Tag) -> usize {
+        self.0.partition_point(|tag| *tag <= volume) - self.0.partition_point(|tag| *tag < volume)
+    }
+
+    /// Whether a volume may have another thread.
+    fn has_turn(&self, volume: Tag, places: usize) -> bool {
+        let own = self.own(volume);
+        if own == 0 {
+            return true;
+        }
+        let volumes = self.0.chunk_by(|one, next| one == next).count();
+        let further = self.0.len() - volumes;
+        own - 1 + further < places / FURTHER_ONE_OF
+    }
+}
+
+impl Slot {
+    /// Whether its thread reads from the device.
+    pub(crate) fn is_readers(&self) -> bool {
+        matches!(self.line, Line::Dev(_))
+    }
+
+    /// The volume for which a thread that reads from the device is at work.
+    fn read_for(&self) -> Option<Tag> {
+        if self.is_readers() { self.at_work_for() } else { None }
+    }
+
+    /// A request that has waited begins; says whether it does, or was answered meanwhile.
+    fn begin_again(&self, unique: u64, early: Early) -> bool {
+        let [waits, now] = [Early::Always, early].map(|early| early.word(unique));
+        if is_on("room-begins-anyway") {
+            self.word.store(now, Ordering::SeqCst);
+            return true;
+        }
+        // ORDERING: SeqCst, as the store in `Slot::begin`: it is published in the same way.
+        let begun = self.word.compare_exchange(waits, now, Ordering::SeqCst, Ordering::SeqCst);
+        begun.is_ok()
+    }
+}
+
+impl Interrupts {
+    /// Takes a place for a request of a volume that may have another thread; says whether it may.
+    pub(crate) fn takes_turn(&self, slot: &Slot, whom: For, places: usize) -> bool {
+        // The lock makes one of looking and taking.
+        let slots = self.slots.lock();
+        let has_turn = !slots.iter().any(|other| other.read_for() == Some(whom.volume))
+            || AtWork::of(&slots).has_turn(whom.volume, places);
+        if has_turn {
+            slot.is_for(whom);
+        }
+        has_turn
+    }
+
+    /// Has a request (its number, its caller) wait that a thread has read; says whether it does. If not, it is its turn, or the room is full.
+    pub(crate) fn wait(
+        &self,
+        slot: &Slot,
+        (unique, pid): (u64, u32),
+        (whom, is_given_up): (For, &AtomicBool),
+        message: &[u8],
+        places: usize,
+    ) -> bool {
+        let Line::Dev(dev) = slot.line() else { return false };
+        let own = Arc::new(Slot::new(Line::Dev(Arc::clone(dev))));
+        own.begin(unique, pid, Early::Always);
+        let waiting = Waiting { slot: Arc::clone(&own), message: message.into(), unique, whom };
+        if !self.has_come(waiting, is_given_up, places) {
+            return false;
+        }
+        if self.was_early(unique) {
+            self.watch_for(unique, own);
+        }
+        self.may_wait();
+        true
+    }
+
+    fn has_come(&self, waiting: Waiting, is_given_up: &AtomicBool, places: usize) -> bool {
+        let (places, volume) = (places.max(AT_LEAST), waiting.whom.volume);
+        let looked_early = is_on("room-end-unseen").then(|| is_given_up.load(Ordering::SeqCst));
+        let mut state = self.room.state.lock();
+        let bytes = state.bytes + waiting.message.len();
+        // Of `len` only changes under this lock matter here.
+        let is_full =
+            bytes > places * MAX_WRITE as usize || self.room.len() >= places * WAITING_FOR_EACH_PLACE;
+        // ORDERING: SeqCst, P6.
+        let is_over = looked_early.unwrap_or_else(|| is_given_up.load(Ordering::SeqCst));
+        if is_full || is_over || state.has_ended {
+            return false;
+        }
+        let looked_first = is_on("room-looks-first").then(|| AtWork::of(&self.slots.lock()).own(volume) == 0);
+        // ORDERING: SeqCst, P5: before the look at the slots.
+        self.room.len.fetch_add(1, Ordering::SeqCst);
+        if looked_first.unwrap_or_else(|| AtWork::of(&self.slots.lock()).own(volume) == 0) {
+            // ORDERING: SeqCst, as above.
+            self.room.len.fetch_sub(1, Ordering::SeqCst);
+            return false;
+        }
+        state.bytes = bytes;
+        state.queues.entry(volume).or_default().push_back(waiting);
+        true
+    }
+
+    /// What has waited and is to be served now, with its place. To be asked by each thread that reads from the device when it is through with a request,
+    /// until there is none.
+    pub(crate) fn next_waiting(&self, places: usize) -> Option<Waiting> {
+        if self.room.len() == 0 || is_on("room-left-alone") {
+            return None;
+        }
+        let mut state = self.room.state.lock();
+        loop {
+            let mut slots = self.slots.lock();
+            let at_work = AtWork::of(&slots);
+            let volume = *state.queues.keys().min_by_key(|volume| at_work.own(**volume))?;
+            if !at_work.has_turn(volume, places) {
+                return None;
+            }
+            let waiting = state.pop(volume)?;
+            // ORDERING: SeqCst, P5.
+            self.room.len.fetch_sub(1, Ordering::SeqCst);
+            if waiting.is_answered() {
+                continue;
+            }
+            waiting.slot.is_for(waiting.whom);
+            // Before the room's lock is given back: who looks for a request there, and then here, finds it.
+            slots.push(Arc::clone(&waiting.slot));
+            return Some(waiting);
+        }
+    }
+
+    /// Whether anything waits.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.room.len() > 0
+    }
+
+    /// [`begin_for`](Interrupts::begin_for) for a request that has waited: says whether it is to be served, or was answered meanwhile.
+    pub(crate) fn begin_again(
+        &self,
+        slot: &Arc<Slot>,
+        (unique, early): (u64, Early),
+        is_given_up: &AtomicBool,
+    ) -> bool {
+        let begins = slot.begin_again(unique, early);
+        if begins {
+            // ORDERING: SeqCst, P3 of the module `share`, as in `begin_for`.
+            if is_given_up.load(Ordering::SeqCst) {
+                slot.fail(unique, true);
+            }
+            if self.was_early(unique) {
+                self.watch_for(unique, Arc::clone(slot));
+            }
+        }
+        begins
+    }
+
+    /// Those that wait for a volume fail, but for `keep`, the oldest, and with `spares` for those whose failure would lose something. Says how many.
+    pub(super) fn empty_room(&self, volume: Option<Tag>, keep: usize, spares: bool) -> usize {
+        let mut kept = 0;
+        let gone = self.room.take(|one| {
+            let is_meant = volume.is_none_or(|volume| one.whom.volume == volume);
+            if !is_meant || (spares && one.whom.is_spared) {
+                return false;
+            }
+            kept += 1;
+            kept > keep
+        });
+        gone.iter().filter(|one| one.slot.fail(one.unique, true)).count()
+    }
+
+    /// The connection has ended, and with it the callers' wait; what the kernel wrote of its own is still served.
+    pub(crate) fn close_room(&self) {
+        self.room.state.lock().has_ended = true;
+        self.empty_room(None, 0, true);
+    }
+}
