@@ -109,11 +109,18 @@ impl Attachments {
         self.tree.relieve();
     }
 
-    /// The volumes, and where they are.
+    /// The volumes.
     #[must_use]
-    pub fn volumes(&self) -> Vec<(String, Arc<Volume>)> {
-        let shown = |one: &Attached| one.path().to_string_lossy().into_owned();
-        self.all().iter().map(|one| (shown(one), Arc::clone(one.volume()))).collect()
+    pub fn volumes(&self) -> Vec<Arc<Volume>> {
+        self.all().iter().map(|one| Arc::clone(one.volume())).collect()
+    }
+
+    /// Where this volume is, if it is one of them.
+    #[must_use]
+    pub fn place_of(&self, volume: &Arc<Volume>) -> Option<String> {
+        let all = self.all();
+        let one = all.iter().find(|one| Arc::ptr_eq(one.volume(), volume))?;
+        Some(one.path().to_string_lossy().into_owned())
     }
 
     /// Bytes that the attached volumes have written so far.
@@ -362,7 +369,10 @@ impl Attachments {
         let before = attached.map(Attached::path);
         site.tree.detach(path, Detach::Lazy).map_err(|error| error.to_string())?;
         let is_held = attached.is_some_and(|one| one.how_it_ended().is_none() && !one.is_seen());
-        Ok(before.filter(|_| is_held).map(|path| self.holders_at(&path)))
+        let Some(path) = before.filter(|_| is_held) else { return Ok(None) };
+        let openers = attached.and_then(|one| one.volume().openers()).unwrap_or_default();
+        let quickly = holders::of_openers(&openers, &self.root.mount, &path);
+        Ok(Some(quickly.unwrap_or_else(|| self.holders_at(&path))))
     }
 
     fn detach_unless_held(
@@ -435,7 +445,7 @@ impl Attachments {
     }
 
     fn holders_at(&self, shown: &Path) -> Holders {
-        holders::of(&self.root.mount).unwrap_or_default().below(shown)
+        holders::of_served(&self.root.mount).unwrap_or_default().below(shown)
     }
 }
 

@@ -176,8 +176,47 @@ impl Holders {
 /// # Errors
 /// Those of reading `/proc`, and of making a thread.
 pub fn of(mount: &Mount) -> io::Result<Holders> {
+    of_others_than(0, mount)
+}
+
+/// The same, but for this process: one that serves the mount has nothing open in it, and of all else a great deal.
+///
+/// # Errors
+/// As [`of`].
+pub fn of_served(mount: &Mount) -> io::Result<Holders> {
+    of_others_than(std::process::id(), mount)
+}
+
+fn of_others_than(own: u32, mount: &Mount) -> io::Result<Holders> {
     let pids = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let pids: Vec<u32> = pids.collect();
+    let mut holders = among(pids.filter(|pid| *pid != own).collect(), mount)?;
+    holders.found.append(&mut mounts(mount).found);
+    loop_devices(mount, &MountTable::read(), &mut holders);
+    Ok(holders)
+}
+
+/// Of the threads that opened something, the processes, if each of them holds something of `mount` still, at `path` or below: then the host need not be searched, however many
+/// processes it has. `None`: it is to be searched. Who has a file by way of one of them (fork(2), a socket) is not named.
+#[must_use]
+pub fn of_openers(openers: &[u32], mount: &Mount, path: &Path) -> Option<Holders> {
+    let pids: BTreeSet<u32> = openers.iter().map(|tid| process_of(*tid)).collect::<Option<_>>()?;
+    let mut holders = among(pids.iter().copied().collect(), mount).ok()?.below(path);
+    let found: BTreeSet<u32> = holders.found.iter().filter_map(|holder| holder.pid).collect();
+    if pids.is_empty() || found != pids {
+        return None;
+    }
+    holders.found.append(&mut mounts(mount).below(path).found);
+    Some(holders)
+}
+
+/// The process of a thread that lives.
+fn process_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+}
+
+/// What of these processes holds `mount`.
+fn among(pids: Vec<u32>, mount: &Mount) -> io::Result<Holders> {
     let of_one = {
         let mount = mount.clone();
         let seen = Mutex::new(BTreeSet::from_iter(fs::read_link("/proc/self/ns/mnt")));
@@ -193,8 +232,6 @@ pub fn of(mount: &Mount) -> io::Result<Holders> {
     };
     let mut holders = SEARCHES.in_time(pids, of_one, TIMES)?;
     holders.found.sort_by_key(|holder| holder.pid);
-    holders.found.append(&mut mounts(mount).found);
-    loop_devices(mount, &MountTable::read(), &mut holders);
     Ok(holders)
 }
 

@@ -83,7 +83,7 @@ pub struct Gone(AtomicU32);
 pub enum Over {
     /// Nothing: the device number is ours.
     No,
-    /// The connection was aborted: its mount may still be there, or its number be another's.
+    /// The connection has ended: its mount may still be there, or its number be another's.
     Aborted,
     /// The file system is gone.
     Gone,
@@ -335,6 +335,7 @@ impl Status {
             written_bytes: volume.bytes_written_back,
             nodes: volume.nodes,
             open_files: volume.open_files,
+            openers: volume.openers.clone(),
             writeback_errors: volume.writeback_errors,
             writer_waits: volume.writer_waits,
             stalls: volume.stalls,

@@ -136,7 +136,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let utab = utab::Entry::add(&live.facts().mount, &live.facts().id);
     let at = live.facts().mount.mountpoint.clone();
     live.volume().events().life(Life::Mounted, Some(at));
-    announce(&live);
+    announce(&live, in_background);
     if in_background && let Err(problem) = background::settle(log) {
         // The mount is up all the same.
         tracing::error!("{problem}");
@@ -166,7 +166,10 @@ pub(crate) fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
             let at = volume.map_or_else(String::new, |volume| {
                 format!("; it is mounted at {}", volume.record().mountpoint)
             });
-            Problem::failure(format!("store {spec} is in use: {error}{at}"))
+            match error.detail() {
+                Some(by_whom) => Problem::failure(format!("store {by_whom}{at}")),
+                None => Problem::failure(format!("store {spec} is in use{at}")),
+            }
         }
         ErrorKind::Invalid => Problem::usage(format!("source {spec}: {error}")),
         ErrorKind::AccessDenied | ErrorKind::NotPermitted => {
@@ -320,9 +323,8 @@ fn serve(session: fuse::Session, volume: String, gone: Arc<Gone>, sender: Sender
     let body = move || {
         let result = session.run();
         gone.set(match &result {
-            Ok(ended) if matches!(ended.reason, fuse::EndReason::Destroyed | fuse::EndReason::Unmounted) => {
-                Over::Gone
-            }
+            Ok(ended) if ended.reason == fuse::EndReason::Destroyed => Over::Gone,
+            // Without DESTROY the kernel says the same of an unmount and of umount2(2) with MNT_FORCE, which may leave the mount where it is.
             _ => Over::Aborted,
         });
         match result {
@@ -341,8 +343,8 @@ fn serve(session: fuse::Session, volume: String, gone: Arc<Gone>, sender: Sender
         .map_err(|error| Problem::failure(format!("no thread to serve with: {error}")))
 }
 
-/// Tells whoever waits for the mount that it is up.
-fn announce(live: &Live) {
+/// Tells whoever waits for the mount that it is up: a person, if it goes to the background.
+fn announce(live: &Live, in_background: bool) {
     let facts = live.facts();
     let mount = &facts.mount;
     let how = format!("{}{}", mountinfo::kind(mount), if facts.read_only { ", read-only" } else { "" });
@@ -355,10 +357,14 @@ fn announce(live: &Live) {
         std::process::id()
     ));
     if let Some(reason) = &facts.type_reason {
-        tracing::info!(
-            volume = live.volume().name(),
+        let note = format!(
             "plain `fuse`, for which a raw umount2(2) does not wait: {reason}; `watertight umount` waits"
         );
+        if in_background {
+            console().say(&note);
+        } else {
+            tracing::info!(volume = live.volume().name(), "{note}");
+        }
     }
     notify(&format!("READY=1\nSTATUS=serving {}", mount.mountpoint.display()));
 }

@@ -9,24 +9,32 @@ use volume::Volume;
 use crate::live::stalled;
 use crate::units;
 
-/// The stalls that the log was told of and that have not ended: by where their volumes are, and since when.
+/// The stalls that the log was told of and that have not ended: of which volumes, by their addresses, and since when.
 #[derive(Debug, Default)]
-pub struct Stalls(HashMap<String, Instant>);
+pub struct Stalls(HashMap<usize, (Arc<Volume>, Instant)>);
 
 impl Stalls {
-    /// Looks at all volumes of the process, and tells what is new. Whoever listens to their events is told by this, too.
-    pub fn look(&mut self, volumes: impl IntoIterator<Item = (String, Arc<Volume>)>) {
+    /// Looks at all volumes of the process, and tells what is new. Whoever listens to their events is told by this, too. There may be thousands: where
+    /// one is (`place`) is asked only of those of which there is something to tell.
+    pub fn look(
+        &mut self,
+        volumes: impl IntoIterator<Item = Arc<Volume>>,
+        place: impl Fn(&Arc<Volume>) -> String,
+    ) {
         let mut before = std::mem::take(&mut self.0);
-        for (at, volume) in volumes {
-            match (volume.status().stalled, before.remove(&at)) {
+        for volume in volumes {
+            let address = Arc::as_ptr(&volume).addr();
+            match (volume.look(), before.remove(&address)) {
                 (Some(call), known) => {
                     if known.is_none() {
+                        let at = place(&volume);
                         tracing::warn!(volume = volume.name(), "{at} is stalled: {}", stalled(&call));
                     }
-                    self.0.insert(at, known.unwrap_or(call.since));
+                    let known = known.unwrap_or((volume, call.since));
+                    self.0.insert(address, known);
                 }
-                (None, Some(since)) => {
-                    let after = units::duration(since.elapsed());
+                (None, Some((_, since))) => {
+                    let (at, after) = (place(&volume), units::duration(since.elapsed()));
                     tracing::info!(
                         volume = volume.name(),
                         "{at}: the store answers again, after {after}; nothing was lost"

@@ -393,10 +393,12 @@ impl Supervisor {
         if is_any_at_work { timeout + ANSWER } else { timeout }
     }
 
-    /// Whether something that has not ended is at work: its store has answered a call since `then`, or has had none.
+    /// Whether something that has not ended is at work: its store has answered a call since `then`, or has had none. The mountpoint's own volume
+    /// may have nothing left to do: it ends after what is attached.
     fn is_any_at_work(&self, then: Instant) -> bool {
         let own = self.live.volume();
-        let is_own = own.report().is_none() && !own.has_call_since(then);
+        let has_work = || own.has_call_since(Instant::now()) || own.status().dirty_bytes > 0;
+        let is_own = own.report().is_none() && !own.has_call_since(then) && has_work();
         is_own || self.live.attachments().is_any_at_work(then)
     }
 
@@ -420,9 +422,11 @@ impl Supervisor {
     /// Shows how things are, and sees to it that the end comes: a store that hangs is not waited for for ever.
     fn look(&mut self) -> Option<Ended> {
         let status = self.live.status();
-        let own = (status.mountpoint.clone(), Arc::clone(self.live.volume()));
-        self.stalls.look(std::iter::once(own).chain(self.live.attachments().volumes()));
-        self.live.attachments().relieve();
+        let (own, attachments) = (self.live.volume(), self.live.attachments());
+        let place =
+            |volume: &Arc<_>| attachments.place_of(volume).unwrap_or_else(|| status.mountpoint.clone());
+        self.stalls.look(std::iter::once(Arc::clone(own)).chain(attachments.volumes()), place);
+        attachments.relieve();
         let now = Instant::now();
         let ending =
             self.signals > 0 || self.draining || self.live.volume().status().state == LifeState::Draining;
@@ -515,8 +519,6 @@ pub fn outcome(source: &str, mountpoint: &str, ended: &Ended) -> Result<()> {
         say(mountpoint, Colour::Green, &format!("{mountpoint}: unmounted; everything is on {source}"));
         return Ok(());
     }
-    let why = ended.error.as_ref().map_or_else(String::new, |error| format!(": {error}"));
-    let mut lines = vec![format!("{mountpoint}: failed: not everything is on {source}{why}")];
-    lines.extend(ended.unwritten.lines(LOST_NAMED_MAX));
-    Err(Problem::failure(lines.join("\n")))
+    let lost = ended.lost(format!("{mountpoint}: failed, not everything is on {source}"), LOST_NAMED_MAX);
+    Err(Problem::failure(lost.join("\n")))
 }

@@ -7,6 +7,8 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::Duration;
 
 use crate::checks;
@@ -18,6 +20,9 @@ use crate::registry::{Found, Record, RuntimeDir};
 
 /// How long a process may take to say what is attached.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a server may take to say what is at a path.
+const SERVER: Duration = Duration::from_secs(1);
 
 /// A volume of the registry.
 #[derive(Debug)]
@@ -70,7 +75,7 @@ pub struct Target {
     pub mount: Option<Mount>,
     /// Our volume.
     pub volume: Option<Volume>,
-    /// The name as a path: absolute, symbolic links resolved up to the last part.
+    /// The name as a path: absolute, symbolic links resolved up to the last part. Not where no volume has it and its server does not answer.
     pub path: Option<PathBuf>,
 }
 
@@ -121,7 +126,12 @@ fn newest_first(volumes: &mut [Volume]) {
 /// Finds what `name` means.
 #[must_use]
 pub fn resolve(name: &OsStr) -> Target {
-    let (table, path) = (MountTable::read(), plain_path(name));
+    let (table, path) = (MountTable::read(), absolute(name));
+    let known = choose(name, path.clone(), &table, candidates(name, path.as_deref()));
+    if known.volume.is_some() {
+        return known;
+    }
+    let (path, is_seen) = path.map_or((None, true), look_at);
     let known = choose(name, path.clone(), &table, candidates(name, path.as_deref()));
     if known.volume.is_some() {
         return known;
@@ -133,7 +143,7 @@ pub fn resolve(name: &OsStr) -> Target {
     if known.volume.is_none() && known.mount.is_none() && path.as_deref().is_some_and(is_attached_at) {
         return choose(name, path.clone(), &table, candidates(name, path.as_deref()));
     }
-    known
+    Target { path: known.path.filter(|_| is_seen), ..known }
 }
 
 /// Asks the process whose mountpoint `path` lies in whether a volume is attached there. It writes down where its volumes are, which
@@ -254,18 +264,43 @@ fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
 }
 
 /// `name` as an absolute path whose directories are resolved; the last part is resolved only if it is
-/// a symbolic link.
+/// a symbolic link. As it stands, if a running volume has that path, or where its directories are on a server that does not answer.
 #[must_use]
 pub fn plain_path(name: &OsStr) -> Option<PathBuf> {
+    let path = absolute(name)?;
+    let is_named = |volume: &Volume| names(volume, path.as_os_str(), &path);
+    if candidates(path.as_os_str(), Some(&path)).iter().any(is_named) {
+        return Some(path);
+    }
+    look_at(path).0
+}
+
+/// `name` as a path, nothing of which was looked at.
+fn absolute(name: &OsStr) -> Option<PathBuf> {
     let name = name.as_bytes();
     let name = Path::new(OsStr::from_bytes(name.strip_prefix(b"dir:").unwrap_or(name)));
-    let absolute = std::path::absolute(name).ok()?;
+    Some(std::path::absolute(name).ok()?.components().collect())
+}
+
+/// What a path is when its directories are resolved, and whether that was seen in time: if not, it is as it was.
+fn look_at(path: PathBuf) -> (Option<PathBuf>, bool) {
+    let (tell, told) = channel();
+    let same = path.clone();
+    // Not waited for: it may hang as long as that server does.
+    let look = thread::Builder::new().name("path".to_owned());
+    if look.spawn(move || tell.send(resolved(&same))).is_err() {
+        return (resolved(&path), true);
+    }
+    told.recv_timeout(SERVER).map_or((Some(path), false), |path| (path, true))
+}
+
+fn resolved(absolute: &Path) -> Option<PathBuf> {
     let (Some(parent), Some(Component::Normal(last))) =
         (absolute.parent(), absolute.components().next_back())
     else {
-        return fs::canonicalize(&absolute).ok();
+        return fs::canonicalize(absolute).ok();
     };
-    let path = fs::canonicalize(parent).map_or_else(|_| absolute.clone(), |parent| parent.join(last));
+    let path = fs::canonicalize(parent).map_or_else(|_| absolute.to_owned(), |parent| parent.join(last));
     // Reading the link asks no server, as looking at its target would.
     if fs::read_link(&path).is_ok() { fs::canonicalize(&path).ok() } else { Some(path) }
 }

@@ -12,7 +12,7 @@ use crate::attach_cmd;
 use crate::cli::UmountArgs;
 use crate::clone_cmd;
 use crate::console::console;
-use crate::control::api::{Ended, How, State, UmountRequest};
+use crate::control::api::{Ended, How, State, Status, UmountRequest};
 use crate::control::client::{CallError, Client};
 use crate::holders::{self, Holders};
 use crate::mountinfo::{self, Mount};
@@ -79,11 +79,21 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn plain(&self) -> Result<()> {
-        self.unmount_unless_held()?.map_err(|holders| self.held(&holders))
+        self.unmount_unless_held(|_| self.search())?.map_err(|holders| self.held(&holders))
+    }
+
+    /// Who holds it, of all processes of the host.
+    fn search(&self) -> Holders {
+        holders::of(self.mount).unwrap_or_default()
     }
 
     fn lazy(&self) -> Result<()> {
-        let Err(holders) = self.unmount_unless_held()? else { return Ok(()) };
+        // Not all who hold it need to be known for this: the host is searched only if those who opened something do not.
+        let quickly = |status: &Status| {
+            let held = holders::of_openers(&status.openers, self.mount, &self.mount.mountpoint);
+            held.unwrap_or_else(|| self.search())
+        };
+        let Err(holders) = self.unmount_unless_held(quickly)? else { return Ok(()) };
         progress::during(&self.what(), self.client, || unmount::detach(self.mount))?;
         // Whoever held it may have let go meanwhile.
         if let Ok(reply) = self.client.wait(Duration::ZERO)
@@ -126,13 +136,15 @@ impl Job<'_> {
         }
     }
 
-    /// Unmounts and waits until the volume is released; held: who holds it.
-    fn unmount_unless_held(&self) -> Result<Result<(), Holders>> {
+    /// Unmounts and waits until the volume is released; held: who holds it, by a first `look`, or by a search.
+    fn unmount_unless_held(&self, look: impl Fn(&Status) -> Holders) -> Result<Result<(), Holders>> {
         let what = self.what();
         // A look first, where files are open: who holds the mount is told before everything is written. Not always:
         // looking through /proc disturbs others for a moment.
-        if self.client.status().is_ok_and(|status| status.open_files > 0) {
-            let holders = holders::of(self.mount).unwrap_or_default();
+        if let Ok(status) = self.client.status()
+            && status.open_files > 0
+        {
+            let holders = look(&status);
             if holders.direct().next().is_some() {
                 return Ok(Err(holders));
             }
@@ -189,7 +201,7 @@ impl Job<'_> {
             && reply.ended.is_none()
             && reply.status.state == State::Detached
         {
-            let holders = holders::of(self.mount).unwrap_or_default().lines().join("\n  ");
+            let holders = self.search().lines().join("\n  ");
             console()
                 .say(&format!("{}: the path is gone, the volume is still held by\n  {holders}", self.path()));
         }
@@ -260,10 +272,8 @@ pub fn report_as(done: &str, source: &str, mountpoint: impl std::fmt::Display, e
         console().print(&format!("{mountpoint}: {done}; everything is on {source}{}", ended.switching()));
         return Ok(());
     }
-    let why = ended.error.as_ref().map_or_else(String::new, |error| format!(": {error}"));
-    let mut lines = vec![format!("{mountpoint}: {done}, but not everything is on {source}{why}")];
-    lines.extend(ended.unwritten.lines(LOST_NAMED_MAX));
-    Err(Problem::failure(lines.join("\n")))
+    let lost = ended.lost(format!("{mountpoint}: {done}, but not everything is on {source}"), LOST_NAMED_MAX);
+    Err(Problem::failure(lost.join("\n")))
 }
 
 /// A volume whose process was killed.

@@ -138,10 +138,8 @@ fn report(volume: &Volume, ended: &Ended) -> Result<()> {
 /// What was lost, and why; `free` is what is to be said of the store.
 fn lost(free: &str, volume: &Volume, ended: &Ended) -> Vec<String> {
     let record = volume.record();
-    let mut lines = vec![format!("{}: {free} not everything is on {}", record.mountpoint, record.source)];
-    lines.extend(ended.error.clone());
-    lines.extend(ended.unwritten.lines(LOST_NAMED_MAX));
-    lines
+    let headline = format!("{}: {free} not everything is on {}", record.mountpoint, record.source);
+    ended.lost(headline, LOST_NAMED_MAX)
 }
 
 /// A directory that no record tells of: free, unless a process holds it as a store.

@@ -145,8 +145,9 @@ impl Attachments {
     }
 }
 
-/// Does `work`, which may have to wait for the volume's store, by a thread of its own. None: the volume was given up meanwhile,
-/// and the thread waits for as long as the store likes.
+/// Does `work`, which may have to wait for the volume's store, by another thread of the control server's: one that rests has its memory at hand, where a new one
+/// would look for some among all that thousands of volumes have left. None: the volume was given up meanwhile,
+/// and the thread waits for as long as the store likes. Only from the control server's blocking threads.
 pub(super) fn unless_given_up<T: Send + 'static>(
     volume: &Attached,
     work: impl FnOnce() -> T + Send + 'static,
@@ -157,7 +158,7 @@ pub(super) fn unless_given_up<T: Send + 'static>(
         let _step = step.entered();
         drop(told.send(work()));
     };
-    std::thread::Builder::new().name("detach".to_owned()).spawn(work).map_err(|error| error.to_string())?;
+    drop(tokio::runtime::Handle::current().spawn_blocking(work));
     loop {
         match done.recv_timeout(GIVEN_UP_LOOK) {
             Ok(result) => return Ok(Some(result)),

@@ -2,10 +2,29 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::Attached;
+
+/// A path with NUL, which no path has, for its slashes: so the order of the bytes is that of the paths' parts, and what is below a directory comes next to
+/// it. Comparing two paths part by part is far slower.
+type Key = Vec<u8>;
+
+fn key(path: &Path) -> Key {
+    let bytes = path.as_os_str().as_bytes();
+    bytes.strip_suffix(b"/").unwrap_or(bytes).iter().map(|&b| if b == b'/' { 0 } else { b }).collect()
+}
+
+/// What is at `dir` or below it.
+fn below<'m, T>(map: &'m BTreeMap<Key, T>, dir: &Path) -> impl Iterator<Item = &'m T> + use<'m, T> {
+    let dir = key(dir);
+    let all = map.range(dir.clone()..);
+    let is_there =
+        move |at: &[u8]| at.strip_prefix(&*dir).is_some_and(|rest| rest.first().is_none_or(|&b| b == 0));
+    all.take_while(move |(at, _)| is_there(at)).map(|(_, one)| one)
+}
 
 /// Those of a mount process.
 #[derive(Debug, Default)]
@@ -14,14 +33,14 @@ pub(super) struct List {
     /// As the tree numbers them.
     by_number: HashMap<u64, Arc<Attached>>,
     /// The newest last: it may be on top of others.
-    by_path: BTreeMap<PathBuf, Vec<Arc<Attached>>>,
+    by_path: BTreeMap<Key, Vec<Arc<Attached>>>,
 }
 
 impl List {
     /// One that is about to be attached.
     pub(super) fn add(&mut self, one: &Arc<Attached>) {
         self.by_id.insert(one.id().to_owned(), Arc::clone(one));
-        self.by_path.entry(one.known_path()).or_default().push(Arc::clone(one));
+        self.by_path.entry(key(&one.known_path())).or_default().push(Arc::clone(one));
     }
 
     /// It has a number now, unless it has ended already.
@@ -40,7 +59,7 @@ impl List {
     }
 
     fn leave_path(&mut self, one: &Attached) {
-        let path = one.known_path();
+        let path = key(&one.known_path());
         if let Some(here) = self.by_path.get_mut(&path) {
             here.retain(|other| other.id() != one.id());
             if here.is_empty() {
@@ -55,7 +74,7 @@ impl List {
         change();
         // One that has ended is not found any more.
         if let Some(one) = self.by_id.get(one.id()).map(Arc::clone) {
-            self.by_path.entry(one.known_path()).or_default().push(one);
+            self.by_path.entry(key(&one.known_path())).or_default().push(one);
         }
     }
 
@@ -76,13 +95,30 @@ impl List {
 
     /// The newest of those that were seen at a path last.
     pub(super) fn known_at(&self, path: &Path) -> Option<Arc<Attached>> {
-        self.by_path.get(path)?.last().map(Arc::clone)
+        self.by_path.get(&key(path))?.last().map(Arc::clone)
     }
 
     /// Those that were seen at a path, or below it, last.
     pub(super) fn known_below(&self, path: &Path) -> Vec<Arc<Attached>> {
-        let all = self.by_path.range::<Path, _>((Bound::Included(path), Bound::Unbounded));
-        let below = all.take_while(|(at, _)| at.starts_with(path));
-        below.flat_map(|(_, here)| here.iter().map(Arc::clone)).collect()
+        below(&self.by_path, path).flatten().map(Arc::clone).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_below_a_directory_comes_next_to_it() {
+        let below = |dir: &str, all: &[&str]| {
+            let all: BTreeMap<Key, &str> = all.iter().map(|path| (key(Path::new(path)), *path)).collect();
+            below(&all, Path::new(dir)).copied().collect::<Vec<_>>().join(" ")
+        };
+        let all = ["/mnt/a/b", "/mnt/a", "/mnt/a-b", "/mnt/a.b/c", "/mnt/ab", "/mnt/a/b/c", "/mnt", "/srv"];
+        assert_eq!(below("/mnt/a", &all), "/mnt/a /mnt/a/b /mnt/a/b/c");
+        assert_eq!(below("/mnt/a/", &all), "/mnt/a /mnt/a/b /mnt/a/b/c");
+        assert_eq!(below("/mnt/a/b/c/d", &all), "");
+        assert_eq!(below("/", &all).split(' ').count(), all.len());
+        assert_eq!(below("/mnt/x", &all), "");
     }
 }

@@ -119,6 +119,9 @@ pub struct Status {
     pub nodes: u64,
     /// Open files.
     pub open_files: u64,
+    /// The threads that opened them, each once; none where not all are known to this process, or more than 1024 are open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub openers: Vec<u32>,
     /// Attempts to write a file back that failed, since the start.
     #[serde(default)]
     pub writeback_errors: u64,
@@ -358,6 +361,15 @@ impl Ended {
         format!(
             "; changes of owner so far: {switched_inodes}; waited for the last of them: {switch_drain_us} us"
         )
+    }
+
+    /// What was lost and why, a line each below `headline`; `named` files at most by their names.
+    #[must_use]
+    pub fn lost(&self, headline: String, named: usize) -> Vec<String> {
+        let mut lines = vec![headline];
+        lines.extend(self.error.clone());
+        lines.extend(self.unwritten.lines(named));
+        lines
     }
 }
 

@@ -42,6 +42,9 @@ use crate::metrics;
 const CONNECTIONS_MAX: usize = 64;
 /// Of those who listen to events, who take no place from others.
 const LISTENERS_MAX: usize = 256;
+/// Threads of detaches: places are for their callers. A volume that is given up may keep one for as long as its store does not answer, and must not take
+/// those of others: as many as there may be volumes.
+const DETACHES_MAX: usize = 100_000;
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Bytes of a request's body.
@@ -232,7 +235,7 @@ impl Server {
     ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(THREADS_MAX)
+            .max_blocking_threads(THREADS_MAX + DETACHES_MAX)
             .thread_name("control-call")
             .build()?;
         let handle = runtime.handle().clone();

@@ -17,8 +17,9 @@ const DELAY_MS: u64 = 250;
 
 pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
     let delay = format!("write:delay={DELAY_MS}ms");
-    heading(&format!("Unmounting a store whose every write takes {DELAY_MS} ms, as over a slow network:"));
+    // Who may not mount is told so before anything is promised.
     let plain = demo.mount_as("fuse", "plain", Some(&delay), "noatime")?;
+    heading(&format!("Unmounting a store whose every write takes {DELAY_MS} ms, as over a slow network:"));
     let (written, _) = write_files(&plain.mountpoint)?;
     let begun = Instant::now();
     fuse::mount::unmount(&plain.mountpoint, UnmountFlags::empty(), true)

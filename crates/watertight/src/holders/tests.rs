@@ -31,6 +31,36 @@ fn an_open_file_names_this_process() {
     assert!(!mine(&of(&mount).unwrap()));
 }
 
+#[test]
+fn those_who_opened_it_are_all_only_if_each_holds_something() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("held");
+    let file = fs::File::create(&path).unwrap();
+    let mount = mount_of(&path);
+    let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
+    // Started before anything is looked for, and has nothing open there.
+    let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let find = |openers: &[u32]| of_openers(openers, &mount, &path);
+    let named = pids(&find(&[own]).expect("it holds the file"));
+    assert_eq!(named, [std::process::id()], "the process, not the thread");
+    assert_eq!(find(&[own, other.id()]), None);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(find(&[own, other.id()]), None, "one that is gone");
+    assert_eq!(find(&[]), None, "nobody is known");
+    drop(file);
+    assert_eq!(find(&[own]), None);
+}
+
+#[test]
+fn who_serves_a_mount_is_not_looked_into() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("held");
+    let _open = fs::File::create(&path).unwrap();
+    let all = of_served(&mount_of(&path)).unwrap();
+    assert!(!pids(&all).contains(&std::process::id()));
+}
+
 /// Hours, but for the last ones.
 fn patient(last_ones: Duration) -> Times {
     Times { search_max: Duration::from_secs(3600), last_ones, ..TIMES }

@@ -42,7 +42,8 @@ fn what_fails_in_the_background_is_the_parents_failure() {
     let other = rig.root.join("other");
     fs::create_dir(&other).unwrap();
     let other = other.to_str().unwrap();
-    rig.run(&["mount", "--daemon", &source, other]).ends(1, "is in use");
+    let said = rig.run(&["mount", "--daemon", &source, other]).ends(1, "is in use by ").stderr;
+    assert_eq!(said.matches("in use").count(), 1, "said twice: {said}");
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 }

@@ -45,6 +45,22 @@ fn every_way_to_hold_a_mount_is_named() {
     assert_eq!(daemon.end(), Some(0));
 }
 
+/// Those who opened something are looked at first; where one is gone, or has handed on what it had, all are.
+#[test]
+fn a_lazy_unmount_names_who_got_a_file_from_one_that_has_ended() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("");
+    let script = "exec 3>\"$1\"; sleep 1000 >/dev/null 2>&1 & echo $!";
+    let out = Command::new("sh").args(["-c", script, "sh"]).arg(rig.mnt.join("x")).output().unwrap();
+    let heir = String::from_utf8(out.stdout).unwrap().trim().to_owned();
+    assert!(out.status.success() && !heir.is_empty());
+    let said = rig.verb("umount", &["--lazy"]).ok().says("still held by").stdout;
+    let killed = Command::new("kill").arg(&heir).status().unwrap();
+    assert!(said.contains(&format!("(pid {heir}), open: {}", rig.mnt.join("x").display())), "{said}");
+    assert!(killed.success());
+    assert_eq!(daemon.end(), Some(0));
+}
+
 #[test]
 fn a_mount_namespace_that_has_the_volume_still_is_named() {
     let Some(mut rig) = Rig::mounting().filter(|_| has("unshare")) else { return };

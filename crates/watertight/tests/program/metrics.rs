@@ -65,7 +65,8 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
     let mut known = json.clone();
     let files = known.as_object_mut().unwrap().remove("errors").unwrap();
     assert_eq!(files[0]["bytes"], 117, "told of single files: never a metric");
-    numbers(&known, &["pid", "uid", "device", "started_ms", "drain_us", "for_ms"], &mut figures);
+    let names = ["pid", "uid", "device", "openers"];
+    numbers(&known, &[&names[..], &["started_ms", "drain_us", "for_ms"]].concat(), &mut figures);
     assert!(figures.len() > 20, "{figures:?}");
     for figure in figures {
         let at = values.iter().position(|value| *value == figure * 1000.0);

@@ -33,6 +33,7 @@ pub(crate) fn status() -> Status {
         written_bytes: 110,
         nodes: 111,
         open_files: 112,
+        openers: vec![150],
         writeback_errors: 113,
         writer_waits: 114,
         failing_files: 115,

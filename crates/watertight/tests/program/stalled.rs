@@ -142,6 +142,10 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
         it.server.stop();
         let waiter = thread::spawn(move || file.sync_all());
         eventually("it is called stalled", || it.is_stalled());
+        // By its store's path, which nobody can look at now.
+        let store = it.rig.store.to_str().unwrap().to_owned();
+        it.rig.run(&["status", &store]).ok().says("stalled");
+        it.rig.run(&["wait", "--timeout", "100ms", &store]).ends(1, "not yet: stalled");
         let out =
             it.rig.verb("umount", &["--force"]).ends(1, "not written: 195.3 KiB (200000 bytes) of 2 files");
         for line in ["  a: 100000 bytes", "  b: 100000 bytes"] {
@@ -157,6 +161,7 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
         // The process may be there still, which does not keep what is known from being told.
         let out = it.rig.verb("wait", &["--timeout", "100ms"]).ends(1, "200000 bytes");
         assert!(out.stderr.contains("not everything is on "), "{}", out.stderr);
+        it.rig.run(&["wait", "--timeout", "100ms", &store]).ends(1, "200000 bytes");
         it.server.signal(Signal::CONT);
         assert_eq!(daemon.end(), Some(1));
         it.rig.verb("wait", &[]).ends(1, "200000 bytes");
@@ -186,7 +191,7 @@ fn sigterm_over_a_stalled_store_ends_at_its_deadline_and_says_what_is_lost() {
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.end(), Some(1));
     let said = daemon.stderr();
-    assert!(said.contains(&format!("{}: failed: not everything is on", rig.mnt.display())), "{said}");
+    assert!(said.contains(&format!("{}: failed, not everything is on", rig.mnt.display())), "{said}");
     assert!(said.contains("a: 5 bytes"), "{said}");
     assert!(!rig.is_mounted());
 }

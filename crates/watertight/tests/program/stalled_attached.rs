@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::Signal;
@@ -364,6 +364,33 @@ fn sigterm_beside_several_stalled_volumes_ends_at_one_deadline_and_says_which_an
         assert_eq!(world.rig.stored("own").unwrap(), b"own");
         assert!(!world.rig.is_mounted());
     }
+}
+
+/// The kernel asks for the end then, and the mountpoint's own volume ends after what is attached: that is no work.
+#[test]
+fn sigterm_where_nothing_is_open_ends_at_the_same_deadline() {
+    let Some(world) = World::new("stall_after=100ms,dirty_after=1h,drain_timeout=2s") else { return };
+    for (name, fault) in [("a", "fault:write:hang,"), ("b", "")] {
+        let source = format!("{fault}dir:{}", world.store(name).display());
+        world.attach(&source, name, "stall_after=100ms,dirty_after=1h");
+        fs::write(world.path(name).join("file"), "12345").unwrap();
+    }
+    fs::write(world.path("own"), "own").unwrap();
+    let begun = Instant::now();
+    world.daemon.signal(Signal::TERM);
+    assert_eq!(world.daemon.end(), Some(1));
+    let took = begun.elapsed();
+    println!("SIGTERM where nothing is open took {took:?}");
+    let said = world.daemon.stderr();
+    assert!(said.contains("given up after 2.0 s in which nothing could be written"), "{said}");
+    // What is at work has five seconds more. How slow the machine is now, the same says where nothing hangs.
+    let Some(beside) = World::new("") else { return };
+    let begun = Instant::now();
+    beside.daemon.signal(Signal::TERM);
+    assert_eq!(beside.daemon.end(), Some(0));
+    assert!(took < Duration::from_secs(7) || begun.elapsed() > Duration::from_secs(1), "{took:?}: {said}");
+    assert_eq!(fs::read(world.store("b").join("file")).unwrap(), b"12345");
+    assert_eq!(world.rig.stored("own").unwrap(), b"own");
 }
 
 /// The processes of volumes whose stores hang in the kernel cannot go, and are not waited for.
