@@ -13,7 +13,7 @@ use std::io::Read as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a server may take until its mount is there.
@@ -91,15 +91,7 @@ impl Server {
 
     /// Processor time that the server has used so far, all its threads together.
     pub(crate) fn cpu_time(&self) -> Option<Duration> {
-        let pid = i32::try_from(self.child.id()).ok()?;
-        let mut clock: libc::clockid_t = 0;
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: both calls write to the one local variable that they are given a pointer to.
-        let errors = unsafe {
-            libc::clock_getcpuclockid(pid, &raw mut clock) != 0
-                || libc::clock_gettime(clock, &raw mut time) != 0
-        };
-        (!errors).then_some(Duration::new(time.tv_sec.try_into().ok()?, time.tv_nsec.try_into().ok()?))
+        cpu_time(pid(&self.child).ok()?)
     }
 
     /// Takes the mount away and waits until the server has ended.
@@ -183,6 +175,29 @@ pub(crate) fn ends_with_the_lab(command: &mut Command) {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(Into::into)
         });
     }
+}
+
+/// How this executable ends as another's process, `lab COMMAND …`: with what went wrong on standard error.
+pub(crate) fn exit(command: &str, done: anyhow::Result<()>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lab {command}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Processor time that a process has used so far, all its threads together.
+pub(crate) fn cpu_time(process: Pid) -> Option<Duration> {
+    let mut clock: libc::clockid_t = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: both calls write to the one local variable that they are given a pointer to.
+    let errors = unsafe {
+        libc::clock_getcpuclockid(process.as_raw_nonzero().get(), &raw mut clock) != 0
+            || libc::clock_gettime(clock, &raw mut time) != 0
+    };
+    (!errors).then_some(Duration::new(time.tv_sec.try_into().ok()?, time.tv_nsec.try_into().ok()?))
 }
 
 /// The id of a child.

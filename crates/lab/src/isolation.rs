@@ -1,13 +1,18 @@
-//! `isolation`: what does a stalled neighbour cost a healthy volume?
+//! `isolation`: what does a neighbour cost a healthy volume?
 //!
-//! Processes of the product with real mounts: ten healthy volumes, and beside them stalled ones, whose stores lie on a FUSE server that was
-//! stopped by a signal. Each stalled volume has something to write and a caller who waits for it in fsync(2); that is so before and after
-//! everything that is measured, or nothing is. Stalled volumes are compared with as many that nobody uses and whose stores answer: with the run
-//! without stalls. Each world is made anew in each round, so that `alone` nobody else is there. [`world`] is such a world, [`load`] what is done in
-//! it, [`keeper`] who waits, and who cleans up should this process be gone.
+//! Processes of the product with real mounts: ten healthy volumes, and others beside them. *Stalled* ones, whose stores lie on a FUSE server that was
+//! stopped by a signal: each has something to write and a caller who waits for it in fsync(2). They are compared with as many that nobody uses and whose
+//! stores answer. *Throttled* and *churning* ones, which real cgroups use: they are compared with as many whose cgroups have as many processes that do
+//! nothing. What neighbours are there for, they do before and after everything that is measured, or nothing is. Each world is made anew in each round,
+//! so that `alone` nobody else is there. [`world`] is such a world, [`beside`] says who is in it, [`load`] what is done in it, [`tenants`] who uses the
+//! neighbours, [`keeper`] who waits, and who cleans up should this process be gone.
 
+mod beside;
 pub(crate) mod keeper;
 mod load;
+mod notes;
+pub(crate) mod tenant;
+mod tenants;
 mod world;
 
 use std::path::{Path, PathBuf};
@@ -19,8 +24,10 @@ use crate::experiment::{Experiment, Settings};
 use crate::progress::Progress;
 use crate::report::{Baseline, Metric, Recorder, Shown};
 use crate::volumes::ours::program;
+use beside::{Beside, Kind};
 use load::{Amount, Found};
-use world::{HEALTHY, STALL_AFTER, Way, World};
+use notes::notes;
+use world::{HEALTHY, Way, Work, World};
 
 /// The experiment.
 #[derive(Debug)]
@@ -28,9 +35,30 @@ pub(crate) struct Isolation;
 
 const VARIANTS: [&str; 2] = ["default", "attached"];
 const ALONE: &str = "alone";
-const SCENARIOS: [&str; 7] =
-    [ALONE, "idle-1", "stalled-1", "idle-10", "stalled-10", "idle-100", "stalled-100"];
-const STALLED: &str = "stalled-";
+const SCENARIOS: [&str; 19] = [
+    ALONE,
+    "idle-1",
+    "stalled-1",
+    "idle-10",
+    "stalled-10",
+    "idle-100",
+    "stalled-100",
+    "resting-1",
+    "throttled-1",
+    "churning-1",
+    "resting-4",
+    "throttled-4",
+    "churning-4",
+    "resting-16",
+    "throttled-16",
+    "churning-16",
+    "resting-64",
+    "throttled-64",
+    "churning-64",
+];
+/// Those of all that are run with `--quick`.
+const QUICK: [&str; 8] =
+    [ALONE, "idle-1", "stalled-1", "idle-10", "stalled-10", "resting-4", "throttled-4", "churning-4"];
 
 const fn metric(name: &'static str, unit: &'static str) -> Metric {
     Metric { name, unit, shown: Shown::P50, larger_is_better: false }
@@ -48,8 +76,22 @@ const FORCE: Metric = metric("force", "ms");
 const NOTICED: Metric = metric("stall-noticed", "ms");
 const THREADS: Metric = metric("threads", "");
 const MEMORY: Metric = metric("memory", "MiB");
+const PROCESSOR: Metric = metric("neighbours_cpu", "%");
+const OF_LIMIT: Metric = metric("neighbour_of_limit", "%");
+const SWITCHES: Metric = metric("switches_per_s", "1/s");
 /// Those that every scenario has.
 const METRICS: [Metric; 10] = [LARGE, WRITE, FSYNC, SYNC, STAT, UMOUNT, LAZY, STATUS, THREADS, MEMORY];
+
+/// Those that only some have.
+fn has(kind: Kind, metric: Metric) -> bool {
+    match kind {
+        Kind::Stalled => [FORCE, NOTICED].contains(&metric),
+        Kind::Resting => metric == PROCESSOR,
+        Kind::Throttled => [PROCESSOR, OF_LIMIT].contains(&metric),
+        Kind::Churning => [PROCESSOR, SWITCHES].contains(&metric),
+        Kind::Idle => false,
+    }
+}
 
 /// How often the ten are gone through, each unmounted once: both ways in turn, so that what changes meanwhile is in the figures of both alike.
 const TURNS: usize = 8;
@@ -62,7 +104,7 @@ impl Experiment for Isolation {
     }
 
     fn question(&self) -> &'static str {
-        "what does a stalled neighbour cost a healthy volume?"
+        "what does a neighbour cost a healthy volume?"
     }
 
     fn variants(&self) -> &'static [&'static str] {
@@ -74,10 +116,11 @@ impl Experiment for Isolation {
     }
 
     fn baseline(&self) -> Baseline {
-        let pair = |&stalled: &&str| {
-            stalled.strip_prefix(STALLED).map(|count| (stalled.to_owned(), format!("idle-{count}")))
-        };
-        Baseline::Scenario { name: "idle-N".to_owned(), of: SCENARIOS.iter().filter_map(pair).collect() }
+        let pair = |&scenario: &&str| Some((scenario.to_owned(), Beside::of(scenario).control()?));
+        Baseline::Scenarios {
+            names: vec!["idle-N".to_owned(), "resting-N".to_owned()],
+            of: SCENARIOS.iter().filter_map(pair).collect(),
+        }
     }
 
     fn run(
@@ -92,15 +135,15 @@ impl Experiment for Isolation {
         let place = place.canonicalize()?;
         let rounds = settings.runs.unwrap_or(if settings.quick { 1 } else { 6 });
         let mut cells: Vec<(&str, &str)> = Vec::new();
-        for &scenario in &settings.scenarios {
+        for &scenario in chosen(settings) {
             cells.extend(settings.variants.iter().map(|&variant| (scenario, variant)));
         }
         let whole: Duration = cells.iter().map(|cell| expected(cell, settings.quick)).sum();
         progress.expect(self.name(), whole * u32::try_from(rounds).unwrap_or(1));
         // In their order in the tables, whichever comes first.
-        for metric in METRICS.iter().chain(&[FORCE, NOTICED]) {
+        for metric in METRICS.iter().chain(&[FORCE, NOTICED, PROCESSOR, OF_LIMIT, SWITCHES]) {
             for (scenario, variant) in &cells {
-                if METRICS.contains(metric) || scenario.starts_with(STALLED) {
+                if METRICS.contains(metric) || has(Beside::of(scenario).kind, *metric) {
                     recorder.expect(scenario, variant, *metric);
                 }
             }
@@ -129,16 +172,16 @@ impl Experiment for Isolation {
     }
 }
 
+/// The scenarios to run: without a choice of the user's, only some where it has to be quick.
+fn chosen(settings: &Settings) -> &[&'static str] {
+    if settings.quick && settings.scenarios == SCENARIOS { &QUICK } else { &settings.scenarios }
+}
+
 /// How long a cell takes, about.
 fn expected((scenario, variant): &(&str, &str), is_quick: bool) -> Duration {
     let load = if is_quick { 2 } else { 11 };
-    let processes = if *variant == VARIANTS[0] { neighbours(scenario) } else { 0 };
+    let processes = if *variant == VARIANTS[0] { Beside::of(scenario).count } else { 0 };
     Duration::from_secs(load) + Duration::from_millis(150) * u32::try_from(processes).unwrap_or(0)
-}
-
-/// How many neighbours there are.
-fn neighbours(scenario: &str) -> usize {
-    scenario.rsplit_once('-').and_then(|(_, count)| count.parse().ok()).unwrap_or(0)
 }
 
 /// Which healthy volumes are unmounted, one after the other, and how.
@@ -159,23 +202,31 @@ struct Cell<'a> {
 
 impl Cell<'_> {
     fn run(&mut self, program: &Path, place: &Path) -> anyhow::Result<()> {
-        let (neighbours, is_stalled) = (neighbours(self.scenario), self.scenario.starts_with(STALLED));
-        let mut world = World::new(program, place, self.variant == VARIANTS[1], neighbours)?;
-        world.dirty()?;
-        if is_stalled {
-            for ms in world.stall()? {
-                self.value(NOTICED, ms);
-            }
+        let beside = Beside::of(self.scenario);
+        let mut world = World::new(program, place, self.variant == VARIANTS[1], beside)?;
+        for ms in world.begin()? {
+            self.value(NOTICED, ms);
         }
         world.are_as_they_were()?;
         let is_quick = self.settings.quick;
+        if has(beside.kind, PROCESSOR) {
+            let time = Duration::from_millis(if is_quick { 200 } else { 1000 });
+            self.value(PROCESSOR, world.processor(time));
+        }
         let amount = if is_quick {
             Amount { passes: 1, slice: Duration::from_millis(200), syncs: 2 }
         } else {
             Amount { passes: 6, slice: Duration::from_millis(1500), syncs: 20 }
         };
+        let before = world.look()?;
         let found = load::measure(&world.healthy(), amount, &self.settings.stop)?;
+        let after = world.look()?;
         world.are_as_they_were()?;
+        match world.worked(&before, &after) {
+            Work::OfLimit(percent) => self.value(OF_LIMIT, percent),
+            Work::Switches(a_second) => self.value(SWITCHES, a_second),
+            Work::Nothing => {}
+        }
         self.found(&found);
         let uses = world.uses()?;
         self.value(THREADS, uses.threads);
@@ -191,7 +242,7 @@ impl Cell<'_> {
             self.took(if way == Way::Plain { UMOUNT } else { LAZY }, took);
         }
         world.are_as_they_were()?;
-        for at in 0..if is_stalled { neighbours.min(FORCED) } else { 0 } {
+        for at in 0..if has(beside.kind, FORCE) { beside.count.min(FORCED) } else { 0 } {
             self.took(FORCE, world.force(at)?);
         }
         world.end()
@@ -217,41 +268,39 @@ impl Cell<'_> {
     }
 }
 
-fn notes(place: &Path) -> Vec<String> {
-    vec![
-        format!(
-            "{HEALTHY} healthy volumes on directory stores below {}; N neighbours, whose directory stores lie on a FUSE server, with 4 KiB to be written each. \
-             `stalled-N`: the server was stopped by SIGSTOP, and each neighbour has a caller in fsync(2) and is stalled by what `status` says, before and after \
-             what is measured. `idle-N`: the server answers, and nobody asks.",
-            place.display()
-        ),
-        "`default`: each volume has a mount process of its own, with default options. `attached`: all are attached inside one mountpoint of one process."
-            .to_owned(),
-        "Load goes to the healthy volumes in turn. `write-1m`: 16 writes of 1 MiB, the fsync after them left out. `write-4k`: one write. `fsync`: a write of \
-         4 KiB and its fsync(2). `sync`: of a volume with 4 KiB to be written, by syncfs(2); of an attached one, by its control socket. `stat`: statx(2) that \
-         asks the volume. `umount`: the verb, its start included, of a volume with 256 KiB to be written, which are on the store when it returns. \
-         `umount-lazy`: the same for `umount --lazy` while a file is open. `status`: the verb, of all volumes."
-            .to_owned(),
-        format!(
-            "`umount` and `umount-lazy` are measured last, in turn, {} times each in a round ({TURNS} times over the ten volumes). Once a volume's mount, process and record are gone it is mounted again, which is \
-             not measured; its load is not repeated.",
-            TURNS * HEALTHY / 2
-        ),
-        format!(
-            "`force`: `umount --force` of a stalled volume, its start included, until it has told what is lost. `stall-noticed`: from the fsync(2) until \
-             `status` calls the volume stalled, less its `stall_after` of {} s. `threads`, `memory` (resident): of all processes that serve volumes together.",
-            STALL_AFTER.as_secs()
-        ),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_names_of_scenarios_say_how_many_neighbours_there_are() {
-        assert_eq!(SCENARIOS.map(neighbours), [0, 1, 1, 10, 10, 100, 100]);
+    fn every_scenario_is_compared_with_one_that_is_there() {
+        for scenario in SCENARIOS {
+            let beside = Beside::of(scenario);
+            let control = beside.control();
+            assert!(control.as_deref().is_none_or(|control| SCENARIOS.contains(&control)), "{control:?}");
+            assert_eq!(beside.count == 0, scenario == ALONE, "{scenario}");
+        }
+    }
+
+    #[test]
+    fn what_is_quick_leaves_out_large_scenarios_unless_they_are_named() {
+        let settings = |quick: bool, scenarios: &[&'static str]| Settings {
+            quick,
+            runs: None,
+            variants: VARIANTS.to_vec(),
+            scenarios: scenarios.to_vec(),
+            source: None,
+            program: None,
+            stop: crate::experiment::Stop::default(),
+        };
+        assert_eq!(chosen(&settings(false, &SCENARIOS)), SCENARIOS);
+        assert_eq!(chosen(&settings(true, &SCENARIOS)), QUICK);
+        assert_eq!(chosen(&settings(true, &["stalled-100"])), ["stalled-100"]);
+        for name in QUICK {
+            let control = Beside::of(name).control();
+            assert!(SCENARIOS.contains(&name), "{name}");
+            assert!(control.is_none_or(|control| QUICK.contains(&control.as_str())), "{name}");
+        }
     }
 
     #[test]

@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         Some(first) if first == isolation::keeper::COMMAND => {
             return isolation::keeper::main(arguments.next());
         }
+        Some(first) if first == isolation::tenant::COMMAND => return isolation::tenant::main(arguments),
         Some(first) if first == results::COMMAND => return results::main(),
         _ => {}
     }

@@ -63,6 +63,8 @@ const USED: Metric = Metric { name: "memory_used", unit: "KiB", shown: Shown::P5
 const THREADS: Metric = Metric { name: "threads", unit: "", shown: Shown::P50, larger_is_better: false };
 const FILES: Metric = Metric { name: "descriptors", unit: "", shown: Shown::P50, larger_is_better: false };
 
+/// Fewer volumes than these take less memory than the process itself gives back and takes meanwhile.
+const SEEN_IN_MEMORY: usize = 1000;
 /// How many times all volumes are asked for.
 const STATUSES: usize = 20;
 /// How many times `serve` is run, and how many reloads there are in each.
@@ -198,10 +200,15 @@ fn in_another_order<T>(all: &mut [T], round: usize) {
 /// What the idle volumes cost.
 fn idle(crowd: &Crowd, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
     let now = crowd.figures()?;
-    recorder.value("idle", variant, NEW, crowd.kib_of_each(&now));
     crowd.use_all()?;
     let used = crowd.rested()?;
-    recorder.value("idle", variant, USED, crowd.kib_of_each_used(&now, &used));
+    for (metric, each) in [(NEW, crowd.kib_of_each(&now)), (USED, crowd.kib_of_each_used(&now, &used))] {
+        if crowd.size() < SEEN_IN_MEMORY {
+            recorder.absent("idle", variant, metric, "so few are not seen in what the process has");
+        } else {
+            recorder.value("idle", variant, metric, each);
+        }
+    }
     recorder.value("idle", variant, THREADS, used.threads);
     recorder.value("idle", variant, FILES, used.descriptors);
     Ok(())

@@ -1,9 +1,11 @@
 //! The lab as a person or a program runs it.
 
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use testing::cgroup::Cgroup;
 
 fn lab(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lab"))
@@ -206,42 +208,86 @@ fn left_in(directory: &Path) -> Vec<String> {
     left
 }
 
-#[test]
-fn isolation_measures_beside_stalled_volumes_and_leaves_nothing() {
-    let Some((mut command, directory)) = isolation("idle-1,stalled-1") else { return };
+/// Has the scenarios run, and looks at every row: these of the healthy volumes, and those that a scenario has of its own.
+fn isolation_has_rows(scenarios: &[(&str, &[&str])]) {
+    let names: Vec<&str> = scenarios.iter().map(|(name, _)| *name).collect();
+    let Some((mut command, directory)) = isolation(&names.join(",")) else { return };
     let json = directory.path().join("out.json");
     let output = command.arg("--json").arg(&json).output().expect("the lab runs");
     assert!(output.status.success(), "{}", complaint(&output));
-    let document: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).expect("JSON");
+    let document: Value =
+        serde_json::from_str(&std::fs::read_to_string(json).expect("the rows")).expect("JSON");
     let rows = document["rows"].as_array().expect("rows");
     let of_all = ["write-1m", "write-4k", "fsync", "sync", "stat", "umount", "umount-lazy", "status"];
     let uses = ["threads", "memory"];
-    for scenario in ["idle-1", "stalled-1"] {
-        let of_stalled: &[&str] = if scenario == "idle-1" { &[] } else { &["force", "stall-noticed"] };
+    for (scenario, own) in scenarios {
         for variant in ["default", "attached"] {
             let mut metrics: Vec<&str> = Vec::new();
-            for row in rows.iter().filter(|row| row["scenario"] == scenario && row["variant"] == variant) {
-                assert!(row["n"].as_u64() > Some(0) && row["p50"].as_f64() > Some(0.0), "{row}");
-                metrics.push(row["metric"].as_str().unwrap());
+            for row in rows.iter().filter(|row| row["scenario"] == *scenario && row["variant"] == variant) {
+                let metric = row["metric"].as_str().expect("a name");
+                // Who does nothing may use no time at all.
+                let is_measured = row["p50"].as_f64() > Some(0.0) || metric == "neighbours_cpu";
+                assert!(row["n"].as_u64() > Some(0) && is_measured, "{row}");
+                metrics.push(metric);
             }
-            assert_eq!(metrics, [&of_all[..], &uses[..], of_stalled].concat(), "{scenario} {variant}");
+            assert_eq!(metrics, [&of_all[..], &uses[..], own].concat(), "{scenario} {variant}");
         }
     }
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains("times the figure of `idle-N`"), "{text}");
+    assert!(text.contains("times the figure of `idle-N` or `resting-N`"), "{text}");
     assert_eq!(left_in(directory.path()), [""; 0]);
 }
 
 #[test]
+fn isolation_measures_beside_stalled_volumes_and_leaves_nothing() {
+    isolation_has_rows(&[("idle-1", &[]), ("stalled-1", &["force", "stall-noticed"])]);
+}
+
+#[test]
+fn isolation_measures_beside_volumes_that_cgroups_use_and_leaves_nothing() {
+    if Cgroup::make().is_none() {
+        return;
+    }
+    isolation_has_rows(&[
+        ("resting-1", &["neighbours_cpu"]),
+        ("throttled-4", &["neighbours_cpu", "neighbour_of_limit"]),
+        ("churning-4", &["neighbours_cpu", "switches_per_s"]),
+    ]);
+}
+
+#[test]
 fn isolation_that_is_killed_leaves_nothing() {
-    let Some((mut command, directory)) = isolation("stalled-1") else { return };
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut lab = command.spawn().expect("the lab runs");
-    // One of its stalled volumes is there; whether its server was stopped by now makes no difference to who has to clean up.
-    eventually("it has mounted", || left_in(directory.path()).iter().any(|line| line.contains("stalled0")));
-    lab.kill().unwrap();
-    lab.wait().unwrap();
-    eventually("nothing is left", || left_in(directory.path()).is_empty());
+    for scenario in ["stalled-1", "throttled-1"] {
+        if scenario == "throttled-1" && Cgroup::make().is_none() {
+            return;
+        }
+        let Some((mut command, directory)) = isolation(scenario) else { return };
+        // What it says is to be read where this fails.
+        command.args(["--variant", "default"]).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut lab = command.spawn().expect("the lab runs");
+        let has = |what: &str| left_in(directory.path()).iter().any(|line| line.contains(what));
+        let mut mounted = || {
+            assert!(lab.try_wait().expect("a child").is_none(), "it has ended");
+            has("neighbour0")
+        };
+        // One of its neighbours is there; whether that is stalled, or used, by now makes no difference to who has to clean up.
+        eventually("it has mounted", &mut mounted);
+        lab.kill().unwrap();
+        lab.wait().unwrap();
+        eventually("nothing is left", || {
+            left_in(directory.path()).is_empty() && cgroups_of(lab.id()).is_empty()
+        });
+    }
+}
+
+/// Cgroups that a process made by [`Cgroup::make`].
+fn cgroups_of(process: u32) -> Vec<PathBuf> {
+    let Some(other) = Cgroup::make() else { return Vec::new() };
+    let trees = other.directory().parent().expect("it is in a tree");
+    let all = std::fs::read_dir(trees).expect("a tree of cgroups").flatten().map(|entry| entry.path());
+    let prefix = format!("watertight-test-{process}-");
+    all.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)))
+        .collect()
 }
 
 #[track_caller]

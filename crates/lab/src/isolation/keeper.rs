@@ -5,8 +5,8 @@
 //! force, and removes it: a stopped FUSE server that is left behind has sync(2), statfs(2) and half of the host's programs wait.
 //!
 //! It is told what to do by lines, and answers each with `ok`, or with what went wrong. `dirty FILE`: make it, with 4 KiB to be written. `fsync`:
-//! have all of them synced, each by a thread. `waiting`: how many of these calls have not returned. `server PID`: whom to end. `leave`: go, there
-//! is nothing left to clean up.
+//! have all of them synced, each by a thread. `waiting`: how many of these calls have not returned. `server PID`: whom to end. `cgroup DIR`: a cgroup to
+//! be removed, with those in it. `leave`: go, there is nothing left to clean up.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -24,13 +24,15 @@ use anyhow::{Context as _, bail};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::tenants;
+
 /// The first argument of such a process.
 pub(crate) const COMMAND: &str = "isolation-keeper";
 
 /// The stack of a thread that does nothing but wait.
 const STACK: usize = 64 << 10;
-/// How often it is tried to leave nothing, and the time between.
-const ATTEMPTS: usize = 200;
+/// How often it is tried to leave nothing, and the time between: a minute, since mount processes have their data to write before they end.
+const ATTEMPTS: usize = 1200;
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// The process: `isolation-keeper DIR`.
@@ -58,6 +60,7 @@ pub(crate) fn main(directory: Option<OsString>) -> ExitCode {
 #[derive(Default)]
 struct Own {
     server: Option<OwnedFd>,
+    cgroup: Option<PathBuf>,
     dirty: Vec<File>,
     waiting: Arc<AtomicUsize>,
 }
@@ -70,6 +73,7 @@ impl Own {
                 let pid = Pid::from_raw(rest.parse()?).context("no process")?;
                 self.server = Some(pidfd_open(pid, PidfdFlags::empty())?);
             }
+            "cgroup" => self.cgroup = Some(PathBuf::from(rest)),
             "dirty" => {
                 let mut file = File::create_new(rest).with_context(|| format!("cannot make {rest}"))?;
                 file.write_all(&[7; 4096]).with_context(|| format!("cannot write {rest}"))?;
@@ -109,7 +113,9 @@ impl Own {
             if mounts_below(directory).is_empty() {
                 let _somebody_writes_still = fs::remove_dir_all(directory);
             }
-            if !directory.exists() {
+            // Whose processes are ended as the mount processes are.
+            let is_there = |cgroup: &PathBuf| tenants::remove(cgroup).is_err() && cgroup.exists();
+            if !self.cgroup.as_ref().is_some_and(is_there) && !directory.exists() {
                 return;
             }
             thread::sleep(AGAIN);
@@ -160,6 +166,11 @@ impl Keeper {
     /// Whom it is to end if the lab does not.
     pub(super) fn watch(&mut self, server: u32) -> anyhow::Result<()> {
         self.tell(&["server".as_ref(), server.to_string().as_ref()]).map(drop)
+    }
+
+    /// Which cgroup it is to remove if the lab does not.
+    pub(super) fn watch_cgroup(&mut self, directory: &Path) -> anyhow::Result<()> {
+        self.tell(&["cgroup".as_ref(), directory.as_ref()]).map(drop)
     }
 
     /// Makes a file with something to be written.
@@ -215,7 +226,12 @@ mod tests {
         let place = directory.path().join("place");
         fs::create_dir_all(place.join("below")).unwrap();
         fs::write(place.join("below/file"), "x").unwrap();
-        Own::default().clean_up(&place);
-        assert!(!place.exists() && directory.path().exists());
+        // A cgroup is a directory of directories here.
+        let cgroup = directory.path().join("cgroup");
+        fs::create_dir_all(cgroup.join("inner/innermost")).unwrap();
+        let mut own = Own::default();
+        assert_eq!(own.obey(&format!("cgroup {}", cgroup.display())).unwrap(), "ok");
+        own.clean_up(&place);
+        assert!(!place.exists() && !cgroup.exists() && directory.path().exists());
     }
 }

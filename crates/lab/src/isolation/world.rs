@@ -1,6 +1,7 @@
-//! Healthy volumes beside stalled ones, each with a mount process of its own or all in one.
+//! Healthy volumes beside others, each with a mount process of its own or all in one.
 
 mod unmounts;
+mod work;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,11 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
+use super::beside::{Beside, Kind};
 use super::keeper::Keeper;
 use super::load::Healthy;
+use super::tenants::Tenants;
 use crate::child::{self, Server};
 use crate::control::{self, Control};
 pub(super) use unmounts::Way;
+pub(super) use work::Work;
 
 /// Healthy volumes.
 pub(super) const HEALTHY: usize = 10;
@@ -24,10 +28,12 @@ pub(super) const STALL_AFTER: Duration = Duration::from_secs(1);
 const OPTIONS: &str = "cache=128M";
 /// Of those that are to stall: nothing is written before, and the end waits for nothing.
 const STALLING: &str = "cache=16M,stall_after=1s,dirty_after=1h,drain_timeout=1s";
+/// Of those that are used.
+const USED: &str = "cache=16M";
 /// Processes that are started before the first is waited for.
 const AT_ONCE: usize = 8;
 /// Longer than anything takes that is waited for.
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -35,6 +41,9 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 struct Volume {
     name: String,
+    /// The directory of its store.
+    store: PathBuf,
+    options: String,
     /// Of which process, if it has one of its own.
     server: Option<Server>,
     control: Option<Control>,
@@ -47,9 +56,11 @@ pub(super) struct World {
     /// Of the mountpoint that all volumes are attached to, if they are.
     main: Option<(Server, Control)>,
     healthy: Vec<Volume>,
-    /// Those that stall, if they are to.
-    stalled: Vec<Volume>,
+    neighbours: Vec<Volume>,
+    kind: Kind,
     is_stalled: bool,
+    /// Who uses the neighbours, if anybody does.
+    tenants: Option<Tenants>,
     /// The server whose mount has the stores that stall.
     stores: Option<Server>,
     keeper: Option<Keeper>,
@@ -74,35 +85,53 @@ pub(super) struct Uses {
 }
 
 impl World {
-    /// Mounts ten healthy volumes and `stalling` ones that can stall.
+    /// Mounts ten healthy volumes and those beside them, which do nothing so far.
     pub(super) fn new(
         program: &Path,
         place: &Path,
         is_attached: bool,
-        stalling: usize,
+        Beside { kind, count }: Beside,
     ) -> anyhow::Result<Self> {
         let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place)?;
-        let (stores, keeper) = (None, Some(Keeper::start(directory.path())?));
-        let (program, healthy, stalled) = (program.to_owned(), Vec::new(), Vec::new());
+        let keeper = Some(Keeper::start(directory.path())?);
         // From here on, what there is ends with it.
-        let mut world =
-            Self { program, main: None, healthy, stalled, is_stalled: false, stores, keeper, directory };
+        let mut world = Self {
+            program: program.to_owned(),
+            main: None,
+            healthy: Vec::new(),
+            neighbours: Vec::new(),
+            kind,
+            is_stalled: false,
+            tenants: None,
+            stores: None,
+            keeper,
+            directory,
+        };
         for name in ["stores", "stalling", "mnt", "answering"] {
             fs::create_dir(world.path(name))?;
         }
-        if stalling > 0 {
+        if kind.has_tenants() {
+            let tenants = Tenants::new(count, world.path("log.tenants"))?;
+            world.keeper()?.watch_cgroup(tenants.directory())?;
+            world.tenants = Some(tenants);
+        } else if count > 0 {
             world.serve_stores()?;
         }
-        let names = |kind: &str, count: usize| (0..count).map(|n| format!("{kind}{n}")).collect::<Vec<_>>();
-        let (healthy, stalled) = (names("healthy", HEALTHY), names("stalled", stalling));
-        for name in healthy.iter().chain(&stalled) {
-            fs::create_dir(world.store(name))?;
-            // Of a mountpoint of its own, or of a directory in the store of the one of all.
-            fs::create_dir(world.path("mnt").join(name))?;
+        for number in 0..HEALTHY {
+            let volume = world.volume_of(format!("healthy{number}"), "answering", OPTIONS.to_owned())?;
+            world.healthy.push(volume);
         }
-        let volume = |name| Volume { name, server: None, control: None };
-        world.healthy.extend(healthy.into_iter().map(volume));
-        world.stalled.extend(stalled.into_iter().map(volume));
+        for number in 0..count {
+            let (place, options) = match &world.tenants {
+                Some(tenants) if kind == Kind::Throttled => {
+                    ("answering", format!("{USED},{}", tenants.limit(number)))
+                }
+                Some(_) => ("answering", USED.to_owned()),
+                None => ("stalling", STALLING.to_owned()),
+            };
+            let volume = world.volume_of(format!("neighbour{number}"), place, options)?;
+            world.neighbours.push(volume);
+        }
         if is_attached {
             world.attach_all()?
         } else {
@@ -120,14 +149,13 @@ impl World {
         if self.main.is_some() { self.path("all").join(volume) } else { self.path("mnt").join(volume) }
     }
 
-    /// The directory of a volume's store.
-    fn store(&self, volume: &str) -> PathBuf {
-        let place = if volume.starts_with("stalled") { "stalling" } else { "answering" };
-        self.path(place).join(volume)
-    }
-
-    fn options(volume: &str) -> &'static str {
-        if volume.starts_with("stalled") { STALLING } else { OPTIONS }
+    /// One that is not mounted yet, with its store at such a place.
+    fn volume_of(&self, name: String, place: &str, options: String) -> anyhow::Result<Volume> {
+        let store = self.path(place).join(&name);
+        fs::create_dir(&store)?;
+        // Of a mountpoint of its own, or of a directory in the store of the one of all.
+        fs::create_dir(self.path("mnt").join(&name))?;
+        Ok(Volume { name, store, options, server: None, control: None })
     }
 
     /// A server of directories: one of the product, for it is there. It has a runtime directory of its own, so that nobody asks it anything.
@@ -154,9 +182,9 @@ impl World {
         command
     }
 
-    fn mount(&self, name: &str) -> anyhow::Result<Server> {
-        let mut command = self.command(&["mount", "-o", Self::options(name)]);
-        command.arg(self.store(name)).arg(self.at(name));
+    fn mount(&self, Volume { name, store, options, .. }: &Volume) -> anyhow::Result<Server> {
+        let mut command = self.command(&["mount", "-o", options]);
+        command.arg(store).arg(self.at(name));
         Server::begin(&mut command, &self.at(name), &self.log(name))
     }
 
@@ -165,11 +193,11 @@ impl World {
     }
 
     fn mount_all(&mut self) -> anyhow::Result<()> {
-        let count = self.healthy.len() + self.stalled.len();
+        let count = self.healthy.len() + self.neighbours.len();
         for first in (0..count).step_by(AT_ONCE) {
             let some = first..count.min(first + AT_ONCE);
             for at in some.clone() {
-                let server = self.mount(&self.volume(at).name)?;
+                let server = self.mount(self.volume(at))?;
                 self.volume_mut(at).server = Some(server);
             }
             for volume in some.map(|at| self.volume(at)) {
@@ -182,11 +210,11 @@ impl World {
 
     /// The healthy, and then the others.
     fn volume(&self, at: usize) -> &Volume {
-        if at < HEALTHY { &self.healthy[at] } else { &self.stalled[at - HEALTHY] }
+        if at < HEALTHY { &self.healthy[at] } else { &self.neighbours[at - HEALTHY] }
     }
 
     fn volume_mut(&mut self, at: usize) -> &mut Volume {
-        if at < HEALTHY { &mut self.healthy[at] } else { &mut self.stalled[at - HEALTHY] }
+        if at < HEALTHY { &mut self.healthy[at] } else { &mut self.neighbours[at - HEALTHY] }
     }
 
     fn attach_all(&mut self) -> anyhow::Result<()> {
@@ -201,24 +229,23 @@ impl World {
             Ok(found.is_some())
         })?;
         self.main = found.map(|(_, control)| (server, control));
-        let names = self.healthy.iter().chain(&self.stalled).map(|volume| &volume.name);
-        names.into_iter().try_for_each(|name| self.attach(name))
+        self.healthy.iter().chain(&self.neighbours).try_for_each(|volume| self.attach(volume))
     }
 
-    fn attach(&self, name: &str) -> anyhow::Result<()> {
+    fn attach(&self, Volume { name, store, options, .. }: &Volume) -> anyhow::Result<()> {
         let (_, control) = self.main.as_ref().context("nothing to attach to")?;
-        let wish = json!({ "path": name, "source": self.store(name), "options": [Self::options(name)] });
+        let wish = json!({ "path": name, "source": store, "options": [options] });
         control.call("POST", "/v1/attach", &wish).map(drop)
     }
 
     fn find_controls(&mut self) -> anyhow::Result<()> {
-        let wanted = self.healthy.len() + self.stalled.len() + usize::from(self.main.is_some());
+        let wanted = self.healthy.len() + self.neighbours.len() + usize::from(self.main.is_some());
         let mut known = Vec::new();
         eventually("the volumes' control sockets", || {
             known = control::known(&self.path("run"))?;
             Ok(known.len() == wanted)
         })?;
-        for at in 0..self.healthy.len() + self.stalled.len() {
+        for at in 0..self.healthy.len() + self.neighbours.len() {
             let place = self.at(&self.volume(at).name);
             let found = known.iter().find(|(at, _)| *at == place);
             let (_, control) = found.with_context(|| format!("no record of {}", place.display()))?;
@@ -238,24 +265,30 @@ impl World {
         healthy.map(one).collect()
     }
 
-    /// Each volume that can stall has something to write.
-    pub(super) fn dirty(&mut self) -> anyhow::Result<()> {
+    /// Has the neighbours do what they are there for. What is heard when it begins: how long after its time each was called stalled, if they stall.
+    pub(super) fn begin(&mut self) -> anyhow::Result<Vec<f64>> {
+        if self.kind.has_tenants() {
+            self.work()?;
+            return Ok(Vec::new());
+        }
+        // Each volume that can stall has something to write.
         let files: Vec<PathBuf> =
-            self.stalled.iter().map(|volume| self.at(&volume.name).join("dirty")).collect();
+            self.neighbours.iter().map(|volume| self.at(&volume.name).join("dirty")).collect();
         let keeper = self.keeper()?;
-        files.iter().try_for_each(|file| keeper.dirty(file))
+        files.iter().try_for_each(|file| keeper.dirty(file))?;
+        if self.kind == Kind::Stalled { self.stall() } else { Ok(Vec::new()) }
     }
 
     /// Stops the stores' server; every one of its volumes has a caller in fsync(2). For each volume: how long after its time `status` said
     /// so, in milliseconds.
-    pub(super) fn stall(&mut self) -> anyhow::Result<Vec<f64>> {
+    fn stall(&mut self) -> anyhow::Result<Vec<f64>> {
         let Some(stores) = &self.stores else { return Ok(Vec::new()) };
         self.is_stalled = true;
         let keeper = self.keeper.as_mut().context("the keeper has left")?;
         stores.suspend()?;
         let begun = Instant::now();
         keeper.fsync()?;
-        let mut left: Vec<&Volume> = self.stalled.iter().collect();
+        let mut left: Vec<&Volume> = self.neighbours.iter().collect();
         let mut noticed = Vec::new();
         eventually("all are stalled", || {
             let mut others = Vec::new();
@@ -272,20 +305,20 @@ impl World {
         Ok(noticed)
     }
 
-    /// What is measured is beside stalled volumes only if all of them are, and each has its caller, who waits; and beside idle ones only if
-    /// none is.
+    /// What is measured is beside stalled volumes only if all of them are, and each has its caller, who waits; and beside others only if
+    /// none is, and those who are to work do.
     pub(super) fn are_as_they_were(&mut self) -> anyhow::Result<()> {
         let is_stalled = self.is_stalled;
-        for volume in &self.stalled {
+        for volume in &self.neighbours {
             ensure!(volume.is_stalled()? == is_stalled, "{}: stalled is not {is_stalled}", volume.name);
         }
         let (count, waiting) = (self.count_of_stalled(), self.keeper()?.waiting()?);
         ensure!(waiting == count, "{waiting} of {count} callers of fsync wait");
-        Ok(())
+        self.is_at_work()
     }
 
     fn count_of_stalled(&self) -> usize {
-        if self.is_stalled { self.stalled.len() } else { 0 }
+        if self.is_stalled { self.neighbours.len() } else { 0 }
     }
 
     /// `status` of everything, and how long it took.
@@ -308,7 +341,7 @@ impl World {
                 processes.push((pid, &volume["process"]));
             }
         }
-        let wanted = if self.main.is_some() { 1 } else { self.healthy.len() + self.stalled.len() };
+        let wanted = if self.main.is_some() { 1 } else { self.healthy.len() + self.neighbours.len() };
         ensure!(processes.len() == wanted, "status knows {} processes, not {wanted}", processes.len());
         let sum = |name: &str| processes.iter().filter_map(|(_, uses)| uses[name].as_f64()).sum::<f64>();
         Ok(Uses { threads: sum("threads"), mib: sum("resident_bytes") / 1_048_576.0 })
@@ -316,7 +349,7 @@ impl World {
 
     /// Gives up a stalled volume.
     pub(super) fn force(&mut self, at: usize) -> anyhow::Result<Duration> {
-        let name = self.stalled[at].name.clone();
+        let name = self.neighbours[at].name.clone();
         let done = self.verb(&["umount", "--force"], Some(&name))?;
         let is_told = done.status.code() == Some(1) && done.error.contains("dirty: 4096 bytes");
         ensure!(is_told, "umount --force did not tell what is lost: {}", done.error);
@@ -356,7 +389,10 @@ impl World {
         if let Some(stores) = self.stores.take() {
             and(stores.kill());
         }
-        for volume in &mut self.stalled {
+        if let Some(tenants) = &mut self.tenants {
+            tenants.kill();
+        }
+        for volume in &mut self.neighbours {
             volume.server.take().into_iter().for_each(|server| and(server.kill()));
         }
         for volume in &mut self.healthy {
@@ -364,8 +400,10 @@ impl World {
         }
         if let Some((server, _)) = self.main.take() {
             // Attached volumes that have lost their stores would be tried again until a deadline.
-            and(if self.stalled.is_empty() { server.stop() } else { server.kill() });
+            and(if self.neighbours.is_empty() { server.stop() } else { server.kill() });
         }
+        // Who used them has nothing to wait for now.
+        self.tenants = None;
         self.keeper = None;
         ended
     }
@@ -376,13 +414,6 @@ impl Drop for World {
         if let Err(error) = self.take_down() {
             eprintln!("lab: {}: {error:#}", self.directory.path().display());
         }
-    }
-}
-
-impl Volume {
-    fn is_stalled(&self) -> anyhow::Result<bool> {
-        let control = self.control.as_ref().context("no control socket")?;
-        Ok(control.status()?["state"] == "stalled")
     }
 }
 

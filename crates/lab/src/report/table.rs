@@ -39,18 +39,20 @@ pub(crate) enum Baseline {
     /// This variant in the same scenario.
     Variant(String),
     /// The same variant in another scenario.
-    Scenario {
+    Scenarios {
         /// What a reader knows these scenarios by.
-        name: String,
+        names: Vec<String>,
         /// A scenario, and the one that it is compared with; those that are not here are compared with themselves.
         of: Vec<(String, String)>,
     },
 }
 
 impl Baseline {
-    fn name(&self) -> &str {
+    /// As it stands in a text.
+    fn name(&self) -> String {
         match self {
-            Self::Variant(name) | Self::Scenario { name, .. } => name,
+            Self::Variant(name) => format!("`{name}`"),
+            Self::Scenarios { names, .. } => format!("`{}`", names.join("` or `")),
         }
     }
 
@@ -58,7 +60,7 @@ impl Baseline {
     fn of<'a>(&'a self, scenario: &'a str, variant: &'a str) -> (&'a str, &'a str) {
         match self {
             Self::Variant(name) => (scenario, name),
-            Self::Scenario { of, .. } => {
+            Self::Scenarios { of, .. } => {
                 let pair = of.iter().find(|(compared, _)| compared == scenario);
                 (pair.map_or(scenario, |(_, with)| with), variant)
             }
@@ -185,7 +187,7 @@ pub(super) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> 
 
 fn one_table(text: &mut String, metric: Metric, rows: &[&Row], baseline: &Baseline) {
     let (name, axis, of) = (metric.name, metric.axis(), baseline.name());
-    let _ = writeln!(text, "**{name}** ({axis}; in brackets: times the figure of `{of}`)\n");
+    let _ = writeln!(text, "**{name}** ({axis}; in brackets: times the figure of {of})\n");
     body(text, rows, |row, base| cell(row, base.and_then(Row::shown)), Some(baseline));
 }
 
@@ -337,11 +339,11 @@ mod tests {
         beside.scenario = "beside".to_owned();
         beside.p50 = Some(5_000.0);
         document.rows.push(beside);
-        let text = document.markdown(&Baseline::Scenario {
-            name: "stat-N".to_owned(),
+        let text = document.markdown(&Baseline::Scenarios {
+            names: vec!["stat-N".to_owned(), "null-N".to_owned()],
             of: vec![("beside".to_owned(), "stat-1".to_owned())],
         });
-        assert!(text.contains("times the figure of `stat-N`"), "{text}");
+        assert!(text.contains("times the figure of `stat-N` or `null-N`"), "{text}");
         assert!(text.contains("| stat-1 | 20 000 (1.00) | 10 000 (1.00) | not installed |"), "{text}");
         assert!(text.contains("| beside | 5 000 (0.25) |"), "{text}");
     }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use testing::cgroup::Cgroup;
 
+use crate::child;
+
 /// The first argument of such a process.
 pub(crate) const COMMAND: &str = "sync-client";
 
@@ -83,13 +85,7 @@ impl Call {
 
 /// The process: `sync-client CALL PATH COUNT PROGRAM`. Prints a line of nanoseconds for each call.
 pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    match serve(&arguments.collect::<Vec<_>>()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("lab {COMMAND}: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    child::exit(COMMAND, serve(&arguments.collect::<Vec<_>>()))
 }
 
 fn serve(arguments: &[OsString]) -> anyhow::Result<()> {

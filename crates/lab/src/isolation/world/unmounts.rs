@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::{World, eventually};
+use super::{Volume, World, eventually};
 use crate::control::{self, Control};
 use crate::isolation::keeper::mounts_below;
 
@@ -30,21 +30,22 @@ impl World {
     pub(in crate::isolation) fn umount(&mut self, at: usize, way: Way) -> anyhow::Result<Duration> {
         let name = self.healthy[at].name.clone();
         let took = match way {
-            Way::Plain => self.umount_plainly(&name)?,
+            Way::Plain => self.umount_plainly(at)?,
             Way::Lazy => self.umount_lazily(&name)?,
         };
         self.is_gone(at)?;
-        self.is_stored(&name)?;
-        fs::remove_file(self.store(&name).join(FILE))?;
+        self.is_stored(at)?;
+        fs::remove_file(self.healthy[at].store.join(FILE))?;
         self.mount_again(at)?;
         Ok(took)
     }
 
-    fn umount_plainly(&self, name: &str) -> anyhow::Result<Duration> {
+    fn umount_plainly(&self, at: usize) -> anyhow::Result<Duration> {
+        let name = &self.healthy[at].name;
         fs::write(self.at(name).join(FILE), DIRTY)?;
         let done = self.verb(&["umount"], Some(name))?;
         ensure!(done.status.success(), "umount: {}", done.error);
-        self.is_stored(name)?;
+        self.is_stored(at)?;
         Ok(done.took)
     }
 
@@ -58,8 +59,9 @@ impl World {
     }
 
     /// What was written is on the store. The file is new each time.
-    fn is_stored(&self, name: &str) -> anyhow::Result<()> {
-        let stored = fs::metadata(self.store(name).join(FILE))?.len();
+    fn is_stored(&self, at: usize) -> anyhow::Result<()> {
+        let Volume { name, store, .. } = &self.healthy[at];
+        let stored = fs::metadata(store.join(FILE))?.len();
         ensure!(stored == DIRTY.len() as u64, "{name} is unmounted, and its store has {stored} bytes");
         Ok(())
     }
@@ -78,9 +80,9 @@ impl World {
     fn mount_again(&mut self, at: usize) -> anyhow::Result<()> {
         let name = self.healthy[at].name.clone();
         if self.main.is_some() {
-            self.attach(&name)?;
+            self.attach(&self.healthy[at])?;
         } else {
-            let server = self.mount(&name)?;
+            let server = self.mount(&self.healthy[at])?;
             server.mounted(&self.log(&name))?;
             self.healthy[at].server = Some(server);
         }

@@ -1,0 +1,165 @@
+//! Who uses a neighbour's volume: this executable in a process of its own, in one of the neighbour's cgroups, `lab isolation-tenant WORK …`.
+//!
+//! | work | what it does |
+//! |---|---|
+//! | `rest` | nothing |
+//! | `write FILE` | writes new data as fast as it is let |
+//! | `sync FILE` | writes 4 KiB and calls fsync(2), again and again |
+//! | `churn DIRECTORY SIDE EACH_NS AFTER_NS` | its part of what two such processes do in turn, see [`next`] |
+//!
+//! It says `ready` when it has what it needs, begins at once, and is ended from outside; `rest` ends when nobody holds its input.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::child;
+
+/// The first argument of such a process.
+pub(crate) const COMMAND: &str = "isolation-tenant";
+
+/// Operations of one side before it is the other's turn: more than the nine foreign writes that change a file's owner.
+pub(super) const TURN: u32 = 16;
+/// Of these, each so many'th is followed by a file that is made and removed.
+pub(super) const NEW_FILE_EACH: u64 = 4;
+const PAGE: [u8; 4096] = [5; 4096];
+/// Of the file that changes its owner.
+const CHURNED_PAGES: u64 = 256;
+/// What is written at once, and of how large a file: far more than may be dirty, so that no page is written again that waits.
+const BLOCK: usize = 128 << 10;
+const WRITTEN: u64 = 16 << 20;
+
+/// The process: `isolation-tenant WORK …`.
+pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    child::exit(COMMAND, work(&arguments.collect::<Vec<_>>()))
+}
+
+fn work(arguments: &[OsString]) -> anyhow::Result<()> {
+    match arguments {
+        [work] if work == "rest" => {
+            ready()?;
+            let _nobody_holds_it = std::io::stdin().read(&mut [0])?;
+            Ok(())
+        }
+        [work, file] if work == "write" => write_without_end(&open(Path::new(file), 0)?),
+        [work, file] if work == "sync" => {
+            let file = open(Path::new(file), 0)?;
+            ready()?;
+            loop {
+                file.write_all_at(&PAGE, 0)?;
+                file.sync_all()?;
+            }
+        }
+        [work, directory, side, each, after] if work == "churn" => {
+            let number = |text: &OsString| -> anyhow::Result<u64> {
+                text.to_str().and_then(|text| text.parse().ok()).context("no number")
+            };
+            let (directory, side) = (PathBuf::from(directory), u32::try_from(number(side)?)?);
+            let (each, after) = (Duration::from_nanos(number(each)?), Duration::from_nanos(number(after)?));
+            ensure!(!each.is_zero(), "an operation takes no time at all");
+            churn(&directory, side, each, after)
+        }
+        _ => bail!("WORK is rest, write FILE, sync FILE, or churn DIRECTORY SIDE EACH_NS AFTER_NS"),
+    }
+}
+
+fn open(path: &Path, flags: i32) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true).custom_flags(flags);
+    options.open(path).with_context(|| format!("cannot open {}", path.display()))
+}
+
+fn ready() -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    writeln!(out, "ready").and_then(|()| out.flush()).context("nobody asked")
+}
+
+fn write_without_end(file: &File) -> anyhow::Result<()> {
+    let block = vec![5; BLOCK];
+    ready()?;
+    for at in (0..WRITTEN).step_by(BLOCK).cycle() {
+        file.write_all_at(&block, at)?;
+    }
+    Ok(())
+}
+
+/// Synchronous overwrites of a file that is the other side's too, and new files.
+fn churn(directory: &Path, side: u32, each: Duration, after: Duration) -> anyhow::Result<()> {
+    let file = open(&directory.join("churned"), libc::O_DSYNC)?;
+    let new = directory.join(format!("new.{side}"));
+    ready()?;
+    for number in 0.. {
+        // A clock that both sides have.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.saturating_sub(after);
+        std::thread::sleep(next(now, each, side).saturating_sub(now));
+        file.write_all_at(&PAGE, number % CHURNED_PAGES * PAGE.len() as u64)?;
+        if number % NEW_FILE_EACH == 0 {
+            fs::write(&new, PAGE)?;
+            fs::remove_file(&new)?;
+        }
+    }
+    Ok(())
+}
+
+/// When a side's next operation is due. One is due each `each`; [`TURN`] of them are one side's, and as many then the other's. Who is late leaves out what
+/// it has missed.
+fn next(now: Duration, each: Duration, side: u32) -> Duration {
+    let (each, turn) = (each.as_nanos(), u128::from(TURN));
+    let tick = now.as_nanos() / each + 1;
+    let tick = if tick / turn % 2 == u128::from(side) { tick } else { (tick / turn + 1) * turn };
+    let nanos = tick * each;
+    let second = 1_000_000_000;
+    // Times of this century.
+    let (whole, rest) = (u64::try_from(nanos / second), u32::try_from(nanos % second));
+    Duration::new(whole.unwrap_or(u64::MAX), rest.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sides_take_turns_and_miss_none() {
+        let (each, begun) = (Duration::from_micros(700), Duration::from_secs(1_700_000_000));
+        let of = |side: u32| {
+            let mut at = begun;
+            (0..10 * TURN)
+                .map(|_| {
+                    at = next(at, each, side);
+                    (at, side)
+                })
+                .collect::<Vec<_>>()
+        };
+        let mut all = [of(0), of(1)].concat();
+        all.sort_unstable();
+        let until = of(0).last().unwrap().0.min(of(1).last().unwrap().0);
+        all.retain(|(at, _)| *at <= until);
+        assert!(all.windows(2).all(|pair| pair[1].0 - pair[0].0 == each), "{all:?}");
+        // After the first of them, which may have begun before.
+        let mut turns = all.chunk_by(|a, b| a.1 == b.1).map(<[_]>::len).skip(1).collect::<Vec<_>>();
+        turns.pop();
+        assert!(turns.len() >= 16 && turns.iter().all(|&turn| turn == TURN as usize), "{turns:?}");
+    }
+
+    #[test]
+    fn who_is_late_is_not_late_for_ever() {
+        let each = Duration::from_secs(1);
+        assert_eq!(next(Duration::from_millis(1500), each, 0), Duration::from_secs(2));
+        assert_eq!(next(Duration::from_millis(9500), each, 0), Duration::from_secs(10));
+        assert_eq!(next(Duration::from_millis(15_000), each, 0), Duration::from_secs(32));
+    }
+
+    #[test]
+    fn an_unknown_work_is_refused() {
+        let of = |words: &[&str]| work(&words.iter().map(OsString::from).collect::<Vec<_>>()).unwrap_err();
+        assert!(format!("{}", of(&["dance"])).contains("WORK is rest"));
+        assert!(format!("{}", of(&["churn", "/", "0", "x", "0"])).contains("no number"));
+        assert!(format!("{:#}", of(&["write", "/no/such/place"])).contains("/no/such/place"));
+    }
+}
