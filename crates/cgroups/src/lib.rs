@@ -10,6 +10,7 @@
 
 mod hierarchy;
 mod threads;
+mod unwaited;
 mod watch;
 
 pub use hierarchy::{Choice, Error, Found, Hierarchy, Id};

@@ -23,7 +23,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use sync::atomic::{AtomicBool, Ordering};
 use sync::{Mutex, thread};
 
-use crate::{Found, Hierarchy, Id};
+use crate::{Found, Hierarchy, Id, unwaited};
 
 /// How often is looked where nothing tells of a cgroup's end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
@@ -156,6 +156,14 @@ impl Drop for Watch {
         self.inner.wake();
         if let Some(thread) = self.thread.take() {
             let _panicked = thread.join();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(inotify) = self.inotify.take() {
+            unwaited::close(inotify);
         }
     }
 }
