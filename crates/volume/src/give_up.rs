@@ -164,10 +164,10 @@ impl Volume {
         let bytes = self.core.not_known_durable();
         let what = if is_all_written { "everything was written" } else { "given up" };
         let late = match bytes {
-            0 => format!("{what}; not known durable: changes of names and attributes"),
-            bytes => format!("{what}; not known durable: {bytes} bytes at most"),
+            0 => format!("{what}; changes of names and attributes are not known to be durable"),
+            bytes => format!("{what}; up to {bytes} bytes are not known to be durable"),
         };
-        store::Error::with(ErrorKind::Interrupted, "sync", late)
+        store::Error::with(ErrorKind::TimedOut, "sync", late)
     }
 
     /// The store's own sync. A volume that was given up does not wait long for it.

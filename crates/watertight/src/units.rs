@@ -60,6 +60,13 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
+/// A size for a person who may want to compare it: in bytes, behind a figure that is easier to read where there is one.
+#[must_use]
+pub fn exactly(n: u64) -> String {
+    let exact = count(n, "byte", "bytes");
+    if n < 1024 { exact } else { format!("{} ({exact})", bytes(n)) }
+}
+
 /// A duration for a person.
 #[must_use]
 pub fn duration(d: Duration) -> String {
@@ -142,6 +149,9 @@ mod tests {
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes((1 << 20) - 1), "1.0 MiB");
         assert_eq!(bytes(u64::MAX), "16384.0 PiB");
+        assert_eq!(exactly(1), "1 byte");
+        assert_eq!(exactly(1023), "1023 bytes");
+        assert_eq!(exactly(1536), "1.5 KiB (1536 bytes)");
         assert_eq!(duration(Duration::from_millis(12)), "12 ms");
         assert_eq!(duration(Duration::from_millis(2340)), "2.3 s");
         assert_eq!(duration(Duration::from_secs(61)), "1 min 1 s");

@@ -316,11 +316,10 @@ impl Unwritten {
     #[must_use]
     pub fn lines(&self, max: usize) -> Vec<String> {
         let files = units::count(self.files, "file", "files");
-        let mut lines =
-            vec![format!("not written: {} ({} bytes) of {files}", units::bytes(self.bytes), self.bytes)];
+        let mut lines = vec![format!("not written: {} of {files}", units::exactly(self.bytes))];
         lines.extend(self.named.iter().take(max).map(|file| {
             let why = if file.error.is_empty() { String::new() } else { format!(": {}", file.error) };
-            format!("  {}: {} bytes{why}", file.file, file.bytes)
+            format!("  {}: {}{why}", file.file, units::count(file.bytes, "byte", "bytes"))
         }));
         let named = self.named.len().min(max) as u64;
         if self.files > named {
@@ -566,7 +565,7 @@ mod tests {
             lost.lines(2),
             [
                 "not written: 6.0 MiB (6291456 bytes) of 5 files",
-                "  /f1: 1 bytes",
+                "  /f1: 1 byte",
                 "  /f2: 2 bytes",
                 "  and 3 files more"
             ]

@@ -101,7 +101,7 @@ fn a_store_that_fails_has_until_the_deadline() {
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.end(), Some(1), "{}", daemon.stderr());
     let said = daemon.stderr();
-    assert!(said.contains("not written: 5 B (5 bytes) of 1 file"), "{said}");
+    assert!(said.contains("not written: 5 bytes of 1 file"), "{said}");
     assert!(said.contains("  a: 5 bytes: no space left on the store"), "{said}");
     assert!(!rig.is_mounted());
     let ended = rig.status()["ended"][0].clone();
