@@ -182,6 +182,7 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
         _ => args.path.clone(),
     };
     let place = Place::find(&path)?;
+    umount_cmd::leave_directory();
     let client = place.client()?;
     let how = match (args.force, args.lazy) {
         (true, _) => How::Force,

@@ -46,6 +46,7 @@ pub fn run(args: &UmountArgs) -> Result<()> {
     if volume.as_ref().is_some_and(Volume::is_attached) {
         return attach_cmd::detach(args);
     }
+    leave_directory();
     match (mount, volume) {
         (Some(mount), Some(volume)) if mountinfo::is_ours(&mount) => {
             let Some(client) = &volume.found.client else { return dead(&mount, Some(&volume)) };
@@ -68,6 +69,13 @@ pub fn run(args: &UmountArgs) -> Result<()> {
         (Some(mount), None) if mountinfo::is_ours(&mount) => dead(&mount, None),
         (None, Some(volume)) => detached(&volume, args.force),
         (mount, _) => Err(not_ours(&args.path, path.as_deref(), mount.as_ref())),
+    }
+}
+
+/// Leaves the working directory, once all paths are resolved: it may lie in what is to go, and this process is not to hold that.
+pub(crate) fn leave_directory() {
+    if let Err(error) = std::env::set_current_dir("/") {
+        tracing::debug!(%error, "the working directory stays as it is");
     }
 }
 

@@ -201,6 +201,25 @@ fn held_means_busy_by_name_and_lazy_tells_what_it_waits_for() {
 }
 
 #[test]
+fn who_detaches_from_inside_is_named_and_the_verb_is_not() {
+    let Some(world) = World::new("dirty_after=1h") else { return };
+    world.attach().ok();
+    let shell = |script: &str| {
+        let command = world.rig.command(&["detach"]);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script, "sh"]).arg(command.get_program()).current_dir(world.path("x"));
+        shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        run(shell)
+    };
+    fs::write(world.path("x/file"), "x").unwrap();
+    let out = shell("exec 3<file; \"$1\" detach ../x 3<&-; exit $?").ends(1, "is busy (EBUSY)");
+    assert!(out.stderr.contains("sh (pid "), "{}", out.stderr);
+    assert!(!out.stderr.contains("watertight (pid "), "{}", out.stderr);
+    shell("exec \"$1\" detach .").ok().says("detached; everything is on");
+    world.end();
+}
+
+#[test]
 fn a_store_that_cannot_be_written_stays_attached_and_force_names_what_is_lost() {
     let Some(world) = World::new("") else { return };
     let source = format!("fault:write:fail=EIO,dir:{}", world.other.display());

@@ -64,6 +64,29 @@ fn held_means_busy_by_name_and_nothing_changed() {
 }
 
 #[test]
+fn who_unmounts_from_inside_is_named_and_the_verb_is_not() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("dirty_after=1h");
+    fs::create_dir(rig.mnt.join("dir")).unwrap();
+    // Another command behind it: the shell stays.
+    let shell = |script: &str| {
+        let command = rig.command(&["umount"]);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script, "sh"]).arg(command.get_program()).current_dir(rig.mnt.join("dir"));
+        shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        run(shell)
+    };
+    let out = shell("\"$1\" umount ..; exit $?").ends(1, "is busy (EBUSY)");
+    assert!(out.stderr.contains("sh (pid "), "{}", out.stderr);
+    assert!(!out.stderr.contains("watertight (pid "), "{}", out.stderr);
+    assert!(rig.is_mounted());
+    // Nobody else: the verb is in place of the shell.
+    shell("exec \"$1\" umount ..").ok().says("unmounted; everything is on");
+    assert!(!rig.is_mounted());
+    assert_eq!(daemon.end(), Some(0));
+}
+
+#[test]
 fn lazy_and_not_held_is_complete() {
     for kind in ["auto", "fuse"] {
         let Some(mut rig) = Rig::mounting() else { return };
