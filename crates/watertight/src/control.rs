@@ -20,6 +20,7 @@
 //! other's user id as the kernel reports it.
 
 pub mod api;
+mod bodies;
 pub mod client;
 pub mod events;
 mod places;
