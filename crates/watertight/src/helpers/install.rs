@@ -1,5 +1,6 @@
 //! `install-helpers`: symbolic links to this program where mount(8) and umount(8) look.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -21,7 +22,7 @@ pub const NAMES: [&str; 4] = [
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 when the directory is none, or something else has a helper's name; 1 when a link cannot be made.
+/// Exit 2 when the directory is none, or something else has a helper's name, which is left as it is; 1 when a link cannot be made.
 pub fn run(args: &InstallHelpersArgs) -> Result<()> {
     let dir = &args.directory;
     if !is_absolute(dir) {
@@ -31,9 +32,19 @@ pub fn run(args: &InstallHelpersArgs) -> Result<()> {
         return Err(Problem::usage(format!("{} is no directory", dir.display())));
     }
     let program = program()?;
+    let mut others = Vec::new();
     for name in NAMES {
         let link = dir.join(name);
         debug_assert!(Helper::named(link.as_os_str()).is_some());
+        others.extend(of_another(&link, &program));
+    }
+    if !args.remove && !others.is_empty() {
+        return Err(Problem::usage(format!("nothing is changed; remove first:\n  {}", others.join("\n  "))));
+    }
+    for link in NAMES.map(|name| dir.join(name)) {
+        if args.remove && of_another(&link, &program).is_some() {
+            continue;
+        }
         let shown = link.display();
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::PermissionDenied => {
@@ -41,14 +52,18 @@ pub fn run(args: &InstallHelpersArgs) -> Result<()> {
             }
             _ => Problem::failure(format!("{shown}: {error}")),
         };
-        remove(&link, failed)?;
-        if args.remove {
-            continue;
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ if args.remove => continue,
+            _ => {}
         }
         symlink(&program, &link).map_err(failed)?;
         console().print(&format!("{shown} -> {}", program.display()));
     }
-    Ok(())
+    match others.is_empty() {
+        true => Ok(()),
+        false => Err(Problem::usage(format!("left as it is:\n  {}", others.join("\n  ")))),
+    }
 }
 
 /// This program, wherever it was found.
@@ -57,15 +72,16 @@ fn program() -> Result<PathBuf> {
         .map_err(|error| Problem::failure(format!("this program's own path is not known: {error}")))
 }
 
-/// Removes a link that an earlier run made, and nothing else.
-fn remove(link: &Path, failed: impl Fn(io::Error) -> Problem) -> Result<()> {
-    match fs::symlink_metadata(link) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(failed(error)),
-        Ok(meta) if meta.is_symlink() => fs::remove_file(link).map_err(failed),
-        Ok(_) => Err(Problem::usage(format!(
-            "{} is no symbolic link, so it is not replaced; remove it first",
-            link.display()
-        ))),
+/// What has a helper's name and was not made by this verb, or by a package of ours: anything but a link to this program, or to one
+/// of its name in another place, which need not be there any more.
+fn of_another(link: &Path, program: &Path) -> Option<String> {
+    let shown = link.display();
+    if !fs::symlink_metadata(link).is_ok_and(|meta| meta.is_symlink()) {
+        return link.exists().then(|| format!("{shown} is no symbolic link"));
     }
+    let target = fs::read_link(link).ok()?;
+    let is_ours = target.file_name() == Some(OsStr::new("watertight"))
+        || target == program
+        || fs::canonicalize(link).is_ok_and(|path| path == program);
+    (!is_ours).then(|| format!("{shown} is a link to {}, not to this program", target.display()))
 }

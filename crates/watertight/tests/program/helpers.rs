@@ -3,6 +3,8 @@
 //! Each test works in a mount namespace of its own (module `namespace`).
 
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 
 use crate::namespace;
@@ -143,6 +145,36 @@ fn helpers_are_installed_and_removed_by_a_verb() {
     rig.run(&["install-helpers", &directory, "--remove"]).ok();
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     fs::write(&helper, "somebody else's").unwrap();
-    rig.run(&["install-helpers", &directory]).ends(2, "it is not replaced");
+    let out = rig.run(&["install-helpers", &directory]).ends(2, "nothing is changed; remove first:");
+    assert!(out.stderr.contains("umount.fuse.watertight is no symbolic link"), "{}", out.stderr);
     assert_eq!(fs::read(&helper).unwrap(), b"somebody else's");
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+}
+
+#[test]
+fn helpers_that_are_links_to_other_programs_stay() {
+    let rig = Rig::new();
+    let dir = rig.root.join("sbin");
+    let directory = format!("--directory={}", dir.display());
+    fs::create_dir(&dir).unwrap();
+    rig.run(&["install-helpers", &directory]).ok();
+    let helper = |name: &str| dir.join(name);
+    let point = |name: &str, target: &str| {
+        fs::remove_file(helper(name)).unwrap();
+        symlink(target, helper(name)).unwrap();
+    };
+    // The package's, and one of a version that is there no more.
+    point("mount.fuse.watertight", "../bin/watertight");
+    point("umount.fuse.watertight", "/opt/older/watertight");
+    point("mount.fuseblk.watertight", "/bin/true");
+    let said = "mount.fuseblk.watertight is a link to /bin/true, not to this program";
+    rig.run(&["install-helpers", &directory]).ends(2, "nothing is changed").ends(2, said);
+    assert_eq!(fs::read_link(helper("umount.fuse.watertight")).unwrap(), Path::new("/opt/older/watertight"));
+    rig.run(&["install-helpers", &directory, "--remove"]).ends(2, "left as it is").ends(2, said);
+    assert_eq!(fs::read_link(helper("mount.fuseblk.watertight")).unwrap(), Path::new("/bin/true"));
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+    fs::remove_file(helper("mount.fuseblk.watertight")).unwrap();
+    rig.run(&["install-helpers", &directory]).ok();
+    rig.run(&["install-helpers", &directory, "--remove"]).ok();
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
 }
