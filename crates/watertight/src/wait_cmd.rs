@@ -55,7 +55,10 @@ fn forget(volume: &Volume) -> Result<()> {
     if !volume.dir.read_record(id).as_ref().is_some_and(has_ended) {
         return Ok(());
     }
-    volume.dir.forget(id).map_err(|error| Problem::failure(format!("{id} is still known: {error}")))
+    volume.dir.forget(id).map_err(|error| Problem::failure(format!("{id} is still known: {error}")))?;
+    let at = &volume.record().mountpoint;
+    console().print(&format!("{at}: forgotten: `status` and the metrics tell no more how volume {id} ended"));
+    Ok(())
 }
 
 fn outcome(args: &WaitArgs, volume: &Volume) -> Result<()> {

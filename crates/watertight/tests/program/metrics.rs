@@ -221,7 +221,8 @@ fn who_has_heard_of_a_loss_has_it_forgotten() {
     let daemon = rig.mount_faulty("write:fail=EIO", "dirty_after=1h");
     fs::write(rig.mnt.join("a"), "12345").unwrap();
     // Of one that runs nothing is forgotten.
-    rig.verb("wait", &["--forget", "--timeout", "0"]).ends(1, "not yet: active");
+    let out = rig.verb("wait", &["--forget", "--timeout", "0"]).ends(1, "not yet: active");
+    assert_eq!(out.stdout, "");
     assert_eq!(rig.volume()["state"], "active");
     rig.verb("umount", &["--force"]).ends(1, "5 bytes");
     assert_eq!(daemon.end(), Some(1));
@@ -235,7 +236,8 @@ fn who_has_heard_of_a_loss_has_it_forgotten() {
         })
     };
     assert!(lost(&page()), "{}", page());
-    rig.verb("wait", &["--forget"]).ends(1, "5 bytes");
+    let forgotten = format!("{}: forgotten: `status` and the metrics tell no more", rig.mnt.display());
+    rig.verb("wait", &["--forget"]).ends(1, "5 bytes").says(&forgotten);
     assert!(!page().lines().any(|line| line.starts_with("watertight_up{")), "{}", page());
     assert!(!lost(&page()), "{}", page());
     rig.is_quiet();
