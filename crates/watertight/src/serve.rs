@@ -397,6 +397,7 @@ impl Served {
     /// The first signal unmounts, later ones are handed on.
     fn stop(&mut self, name: &'static str) {
         self.stopping = true;
+        self.inside.look();
         tracing::info!("{name}: unmounting {}", self.summary());
         notify::notify("STOPPING=1");
         for volume in self.volumes.values() {

@@ -403,6 +403,25 @@ fn volumes_are_attached_and_detached_with_the_file() {
 }
 
 #[test]
+fn what_was_detached_by_hand_is_not_counted_at_the_end() {
+    let Some(mut it) = Served::new() else { return };
+    inside(&it, &names(&["a", "b", "c"]));
+    for name in ["a", "b", "c", "elsewhere"] {
+        fs::create_dir(it.store("root").join(name)).unwrap();
+    }
+    let daemon = it.start();
+    assert_eq!(attached(&it), ["a", "b", "c"]);
+    let path = |name: &str| it.mnt("root").join(name).to_str().unwrap().to_owned();
+    it.rig.run(&["detach", &path("a")]).ok();
+    // This one is in another place, and there.
+    it.rig.run(&["move", &path("b"), &path("elsewhere")]).ok();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.stderr());
+    daemon.says("SIGTERM: unmounting 3 of 4 volumes mounted, 2 of them inside others' mountpoints");
+    it.rig.is_quiet();
+}
+
+#[test]
 fn a_volume_that_was_moved_stays_where_it_is_and_is_detached_there() {
     let Some(mut it) = Served::new() else { return };
     let all = names(&["up/a", "b"]);
