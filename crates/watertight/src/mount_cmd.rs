@@ -30,6 +30,7 @@ use crate::notify::notify;
 use crate::opts::{self, Mode, MountOptions, MountType, Spin, Uring};
 use crate::privileges;
 use crate::problem::{Problem, Result};
+use crate::progress;
 use crate::registry::{self, RuntimeDir};
 use crate::signals;
 use crate::supervisor::{self, Event, Supervisor};
@@ -70,8 +71,10 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let options = MountOptions::parse(&args.options)?;
     let tree = Hierarchy::find(&options.cgroup)
         .map_err(|error| Problem::usage(format!("option cgroup: {error}")))?;
-    let source = checks::source(&args.source)?;
-    let mountpoint = checks::mountpoint(&args.mountpoint)?;
+    let what = format!("mounting {}", args.mountpoint.display());
+    let (from, to) = (format!("the store {}", args.source), args.mountpoint.display().to_string());
+    let source = progress::waiting_for(&what, &from, || checks::source(&args.source))?;
+    let mountpoint = progress::waiting_for(&what, &to, || checks::mountpoint(&args.mountpoint))?;
     if let Some(directory) = &source.directory {
         checks::apart(directory, &mountpoint)?;
     }
@@ -93,7 +96,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if let Some(directory) = &source.directory {
         checks::alone(directory)?;
     }
-    let store = open_store(&source)?;
+    let store = progress::waiting_for(&what, &from, || open_store(&source))?;
     // After the store has raised the limit of descriptors, and before threads are started that write.
     privileges::respect_quotas();
     let read_only = is_read_only(&options, (&source, &name), &*store)?;
@@ -104,7 +107,8 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         store.close();
         Problem::failure(format!("the host's cgroups cannot be watched: {error}"))
     })?;
-    let volume = start_volume(&name, &options, store, Arc::clone(&tenants))?;
+    let start = || start_volume(&name, &options, store, Arc::clone(&tenants));
+    let volume = progress::waiting_for(&what, &from, start)?;
     options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
     let gone = Arc::new(Gone::default());
     let session = match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone)) {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::console::console;
 use crate::control::api::Status;
 use crate::control::client::{CallError, Client};
+use crate::logging;
 use crate::units;
 
 /// How often a terminal's line is drawn.
@@ -116,6 +117,27 @@ pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + S
                 }
                 was_stalled = status.stalled.is_some();
                 progress.get_or_insert_with(|| Progress::new(what, None)).update(Instant::now(), &status);
+            }
+        });
+        let value = call();
+        drop(done);
+        value
+    })
+}
+
+/// Runs `call`, and says once two seconds have gone by that it waits for `whom`, which is a store or a directory.
+pub fn waiting_for<T>(what: &str, whom: &str, call: impl FnOnce() -> T) -> T {
+    thread::scope(|scope| {
+        let (done, finished) = channel::<()>();
+        scope.spawn(move || {
+            if finished.recv_timeout(QUIET) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            let text = format!("{what}: {whom} is waited for, which does not answer");
+            if logging::has_all() {
+                tracing::warn!("{text}");
+            } else {
+                console().say(&text);
             }
         });
         let value = call();

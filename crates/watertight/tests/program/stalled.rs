@@ -70,6 +70,24 @@ fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
 }
 
 #[test]
+fn a_mount_of_a_store_whose_server_is_stopped_says_that_it_waits() {
+    for in_background in [false, true] {
+        let Some(it) = Stalling::new() else { return };
+        it.server.stop();
+        let mut mount = it.rig.command(&["mount"]);
+        mount.args(in_background.then_some("-d")).arg(&it.rig.store).arg(&it.rig.mnt);
+        let mount = Daemon::start(mount);
+        mount.says(&format!("mounting {}: the store ", it.rig.mnt.display()));
+        mount.says(" is waited for, which does not answer");
+        it.server.signal(Signal::CONT);
+        let ready = mount.line(LONG).unwrap_or_else(|| panic!("not ready: {}", mount.stderr()));
+        assert!(ready.starts_with("ready: "), "{ready}");
+        it.rig.verb("umount", &[]).ok();
+        assert_eq!(mount.end(), Some(0));
+    }
+}
+
+#[test]
 fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     let Some(mut server_rig) = Rig::mounting() else { return };
     let server = server_rig.mount("type=fuse,uring=off");
