@@ -26,7 +26,7 @@ The last one shows a directory of the mountpoint in a second place.\n\
 Who looks at the directory sees the volume when the command returns. Attached volumes end with the mountpoint.";
 
 /// Options that are of a mountpoint, and not of a volume.
-const OF_THE_MOUNTPOINT: [&str; 11] = [
+const OF_THE_MOUNTPOINT: [&str; 12] = [
     "mode",
     "type",
     "allow_other",
@@ -38,6 +38,7 @@ const OF_THE_MOUNTPOINT: [&str; 11] = [
     "nosuid",
     "nodev",
     "noexec",
+    "nosymfollow",
 ];
 
 /// A place inside a mountpoint of ours.

@@ -183,7 +183,9 @@ fn options(lists: &[String], sloppy: bool) -> Result<String> {
         if option == "remount" {
             return Err(Problem::usage("a mounted volume cannot be changed by -o remount; unmount it first"));
         }
-        let known = || opts::MountOptions::parse(&[option.to_owned()]).is_ok();
+        // What is refused with a reason is not among what `-s` is for: options that somebody else knows.
+        let known =
+            || opts::refused(option).is_some() || opts::MountOptions::parse(&[option.to_owned()]).is_ok();
         if !is_fstab_only(option) && (!sloppy || known()) {
             left.push(option);
         }
@@ -193,7 +195,7 @@ fn options(lists: &[String], sloppy: bool) -> Result<String> {
 
 /// Whether an option of fstab is for others than us: mount(8) itself, systemd, whoever reads the table.
 fn is_fstab_only(option: &str) -> bool {
-    const NAMES: [&str; 21] = [
+    const NAMES: [&str; 27] = [
         // mount(8) says `rw` where nothing was said; ours would refuse a store that is read-only.
         "rw",
         "auto",
@@ -212,10 +214,18 @@ fn is_fstab_only(option: &str) -> bool {
         "norelatime",
         "strictatime",
         "nostrictatime",
-        "async",
+        // Of times of access a volume keeps what its store does, and the kernel nothing.
         "nodiratime",
         "diratime",
+        "lazytime",
+        "nolazytime",
+        // What the kernel's own file systems offer beside, or a volume does anyway.
+        "async",
+        "nomand",
+        "iversion",
+        "noiversion",
         "silent",
+        "loud",
     ];
     let name = option.split_once('=').map_or(option, |(name, _)| name);
     NAMES.contains(&name)
@@ -254,6 +264,14 @@ mod tests {
         assert_eq!(options(&given, false).unwrap(), "cache=64M,nosuid");
         assert_eq!(options(&["frob,cache=64M".to_owned()], true).unwrap(), "cache=64M");
         assert_eq!(options(&["frob".to_owned()], false).unwrap(), "frob", "the verb refuses it, by name");
+        let generic =
+            "lazytime,nodiratime,relatime,strictatime,iversion,async,silent,loud,nomand,nosymfollow";
+        assert_eq!(options(&[generic.to_owned()], false).unwrap(), "nosymfollow");
+        assert_eq!(
+            options(&["frob,sync".to_owned()], true).unwrap(),
+            "sync",
+            "to be refused with its reason"
+        );
         assert!(options(&["remount,ro".to_owned()], false).unwrap_err().to_string().contains("remount"));
     }
 

@@ -252,6 +252,7 @@ fn start_session(
                 "nosuid" => MountFlags::NOSUID,
                 "nodev" => MountFlags::NODEV,
                 "noexec" => MountFlags::NOEXEC,
+                "nosymfollow" => MountFlags::NOSYMFOLLOW,
                 _ => MountFlags::NOATIME,
             }
     });

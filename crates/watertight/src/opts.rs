@@ -98,7 +98,7 @@ pub struct MountOptions {
     pub limits: Vec<(CgroupPath, LimitChange)>,
     /// A store that takes longer over one call is stalled.
     pub stall_after: Duration,
-    /// Flags of the mount that the kernel enforces: `nosuid`, `nodev`, `noexec`, `noatime`.
+    /// Flags of the mount that the kernel enforces: `nosuid`, `nodev`, `noexec`, `noatime`, `nosymfollow`.
     pub flags: Vec<String>,
 }
 
@@ -174,8 +174,24 @@ pub const VALID: &[(&str, &str)] = &[
         "as `watertight limit` does: limit=/customers/a:wbps=1M:sync_isolation=1; may be given several times",
     ),
     ("stall_after=TIME", "a store that does not answer a call for so long is called stalled [5s]"),
-    ("nosuid, nodev, ...", "also noexec, noatime: as in mount(8)"),
+    ("nosuid, nodev, ...", "also noexec, noatime, nosymfollow: as in mount(8)"),
 ];
+
+/// Options of mount(8) that promise what a volume does not keep, and why it does not.
+const REFUSED: [(&str, &str); 3] = [
+    (
+        "sync",
+        "not every change could be made durable before its call returns; open files with O_SYNC, or call fsync",
+    ),
+    ("dirsync", "changes of names are not durable when their calls return; call fsync of the directory"),
+    ("mand", "the kernel has no mandatory locks any more"),
+];
+
+/// Why an option that exists elsewhere is none of a volume's.
+#[must_use]
+pub fn refused(name: &str) -> Option<&'static str> {
+    REFUSED.iter().find(|(refused, _)| *refused == name).map(|(_, why)| *why)
+}
 
 impl MountOptions {
     /// Parses the values of all `-o`, each a list separated by commas; later ones win.
@@ -273,12 +289,15 @@ impl MountOptions {
             "noallow_other" => self.allow_other = Some(false),
             "flush_on_close" => self.flush_on_close = true,
             "noflush_on_close" => self.flush_on_close = false,
-            "nosuid" | "nodev" | "noexec" | "noatime" => self.flags.push(name.to_owned()),
-            "suid" | "dev" | "exec" | "atime" => {
+            "nosuid" | "nodev" | "noexec" | "noatime" | "nosymfollow" => self.flags.push(name.to_owned()),
+            "suid" | "dev" | "exec" | "atime" | "symfollow" => {
                 self.flags.retain(|flag| flag.strip_prefix("no") != Some(name))
             }
             "defaults" => {}
-            _ => return Err(unknown(name)),
+            _ => {
+                let refuse = |why| Problem::usage(format!("option {name}: {why}"));
+                return Err(refused(name).map_or_else(|| unknown(name), refuse));
+            }
         }
         Ok(())
     }
@@ -344,6 +363,9 @@ mod tests {
         for (list, word) in [
             ("frob", "no mount option frob"),
             ("frob=1", "no mount option frob=1"),
+            ("sync", "open files with O_SYNC"),
+            ("dirsync", "fsync of the directory"),
+            ("mand", "no mandatory locks"),
             ("cahce=1G", "did you mean cache=SIZE?"),
             ("ro=1", "no mount option ro=1"),
             ("cache", "cache=…"),

@@ -85,6 +85,7 @@ fn option_list(options: &MountOptions) -> Result<String, MountError> {
         (MountFlags::RDONLY, "ro"),
         (MountFlags::NOEXEC, "noexec"),
         (MountFlags::NOATIME, "noatime"),
+        (MountFlags::NOSYMFOLLOW, "nosymfollow"),
         (MountFlags::SYNCHRONOUS, "sync"),
         (MountFlags::DIRSYNC, "dirsync"),
     ];

@@ -127,6 +127,34 @@ want=1 said umount.fuse.watertight /does/not/exist
 }
 
 #[test]
+fn options_that_fstab_has_for_all_file_systems_are_left_out_kept_or_refused() {
+    let Some(rig) = Rig::mounting() else { return };
+    let text = r#"
+echo target > "$STORE/target"
+ln -s target "$STORE/link"
+mount -t fuse.watertight -o user,exec,_netdev,nofail,lazytime,nodiratime,relatime,iversion,silent,nosymfollow "$STORE" "$MNT"
+findmnt -n -o OPTIONS "$MNT"
+test "$(cat "$MNT/target")" = target
+if cat "$MNT/link" 2>"$ROOT/said"; then exit 1; fi
+cat "$ROOT/said"
+umount "$MNT"
+# Also with -s, which is for options that nobody knows.
+for option in sync dirsync mand; do
+    for sloppy in "" -s; do
+        if mount $sloppy -t fuse.watertight -o "$option" "$STORE" "$MNT"; then exit 1; else test $? = 1; fi
+        ! mountpoint -q "$MNT"
+    done
+done
+"#;
+    let Some(out) = script(&rig, text) else { return };
+    let out = out.ok().says("nosymfollow").says("nosuid,nodev").says("Too many levels of symbolic links");
+    for (option, why) in [("sync", "O_SYNC"), ("dirsync", "fsync of the directory"), ("mand", "mandatory")] {
+        let refused = out.stderr.matches(&format!("option {option}: ")).count();
+        assert!(refused == 2 && out.stderr.contains(why), "{option}: {}", out.stderr);
+    }
+}
+
+#[test]
 fn helpers_are_installed_and_removed_by_a_verb() {
     let rig = Rig::new();
     let dir = rig.root.join("sbin");
