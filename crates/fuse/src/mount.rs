@@ -216,7 +216,7 @@ impl Mount {
         }
         let fd = open_device()?;
         let kind = match options.wanted {
-            Wanted::Fuse => plain(&fd, &mountpoint, options, "asked for".to_owned())?,
+            Wanted::Fuse => plain(&fd, &mountpoint, options, "`type=fuse` asks for that".to_owned())?,
             Wanted::FuseBlk => block(&fd, &mountpoint, options)?,
             Wanted::Auto => match block(&fd, &mountpoint, options) {
                 Ok(kind) => kind,

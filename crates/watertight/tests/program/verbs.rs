@@ -7,7 +7,30 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use watertight::mountinfo::MountTable;
+
 use crate::rig::{Rig, eventually, run};
+
+#[test]
+fn the_table_of_mounts_has_the_loop_device_or_the_store() {
+    for kind in ["fuseblk", "fuse"] {
+        let Some(mut rig) = Rig::mounting() else { return };
+        let daemon = rig.mount(&format!("type={kind}"));
+        let store = format!("dir:{}", rig.store.display());
+        let source = MountTable::read().at(&rig.mnt).unwrap().source.to_string();
+        let volume = rig.volume();
+        assert_eq!((&volume["mount_type"], &volume["source"]), (&kind.into(), &store.as_str().into()));
+        if kind == "fuse" {
+            assert_eq!(source, store);
+            // Who reads why a raw unmount does not wait hears which option has it so.
+            assert_eq!(volume["mount_type_reason"], "`type=fuse` asks for that");
+        } else {
+            assert!(source.starts_with("/dev/loop"), "{source}");
+        }
+        rig.verb("umount", &[]).ok();
+        assert_eq!(daemon.end(), Some(0));
+    }
+}
 
 #[test]
 fn a_volume_is_mounted_written_synced_and_unmounted() {
