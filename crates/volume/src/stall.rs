@@ -6,12 +6,15 @@
 //! that waits for a limit.
 //!
 //! The beginning and the end of a stall are noticed by whoever looks ([`Volume::look`](crate::Volume::look)), and told once.
+//!
+//! Lock order: `Stall::told`, then what [`store::Watch`] and the journal of the events lock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use store::{UnderWay, Watch};
 use sync::atomic::{AtomicBool, Ordering};
+use sync::mutant::is_on;
 use sync::{Counter, Mutex};
 
 use crate::events::{Edge, Events};
@@ -56,8 +59,10 @@ impl Stall {
 
     /// Looks as [`now`](Self::now) does, and tells of it if that is news.
     pub(crate) fn look(&self, events: &Events) -> Option<UnderWay> {
-        let late = self.now();
+        let seen_before = is_on("stall-seen-before").then(|| self.now());
         let mut told = self.told.lock();
+        // Under the lock: what was seen before it may be news of the past, when others have told of what came after.
+        let late = seen_before.unwrap_or_else(|| self.now());
         if told.is_some() == late.is_some() {
             return late;
         }
@@ -92,6 +97,9 @@ impl Stall {
         self.count.get()
     }
 }
+
+#[cfg(all(test, shuttle))]
+mod schedules;
 
 #[cfg(test)]
 mod tests {
