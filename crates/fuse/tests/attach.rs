@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use common::hanging::LONG;
 use common::hook::{Gate, OpenAtEnd};
 use common::{Mounted, Setup, eventually, text};
 use rustix::io::Errno;
@@ -70,8 +71,7 @@ fn resting() -> volume::Options {
 
 fn detach(mounted: &Mounted, path: &str) -> Result<(), TreeError> {
     // The kernel tells of a close a little later.
-    let until = Instant::now() + Duration::from_secs(20);
-    assert!(mounted.tree.wait_closed(Path::new(path), until)?);
+    assert!(mounted.tree.wait_closed(Path::new(path), Instant::now() + LONG)?);
     mounted.tree.detach(Path::new(path), Detach::Sync)
 }
 
@@ -211,7 +211,7 @@ fn what_is_dirty_is_written_while_a_request_is_in_hand() {
         let ends = other.attach(&mounted, "x");
         let root = mounted.path().join("x");
         fs::write(root.join("file"), "not on the store yet").unwrap();
-        assert!(mounted.tree.wait_closed(Path::new("x"), Instant::now() + Duration::from_secs(20)).unwrap());
+        assert!(mounted.tree.wait_closed(Path::new("x"), Instant::now() + LONG).unwrap());
         gate.shut();
         std::thread::scope(|scope| {
             let request = scope.spawn(|| rustix::fs::statfs(&root));
@@ -428,7 +428,7 @@ fn reuse_of_a_store_right_after_each_return() {
         let ends = other.attach(&mounted, "x");
         fs::write(mnt.join("x/round"), round.to_string()).unwrap();
         // Every second one lazily: with nothing open that is the same.
-        assert!(mounted.tree.wait_closed(Path::new("x"), Instant::now() + Duration::from_secs(20)).unwrap());
+        assert!(mounted.tree.wait_closed(Path::new("x"), Instant::now() + LONG).unwrap());
         let how = if round % 2 == 0 { Detach::Sync } else { Detach::Lazy };
         mounted.tree.detach(Path::new("x"), how).unwrap();
         assert!(ends.try_recv().unwrap().is_complete());

@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use common::hanging::LONG;
 use common::{Mounted, Setup, eventually, text};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -96,9 +97,13 @@ impl Other {
     }
 }
 
+/// Nothing is open there: the kernel tells of a close a little later.
+fn closed(tree: &Tree, path: &str) {
+    assert!(tree.wait_closed(Path::new(path), Instant::now() + LONG).unwrap());
+}
+
 fn detach(tree: &Tree, path: &str) {
-    let until = Instant::now() + Duration::from_secs(20);
-    assert!(tree.wait_closed(Path::new(path), until).unwrap());
+    closed(tree, path);
     tree.detach(Path::new(path), Detach::Sync).unwrap();
 }
 
@@ -223,6 +228,7 @@ fn a_clone_ends_with_its_last_user_and_the_volume_with_the_last_mountpoint() {
     let mine = Other::attach(&both.clone, "a");
     fs::write(both.second("a/mine"), "mine").unwrap();
     fs::write(both.second("file"), "of the root volume").unwrap();
+    closed(&both.clone, "a");
     // Whoever is inside keeps the clone, but not what nobody has open.
     let inside = File::open(both.second("x")).unwrap();
     rustix::mount::unmount(both.second.path(), UnmountFlags::DETACH).unwrap();
@@ -257,7 +263,7 @@ fn a_clone_that_the_program_ends_has_ended_on_return() {
     let Some((both, other)) = Both::new(Propagation::Private) else { return };
     let mine = Other::attach(&both.clone, "a");
     fs::write(both.second("a/mine"), "mine").unwrap();
-    assert!(both.clone.wait_closed(Path::new("a"), Instant::now() + Duration::from_secs(20)).unwrap());
+    closed(&both.clone, "a");
     let inside = File::open(both.second("a/b")).err().and_then(|error| Errno::from_io_error(&error));
     assert_eq!(inside, Some(Errno::NOENT), "covered");
     both.clone.end_clone(false);

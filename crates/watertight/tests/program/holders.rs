@@ -75,15 +75,16 @@ fn a_mount_namespace_that_has_the_volume_still_is_named() {
     assert_ne!(fs::read_link(format!("/proc/{}/ns/mnt", there.id())).unwrap(), name);
     let mut umount = rig.command(&["umount"]);
     let mut umount = umount.arg(&rig.mnt).stderr(Stdio::piped()).spawn().unwrap();
-    let said = BufReader::new(umount.stderr.take().unwrap()).lines().map_while(Result::ok);
+    // Read from to the end: it may have more to say.
+    let mut said = BufReader::new(umount.stderr.take().unwrap()).lines().map_while(Result::ok);
     let who = format!("sleep (pid {}), mounted in its own namespace: {}", there.id(), rig.mnt.display());
-    assert!(said.into_iter().any(|line| line.trim() == who), "{who}");
+    assert!(said.any(|line| line.trim() == who), "{who}");
     assert!(!rig.is_mounted());
     assert!(umount.try_wait().unwrap().is_none(), "the volume is there still");
     there.kill().unwrap();
     there.wait().unwrap();
     drop(alone);
-    assert!(wait(&mut umount, LONG).unwrap().success());
+    assert!(wait(&mut umount, LONG).unwrap().success(), "{:?}", said.collect::<Vec<_>>());
     assert_eq!(daemon.end(), Some(0));
     assert_eq!(rig.stored("f").as_deref(), Some(&b"x"[..]));
 }

@@ -261,6 +261,7 @@ fn health_is_whether_data_gets_to_the_store() {
     let daemon = rig.mount_faulty("write:hang", "dirty_after=10ms,stall_after=100ms");
     fs::write(rig.mnt.join("a"), "12345").unwrap();
     eventually("the store that hangs is told of", || get(&rig, "/healthz").0.starts_with("HTTP/1.1 503"));
+    rig.is_stalled_in("write");
     let (_, why) = get(&rig, "/healthz");
     assert!(why.starts_with("stalled: the store has not answered `write` for "), "{why}");
     assert!(why.ends_with("; 5 B of 1 file to be written\n"), "{why}");

@@ -151,6 +151,12 @@ impl Rig {
         volumes[0].clone()
     }
 
+    /// Waits until the one running volume is called stalled because of this call. On a busy machine any other may take long for once.
+    #[track_caller]
+    pub(crate) fn is_stalled_in(&self, call: &str) {
+        eventually("it is called stalled", || is_stalled_in(&self.volume(), call));
+    }
+
     /// The control socket of the one running volume.
     pub(crate) fn socket(&self) -> PathBuf {
         self.runtime.join(format!("{}.sock", self.volume()["id"].as_str().unwrap()))
@@ -196,6 +202,11 @@ impl Drop for Rig {
 
 pub(crate) fn is_mounted(path: &Path) -> bool {
     watertight::mountinfo::MountTable::read().at(path).is_some()
+}
+
+/// Whether `status` calls a volume stalled because of this call.
+pub(crate) fn is_stalled_in(volume: &serde_json::Value, call: &str) -> bool {
+    volume["state"] == "stalled" && volume["stalled"]["call"] == call
 }
 
 /// What a run of the program gave.

@@ -63,7 +63,12 @@ fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
     waiter.join().unwrap().unwrap();
     eventually("it is active again", || it.rig.volume()["state"] == "active");
     daemon.says("the store answers again, after ");
-    assert_eq!(it.rig.volume()["stalls"], 1);
+    // On a busy machine it may have been called so more than once.
+    let stalls = it.rig.volume()["stalls"].as_u64().unwrap();
+    let told = it.rig.verb("events", &["--once", "--json"]).ok().stdout;
+    let events = told.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let begun = events.filter(|event| event["kind"] == "stall" && event["edge"] == "begins").count();
+    assert!(stalls > 0 && begun as u64 == stalls, "{stalls}: {told}");
     assert_eq!(it.rig.stored("before").unwrap(), b"during");
     it.rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
@@ -141,8 +146,8 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     server.signal(Signal::CONT);
     waiter.join().unwrap().unwrap();
     assert_eq!(fs::read(hung.join("file")).unwrap(), b"hung");
-    eventually("nothing is left out", || !is_stalled());
-    rig.verb("sync", &[]).ok();
+    // Not at the first time: until somebody looks, it is taken for stalled; and on a busy machine it may be so once more.
+    eventually("nothing is left out", || rig.verb("sync", &[]).code == Some(0));
     drop(there);
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
@@ -245,8 +250,7 @@ fn a_read_that_hangs_is_a_stall_too() {
     let daemon = rig.mount_faulty("read:hang", "stall_after=100ms");
     let path = rig.mnt.join("a");
     let reader = thread::spawn(move || fs::read(path));
-    eventually("it is called stalled", || rig.volume()["state"] == "stalled");
-    assert_eq!(rig.volume()["stalled"]["call"], "read_at");
+    rig.is_stalled_in("read_at");
     // Nothing is lost by giving it up: nothing was written.
     rig.verb("umount", &["--force"]).ok();
     assert!(reader.join().unwrap().is_err());
@@ -282,8 +286,10 @@ fn force_does_not_wait_for_a_sync_that_hangs_and_says_that_nothing_is_known_to_b
 #[test]
 fn the_drain_deadline_over_a_sync_that_hangs_says_that_everything_was_written() {
     let Some(mut rig) = Rig::mounting() else { return };
-    let daemon = rig.mount_faulty("sync:hang", "stall_after=50ms,dirty_after=1h,drain_timeout=500ms");
+    let daemon = rig.mount_faulty("sync:hang", "stall_after=50ms,dirty_after=10ms,drain_timeout=500ms");
     fs::write(rig.mnt.join("a"), "12345").unwrap();
+    // Before the deadline has begun, which is short for a busy machine.
+    eventually("nothing is dirty", || rig.volume()["dirty_bytes"] == 0);
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.end(), Some(1));
     let said = daemon.stderr();

@@ -213,11 +213,10 @@ fn a_store_that_does_not_answer_is_called_stalled() {
     let daemon = rig.mount_faulty("write:hang", "dirty_after=10ms,stall_after=200ms");
     assert_eq!(rig.volume()["state"], "active");
     fs::write(rig.mnt.join("a"), "12345").unwrap();
-    eventually("it is called stalled", || rig.volume()["state"] == "stalled");
+    rig.is_stalled_in("write");
     rig.run(&["status"]).ok().says("stalled: the store has not answered `write` for ");
-    assert_eq!(rig.volume()["stalled"]["call"], "write");
     daemon.says("is stalled: the store has not answered `write`");
-    eventually("it is counted", || rig.volume()["stalls"] == 1);
+    assert!(rig.volume()["stalls"].as_u64() > Some(0), "it is counted");
     // What needs no store goes on.
     assert_eq!(fs::read(rig.mnt.join("a")).unwrap(), b"12345");
     rig.verb("umount", &["--force"]).ends(1, "5 bytes");

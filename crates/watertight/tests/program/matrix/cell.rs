@@ -129,8 +129,7 @@ impl Cell {
         if self.state == State::Throttled {
             eventually("it waits for the limit", || self.waits_for_a_limit());
         } else {
-            eventually("it is stalled", || self.rig.volume()["state"] == "stalled");
-            assert_eq!(self.rig.volume()["stalled"]["call"], "write");
+            self.rig.is_stalled_in("write");
         }
         self.dirty = self.rig.volume()["dirty_bytes"].as_u64().unwrap();
         assert!(self.dirty > 0 && self.is_waited_for(), "{:?}", self.state);

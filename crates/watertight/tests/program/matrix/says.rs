@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::cell::{Setting, State};
 use super::way::{Way, is_busy};
-use crate::rig::{eventually, run};
+use crate::rig::run;
 
 /// Unmounts a volume in a state, and looks whether it is so. Nothing is done where this machine cannot.
 type Check = fn(&Way, Setting);
@@ -116,7 +116,7 @@ fn waits(way: &Way, setting: Setting, code: i32) {
     let command = way.command(&cell).expect("a program");
     let waiting = thread::spawn(move || run(command));
     // Nobody else has asked the store for anything.
-    eventually("it is stalled", || cell.rig.volume()["state"] == "stalled");
+    cell.rig.is_stalled_in("write");
     assert!(!waiting.is_finished() && cell.is_mounted());
     let forced = cell.verb("umount", &["--force"]).ends(1, "not written");
     assert_eq!(waiting.join().unwrap().code, Some(code));
@@ -136,9 +136,11 @@ fn lost_at_the_deadline(way: &Way, setting: Setting) {
         let Some(mut cell) = setting.cell_with(&format!("drain_timeout={}ms", deadline.as_millis())) else {
             return;
         };
+        let begun = Instant::now();
         let out = way.go(&cell).ok();
         let has_waited = out.took >= deadline;
-        assert!(has_waited || cell.is_used_still(), "{out:?}");
+        // Where the answer comes after the deadline it says nothing.
+        assert!(has_waited || cell.is_used_still() || begun.elapsed() >= deadline, "{out:?}");
         assert!(!cell.is_mounted());
         cell.has_lost(None);
         if has_waited {
