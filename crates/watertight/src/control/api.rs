@@ -1,7 +1,9 @@
 //! What goes over the control socket, and into the records of mounts that ended. Keys never change
 //! their meaning; new ones may be added.
 
+mod attach;
 mod clone;
+mod ended;
 mod older;
 
 use std::collections::BTreeMap;
@@ -14,10 +16,9 @@ use crate::holders::Holders;
 use crate::mountinfo::Device;
 use crate::units;
 
+pub use attach::{AttachReply, AttachRequest, DetachReply, DetachRequest, MoveReply, MoveRequest};
 pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation};
-
-/// How many files an [`Unwritten`] names.
-pub const FILES_NAMED_MAX: usize = 1000;
+pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
 
 /// How many cgroups a [`Status`] names.
 pub const CGROUPS_NAMED_MAX: usize = 1000;
@@ -270,108 +271,6 @@ impl Status {
     }
 }
 
-/// A file whose data could not be written.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileError {
-    /// Its path inside the volume, or `inode NUMBER` where it has no name (any more).
-    pub file: String,
-    /// How much is affected.
-    pub bytes: u64,
-    /// Why.
-    pub error: String,
-}
-
-/// Data that was not written when a volume ended.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unwritten {
-    /// How much in all.
-    pub bytes: u64,
-    /// Of how many files.
-    pub files: u64,
-    /// Which, the first thousand.
-    pub named: Vec<FileError>,
-}
-
-impl Unwritten {
-    /// Whether nothing was lost.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.bytes == 0 && self.files == 0
-    }
-
-    /// Adds what was not written of a volume that was attached at `path`.
-    pub fn add(&mut self, path: &str, other: Self) {
-        self.bytes += other.bytes;
-        self.files += other.files;
-        let room = FILES_NAMED_MAX.saturating_sub(self.named.len());
-        self.named.extend(
-            other.named.into_iter().take(room).map(|file| FileError {
-                file: format!("{path}/{}", file.file.trim_start_matches('/')),
-                ..file
-            }),
-        );
-    }
-
-    /// The total, then a line for each file (the first `max`), for a person.
-    #[must_use]
-    pub fn lines(&self, max: usize) -> Vec<String> {
-        let files = units::count(self.files, "file", "files");
-        let mut lines = vec![format!("not written: {} of {files}", units::exactly(self.bytes))];
-        lines.extend(self.named.iter().take(max).map(|file| {
-            let why = if file.error.is_empty() { String::new() } else { format!(": {}", file.error) };
-            format!("  {}: {}{why}", file.file, units::count(file.bytes, "byte", "bytes"))
-        }));
-        let named = self.named.len().min(max) as u64;
-        if self.files > named {
-            lines.push(format!("  and {} more", units::count(self.files - named, "file", "files")));
-        }
-        lines
-    }
-}
-
-/// How a volume ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
-    /// [`State::Released`] or [`State::Failed`].
-    pub state: State,
-    /// Milliseconds since the epoch.
-    pub ended_ms: u64,
-    /// What was lost.
-    pub unwritten: Unwritten,
-    /// Why it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-    /// How long it waited for inodes that were changing their owners, in microseconds.
-    #[serde(default)]
-    pub switch_drain_us: u64,
-    /// Inodes that had changed their owners since the start.
-    #[serde(default)]
-    pub switched_inodes: u64,
-}
-
-impl Ended {
-    /// What it waited for beside the store, in words; nothing if no inode ever changed its owner.
-    #[must_use]
-    pub fn switching(&self) -> String {
-        let Self { switched_inodes, switch_drain_us, .. } = self;
-        if *switched_inodes == 0 {
-            return String::new();
-        }
-        format!(
-            "; changes of owner so far: {switched_inodes}; waited for the last of them: {switch_drain_us} us"
-        )
-    }
-
-    /// What was lost and why, a line each below `headline`; `named` files at most by their names.
-    #[must_use]
-    pub fn lost(&self, headline: String, named: usize) -> Vec<String> {
-        let mut lines = vec![headline];
-        lines.extend(self.error.clone());
-        lines.extend(self.unwritten.lines(named));
-        lines
-    }
-}
-
 /// `POST /v1/sync` is done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Synced {
@@ -452,83 +351,6 @@ pub struct UmountReply {
     pub holders: Holders,
 }
 
-/// The body of `POST /v1/attach`: one of `source` and `from`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AttachRequest {
-    /// The directory to attach to, from the mountpoint on.
-    pub path: String,
-    /// The store.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub source: Option<String>,
-    /// A directory to be shown in a second place, from the mountpoint on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<String>,
-    /// The volume's options, as for `mount -o`.
-    #[serde(default)]
-    pub options: Vec<String>,
-    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mountpoint: Option<String>,
-}
-
-/// The answer to `POST /v1/attach`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AttachReply {
-    /// The volume's id; none if a directory is shown in a second place.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// Where it is.
-    pub mountpoint: String,
-}
-
-/// The body of `POST /v1/detach`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DetachRequest {
-    /// Where it is attached, from the mountpoint on.
-    pub path: String,
-    /// How.
-    pub how: How,
-    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mountpoint: Option<String>,
-}
-
-/// The answer to `POST /v1/detach`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DetachReply {
-    /// The volume's id; none for a directory in a second place.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// Its store.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub source: Option<String>,
-    /// How it ended; none while it goes on: held, or in another place.
-    pub ended: Option<Ended>,
-    /// Whether it is held: for `plain` it is still attached, for `lazy` it is detached.
-    pub is_held: bool,
-    /// By whom.
-    pub holders: Holders,
-}
-
-/// The body of `POST /v1/move`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MoveRequest {
-    /// Where it is attached, from the mountpoint on.
-    pub from: String,
-    /// Where it is to be.
-    pub to: String,
-    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mountpoint: Option<String>,
-}
-
-/// The answer to `POST /v1/move`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MoveReply {
-    /// Where it is now.
-    pub mountpoint: String,
-}
-
 /// The answer to `GET /v1/wait`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitReply {
@@ -556,23 +378,6 @@ pub fn now_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_was_lost_is_told_exactly_and_in_bounds() {
-        let file = |n: u64| FileError { file: format!("/f{n}"), bytes: n, error: String::new() };
-        let lost = Unwritten { bytes: 6 << 20, files: 5, named: (1..=3).map(file).collect() };
-        assert_eq!(
-            lost.lines(2),
-            [
-                "not written: 6.0 MiB (6291456 bytes) of 5 files",
-                "  /f1: 1 byte",
-                "  /f2: 2 bytes",
-                "  and 3 files more"
-            ]
-        );
-        assert!(!lost.is_empty());
-        assert!(Unwritten::default().is_empty());
-    }
 
     #[test]
     fn states_have_the_names_of_the_documents() {

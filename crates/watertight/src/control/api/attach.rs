@@ -1,0 +1,83 @@
+//! Volumes and directories that are attached inside a mountpoint.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Ended, How};
+use crate::holders::Holders;
+
+/// The body of `POST /v1/attach`: one of `source` and `from`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachRequest {
+    /// The directory to attach to, from the mountpoint on.
+    pub path: String,
+    /// The store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// A directory to be shown in a second place, from the mountpoint on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// The volume's options, as for `mount -o`.
+    #[serde(default)]
+    pub options: Vec<String>,
+    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mountpoint: Option<String>,
+}
+
+/// The answer to `POST /v1/attach`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachReply {
+    /// The volume's id; none if a directory is shown in a second place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Where it is.
+    pub mountpoint: String,
+}
+
+/// The body of `POST /v1/detach`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachRequest {
+    /// Where it is attached, from the mountpoint on.
+    pub path: String,
+    /// How.
+    pub how: How,
+    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mountpoint: Option<String>,
+}
+
+/// The answer to `POST /v1/detach`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachReply {
+    /// The volume's id; none for a directory in a second place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Its store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// How it ended; none while it goes on: held, or in another place.
+    pub ended: Option<Ended>,
+    /// Whether it is held: for `plain` it is still attached, for `lazy` it is detached.
+    pub is_held: bool,
+    /// By whom.
+    pub holders: Holders,
+}
+
+/// The body of `POST /v1/move`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveRequest {
+    /// Where it is attached, from the mountpoint on.
+    pub from: String,
+    /// Where it is to be.
+    pub to: String,
+    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mountpoint: Option<String>,
+}
+
+/// The answer to `POST /v1/move`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveReply {
+    /// Where it is now.
+    pub mountpoint: String,
+}
