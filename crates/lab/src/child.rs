@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take until its mount is there.
-const START_MAX: Duration = Duration::from_secs(20);
+/// How long a server may take until its mount is there: on a host with a thousand others that want to run, long.
+const START_MAX: Duration = Duration::from_secs(120);
 /// How long a server may take to end after its mount is gone.
-const END_MAX: Duration = Duration::from_secs(30);
+const END_MAX: Duration = Duration::from_secs(120);
 /// How long somebody may hold a mount that is to go.
-const BUSY_MAX: Duration = Duration::from_secs(5);
+const BUSY_MAX: Duration = Duration::from_secs(30);
 
 /// A running server with its mount.
 #[derive(Debug)]
@@ -165,14 +165,24 @@ impl Drop for Server {
     }
 }
 
-/// In a process group of its own, and sent SIGTERM if the lab dies.
+/// In a process group of its own, and sent SIGTERM if the lab dies; not begun at all if it has died by then.
 pub(crate) fn ends_with_the_lab(command: &mut Command) {
+    ends_with(command, rustix::process::getpid());
+}
+
+fn ends_with(command: &mut Command, parent: Pid) {
     command.process_group(0);
-    // SAFETY: between fork and exec the closure makes one prctl system call, which is
-    // async-signal-safe, and allocates nothing.
+    // SAFETY: between fork and exec the closure makes two system calls, which are async-signal-safe, and
+    // allocates nothing.
     unsafe {
-        command.pre_exec(|| {
-            rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(Into::into)
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+            // Of a parent that was gone before there is no signal.
+            if rustix::process::getppid() == Some(parent) {
+                Ok(())
+            } else {
+                Err(rustix::io::Errno::SRCH.into())
+            }
         });
     }
 }
@@ -272,6 +282,21 @@ mod tests {
         let mut command = Command::new(directory.path().join("nothing"));
         let error = Server::start(&mut command, directory.path(), &directory.path().join("log")).unwrap_err();
         assert!(format!("{error:#}").contains("cannot start"), "{error:#}");
+    }
+
+    #[test]
+    fn what_has_another_parent_than_the_lab_by_now_is_not_begun() {
+        let directory = tempfile::tempdir().unwrap();
+        let touch = |name: &str, parent: Pid| {
+            let mut command = Command::new("touch");
+            ends_with(command.arg(directory.path().join(name)), parent);
+            command.status()
+        };
+        assert!(touch("one", rustix::process::getpid()).unwrap().success());
+        // Who is gone is nobody's parent.
+        let error = touch("two", rustix::process::getppid().unwrap()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+        assert!(directory.path().join("one").exists() && !directory.path().join("two").exists());
     }
 
     #[test]

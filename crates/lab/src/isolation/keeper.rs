@@ -31,8 +31,8 @@ pub(crate) const COMMAND: &str = "isolation-keeper";
 
 /// The stack of a thread that does nothing but wait.
 const STACK: usize = 64 << 10;
-/// How often it is tried to leave nothing, and the time between: a minute, since mount processes have their data to write before they end.
-const ATTEMPTS: usize = 1200;
+/// How often it is tried to leave nothing, and the time between: five minutes, since mount processes have their data to write before they end.
+const ATTEMPTS: usize = 6000;
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// The process: `isolation-keeper DIR`.
