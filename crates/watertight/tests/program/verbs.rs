@@ -25,7 +25,10 @@ fn the_table_of_mounts_has_the_loop_device_or_the_store() {
             // Who reads why a raw unmount does not wait hears which option has it so.
             assert_eq!(volume["mount_type_reason"], "`type=fuse` asks for that");
         } else {
-            assert!(source.starts_with("/dev/loop"), "{source}");
+            let number = source.strip_prefix("/dev/").unwrap_or(&source);
+            assert!(number.starts_with("loop"), "{source}");
+            let file = fs::read_to_string(format!("/sys/block/{number}/loop/backing_file")).unwrap();
+            assert_eq!(file.trim_end(), format!("/memfd:{store} (deleted)"));
         }
         rig.verb("umount", &[]).ok();
         assert_eq!(daemon.end(), Some(0));
