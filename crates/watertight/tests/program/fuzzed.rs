@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use watertight::control::server::{OPENAPI, ROUTES};
 
-use crate::rig::{Daemon, LONG, Out, Rig, run, run_within, tool};
+use crate::rig::{Daemon, LONG, Out, Rig, has, run, run_within, tool};
 
 /// Calls that wait for something to happen. Who has no answer by then is let go by the bridge: what is looked for is a wrong answer.
 const WAITING: [&str; 2] = ["/v1/wait", "/v1/events"];
@@ -138,6 +138,10 @@ fn schemathesis(world: &Arc<Mutex<World>>, address: SocketAddr, arguments: &[&st
 
 #[test]
 fn made_up_requests_get_no_500_and_answers_as_described() {
+    // Before there is a mount: the bridge would keep it for longer than this program runs.
+    if !has("schemathesis") {
+        return;
+    }
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = Some(rig.mount_source("mem:", ""));
     let world = Arc::new(Mutex::new(World { rig, daemon, given: BTreeMap::new(), spoilt: None }));
@@ -154,12 +158,16 @@ fn made_up_requests_get_no_500_and_answers_as_described() {
     assert_eq!(out.code, Some(0), "{}\n{}", out.stdout, out.stderr);
 
     let given = world.lock().unwrap().given.clone();
-    let has = |wanted: &str| given.keys().any(|key| key.starts_with(wanted));
+    let was_given = |wanted: &str| given.keys().any(|key| key.starts_with(wanted));
     for route in &ROUTES {
-        assert!(has(&format!("{} {} ", route.method, route.path)), "nobody asked {}: {given:?}", route.path);
+        assert!(
+            was_given(&format!("{} {} ", route.method, route.path)),
+            "nobody asked {}: {given:?}",
+            route.path
+        );
     }
     for wanted in ["POST /v1/umount 200", "POST /v1/limit 400", "POST /v1/attach 400", "GET /v1/wait 400"] {
-        assert!(has(wanted), "never {wanted}: {given:?}");
+        assert!(was_given(wanted), "never {wanted}: {given:?}");
     }
     let five: Vec<&String> = given.keys().filter(|key| key.contains(" 5")).collect();
     assert!(five.is_empty(), "{five:?}");
