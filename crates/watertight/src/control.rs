@@ -20,7 +20,6 @@
 //! other's user id as the kernel reports it.
 
 pub mod api;
-mod bodies;
 pub mod client;
 pub mod events;
 mod places;

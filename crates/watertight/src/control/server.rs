@@ -34,7 +34,6 @@ use super::api::{
     LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Status, Synced, UmountReply,
     UmountRequest, WaitReply,
 };
-use super::bodies::Bodies;
 use super::events::{Stream, Wish};
 use super::places::{Kind, Place, Places, THREADS_MAX};
 use crate::metrics;
@@ -370,7 +369,7 @@ async fn serve(stream: UnixStream, peer: Arc<Peer>, mut stopped: watch::Receiver
         .timer(TokioTimer::new())
         .header_read_timeout(READ_TIMEOUT)
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(Bodies::new(stream)), handler);
+        .serve_connection(TokioIo::new(stream), handler);
     tokio::pin!(connection);
     let stopping = async move { drop(stopped.wait_for(|stop| *stop).await) };
     let result = tokio::select! {
