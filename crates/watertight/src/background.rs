@@ -13,6 +13,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
+use rustix::process::Signal;
+
 use crate::console::console;
 use crate::problem::{Problem, Result};
 
@@ -57,11 +59,23 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
     }
 }
 
-/// What a background process does first: it leaves the terminal's session. Its working directory is
-/// left too, later, by [`settle`].
+/// What a background process does first: it leaves the terminal's session, and ends with whoever waits for it until it is to
+/// [`stay`]. Its working directory is left too, later, by [`settle`].
 pub fn leave_session() {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "no session of its own");
+    }
+    end_with_parent(Some(Signal::TERM));
+}
+
+/// It is about to mount: from now on it stays, whoever waits for it.
+pub fn stay() {
+    end_with_parent(None);
+}
+
+fn end_with_parent(by: Option<Signal>) {
+    if let Err(error) = rustix::process::set_parent_process_death_signal(by) {
+        tracing::debug!(%error, "it does not end with its parent");
     }
 }
 

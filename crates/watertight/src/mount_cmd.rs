@@ -32,7 +32,7 @@ use crate::privileges;
 use crate::problem::{Problem, Result};
 use crate::progress;
 use crate::registry::{self, RuntimeDir};
-use crate::signals;
+use crate::signals::{self, Beginning};
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
 use crate::units;
@@ -86,8 +86,14 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     }
 
     let (sender, events) = channel();
-    let signal_sender = sender.clone();
-    signals::watch(move |name| signal_sender.send(Event::Signal(name)).is_ok())
+    let beginning = Beginning::new();
+    let (begins, signal_sender) = (beginning.clone(), sender.clone());
+    let farewell = format!("{name}: stopped before it was mounted");
+    let on_signal = move |name| {
+        begins.end_process(&farewell);
+        signal_sender.send(Event::Signal(name)).is_ok()
+    };
+    signals::watch(on_signal)
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     let runtime_dir = RuntimeDir::own()?;
     fuse::mount::check_device().map_err(|error| Problem::failure(error.to_string()))?;
@@ -111,6 +117,10 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let volume = progress::waiting_for(&what, &from, start)?;
     options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
     let gone = Arc::new(Gone::default());
+    beginning.is_over();
+    if in_background {
+        background::stay();
+    }
     let session = match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone)) {
         Ok(session) => session,
         Err(problem) => {

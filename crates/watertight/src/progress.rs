@@ -125,24 +125,25 @@ pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + S
     })
 }
 
-/// Runs `call`, and says once two seconds have gone by that it waits for `whom`, which is a store or a directory.
-pub fn waiting_for<T>(what: &str, whom: &str, call: impl FnOnce() -> T) -> T {
+/// Runs `call`, and says once two seconds have gone by that it waits for `whom`, which is a store or a directory. On another thread: a signal
+/// that the kernel gives to this one is taken, also while a call of the other's hangs.
+pub fn waiting_for<T: Send>(what: &str, whom: &str, call: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let (done, finished) = channel::<()>();
-        scope.spawn(move || {
-            if finished.recv_timeout(QUIET) != Err(RecvTimeoutError::Timeout) {
-                return;
-            }
+        let span = tracing::Span::current();
+        let caller = scope.spawn(move || {
+            let _done_when_dropped = done;
+            span.in_scope(call)
+        });
+        if finished.recv_timeout(QUIET) == Err(RecvTimeoutError::Timeout) {
             let text = format!("{what}: {whom} is waited for, which does not answer");
             if logging::has_all() {
                 tracing::warn!("{text}");
             } else {
                 console().say(&text);
             }
-        });
-        let value = call();
-        drop(done);
-        value
+        }
+        caller.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 

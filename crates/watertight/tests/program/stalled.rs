@@ -93,6 +93,24 @@ fn a_mount_of_a_store_whose_server_is_stopped_says_that_it_waits() {
 }
 
 #[test]
+fn a_mount_that_waits_for_its_store_ends_by_a_signal_and_in_the_background_with_whoever_waits_for_it() {
+    for in_background in [false, true] {
+        let Some(it) = Stalling::new() else { return };
+        // Known to the kernel: `mount` finds it, and hangs when it opens it, with its signals taken.
+        fs::metadata(&it.rig.store).unwrap();
+        it.server.stop();
+        let mut mount = it.rig.command(&["mount"]);
+        mount.args(in_background.then_some("-d")).arg(&it.rig.store).arg(&it.rig.mnt);
+        let mount = Daemon::start(mount);
+        mount.says(" is waited for, which does not answer");
+        mount.signal(Signal::INT);
+        assert_eq!(mount.end(), if in_background { None } else { Some(1) });
+        // In the background its child says so, which ends with it.
+        mount.says(&format!("{}: stopped before it was mounted", it.rig.mnt.display()));
+    }
+}
+
+#[test]
 fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     let Some(mut server_rig) = Rig::mounting() else { return };
     let server = server_rig.mount("type=fuse,uring=off");
