@@ -39,9 +39,12 @@ impl World {
             if self.daemon.is_none() {
                 self.daemon = Some(self.rig.mount_source("mem:", ""));
             }
-            let volumes = self.rig.status()["volumes"].as_array().unwrap().len();
-            if volumes == 1
-                && let Ok(stream) = UnixStream::connect(self.rig.socket())
+            // Asked once: it may be about to leave.
+            let status = self.rig.status();
+            let volumes = status["volumes"].as_array().unwrap();
+            let socket = |id: &str| self.rig.runtime.join(format!("{id}.sock"));
+            if let [volume] = &volumes[..]
+                && let Ok(stream) = UnixStream::connect(socket(volume["id"].as_str().unwrap()))
             {
                 return stream;
             }
@@ -177,7 +180,6 @@ fn made_up_requests_get_no_500_and_answers_as_described() {
     let one = ["--include-path", "/v1/limits", "--checks", "not_a_server_error"];
     let out = schemathesis(&world, address, &one).unwrap();
     assert!(out.code == Some(1) && out.stdout.contains("Server error"), "{}\n{}", out.stdout, out.stderr);
-    // The bridge keeps the world for as long as this program runs.
     if let Some(daemon) = world.lock().unwrap().daemon.take() {
         daemon.signal(Signal::TERM);
         daemon.end();
