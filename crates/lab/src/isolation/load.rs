@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 const LARGE_MIB: u64 = 16;
 const SMALL_PAGES: u64 = 256;
 /// Longer than any measurement: who needs so long waits for a neighbour for ever.
-const WHOLE_MAX: Duration = Duration::from_secs(120);
+const WHOLE_MAX: Duration = Duration::from_secs(600);
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]

@@ -33,7 +33,7 @@ const USED: &str = "cache=16M";
 /// Processes that are started before the first is waited for.
 const AT_ONCE: usize = 8;
 /// Longer than anything takes that is waited for.
-pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(300);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(5);
 
