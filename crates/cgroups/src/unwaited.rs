@@ -35,6 +35,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_ring_takes_it_where_the_host_has_io_uring() {
+        let inotify = init(CreateFlags::CLOEXEC).unwrap();
+        match IoUring::builder().build(1) as io::Result<IoUring> {
+            Ok(_) => assert!(ring_that_has(&inotify).is_ok()),
+            Err(error) => {
+                eprintln!("SKIPPED: a_ring_takes_it_where_the_host_has_io_uring: no io_uring: {error}")
+            }
+        }
+    }
+
+    #[test]
     fn what_is_closed_ends_by_itself() {
         let dir = tempfile::tempdir().unwrap();
         let inotify = init(CreateFlags::CLOEXEC).unwrap();

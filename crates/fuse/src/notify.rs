@@ -87,7 +87,7 @@ impl Notifier {
     /// `name` in `parent` may no longer be what it was. Who holds it goes on; new path look-ups ask again.
     ///
     /// # Errors
-    /// When too many notifications wait, the connection has ended, or there is no thread; nothing was queued.
+    /// When too many notifications wait, or the connection has ended: nothing was queued. When there is no thread: it is told with what comes next.
     pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
         self.tell(Note::Entry { parent, name: name.to_owned() })
     }
@@ -96,7 +96,7 @@ impl Notifier {
     /// follows; a negative offset: attributes only).
     ///
     /// # Errors
-    /// When too many notifications wait, the connection has ended, or there is no thread; nothing was queued.
+    /// When too many notifications wait, or the connection has ended: nothing was queued. When there is no thread: it is told with what comes next.
     pub fn inode(&self, id: NodeId, offset: i64, len: i64) -> Result<(), NotifyError> {
         self.tell(Note::Inode { id, offset, len })
     }
@@ -104,12 +104,12 @@ impl Notifier {
     /// `name` in `parent`, which is `child`, was removed; those inside it see what rmdir(2) leaves.
     ///
     /// # Errors
-    /// When too many notifications wait, the connection has ended, or there is no thread; nothing was queued.
+    /// When too many notifications wait, or the connection has ended: nothing was queued. When there is no thread: it is told with what comes next.
     pub fn delete(&self, parent: NodeId, child: NodeId, name: &OsStr) -> Result<(), NotifyError> {
         self.tell(Note::Delete { parent, child, name: name.to_owned() })
     }
 
-    /// Waits until everything queued so far was sent, or the connection has ended; also what the volume's own requests gave rise to.
+    /// Waits until everything queued so far was sent; what was queued when the connection ended is not. Also what the volume's own requests gave rise to.
     /// Not to be called by a request's handler.
     pub fn wait(&self) {
         self.teller.wait();

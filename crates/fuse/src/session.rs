@@ -2,7 +2,7 @@
 //!
 //! Purpose: [`Session::new`] agrees with the kernel, [`Session::run`] serves until the connection ends, however it
 //! does, and says how. After that nothing of its threads runs, unless a call into the store does not
-//! return; those are counted.
+//! return; those are counted. A thread that tells the kernel of names (module `teller`) ends a moment later.
 //!
 //! # Lock order
 //! `Shared::transport` and `Shared::on_destroy` are leaves: the handler of the end is taken out and called without its lock.

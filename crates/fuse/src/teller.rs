@@ -5,6 +5,9 @@
 //! no thread that serves requests sends it, and none that other volumes need: each volume has a list and a thread of its own (`wt-fuse-tell`), made when the
 //! list gets its first entry, gone when it is empty. The list is bounded: whoever fills it is told.
 //!
+//! While the kernel waits for a directory's lock there, that thread cannot be killed: of a process that is killed then, the connection stays until whoever has the lock
+//! is answered, which `umount --force` and an abort of the connection do.
+//!
 //! # Lock order
 //! `Teller::list` is a leaf: the kernel is told without it.
 
@@ -16,6 +19,9 @@ use sync::{Condvar, Mutex, thread};
 
 use crate::dev::Dev;
 use crate::notify::{self, Note, NotifyError, QUEUE_MAX};
+
+/// The stack of the thread.
+const STACK: usize = 256 << 10;
 
 /// The list of one volume.
 #[derive(Debug, Default)]
@@ -38,7 +44,7 @@ impl Teller {
     /// Has the kernel told.
     ///
     /// # Errors
-    /// When too much waits, the connection has ended, or there is no thread; nothing is told then.
+    /// When too much waits, or the connection has ended; nothing is told then. When there is no thread: it is told with what comes next.
     pub(crate) fn tell<const N: usize>(
         self: &Arc<Self>,
         dev: &Arc<Dev>,
@@ -51,13 +57,16 @@ impl Teller {
         if list.notes.len() >= QUEUE_MAX {
             return Err(NotifyError::Full);
         }
+        list.notes.extend(notes);
         if !list.has_thread {
             let (teller, dev) = (Arc::clone(self), Arc::clone(dev));
-            let thread = thread::Builder::new().name("wt-fuse-tell".to_owned());
-            thread.spawn(move || teller.tell_all(&dev)).map_err(|_| NotifyError::NoThread)?;
+            let span = tracing::Span::current();
+            let body = move || span.in_scope(|| teller.tell_all(&dev));
+            let thread = thread::Builder::new().name("wt-fuse-tell".to_owned()).stack_size(STACK);
+            thread::will_make_threads();
+            thread.spawn(body).map_err(|_| NotifyError::NoThread)?;
             list.has_thread = true;
         }
-        list.notes.extend(notes);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
 use crate::console::console;
@@ -61,11 +62,23 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
 
 /// What a background process does first: it leaves the terminal's session, and ends with whoever waits for it until it is to
 /// [`stay`]. Its working directory is left too, later, by [`settle`].
-pub fn leave_session() {
+///
+/// # Errors
+/// When nobody waits for it any more.
+pub fn leave_session() -> Result<()> {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "no session of its own");
     }
     end_with_parent(Some(Signal::TERM));
+    // Gone before that, it has closed the pipe.
+    let stdout = rustix::stdio::stdout();
+    let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+    match poll(&mut fds, Some(&Timespec::default())) {
+        Ok(_) if fds[0].revents().contains(PollFlags::ERR) => {
+            Err(Problem::failure("whoever waited for the background process is gone"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// It is about to mount: from now on it stays, whoever waits for it.

@@ -71,6 +71,19 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let options = MountOptions::parse(&args.options)?;
     let tree = Hierarchy::find(&options.cgroup)
         .map_err(|error| Problem::usage(format!("option cgroup: {error}")))?;
+    if in_background {
+        background::leave_session()?;
+    }
+    let (sender, events) = channel();
+    let beginning = Beginning::new();
+    let (begins, signal_sender) = (beginning.clone(), sender.clone());
+    let farewell = format!("{}: stopped before it was mounted", args.mountpoint.display());
+    let on_signal = move |name| {
+        begins.end_process(&farewell);
+        signal_sender.send(Event::Signal(name)).is_ok()
+    };
+    signals::watch(on_signal)
+        .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     let what = format!("mounting {}", args.mountpoint.display());
     let (from, to) = (format!("the store {}", args.source), args.mountpoint.display().to_string());
     let source = progress::waiting_for(&what, &from, || checks::source(&args.source))?;
@@ -81,20 +94,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let name = mountpoint.display().to_string();
     let step = tracing::info_span!("mount", volume = name, source = %source.spec).entered();
     let log = background::open_log(args.log_file.as_deref())?;
-    if in_background {
-        background::leave_session();
-    }
 
-    let (sender, events) = channel();
-    let beginning = Beginning::new();
-    let (begins, signal_sender) = (beginning.clone(), sender.clone());
-    let farewell = format!("{name}: stopped before it was mounted");
-    let on_signal = move |name| {
-        begins.end_process(&farewell);
-        signal_sender.send(Event::Signal(name)).is_ok()
-    };
-    signals::watch(on_signal)
-        .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     let runtime_dir = RuntimeDir::own()?;
     fuse::mount::check_device().map_err(|error| Problem::failure(error.to_string()))?;
     kernel_side::start()?;

@@ -8,6 +8,7 @@ use crate::console::console;
 use crate::control::api::Status;
 use crate::control::client::{CallError, Client};
 use crate::logging;
+use crate::problem::{Problem, Result};
 use crate::units;
 
 /// How often a terminal's line is drawn.
@@ -127,14 +128,18 @@ pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + S
 
 /// Runs `call`, and says once two seconds have gone by that it waits for `whom`, which is a store or a directory. On another thread: a signal
 /// that the kernel gives to this one is taken, also while a call of the other's hangs.
-pub fn waiting_for<T: Send>(what: &str, whom: &str, call: impl FnOnce() -> T + Send) -> T {
+///
+/// # Errors
+/// Those of `call`; when the host gives no thread.
+pub fn waiting_for<T: Send>(what: &str, whom: &str, call: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         let (done, finished) = channel::<()>();
         let span = tracing::Span::current();
-        let caller = scope.spawn(move || {
+        let caller = thread::Builder::new().name("store".to_owned()).spawn_scoped(scope, move || {
             let _done_when_dropped = done;
             span.in_scope(call)
         });
+        let caller = caller.map_err(|error| Problem::failure(format!("{what}: no thread: {error}")))?;
         if finished.recv_timeout(QUIET) == Err(RecvTimeoutError::Timeout) {
             let text = format!("{what}: {whom} is waited for, which does not answer");
             if logging::has_all() {

@@ -424,13 +424,16 @@ pub fn new_record(id: String, source: String, mountpoint: &Path, device: Device)
 
 fn own_path(uid: u32) -> PathBuf {
     if let Some(dir) = std::env::var_os(DIR_VARIABLE) {
-        return dir.into();
+        // Also after this process has left its working directory.
+        return std::path::absolute(&dir).unwrap_or(dir.into());
     }
     if uid == 0 {
         return "/run/watertight".into();
     }
     match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if Path::new(&dir).is_dir() => Path::new(&dir).join("watertight"),
+        Some(dir) if Path::new(&dir).is_absolute() && Path::new(&dir).is_dir() => {
+            Path::new(&dir).join("watertight")
+        }
         _ => format!("/tmp/watertight-{uid}").into(),
     }
 }

@@ -226,12 +226,18 @@ impl Served {
     }
 
     fn summary(&self) -> String {
+        self.summary_without(0)
+    }
+
+    /// The same; so many inside others' mountpoints are no longer there.
+    fn summary_without(&self, gone: usize) -> String {
         let mounted = self.volumes.values().filter(|v| matches!(v.state, State::Runs(_, true))).count();
         let (inside, attached) = self.inside.counts();
         let all = units::count((self.volumes.len() + inside) as u64, "volume", "volumes");
         if inside == 0 {
             return format!("{mounted} of {all} mounted");
         }
+        let attached = attached - gone;
         format!("{} of {all} mounted, {attached} of them inside others' mountpoints", mounted + attached)
     }
 
@@ -397,8 +403,7 @@ impl Served {
     /// The first signal unmounts, later ones are handed on.
     fn stop(&mut self, name: &'static str) {
         self.stopping = true;
-        self.inside.look();
-        tracing::info!("{name}: unmounting {}", self.summary());
+        tracing::info!("{name}: unmounting {}", self.summary_without(self.inside.detached_by_hand()));
         notify::notify("STOPPING=1");
         for volume in self.volumes.values() {
             if let State::Runs(child, _) | State::Leaves(child) = &volume.state {

@@ -105,19 +105,20 @@ impl Inside {
         (wanted.clone().count(), wanted.filter(is_there).count())
     }
 
-    /// Looks which of those that were attached still are: somebody may have detached them by hand, of which nobody tells.
-    pub(super) fn look(&mut self) {
+    /// How many of those that were attached somebody has detached by hand, of which nobody tells: looks for each.
+    pub(super) fn detached_by_hand(&self) -> usize {
         let registries = RuntimeDir::readable();
         let is_running =
             |dir: &RuntimeDir, id: &str| dir.read_record(id).is_some_and(|record| record.ended.is_none());
         // One that was moved is not where it was.
         let is_there =
             |path: &Path, id: &str| registries.iter().any(|dir| dir.is_at(path, id) || is_running(dir, id));
-        for (path, volume) in self.volumes.iter_mut().filter(|(_, volume)| volume.state == State::Attached) {
-            if volume.id.as_ref().is_some_and(|id| !is_there(path, id)) {
-                volume.state = State::Waits;
-            }
-        }
+        let is_gone = |path: &Path, volume: &Volume| {
+            !volume.is_going
+                && volume.state == State::Attached
+                && volume.id.as_ref().is_some_and(|id| !is_there(path, id))
+        };
+        self.volumes.iter().filter(|(path, volume)| is_gone(path, volume)).count()
     }
 
     /// Those that are to be attached and are not.

@@ -64,11 +64,12 @@ fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
     eventually("it is active again", || it.rig.volume()["state"] == "active");
     daemon.says("the store answers again, after ");
     // On a busy machine it may have been called so more than once.
-    let stalls = it.rig.volume()["stalls"].as_u64().unwrap();
+    let stalls = || it.rig.volume()["stalls"].as_u64().unwrap();
+    let before = stalls();
     let told = it.rig.verb("events", &["--once", "--json"]).ok().stdout;
     let events = told.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let begun = events.filter(|event| event["kind"] == "stall" && event["edge"] == "begins").count();
-    assert!(stalls > 0 && begun as u64 == stalls, "{stalls}: {told}");
+    assert!(before > 0 && (before..=stalls()).contains(&(begun as u64)), "{before}: {told}");
     assert_eq!(it.rig.stored("before").unwrap(), b"during");
     it.rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
@@ -94,10 +95,12 @@ fn a_mount_of_a_store_whose_server_is_stopped_says_that_it_waits() {
 
 #[test]
 fn a_mount_that_waits_for_its_store_ends_by_a_signal_and_in_the_background_with_whoever_waits_for_it() {
-    for in_background in [false, true] {
+    for (in_background, is_known) in [(false, false), (false, true), (true, false), (true, true)] {
         let Some(it) = Stalling::new() else { return };
-        // Known to the kernel: `mount` finds it, and hangs when it opens it, with its signals taken.
-        fs::metadata(&it.rig.store).unwrap();
+        if is_known {
+            // To the kernel: `mount` hangs when it opens it, not when it looks for it.
+            fs::metadata(&it.rig.store).unwrap();
+        }
         it.server.stop();
         let mut mount = it.rig.command(&["mount"]);
         mount.args(in_background.then_some("-d")).arg(&it.rig.store).arg(&it.rig.mnt);

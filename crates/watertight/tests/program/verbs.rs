@@ -218,7 +218,8 @@ fn a_store_that_does_not_answer_is_called_stalled() {
     fs::write(rig.mnt.join("a"), "12345").unwrap();
     rig.is_stalled_in("write");
     rig.run(&["status"]).ok().says("stalled: the store has not answered `write` for ");
-    daemon.says("is stalled: the store has not answered `write`");
+    // The log names the call that was late first, which may be another one.
+    daemon.says("is stalled: the store has not answered `");
     assert!(rig.volume()["stalls"].as_u64() > Some(0), "it is counted");
     // What needs no store goes on.
     assert_eq!(fs::read(rig.mnt.join("a")).unwrap(), b"12345");
