@@ -424,8 +424,12 @@ pub fn new_record(id: String, source: String, mountpoint: &Path, device: Device)
 
 fn own_path(uid: u32) -> PathBuf {
     if let Some(dir) = std::env::var_os(DIR_VARIABLE) {
-        // Also after this process has left its working directory.
-        return std::path::absolute(&dir).unwrap_or(dir.into());
+        let dir = PathBuf::from(dir);
+        if dir.is_absolute() {
+            return dir;
+        }
+        // Found also after this process has left its working directory, which may be gone then.
+        return fs::canonicalize(&dir).or_else(|_| std::path::absolute(&dir)).unwrap_or(dir);
     }
     if uid == 0 {
         return "/run/watertight".into();
