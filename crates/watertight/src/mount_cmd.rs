@@ -75,7 +75,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         background::leave_session()?;
     }
     let (sender, events) = channel();
-    let beginning = Beginning::new();
+    let beginning = Beginning::default();
     let (begins, signal_sender) = (beginning.clone(), sender.clone());
     let farewell = format!("{}: stopped before it was mounted", args.mountpoint.display());
     let on_signal = move |name| {

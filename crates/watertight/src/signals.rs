@@ -17,43 +17,35 @@ use crate::console::console;
 pub fn clean_up<T: Send + 'static>(held: Arc<Mutex<Option<T>>>, farewell: &'static str) -> io::Result<()> {
     watch(move |_| {
         drop(held.lock().take());
-        console().clear_status();
-        console().say(farewell);
-        std::process::exit(1)
+        end(farewell)
     })
 }
 
+fn end(farewell: &str) -> ! {
+    console().clear_status();
+    console().say(farewell);
+    std::process::exit(1)
+}
+
 /// The time in which a process has made nothing that outlives it: a signal ends it, whatever it waits for.
-#[derive(Debug, Clone)]
-pub struct Beginning(Arc<Mutex<bool>>);
+#[derive(Debug, Clone, Default)]
+pub struct Beginning {
+    is_over: Arc<Mutex<bool>>,
+}
 
 impl Beginning {
-    /// It begins.
-    #[must_use]
-    pub fn new() -> Self {
-        Self(Arc::new(Mutex::new(true)))
-    }
-
     /// Something is about to be made: signals are events from now on.
     pub fn is_over(&self) {
-        *self.0.lock() = false;
+        *self.is_over.lock() = true;
     }
 
     /// On a signal: says `farewell` and ends the process with exit code 1, if it is not over.
     pub fn end_process(&self, farewell: &str) {
         // Held to the end: what is about to be made is not begun.
-        let lasts = self.0.lock();
-        if *lasts {
-            console().clear_status();
-            console().say(farewell);
-            std::process::exit(1)
+        let is_over = self.is_over.lock();
+        if !*is_over {
+            end(farewell)
         }
-    }
-}
-
-impl Default for Beginning {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -32,19 +32,18 @@ pub fn run(args: &InstallHelpersArgs) -> Result<()> {
         return Err(Problem::usage(format!("{} is no directory", dir.display())));
     }
     let program = program()?;
-    let mut others = Vec::new();
-    for name in NAMES {
-        let link = dir.join(name);
+    let (mut own, mut others) = (Vec::new(), Vec::new());
+    for link in NAMES.map(|name| dir.join(name)) {
         debug_assert!(Helper::named(link.as_os_str()).is_some());
-        others.extend(of_another(&link, &program));
+        match of_another(&link, &program) {
+            Some(other) => others.push(other),
+            None => own.push(link),
+        }
     }
     if !args.remove && !others.is_empty() {
         return Err(Problem::usage(format!("nothing is changed; remove first:\n  {}", others.join("\n  "))));
     }
-    for link in NAMES.map(|name| dir.join(name)) {
-        if args.remove && of_another(&link, &program).is_some() {
-            continue;
-        }
+    for link in own {
         let shown = link.display();
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::PermissionDenied => {
