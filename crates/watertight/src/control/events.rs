@@ -13,7 +13,6 @@ use eventpoll::{EventPoll, Interest, PollFd, Read, Reader};
 use hyper::body::{Body, Bytes, Frame};
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::OwnedSemaphorePermit;
 use volume::events::{self as of_volume, Edge};
 
 use super::api::now_ms;
@@ -204,17 +203,10 @@ pub(super) struct Stream {
     reader: Reader<of_volume::Event>,
     /// What tells that there is more; none if the caller does not want to wait.
     more: Option<AsyncFd<PollFd>>,
-    /// Given back when the caller is gone.
-    _place: OwnedSemaphorePermit,
 }
 
 impl Stream {
-    pub(super) fn new(
-        volume: String,
-        events: &of_volume::Events,
-        wish: Wish,
-        place: OwnedSemaphorePermit,
-    ) -> io::Result<Self> {
+    pub(super) fn new(volume: String, events: &of_volume::Events, wish: Wish) -> io::Result<Self> {
         let journal = events.journal();
         let more = if wish.follow {
             let poll = EventPoll::new();
@@ -224,7 +216,7 @@ impl Stream {
         } else {
             None
         };
-        Ok(Self { volume, reader: journal.reader(wish.since), more, _place: place })
+        Ok(Self { volume, reader: journal.reader(wish.since), more })
     }
 
     /// Lines for what is there, up to a batch; and whether there will never be more.

@@ -1,18 +1,24 @@
-//! How many calls that take long may be under way: so many of each kind, and so many of each cgroup.
+//! How many calls that take long may be under way: so many of each kind, and of those so many of each process, user and cgroup.
 //!
-//! A call that waits (for the store, for its caller's limits, for the volume's end) gives its place among the connections back and takes one here. A
-//! kind takes none from another: syncs that are throttled keep nobody from unmounting. A cgroup takes none from another: its syncs, which may wait
-//! for its limits, take turns among themselves.
+//! A call that waits (for the store, for its caller's limits, for the volume's end) leaves the connections that wait for their peers (module
+//! `connections`) and takes a place here, until its connection has ended as well. A kind takes none from another: syncs that are throttled keep
+//! nobody from unmounting. Neither does a cgroup, whose syncs, which may wait for its limits, take turns among themselves; nor a process; nor a
+//! user: root finds places whatever the owner's processes do.
 //!
-//! | kind | callers | of one cgroup | threads | for one cgroup |
-//! |---|---|---|---|---|
-//! | `Wait` | 256 | 128 | none | |
-//! | `Sync`, by the caller's policy | 256 | 64 | 64 | 2 |
-//! | `SyncAll`, `Umount`, `Force`, `Tree` | 64 | 32 | 16 | 8 |
+//! | kind | callers | of a user | of a cgroup | of a process | threads | for a user | for a cgroup |
+//! |---|---|---|---|---|---|---|---|
+//! | `Events`, at one socket | 256 | 192 | 192 | 64 | none | | |
+//! | `Wait` | 256 | 192 | 128 | 64 | none | | |
+//! | `Sync`, by the caller's policy | 256 | 192 | 64 | 32 | 64 | 48 | 2 |
+//! | `SyncAll`, `Umount`, `Force`, `Tree` | 64 | 48 | 32 | 16 | 16 | 12 | 8 |
+//!
+//! All who listen to events at all sockets of a server, whose connections have two descriptors each, are bounded by a sixteenth of the descriptors
+//! for each user.
 //!
 //! A caller too many is refused and told so; a caller without a thread waits for one, and holds nothing but its connection.
 //!
-//! Lock order: `by_cgroup` is a leaf. A cgroup's turn is taken before its kind's: who waits for its own cgroup holds no thread of others.
+//! Lock order: `shares` is a leaf. A turn of the cgroup's is taken before the user's, and that before the kind's: who waits for its own cgroup holds
+//! no thread of others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -20,9 +26,13 @@ use std::sync::{Arc, Weak};
 use sync::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::connections::{Caller, Socket, descriptors_max};
+
 /// What a call waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// What happens to the volume.
+    Events,
     /// The volume's end.
     Wait,
     /// The store, and the limits that the caller is under.
@@ -39,18 +49,30 @@ pub(super) enum Kind {
 
 /// How many there may be.
 #[derive(Debug, Clone, Copy)]
-struct Bounds {
+struct Bound {
     callers: usize,
-    callers_of_cgroup: usize,
     threads: usize,
-    threads_of_cgroup: usize,
 }
 
-const BOUNDS: [Bounds; 6] = {
-    const SHORT: Bounds = Bounds { callers: 64, callers_of_cgroup: 32, threads: 16, threads_of_cgroup: 8 };
+/// Of one kind: all together, and of each of those who share them.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    all: Bound,
+    user: Bound,
+    cgroup: Bound,
+    process: Bound,
+}
+
+const BOUNDS: [Bounds; 7] = {
+    const fn bound(callers: usize, threads: usize) -> Bound {
+        Bound { callers, threads }
+    }
+    const SHORT: Bounds =
+        Bounds { all: bound(64, 16), user: bound(48, 12), cgroup: bound(32, 8), process: bound(16, 8) };
     [
-        Bounds { callers: 256, callers_of_cgroup: 128, threads: 0, threads_of_cgroup: 0 },
-        Bounds { callers: 256, callers_of_cgroup: 64, threads: 64, threads_of_cgroup: 2 },
+        Bounds { all: bound(256, 0), user: bound(192, 0), cgroup: bound(192, 0), process: bound(64, 0) },
+        Bounds { all: bound(256, 0), user: bound(192, 0), cgroup: bound(128, 0), process: bound(64, 0) },
+        Bounds { all: bound(256, 64), user: bound(192, 48), cgroup: bound(64, 2), process: bound(32, 2) },
         SHORT,
         SHORT,
         SHORT,
@@ -62,7 +84,7 @@ const BOUNDS: [Bounds; 6] = {
 pub(super) const THREADS_MAX: usize = {
     let (mut sum, mut kind) = (0, 0);
     while kind < BOUNDS.len() {
-        sum += BOUNDS[kind].threads;
+        sum += BOUNDS[kind].all.threads;
         kind += 1;
     }
     sum
@@ -70,14 +92,43 @@ pub(super) const THREADS_MAX: usize = {
 
 /// All places of a server.
 #[derive(Debug)]
-pub(super) struct Places(Vec<Arc<OfKind>>);
+pub(super) struct Places {
+    kinds: Vec<Arc<OfKind>>,
+    /// Who listens to events at any socket, by user.
+    listeners: Shares,
+    listeners_of_user_max: usize,
+}
 
+/// The places of one kind. Those of events are a socket's, all others the server's.
 #[derive(Debug)]
 struct OfKind {
     bounds: Bounds,
-    all: Seats,
-    by_cgroup: Mutex<HashMap<String, Weak<Seats>>>,
+    shares: Shares,
 }
+
+/// Who has something of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Sharer {
+    All(Option<Socket>),
+    User(Option<Socket>, u32),
+    Cgroup(Option<Socket>, String),
+    Process(Option<Socket>, u32),
+}
+
+impl Sharer {
+    /// In a sentence about calls.
+    const fn words(&self) -> &'static str {
+        match self {
+            Self::All(_) => "",
+            Self::User(..) => " of this user",
+            Self::Cgroup(..) => " of this cgroup",
+            Self::Process(..) => " of this process",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shares(Mutex<HashMap<Sharer, Weak<Seats>>>);
 
 #[derive(Debug)]
 struct Seats {
@@ -88,75 +139,100 @@ struct Seats {
 /// A caller's place.
 #[derive(Debug)]
 pub(super) struct Place {
-    of_kind: Arc<OfKind>,
-    of_cgroup: Arc<Seats>,
-    _caller: [OwnedSemaphorePermit; 2],
+    /// Those in whose names a thread is taken, in this order.
+    seats: [Arc<Seats>; 3],
+    _callers: Vec<(Arc<Seats>, OwnedSemaphorePermit)>,
 }
 
 /// A caller with a thread to itself.
 #[derive(Debug)]
 pub(super) struct Turn {
-    _place: Place,
-    _thread: [Option<OwnedSemaphorePermit>; 2],
+    _place: Arc<Place>,
+    _thread: [Option<OwnedSemaphorePermit>; 3],
 }
 
 impl Default for Places {
     fn default() -> Self {
-        let of_kind = |bounds: Bounds| OfKind {
-            bounds,
-            all: Seats::new(bounds.callers, bounds.threads),
-            by_cgroup: Mutex::default(),
-        };
-        Self(BOUNDS.into_iter().map(|bounds| Arc::new(of_kind(bounds))).collect())
+        let of_kind = |bounds| Arc::new(OfKind { bounds, shares: Shares::default() });
+        Self {
+            kinds: BOUNDS.into_iter().map(of_kind).collect(),
+            listeners: Shares::default(),
+            listeners_of_user_max: descriptors_max() / 16,
+        }
     }
 }
 
 impl Seats {
-    fn new(callers: usize, threads: usize) -> Self {
-        Self { callers: Arc::new(Semaphore::new(callers)), threads: Arc::new(Semaphore::new(threads)) }
+    fn new(bound: Bound) -> Self {
+        Self {
+            callers: Arc::new(Semaphore::new(bound.callers.min(Semaphore::MAX_PERMITS))),
+            threads: Arc::new(Semaphore::new(bound.threads)),
+        }
     }
 }
 
 impl Places {
-    /// A place for a caller of this cgroup.
+    /// A place for a caller in this cgroup.
     ///
     /// # Errors
     /// Who has them all.
-    pub(super) fn enter(&self, kind: Kind, cgroup: String) -> Result<Place, String> {
-        let of_kind = Arc::clone(&self.0[kind as usize]);
-        let of_cgroup = of_kind.of_cgroup(cgroup);
+    pub(super) fn enter(
+        &self,
+        kind: Kind,
+        socket: Socket,
+        caller: Caller,
+        cgroup: String,
+    ) -> Result<Place, String> {
+        let of_kind = &self.kinds[kind as usize];
         let bounds = of_kind.bounds;
-        let own = Arc::clone(&of_cgroup.callers).try_acquire_owned().map_err(|_| {
-            format!("{} such calls of this cgroup are under way already", bounds.callers_of_cgroup)
-        })?;
-        let all = Arc::clone(&of_kind.all.callers)
-            .try_acquire_owned()
-            .map_err(|_| format!("{} such calls are under way already", bounds.callers))?;
-        Ok(Place { of_kind, of_cgroup, _caller: [own, all] })
+        let at = (kind == Kind::Events).then_some(socket);
+        let mut callers = Vec::with_capacity(5);
+        let mut take = |shares: &Shares, sharer: Sharer, bound: Bound| {
+            let words = sharer.words();
+            let seats = shares.of(sharer, bound);
+            let permit = Arc::clone(&seats.callers).try_acquire_owned();
+            let permit = permit.map_err(|_| match kind {
+                Kind::Events => format!("{} callers{words} listen to events already", bound.callers),
+                _ => format!("{} such calls{words} are under way already", bound.callers),
+            })?;
+            callers.push((Arc::clone(&seats), permit));
+            Ok::<_, String>(seats)
+        };
+        take(&of_kind.shares, Sharer::Process(at, caller.pid), bounds.process)?;
+        let of_cgroup = take(&of_kind.shares, Sharer::Cgroup(at, cgroup), bounds.cgroup)?;
+        let of_user = take(&of_kind.shares, Sharer::User(at, caller.uid), bounds.user)?;
+        if kind == Kind::Events {
+            let bound = Bound { callers: self.listeners_of_user_max.max(1), threads: 0 };
+            take(&self.listeners, Sharer::User(None, caller.uid), bound)?;
+        }
+        let all = take(&of_kind.shares, Sharer::All(at), bounds.all)?;
+        Ok(Place { seats: [of_cgroup, of_user, all], _callers: callers })
     }
 }
 
-impl OfKind {
-    fn of_cgroup(&self, cgroup: String) -> Arc<Seats> {
-        let mut by_cgroup = self.by_cgroup.lock();
-        if let Some(known) = by_cgroup.get(&cgroup).and_then(Weak::upgrade) {
+impl Shares {
+    fn of(&self, sharer: Sharer, bound: Bound) -> Arc<Seats> {
+        let mut shares = self.0.lock();
+        if let Some(known) = shares.get(&sharer).and_then(Weak::upgrade) {
             return known;
         }
-        // So there are never more than there are callers.
-        by_cgroup.retain(|_, seats| seats.strong_count() > 0);
-        let seats = Arc::new(Seats::new(self.bounds.callers_of_cgroup, self.bounds.threads_of_cgroup));
-        by_cgroup.insert(cgroup, Arc::downgrade(&seats));
+        // So there are never more than a few for each caller.
+        shares.retain(|_, seats| seats.strong_count() > 0);
+        let seats = Arc::new(Seats::new(bound));
+        shares.insert(sharer, Arc::downgrade(&seats));
         seats
     }
 }
 
 impl Place {
     /// Waits for a thread.
-    pub(super) async fn turn(self) -> Turn {
-        let own = Arc::clone(&self.of_cgroup.threads).acquire_owned().await;
-        let all = Arc::clone(&self.of_kind.all.threads).acquire_owned().await;
-        // An error would be a closed semaphore: these are never closed.
-        Turn { _place: self, _thread: [own.ok(), all.ok()] }
+    pub(super) async fn turn(self: Arc<Self>) -> Turn {
+        let mut thread = [None, None, None];
+        for (seats, taken) in self.seats.iter().zip(&mut thread) {
+            // An error would be a closed semaphore: these are never closed.
+            *taken = Arc::clone(&seats.threads).acquire_owned().await.ok();
+        }
+        Turn { _place: self, _thread: thread }
     }
 }
 
@@ -164,13 +240,19 @@ impl Place {
 mod tests {
     use super::*;
 
+    const OWNER: u32 = 1000;
+
     fn runs<F: Future>(future: F) -> F::Output {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
     }
 
+    fn number(n: usize) -> u32 {
+        u32::try_from(n).unwrap()
+    }
+
     /// Whether a turn comes without anybody leaving.
     fn at_once(place: Place) -> Option<Turn> {
-        runs(async { futures_ready(place.turn()).await })
+        runs(async { futures_ready(Arc::new(place).turn()).await })
     }
 
     /// Polls once.
@@ -185,43 +267,87 @@ mod tests {
         .await
     }
 
+    fn enter(places: &Places, kind: Kind, (pid, uid): (u32, u32), cgroup: &str) -> Result<Place, String> {
+        places.enter(kind, Socket(0), Caller { pid, uid }, cgroup.to_owned())
+    }
+
     #[test]
     fn a_cgroup_takes_no_place_and_no_thread_from_another() {
         let places = Places::default();
         let bounds = BOUNDS[Kind::Sync as usize];
+        let slow = |n: usize| enter(&places, Kind::Sync, (number(n), OWNER), "slow");
         let mut turns = Vec::new();
-        for n in 0..bounds.callers_of_cgroup {
-            let place = places.enter(Kind::Sync, "slow".to_owned()).unwrap();
-            if n < bounds.threads_of_cgroup {
+        for n in 0..bounds.cgroup.callers {
+            let place = slow(n).unwrap();
+            if n < bounds.cgroup.threads {
                 turns.push(at_once(place).expect("a thread"));
             } else {
                 // Waits, and keeps its place as long as it does.
-                let mut waiting = Box::pin(place.turn());
+                let mut waiting = Box::pin(Arc::new(place).turn());
                 assert!(runs(futures_ready(waiting.as_mut())).is_none());
                 std::mem::drop(waiting);
             }
         }
-        let kept: Vec<Place> = (bounds.threads_of_cgroup..bounds.callers_of_cgroup)
-            .map(|_| places.enter(Kind::Sync, "slow".to_owned()).unwrap())
-            .collect();
-        let refused = places.enter(Kind::Sync, "slow".to_owned()).unwrap_err();
+        let kept: Vec<Place> =
+            (bounds.cgroup.threads..bounds.cgroup.callers).map(|n| slow(n).unwrap()).collect();
+        let refused = slow(1000).unwrap_err();
         assert!(refused.contains("of this cgroup"), "{refused}");
-        assert!(at_once(places.enter(Kind::Sync, "other".to_owned()).unwrap()).is_some());
-        assert!(at_once(places.enter(Kind::Umount, "slow".to_owned()).unwrap()).is_some());
-        // Whoever leaves lets the next one go on.
+        assert!(at_once(enter(&places, Kind::Sync, (1, OWNER), "other").unwrap()).is_some());
+        assert!(at_once(enter(&places, Kind::Umount, (1, OWNER), "slow").unwrap()).is_some());
+        // Who leaves lets the next one go on.
         turns.pop();
         assert!(at_once(kept.into_iter().next().unwrap()).is_some());
     }
 
     #[test]
-    fn all_cgroups_together_are_bounded_and_forgotten() {
+    fn neither_does_a_process_nor_a_user() {
+        for kind in [Kind::Events, Kind::Wait, Kind::Sync, Kind::Umount] {
+            let places = Places::default();
+            let bounds = BOUNDS[kind as usize];
+            // A cgroup for each caller: an owner may make as many as it likes.
+            let of = |pid: u32, uid: u32, n: usize| enter(&places, kind, (pid, uid), &n.to_string());
+            let mut held: Vec<Place> =
+                (0..bounds.process.callers).map(|n| of(1, OWNER, n).unwrap()).collect();
+            assert!(of(1, OWNER, 1000).unwrap_err().contains("of this process"), "{kind:?}");
+            held.extend((held.len()..bounds.user.callers).map(|n| of(2 + number(n), OWNER, n).unwrap()));
+            assert!(of(1000, OWNER, 1000).unwrap_err().contains("of this user"), "{kind:?}");
+            let threads: Vec<Turn> =
+                held.drain(..bounds.user.threads).map(|place| at_once(place).expect("a thread")).collect();
+            if bounds.user.threads > 0 {
+                assert!(at_once(held.pop().unwrap()).is_none(), "{kind:?}");
+                assert!(at_once(of(1001, 0, 1001).unwrap()).is_some(), "root waits for the owner's calls");
+            } else {
+                assert!(of(1001, 0, 1001).is_ok());
+            }
+            drop(threads);
+        }
+    }
+
+    #[test]
+    fn listeners_have_places_at_each_socket_and_their_descriptors_a_bound() {
+        let places = Places { listeners_of_user_max: 300, ..Places::default() };
+        let listen = |socket: u64, n: usize, uid: u32| {
+            let caller = Caller { pid: number(n), uid };
+            places.enter(Kind::Events, Socket(socket), caller, String::new())
+        };
+        let held: Vec<Place> = (0..192).map(|n| listen(1, n, OWNER).unwrap()).collect();
+        assert!(listen(1, 500, OWNER).is_err());
+        let more: Vec<Place> = (0..108).map(|n| listen(2, n, OWNER).unwrap()).collect();
+        assert!(listen(2, 500, OWNER).unwrap_err().starts_with("300 callers of this user listen"));
+        assert!(listen(2, 500, 0).is_ok());
+        drop((held, more));
+        assert!(listen(2, 500, OWNER).is_ok());
+    }
+
+    #[test]
+    fn all_together_are_bounded_and_forgotten() {
         let places = Places::default();
         let bounds = BOUNDS[Kind::Wait as usize];
-        let enter = |n: usize| places.enter(Kind::Wait, n.to_string());
-        let held: Vec<Place> = (0..bounds.callers).map(|n| enter(n).unwrap()).collect();
-        assert!(enter(bounds.callers).unwrap_err().starts_with("256 such calls"));
+        let wait = |n: usize| enter(&places, Kind::Wait, (number(n), number(n % 2)), &n.to_string());
+        let held: Vec<Place> = (0..bounds.all.callers).map(|n| wait(n).unwrap()).collect();
+        assert!(wait(bounds.all.callers).unwrap_err().starts_with("256 such calls are"));
         drop(held);
-        assert!(enter(0).is_ok());
-        assert_eq!(places.0[Kind::Wait as usize].by_cgroup.lock().len(), 1);
+        assert!(wait(0).is_ok());
+        assert_eq!(places.kinds[Kind::Wait as usize].shares.0.lock().len(), 4);
     }
 }

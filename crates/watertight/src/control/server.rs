@@ -1,7 +1,10 @@
 //! The control socket's server: one thread, a bounded number of connections, small messages.
 //!
-//! Calls that take long (`sync`, `umount`, `wait`) have places of their own (module `places`), so that they keep nobody from asking for the status or unmounting; those
-//! that block run on tokio's blocking threads.
+//! Every connection is taken at once and is for one request. Those that wait for their peers are bounded for each process and each user (module
+//! `connections`); calls that take long (`sync`, `umount`, `wait`, `events`) have places of their own (module `places`), so that they keep nobody
+//! from asking for the status or unmounting. Those that block run on tokio's blocking threads.
+//!
+//! What a user can make this server hold, beside its long calls: so many connections with 16 KiB of a head, 64 KiB of a body and one answer each.
 //!
 //! # Shutdown
 //! [`Server::finish`] takes no more connections, gives those under way a moment to hear how the
@@ -16,45 +19,32 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sync::Mutex;
-use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 
+use super::accept::{Limiters, Peer, accept};
 use super::api::{
     AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, ErrorReply, How,
     LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Status, Synced, UmountReply,
     UmountRequest, WaitReply,
 };
 use super::events::{Stream, Wish};
-use super::places::{Kind, Place, Places, THREADS_MAX};
+use super::places::{Kind, THREADS_MAX};
 use crate::metrics;
 
-/// Connections at one time with short calls; more wait in the socket's queue.
-const CONNECTIONS_MAX: usize = 64;
-/// Of those who listen to events, who take no place from others.
-const LISTENERS_MAX: usize = 256;
 /// Threads of detaches: places are for their callers. A volume that is given up may keep one for as long as its store does not answer, and must not take
 /// those of others: as many as there may be volumes.
 const DETACHES_MAX: usize = 100_000;
-/// Bytes of a request's head.
-const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Bytes of a request's body.
 const BODY_BYTES_MAX: usize = 64 << 10;
 /// How long a peer may take over a request's head or body.
-const READ_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest `wait` in one call; a client that wants more calls again.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
-/// How long connections may take to hear the end.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The type of a line for a person.
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -196,8 +186,7 @@ pub struct Server {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
     runtime: Handle,
-    /// Shared by all its sockets, as its threads are.
-    places: Arc<Places>,
+    limits: Limiters,
 }
 
 /// One more socket of a running server; its connections are answered to their end when this is dropped.
@@ -219,7 +208,7 @@ impl Server {
     /// Those of making the thread and its event loop.
     pub fn start(listener: StdListener, owner_uid: u32, service: Arc<dyn Service>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Self::run(move |stopped, places| accept(listener, owner_uid, service, places, stopped))
+        Self::run(move |stopped, limits| accept(listener, owner_uid, service, limits, stopped))
     }
 
     /// Serves nothing so far.
@@ -231,7 +220,7 @@ impl Server {
     }
 
     fn run<F: Future<Output = ()>>(
-        body: impl FnOnce(watch::Receiver<bool>, Arc<Places>) -> F + Send + 'static,
+        body: impl FnOnce(watch::Receiver<bool>, Limiters) -> F + Send + 'static,
     ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -240,14 +229,14 @@ impl Server {
             .build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = watch::channel(false);
-        let places = Arc::<Places>::default();
-        let given = Arc::clone(&places);
+        let limits = Limiters::default();
+        let given = limits.clone();
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
             runtime.block_on(body(stopped, given));
             // A call that blocks on a store that hangs must not keep the process.
             runtime.shutdown_background();
         })?;
-        Ok(Self { stop, thread: Some(thread), runtime: handle, places })
+        Ok(Self { stop, thread: Some(thread), runtime: handle, limits })
     }
 
     /// Serves another `service` on another `listener`, by the same thread.
@@ -257,7 +246,7 @@ impl Server {
     pub fn also(&self, listener: StdListener, owner_uid: u32, service: Arc<dyn Service>) -> io::Result<Also> {
         listener.set_nonblocking(true)?;
         let (stop, stopped) = watch::channel(false);
-        self.runtime.spawn(accept(listener, owner_uid, service, Arc::clone(&self.places), stopped));
+        self.runtime.spawn(accept(listener, owner_uid, service, self.limits.clone(), stopped));
         Ok(Also { stop })
     }
 
@@ -272,121 +261,10 @@ impl Server {
     }
 }
 
-async fn accept(
-    listener: StdListener,
-    owner_uid: u32,
-    service: Arc<dyn Service>,
-    places: Arc<Places>,
-    stopped: watch::Receiver<bool>,
-) {
-    let listener = match UnixListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => {
-            tracing::error!(%error, "the control socket cannot be served");
-            return;
-        }
-    };
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let listeners = Arc::new(Semaphore::new(LISTENERS_MAX));
-    let mut connections = JoinSet::new();
-    let mut stop = stopped.clone();
-    loop {
-        while connections.try_join_next().is_some() {}
-        let next = async {
-            let permit = Arc::clone(&permits).acquire_owned().await;
-            (listener.accept().await, permit)
-        };
-        let (stream, permit) = tokio::select! {
-            () = async { drop(stop.wait_for(|stop| *stop).await) } => break,
-            next = next => match next {
-                (Ok((stream, _)), Ok(permit)) => (stream, permit),
-                (Err(error), _) => {
-                    // Out of descriptors, for example: others are served on, so do not spin.
-                    tracing::warn!(%error, "a control connection was not accepted");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-                (_, Err(_closed)) => break,
-            },
-        };
-        if let Err(reason) = admit(&stream, owner_uid) {
-            tracing::warn!(reason, "a control connection was refused");
-            continue;
-        }
-        let peer = Arc::new(Peer {
-            pid: stream.peer_cred().ok().and_then(|peer| peer.pid()).map(i32::unsigned_abs),
-            service: Arc::clone(&service),
-            permit: Mutex::new(Some(permit)),
-            listeners: Arc::clone(&listeners),
-            places: Arc::clone(&places),
-        });
-        connections.spawn(serve(stream, peer, stopped.clone()));
-    }
-    let all = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(FINISH_TIMEOUT, all).await.is_err() {
-        tracing::debug!("control connections were still open at the end");
-    }
-}
+pub(super) type Reply = Response<Either<Full<Bytes>, Stream>>;
 
-/// One connection.
-struct Peer {
-    /// Its process, where the kernel tells.
-    pid: Option<u32>,
-    service: Arc<dyn Service>,
-    /// Its place among all connections.
-    permit: Mutex<Option<OwnedSemaphorePermit>>,
-    /// The places of those who listen to events.
-    listeners: Arc<Semaphore>,
-    /// The places of calls that take long.
-    places: Arc<Places>,
-}
-
-impl Peer {
-    /// A place for a call that takes long, instead of that among all connections.
-    fn enter(&self, kind: Kind) -> Result<Place, Box<Reply>> {
-        // As the kernel shows it, whichever tree counts for the volume; who has ended, or is not to be seen from here, is in one with others.
-        let cgroup = self.pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok());
-        let place = self.places.enter(kind, cgroup.unwrap_or_default());
-        let place = place.map_err(|error| Box::new(refuse(StatusCode::SERVICE_UNAVAILABLE, error)))?;
-        drop(self.permit.lock().take());
-        Ok(place)
-    }
-}
-
-/// Whether this peer may call at all.
-fn admit(stream: &UnixStream, owner_uid: u32) -> Result<(), String> {
-    let peer = stream.peer_cred().map_err(|error| format!("its user is unknown: {error}"))?;
-    if peer.uid() == 0 || peer.uid() == owner_uid {
-        Ok(())
-    } else {
-        Err(format!("user {} is neither root nor the owner, {owner_uid}", peer.uid()))
-    }
-}
-
-async fn serve(stream: UnixStream, peer: Arc<Peer>, mut stopped: watch::Receiver<bool>) {
-    let handler = service_fn(move |request| answer(request, Arc::clone(&peer)));
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(READ_TIMEOUT)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), handler);
-    tokio::pin!(connection);
-    let stopping = async move { drop(stopped.wait_for(|stop| *stop).await) };
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = stopping => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "a control connection ended early");
-    }
-}
-
-type Reply = Response<Either<Full<Bytes>, Stream>>;
-
-async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, Infallible> {
+pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, Infallible> {
+    peer.expect_reader();
     let service = Arc::clone(&peer.service);
     let path = request.uri().path().to_owned();
     let Some(route) = ROUTES.iter().find(|route| route.path == path) else {
@@ -418,8 +296,12 @@ async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, In
         }
         Call::Events => events(request.uri().query(), &peer),
         Call::Wait => match peer.enter(Kind::Wait) {
-            Ok(_place) => last(wait(request.uri().query(), &*service).await),
-            Err(full) => *full,
+            Ok(_place) => {
+                let reply = wait(request.uri().query(), &*service).await;
+                peer.expect_reader();
+                reply
+            }
+            Err(full) => refuse(StatusCode::SERVICE_UNAVAILABLE, full),
         },
         Call::Limits => json(StatusCode::OK, &service.limits()),
         Call::Limit => match body::<LimitRequest>(request).await.and_then(|body| service.limit(body)) {
@@ -427,7 +309,8 @@ async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Result<Reply, In
             Err(error) => refuse(StatusCode::BAD_REQUEST, error),
         },
         Call::Sync => {
-            let by = peer.pid.filter(|_| request.uri().query() != Some("all=1"));
+            let pid = peer.caller.pid;
+            let by = (pid != 0 && request.uri().query() != Some("all=1")).then_some(pid);
             let kind = if by.is_some() { Kind::Sync } else { Kind::SyncAll };
             blocking(&peer, kind, move || service.sync(by)).await
         }
@@ -451,23 +334,18 @@ fn events(query: Option<&str>, peer: &Peer) -> Reply {
         Ok(wish) => wish,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, error),
     };
-    let Ok(place) = Arc::clone(&peer.listeners).try_acquire_owned() else {
-        let error = format!("{LISTENERS_MAX} callers listen to events already");
-        return refuse(StatusCode::SERVICE_UNAVAILABLE, error);
-    };
-    let stream = match Stream::new(peer.service.status().id, &peer.service.events(), wish, place) {
+    if let Err(full) = peer.enter(Kind::Events) {
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, full);
+    }
+    let stream = match Stream::new(peer.service.status().id, &peer.service.events(), wish) {
         Ok(stream) => stream,
-        Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        Err(error) => {
+            peer.expect_reader();
+            return refuse(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+        }
     };
-    drop(peer.permit.lock().take());
     let mut reply = Response::new(Either::Right(stream));
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
-    last(reply)
-}
-
-/// Its connection's last one: the place among all connections is given back already.
-fn last(mut reply: Reply) -> Reply {
-    reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     reply
 }
 
@@ -490,7 +368,7 @@ async fn blocking<T: Serialize + Send + 'static>(
 ) -> Reply {
     let place = match peer.enter(kind) {
         Ok(place) => place,
-        Err(full) => return *full,
+        Err(full) => return refuse(StatusCode::SERVICE_UNAVAILABLE, full),
     };
     let turn = place.turn().await;
     // A caller who leaves does not end the call: its turn lasts as long as that does.
@@ -499,11 +377,13 @@ async fn blocking<T: Serialize + Send + 'static>(
         drop(turn);
         result
     });
-    last(match called.await {
+    let reply = match called.await {
         Ok(Ok(value)) => json(StatusCode::OK, &value),
         Ok(Err(error)) => refuse(StatusCode::CONFLICT, error),
         Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the call panicked; see the log".to_owned()),
-    })
+    };
+    peer.expect_reader();
+    reply
 }
 
 async fn with_body<B: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(

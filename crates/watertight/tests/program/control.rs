@@ -153,22 +153,6 @@ fn what_is_wrong_is_refused_and_harms_nobody() {
 }
 
 #[test]
-fn connections_beyond_the_bound_wait_for_their_turn() {
-    let world = world();
-    // As many as are served at the same time.
-    let silent: Vec<UnixStream> = (0..64).map(|_| UnixStream::connect(&world.path).unwrap()).collect();
-    let mut further = UnixStream::connect(&world.path).unwrap();
-    further.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
-    further.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    assert!(further.read(&mut [0; 64]).is_err(), "served beside 64 others");
-    drop(silent);
-    further.set_read_timeout(Some(LONG)).unwrap();
-    let mut answer = String::new();
-    further.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-}
-
-#[test]
 fn who_waits_hears_the_end_before_the_server_ends() {
     let mut world = world();
     let uid = rustix::process::geteuid().as_raw();

@@ -201,11 +201,14 @@ fn who_is_too_slow_is_told_how_much_is_missing() {
 fn listeners_take_no_place_from_others_and_are_bounded() {
     let world = World::new();
     world.say(1);
-    let mut listeners: Vec<Listener> = (0..256).map(|_| Listener::new(&world.socket, "")).collect();
+    let mut listeners: Vec<Listener> = (0..64).map(|_| Listener::new(&world.socket, "")).collect();
     listeners.iter_mut().for_each(|listener| assert_eq!(listener.next().unwrap()["seq"], 1));
     assert!(call(&world.socket, "GET /healthz", "").ends_with("ok\n"));
     let answer = call(&world.socket, "GET /v1/events", "");
-    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("256 callers listen"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 503") && answer.contains("64 callers of this process listen"),
+        "{answer}"
+    );
     // The place of one who has left is free again.
     drop(listeners.pop());
     eventually("a place is free", || {

@@ -19,6 +19,7 @@ mod events;
 mod fuzzed;
 mod helpers;
 mod holders;
+mod hostile;
 mod limits;
 mod logs;
 mod manual;

@@ -1,0 +1,219 @@
+//! Connections of the control socket, from their beginning to their end.
+
+use std::os::unix::net::UnixListener as StdListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use sync::Mutex;
+use sync::atomic::{AtomicU64, Ordering};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+
+use super::connections::{Caller, Connections, EXCHANGE_MAX, Socket, Waiting};
+use super::places::{Kind, Place, Places};
+use super::server::{READ_TIMEOUT, Service, answer};
+
+/// Bytes of a request's head.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// How long connections may take to hear the end.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How much at a time. Shared by all of a server's sockets, as its threads are.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Limiters {
+    connections: Arc<Connections>,
+    places: Arc<Places>,
+    sockets: Arc<AtomicU64>,
+}
+
+impl Limiters {
+    /// One more socket.
+    fn socket(&self) -> Socket {
+        // ORDERING: Relaxed, each number is taken once.
+        Socket(self.sockets.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Takes every connection at once: none waits for others in the socket's queue, where nobody could tell who is slow.
+pub(super) async fn accept(
+    listener: StdListener,
+    owner_uid: u32,
+    service: Arc<dyn Service>,
+    limits: Limiters,
+    stopped: watch::Receiver<bool>,
+) {
+    let listener = match UnixListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!(%error, "the control socket cannot be served");
+            return;
+        }
+    };
+    let socket = limits.socket();
+    let mut connections = JoinSet::new();
+    let mut stop = stopped.clone();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let stream = tokio::select! {
+            () = async { drop(stop.wait_for(|stop| *stop).await) } => break,
+            next = listener.accept() => match next {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of descriptors, for example: others are served on, so do not spin.
+                    tracing::warn!(%error, "a control connection was not accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+        };
+        let caller = match admit(&stream, owner_uid) {
+            Ok(caller) => caller,
+            Err(reason) => {
+                tracing::warn!(reason, "a control connection was refused");
+                continue;
+            }
+        };
+        let waiting = limits.connections.enter(socket, caller);
+        let closed = waiting.closed();
+        let peer = Arc::new(Peer {
+            caller,
+            socket,
+            service: Arc::clone(&service),
+            phase: watch::Sender::new(Phase::Request),
+            waiting: Mutex::new(Some(waiting)),
+            place: Mutex::default(),
+            places: Arc::clone(&limits.places),
+        });
+        connections.spawn(serve(stream, peer, closed, stopped.clone()));
+        // What it has sent already is answered before the next one is taken, which could close it.
+        tokio::task::yield_now().await;
+    }
+    let all = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(FINISH_TIMEOUT, all).await.is_err() {
+        tracing::debug!("control connections were still open at the end");
+    }
+}
+
+/// Whom a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Its peer, for the request.
+    Request,
+    /// A call.
+    Call,
+    /// Its peer, to take the answer: also while a short call is under way.
+    Answer,
+}
+
+/// One connection. It has a place of one of two kinds, until it has ended.
+pub(super) struct Peer {
+    pub(super) caller: Caller,
+    socket: Socket,
+    pub(super) service: Arc<dyn Service>,
+    phase: watch::Sender<Phase>,
+    /// Its place among those that wait for their peers.
+    waiting: Mutex<Option<Waiting>>,
+    /// Its place among the calls that take long.
+    place: Mutex<Option<Arc<Place>>>,
+    /// The places of calls that take long.
+    places: Arc<Places>,
+}
+
+impl Peer {
+    /// A place for a call that takes long, instead of that among the connections that wait for their peers.
+    ///
+    /// # Errors
+    /// Who has them all.
+    pub(super) fn enter(&self, kind: Kind) -> Result<Arc<Place>, String> {
+        // As the kernel shows it, whichever tree counts for the volume; who has ended, or is not to be seen from here, is in one with others.
+        let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", self.caller.pid)).unwrap_or_default();
+        let place = Arc::new(self.places.enter(kind, self.socket, self.caller, cgroup)?);
+        *self.place.lock() = Some(Arc::clone(&place));
+        drop(self.waiting.lock().take());
+        self.phase.send_replace(Phase::Call);
+        Ok(place)
+    }
+
+    /// The request's head is there, or a call that takes long is over: what is left is up to the peer.
+    pub(super) fn expect_reader(&self) {
+        self.phase.send_replace(Phase::Answer);
+    }
+
+    /// Returns once the peer has taken too long.
+    async fn is_late(&self) {
+        let mut phase = self.phase.subscribe();
+        loop {
+            let now = *phase.borrow_and_update();
+            let changed = phase.changed();
+            match now {
+                Phase::Call => drop(changed.await),
+                Phase::Request | Phase::Answer => {
+                    if tokio::time::timeout(EXCHANGE_MAX, changed).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The peer's process and user, if it may call at all.
+fn admit(stream: &UnixStream, owner_uid: u32) -> Result<Caller, String> {
+    let peer = stream.peer_cred().map_err(|error| format!("its user is unknown: {error}"))?;
+    if peer.uid() == 0 || peer.uid() == owner_uid {
+        Ok(Caller { pid: peer.pid().map_or(0, i32::unsigned_abs), uid: peer.uid() })
+    } else {
+        Err(format!("user {} is neither root nor the owner, {owner_uid}", peer.uid()))
+    }
+}
+
+async fn serve(stream: UnixStream, peer: Arc<Peer>, closed: Arc<Notify>, mut stopped: watch::Receiver<bool>) {
+    let caller = Arc::clone(&peer);
+    let handler = service_fn(move |request| answer(request, Arc::clone(&caller)));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), handler);
+    tokio::pin!(connection);
+    let mut is_stopping = false;
+    let result = loop {
+        tokio::select! {
+            // What can be answered is answered first.
+            biased;
+            result = connection.as_mut() => break result,
+            () = closed.notified() => {
+                tracing::debug!(caller = ?peer.caller, "a slow control connection gives way to a new one");
+                return;
+            }
+            () = peer.is_late() => {
+                tracing::debug!(caller = ?peer.caller, "a control connection was too slow");
+                return;
+            }
+            () = async { drop(stopped.wait_for(|stop| *stop).await) }, if !is_stopping => {
+                is_stopping = true;
+                if *peer.phase.borrow() == Phase::Request {
+                    // What has come by now is still answered; nobody waits for the rest.
+                    tokio::task::yield_now().await;
+                    tokio::select! {
+                        biased;
+                        result = connection.as_mut() => break result,
+                        () = std::future::ready(()) => {}
+                    }
+                    if *peer.phase.borrow() == Phase::Request {
+                        return;
+                    }
+                }
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "a control connection ended early");
+    }
+}
