@@ -103,6 +103,8 @@ enum Slot<R: ReadyList> {
 
 struct Scan<R: ReadyList> {
     is_closed: bool,
+    /// Whether another eventpoll watches this one, or was about to.
+    is_nested: bool,
     taken: R::Taken,
     pending: Pending,
     /// Reported in this scan, and still ready.
@@ -165,6 +167,7 @@ impl<R: ReadyList> Core<R> {
             watches,
             scan: Alone(Errands::new(Scan {
                 is_closed: false,
+                is_nested: false,
                 taken: R::Taken::default(),
                 pending: Pending::new(),
                 again: Vec::new(),
@@ -209,42 +212,77 @@ impl<R: ReadyList> Core<R> {
         }
     }
 
+    /// Adds a source that is no eventpoll.
     pub(crate) fn add(
         self: &Arc<Self>,
-        source: Arc<dyn Watched>,
+        source: &Arc<dyn Watched>,
         interest: Interest,
         token: u64,
     ) -> Result<Changed<R>> {
+        match self.add_unless_nested(source, interest, token)? {
+            Some(changed) => Ok(changed),
+            None => nest::watch(self.poll_wait.id(), &**source, || self.add_counted(source, interest, token)),
+        }
+    }
+
+    /// Nothing if this eventpoll is watched itself: then chains are to be counted, under their lock.
+    fn add_unless_nested(
+        self: &Arc<Self>,
+        source: &Arc<dyn Watched>,
+        interest: Interest,
+        token: u64,
+    ) -> Result<Option<Changed<R>>> {
         self.scan(|scan| {
-            let id = source.queue().0.id();
-            if scan.is_closed {
-                return Err(Error::Closed);
-            }
-            if scan.by_source.contains_key(&id) {
-                return Err(Error::Exists);
-            }
-            self.watches.take()?;
-            let slot = scan.free.pop().unwrap_or_else(|| {
-                scan.slots.push(Slot::Free);
-                scan.slots.len() - 1
-            });
-            let item = Arc::new(Item {
-                mask: AtomicU32::new(mask_of(interest)),
-                place: self.shared.ready.place(&mut scan.taken, slot),
-                core: Arc::clone(self),
-                source: Arc::clone(&source),
-                called: Called::default(),
-            });
-            scan.slots[slot] = Slot::Taken(Watch { item: Arc::clone(&item), interest, token });
-            scan.by_source.insert(id, slot);
-            // P7
-            let attached = source.queue().0.attach(Arc::clone(&item) as _, interest.is_exclusive);
-            if attached.is_err() {
-                scan.take_out(&self.shared.ready, id);
-                self.watches.give(1);
-            }
-            Ok(Changed { retired: attached?, added: Some(item) })
+            let is_counted = scan.is_nested && !is_on("eventpoll-chains-uncounted");
+            (!is_counted).then(|| self.add_in(scan, source, interest, token)).transpose()
         })
+    }
+
+    /// Adds a source whose chains were counted.
+    pub(crate) fn add_counted(
+        self: &Arc<Self>,
+        source: &Arc<dyn Watched>,
+        interest: Interest,
+        token: u64,
+    ) -> Result<Changed<R>> {
+        self.scan(|scan| self.add_in(scan, source, interest, token))
+    }
+
+    fn add_in(
+        self: &Arc<Self>,
+        scan: &mut Scan<R>,
+        source: &Arc<dyn Watched>,
+        interest: Interest,
+        token: u64,
+    ) -> Result<Changed<R>> {
+        let id = source.queue().0.id();
+        if scan.is_closed {
+            return Err(Error::Closed);
+        }
+        if scan.by_source.contains_key(&id) {
+            return Err(Error::Exists);
+        }
+        self.watches.take()?;
+        let slot = scan.free.pop().unwrap_or_else(|| {
+            scan.slots.push(Slot::Free);
+            scan.slots.len() - 1
+        });
+        let item = Arc::new(Item {
+            mask: AtomicU32::new(mask_of(interest)),
+            place: self.shared.ready.place(&mut scan.taken, slot),
+            core: Arc::clone(self),
+            source: Arc::clone(source),
+            called: Called::default(),
+        });
+        scan.slots[slot] = Slot::Taken(Watch { item: Arc::clone(&item), interest, token });
+        scan.by_source.insert(id, slot);
+        // P7
+        let attached = source.queue().0.attach(Arc::clone(&item) as _, interest.is_exclusive);
+        if attached.is_err() {
+            scan.take_out(&self.shared.ready, id);
+            self.watches.give(1);
+        }
+        Ok(Changed { retired: attached?, added: Some(item) })
     }
 
     pub(crate) fn modify(&self, source: u64, interest: Interest, token: u64) -> Result<()> {
@@ -349,6 +387,17 @@ impl<R: ReadyList> Watched for Core<R> {
     fn is_eventpoll(&self) -> bool {
         true
     }
+
+    fn begin_nesting(&self) -> Vec<Arc<dyn Watched>> {
+        self.scan(|scan| {
+            scan.is_nested = true;
+            let taken = |slot: &Slot<R>| match slot {
+                Slot::Taken(watch) => Some(Arc::clone(&watch.item.source)),
+                Slot::Free | Slot::Gone(_) => None,
+            };
+            scan.slots.iter().filter_map(taken).collect()
+        })
+    }
 }
 
 impl<R: ReadyList> Item<R> {
@@ -397,6 +446,10 @@ impl<R: ReadyList> Listener for Item<R> {
 
     fn source_closed(&self, source: u64) {
         self.core.leave(Errand::Forget(source));
+    }
+
+    fn eventpoll(&self) -> Option<u64> {
+        Some(self.core.poll_wait.id())
     }
 }
 

@@ -98,25 +98,29 @@ impl<R: ReadyList> EventPoll<R> {
     /// Watches a source. If it is ready, that is reported even if nobody signals.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::Itself`], [`Error::NotPollable`], [`Error::WatchLimit`], [`Error::Closed`]; for eventpolls
-    /// also [`Error::Loop`], [`Error::TooDeep`] and, with exclusive interest, [`Error::Exclusive`].
+    /// [`Error::Exists`], [`Error::Itself`], [`Error::NotPollable`], [`Error::WatchLimit`], [`Error::TooManyPaths`],
+    /// [`Error::Closed`]; [`Error::Exclusive`] for what [`Interest::exclusive`] excludes; for eventpolls also [`Error::Loop`],
+    /// [`Error::TooDeep`] and, with exclusive interest, [`Error::Exclusive`].
     pub fn add(&self, source: &impl AsSource, interest: Interest, token: u64) -> Result<()> {
         let source = source.watched();
         if !source.is_watchable() {
             return Err(Error::NotPollable);
         }
+        if !interest.is_permitted() {
+            return Err(Error::Exclusive);
+        }
         if !source.is_eventpoll() {
-            self.core.add(source, interest, token)?.finish();
+            self.core.add(&source, interest, token)?.finish();
             return Ok(());
         }
-        let (outer, inner) = (self.core.poll_wait.id(), source.queue().0.id());
-        if outer == inner {
+        let outer = self.core.poll_wait.id();
+        if outer == source.queue().0.id() {
             return Err(Error::Itself);
         }
         if interest.is_exclusive {
             return Err(Error::Exclusive);
         }
-        nest::link(outer, inner, || self.core.add(source, interest, token))?.finish();
+        nest::link(outer, &*source, || self.core.add_counted(&source, interest, token))?.finish();
         Ok(())
     }
 

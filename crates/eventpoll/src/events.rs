@@ -48,11 +48,21 @@ impl Interest {
         Self { is_one_shot: true, ..self }
     }
 
-    /// Where several eventpolls watch the source, one signal wakes at least one of them, and not all. Those that
-    /// are not exclusive are always woken.
+    /// Where several eventpolls watch the source, one signal wakes at least one of them, and not all: as long as a thread
+    /// sleeps in one of them that no signal has woken yet, the next signal wakes one. Those that are not exclusive are
+    /// always woken.
+    ///
+    /// As in epoll_ctl(2), only [`Events::IN`], [`Events::OUT`], [`Events::ERR`] and [`Events::HUP`] can be waited for so, and not
+    /// with [`one_shot`](Self::one_shot).
     #[must_use]
     pub const fn exclusive(self) -> Self {
         Self { is_exclusive: true, ..self }
+    }
+
+    /// Whether epoll_ctl(2) would take it: what may stand beside EPOLLEXCLUSIVE is listed there.
+    pub(crate) fn is_permitted(self) -> bool {
+        let beside_exclusive = Events::IN | Events::OUT | Events::ERR | Events::HUP;
+        !self.is_exclusive || !self.is_one_shot && beside_exclusive.contains(self.events)
     }
 }
 

@@ -1,17 +1,36 @@
-//! Chains of eventpolls: no circles, and none that are too long.
+//! Chains of eventpolls: no circles, none that are too long, and not too many from one source.
 //!
 //! All links of the process are under one lock, which is held from the check until the link is there: of two that
 //! would close a circle one comes first, and the other sees it. Eventpolls that go leave it to who has the lock to forget their links.
+//!
+//! # How many chains begin at a source
+//! A signal calls each eventpoll that it can reach, once for each chain. Without a bound a few hundred eventpolls that watch each
+//! other in layers make millions of calls of one signal (in Linux: CVE-2011-1083, bounded by `path_limits` since). The bounds
+//! are Linux's: [`CHAINS_MAX`]. They are checked where a chain of two or more can begin: when an eventpoll is to be watched, for
+//! itself and for all that it reaches, and when a source is added to an eventpoll that is watched. The latter takes the lock only
+//! then: `Watched::begin_nesting` says so to the eventpoll, under that one's own lock, before its sources are counted. A
+//! source that was added before is counted; one that comes later finds that it has to take this lock.
+//!
+//! # Lock order
+//! This lock, then the scan's lock of an eventpoll, one at a time; then a source's `change`.
 
 use std::collections::{HashMap, HashSet};
 
 use sync::mutant::is_on;
 
 use crate::errands::Errands;
+use crate::queue::LISTENERS_MAX;
+use crate::source::Watched;
 use crate::{Error, Result};
 
 /// Eventpolls in a chain.
 const CHAIN_MAX: usize = 5;
+/// How many chains of one, two, … eventpolls may begin at a source. The first is the bound of a source's own listeners (`queue`).
+#[cfg(not(any(loom, shuttle)))]
+const CHAINS_MAX: [usize; CHAIN_MAX] = [LISTENERS_MAX, 500, 100, 50, 10];
+// In models what is counted is small.
+#[cfg(any(loom, shuttle))]
+const CHAINS_MAX: [usize; CHAIN_MAX] = [LISTENERS_MAX, 2, 2, 2, 2];
 
 /// Which eventpolls one watches, and which watch it.
 #[derive(Debug, Default)]
@@ -36,15 +55,26 @@ loom::lazy_static! { static ref LINKS: Nest = Nest::new(Links::default()); }
 #[cfg(shuttle)]
 shuttle::lazy_static! { static ref LINKS: Nest = Nest::new(Links::default()); }
 
-/// Makes `outer` watch `inner` by calling `add`, if that is allowed.
-pub(crate) fn link<T>(outer: u64, inner: u64, add: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Makes `outer` watch the eventpoll `inner` by calling `add`, if that is allowed.
+pub(crate) fn link<T>(outer: u64, inner: &dyn Watched, add: impl FnOnce() -> Result<T>) -> Result<T> {
+    let id = inner.queue().0.id();
     if is_on("eventpoll-link-unlocked") {
-        with(|links| links.check(outer, inner))?;
-        return with(|links| links.add(outer, inner, add));
+        with(|links| links.check(outer, id))?;
+        return with(|links| links.add(outer, id, add));
     }
     with(|links| {
-        links.check(outer, inner)?;
-        links.add(outer, inner, add)
+        links.check(outer, id)?;
+        links.check_below(outer, inner)?;
+        links.add(outer, id, add)
+    })
+}
+
+/// Makes the eventpoll `outer`, which is watched itself, watch `source` by calling `add`, if that is allowed.
+pub(crate) fn watch<T>(outer: u64, source: &dyn Watched, add: impl FnOnce() -> Result<T>) -> Result<T> {
+    with(|links| {
+        let mut chains = Chains::default();
+        chains.check(source, links, Some(outer))?;
+        add()
     })
 }
 
@@ -85,6 +115,33 @@ impl Links {
         Ok(())
     }
 
+    /// Whether the chains that begin at `inner`, or at anything that it reaches, stay within their bounds if `outer` watches it.
+    fn check_below(&mut self, outer: u64, inner: &dyn Watched) -> Result<()> {
+        let id = inner.queue().0.id();
+        // As if it were there, for the time of counting.
+        self.outer.entry(id).or_default().push(outer);
+        let mut chains = Chains::default();
+        let mut result = chains.check(inner, self, Some(outer));
+        let mut seen = HashSet::from([id]);
+        let mut below = inner.begin_nesting();
+        while result.is_ok()
+            && let Some(source) = below.pop()
+        {
+            if seen.insert(source.queue().0.id()) {
+                result = chains.check(&*source, self, None);
+                below.extend(source.begin_nesting());
+            }
+        }
+        // Only the last: there may be one already, which `add` is to say.
+        if let Some(outers) = self.outer.get_mut(&id) {
+            outers.pop();
+            if outers.is_empty() {
+                self.outer.remove(&id);
+            }
+        }
+        result
+    }
+
     fn add<T>(&mut self, outer: u64, inner: u64, add: impl FnOnce() -> Result<T>) -> Result<T> {
         let added = add()?;
         self.inner.entry(outer).or_default().push(inner);
@@ -109,6 +166,52 @@ impl Links {
     fn remove(&mut self, outer: u64, inner: u64) {
         remove_from(&mut self.inner, outer, inner);
         remove_from(&mut self.outer, inner, outer);
+    }
+}
+
+/// How many chains of one, two, … eventpolls there are.
+type Counts = [usize; CHAIN_MAX];
+
+/// For each eventpoll that was come by, the chains that begin with it.
+#[derive(Default)]
+struct Chains(HashMap<u64, Counts>);
+
+impl Chains {
+    /// Whether the chains that begin at `source` are within their bounds, with one more eventpoll that watches it.
+    fn check(&mut self, source: &dyn Watched, links: &Links, more: Option<u64>) -> Result<()> {
+        let mut counts = Counts::default();
+        let mut eventpolls = source.queue().0.eventpolls();
+        eventpolls.extend(more);
+        for eventpoll in eventpolls {
+            add_up(&mut counts, &self.from(eventpoll, links), 0);
+        }
+        // The first bound is the queue's.
+        let too_many = (1..CHAIN_MAX).find(|&length| counts[length] > CHAINS_MAX[length]);
+        match too_many {
+            Some(length) => Err(Error::TooManyPaths { length: length + 1, max: CHAINS_MAX[length] }),
+            None => Ok(()),
+        }
+    }
+
+    fn from(&mut self, eventpoll: u64, links: &Links) -> Counts {
+        if let Some(known) = self.0.get(&eventpoll) {
+            return *known;
+        }
+        let mut counts = Counts::default();
+        counts[0] = 1;
+        for &outer in links.outer.get(&eventpoll).map_or(&[][..], Vec::as_slice) {
+            let above = self.from(outer, links);
+            add_up(&mut counts, &above, 1);
+        }
+        self.0.insert(eventpoll, counts);
+        counts
+    }
+}
+
+/// Adds chains that are longer by so many eventpolls.
+fn add_up(counts: &mut Counts, more: &Counts, longer: usize) {
+    for (count, more) in counts[longer..].iter_mut().zip(more) {
+        *count = count.saturating_add(*more);
     }
 }
 

@@ -18,13 +18,23 @@ use crate::barrier::full;
 use crate::protect::{Cell, Retired};
 use crate::{Error, Events, Result};
 
+/// Listeners of one source: a signal calls each of them, in the thread that signals. Linux has the same number in
+/// `path_limits`, and does not apply it.
+pub(crate) const LISTENERS_MAX: usize = 1000;
+
 /// One who is told when a source becomes ready.
 pub(crate) trait Listener: Send + Sync {
-    /// The source may have become ready for `events`. Must not block. Says whether somebody was asleep.
+    /// The source may have become ready for `events`. Must not block. Returns whether this call woke a thread that
+    /// slept, and that no other call woke.
     fn fire(&self, events: Events) -> bool;
 
     /// The source has gone.
     fn source_closed(&self, source: u64);
+
+    /// The eventpoll whose item it is, by the number of that one's own queue.
+    fn eventpoll(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What a source has for those who watch it.
@@ -105,12 +115,23 @@ impl WaitQueue {
         if change.is_closed {
             return Err(Error::Closed);
         }
+        if self.listeners.with(|listeners| listeners.others.len()) + 1 >= LISTENERS_MAX {
+            return Err(Error::TooManyPaths { length: 1, max: LISTENERS_MAX });
+        }
         let retired = self.edit(|entries| {
             let at = if is_exclusive { entries.len() } else { 0 };
             entries.insert(at, Entry { listener, is_exclusive });
         });
         full();
         Ok(retired)
+    }
+
+    /// The eventpolls among the listeners.
+    pub(crate) fn eventpolls(&self) -> Vec<u64> {
+        self.listeners.with(|listeners| {
+            let entries = listeners.first.iter().chain(&listeners.others);
+            entries.filter_map(|entry| entry.listener.eventpoll()).collect()
+        })
     }
 
     /// Takes a listener out; calls that are under way may still reach it. To be dropped as above.
@@ -151,7 +172,7 @@ fn is_same(one: &Arc<dyn Listener>, other: &Arc<dyn Listener>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
-/// All of them, until one that is exclusive was asleep.
+/// Tells all of them, until one that is exclusive has woken a thread.
 #[cold]
 fn tell(entries: &[Entry], events: Events) {
     for entry in entries {

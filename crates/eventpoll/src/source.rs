@@ -70,6 +70,12 @@ pub trait Watched: Send + Sync {
     fn is_eventpoll(&self) -> bool {
         false
     }
+
+    /// What it watches itself, if it is an eventpoll. From the call on, whoever adds a source to it counts chains.
+    #[doc(hidden)]
+    fn begin_nesting(&self) -> Vec<Arc<dyn Watched>> {
+        Vec::new()
+    }
 }
 
 /// A wait queue that others only hand on.

@@ -17,6 +17,12 @@
 //! The note is only made if nobody came or left since the look: it never counts one who has left already, so that
 //! there are never fewer on their way than noted. That there are more only costs a wake-up.
 //!
+//! # Exclusive listeners
+//! A signal that is meant for one of several eventpolls goes on to the next one unless it has *itself* taken a thread out of its
+//! sleep here. The kernel of Linux takes a waiter off `ep->wq` as it wakes it, so that a second signal does not find it;
+//! futex(2) does the same for us, and its result is the only one that no two wakers share. Counting sleepers is not
+//! enough: two signals that rely on the one thread strand one event, beside another eventpoll whose thread sleeps.
+//!
 //! # Orderings
 //! * P1 waiter: change `word`, full barrier, look for work. Waker: make work, full barrier, load `word`. Either the
 //!   waiter sees the work, or the waker sees the waiter.
@@ -66,23 +72,21 @@ impl Waiters {
         Sleeper { waiters: self, number: if is_late { self.number.get() } else { number } }
     }
 
-    /// Wakes one sleeper, if there is one who was not woken. Says whether somebody was asleep at all. The caller
-    /// has made work, with a full barrier behind it (P1).
+    /// Wakes one sleeper, if there is one that was not woken. Returns whether *this* call took a thread out of its
+    /// sleep: no two calls say so of one sleeper, and none says so of a thread that only is on its way into or out of
+    /// the system call. The caller has made work, with a full barrier behind it (P1).
     #[inline]
     pub(crate) fn wake_one(&self) -> bool {
         // ORDERING: Acquire, P1 with the caller's barrier.
         let word = self.word.load(Ordering::Acquire);
-        if word & ASLEEP_MASK == 0 {
-            return false;
-        }
         if word & WOKEN_MASK < (word & ASLEEP_MASK) / ASLEEP {
-            self.wake(word);
+            return self.wake(word);
         }
-        true
+        word & ASLEEP_MASK != 0 && is_on("eventpoll-exclusive-shares-a-sleeper")
     }
 
     #[cold]
-    fn wake(&self, seen: u64) {
+    fn wake(&self, seen: u64) -> bool {
         if is_on("eventpoll-note-before-wake") {
             // ORDERING: as below; the order of steps is what is wrong.
             let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
@@ -90,11 +94,13 @@ impl Waiters {
         self.number.bump();
         // Also if nobody was in the system call: whoever is counted is on its way into it then, and finds that the number
         // has changed. So there is one system call for each time that somebody goes to sleep.
-        self.number.wake(1);
+        let is_woken = self.number.wake(1) > 0;
         if seen & WOKEN_MASK != WOKEN_MASK && !is_on("eventpoll-note-before-wake") {
             // ORDERING: AcqRel, so that who leaves sees the work. Failing is no matter: it only keeps others waking.
             let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
         }
+        // Not "somebody was counted": two signallers that come before either has made its note count the same sleeper.
+        is_woken || is_on("eventpoll-exclusive-counts-a-sleeper-twice")
     }
 
     /// Who sleeps and was not woken; for tests.

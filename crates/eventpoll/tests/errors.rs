@@ -51,6 +51,61 @@ fn what_is_exclusive_stays_as_it_is() {
     assert_eq!(other.modify(&source, LT.exclusive(), 0), Err(Error::Exclusive));
 }
 
+/// As epoll_ctl(2) has it; the test below asks the kernel the same.
+#[test]
+fn what_does_not_go_with_exclusive() {
+    let refused = |interest| EventPoll::new().add(&Counter::new(), interest, 0) == Err(Error::Exclusive);
+    assert!(refused(LT.exclusive().one_shot()));
+    assert!(refused(LT.one_shot().exclusive()));
+    assert!(refused(Interest::edge(Events::IN).one_shot().exclusive()));
+    assert!(refused(Interest::level(Events::PRI).exclusive()));
+    assert!(refused(Interest::level(Events::IN | Events::RDHUP).exclusive()));
+    assert!(!refused(Interest::level(Events::IN | Events::OUT | Events::ERR | Events::HUP).exclusive()));
+    assert!(!refused(Interest::edge(Events::OUT).exclusive()));
+    assert!(!refused(LT.one_shot()) && !refused(Interest::level(Events::RDHUP)));
+}
+
+#[test]
+fn the_kernel_refuses_the_same_with_exclusive() {
+    use rustix::event::{EventfdFlags, epoll, eventfd};
+    let poll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let refused = |flags: epoll::EventFlags| {
+        let source = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let added =
+            epoll::add(&poll, &source, epoll::EventData::new_u64(0), flags | epoll::EventFlags::EXCLUSIVE);
+        assert!(matches!(added, Ok(()) | Err(rustix::io::Errno::INVAL)), "{added:?}");
+        added.is_err()
+    };
+    let flags =
+        [epoll::EventFlags::IN, epoll::EventFlags::OUT, epoll::EventFlags::ERR, epoll::EventFlags::HUP];
+    assert!(!flags.into_iter().any(refused) && !refused(epoll::EventFlags::IN | epoll::EventFlags::ET));
+    assert!(refused(epoll::EventFlags::IN | epoll::EventFlags::ONESHOT));
+    assert!(refused(epoll::EventFlags::PRI) && refused(epoll::EventFlags::IN | epoll::EventFlags::RDHUP));
+}
+
+/// Of each length of chain as many as may be, and not one more; and nothing is left of what was refused.
+#[test]
+fn a_signal_reaches_so_many_eventpolls_and_no_more() {
+    let source = Counter::new();
+    let direct: Vec<EventPoll> = (0..1_000).map(|_| EventPoll::new()).collect();
+    direct.iter().for_each(|poll| poll.add(&source, LT, 0).unwrap());
+    let too_many = Error::TooManyPaths { length: 1, max: 1_000 };
+    assert_eq!(EventPoll::new().add(&source, LT, 0), Err(too_many));
+
+    // 500 chains of two: the last one is refused whichever of its links comes last.
+    let outer = EventPoll::new();
+    direct[..500].iter().for_each(|inner| outer.add(inner, LT, 0).unwrap());
+    let too_many = Error::TooManyPaths { length: 2, max: 500 };
+    assert_eq!(outer.add(&direct[500], LT, 0), Err(too_many));
+    assert_eq!(outer.len(), 500);
+    direct[0].delete(&source).unwrap();
+    outer.add(&direct[500], LT, 0).unwrap();
+    assert_eq!(direct[0].add(&source, LT, 0), Err(too_many));
+    assert!(direct[0].is_empty());
+    outer.delete(&direct[500]).unwrap();
+    direct[0].add(&source, LT, 0).unwrap();
+}
+
 #[test]
 fn there_must_be_room() {
     assert_eq!(EventPoll::new().wait(&mut Vec::new(), 0, None), Err(Error::NoRoom));

@@ -316,17 +316,24 @@ fn ep_r6_two_that_would_watch_each_other() {
     }
 }
 
+/// Notes the calling thread's number, from which on it sleeps in nothing but a wait.
+fn note_thread(thread: &AtomicU64) {
+    let number = rustix::thread::gettid().as_raw_nonzero().get();
+    // ORDERING: SeqCst here and below, a test's numbers.
+    thread.store(u64::from(number.unsigned_abs()), Ordering::SeqCst);
+}
+
+fn is_asleep(thread: &AtomicU64) -> bool {
+    let thread = thread.load(Ordering::SeqCst);
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+}
+
 /// Eventpolls that all watch one source exclusively, of which those in `waiting` have one who is asleep: the source is signalled, and then
 /// who has nothing is sent home. Says who was told.
 fn told_exclusively(mode: Interest, polls: usize, waiting: std::ops::Range<usize>) -> Vec<usize> {
     let (polls, source): (Vec<EventPoll>, _) = ((0..polls).map(|_| EventPoll::new()).collect(), Flag::new());
     polls.iter().for_each(|poll| poll.add(&source, mode.exclusive(), 0).unwrap());
-    let asleep = |thread: &AtomicU64| {
-        // ORDERING: SeqCst here and below, a test's numbers.
-        let thread = thread.load(Ordering::SeqCst);
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
-    };
     let threads: &[AtomicU64] = &std::array::from_fn::<_, 8, _>(|_| AtomicU64::new(0));
     std::thread::scope(|scope| {
         let _closing = Closing(&polls);
@@ -334,15 +341,14 @@ fn told_exclusively(mode: Interest, polls: usize, waiting: std::ops::Range<usize
             .map(|at| {
                 let poll = &polls[at];
                 let wait = scope.spawn(move || {
-                    let thread = rustix::thread::gettid().as_raw_nonzero().get();
-                    threads[at].store(u64::from(thread.unsigned_abs()), Ordering::SeqCst);
+                    note_thread(&threads[at]);
                     poll.wait(&mut Vec::new(), 1, None)
                 });
                 (at, wait)
             })
             .collect();
         // From its number on there is nothing that a waiter could sleep on but this.
-        until("all are asleep", || waits.iter().all(|(at, _)| asleep(&threads[*at])));
+        until("all are asleep", || waits.iter().all(|(at, _)| is_asleep(&threads[*at])));
         source.set();
         until("one is woken", || waits.iter().any(|(_, wait)| wait.is_finished()));
         // Whoever was told has an event, also if it was not on a processor yet.
@@ -352,6 +358,39 @@ fn told_exclusively(mode: Interest, polls: usize, waiting: std::ops::Range<usize
         });
         waits.into_iter().filter_map(|(at, wait)| wait.join().unwrap().is_ok().then_some(at)).collect()
     })
+}
+
+/// As many eventpolls as sources, all of which they watch exclusively, and a thread asleep in each: each source is signalled, without a pause,
+/// and no thread sleeps on beside an event.
+#[test]
+fn ep_r7_exclusive_wakes_one_for_each_signal() {
+    for mode in [LT, ET] {
+        for _ in 0..20 {
+            let (polls, sources) = ([EventPoll::new(), EventPoll::new()], [Flag::new(), Flag::new()]);
+            for poll in &polls {
+                (0..)
+                    .zip(&sources)
+                    .for_each(|(token, source)| poll.add(source, mode.exclusive(), token).unwrap());
+            }
+            let threads = [AtomicU64::new(0), AtomicU64::new(0)];
+            std::thread::scope(|scope| {
+                let _closing = Closing(&polls);
+                let waits: Vec<_> = polls
+                    .iter()
+                    .zip(&threads)
+                    .map(|(poll, thread)| {
+                        scope.spawn(move || {
+                            note_thread(thread);
+                            poll.wait(&mut Vec::new(), 1, None)
+                        })
+                    })
+                    .collect();
+                until("both are asleep", || threads.iter().all(is_asleep));
+                sources.iter().for_each(Flag::set);
+                until("both are woken", || waits.iter().all(std::thread::ScopedJoinHandle::is_finished));
+            });
+        }
+    }
 }
 
 #[test]

@@ -10,10 +10,11 @@ use std::time::Duration;
 use sync::model::check;
 use sync::{Mutex, mutant, thread};
 use watertight_eventpoll::{
-    EventPoll, Events, Flag, Interest, Journal, Options, Poll, Read, Source, Watches,
+    Error, EventPoll, Events, Flag, Interest, Journal, Options, Poll, Read, Source, Watches,
 };
 
 const LT: Interest = Interest::level(Events::IN);
+const ET: Interest = Interest::edge(Events::IN);
 
 /// Whatever slot is locked when it is wanted.
 #[test]
@@ -120,6 +121,92 @@ fn an_eventpoll_is_dropped_under_a_lock_that_a_scan_takes() {
     });
 }
 
+/// EP-R7: two sources that two eventpolls watch exclusively, and a thread asleep in each of these: both sources are signalled, by two threads at
+/// once, and both sleepers are woken, however the signals meet.
+#[test]
+fn two_exclusive_signals_wake_two_sleepers() {
+    check(|| {
+        let [first, other] = [(); 2].map(|()| Arc::new(EventPoll::new()));
+        let [one, two] = [(); 2].map(|()| Flag::new());
+        for poll in [&first, &other] {
+            poll.add(&one, ET.exclusive(), 0).expect("a new source");
+            poll.add(&two, ET.exclusive(), 1).expect("a new source");
+        }
+        let waits = [&first, &other].map(|poll| {
+            let poll = Arc::clone(poll);
+            thread::spawn(move || poll.wait(&mut Vec::new(), 1, None))
+        });
+        let are_asleep = first.asleep() + other.asleep() == 2;
+        let signals = thread::spawn(move || {
+            one.set();
+            one
+        });
+        two.set();
+        let _one = signals.join().expect("it ends");
+        assert!(!are_asleep || first.asleep() + other.asleep() == 0, "one thread was woken for two events");
+        first.close();
+        other.close();
+        for waits in waits {
+            assert!(matches!(waits.join().expect("it ends"), Ok(1) | Err(Error::Closed)));
+        }
+    });
+}
+
+/// A source that two eventpolls watch, both watched by an outer one, which is as many chains as models allow; a third eventpoll comes to the
+/// source, and to the outer one, at the same time: one of both is refused.
+#[test]
+fn chains_are_counted_whichever_link_comes_last() {
+    check(|| {
+        let [outer, one, two, three] = [(); 4].map(|()| Arc::new(EventPoll::new()));
+        let source = Arc::new(Flag::new());
+        for inner in [&one, &two] {
+            inner.add(&*source, LT, 0).expect("a new source");
+            outer.add(&**inner, LT, 0).expect("a new source");
+        }
+        let links = {
+            let (outer, three) = (Arc::clone(&outer), Arc::clone(&three));
+            thread::spawn(move || outer.add(&*three, LT, 0))
+        };
+        let watched = three.add(&*source, LT, 0);
+        let linked = links.join().expect("it ends");
+        let refused = Err(Error::TooManyPaths { length: 2, max: 2 });
+        assert!(
+            [watched, linked] == [Ok(()), refused] || [watched, linked] == [refused, Ok(())],
+            "a chain too many, or too few: {watched:?}, {linked:?}"
+        );
+    });
+}
+
+/// CVE-2025-38349 and CVE-2026-46242: an eventpoll is dropped, or deleted from another, while a thread has the lock of it.
+#[test]
+fn what_goes_beside_its_lock_goes_once() {
+    check(|| {
+        for is_deleted in [true, false] {
+            let watches = Arc::new(Watches::new(4));
+            let poll = || Arc::new(EventPoll::with_options(Options { watches: Arc::clone(&watches) }));
+            let (outer, inner, flag) = (poll(), poll(), Flag::new());
+            inner.add(&flag, LT, 0).expect("a new source");
+            outer.add(&*inner, LT, 0).expect("a new source");
+            let asks = {
+                let inner = Arc::clone(&inner);
+                thread::spawn(move || drop(inner.wait(&mut Vec::new(), 1, Some(Duration::ZERO))))
+            };
+            let closes = {
+                let inner = Arc::clone(&inner);
+                thread::spawn(move || inner.close())
+            };
+            if is_deleted {
+                assert!(matches!(outer.delete(&*inner), Ok(()) | Err(Error::NotFound)));
+            }
+            drop(inner);
+            asks.join().expect("it ends");
+            closes.join().expect("it ends");
+            assert!(outer.is_empty(), "what has gone is watched");
+            assert_eq!(watches.used(), 0, "nobody did what was left");
+        }
+    });
+}
+
 #[test]
 fn each_mutant_is_caught() {
     for (test, name, objection) in [
@@ -135,6 +222,21 @@ fn each_mutant_is_caught() {
             "nobody did what was left",
         ),
         ("an_eventpoll_is_dropped_under_a_lock_that_a_scan_takes", "eventpoll-drop-waits", "deadlock"),
+        (
+            "chains_are_counted_whichever_link_comes_last",
+            "eventpoll-chains-uncounted",
+            "a chain too many, or too few",
+        ),
+        (
+            "two_exclusive_signals_wake_two_sleepers",
+            "eventpoll-exclusive-shares-a-sleeper",
+            "one thread was woken for two events",
+        ),
+        (
+            "two_exclusive_signals_wake_two_sleepers",
+            "eventpoll-exclusive-counts-a-sleeper-twice",
+            "one thread was woken for two events",
+        ),
         ("what_is_unlinked_is_not_freed_under_the_callback", "rcu-free-at-once", "freed under the callback"),
     ] {
         mutant::assert_caught(test, &[name], objection);

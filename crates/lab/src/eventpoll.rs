@@ -1,7 +1,7 @@
 //! `eventpoll`: how many events get through, and who holds up whom?
 //!
 //! A round takes each scenario in turn and gives each subject one run of it, starting with another one each round.
-//! What is measured is in [`scenario`]; who, in [`subject`] and beside it: ours with three ready lists ([`lists`]), the
+//! What is measured is in [`scenario`]; who, in [`subject`] and beside it: ours with four ready lists ([`lists`], [`stack`]), the
 //! running kernel's epoll, and what one would take inside a process otherwise ([`peers`]).
 
 mod kernel;
@@ -9,6 +9,7 @@ mod lists;
 mod ours;
 mod peers;
 mod scenario;
+mod stack;
 mod subject;
 
 use std::time::Duration;
@@ -22,10 +23,12 @@ use scenario::{Scenario, Sizes};
 #[derive(Debug)]
 pub(crate) struct EventPoll;
 
-const VARIANTS: [&str; 8] = [
+const VARIANTS: [&str; 10] = [
     "default",
     "rwlock",
     "spinlock",
+    "half-lockless",
+    "default-syscall",
     "kernel",
     "mutex-condvar",
     "futures-unordered",
@@ -86,6 +89,8 @@ fn run(scenario: Scenario, variant: &str, sizes: Sizes, recorder: &mut Recorder)
         "default" => scenario.run::<ours::Default>(variant, sizes, recorder),
         "rwlock" => scenario.run::<ours::Ours<lists::RwLocked>>(variant, sizes, recorder),
         "spinlock" => scenario.run::<ours::Ours<lists::SpinLocked>>(variant, sizes, recorder),
+        "half-lockless" => scenario.run::<ours::Ours<stack::HalfLockless>>(variant, sizes, recorder),
+        "default-syscall" => scenario.run::<ours::Entering>(variant, sizes, recorder),
         "kernel" => scenario.run::<kernel::Kernel>(variant, sizes, recorder),
         "mutex-condvar" => scenario.run::<peers::MutexCondvar>(variant, sizes, recorder),
         "futures-unordered" => scenario.run::<peers::Unordered>(variant, sizes, recorder),
@@ -112,13 +117,20 @@ fn notes(sizes: Sizes, rounds: usize) -> Vec<String> {
         "`ready-N`: the control for `inversion-N`: N sources are ready, but who signalled them has finished when the consumer asks. \
          What `inversion-N` takes longer is what stopped producers cost."
             .to_owned(),
+        "`ctl-N`: one thread signals N sources and scans them, again and again; another modifies, deletes and adds one source \
+         after the other: the time of each of these changes, and the events of the scans. Both take the lock of scans."
+            .to_owned(),
+        "`half-lockless`: an earlier version of the change of 6.18: producers mark the item, then push it on a stack without a lock. \
+         `default-syscall`: the default with a system call that does nothing for each signal, wait, change and taken source, as many as `kernel` \
+         needs. Beside `kernel` it says what is the list's and what is the entry's."
+            .to_owned(),
         "`rwlock`: as Linux 2018 to 6.17, producers add under the read lock (parking_lot's). `spinlock`: as Linux 6.18, under one \
          lock, which spins and yields; a real-time thread sleeps, with priority inheritance (FUTEX_LOCK_PI). Both are our eventpoll with another list. \
          `kernel`: epoll with eventfds."
             .to_owned(),
         "What each promises: (a) a source is queued once; (b) producers do not wait for each other or for the consumer; (c) a \
          producer that stops half-way holds up neither the consumer nor other sources; (d) a signal that has returned is seen by who asks \
-         next; (e) a source that is still ready is reported again. default: a b c d e. rwlock, spinlock, kernel: a d e. \
+         next; (e) a source that is still ready is reported again. default: a b c d e. half-lockless: a b e. rwlock, spinlock, kernel: a d e. \
          mutex-condvar: a d. futures-unordered and tokio-mpsc (queues that link in two steps): a b. crossbeam-channel (Select, a \
          channel of one for each source): a d. The flag that makes (a) true of mutex-condvar and tokio-mpsc is ours. No peer \
          has c."

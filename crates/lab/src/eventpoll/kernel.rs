@@ -63,4 +63,15 @@ impl Subject for Kernel {
     fn poll(&self, events: &mut Vec<epoll::Event>, max: usize) -> u64 {
         self.take(events, max, Some(&Timespec::default()))
     }
+
+    fn control(&self, source: usize, mut did: impl FnMut()) -> bool {
+        let (fd, data) = (&self.sources[source], epoll::EventData::new_u64(source as u64));
+        epoll::modify(&self.epoll, fd, data, epoll::EventFlags::IN).expect("epoll_ctl");
+        did();
+        epoll::delete(&self.epoll, fd).expect("epoll_ctl");
+        did();
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN).expect("epoll_ctl");
+        did();
+        true
+    }
 }

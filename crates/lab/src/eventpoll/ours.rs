@@ -51,6 +51,69 @@ impl<R: ReadyList> Subject for Ours<R> {
     fn poll(&self, events: &mut Vec<Event>, max: usize) -> u64 {
         self.take(events, max, Some(Duration::ZERO))
     }
+
+    fn control(&self, source: usize, mut did: impl FnMut()) -> bool {
+        let (token, source) = (source as u64, &self.sources[source]);
+        let level = Interest::level(Events::IN);
+        self.poll.modify(source, level, token).expect("it is watched");
+        did();
+        self.poll.delete(source).expect("it is watched");
+        did();
+        self.poll.add(source, level, token).expect("it was deleted");
+        did();
+        true
+    }
+}
+
+/// With the list that the product has, and with as many entries into the kernel as epoll's user makes: one for each signal (write(2) of an
+/// eventfd), each wait (epoll_wait(2)), each source that is taken (read(2)) and each change (epoll_ctl(2)). What is called does nothing.
+pub(crate) struct Entering(Default);
+
+/// An entry into the kernel.
+fn enter() {
+    std::hint::black_box(rustix::process::getppid());
+}
+
+impl Entering {
+    fn take(&self, events: &mut Vec<Event>, max: usize, timeout: Option<Duration>) -> u64 {
+        enter();
+        let sum = self.0.take(events, max, timeout);
+        events.iter().for_each(|_| enter());
+        sum
+    }
+}
+
+impl Subject for Entering {
+    type Consumer = Vec<Event>;
+
+    fn new(sources: usize) -> Self {
+        Self(Subject::new(sources))
+    }
+
+    fn consumer(&self) -> Vec<Event> {
+        Vec::new()
+    }
+
+    fn signal(&self, source: usize) {
+        enter();
+        self.0.signal(source);
+    }
+
+    fn wait(&self, events: &mut Vec<Event>, max: usize) -> u64 {
+        self.take(events, max, None)
+    }
+
+    fn poll(&self, events: &mut Vec<Event>, max: usize) -> u64 {
+        self.take(events, max, Some(Duration::ZERO))
+    }
+
+    fn control(&self, source: usize, mut did: impl FnMut()) -> bool {
+        enter();
+        self.0.control(source, || {
+            did();
+            enter();
+        })
+    }
 }
 
 #[cfg(test)]
@@ -63,6 +126,7 @@ mod tests {
     use eventpoll::{Counter, EventPoll, Events, Interest, Options};
 
     use super::super::lists::{RwLocked, SpinLocked};
+    use super::super::stack::HalfLockless;
 
     const PRODUCERS: u64 = 4;
     const WAITERS: usize = 3;
@@ -134,5 +198,10 @@ mod tests {
     #[test]
     fn ep_r1_no_lost_wakeup_with_the_spinlock() {
         no_lost_wakeup_in_any_mode::<SpinLocked>();
+    }
+
+    #[test]
+    fn ep_r1_no_lost_wakeup_with_the_half_lockless_list() {
+        no_lost_wakeup_in_any_mode::<HalfLockless>();
     }
 }

@@ -15,6 +15,10 @@ const WAKE_TAIL: Metric = Metric { name: "wake_p99", unit: "us", shown: Shown::P
 const LONGEST: Metric =
     Metric { name: "longest_wait", unit: "us", shown: Shown::P50, larger_is_better: false };
 
+const CONTROL: Metric = Metric { name: "ctl", unit: "us", shown: Shown::P50, larger_is_better: false };
+const CONTROL_TAIL: Metric =
+    Metric { name: "ctl_p99", unit: "us", shown: Shown::P99, larger_is_better: false };
+
 /// Sources that each worker of `wait` has.
 const SOURCES_OF_WORKER: usize = 64;
 const WORKERS: usize = 2;
@@ -55,11 +59,15 @@ pub(crate) enum Scenario {
     Ready {
         sources: usize,
     },
+    /// Scans of all sources beside changes of them.
+    Control {
+        sources: usize,
+    },
 }
 
 impl Scenario {
     /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 14] = [
+    pub(crate) const NAMES: [&'static str; 16] = [
         "stress-8",
         "stress-16",
         "stress-32",
@@ -74,9 +82,11 @@ impl Scenario {
         "ready-1",
         "ready-4",
         "ready-16",
+        "ctl-16",
+        "ctl-128",
     ];
 
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 16] = [
         Self::Stress { threads: 8 },
         Self::Stress { threads: 16 },
         Self::Stress { threads: 32 },
@@ -91,6 +101,8 @@ impl Scenario {
         Self::Ready { sources: 1 },
         Self::Ready { sources: 4 },
         Self::Ready { sources: 16 },
+        Self::Control { sources: 16 },
+        Self::Control { sources: 128 },
     ];
 
     pub(crate) fn named(name: &str) -> Option<Self> {
@@ -115,17 +127,29 @@ impl Scenario {
                 recorder.operations_us(name, variant, WAKE_TAIL, &took);
             }
             Self::Inversion { producers } => {
-                record(name, variant, recorder, inversion::<S>(producers, sizes.slice));
+                record(name, variant, recorder, LONGEST, inversion::<S>(producers, sizes.slice));
             }
-            Self::Ready { sources } => record(name, variant, recorder, ready::<S>(sources, sizes.slice)),
+            Self::Ready { sources } => {
+                record(name, variant, recorder, LONGEST, ready::<S>(sources, sizes.slice));
+            }
+            Self::Control { sources } => match control::<S>(sources, sizes.slice) {
+                Some((took, events)) => {
+                    recorder.operations_us(name, variant, CONTROL, &took);
+                    recorder.operations_us(name, variant, CONTROL_TAIL, &took);
+                    recorder.rate(name, variant, EVENTS, events);
+                }
+                None => {
+                    recorder.absent(name, variant, CONTROL, "it has no interest set that could be changed")
+                }
+            },
         }
     }
 }
 
-fn record(name: &str, variant: &str, recorder: &mut Recorder, longest: Result<Duration, String>) {
-    match longest {
-        Ok(longest) => recorder.value(name, variant, LONGEST, longest.as_secs_f64() * 1e6),
-        Err(why) => recorder.absent(name, variant, LONGEST, &why),
+fn record(name: &str, variant: &str, recorder: &mut Recorder, metric: Metric, value: Result<f64, String>) {
+    match value {
+        Ok(value) => recorder.value(name, variant, metric, value),
+        Err(why) => recorder.absent(name, variant, metric, &why),
     }
 }
 
@@ -228,19 +252,32 @@ fn wake<S: Subject>(wakes: u32) -> Histogram {
     })
 }
 
-/// The longest question of a real-time consumer on one CPU with producers that it preempts.
-fn inversion<S: Subject>(producers: usize, slice: Duration) -> Result<Duration, String> {
+/// The longest question of a real-time consumer on one CPU with producers that it preempts, in microseconds.
+fn inversion<S: Subject>(producers: usize, slice: Duration) -> Result<f64, String> {
     let sources = producers.max(1);
+    beside_producers::<S, _>(sources, (0..producers).collect(), |subject| {
+        let mut longest = Duration::ZERO;
+        preempting(subject, slice, |consumer| longest = longest.max(question(subject, consumer, sources)));
+        longest.as_secs_f64() * 1e6
+    })
+}
+
+/// Runs a real-time consumer on one CPU with threads that signal the sources `of_producers` all the time.
+fn beside_producers<S: Subject, T: Send>(
+    sources: usize,
+    of_producers: Vec<usize>,
+    consume: impl FnOnce(&S) -> T + Send,
+) -> Result<T, String> {
     let subject = S::new(sources);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let consumer = scope.spawn(|| {
             let result = stay_on_first_cpu().and_then(|()| be_real_time());
-            let longest = result.map(|()| questions(&subject, sources, slice));
+            let consumed = result.map(|()| consume(&subject));
             is_over.store(true, Ordering::SeqCst);
-            longest
+            consumed
         });
-        for source in 0..producers {
+        for source in of_producers {
             let (subject, is_over) = (&subject, &is_over);
             scope.spawn(move || {
                 let _ = stay_on_first_cpu();
@@ -255,9 +292,42 @@ fn inversion<S: Subject>(producers: usize, slice: Duration) -> Result<Duration, 
     .map_err(|why| format!("not permitted: {why}"))
 }
 
+/// Scans of all sources, all signalled anew before each, by one thread; another modifies, deletes and adds one source after the other. Gives how
+/// long each change took, and the events in a millisecond.
+fn control<S: Subject>(sources: usize, slice: Duration) -> Option<(Histogram, f64)> {
+    let subject = S::new(sources);
+    let (is_over, seen) = (AtomicBool::new(false), AtomicU64::new(0));
+    let begun = Instant::now();
+    let took = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut consumer, mut sum) = (subject.consumer(), 0);
+            // ORDERING: Relaxed here and below, a flag that is polled and a count read at the end.
+            while !is_over.load(Ordering::Relaxed) {
+                (0..sources).for_each(|source| subject.signal(source));
+                sum += subject.poll(&mut consumer, sources);
+            }
+            seen.store(sum, Ordering::Relaxed);
+        });
+        let (mut took, mut can) = (Histogram::default(), true);
+        for source in (0..sources).cycle() {
+            if !can || begun.elapsed() >= slice {
+                break;
+            }
+            let mut before = Instant::now();
+            can = subject.control(source, || {
+                took.add(before.elapsed());
+                before = Instant::now();
+            });
+        }
+        is_over.store(true, Ordering::Relaxed);
+        can.then_some(took)
+    })?;
+    Some((took, seen.into_inner() as f64 / (begun.elapsed().as_secs_f64() * 1e3)))
+}
+
 /// The control for it: as many sources are ready, but signalled by one who has finished when the consumer asks, and who then keeps
 /// the CPU busy until the answer is there.
-fn ready<S: Subject>(sources: usize, slice: Duration) -> Result<Duration, String> {
+fn ready<S: Subject>(sources: usize, slice: Duration) -> Result<f64, String> {
     let subject = S::new(sources);
     // ORDERING: SeqCst here and below, turns of two threads.
     let (is_over, is_ready) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -274,7 +344,7 @@ fn ready<S: Subject>(sources: usize, slice: Duration) -> Result<Duration, String
                         is_ready.store(false, Ordering::SeqCst);
                     }
                 }
-                longest
+                longest.as_secs_f64() * 1e6
             });
             is_over.store(true, Ordering::SeqCst);
             longest
@@ -294,15 +364,14 @@ fn ready<S: Subject>(sources: usize, slice: Duration) -> Result<Duration, String
     .map_err(|why| format!("not permitted: {why}"))
 }
 
-fn questions<S: Subject>(subject: &S, sources: usize, slice: Duration) -> Duration {
-    let (mut consumer, mut longest) = (subject.consumer(), Duration::ZERO);
+/// Calls `ask` again and again; meanwhile the producers run, and this thread preempts whichever runs when it wakes.
+fn preempting<S: Subject>(subject: &S, slice: Duration, mut ask: impl FnMut(&mut S::Consumer)) {
+    let mut consumer = subject.consumer();
     let end = Instant::now() + slice;
     while Instant::now() < end {
-        // Meanwhile the producers run; this thread preempts whoever runs when it wakes.
         std::thread::sleep(QUESTION_EVERY);
-        longest = longest.max(question(subject, &mut consumer, sources));
+        ask(&mut consumer);
     }
-    longest
 }
 
 /// How long one takes.
