@@ -21,6 +21,15 @@ pub struct Validity {
     pub attr: Duration,
 }
 
+impl Validity {
+    /// As far as these attributes go. A file with set-id bits loses them when anybody changes its data, and the kernel
+    /// executes it by what it believes: it has to ask each time.
+    fn of(self, attr: &store::Attr) -> Self {
+        let is_set_id = attr.perm & 0o4000 != 0 || attr.perm & 0o2010 == 0o2010;
+        if attr.kind == FileType::Regular && is_set_id { Self { attr: Duration::ZERO, ..self } } else { self }
+    }
+}
+
 const S_IFSOCK: u32 = 0o140_000;
 const S_IFLNK: u32 = 0o120_000;
 const S_IFREG: u32 = 0o100_000;
@@ -95,6 +104,7 @@ pub fn attr(attr: &store::Attr) -> abi::Attr {
 /// The reply to GETATTR and SETATTR.
 #[must_use]
 pub fn attr_out(of: &store::Attr, valid: Validity) -> AttrOut {
+    let valid = valid.of(of);
     AttrOut {
         attr_valid: valid.attr.as_secs(),
         attr_valid_nsec: valid.attr.subsec_nanos(),
@@ -106,6 +116,7 @@ pub fn attr_out(of: &store::Attr, valid: Validity) -> AttrOut {
 /// The reply to LOOKUP and whatever makes a name.
 #[must_use]
 pub fn entry_out(entry: &store::Entry, valid: Validity) -> EntryOut {
+    let valid = valid.of(&entry.attr);
     EntryOut {
         nodeid: entry.id.0,
         // Node numbers are not used twice while the volume is in use.

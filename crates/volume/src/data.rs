@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use store::{Access, Attr, SetAttr};
+use store::{Access, Attr};
 use sync::MutexGuard;
 use sync::mutant::is_on;
 use writeback::{Balance, How, Owner, Passed, Permit, Reserved, Ticket, Waiter};
@@ -13,6 +13,7 @@ use crate::events::Limit;
 use crate::handles::FileHandle;
 use crate::inode::{Inode, Overlay, State};
 use crate::page::{PAGE, PAGE_SIZE, Page};
+use crate::privileges::SetId;
 use crate::{Ctx, Error, HandleId, OpenFlags, Result, Volume, WriteFlags};
 
 /// Bytes that are written under one reservation.
@@ -73,16 +74,14 @@ impl Volume {
         }
         let data = &data[..usize::try_from(room).unwrap_or(usize::MAX).min(data.len())];
         let end = offset + data.len() as u64;
-        if flags.contains(WriteFlags::KILL_PRIV) {
-            inode.drop_privileges()?;
-        }
         if self.core.store.is_read_only() {
             return Err(store::Error::new(store::ErrorKind::ReadOnly, "write").into());
         }
         let by = self.writer(ctx, &file, flags);
-        for (number, part) in data.chunks(CHUNK).enumerate() {
-            inode.write(ctx, by, offset + (number * CHUNK) as u64, part)?;
-        }
+        inode.changing_data(set_id_on_write(inode, flags), || {
+            let mut parts = data.chunks(CHUNK).enumerate();
+            parts.try_for_each(|(n, part)| inode.write(ctx, by, offset + (n * CHUNK) as u64, part))
+        })?;
         self.core.bdi.check_background(inode);
         tracing::trace!(node = inode.id.0, offset, end, "written");
         let durable = flags.intersects(WriteFlags::DSYNC | WriteFlags::SYNC)
@@ -394,26 +393,6 @@ impl Inode {
             event.wait(until.map(|until| Instant::now() + until.saturating_sub(now)));
         }
     }
-
-    /// Clears the set-id bits and the capabilities, as a write by an unprivileged user does.
-    pub(crate) fn drop_privileges(&self) -> Result<()> {
-        if self.state().unprivileged {
-            return Ok(());
-        }
-        let attr = self.core.store.attr(self.id)?;
-        if let Some(perm) = without_set_id(&attr) {
-            self.core.store.set_attr(self.id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
-        }
-        match self.core.store.remove_xattr(self.id, std::ffi::OsStr::new("security.capability")) {
-            Ok(()) => {}
-            Err(error) if error.kind() == store::ErrorKind::NoAttribute => {}
-            Err(error) if error.kind() == store::ErrorKind::Unsupported => {}
-            Err(error) if error.kind() == store::ErrorKind::NotPermitted => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.state().unprivileged = true;
-        Ok(())
-    }
 }
 
 impl State {
@@ -448,14 +427,14 @@ impl From<&Attr> for Overlay {
     }
 }
 
-/// The permissions without the bits that a write by an unprivileged user takes away; `None` if there are none.
-pub(crate) fn without_set_id(attr: &Attr) -> Option<u32> {
-    let mut perm = attr.perm & !0o4000;
-    // Without group execution the bit means mandatory locking, and stays.
-    if attr.perm & 0o2010 == 0o2010 {
-        perm &= !0o2000;
+/// What a write does to the set-id bits: the kernel says so of write(2), and for its own cache nothing.
+fn set_id_on_write(inode: &Inode, flags: WriteFlags) -> SetId<'static> {
+    let of_kernel = flags.contains(WriteFlags::KERNEL);
+    if flags.contains(WriteFlags::KILL_PRIV) || of_kernel && inode.state().foreign_mappers > 0 {
+        SetId::Drop
+    } else {
+        SetId::Keep
     }
-    (perm != attr.perm).then_some(perm)
 }
 
 /// Copies the part of page `index` that lies in `buf`, which begins at `offset` of the file.

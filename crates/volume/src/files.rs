@@ -8,8 +8,12 @@ use sync::Mutex;
 
 use crate::handles::FileHandle;
 use crate::inode::{Inode, Io};
+use crate::privileges::SetId;
 use crate::tenants::TenantOf;
 use crate::{Caller, Ctx, Error, HandleId, NodeId, OpenFlags, Result, Volume};
+
+/// Set-user-id and set-group-id.
+const SET_ID: u32 = 0o6000;
 
 /// An open file.
 #[derive(Debug, Clone, Copy)]
@@ -112,14 +116,15 @@ impl Volume {
     /// The last descriptor was closed. Unwritten data stays and will be written.
     pub fn release(&self, handle: HandleId) {
         if let Some(file) = self.files.remove(handle) {
-            self.close_inode(&file.inode);
+            file.closed();
+            self.core.let_go(&file.inode);
         }
     }
 
     /// The same where the caller is not to wait for the store: a thread of the volume's own asks it.
     pub fn release_later(&self, handle: HandleId) {
         if let Some(file) = self.files.remove(handle) {
-            file.inode.state().opens -= 1;
+            file.closed();
             self.core.leave_inode(&file.inode);
         }
     }
@@ -172,13 +177,15 @@ impl Volume {
         end.ok_or(Error::FileTooBig)?;
         (ctx.before_wait)();
         let inode = &file.inode;
-        let io = inode.io();
-        inode.write_pages(&io)?;
-        let done = inode.file(Access::ReadWrite)?.allocate(mode, offset, len);
-        // A part of it may be done also when it failed.
-        inode.changed_on_store(&io)?;
-        self.note_metadata(&ctx.caller);
-        Ok(done?)
+        inode.changing_data(SetId::DropUnlessAllowed(&ctx.caller), || {
+            let io = inode.io();
+            inode.write_pages(&io)?;
+            let done = inode.file(Access::ReadWrite)?.allocate(mode, offset, len);
+            // A part of it may be done also when it failed.
+            inode.changed_on_store(&io)?;
+            self.note_metadata(&ctx.caller);
+            Ok(done?)
+        })
     }
 
     /// Where the next data or hole begins.
@@ -205,16 +212,18 @@ impl Volume {
         let (src, dst) = (self.files.get(src)?, self.files.get(dst)?);
         (ctx.before_wait)();
         src.inode.write_out(ctx)?;
-        let io = dst.inode.io();
-        dst.inode.write_pages(&io)?;
-        let (from, to) = (src.inode.id, dst.inode.id);
-        let copied = self.core.store.copy_range(from, src_offset, to, dst_offset, len);
-        if let Ok(bytes) = &copied {
-            self.core.counters.bytes_copied.add(*bytes);
-        }
-        dst.inode.changed_on_store(&io)?;
-        self.note_metadata(&ctx.caller);
-        Ok(copied?)
+        dst.inode.changing_data(SetId::DropUnlessAllowed(&ctx.caller), || {
+            let io = dst.inode.io();
+            dst.inode.write_pages(&io)?;
+            let (from, to) = (src.inode.id, dst.inode.id);
+            let copied = self.core.store.copy_range(from, src_offset, to, dst_offset, len);
+            if let Ok(bytes) = &copied {
+                self.core.counters.bytes_copied.add(*bytes);
+            }
+            dst.inode.changed_on_store(&io)?;
+            self.note_metadata(&ctx.caller);
+            Ok(copied?)
+        })
     }
 
     /// Changes attributes, and says what they are now. `kill_priv`: drop the set-id bits and capabilities.
@@ -223,16 +232,23 @@ impl Volume {
     /// The store's; [`Error::NoNode`].
     pub fn set_attr(&self, ctx: &Ctx<'_>, id: NodeId, set: &SetAttr, kill_priv: bool) -> Result<Attr> {
         let inode = self.inode(id)?;
-        if kill_priv {
-            inode.drop_privileges()?;
-        }
-        if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() {
-            inode.state().unprivileged = false;
-        }
-        let changed = match set.size {
+        let change = || match set.size {
             None => inode.set_attr(set),
             Some(size) => inode.set_size(ctx, set, size),
-        }?;
+        };
+        let changed = if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() {
+            if set.perm.is_some_and(|perm| perm & SET_ID != 0) {
+                inode.write_before_giving(ctx);
+            }
+            if kill_priv {
+                inode.drop_privileges(SetId::Drop)?;
+            }
+            inode.giving_privileges(change)?
+        } else if kill_priv {
+            inode.changing_data(SetId::Drop, change)?
+        } else {
+            change()?
+        };
         self.note_metadata(&ctx.caller);
         Ok(changed)
     }
@@ -257,8 +273,13 @@ impl Opening<'_> {
         let tenants = &self.volume.core.options.tenants;
         let tenant = writes.then(|| tenants.of_caller(&ctx.caller)).flatten();
         let opener = tenants.cgroup_of(tenant);
-        let handle =
-            self.volume.files.add(FileHandle { inode, flags, opener_pid: ctx.caller.pid, opener, seen });
+        let is_foreign_mapper = flags.contains(OpenFlags::MAPPABLE) && ctx.caller.uid != 0;
+        if is_foreign_mapper {
+            inode.state().foreign_mappers += 1;
+        }
+        let opener_pid = ctx.caller.pid;
+        let file = FileHandle { inode, flags, is_foreign_mapper, opener_pid, opener, seen };
+        let handle = self.volume.files.add(file);
         Opened { handle, keep_cache: true }
     }
 }
@@ -272,6 +293,13 @@ impl Drop for Opening<'_> {
 }
 
 impl FileHandle {
+    /// It is no opening of the inode any more.
+    fn closed(&self) {
+        let mut state = self.inode.state();
+        state.opens -= 1;
+        state.foreign_mappers -= u64::from(self.is_foreign_mapper);
+    }
+
     /// A write-back error that this opening has not reported yet.
     fn report(&self) -> Result<()> {
         let mut seen = self.seen.lock();
@@ -306,6 +334,12 @@ impl Inode {
         }
         (ctx.before_wait)();
         self.sweep_all(&self.owing(), None)
+    }
+
+    /// Writes what is dirty before the file gets set-id bits or capabilities: the host takes them away from a file that is
+    /// written, and data from before is no reason to. An error is kept for the file's own fsync and close.
+    pub(crate) fn write_before_giving(self: &Arc<Self>, ctx: &Ctx<'_>) {
+        let _recorded = self.write_out(ctx);
     }
 
     fn set_attr(&self, set: &SetAttr) -> Result<Attr> {

@@ -20,6 +20,8 @@ const SHARDS: usize = 16;
 pub(crate) struct FileHandle {
     pub(crate) inode: Arc<Inode>,
     pub(crate) flags: OpenFlags,
+    /// Somebody who is not root can have mapped the file through it, to write.
+    pub(crate) is_foreign_mapper: bool,
     /// The thread that opened it; 0 if it is not known here.
     pub(crate) opener_pid: u32,
     /// For whom it counts what comes without a caller, if it was opened for writing: for the nearest ancestor that lives, if that was removed.

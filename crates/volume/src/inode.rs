@@ -7,12 +7,13 @@
 //! | field | protected by |
 //! |---|---|
 //! | `state` | its own lock |
+//! | `privileges` | held while set-id bits and capabilities are given or taken away |
 //! | `io` | held while data goes to the store, and by whatever must not run beside that (truncate, allocate, copy) |
 //! | `file` | its own lock, a leaf |
 //! | `held` | written under `state`, read by the budget without |
 //!
-//! Lock order: `io` (two inodes: the lower id first), then `state`, then `file`. The store is called under
-//! `io` at most, so that a store that hangs on one file stops this file only.
+//! Lock order: `privileges`, then `io` (two inodes: the lower id first), then `state`, then `file`. The store is called under
+//! `privileges` and `io` at most, so that a store that hangs on one file stops this file only.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ use writeback::{ErrSeq, Link, Permit};
 
 use crate::cache::Cache;
 use crate::core::Core;
+use crate::privileges::Known;
 use crate::{NodeId, Result};
 
 /// One object in use.
@@ -37,6 +39,8 @@ pub(crate) struct Inode {
     pub(crate) link: Link<Self>,
     /// Pages in the cache, for the budget's thresholds.
     pub(crate) held: Arc<AtomicU64>,
+    /// See [`crate::privileges`].
+    pub(crate) privileges: Mutex<()>,
     io: Mutex<()>,
     state: Mutex<State>,
     file: Mutex<Option<OpenFile>>,
@@ -65,8 +69,10 @@ pub(crate) struct State {
     pub(crate) failing_path: Option<PathBuf>,
     /// On the list of what is let go of later.
     pub(crate) is_left: bool,
-    /// The file has no set-id bits and no capabilities.
-    pub(crate) unprivileged: bool,
+    /// Openings through which somebody who is not root can have mapped the file to write.
+    pub(crate) foreign_mappers: u64,
+    /// Set under `privileges` as well.
+    pub(crate) known: Known,
     /// The store's ctime after our own write-back, and the one that users saw before and go on to see.
     shown_ctime: Option<(Timestamp, Timestamp)>,
 }
@@ -114,6 +120,7 @@ impl Inode {
             errors: ErrSeq::default(),
             link: Link::default(),
             held: Arc::new(AtomicU64::new(0)),
+            privileges: Mutex::new(()),
             io: Mutex::new(()),
             state: Mutex::new(State::new(core.budget.nothing())),
             file: Mutex::new(None),
@@ -209,7 +216,8 @@ impl State {
             failing: None,
             failing_path: None,
             is_left: false,
-            unprivileged: false,
+            foreign_mappers: 0,
+            known: Known::default(),
             shown_ctime: None,
         }
     }

@@ -18,12 +18,13 @@
 //!
 //! # Lock order
 //! ```text
-//! Inode::io            held while data goes to the store
-//!   table shard
-//!     Inode::state
-//!       Bdi and Wb lists, Budget::queue, Pool::free, Later::list, Cancel::state     leaves
+//! Inode::privileges    held while set-id bits and capabilities are given or taken away
+//!   Inode::io          held while data goes to the store
+//!     table shard
+//!       Inode::state
+//!         Bdi and Wb lists, Budget::queue, Pool::free, Later::list, Cancel::state     leaves
 //! ```
-//! The store is called with `Inode::io` at most.
+//! The store is called with `Inode::privileges` and `Inode::io` at most.
 
 #![forbid(unsafe_code)]
 
@@ -45,6 +46,7 @@ mod locks;
 mod names;
 mod page;
 mod pieces;
+mod privileges;
 mod stall;
 mod table;
 mod tenants;
@@ -60,6 +62,7 @@ pub use files::Opened;
 pub use life::{DrainReport, LifeState, Status, Unwritten};
 pub use limits::{CgroupLimits, LimitChange};
 pub use locks::{LockLimits, LockTable};
+pub use privileges::may_set_id;
 pub use tenants::Tenants;
 pub use types::{
     Caller, Ctx, HandleId, Lock, LockDone, LockFamily, LockKind, LockWait, NodeId, OpenFlags, WriteFlags,

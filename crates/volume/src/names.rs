@@ -10,6 +10,7 @@ use sync::mutant::is_on;
 use crate::files::creator;
 use crate::handles::DirHandle;
 use crate::inode::Inode;
+use crate::privileges::gives_privileges;
 use crate::{Ctx, Error, HandleId, NodeId, Result, Volume};
 
 impl Volume {
@@ -241,10 +242,14 @@ impl Volume {
         value: &[u8],
         how: SetXattr,
     ) -> Result<()> {
-        if let Some(inode) = self.core.table.get(id) {
-            inode.state().unprivileged = false;
-        }
-        self.core.store.set_xattr(id, name, value, how)?;
+        let set = || Ok(self.core.store.set_xattr(id, name, value, how)?);
+        match self.core.table.get(id).filter(|_| gives_privileges(name)) {
+            Some(inode) => {
+                inode.write_before_giving(ctx);
+                inode.giving_privileges(set)
+            }
+            None => set(),
+        }?;
         self.note_change(id, store::Timestamp::now());
         self.note_metadata(&ctx.caller);
         Ok(())
@@ -263,7 +268,11 @@ impl Volume {
     /// # Errors
     /// The store's.
     pub fn remove_xattr(&self, ctx: &Ctx<'_>, id: NodeId, name: &OsStr) -> Result<()> {
-        self.core.store.remove_xattr(id, name)?;
+        let remove = || Ok(self.core.store.remove_xattr(id, name)?);
+        match self.core.table.get(id).filter(|_| gives_privileges(name)) {
+            Some(inode) => inode.giving_privileges(remove),
+            None => remove(),
+        }?;
         self.note_change(id, store::Timestamp::now());
         self.note_metadata(&ctx.caller);
         Ok(())

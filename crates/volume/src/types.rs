@@ -59,6 +59,8 @@ bitflags::bitflags! {
         const SYNC = 32;
         /// Drop the set-id bits and the capabilities (with `TRUNCATE`).
         const KILL_PRIV = 64;
+        /// Opened for both, so that the file can be mapped to be written.
+        const MAPPABLE = 128;
     }
 
     /// How data is written.

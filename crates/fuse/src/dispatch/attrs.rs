@@ -15,8 +15,13 @@ pub(super) fn get(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
 
 pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: &SetAttrIn) -> Sent {
     let valid = SetAttrValid::from_bits_retain(arg.valid);
-    let kill_priv = valid.contains(SetAttrValid::KILL_SUIDGID);
-    let result = cx.volume().set_attr(&cx.ctx(), cx.node(), &changes(arg, valid), kill_priv);
+    let changes = changes(arg, valid);
+    // Before it changes data, the kernel itself takes the bits away that it knows of, and asks for no change if that is this side's task:
+    // the answer then is what it goes by.
+    let is_announced = changes == SetAttr::default();
+    let kill_priv =
+        valid.contains(SetAttrValid::KILL_SUIDGID) || is_announced && !volume::may_set_id(&cx.ctx().caller);
+    let result = cx.volume().set_attr(&cx.ctx(), cx.node(), &changes, kill_priv);
     let sent = reply.result(result.map(|attr| cx.attr_out(&attr)));
     if !sent.is_delivered {
         cx.attributes_changed_late();

@@ -43,7 +43,7 @@ fn open_flags(cx: &Cx<'_>, flags: u32, more: u32) -> OpenFlags {
     let mut open = match flags & flag(libc::O_ACCMODE) {
         access if access == flag(libc::O_RDONLY) => OpenFlags::READ,
         access if access == flag(libc::O_WRONLY) => OpenFlags::WRITE,
-        _ => OpenFlags::READ | OpenFlags::WRITE,
+        _ => OpenFlags::READ | OpenFlags::WRITE | OpenFlags::MAPPABLE,
     };
     if cx.shared.mode == Mode::KernelWriteback {
         // The kernel fills pages that are written in part through any handle.

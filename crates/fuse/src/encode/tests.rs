@@ -28,6 +28,22 @@ fn some_attr() -> store::Attr {
 }
 
 #[test]
+fn attributes_of_files_with_set_id_bits_are_not_believed() {
+    for (kind, perm, secs) in [
+        (FileType::Regular, 0o4755, 0),
+        (FileType::Regular, 0o2755, 0),
+        (FileType::Regular, 0o2745, 9),
+        (FileType::Regular, 0o1777, 9),
+        (FileType::Directory, 0o2775, 9),
+    ] {
+        let attr = store::Attr { kind, perm, ..some_attr() };
+        let entry = entry_out(&store::Entry { id: store::ObjectId(7), attr }, VALID);
+        assert_eq!((attr_out(&attr, VALID).attr_valid, entry.attr_valid), (secs, secs), "{perm:o}");
+        assert_eq!(entry.entry_valid, 1, "the name stays as it is");
+    }
+}
+
+#[test]
 fn types_and_modes_belong_together() {
     let kinds = [
         (FileType::Regular, libc::S_IFREG, libc::DT_REG),
