@@ -39,7 +39,8 @@ use crate::mount_cmd;
 use crate::mountinfo::MountTable;
 use crate::opts::MountOptions;
 use crate::problem::Problem;
-use crate::registry::{self, RuntimeDir};
+use crate::registry::{self, Record, RuntimeDir};
+use crate::volume_id::VolumeId;
 
 pub use attached::Attached;
 use clones::Clones;
@@ -173,7 +174,7 @@ impl Attachments {
 
     /// The figures of those whose ids come after `after`, in their order: `max` at most, fewer where these are long.
     #[must_use]
-    pub fn statuses(&self, after: &str, max: usize) -> Vec<Status> {
+    pub fn statuses(&self, after: Option<&VolumeId>, max: usize) -> Vec<Status> {
         let page = self.list.lock().after(after, max);
         let process = crate::process::figures(self.session.threads() as u64);
         let mut lines = 0;
@@ -241,7 +242,7 @@ impl Attachments {
         source: &str,
         options: &[String],
         (site, path): (&Site, &Path),
-    ) -> Result<String, Problem> {
+    ) -> Result<VolumeId, Problem> {
         let options = MountOptions::parse(options)?;
         let source = checks::source(source)?;
         if let Some(directory) = &source.directory {
@@ -264,7 +265,7 @@ impl Attachments {
                 attached.is_at(place);
                 self.list.lock().number(&attached);
                 volume.events().life(Life::Attached, Some(shown));
-                Ok(attached.id().to_owned())
+                Ok(attached.id().clone())
             }
             Err(error) => {
                 attached.withdraw();
@@ -283,7 +284,7 @@ impl Attachments {
         read_only: bool,
     ) -> Result<Arc<Attached>, Problem> {
         let id = registry::new_id()?;
-        let mut record = registry::new_record(id, source, shown, self.root.device());
+        let mut record = Record::new(id, source, shown, self.root.device());
         record.attached_to = Some(self.root.id.clone());
         let (registration, listener) = self.runtime_dir.register(record.clone())?;
         let attached = Arc::new(Attached::new(self, record, registration, volume, read_only));
@@ -351,7 +352,7 @@ impl Attachments {
             }
         };
         let ended = attached.as_ref().and_then(|one| one.how_it_ended());
-        let (id, source) = attached.map(|one| (one.id().to_owned(), one.source().to_owned())).unzip();
+        let (id, source) = attached.map(|one| (one.id().clone(), one.source().to_owned())).unzip();
         let is_held = holders.is_some();
         Ok(DetachReply { id, source, ended, is_held, holders: holders.unwrap_or_default() })
     }

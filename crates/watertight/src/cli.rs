@@ -212,6 +212,24 @@ pub enum Verb {
     },
 }
 
+impl Verb {
+    /// Whether the volumes of all users are meant.
+    #[must_use]
+    pub const fn is_for_all_users(&self) -> bool {
+        let users = match self {
+            Self::Umount(args) | Self::Detach(args) => args.users,
+            Self::Sync(args) => args.users,
+            Self::Status(args) => args.users,
+            Self::Events(args) => args.users,
+            Self::Top(args) => args.users,
+            Self::Wait(args) => args.users,
+            Self::Limit(args) => args.users,
+            _ => return false,
+        };
+        users.all_users
+    }
+}
+
 /// The command line without what is hidden, for completion scripts, which would offer it.
 #[must_use]
 pub fn visible() -> Command {
@@ -240,6 +258,15 @@ pub struct MountArgs {
     pub log_file: Option<PathBuf>,
 }
 
+/// Whose volumes are meant.
+#[derive(Debug, Default, Clone, Copy, Args)]
+pub struct Users {
+    /// Root only: the volumes of all users, whose runtime directories are read and whose processes are asked. Without it only this
+    /// user's own.
+    #[arg(long)]
+    pub all_users: bool,
+}
+
 /// `umount`.
 #[derive(Debug, Args)]
 pub struct UmountArgs {
@@ -251,6 +278,9 @@ pub struct UmountArgs {
     /// Give up at once what is not written; who waits gets an error.
     #[arg(short = 'f', long)]
     pub force: bool,
+    /// Whose volumes are meant.
+    #[command(flatten)]
+    pub users: Users,
 }
 
 /// `attach`.
@@ -291,6 +321,9 @@ pub struct CloneArgs {
 pub struct SyncArgs {
     /// The mountpoint, a path inside it, the store, or the volume's id.
     pub path: OsString,
+    /// Whose volumes are meant.
+    #[command(flatten)]
+    pub users: Users,
 }
 
 /// `limit`.
@@ -308,6 +341,10 @@ pub struct LimitArgs {
     /// what to change.
     #[arg(value_name = "CGROUP VOLUME LIMIT", required = true)]
     pub names: Vec<OsString>,
+
+    /// Whose volumes are meant.
+    #[command(flatten)]
+    pub users: Users,
 }
 
 /// `kernel-side`.
@@ -336,6 +373,9 @@ pub struct StatusArgs {
     pub holders: bool,
     /// Only this volume: its mountpoint, store or id, or a file or directory in it.
     pub path: Option<OsString>,
+    /// Whose volumes are meant.
+    #[command(flatten)]
+    pub users: Users,
 }
 
 /// `events`.
@@ -355,6 +395,9 @@ pub struct EventsArgs {
     pub since: u64,
     /// Only this volume: its mountpoint, store or id.
     pub volume: Option<OsString>,
+    /// Whose volumes are meant.
+    #[command(flatten)]
+    pub users: Users,
 }
 
 /// `top`.
@@ -363,6 +406,9 @@ pub struct TopArgs {
     /// How often to look; 10ms or more.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub interval: Duration,
+    /// Whose volumes are meant.
+    #[command(flatten)]
+    pub users: Users,
 }
 
 /// `serve`.
@@ -397,6 +443,9 @@ pub struct WaitArgs {
     /// And forget how it ended, once it has: `status` and the metrics tell no more of what was lost.
     #[arg(long)]
     pub forget: bool,
+    /// Whose volumes are meant.
+    #[command(flatten)]
+    pub users: Users,
 }
 
 /// `man-pages`.

@@ -3,6 +3,9 @@
 //! Each volume has a reader of its own; what they hear comes to one printer by a bounded queue, so that a slow
 //! terminal slows the readers, and a reader that is too slow is told by its volume what it missed.
 //!
+//! With `--all-users` a user may make what looks like news without end: looks at the directories are never closer together than
+//! [`LOOKS_APART`].
+//!
 //! Volumes that appear later are found by watching the runtime directories, *before* they are listed: one that
 //! appears between the two is either listed or told of, mostly both.
 
@@ -15,7 +18,7 @@ use std::os::fd::AsFd;
 use std::process;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 use tokio::io::Interest;
@@ -30,12 +33,15 @@ use crate::control::client::{CallError, Client};
 use crate::control::events::{Event, Life, What};
 use crate::control::registered;
 use crate::problem::{Problem, Result};
-use crate::registry::Record;
+use crate::registry::{Record, users};
 use crate::signals;
 use crate::target::{self, Volume};
+use crate::volume_id::VolumeId;
 
 /// Events on their way from the readers to the printer.
 const QUEUED_MAX: usize = 256;
+/// How soon after a look at other users' directories the next one may follow.
+const LOOKS_APART: Duration = Duration::from_millis(200);
 /// How long the line that is being printed may take after a signal.
 const LAST_LINE: Duration = Duration::from_millis(500);
 
@@ -44,7 +50,7 @@ enum Heard {
     Event(Event),
     /// The stream ended: with the volume's last event, or why not.
     Over {
-        id: String,
+        id: VolumeId,
         end: Result<(), String>,
     },
 }
@@ -123,9 +129,10 @@ fn named(name: &std::ffi::OsStr) -> Result<Volume> {
     if volume.is_running() {
         return Ok(volume);
     }
-    Err(Problem::failure(match &volume.record().ended {
-        Some(ended) => format!("{shown} has ended: {}; its events went with it", ended.state),
-        None => format!("{shown}: its process died, and its events with it"),
+    Err(Problem::failure(match (&volume.record().ended, &volume.found.silent) {
+        (Some(ended), _) => format!("{shown} has ended: {}; its events went with it", ended.state),
+        (None, Some(why)) => format!("{shown}: its process cannot be asked: {why}"),
+        (None, None) => format!("{shown}: its process died, and its events with it"),
     }))
 }
 
@@ -138,10 +145,11 @@ async fn follow(args: &EventsArgs) -> Result<(), End> {
         changes.subscribe()?;
         readers.start(target::volumes(), is_first)?;
         is_first = false;
+        let not_before = users::are_all_looked_at().then(|| Instant::now() + LOOKS_APART);
         loop {
             tokio::select! {
                 heard = readers.next() => readers.take(heard)?,
-                result = changes.wait() => {
+                result = changes.wait(not_before) => {
                     result?;
                     break;
                 }
@@ -176,7 +184,7 @@ struct Readers {
     printer: Printer,
     follow: bool,
     /// Volumes that are or were heard, as long as they are in the registry.
-    known: HashMap<String, Record>,
+    known: HashMap<VolumeId, Record>,
     running: usize,
     sender: mpsc::Sender<Heard>,
     heard: mpsc::Receiver<Heard>,
@@ -262,15 +270,22 @@ impl Readers {
 
 /// Hears one volume.
 async fn read(client: Client, volume: Volume, since: u64, follow: bool, sender: mpsc::Sender<Heard>) {
-    let mut has_ended = false;
+    let (mut has_ended, mut speaks_of_another) = (false, false);
+    let id = volume.record().id.clone();
     let result = client
         .events(since, follow, async |event| {
+            // Another user's process could speak of root's volumes.
+            speaks_of_another = volume.dir.is_foreign() && event.volume != id;
+            if speaks_of_another {
+                return false;
+            }
             has_ended = matches!(event.what, What::Life { state: Life::Released | Life::Failed, .. });
             sender.send(Heard::Event(event)).await.is_ok()
         })
         .await;
     let record = volume.record();
     let end = match result {
+        _ if speaks_of_another => Err("its process speaks of another volume".to_owned()),
         _ if has_ended => Ok(()),
         Ok(()) if !follow => Ok(()),
         Ok(()) | Err(CallError::Gone) => match volume.dir.read_record(&record.id).and_then(|now| now.ended) {

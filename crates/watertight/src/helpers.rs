@@ -16,7 +16,7 @@ use clap::Parser;
 
 use crate::background;
 use crate::checks;
-use crate::cli::UmountArgs;
+use crate::cli::{UmountArgs, Users};
 use crate::console::console;
 use crate::logging::{self, LogFormat};
 use crate::mountinfo;
@@ -234,8 +234,9 @@ fn is_fstab_only(option: &str) -> bool {
 }
 
 fn umount(call: UmountCall) -> Result<ExitCode> {
-    umount_cmd::run(&UmountArgs { path: call.path, lazy: call.lazy && !call.force, force: call.force })
-        .map(|()| ExitCode::SUCCESS)
+    let (lazy, users) = (call.lazy && !call.force, Users::default());
+    let args = UmountArgs { path: call.path, lazy, force: call.force, users };
+    umount_cmd::of_another_user(&args).unwrap_or_else(|| umount_cmd::run(&args)).map(|()| ExitCode::SUCCESS)
 }
 
 /// Whether `path` is one that mount(8) may look for helpers in.

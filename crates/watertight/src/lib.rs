@@ -62,6 +62,7 @@ pub mod umount_cmd;
 pub mod units;
 pub mod unmount;
 pub mod utab;
+pub mod volume_id;
 pub mod wait_cmd;
 
 use std::process::ExitCode;
@@ -123,6 +124,9 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         }
     } else {
         logging::start(cli.log_format.unwrap_or(LogFormat::Text), level, "warn")?;
+    }
+    if cli.verb.is_for_all_users() {
+        registry::users::look_at_all_users()?;
     }
     match &cli.verb {
         Verb::Mount(_) => {}

@@ -35,6 +35,7 @@ use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::process;
 use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
+use crate::volume_id::VolumeId;
 
 /// Volumes that are told of in one answer.
 const VOLUMES_AT_ONCE: usize = 512;
@@ -43,7 +44,7 @@ const VOLUMES_AT_ONCE: usize = 512;
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// The volume's id.
-    pub id: String,
+    pub id: VolumeId,
     /// The store.
     pub source: String,
     /// The kernel's mount.
@@ -242,7 +243,7 @@ impl Service for Live {
         }
     }
 
-    fn volumes(&self, after: &str) -> Vec<Status> {
+    fn volumes(&self, after: Option<&VolumeId>) -> Vec<Status> {
         self.attachments.statuses(after, VOLUMES_AT_ONCE)
     }
 

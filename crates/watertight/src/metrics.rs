@@ -9,6 +9,7 @@ use std::fmt::{self, Display, Write};
 
 use crate::control::api::{Cgroup, CgroupLimits, State, Status};
 use crate::serve::missing::Missing;
+use crate::volume_id::VolumeId;
 
 /// The media type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -111,7 +112,7 @@ const CGROUP_FIGURES: [CgroupFigure; 6] = {
 #[derive(Debug, Clone, Copy)]
 pub struct Of<'a> {
     /// The id.
-    pub id: &'a str,
+    pub id: &'a VolumeId,
     /// Where it is or was mounted.
     pub mountpoint: &'a str,
 }
@@ -311,7 +312,7 @@ impl Page {
     }
 
     fn sample_of(&mut self, volume: Of<'_>, labels: &[(&str, &str)], value: impl Display) {
-        let own = [("volume", volume.id), ("mountpoint", volume.mountpoint)];
+        let own = [("volume", volume.id.as_str()), ("mountpoint", volume.mountpoint)];
         let labels: Vec<String> =
             own.iter().chain(labels).map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
         let name = self.family;
@@ -346,7 +347,7 @@ mod tests {
     fn a_sample_is_written_as_the_format_has_it() {
         let mut page = Page::default();
         page.family("x_seconds", Kind::Gauge, "What it is.");
-        let of = Of { id: "1f", mountpoint: "/a\"b\\c\nd" };
+        let of = Of { id: &"1f".parse().unwrap(), mountpoint: "/a\"b\\c\nd" };
         page.sample_of(of, &[("kind", "é")], Seconds(1_700_000_000_045));
         assert_eq!(
             page.text,
@@ -365,7 +366,8 @@ mod tests {
 
     #[test]
     fn a_volume_that_is_down_is_told_of() {
-        let down = |state| page(&[], &[Down { of: Of { id: "1f", mountpoint: "/m" }, state }]);
+        let down =
+            |state| page(&[], &[Down { of: Of { id: &"1f".parse().unwrap(), mountpoint: "/m" }, state }]);
         // It does not answer, or was killed: nobody knows its state.
         let unknown = down(None);
         assert!(unknown.contains("\nwatertight_up{volume=\"1f\",mountpoint=\"/m\"} 0\n"), "{unknown}");

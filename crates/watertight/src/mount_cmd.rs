@@ -31,7 +31,7 @@ use crate::opts::{self, Mode, MountOptions, MountType, Spin, Uring};
 use crate::privileges;
 use crate::problem::{Problem, Result};
 use crate::progress;
-use crate::registry::{self, RuntimeDir};
+use crate::registry::{self, Record, RuntimeDir};
 use crate::signals::{self, Beginning};
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
@@ -130,8 +130,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     };
     let facts = facts(&options, &source, read_only, &session)?;
 
-    let record =
-        registry::new_record(facts.id.clone(), facts.source.clone(), &mountpoint, Device::of(&facts.mount));
+    let record = Record::new(facts.id.clone(), facts.source.clone(), &mountpoint, Device::of(&facts.mount));
     let (registration, listener) = runtime_dir.register(record)?;
     let attachments = Attachments::new(session.tree(), session.view(), facts.clone(), runtime_dir, tenants);
     let live = Arc::new(Live::new(facts, volume, attachments, sender.clone(), Arc::clone(&gone)));

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 pub use fuse::mount::MountInfo as Mount;
 
+use crate::registry::users;
+
 /// The subtype that the kernel shows for our mounts: `fuse.watertight`, `fuseblk.watertight`.
 pub const SUBTYPE: &str = "watertight";
 
@@ -42,12 +44,17 @@ pub fn is_ours(mount: &Mount) -> bool {
     mount.fstype.split_once('.').is_some_and(|(_, subtype)| subtype == SUBTYPE)
 }
 
-/// Whether this process may have to do with the mount: it is this user's, or the user is root. Others' are not even asked whether they live: with a
-/// server that hangs, who asks would wait for good.
+/// Whether this process may have to do with the mount: it is this user's, or root asked for all users'. Others' are not even
+/// asked whether they live: with a server that hangs, the caller would wait for good.
 #[must_use]
 pub fn is_for_this_user(mount: &Mount) -> bool {
-    let user = rustix::process::geteuid();
-    user.is_root() || mount.owner == Some(user.as_raw())
+    is_own(mount) || users::are_all_looked_at()
+}
+
+/// Whether this user has made the mount, by the kernel's word.
+#[must_use]
+pub fn is_own(mount: &Mount) -> bool {
+    mount.owner == Some(rustix::process::geteuid().as_raw())
 }
 
 /// `fuse` or `fuseblk` for our mounts: the part of the type before the dot.

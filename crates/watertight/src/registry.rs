@@ -6,32 +6,42 @@
 //! | `ID.json` | the mount's [`Record`]: who and where, and at the end how it ended |
 //! | `index/` | finds them by path, without a look at all of them: see `index` |
 //!
-//! The directory is `/run/watertight` for root, `$XDG_RUNTIME_DIR/watertight` for others, or
-//! `/tmp/watertight-UID` where there is none; `WATERTIGHT_RUNTIME_DIR` names another. It is 0700 and its
-//! owner is checked before anything in it is believed. Root sees every user's volumes, other users
-//! their own.
+//! The directory is `/run/watertight` for root, `$XDG_RUNTIME_DIR/watertight` for others, or `/tmp/watertight-UID` where
+//! there is none; `WATERTIGHT_RUNTIME_DIR` names another. It is made with 0700, and not used where it is open to others,
+//! another user's, a link, or, in `/tmp`, a mountpoint. What is in it is reached through its descriptor.
 //!
-//! A socket appears under its name only when it listens already (bound under another name, then
-//! renamed), so whoever finds one that refuses a connection may remove it; the record comes after the socket
-//! and says how the mount ended before the socket goes. Records of ended mounts
-//! stay, the newest 64, so that `wait` tells the truth about a volume whose process is gone.
+//! Each user sees the own volumes, and so does root, unless `--all-users` was given: then root looks into others'
+//! directories, too. Those are *foreign*: nothing in them is written, created or removed, their index is not read, and what
+//! a record says is its user's word (modules `open_dir` and `record`). The work is bounded in count, bytes and time.
+//!
+//! A socket appears under its name only when it listens already (bound under another name, then renamed), so a process
+//! that finds one that refuses a connection may remove it; the record comes after the socket and says how the mount
+//! ended before the socket goes. Records of ended mounts stay, the newest 64, so that `wait` tells the truth about a
+//! volume whose process is gone.
 
 mod index;
+mod open_dir;
+mod record;
+#[cfg(test)]
+mod tests;
+pub mod users;
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, Permissions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-use crate::control::api::{Ended, now_ms};
+use crate::control::api::Ended;
 use crate::control::client::{CallError, Client};
-use crate::mountinfo::Device;
 use crate::problem::{Problem, Result};
+use crate::volume_id::VolumeId;
 use index::{Index, Of};
+
+pub use open_dir::OpenDir;
+pub use record::{NotARecord, Record};
 
 /// How many records of ended mounts a directory keeps.
 const ENDED_MAX: usize = 64;
@@ -39,36 +49,21 @@ const ENDED_MAX: usize = 64;
 const NESTED_MAX: usize = 64;
 /// A record is far smaller than this, even with a thousand named files.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
+/// What is read of another user's directory: so many records, of so many bytes together, in so much time.
+const FOREIGN_RECORDS_MAX: usize = 4096;
+const FOREIGN_BYTES_MAX: u64 = 32 << 20;
+const FOREIGN_TIME: Duration = Duration::from_secs(2);
+/// How many other files of another user's are read.
+const FOREIGN_FILES_MAX: usize = 16;
 /// Names another runtime directory.
 pub const DIR_VARIABLE: &str = "WATERTIGHT_RUNTIME_DIR";
 
-/// A mount, as its process wrote it down.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    /// The volume's id.
-    pub id: String,
-    /// The process that serves or served it.
-    pub pid: u32,
-    /// The store.
-    pub source: String,
-    /// Where it is or was mounted.
-    pub mountpoint: String,
-    /// The volume of the mountpoint that it is attached to, if it has no mount of its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attached_to: Option<String>,
-    /// The mount's device number.
-    pub device: Device,
-    /// Milliseconds since the epoch.
-    pub started_ms: u64,
-    /// How it ended; none while it runs, and for ever if its process was killed.
-    pub ended: Option<Ended>,
-}
-
 /// One user's runtime directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct RuntimeDir {
     path: PathBuf,
     uid: u32,
+    open: OpenDir,
 }
 
 /// A volume that was found.
@@ -90,64 +85,52 @@ impl RuntimeDir {
     pub fn own() -> Result<Self> {
         let uid = rustix::process::geteuid().as_raw();
         let path = own_path(uid);
-        let made = DirBuilder::new().mode(0o700).create(&path);
-        if let Err(error) = made
-            && error.kind() != io::ErrorKind::AlreadyExists
-        {
-            return Err(Problem::failure(format!(
-                "cannot make the runtime directory {}: {error}",
-                path.display()
-            )));
+        let failed = |error: &dyn std::fmt::Display| {
+            Problem::failure(format!("cannot make the runtime directory {}: {error}", path.display()))
+        };
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(&error)),
+            _ => {}
         }
-        let dir = Self { path, uid };
-        dir.check().map_err(Problem::failure)?;
-        Ok(dir)
+        let open = OpenDir::own(&path, uid).map_err(Problem::failure)?;
+        let open = open.ok_or_else(|| failed(&"it was removed meanwhile"))?;
+        Ok(Self { path, uid, open })
     }
 
-    /// The directories that this user may look into, the own one first; only those that exist.
+    /// The directories that are looked at, this user's own first; only those that exist.
     #[must_use]
     pub fn readable() -> Vec<Self> {
         let uid = rustix::process::geteuid().as_raw();
-        let mut dirs = vec![Self { path: own_path(uid), uid }];
-        if uid == 0 && std::env::var_os(DIR_VARIABLE).is_none() {
-            dirs.extend(children("/run/user").filter_map(|path| {
-                let uid = path.file_name()?.to_str()?.parse().ok()?;
-                Some(Self { path: path.join("watertight"), uid })
-            }));
-            dirs.extend(children("/tmp").filter_map(|path| {
-                let uid = path.file_name()?.to_str()?.strip_prefix("watertight-")?.parse().ok()?;
-                Some(Self { path, uid })
-            }));
-        }
-        dirs.retain(|dir| match dir.check() {
-            Ok(()) => true,
-            Err(reason) => {
-                if dir.path.exists() {
-                    tracing::warn!(reason, "a runtime directory is not used");
-                }
-                false
-            }
+        let own = users::own_paths(uid).into_iter().filter_map(|path| {
+            let open = OpenDir::own(&path, uid);
+            let open = open.inspect_err(|reason| tracing::warn!(reason, "a runtime directory is not used"));
+            open.ok().flatten().map(|open| Self { path, uid, open })
         });
-        dirs
+        let foreign = users::are_all_looked_at().then(|| users::foreign_dirs(uid));
+        own.chain(foreign.into_iter().flatten()).collect()
     }
 
-    /// Calls `see` with each directory in which a volume that this user may see can appear, and with those in which such
+    /// Calls `see` with a path to each directory in which a volume can appear that is looked at, and to those in which such
     /// a directory can appear, always before what is in it is listed. Not all of them need to exist.
     pub fn for_each_place(mut see: impl FnMut(&Path)) {
         let uid = rustix::process::geteuid().as_raw();
-        see(&own_path(uid));
-        if uid != 0 || std::env::var_os(DIR_VARIABLE).is_some() {
-            return;
+        users::own_paths(uid).iter().for_each(|path| see(path));
+        if users::are_all_looked_at() {
+            users::for_each_base(&mut see);
+            users::foreign_dirs(uid).iter().for_each(|dir| see(&dir.open.by_descriptor()));
         }
-        for parent in ["/run/user", "/tmp"] {
-            see(Path::new(parent));
-        }
-        for user in children("/run/user") {
-            see(&user);
-            see(&user.join("watertight"));
-        }
-        let is_ours = |path: &PathBuf| path.to_string_lossy().starts_with("/tmp/watertight-");
-        children("/tmp").filter(is_ours).for_each(|path| see(&path));
+    }
+
+    /// Whether it is another user's.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.open.is_foreign()
+    }
+
+    /// The user it belongs to.
+    #[must_use]
+    pub const fn uid(&self) -> u32 {
+        self.uid
     }
 
     /// The directory's path.
@@ -156,88 +139,125 @@ impl RuntimeDir {
         &self.path
     }
 
-    /// Whether the directory is what it must be: a real one, its owner's, closed to others.
-    fn check(&self) -> Result<(), String> {
-        let path = self.path.display();
-        let meta = fs::symlink_metadata(&self.path).map_err(|error| format!("{path}: {error}"))?;
-        if !meta.is_dir() {
-            return Err(format!("{path} is not a directory"));
-        }
-        if meta.uid() != self.uid {
-            return Err(format!("{path} belongs to user {}, not to {}", meta.uid(), self.uid));
-        }
-        if meta.mode() & 0o077 != 0 {
-            return Err(format!("{path} is open to other users: its mode should be 0700"));
-        }
-        Ok(())
-    }
-
-    /// The volumes in this directory; sockets where nobody listens are removed.
+    /// The volumes in this directory; sockets of the own one where nobody listens are removed.
     #[must_use]
     pub fn volumes(&self) -> Vec<Found> {
-        self.ids().filter_map(|id| self.find(&id)).collect()
+        self.find_all(|_| true)
     }
 
-    fn ids(&self) -> impl Iterator<Item = String> {
-        children(&self.path).filter_map(|path| {
-            let is_record = path.extension().is_some_and(|ext| ext == "json");
-            is_record.then(|| path.file_stem()?.to_str().map(str::to_owned)).flatten()
-        })
+    /// The volumes in this directory whose records are of interest. Of another user's directory only so much is read.
+    fn find_all(&self, is_wanted: impl Fn(&VolumeId) -> bool) -> Vec<Found> {
+        let (ids, mut is_all) = self.ids();
+        let ids = ids.into_iter().filter(|id| is_wanted(id));
+        if !self.is_foreign() {
+            return ids.filter_map(|id| self.find(&id)).collect();
+        }
+        let (until, mut bytes, mut found) = (Instant::now() + FOREIGN_TIME, 0, Vec::new());
+        for (n, id) in ids.enumerate() {
+            if n >= FOREIGN_RECORDS_MAX || bytes > FOREIGN_BYTES_MAX || Instant::now() > until {
+                is_all = false;
+                break;
+            }
+            if let Some((one, length)) = self.find_measured(&id) {
+                bytes += length;
+                found.push(one);
+            }
+        }
+        if !is_all {
+            tracing::warn!(path = %self.path.display(), "there is too much in a user's runtime directory: not all is shown");
+        }
+        found
+    }
+
+    /// The ids of the records, and whether these are all.
+    fn ids(&self) -> (Vec<VolumeId>, bool) {
+        let (names, is_all) = self.open.names(".json");
+        (names.iter().filter_map(|name| name.parse().ok()).collect(), is_all)
+    }
+
+    /// The files in it whose names end so; of another user's directory only some.
+    pub(crate) fn files(&self, suffix: &'static str) -> impl Iterator<Item = (String, File)> {
+        let (names, _) = self.open.names(suffix);
+        let max = if self.is_foreign() { FOREIGN_FILES_MAX } else { usize::MAX };
+        let names = names.into_iter().map(move |name| name + suffix).take(max);
+        names.filter_map(|name| self.open.file(&name).map(|file| (name, file)))
     }
 
     /// The volume `id`, if this directory knows it.
     #[must_use]
-    pub fn find(&self, id: &str) -> Option<Found> {
+    pub fn find(&self, id: &VolumeId) -> Option<Found> {
+        self.find_measured(id).map(|(found, _)| found)
+    }
+
+    /// The volume `id`, and the length of its record in bytes.
+    fn find_measured(&self, id: &VolumeId) -> Option<(Found, u64)> {
         // Connect first: a process that ends between the two leaves its final record behind.
-        let socket = self.socket(id);
         let mut silent = None;
-        let client = match Client::connect(&socket, self.uid) {
+        let client = match Client::connect(&self.open, &socket(id)) {
             Ok(client) => Some(client),
             Err(CallError::Gone) => {
-                if fs::remove_file(&socket).is_ok() {
+                if !self.is_foreign() && fs::remove_file(self.path.join(socket(id))).is_ok() {
                     self.died(id);
                 }
                 None
             }
             Err(error) => {
-                tracing::warn!(id, %error, "a mount process cannot be reached");
+                // Of another user's there may be any number; who asks for them hears it by `silent`.
+                if !self.is_foreign() {
+                    tracing::warn!(%id, %error, "a mount process cannot be reached");
+                }
                 silent = Some(error.to_string());
                 None
             }
         };
-        let record = self.read_record(id)?;
-        Some(Found { record, client, silent })
+        let (record, length) = self.read_measured(id)?;
+        Some((Found { record, client, silent }, length))
     }
 
     /// The volumes that `name` may mean: an id, a path where volumes are, or the directory of a store. They run, or died.
     #[must_use]
     pub fn at(&self, name: &str, path: Option<&Path>) -> Vec<Found> {
+        if self.is_foreign() {
+            let by_id = name.parse().ok().and_then(|id| self.find(&id));
+            let by_path = path.map(|path| self.find_at(|at| at == path));
+            return by_id.into_iter().chain(by_path.into_iter().flatten()).collect();
+        }
         let index = self.index();
         let by_path = |path: &Path| [index.at(Of::Places, path), index.at(Of::Stores, path)].concat();
-        let mut ids: BTreeSet<String> = path.map(by_path).into_iter().flatten().collect();
-        if !name.contains(['/', '.']) {
-            ids.insert(name.to_owned());
-        }
+        let mut ids: BTreeSet<VolumeId> = path.map(by_path).into_iter().flatten().collect();
+        ids.extend(name.parse());
         ids.iter().filter_map(|id| self.find(id)).collect()
+    }
+
+    fn find_at(&self, is_wanted: impl Fn(&Path) -> bool) -> Vec<Found> {
+        let mut all = self.volumes();
+        all.retain(|found| is_wanted(Path::new(&found.record.mountpoint)));
+        all
     }
 
     /// Whether the volume is mounted or attached at this path, as its process wrote it down. Its process is not asked: it may have died.
     #[must_use]
-    pub fn is_at(&self, path: &Path, id: &str) -> bool {
-        self.index().is_at(Of::Places, path, id)
+    pub fn is_at(&self, path: &Path, id: &VolumeId) -> bool {
+        !self.is_foreign() && self.index().is_at(Of::Places, path, id)
     }
 
     /// The volumes that are mounted or attached at this path or at a directory that it lies in, the nearest first.
     #[must_use]
     pub fn around(&self, path: &Path) -> Vec<Found> {
+        if self.is_foreign() {
+            return self.find_at(|at| path.starts_with(at));
+        }
         let index = self.index();
         let ids = [index.at(Of::Places, path), index.around(Of::Places, path)].concat();
         ids.iter().filter_map(|id| self.find(id)).collect()
     }
 
-    /// The volumes whose stores are directories around or below this one, a few of them.
+    /// The volumes whose stores are directories around or below this one, a few of them; none of another user's.
     #[must_use]
     pub fn nested(&self, store: &Path) -> Vec<Found> {
+        if self.is_foreign() {
+            return Vec::new();
+        }
         let index = self.index();
         let ids = [index.around(Of::Stores, store), index.below(Of::Stores, store, NESTED_MAX)].concat();
         ids.iter().filter_map(|id| self.find(id)).collect()
@@ -246,20 +266,28 @@ impl RuntimeDir {
     /// The volumes with mounts of their own.
     #[must_use]
     pub fn mounts(&self) -> Vec<Found> {
+        if self.is_foreign() {
+            let mut all = self.volumes();
+            all.retain(|found| found.record.attached_to.is_none());
+            return all;
+        }
         self.index().mounts().iter().filter_map(|id| self.find(id)).collect()
     }
 
-    /// How the mount of this process ended, as it wrote it down.
+    /// How the mount of this process ended, as it wrote it down; of another user's process nothing is known.
     #[must_use]
     pub fn end_of(&self, pid: u32) -> Option<Ended> {
+        if self.is_foreign() {
+            return None;
+        }
         let of_it = |record: &Record| record.pid == pid && record.attached_to.is_none();
-        self.ids().filter_map(|id| self.read_record(&id)).find(of_it)?.ended
+        self.ids().0.iter().filter_map(|id| self.read_record(id)).find(of_it)?.ended
     }
 
     /// The volumes that are none of these.
     #[must_use]
-    pub fn others(&self, known: &BTreeSet<String>) -> Vec<Found> {
-        self.ids().filter(|id| !known.contains(id)).filter_map(|id| self.find(&id)).collect()
+    pub fn others(&self, known: &BTreeSet<VolumeId>) -> Vec<Found> {
+        self.find_all(|id| !known.contains(id))
     }
 
     fn index(&self) -> Index {
@@ -267,7 +295,7 @@ impl RuntimeDir {
     }
 
     /// A volume's process is gone. Its record stays for a while, as that of one that ended.
-    fn died(&self, id: &str) {
+    fn died(&self, id: &VolumeId) {
         if let Some(record) = self.read_record(id) {
             self.index().remove(&record);
             if record.ended.is_none() {
@@ -280,19 +308,24 @@ impl RuntimeDir {
     ///
     /// # Errors
     /// Those of removing a file.
-    pub fn forget(&self, id: &str) -> io::Result<()> {
+    pub fn forget(&self, id: &VolumeId) -> io::Result<()> {
+        if self.is_foreign() {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "its record is another user's"));
+        }
         fs::remove_file(self.record(id))
     }
 
     /// What was written down about the volume `id`.
     #[must_use]
-    pub fn read_record(&self, id: &str) -> Option<Record> {
-        let path = self.record(id);
-        let meta = fs::symlink_metadata(&path).ok()?;
-        if !meta.is_file() || meta.len() > RECORD_BYTES_MAX {
-            return None;
-        }
-        serde_json::from_slice(&fs::read(&path).ok()?).ok()
+    pub fn read_record(&self, id: &VolumeId) -> Option<Record> {
+        self.read_measured(id).map(|(record, _)| record)
+    }
+
+    fn read_measured(&self, id: &VolumeId) -> Option<(Record, u64)> {
+        let text = self.open.read(&format!("{id}.json"), RECORD_BYTES_MAX)?;
+        let record = Record::parse(&text, id);
+        let record = record.inspect_err(|error| tracing::debug!(%id, %error, "a record is left out"));
+        Some((record.ok()?, text.len() as u64))
     }
 
     /// Makes the volume of `record` known, and gives the socket to listen on.
@@ -304,7 +337,7 @@ impl RuntimeDir {
         let registration = Registration { dir: self.clone(), record };
         // In this order: a record without a socket tells of a process that died.
         let listener = registration.listen().map_err(|error| {
-            let path = self.socket(&registration.record.id);
+            let path = self.path.join(socket(&registration.record.id));
             Problem::failure(format!("cannot make the control socket {}: {error}", path.display()))
         })?;
         registration.write()?;
@@ -324,11 +357,7 @@ impl RuntimeDir {
         }
     }
 
-    fn socket(&self, id: &str) -> PathBuf {
-        self.path.join(format!("{id}.sock"))
-    }
-
-    fn record(&self, id: &str) -> PathBuf {
+    fn record(&self, id: &VolumeId) -> PathBuf {
         self.path.join(format!("{id}.json"))
     }
 }
@@ -379,7 +408,7 @@ impl Registration {
         let path = self.dir.record(&self.record.id);
         let temporary = path.with_extension("json.new");
         let write = || {
-            fs::write(&temporary, serde_json::to_vec(&self.record)?)?;
+            new_file(&temporary)?.write_all(&serde_json::to_vec(&self.record)?)?;
             fs::rename(&temporary, &path)
         };
         write()
@@ -387,7 +416,7 @@ impl Registration {
     }
 
     fn listen(&self) -> io::Result<UnixListener> {
-        let path = self.dir.socket(&self.record.id);
+        let path = self.dir.path.join(socket(&self.record.id));
         let temporary = path.with_extension("new");
         let _left_over = fs::remove_file(&temporary);
         let listener = UnixListener::bind(&temporary)?;
@@ -399,7 +428,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let _already_gone = fs::remove_file(self.dir.socket(&self.record.id));
+        let _already_gone = fs::remove_file(self.dir.path.join(socket(&self.record.id)));
     }
 }
 
@@ -407,121 +436,24 @@ impl Drop for Registration {
 ///
 /// # Errors
 /// When the kernel gives no random numbers.
-pub fn new_id() -> Result<String> {
+pub fn new_id() -> Result<VolumeId> {
     let mut random = [0_u8; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Problem::failure(format!("no random numbers: {error}")))?;
-    Ok(format!("{:08x}", u32::from_le_bytes(random)))
+    Ok(VolumeId::from_number(u32::from_le_bytes(random).max(1)))
 }
 
-/// A record for a mount that begins now.
-#[must_use]
-pub fn new_record(id: String, source: String, mountpoint: &Path, device: Device) -> Record {
-    let mountpoint = mountpoint.to_string_lossy().into_owned();
-    let (pid, started_ms) = (std::process::id(), now_ms());
-    Record { id, pid, source, mountpoint, attached_to: None, device, started_ms, ended: None }
+/// Makes a file that is not there; what an earlier process of this name has left is removed. A link is not followed.
+pub(crate) fn new_file(path: &Path) -> io::Result<File> {
+    let _left_over = fs::remove_file(path);
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+fn socket(id: &VolumeId) -> String {
+    format!("{id}.sock")
 }
 
 fn own_path(uid: u32) -> PathBuf {
-    if let Some(dir) = std::env::var_os(DIR_VARIABLE) {
-        let dir = PathBuf::from(dir);
-        if dir.is_absolute() {
-            return dir;
-        }
-        // Found also after this process has left its working directory, which may be gone then.
-        return fs::canonicalize(&dir).or_else(|_| std::path::absolute(&dir)).unwrap_or(dir);
-    }
-    if uid == 0 {
-        return "/run/watertight".into();
-    }
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if Path::new(&dir).is_absolute() && Path::new(&dir).is_dir() => {
-            Path::new(&dir).join("watertight")
-        }
-        _ => format!("/tmp/watertight-{uid}").into(),
-    }
-}
-
-fn children(dir: impl AsRef<Path>) -> impl Iterator<Item = PathBuf> {
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-
-    fn dir() -> (tempfile::TempDir, RuntimeDir) {
-        let temporary =
-            tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir().unwrap();
-        let dir = RuntimeDir { path: temporary.path().to_owned(), uid: rustix::process::geteuid().as_raw() };
-        dir.check().unwrap();
-        (temporary, dir)
-    }
-
-    fn record(id: &str) -> Record {
-        let device = Device { major: 0, minor: 99 };
-        new_record(id.to_owned(), "mem:".to_owned(), Path::new("/mnt/x"), device)
-    }
-
-    fn ended(ended_ms: u64) -> Ended {
-        Ended { ended_ms, ..crate::live::ended_with(&volume::DrainReport::default()) }
-    }
-
-    #[test]
-    fn a_running_mount_is_found_and_its_end_is_remembered() {
-        let (_keep, dir) = dir();
-        let (mut registration, _listener) = dir.register(record("a1")).unwrap();
-        let found = dir.find("a1").unwrap();
-        assert_eq!(found.client.unwrap().pid(), std::process::id());
-        assert_eq!(found.record.ended, None);
-        let mode = fs::metadata(dir.socket("a1")).unwrap().mode();
-        assert_eq!(mode & 0o777, 0o600);
-
-        registration.finish(ended(7)).unwrap();
-        drop(registration);
-        let found = dir.find("a1").unwrap();
-        assert!(found.client.is_none());
-        assert_eq!(found.record.ended, Some(ended(7)));
-        assert!(dir.find("b2").is_none());
-    }
-
-    #[test]
-    fn a_socket_where_nobody_listens_is_removed() {
-        let (_keep, dir) = dir();
-        let (registration, listener) = dir.register(record("a1")).unwrap();
-        drop(listener);
-        assert!(dir.socket("a1").exists());
-        assert!(dir.find("a1").unwrap().client.is_none());
-        assert!(!dir.socket("a1").exists());
-        registration.withdraw();
-        assert!(dir.volumes().is_empty());
-    }
-
-    #[test]
-    fn a_directory_that_others_could_have_made_is_not_believed() {
-        let (_keep, dir) = dir();
-        let other_uid = RuntimeDir { uid: dir.uid + 1, ..dir.clone() };
-        assert!(other_uid.check().unwrap_err().contains("belongs to user"));
-        let link = RuntimeDir { path: dir.path.join("link"), uid: dir.uid };
-        symlink("/tmp", &link.path).unwrap();
-        assert!(link.check().unwrap_err().contains("not a directory"));
-        fs::set_permissions(&dir.path, Permissions::from_mode(0o755)).unwrap();
-        assert!(dir.check().unwrap_err().contains("open to other users"));
-    }
-
-    #[test]
-    fn only_the_newest_ended_records_stay() {
-        let (_keep, dir) = dir();
-        for n in 0..70 {
-            let (mut registration, _listener) = dir.register(record(&format!("{n:02}"))).unwrap();
-            registration.finish(ended(n)).unwrap();
-        }
-        let (_running, _listener) = dir.register(record("run")).unwrap();
-        let mut ids: Vec<String> = dir.volumes().into_iter().map(|found| found.record.id).collect();
-        ids.sort();
-        assert_eq!(ids.len(), 65);
-        assert_eq!(ids[0], "06");
-    }
+    // There is always one.
+    users::own_paths(uid).swap_remove(0)
 }

@@ -19,10 +19,11 @@ use crate::holders::{self, Holders};
 use crate::metrics::{self, Down, Of};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
-use crate::registry::Record;
+use crate::registry::{DIR_VARIABLE, Record, users};
 use crate::serve::missing::{self, Missing};
 use crate::survey::Survey;
 use crate::target::{self, Target, Volume};
+use crate::volume_id::VolumeId;
 use crate::{checks, units, unmount};
 
 /// How many files with errors are listed for each volume.
@@ -41,6 +42,11 @@ struct Report {
     silent: Vec<Silent>,
     /// Volumes of the files of `serve` that are not mounted; where one volume was asked for, nobody has looked.
     missing: Vec<Missing>,
+    /// How many volumes other users have mounted, by the kernel's table of mounts, of which nothing more is known here; where one
+    /// volume was asked for, nobody has looked.
+    of_others: usize,
+    /// How many volumes this user has mounted that this user's runtime directory does not know.
+    unknown: usize,
     /// Whether one volume was asked for.
     #[serde(skip)]
     is_of_one: bool,
@@ -58,7 +64,7 @@ struct Shown {
 
 #[derive(Debug, Serialize)]
 struct Silent {
-    id: String,
+    id: VolumeId,
     pid: u32,
     mountpoint: String,
     source: String,
@@ -169,9 +175,19 @@ fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report
             || report.silent.iter().any(|silent| silent.mountpoint == mount.mountpoint.to_string_lossy())
     };
     let unserved = mounts.iter().filter(|mount| mountinfo::is_for_this_user(mount) && !served(mount));
-    let unserved: Vec<&Path> = unserved.map(|mount| &*mount.mountpoint).collect();
-    report.dead_mounts =
-        unmount::dead_among(&unserved).iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    let unserved: Vec<&Mount> = unserved.collect();
+    let paths: Vec<&Path> = unserved.iter().map(|mount| &*mount.mountpoint).collect();
+    let dead = unmount::dead_among(&paths);
+    report.dead_mounts = dead.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    if !report.is_of_one {
+        // A volume may have several mountpoints.
+        let count = |of: &mut dyn Iterator<Item = &Mount>| of.map(Device::of).collect::<BTreeSet<_>>().len();
+        report.of_others =
+            count(&mut mounts.iter().filter(|mount| !mountinfo::is_own(mount) && !served(mount)));
+        let is_dead = |mount: &Mount| dead.iter().any(|path| *path == mount.mountpoint);
+        report.unknown =
+            count(&mut unserved.iter().copied().filter(|mount| mountinfo::is_own(mount) && !is_dead(mount)));
+    }
     report
 }
 
@@ -245,8 +261,12 @@ impl Report {
             && self.dead_mounts.is_empty()
             && self.missing.is_empty()
         {
-            console().print("no volumes are mounted");
-            return;
+            let whose = if self.of_others + self.unknown == 0 {
+                ""
+            } else {
+                " that this user's runtime directory knows"
+            };
+            console().print(&format!("no volumes are mounted{whose}"));
         }
         if !self.volumes.is_empty() {
             print_table(&self.volumes);
@@ -271,6 +291,36 @@ impl Report {
             warn(&format!(
                 "{mountpoint}: nobody serves it any more; `watertight umount {mountpoint}` clears it"
             ));
+        }
+        self.print_unknown();
+    }
+}
+
+impl Report {
+    /// What is mounted, and more is not known of.
+    fn print_unknown(&self) {
+        let note = |line: String| console().print(&console().paint(Colour::Dim, &line));
+        if self.unknown > 0 {
+            let volumes =
+                units::count(self.unknown as u64, "volume of this user is", "volumes of this user are");
+            note(format!(
+                "{volumes} mounted of which its runtime directory knows nothing ({DIR_VARIABLE} may have been another one)"
+            ));
+        }
+        if self.of_others > 0 {
+            let volumes = units::count(
+                self.of_others as u64,
+                "volume of another user is",
+                "volumes of other users are",
+            );
+            let how = if rustix::process::geteuid().is_root() && !users::are_all_looked_at() {
+                "--all-users asks their processes"
+            } else if rustix::process::geteuid().is_root() {
+                "no process of theirs could be asked for it"
+            } else {
+                "only their users and root may ask their processes"
+            };
+            note(format!("{volumes} mounted: {how}"));
         }
     }
 }
@@ -297,7 +347,7 @@ fn print_table(volumes: &[Shown]) {
         .map(|Shown { status: v, .. }| {
             let access = if v.read_only { ",ro" } else { "" };
             [
-                v.id.clone(),
+                v.id.to_string(),
                 v.mountpoint.clone(),
                 v.source.clone(),
                 v.state.to_string(),

@@ -209,8 +209,8 @@ impl Supervisor {
     fn unmount(&self) {
         let live = Arc::clone(&self.live);
         self.spawn("unmount", move || {
-            let _step =
-                tracing::info_span!("unmount", volume = live.volume().name(), id = live.facts().id).entered();
+            let _step = tracing::info_span!("unmount", volume = live.volume().name(), id = %live.facts().id)
+                .entered();
             if let Err(error) = live.attachments().leave_all() {
                 tracing::error!("a second mountpoint cannot be unmounted: {error}");
             }
@@ -249,7 +249,7 @@ impl Supervisor {
         // If the holder lets go meanwhile, this waits for the drain.
         self.spawn("detach", move || {
             let (volume, id) = (live.volume().name(), &live.facts().id);
-            let _step = tracing::info_span!("detach", volume, id, flush).entered();
+            let _step = tracing::info_span!("detach", volume, %id, flush).entered();
             if flush && let Err(problem) = flush_unless_stalled(&live) {
                 tracing::warn!(%problem, "what the kernel holds of files that are open may be lost");
             }
@@ -279,7 +279,7 @@ impl Supervisor {
 
     fn on_drained(&mut self, report: &DrainReport) -> Ended {
         let (volume, id) = (self.live.volume().name(), &self.live.facts().id);
-        let _step = tracing::info_span!("end", volume, id).entered();
+        let _step = tracing::info_span!("end", volume, %id).entered();
         let ended = self.with_attached(ended_with(report));
         let Ended { switch_drain_us, switched_inodes, .. } = ended;
         tracing::info!(took = ?report.took, switch_drain_us, switched_inodes, "drained");
@@ -330,7 +330,7 @@ impl Supervisor {
     fn give_up(&mut self, why: &str) -> Ended {
         let volume = Arc::clone(self.live.volume());
         let _step =
-            tracing::info_span!("force", volume = volume.name(), id = self.live.facts().id, why).entered();
+            tracing::info_span!("force", volume = volume.name(), id = %self.live.facts().id, why).entered();
         volume.force();
         self.live.attachments().force();
         let live = Arc::clone(&self.live);

@@ -4,6 +4,7 @@
 //! else's answer, and the whole only by as long as an answer may take.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -11,14 +12,17 @@ use std::time::Duration;
 use sync::Mutex;
 
 use crate::control::api::Status;
-use crate::control::client::{CallError, Client};
+use crate::control::client::{Allowance, CallError, Client};
 use crate::process;
 use crate::registry::{Record, RuntimeDir};
+use crate::volume_id::VolumeId;
 
 /// How long a process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Processes that are asked at a time.
 const AT_ONCE: usize = 512;
+/// What all processes of another user together may answer, in bytes.
+const FOREIGN_BYTES_MAX: usize = 32 << 20;
 /// The stack of a thread that asks.
 const STACK: usize = 512 << 10;
 
@@ -46,52 +50,85 @@ impl Survey {
         process::raise_descriptors();
         let mut all = Self::default();
         for dir in RuntimeDir::readable() {
-            let mut known = BTreeSet::new();
-            all.ask(&dir, dir.mounts(), &mut known, patience);
+            // All of another user's processes together have the time of one.
+            let allowance = dir.is_foreign().then(|| Allowance::new(patience, FOREIGN_BYTES_MAX));
+            let mut asking =
+                Asking { dir: &dir, patience, allowance, known: BTreeSet::new(), silent: BTreeSet::new() };
+            all.ask(&mut asking, dir.mounts());
             // What is attached to a process that answered is known by now: left are those that ended, and those of processes
             // that do not answer.
-            all.ask(&dir, dir.others(&known), &mut known, patience);
+            let others = dir.others(&asking.known);
+            all.ask(&mut asking, others);
         }
         all.volumes
             .sort_by(|a, b| b.started_ms.cmp(&a.started_ms).then_with(|| a.mountpoint.cmp(&b.mountpoint)));
         all
     }
 
-    fn ask(
-        &mut self,
-        dir: &RuntimeDir,
-        found: Vec<crate::registry::Found>,
-        known: &mut BTreeSet<String>,
-        patience: Duration,
-    ) {
-        let silent_processes: BTreeSet<u32> = self.silent.iter().map(|(record, _)| record.pid).collect();
+    fn ask(&mut self, asking: &mut Asking<'_>, found: Vec<crate::registry::Found>) {
         let mut asked = Vec::new();
         for found in found {
-            known.insert(found.record.id.clone());
+            asking.known.insert(found.record.id.clone());
             match (found.client, found.silent) {
                 // It was asked already.
-                (Some(_), _) if silent_processes.contains(&found.record.pid) => {
+                (Some(client), _) if asking.silent.contains(&client.pid()) => {
                     self.silent.push((found.record, "its mount process does not answer".to_owned()));
                 }
-                (Some(client), _) => asked.push((found.record, client.within(patience))),
+                (Some(client), _) => {
+                    asked.push((
+                        found.record,
+                        client.within(asking.patience).allowed(asking.allowance.clone()),
+                    ));
+                }
                 (None, Some(why)) => self.silent.push((found.record, why)),
                 (None, None) => self.ended.push(found.record),
             }
         }
-        for ((record, _), answer) in asked.iter().zip(answers(&asked)) {
-            match answer {
+        for ((record, client), answer) in asked.iter().zip(answers(&asked)) {
+            match answer.map(|answer| answer.and_then(|told| asking.believed(record, client, told))) {
                 Some(Ok(statuses)) => {
-                    known.extend(statuses.iter().map(|status| status.id.clone()));
+                    asking.known.extend(statuses.iter().map(|status| status.id.clone()));
                     self.volumes.extend(statuses);
                 }
                 // Its process may have ended between: read again how.
                 Some(Err(CallError::Gone)) => {
-                    self.ended.push(dir.read_record(&record.id).unwrap_or_else(|| record.clone()));
+                    self.ended.push(asking.dir.read_record(&record.id).unwrap_or_else(|| record.clone()));
                 }
-                Some(Err(error)) => self.silent.push((record.clone(), error.to_string())),
+                Some(Err(error)) => {
+                    asking.silent.insert(client.pid());
+                    self.silent.push((record.clone(), error.to_string()));
+                }
                 None => self.silent.push((record.clone(), "no thread to ask it with".to_owned())),
             }
         }
+    }
+}
+
+/// The processes of one runtime directory are being asked.
+struct Asking<'a> {
+    dir: &'a RuntimeDir,
+    patience: Duration,
+    allowance: Option<Arc<Allowance>>,
+    /// The volumes that were found.
+    known: BTreeSet<VolumeId>,
+    /// Processes that do not answer.
+    silent: BTreeSet<u32>,
+}
+
+impl Asking<'_> {
+    /// What a process said, of another user's only where it is of the volume that was asked for. Whose it is, and which process's,
+    /// is known without it.
+    fn believed(&self, record: &Record, client: &Client, mut told: Vec<Status>) -> Answer {
+        if !self.dir.is_foreign() {
+            return Ok(told);
+        }
+        if told.first().is_none_or(|first| first.id != record.id) {
+            return Err(CallError::Io("it speaks of another volume".to_owned()));
+        }
+        for status in &mut told {
+            (status.uid, status.pid) = (self.dir.uid(), client.pid());
+        }
+        Ok(told)
     }
 }
 

@@ -17,6 +17,7 @@ use crate::control::client::CallError;
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::Problem;
 use crate::registry::{Found, Record, RuntimeDir};
+use crate::volume_id::VolumeId;
 
 /// How long a process may take to say what is attached.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -46,10 +47,16 @@ impl Volume {
         self.found.record.attached_to.is_some()
     }
 
-    /// Whether its process runs.
+    /// Whether its process runs and can be asked.
     #[must_use]
     pub const fn is_running(&self) -> bool {
         self.found.client.is_some()
+    }
+
+    /// Whether it may be the volume of this mount: for another user's, only that user's mounts, by the kernel's word.
+    fn may_be_at(&self, mount: &Mount) -> bool {
+        self.record().device == Device::of(mount)
+            && (!self.dir.is_foreign() || mountinfo::is_ours(mount) && mount.owner == Some(self.dir.uid()))
     }
 
     /// The volume now; none if its process is gone.
@@ -79,7 +86,7 @@ pub struct Target {
     pub path: Option<PathBuf>,
 }
 
-/// All volumes that this user may see: running ones first, the newest first.
+/// All volumes that are looked at: this user's own, then the running ones, the newest first.
 #[must_use]
 pub fn volumes() -> Vec<Volume> {
     crate::process::raise_descriptors();
@@ -120,7 +127,10 @@ fn candidates(name: &OsStr, path: Option<&Path>) -> Vec<Volume> {
 }
 
 fn newest_first(volumes: &mut [Volume]) {
-    volumes.sort_by_key(|volume| (!volume.is_running(), std::cmp::Reverse(volume.record().started_ms)));
+    // What another user has written down never comes before what is this user's own.
+    volumes.sort_by_key(|volume| {
+        (volume.dir.is_foreign(), !volume.is_running(), std::cmp::Reverse(volume.record().started_ms))
+    });
 }
 
 /// Finds what `name` means.
@@ -137,8 +147,8 @@ pub fn resolve(name: &OsStr) -> Target {
         return known;
     }
     // Of those that ended, and mounts that somebody moved, the index knows nothing; an id is found all the same.
-    let by_id = name.to_str().filter(|id| !id.contains(['/', '.']));
-    let ended = found(|dir| by_id.and_then(|id| dir.find(id)).into_iter().collect());
+    let by_id: Option<VolumeId> = name.to_str().and_then(|id| id.parse().ok());
+    let ended = found(|dir| by_id.as_ref().and_then(|id| dir.find(id)).into_iter().collect());
     let known = choose(name, path.clone(), &table, if ended.is_empty() { volumes() } else { ended });
     if known.volume.is_none() && known.mount.is_none() && path.as_deref().is_some_and(is_attached_at) {
         return choose(name, path.clone(), &table, candidates(name, path.as_deref()));
@@ -161,7 +171,7 @@ fn choose(name: &OsStr, path: Option<PathBuf>, table: &MountTable, mut volumes: 
     };
 
     if let Some(id) = name.to_str()
-        && let Some(volume) = take(&|volume| volume.record().id == id)
+        && let Some(volume) = take(&|volume| volume.record().id == *id)
     {
         let mount = mount_of(&volume, table);
         return Target { mount, volume: Some(volume), path: None };
@@ -193,7 +203,7 @@ pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
     let mount = table.containing(path)?;
     let of_mount = |volume: &Volume| {
         volume.is_running()
-            && volume.record().device == Device::of(mount)
+            && volume.may_be_at(mount)
             && (!volume.is_attached() || path.starts_with(&volume.record().mountpoint))
     };
     // What is attached deepest has the path.
@@ -201,6 +211,14 @@ pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
     let near = found(|dir| dir.around(path)).into_iter().filter(of_mount).max_by_key(depth);
     let volume = near.or_else(|| volumes().into_iter().filter(of_mount).max_by_key(depth))?;
     Some((volume, Some(mount.clone())))
+}
+
+/// The mount at a path, which is resolved without asking a server that does not answer.
+#[must_use]
+pub fn mount_at(name: &OsStr) -> Option<Mount> {
+    let table = MountTable::read();
+    let path = absolute(name)?;
+    table.at(&path).cloned().or_else(|| table.at(&look_at(path).0?).cloned())
 }
 
 /// Says so where `path` lies in a mount of ours that another user's process serves.
@@ -215,6 +233,12 @@ pub fn of_another_user(path: &Path) -> Option<Problem> {
 #[must_use]
 pub fn not_to_be_asked(name: &str, mount: &Mount) -> Problem {
     let at = mount.mountpoint.display();
+    if rustix::process::geteuid().is_root() {
+        let whose = mount.owner.map_or_else(|| "another user".to_owned(), |user| format!("user {user}"));
+        return Problem::failure(format!(
+            "{name}: a volume of {whose} is mounted at {at}; root asks the user's process with --all-users"
+        ));
+    }
     Problem::failure(format!(
         "{name}: a volume is mounted at {at}, by a process that only its own user and root may ask"
     ))
@@ -231,7 +255,7 @@ pub fn mounted_around(path: &Path) -> Option<(Volume, Mount)> {
 }
 
 fn is_served_at(volume: &Volume, mount: &Mount) -> bool {
-    volume.is_running() && !volume.is_attached() && volume.record().device == Device::of(mount)
+    volume.is_running() && !volume.is_attached() && volume.may_be_at(mount)
 }
 
 /// The path that leads to a running volume; none if there is none.
@@ -241,7 +265,7 @@ fn mount_of(volume: &Volume, table: &MountTable) -> Option<Mount> {
     }
     let record = volume.record();
     let mut mounts: Vec<&Mount> =
-        table.of_device(record.device).filter(|mount| mountinfo::is_ours(mount)).collect();
+        table.iter().filter(|mount| mountinfo::is_ours(mount) && volume.may_be_at(mount)).collect();
     mounts.sort_by_key(|mount| mount.mountpoint.to_string_lossy() != record.mountpoint);
     mounts.first().map(|&mount| mount.clone())
 }
@@ -251,12 +275,19 @@ fn is_unfinished(volume: &Volume, mount: &Mount) -> bool {
     let record = volume.record();
     record.ended.is_none()
         && record.attached_to.is_none()
-        && record.device == Device::of(mount)
+        && volume.may_be_at(mount)
         && record.mountpoint == mount.mountpoint.to_string_lossy()
 }
 
+/// Whether a volume without a mount at `path` is meant by it. What another user writes down about paths may be untrue: that
+/// user's volumes are found by the mounts that the kernel knows, or by their ids.
 fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
     let record = volume.record();
+    if volume.dir.is_foreign() {
+        let table = MountTable::read();
+        let is_below = table.containing(path).is_some_and(|mount| volume.may_be_at(mount));
+        return volume.is_attached() && is_below && Path::new(&record.mountpoint) == path;
+    }
     let path = path.to_string_lossy();
     record.mountpoint == path
         || record.source == name.to_string_lossy()

@@ -49,7 +49,7 @@ pub fn run(args: &UmountArgs) -> Result<()> {
     leave_directory();
     match (mount, volume) {
         (Some(mount), Some(volume)) if mountinfo::is_ours(&mount) => {
-            let Some(client) = &volume.found.client else { return dead(&mount, Some(&volume)) };
+            let Some(client) = &volume.found.client else { return without_process(args, &mount, &volume) };
             if !args.force {
                 progress::say_if_silent(&format!("unmounting {}", mount.mountpoint.display()), client);
             }
@@ -70,6 +70,26 @@ pub fn run(args: &UmountArgs) -> Result<()> {
         (None, Some(volume)) => detached(&volume, args.force),
         (mount, _) => Err(not_ours(&args.path, path.as_deref(), mount.as_ref())),
     }
+}
+
+/// Unmounts what another user has mounted, for umount(8), as root: by umount2(2) alone, as if there were no helper. That user's
+/// process is not asked for anything, and so nothing is waited for that it might not do. None: it is no such mount.
+#[must_use]
+pub fn of_another_user(args: &UmountArgs) -> Option<Result<()>> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let mount = target::mount_at(&args.path)
+        .filter(|mount| mountinfo::is_ours(mount) && !mountinfo::is_own(mount))?;
+    let unmounted = match (args.force, args.lazy) {
+        (true, _) => unmount::force(&mount),
+        (_, true) => unmount::detach(&mount),
+        _ => unmount::plain(&mount).and_then(|outcome| match outcome {
+            Outcome::Gone => Ok(()),
+            Outcome::Held(holders) => Err(held(mount.mountpoint.display(), &holders)),
+        }),
+    };
+    Some(unmounted)
 }
 
 /// Leaves the working directory, once all paths are resolved: it may lie in what is to go, and this process is not to hold that.
@@ -221,12 +241,7 @@ impl Job<'_> {
     }
 
     fn held(&self, holders: &Holders) -> Problem {
-        let path = self.path();
-        let lines = holders.lines().join("\n  ");
-        Problem::failure(format!(
-            "{path} is busy (EBUSY); it is held by\n  {lines}\n\
-             `watertight umount --lazy {path}` takes the path away now and lets the data follow"
-        ))
+        held(self.path(), holders)
     }
 
     fn path(&self) -> std::path::Display<'_> {
@@ -236,6 +251,14 @@ impl Job<'_> {
     fn what(&self) -> String {
         format!("unmounting {}", self.path())
     }
+}
+
+fn held(path: std::path::Display<'_>, holders: &Holders) -> Problem {
+    let lines = holders.lines().join("\n  ");
+    Problem::failure(format!(
+        "{path} is busy (EBUSY); it is held by\n  {lines}\n\
+         `watertight umount --lazy {path}` takes the path away now and lets the data follow"
+    ))
 }
 
 /// Waits until a volume ended, also past the end of its process.
@@ -284,25 +307,51 @@ pub fn report_as(done: &str, source: &str, mountpoint: impl std::fmt::Display, e
     Err(Problem::failure(lost.join("\n")))
 }
 
-/// A volume whose process was killed.
+/// A volume whose process is known to be gone, or cannot be asked.
 pub fn died(volume: &Volume) -> Problem {
     let record = volume.record();
+    if let Some(why) = &volume.found.silent {
+        return Problem::failure(format!(
+            "{}: its process ({}) cannot be asked: {why}; what is not written is not known",
+            record.mountpoint, record.pid
+        ));
+    }
     Problem::failure(format!(
         "{}: its process ({}) died before everything was written; what was fsynced is on {}, later writes may be lost",
         record.mountpoint, record.pid, record.source
     ))
 }
 
-/// A mount whose process is gone.
+/// A volume that is known, and has no process that could be asked.
+fn without_process(args: &UmountArgs, mount: &Mount, volume: &Volume) -> Result<()> {
+    if volume.found.silent.is_none() {
+        return dead(mount, Some(volume));
+    }
+    // It may be there, and have all to write.
+    if args.force {
+        unmount::force(mount)?;
+    }
+    Err(died(volume))
+}
+
+/// A mount whose process is gone, or of which this user's runtime directory knows nothing.
 fn dead(mount: &Mount, volume: Option<&Volume>) -> Result<()> {
     let path = mount.mountpoint.display();
+    let is_dead = volume.is_some() || unmount::is_dead(&mount.mountpoint);
     if let Outcome::Held(holders) = unmount::plain(mount)? {
         unmount::detach(mount)?;
         console().say(&format!("{path} was held by\n  {}", holders.lines().join("\n  ")));
     }
     console().print(&format!("{path}: the mount is gone"));
     Err(volume.map_or_else(
-        || Problem::failure(format!("{path}: its process had died; what was not fsynced before may be lost")),
+        || {
+            let what = if is_dead {
+                "nobody served it any more, and how its process ended is not known here"
+            } else {
+                "its process, which is there, is not known here, so that it could not be asked how the volume ended"
+            };
+            Problem::failure(format!("{path}: {what}; what was not fsynced before may be lost"))
+        },
         died,
     ))
 }

@@ -3,22 +3,24 @@
 //! What happens to the data is the caller's business. Not for the mount process itself, which asks
 //! by way of [`kernel_side`](crate::kernel_side).
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::Read;
-use std::path::Path;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fuse::MountError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::holders::{self, Holders};
-use crate::mountinfo::{Mount, MountTable};
+use crate::mountinfo::{self, Mount, MountTable};
 use crate::problem::{Problem, Result};
 
 /// How long a server may take to show that it lives; all that are asked together have this time.
@@ -122,12 +124,45 @@ fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<bool> {
         }
         None => return Err(failed("it was moved elsewhere")),
     }
-    match fuse::mount::unmount(path, flags | UnmountFlags::NOFOLLOW, true) {
+    // Another user may rename directories above the mountpoint at any moment, and put a link in their place.
+    let pinned =
+        if mountinfo::is_own(mount) { None } else { Some(Pinned::new(mount).map_err(|why| failed(&why))?) };
+    let path = pinned.as_ref().map_or_else(|| path.clone(), Pinned::path);
+    match fuse::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW, true) {
         Ok(()) => Ok(true),
         Err(MountError::Busy { .. }) => Ok(false),
         // Somebody else was faster.
         Err(_) if !mount.is_present() => Ok(true),
         Err(error) => Err(Problem::failure(error.to_string())),
+    }
+}
+
+/// The directory that a mountpoint is in, which is another user's perhaps: from here on the path leads to it, whatever is renamed.
+struct Pinned {
+    dir: OwnedFd,
+    name: OsString,
+}
+
+impl Pinned {
+    /// Follows no link: the table of mounts has none in its paths.
+    fn new(mount: &Mount) -> Result<Self, String> {
+        let (Some(parent), Some(name)) = (mount.mountpoint.parent(), mount.mountpoint.file_name()) else {
+            return Err("it has no directory".to_owned());
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = openat2(CWD, parent, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        let dir = dir.map_err(|error| format!("{}: {error}", parent.display()))?;
+        // Its server is not asked.
+        let look = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
+        let stat = statx(&dir, name, look, StatxFlags::MNT_ID).map_err(|error| error.to_string())?;
+        if stat.stx_mask & StatxFlags::MNT_ID.bits() != 0 && stat.stx_mnt_id != mount.id {
+            return Err("its path leads elsewhere by now".to_owned());
+        }
+        Ok(Self { dir, name: name.to_owned() })
+    }
+
+    fn path(&self) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.dir.as_raw_fd().to_string()).join(&self.name)
     }
 }
 
@@ -250,4 +285,29 @@ pub fn says_dead(path: &Path) -> &'static str {
 fn somebody_waits(mount: &Mount) -> bool {
     let waiting = fs::read_to_string(mount.connection_dir().join("waiting"));
     waiting.is_ok_and(|n| n.trim().parse::<u64>().is_ok_and(|n| n > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_path_that_leads_elsewhere_by_now_is_not_unmounted() {
+        let table = MountTable::read();
+        let proc = table.at(Path::new("/proc")).unwrap();
+        assert_eq!(fs::canonicalize(Pinned::new(proc).unwrap().path()).unwrap(), Path::new("/proc"));
+        let dir = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(dir.path()).unwrap();
+        symlink("/", real.join("link")).unwrap();
+        fs::create_dir(real.join("proc")).unwrap();
+        for path in [real.join("link/proc"), real.join("proc"), "/".into()] {
+            assert!(
+                Pinned::new(&Mount { mountpoint: path.clone(), ..proc.clone() }).is_err(),
+                "{}",
+                path.display()
+            );
+        }
+    }
 }

@@ -8,7 +8,7 @@
 //! The table is libmount's: it is changed under libmount's lock, by writing a new file and renaming it.
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,8 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::mountinfo::{self, Mount, MountTable};
+use crate::registry::new_file;
+use crate::volume_id::VolumeId;
 
 /// Where libmount keeps it.
 const DIR: &str = "/run/mount";
@@ -36,7 +38,7 @@ pub struct Entry {
 impl Entry {
     /// Notes the mount of volume `id`; none without root, or where the table cannot be written.
     #[must_use]
-    pub fn add(mount: &Mount, id: &str) -> Option<Self> {
+    pub fn add(mount: &Mount, id: &VolumeId) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             return None;
         }
@@ -78,7 +80,7 @@ impl Entry {
             new.push('\n');
         }
         let temporary = self.dir.join(format!("utab.watertight-{}", std::process::id()));
-        fs::write(&temporary, new)?;
+        new_file(&temporary)?.write_all(new.as_bytes())?;
         fs::set_permissions(&temporary, Permissions::from_mode(0o644))?;
         fs::rename(&temporary, &table)
     }

@@ -32,6 +32,12 @@ pub fn run(args: &WaitArgs) -> Result<()> {
                     "{name}: its process is gone, the dead mount is still there; `watertight umount {at}` clears it"
                 )));
             }
+            if mountinfo::is_own(&mount) {
+                return Err(Problem::failure(format!(
+                    "{name}: a volume is mounted there of which this user's runtime directory knows nothing, so that its process \
+                     cannot be asked"
+                )));
+            }
             return Err(target::not_to_be_asked(&name, &mount));
         }
         return match path.filter(|path| path.is_dir()) {
@@ -66,7 +72,7 @@ fn outcome(args: &WaitArgs, volume: &Volume) -> Result<()> {
     let ended = match (&volume.found.client, &volume.record().ended) {
         (Some(client), _) => wait(volume, client, args.timeout)?,
         (None, Some(ended)) => {
-            let by_id = name == volume.record().id;
+            let by_id = volume.record().id == *name;
             match used_again(volume) {
                 Some(again) if !by_id => return Err(Problem::failure(again)),
                 _ => ended.clone(),

@@ -16,12 +16,13 @@ use crate::control::api::{
 use crate::control::server::{Also, Service};
 use crate::live;
 use crate::registry::{Record, Registration};
+use crate::volume_id::VolumeId;
 
 /// An attached volume.
 #[derive(Debug)]
 pub struct Attached {
     all: Weak<Attachments>,
-    id: String,
+    id: VolumeId,
     source: String,
     /// Where it was seen last.
     path: Mutex<PathBuf>,
@@ -57,7 +58,7 @@ impl Attached {
         }
     }
 
-    pub(super) fn id(&self) -> &str {
+    pub(super) const fn id(&self) -> &VolumeId {
         &self.id
     }
 

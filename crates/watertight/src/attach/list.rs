@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Attached;
+use crate::volume_id::VolumeId;
 
 /// A path with NUL, which no path has, for its slashes: so the order of the bytes is that of the paths' parts, and what is below a directory comes next to
 /// it. Comparing two paths part by part is far slower.
@@ -29,7 +30,7 @@ fn below<'m, T>(map: &'m BTreeMap<Key, T>, dir: &Path) -> impl Iterator<Item = &
 /// Those of a mount process.
 #[derive(Debug, Default)]
 pub(super) struct List {
-    by_id: BTreeMap<String, Arc<Attached>>,
+    by_id: BTreeMap<VolumeId, Arc<Attached>>,
     /// As the tree numbers them.
     by_number: HashMap<u64, Arc<Attached>>,
     /// The newest last: it may be on top of others.
@@ -39,7 +40,7 @@ pub(super) struct List {
 impl List {
     /// One that is about to be attached.
     pub(super) fn add(&mut self, one: &Arc<Attached>) {
-        self.by_id.insert(one.id().to_owned(), Arc::clone(one));
+        self.by_id.insert(one.id().clone(), Arc::clone(one));
         self.by_path.entry(key(&one.known_path())).or_default().push(Arc::clone(one));
     }
 
@@ -84,9 +85,9 @@ impl List {
     }
 
     /// Those whose ids come after `after`, in their order: `max` at most.
-    pub(super) fn after(&self, after: &str, max: usize) -> Vec<Arc<Attached>> {
-        let after = (Bound::Excluded(after), Bound::Unbounded);
-        self.by_id.range::<str, _>(after).take(max).map(|(_, one)| Arc::clone(one)).collect()
+    pub(super) fn after(&self, after: Option<&VolumeId>, max: usize) -> Vec<Arc<Attached>> {
+        let after = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        self.by_id.range::<VolumeId, _>(after).take(max).map(|(_, one)| Arc::clone(one)).collect()
     }
 
     pub(super) fn of_number(&self, number: u64) -> Option<Arc<Attached>> {

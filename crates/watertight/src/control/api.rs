@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::holders::Holders;
 use crate::mountinfo::Device;
 use crate::units;
+use crate::volume_id::VolumeId;
 
 pub use attach::{AttachReply, AttachRequest, DetachReply, DetachRequest, MoveReply, MoveRequest};
 pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation};
@@ -66,7 +67,7 @@ impl fmt::Display for State {
 #[serde(remote = "Self")]
 pub struct Status {
     /// The volume's id, unique on the host.
-    pub id: String,
+    pub id: VolumeId,
     /// The process that serves it.
     pub pid: u32,
     /// The user it belongs to.
@@ -77,7 +78,7 @@ pub struct Status {
     pub mountpoint: String,
     /// The volume of the mountpoint that it is attached to, if it has no mount of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attached_to: Option<String>,
+    pub attached_to: Option<VolumeId>,
     /// Further mountpoints that show clones of its namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clones: Vec<CloneStatus>,
@@ -275,7 +276,7 @@ impl Status {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Synced {
     /// The volume.
-    pub id: String,
+    pub id: VolumeId,
     /// Attached volumes whose stores do not answer: what is dirty in these is not durable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,

@@ -1,10 +1,15 @@
 //! The client side of the control socket: one call, one connection.
+//!
+//! Before anything is said, each connection's peer must be the directory's owner and the process that was found first
+//! (SO_PEERCRED). The socket is looked up by name in its directory's descriptor, as a socket of the owner's, and connected by
+//! its own: no link leads to another one. A process is signalled by a descriptor, and only if it runs as that user alone.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -25,6 +30,8 @@ use super::api::{
     WaitReply,
 };
 use super::events::Event;
+use crate::registry::OpenDir;
+use crate::volume_id::VolumeId;
 
 /// Bytes of an answer; a status with a thousand named files is far smaller.
 const REPLY_BYTES_MAX: usize = 4 << 20;
@@ -42,10 +49,12 @@ pub enum CallError {
     #[error("the mount process is gone")]
     Gone,
     /// The socket's process is not who it should be.
-    #[error("{0} belongs to another user's process; not used", .path.display())]
+    #[error("{socket} is not the socket of a process of user {owner}; not used")]
     Untrusted {
         /// The socket.
-        path: PathBuf,
+        socket: String,
+        /// Whose it should be.
+        owner: u32,
     },
     /// The process did not answer in time.
     #[error("the mount process did not answer in {0:?}")]
@@ -61,37 +70,69 @@ pub enum CallError {
     Io(String),
 }
 
+/// What the answers of several processes may take together.
+#[derive(Debug)]
+pub struct Allowance {
+    until: Instant,
+    bytes: AtomicUsize,
+}
+
+impl Allowance {
+    /// So much time from now on, and so many bytes.
+    #[must_use]
+    pub fn new(time: Duration, bytes: usize) -> Arc<Self> {
+        Arc::new(Self { until: Instant::now() + time, bytes: AtomicUsize::new(bytes) })
+    }
+
+    fn take(&self, bytes: usize) -> Result<(), CallError> {
+        // ORDERING: Relaxed, a count of its own.
+        let taken =
+            self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        taken.map(drop).map_err(|_| CallError::Io("its user's processes say more than is read".to_owned()))
+    }
+}
+
 /// A running mount process, as reached through its socket.
 #[derive(Debug)]
 pub struct Client {
-    path: PathBuf,
+    dir: OpenDir,
+    socket: String,
     pid: Pid,
     process: OwnedFd,
     /// How long a quick answer may take.
     patience: Duration,
+    allowance: Option<Arc<Allowance>>,
 }
 
 impl Client {
-    /// Finds the process behind the socket `path`, which must run as root or `owner_uid`.
+    /// Finds the process behind `socket` in a runtime directory, which must be the process of the directory's owner.
     ///
     /// # Errors
     /// [`CallError::Gone`] when nobody listens.
-    pub fn connect(path: &Path, owner_uid: u32) -> Result<Self, CallError> {
-        let stream = dial(path).map_err(from_connect)?;
-        let peer = socket_peercred(&stream).map_err(|error| CallError::Io(error.to_string()))?;
-        let uid = peer.uid.as_raw();
-        if uid != owner_uid && uid != 0 {
-            return Err(CallError::Untrusted { path: path.to_owned() });
-        }
-        let process = pidfd_open(peer.pid, PidfdFlags::empty()).map_err(|error| match error {
+    pub fn connect(dir: &OpenDir, socket: &str) -> Result<Self, CallError> {
+        let (_, pid) = dial(dir, socket)?;
+        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
             rustix::io::Errno::SRCH => CallError::Gone,
             error => CallError::Io(error.to_string()),
         })?;
-        let client = Self { path: path.to_owned(), pid: peer.pid, process, patience: QUICK };
-        // The pid was looked up after the connection was made: that the socket still answers shows
-        // that it was not another process's by then.
-        drop(dial(path).map_err(from_connect)?);
-        Ok(client)
+        // The pid was looked up after the connection was made, and may have become another process's: of another user (a
+        // process that has handed its socket on can choose its end), or of the same user's. The first is ruled out by asking
+        // for the users of the one that the descriptor is of, the second by the socket that still answers.
+        if !runs_as(pid, dir.owner()) {
+            return Err(if has_ended(&process) { CallError::Gone } else { untrusted(dir, socket) });
+        }
+        let (_, again) = dial(dir, socket)?;
+        if again != pid || has_ended(&process) {
+            return Err(CallError::Gone);
+        }
+        let socket = socket.to_owned();
+        Ok(Self { dir: dir.clone(), socket, pid, process, patience: QUICK, allowance: None })
+    }
+
+    /// Takes the answers' time and bytes from an allowance that others have a part in.
+    #[must_use]
+    pub fn allowed(self, allowance: Option<Arc<Allowance>>) -> Self {
+        Self { allowance, ..self }
     }
 
     /// Waits no longer than this for answers that need no store.
@@ -129,13 +170,19 @@ impl Client {
     pub fn attached(&self) -> Result<Vec<Status>, CallError> {
         let mut all: Vec<Status> = Vec::new();
         loop {
-            let after = all.last().map_or("", |last| last.id.as_str());
+            let last = all.last().map(|last| &last.id);
+            let after = last.map_or("", VolumeId::as_str);
             let page: Vec<Status> =
                 self.call(Method::GET, &format!("/v1/volumes?after={after}"), &(), Some(self.patience))?;
             if page.is_empty() {
                 return Ok(all);
             }
-            all.extend(page);
+            // So there is an end to it: ids are finite.
+            if last.into_iter().chain(page.iter().map(|one| &one.id)).is_sorted_by(|a, b| a < b) {
+                all.extend(page);
+            } else {
+                return Err(CallError::Io("its volumes are not in the order of their ids".to_owned()));
+            }
         }
     }
 
@@ -306,6 +353,8 @@ impl Client {
         let body = serde_json::to_vec(body).map_err(other)?;
         let request = request(method, path, Bytes::from(body))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(other)?;
+        let left = self.allowance.as_ref().map(|all| all.until.saturating_duration_since(Instant::now()));
+        let limit = limit.into_iter().chain(left).min();
         let (ok, body) = runtime.block_on(async {
             let exchange = self.exchange(request);
             match limit {
@@ -315,6 +364,7 @@ impl Client {
                 }
             }
         })?;
+        self.allowance.as_ref().map_or(Ok(()), |all| all.take(body.len()))?;
         if ok {
             return serde_json::from_slice(&body).map_err(other);
         }
@@ -330,7 +380,11 @@ impl Client {
 
     /// Sends a request and waits for the head of the answer; its body comes as long as the driver is there.
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<(Response<Incoming>, Driver), CallError> {
-        let stream = UnixStream::connect(&self.path).await.map_err(from_connect)?;
+        let (stream, pid) = dial(&self.dir, &self.socket)?;
+        if pid != self.pid {
+            return Err(CallError::Gone);
+        }
+        let stream = UnixStream::from_std(stream).map_err(other)?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(from_hyper)?;
         let mut driver = JoinSet::new();
@@ -354,20 +408,47 @@ fn refused(body: &[u8]) -> CallError {
     }
 }
 
-/// Connects, and does not wait for a process that takes no more connections: it may be stopped.
-fn dial(path: &Path) -> io::Result<StdStream> {
+/// Connects, and says to which process, which is the directory's owner's. Does not wait for a process that takes no more
+/// connections: it may be stopped.
+fn dial(dir: &OpenDir, socket: &str) -> Result<(StdStream, Pid), CallError> {
+    let file = dir.socket(socket).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => CallError::Gone,
+        io::ErrorKind::InvalidData => untrusted(dir, socket),
+        _ => other(error),
+    })?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket.into())
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(other)?;
+    let address = SocketAddrUnix::new(file.path()).map_err(other)?;
+    connect(&stream, &address).map_err(|error| from_connect(error.into()))?;
+    let peer = socket_peercred(&stream).map_err(other)?;
+    if peer.uid.as_raw() != dir.owner() {
+        return Err(untrusted(dir, socket));
+    }
+    Ok((stream.into(), peer.pid))
+}
+
+fn untrusted(dir: &OpenDir, socket: &str) -> CallError {
+    CallError::Untrusted { socket: socket.to_owned(), owner: dir.owner() }
+}
+
+/// Whether a process runs as this user, and as no other: real, effective, saved, and for files.
+fn runs_as(pid: Pid, uid: u32) -> bool {
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    users.is_some_and(|users| users.split_whitespace().all(|user| user.parse() == Ok(uid)))
+}
+
+/// Whether it is gone, or a zombie.
+fn has_ended(process: &OwnedFd) -> bool {
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 fn from_connect(error: io::Error) -> CallError {
     match error.kind() {
         io::ErrorKind::WouldBlock => CallError::Crowded,
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
-            CallError::Gone
-        }
+        // That there is no such path would be the lack of /proc.
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => CallError::Gone,
         _ => other(error),
     }
 }

@@ -17,6 +17,7 @@ use volume::events::{self as of_volume, Edge};
 
 use super::api::now_ms;
 use super::registered;
+use crate::volume_id::VolumeId;
 
 /// Events in one piece of the answer.
 const BATCH: usize = 64;
@@ -29,7 +30,7 @@ pub struct Event {
     /// When, in milliseconds since the epoch.
     pub time_ms: u64,
     /// The volume's id.
-    pub volume: String,
+    pub volume: VolumeId,
     /// What happened.
     #[serde(flatten)]
     pub what: What,
@@ -199,14 +200,14 @@ impl Wish {
 /// The body of an answer.
 #[derive(Debug)]
 pub(super) struct Stream {
-    volume: String,
+    volume: VolumeId,
     reader: Reader<of_volume::Event>,
     /// What tells that there is more; none if the caller does not want to wait.
     more: Option<AsyncFd<PollFd>>,
 }
 
 impl Stream {
-    pub(super) fn new(volume: String, events: &of_volume::Events, wish: Wish) -> io::Result<Self> {
+    pub(super) fn new(volume: VolumeId, events: &of_volume::Events, wish: Wish) -> io::Result<Self> {
         let journal = events.journal();
         let more = if wish.follow {
             let poll = EventPoll::new();

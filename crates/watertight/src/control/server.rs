@@ -35,6 +35,7 @@ use super::api::{
 use super::events::{Stream, Wish};
 use super::places::{Kind, THREADS_MAX};
 use crate::metrics;
+use crate::volume_id::VolumeId;
 
 /// Threads of detaches: places are for their callers. A volume that is given up may keep one for as long as its store does not answer, and must not take
 /// those of others: as many as there may be volumes.
@@ -119,7 +120,7 @@ pub trait Service: Send + Sync + 'static {
     /// The volume now. Never blocks on the store.
     fn status(&self) -> Status;
     /// The volumes of this mountpoint whose ids come after this one, in the order of their ids; not too many at a time.
-    fn volumes(&self, _after: &str) -> Vec<Status> {
+    fn volumes(&self, _after: Option<&VolumeId>) -> Vec<Status> {
         Vec::new()
     }
     /// Makes what is dirty durable: by the policy of a process' cgroup, or all.
@@ -291,8 +292,11 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
         Call::OpenApi => text(JSON, OPENAPI.to_owned()),
         Call::Status => json(StatusCode::OK, &service.status()),
         Call::Volumes => {
-            let after = request.uri().query().and_then(|query| query.strip_prefix("after=")).unwrap_or("");
-            json(StatusCode::OK, &service.volumes(after))
+            let after = request.uri().query().and_then(|query| query.strip_prefix("after="));
+            match after.filter(|after| !after.is_empty()).map(str::parse).transpose() {
+                Ok(after) => json(StatusCode::OK, &service.volumes(after.as_ref())),
+                Err(error) => refuse(StatusCode::BAD_REQUEST, error.to_string()),
+            }
         }
         Call::Events => events(request.uri().query(), &peer),
         Call::Wait => match peer.enter(Kind::Wait) {

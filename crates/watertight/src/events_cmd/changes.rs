@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
@@ -41,8 +42,11 @@ impl Changes {
         result
     }
 
-    /// Waits until something has changed that may be a new volume.
-    pub(super) async fn wait(&self) -> Result<()> {
+    /// Waits until something has changed that may be a new volume, and it is so late.
+    pub(super) async fn wait(&self, not_before: Option<Instant>) -> Result<()> {
+        if let Some(not_before) = not_before {
+            tokio::time::sleep_until(not_before.into()).await;
+        }
         loop {
             let mut told = self.0.readable().await.map_err(failed)?;
             match self.read() {

@@ -14,12 +14,16 @@
 //! entry out whose process is gone.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use super::Record;
 use crate::checks;
+use crate::volume_id::VolumeId;
 
 /// The directory of a path's own entries.
 const HERE: &str = "=";
@@ -47,7 +51,7 @@ impl Index {
     /// Enters a volume that begins.
     pub(super) fn add(&self, record: &Record) -> io::Result<()> {
         if record.attached_to.is_none() {
-            make_in(&self.0.join("mounts"), OsStr::new(&record.id))?;
+            make_in(&self.0.join("mounts"), record.id.as_str().as_ref())?;
         }
         for (of, path) in paths_of(record) {
             self.add_at(of, path, &record.id)?;
@@ -55,21 +59,21 @@ impl Index {
         Ok(())
     }
 
-    pub(super) fn add_at(&self, of: Of, path: &Path, id: &str) -> io::Result<()> {
+    pub(super) fn add_at(&self, of: Of, path: &Path, id: &VolumeId) -> io::Result<()> {
         make_in(&self.dir(of, path).join(HERE), entry(id).as_ref())
     }
 
     /// Takes a volume out that has ended.
     pub(super) fn remove(&self, record: &Record) {
         if record.attached_to.is_none() {
-            let _not_there = fs::remove_file(self.0.join("mounts").join(&record.id));
+            let _not_there = fs::remove_file(self.0.join("mounts").join(record.id.as_str()));
         }
         for (of, path) in paths_of(record) {
             self.remove_at(of, path, &record.id);
         }
     }
 
-    pub(super) fn remove_at(&self, of: Of, path: &Path, id: &str) {
+    pub(super) fn remove_at(&self, of: Of, path: &Path, id: &VolumeId) {
         let root = self.root(of);
         let mut dir = self.dir(of, path).join(HERE);
         let _not_there = fs::remove_file(dir.join(entry(id)));
@@ -77,22 +81,22 @@ impl Index {
     }
 
     /// The volumes at this path.
-    pub(super) fn at(&self, of: Of, path: &Path) -> Vec<String> {
+    pub(super) fn at(&self, of: Of, path: &Path) -> Vec<VolumeId> {
         ids(&self.dir(of, path).join(HERE))
     }
 
     /// Whether this volume is at this path.
-    pub(super) fn is_at(&self, of: Of, path: &Path, id: &str) -> bool {
+    pub(super) fn is_at(&self, of: Of, path: &Path, id: &VolumeId) -> bool {
         self.dir(of, path).join(HERE).join(entry(id)).exists()
     }
 
     /// The volumes at directories that this path lies in, itself left out, the nearest first.
-    pub(super) fn around(&self, of: Of, path: &Path) -> Vec<String> {
+    pub(super) fn around(&self, of: Of, path: &Path) -> Vec<VolumeId> {
         path.ancestors().skip(1).flat_map(|path| self.at(of, path)).collect()
     }
 
     /// The volumes at this path and below it, `max` at most.
-    pub(super) fn below(&self, of: Of, path: &Path, max: usize) -> Vec<String> {
+    pub(super) fn below(&self, of: Of, path: &Path, max: usize) -> Vec<VolumeId> {
         let mut found = Vec::new();
         let mut dirs = subdirs(&self.dir(of, path));
         while let Some(dir) = dirs.pop() {
@@ -109,19 +113,19 @@ impl Index {
     }
 
     /// The volumes with mounts of their own.
-    pub(super) fn mounts(&self) -> Vec<String> {
-        names(&self.0.join("mounts")).collect()
+    pub(super) fn mounts(&self) -> Vec<VolumeId> {
+        names(&self.0.join("mounts")).filter_map(|name| name.parse().ok()).collect()
     }
 
     /// Notes that a record stays only for a while.
-    pub(super) fn add_ended(&self, id: &str, ms: u64) {
+    pub(super) fn add_ended(&self, id: &VolumeId, ms: u64) {
         if let Err(error) = make_in(&self.0.join("ended"), format!("{ms:020}-{id}").as_ref()) {
-            tracing::warn!(%error, id, "the end of a volume is not noted");
+            tracing::warn!(%error, %id, "the end of a volume is not noted");
         }
     }
 
     /// Forgets the oldest records, so that `max` stay; says whose.
-    pub(super) fn prune(&self, max: usize) -> Vec<String> {
+    pub(super) fn prune(&self, max: usize) -> Vec<VolumeId> {
         let dir = self.0.join("ended");
         let mut ended: Vec<String> = names(&dir).collect();
         if ended.len() <= max {
@@ -132,7 +136,7 @@ impl Index {
         for name in &ended {
             let _another_was_faster = fs::remove_file(dir.join(name));
         }
-        ended.iter().filter_map(|name| Some(name.split_once('-')?.1.to_owned())).collect()
+        ended.iter().filter_map(|name| name.split_once('-')?.1.parse().ok()).collect()
     }
 
     fn root(&self, of: Of) -> PathBuf {
@@ -155,7 +159,7 @@ fn paths_of(record: &Record) -> impl Iterator<Item = (Of, &Path)> {
     [(Of::Places, Path::new(record.mountpoint.as_str()))].into_iter().chain(store)
 }
 
-fn entry(id: &str) -> String {
+fn entry(id: &VolumeId) -> String {
     format!("{id}.{ENTRY}")
 }
 
@@ -164,7 +168,7 @@ fn make_in(dir: &Path, name: &OsStr) -> io::Result<()> {
     let file = dir.join(name);
     let mut result = Ok(());
     for _ in 0..ATTEMPTS {
-        result = fs::create_dir_all(dir).and_then(|()| fs::write(&file, ""));
+        result = fs::create_dir_all(dir).and_then(|()| touch(&file));
         match &result {
             // Who took the last entry out took the directory along; it may be gone, too, when one looks what it is that exists.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {}
@@ -172,6 +176,13 @@ fn make_in(dir: &Path, name: &OsStr) -> io::Result<()> {
         }
     }
     result
+}
+
+/// Makes an empty file, or leaves one that is there as it is. A link is not followed.
+fn touch(file: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false);
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed()).open(file).map(drop)
 }
 
 fn entries(dir: &Path) -> impl Iterator<Item = fs::DirEntry> {
@@ -182,11 +193,11 @@ fn names(dir: &Path) -> impl Iterator<Item = String> {
     entries(dir).filter_map(|entry| entry.file_name().into_string().ok())
 }
 
-fn ids(dir: &Path) -> Vec<String> {
+fn ids(dir: &Path) -> Vec<VolumeId> {
     let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
     let id = |entry: fs::DirEntry| {
         let name = PathBuf::from(entry.file_name());
-        let id = name.file_stem()?.to_str()?.to_owned();
+        let id = name.file_stem()?.to_str()?.parse().ok()?;
         (name.extension()? == ENTRY).then_some(id)
     };
     entries(dir).filter(is_file).filter_map(id).collect()
@@ -201,37 +212,42 @@ fn subdirs(dir: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
+    fn id(text: &str) -> VolumeId {
+        text.parse().unwrap()
+    }
+
     #[test]
     fn what_is_at_a_path_around_and_below_it_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let index = Index::of(dir.path());
         let path = Path::new;
-        for (at, id) in [("/srv", "1"), ("/srv/a/b", "2"), ("/srv/a/bc", "3"), ("/srv/a/b", "4"), ("/x", "5")]
+        for (at, text) in
+            [("/srv", "1"), ("/srv/a/b", "2"), ("/srv/a/bc", "3"), ("/srv/a/b", "4"), ("/x", "5")]
         {
-            index.add_at(Of::Stores, path(at), id).unwrap();
+            index.add_at(Of::Stores, path(at), &id(text)).unwrap();
         }
-        let sorted = |mut ids: Vec<String>| {
+        let sorted = |mut ids: Vec<VolumeId>| {
             ids.sort();
-            ids.join(" ")
+            ids.iter().map(VolumeId::as_str).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(sorted(index.at(Of::Stores, path("/srv/a/b"))), "2 4");
         assert_eq!(sorted(index.at(Of::Stores, path("/srv/a"))), "");
-        assert!(index.is_at(Of::Stores, path("/srv/a/b"), "4"));
+        assert!(index.is_at(Of::Stores, path("/srv/a/b"), &id("4")));
         assert!(
-            !index.is_at(Of::Stores, path("/srv/a/b"), "3")
-                && !index.is_at(Of::Places, path("/srv/a/b"), "4")
+            !index.is_at(Of::Stores, path("/srv/a/b"), &id("3"))
+                && !index.is_at(Of::Places, path("/srv/a/b"), &id("4"))
         );
         assert_eq!(sorted(index.at(Of::Places, path("/srv"))), "");
         assert_eq!(sorted(index.around(Of::Stores, path("/srv/a/b/c"))), "1 2 4");
-        assert_eq!(index.around(Of::Stores, path("/srv/a/b/c")).last().unwrap(), "1");
+        assert_eq!(index.around(Of::Stores, path("/srv/a/b/c")).last().unwrap().as_str(), "1");
         assert_eq!(sorted(index.below(Of::Stores, path("/srv/a"), 10)), "2 3 4");
         assert_eq!(sorted(index.below(Of::Stores, path("/"), 10)), "1 2 3 4 5");
         assert_eq!(index.below(Of::Stores, path("/"), 2).len(), 2);
         // What is empty goes, and nothing else.
-        index.remove_at(Of::Stores, path("/srv/a/b"), "2");
+        index.remove_at(Of::Stores, path("/srv/a/b"), &id("2"));
         assert_eq!(sorted(index.below(Of::Stores, path("/srv"), 10)), "1 3 4");
-        for (at, id) in [("/srv/a/b", "4"), ("/srv/a/bc", "3")] {
-            index.remove_at(Of::Stores, path(at), id);
+        for (at, text) in [("/srv/a/b", "4"), ("/srv/a/bc", "3")] {
+            index.remove_at(Of::Stores, path(at), &id(text));
         }
         assert!(!index.dir(Of::Stores, path("/srv/a")).exists());
         assert_eq!(sorted(index.at(Of::Stores, path("/srv"))), "1");
@@ -241,11 +257,11 @@ mod tests {
     fn the_oldest_ended_are_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let index = Index::of(dir.path());
-        for (id, ms) in [("a", 900), ("b", 1000), ("c", 20)] {
-            index.add_ended(id, ms);
+        for (text, ms) in [("a", 900), ("b", 1000), ("c", 20)] {
+            index.add_ended(&id(text), ms);
         }
         assert!(index.prune(3).is_empty());
-        assert_eq!(index.prune(1), ["c", "a"]);
+        assert_eq!(index.prune(1), [id("c"), id("a")]);
         assert!(index.prune(1).is_empty());
     }
 
@@ -255,12 +271,12 @@ mod tests {
         let index = &Index::of(dir.path());
         let at = Path::new("/deep/down/here");
         std::thread::scope(|scope| {
-            for id in ["a", "b", "c"] {
+            for id in ["a", "b", "c"].map(id) {
                 scope.spawn(move || {
                     for _ in 0..200 {
-                        index.add_at(Of::Places, at, id).unwrap();
-                        assert!(index.at(Of::Places, at).iter().any(|found| found == id));
-                        index.remove_at(Of::Places, at, id);
+                        index.add_at(Of::Places, at, &id).unwrap();
+                        assert!(index.at(Of::Places, at).contains(&id));
+                        index.remove_at(Of::Places, at, &id);
                     }
                 });
             }

@@ -29,6 +29,7 @@ use super::{CgroupLimit, Event, PAUSE, PAUSE_MAX, VolumeConfig};
 use crate::control::api::{AttachRequest, DetachRequest, How};
 use crate::problem::{Problem, Result};
 use crate::registry::RuntimeDir;
+use crate::volume_id::VolumeId;
 use crate::{target, units};
 
 /// Calls under way for each mountpoint.
@@ -51,7 +52,7 @@ pub(super) enum Done {
 #[derive(Debug)]
 pub(super) struct There {
     /// None where it was moved: it is looked for with each reload.
-    id: Option<String>,
+    id: Option<VolumeId>,
     /// What it was attached with; one that was there already may have been with others.
     limits: Option<Vec<CgroupLimit>>,
 }
@@ -70,7 +71,7 @@ struct Volume {
     config: VolumeConfig,
     state: State,
     /// What it was when it was attached.
-    id: Option<String>,
+    id: Option<VolumeId>,
     /// The file has it no longer.
     is_going: bool,
     /// It was tried since the last reload.
@@ -108,11 +109,13 @@ impl Inside {
     /// How many of those that were attached somebody has detached by hand, of which nobody tells: looks for each.
     pub(super) fn detached_by_hand(&self) -> usize {
         let registries = RuntimeDir::readable();
-        let is_running =
-            |dir: &RuntimeDir, id: &str| dir.read_record(id).is_some_and(|record| record.ended.is_none());
+        let is_running = |dir: &RuntimeDir, id: &VolumeId| {
+            dir.read_record(id).is_some_and(|record| record.ended.is_none())
+        };
         // One that was moved is not where it was.
-        let is_there =
-            |path: &Path, id: &str| registries.iter().any(|dir| dir.is_at(path, id) || is_running(dir, id));
+        let is_there = |path: &Path, id: &VolumeId| {
+            registries.iter().any(|dir| dir.is_at(path, id) || is_running(dir, id))
+        };
         let is_gone = |path: &Path, volume: &Volume| {
             !volume.is_going
                 && volume.state == State::Attached
@@ -147,7 +150,7 @@ impl Inside {
         mountpoints: &BTreeSet<PathBuf>,
     ) {
         let registries = RuntimeDir::readable();
-        let is_at = |path: &Path, id: &str| registries.iter().any(|dir| dir.is_at(path, id));
+        let is_at = |path: &Path, id: &VolumeId| registries.iter().any(|dir| dir.is_at(path, id));
         self.mounted.retain(|mountpoint| mountpoints.contains(mountpoint));
         self.volumes.retain(|_, volume| mountpoints.contains(&volume.config.mountpoint));
         for (path, volume) in &mut self.volumes {
@@ -454,9 +457,9 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
 fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> {
     let spec = crate::checks::source(&config.source).ok()?.spec;
     let store = crate::checks::directory_of(&spec)?;
-    let root = Some(around.record().id.as_str());
+    let root = Some(&around.record().id);
     let is_it = |volume: &target::Volume| {
-        volume.record().source == spec && volume.record().attached_to.as_deref() == root
+        volume.record().source == spec && volume.record().attached_to.as_ref() == root
     };
     let there = target::running(store.as_ref()).into_iter().find(is_it)?;
     let status = there.found.client?.within(PATIENCE).status().ok()?;

@@ -1,20 +1,22 @@
 //! Which volumes of a file `serve` has not mounted, for whoever asks for the volumes of the host.
 //!
 //! `serve` writes them to `PID.serve` in its runtime directory, which is locked as long as it lives: a list that nobody
-//! has locked is of one that was killed, and is removed by who finds it. A change is a new file, renamed over the old
+//! has locked is of one that was killed, and is removed by a process of the same user that finds it. A change is a new file, renamed over the old
 //! one, so that a list is read as a whole.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use crate::registry::RuntimeDir;
+use crate::registry::{RuntimeDir, new_file};
 
 /// A list is not longer than that.
 const BYTES_MAX: u64 = 16 << 20;
+/// What is read of one of another user's.
+const FOREIGN_BYTES_MAX: u64 = 1 << 20;
 
 /// A volume of a file that is not mounted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +62,7 @@ fn write(missing: &[Missing]) -> Result<(PathBuf, File), String> {
     let path = dir.path().join(format!("{}.serve", std::process::id()));
     let new = path.with_extension("serve.new");
     let make = || {
-        let mut file = File::create(&new)?;
+        let mut file = new_file(&new)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         file.write_all(&serde_json::to_vec(missing)?)?;
         fs::rename(&new, &path)?;
@@ -73,26 +75,24 @@ fn write(missing: &[Missing]) -> Result<(PathBuf, File), String> {
 /// Those of all processes of `serve` that this user may see, by mountpoint.
 #[must_use]
 pub fn all() -> Vec<Missing> {
-    let mut all: Vec<Missing> = RuntimeDir::readable().iter().flat_map(|dir| in_dir(dir.path())).collect();
+    let mut all: Vec<Missing> = RuntimeDir::readable().iter().flat_map(in_dir).collect();
     all.sort_by(|a, b| a.mountpoint.cmp(&b.mountpoint));
     all
 }
 
-fn in_dir(dir: &Path) -> Vec<Missing> {
-    let lists = fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    lists
-        .filter(|path| path.extension().is_some_and(|ext| ext == "serve"))
-        .flat_map(|path| read(&path))
-        .collect()
+fn in_dir(dir: &RuntimeDir) -> Vec<Missing> {
+    dir.files(".serve").flat_map(|(name, file)| read(dir, &name, file)).collect()
 }
 
-fn read(path: &Path) -> Vec<Missing> {
-    let Ok(file) = File::open(path) else { return Vec::new() };
+fn read(dir: &RuntimeDir, name: &str, file: File) -> Vec<Missing> {
     if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
-        let _gone_already = fs::remove_file(path);
+        if !dir.is_foreign() {
+            let _gone_already = fs::remove_file(dir.path().join(name));
+        }
         return Vec::new();
     }
+    let bytes_max = if dir.is_foreign() { FOREIGN_BYTES_MAX } else { BYTES_MAX };
     let mut text = Vec::new();
-    let read = file.take(BYTES_MAX).read_to_end(&mut text);
+    let read = file.take(bytes_max).read_to_end(&mut text);
     read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::control::api::{CgroupLimits, State, Status};
 use crate::progress::Rate;
 use crate::survey::Survey;
+use crate::volume_id::VolumeId;
 
 /// A look at all volumes.
 #[derive(Debug, Clone, Default)]
@@ -46,7 +47,7 @@ pub(super) struct CgroupRow {
 
 /// Counters of the looks before.
 #[derive(Debug, Default)]
-pub(super) struct Rates(BTreeMap<String, [Rate; 3]>);
+pub(super) struct Rates(BTreeMap<VolumeId, [Rate; 3]>);
 
 impl Rates {
     /// Asks all volumes, each for so long.

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const CRATES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const SECURITY: &str = include_str!("../../../../docs/SECURITY.md");
 const CONTRACT: &str = include_str!("../../../../docs/SEMANTICS.md");
 
 /// The items, each with its section's name.
@@ -126,6 +127,28 @@ fn every_item_of_the_contract_names_tests_that_exist() {
     }
     let untested = named.iter().filter(|(_, names)| names.is_empty()).count();
     assert!(untested <= 8, "{untested} items are untested");
+}
+
+/// The lines of docs/SECURITY.md's tables: who, what, and the tests in the last column.
+fn lines(text: &str) -> Vec<&str> {
+    let rows = text.lines().filter(|line| line.starts_with("| "));
+    rows.filter(|row| !row.contains(" Tests |")).collect()
+}
+
+#[test]
+fn every_line_of_the_security_page_names_tests_that_exist() {
+    let lines = lines(SECURITY);
+    assert!(lines.len() >= 15, "{}", lines.len());
+    for line in lines {
+        let last = line.trim_end_matches(['|', ' ']).rsplit_once(" | ").unwrap().1;
+        let names: Vec<&str> = last.split('`').skip(1).step_by(2).collect();
+        let is_excused = last.strip_prefix("Untested: ").is_some_and(|why| why.len() > 10);
+        assert!(!names.is_empty() || is_excused, "names no test: {line}");
+        for name in names {
+            let there = exists(name);
+            assert!(there.is_ok(), "no test `{name}` ({there:?}), which is named by: {line}");
+        }
+    }
 }
 
 #[test]

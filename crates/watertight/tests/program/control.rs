@@ -16,8 +16,9 @@ use watertight::control::api::{
 use watertight::control::client::{CallError, Client};
 use watertight::control::server::{Server, Service};
 use watertight::holders::Holders;
+use watertight::registry::OpenDir;
 
-use crate::rig::{LONG, eventually};
+use crate::rig::{LONG, connect, eventually};
 use crate::sample;
 
 /// A volume that only says what it was told to say.
@@ -65,7 +66,8 @@ struct World {
 }
 
 fn world() -> World {
-    let dir = tempfile::tempdir().unwrap();
+    let private = fs::Permissions::from_mode(0o700);
+    let dir = tempfile::Builder::new().permissions(private).tempdir().unwrap();
     let path = dir.path().join("sock");
     let listener = UnixListener::bind(&path).unwrap();
     let fake = Arc::new(Fake::default());
@@ -155,14 +157,13 @@ fn what_is_wrong_is_refused_and_harms_nobody() {
 #[test]
 fn who_waits_hears_the_end_before_the_server_ends() {
     let mut world = world();
-    let uid = rustix::process::geteuid().as_raw();
     let path = world.path.clone();
-    let client = Client::connect(&path, uid).unwrap();
+    let client = connect(&path).unwrap();
     assert_eq!(client.pid(), std::process::id());
     assert_eq!(client.wait(Duration::ZERO).unwrap().ended, None);
     let waiting: Vec<_> = (0..8)
         .map(|_| {
-            let client = Client::connect(&path, uid).unwrap();
+            let client = connect(&path).unwrap();
             std::thread::spawn(move || client.wait(LONG).unwrap().ended)
         })
         .collect();
@@ -173,7 +174,7 @@ fn who_waits_hears_the_end_before_the_server_ends() {
         assert_eq!(thread.join().unwrap(), Some(ended()));
     }
     assert!(matches!(client.status(), Err(CallError::Gone)));
-    assert!(matches!(Client::connect(&path, uid), Err(CallError::Gone)));
+    assert!(matches!(connect(&path), Err(CallError::Gone)));
     assert!(!client.wait_gone(Duration::ZERO), "this very process is there");
 }
 
@@ -184,6 +185,7 @@ fn another_user_is_refused_even_where_the_socket_is_open_to_all() {
         return;
     }
     let world = world();
+    let dir = OpenDir::own(world.path.parent().unwrap(), 0).unwrap().unwrap();
     // Break what else protects it, so that only the check of the peer is left.
     fs::set_permissions(world.path.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
     fs::set_permissions(&world.path, fs::Permissions::from_mode(0o777)).unwrap();
@@ -206,5 +208,8 @@ fn another_user_is_refused_even_where_the_socket_is_open_to_all() {
         (other, listener)
     });
     let (other, _listener) = nobodys.join().unwrap();
-    assert!(matches!(Client::connect(&other, 0), Err(CallError::Untrusted { .. })));
+    assert!(matches!(
+        Client::connect(&dir, other.file_name().unwrap().to_str().unwrap()),
+        Err(CallError::Untrusted { .. })
+    ));
 }

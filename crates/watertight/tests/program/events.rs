@@ -36,7 +36,7 @@ impl World {
     fn registered(id: &str) -> Self {
         let world = Self::with_id(&format!("{id}.sock"));
         let record = Record {
-            id: id.to_owned(),
+            id: id.parse().unwrap(),
             pid: std::process::id(),
             source: "mem:".to_owned(),
             mountpoint: "/nowhere".to_owned(),

@@ -16,6 +16,7 @@ mod control;
 mod demo;
 mod documents;
 mod events;
+mod foreign;
 mod fuzzed;
 mod helpers;
 mod holders;

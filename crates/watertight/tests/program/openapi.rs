@@ -23,6 +23,7 @@ use watertight::control::api::{
 };
 use watertight::control::server::{OPENAPI, ROUTES, Server, Service};
 use watertight::holders::{self, Holder, Holders};
+use watertight::volume_id::VolumeId;
 
 use self::schema::Checker;
 use crate::control::call;
@@ -88,6 +89,10 @@ fn held() -> Holders {
     Holders { found: found.into(), unseen: 1, hung: vec![7] }
 }
 
+fn id() -> VolumeId {
+    "fa4e".parse().unwrap()
+}
+
 impl Service for Full {
     fn status(&self) -> Status {
         let is_busy = self.is_busy.borrow().is_some();
@@ -117,7 +122,7 @@ impl Service for Full {
 
     fn sync(&self, _by: Option<u32>) -> Result<Synced, String> {
         match self.next() {
-            0 => Ok(Synced { id: "fa4e".to_owned(), left_out: vec!["/x".to_owned()] }),
+            0 => Ok(Synced { id: id(), left_out: vec!["/x".to_owned()] }),
             1 => Err("the store is full".to_owned()),
             _ => panic!("as it is meant to"),
         }
@@ -136,20 +141,20 @@ impl Service for Full {
         Arc::clone(&self.events)
     }
 
-    fn volumes(&self, _after: &str) -> Vec<Status> {
+    fn volumes(&self, _after: Option<&VolumeId>) -> Vec<Status> {
         vec![sample::status()]
     }
 
     fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {
         match self.next() {
-            0 => Ok(AttachReply { id: request.source, mountpoint: request.path }),
+            0 => Ok(AttachReply { id: Some(id()), mountpoint: request.path }),
             1 => Err("it is busy".to_owned()),
             _ => panic!("as it is meant to"),
         }
     }
 
-    fn detach(&self, request: DetachRequest) -> Result<DetachReply, String> {
-        let (id, source) = (Some(request.path), Some("mem:".to_owned()));
+    fn detach(&self, _request: DetachRequest) -> Result<DetachReply, String> {
+        let (id, source) = (Some(id()), Some("mem:".to_owned()));
         match self.next() {
             0 => Ok(DetachReply { id, source, ended: Some(ended()), is_held: true, holders: held() }),
             1 => Err("it is busy".to_owned()),
@@ -309,7 +314,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
     const CLONE: (&str, &str) = ("POST /v1/clone", r#"{"mountpoint":"/b","propagation":"slave"}"#);
     const LEAVE: (&str, &str) = ("POST /v1/leave", r#"{"mountpoint":"/b","how":"lazy"}"#);
     let rows: [&[(&str, &str)]; 14] = [
-        &[("GET /v1/volumes?after=0", "")],
+        &[("GET /v1/volumes?after=0", ""), ("GET /v1/volumes?after=x.y", "")],
         &[
             ("GET /v1/limits", ""),
             ("POST /v1/limit", r#"{"cgroup":"/a","limits":"wbps=1M"}"#),

@@ -16,6 +16,15 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use watertight::control::client::{CallError, Client};
+use watertight::registry::OpenDir;
+
+/// The way to the process that listens at `socket`, in a runtime directory of this user's.
+pub(crate) fn connect(socket: &Path) -> Result<Client, CallError> {
+    let uid = rustix::process::geteuid().as_raw();
+    let dir = OpenDir::own(socket.parent().unwrap(), uid).unwrap().unwrap();
+    Client::connect(&dir, socket.file_name().unwrap().to_str().unwrap())
+}
 
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_watertight");

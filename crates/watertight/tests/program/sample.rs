@@ -8,12 +8,12 @@ use watertight::mountinfo::Device;
 /// The status. Its numbers are between 101 and 199, but for the time, which is 1 700 000 000 s and 123 ms.
 pub(crate) fn status() -> Status {
     Status {
-        id: "fa4e".to_owned(),
+        id: "fa4e".parse().unwrap(),
         pid: 101,
         uid: 102,
         source: "mem:".to_owned(),
         mountpoint: "/x".to_owned(),
-        attached_to: Some("f00d".to_owned()),
+        attached_to: Some("f00d".parse().unwrap()),
         clones: vec![CloneStatus { mountpoint: "/y".to_owned(), propagation: Propagation::Slave }],
         device: Device { major: 103, minor: 104 },
         state: State::Active,

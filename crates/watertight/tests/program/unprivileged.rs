@@ -143,7 +143,7 @@ fn roots_mounts_let_others_in_unless_told_not_to() {
 }
 
 #[test]
-fn root_sees_the_volumes_of_others() {
+fn root_sees_the_volumes_of_others_when_asked_to() {
     let Some(rig) = rig() else { return };
     let dir = std::path::Path::new("/tmp/watertight-65534");
     let was_there = dir.exists();
@@ -156,16 +156,21 @@ fn root_sees_the_volumes_of_others() {
     .ok();
     let status: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
     let id = status["volumes"][0]["id"].as_str().unwrap();
-    let mut command = rig.command(&["status", "--json"]);
-    command.env_remove("WATERTIGHT_RUNTIME_DIR");
-    let all: serde_json::Value = serde_json::from_str(&run(command).ok().stdout).unwrap();
+    let look = |more: &[&str]| {
+        let mut command = rig.command(&[&["status", "--json"], more].concat());
+        command.env_remove("WATERTIGHT_RUNTIME_DIR");
+        serde_json::from_str::<serde_json::Value>(&run(command).ok().stdout).unwrap()
+    };
+    let own = look(&[]);
+    assert!(!own["volumes"].as_array().unwrap().iter().any(|volume| volume["id"] == id), "{own}");
+    let all = look(&["--all-users"]);
     let seen = all["volumes"].as_array().unwrap().iter().find(|volume| volume["id"] == id);
     assert_eq!(seen.unwrap()["uid"], 65534);
     // The mount is in another namespace; the process can be told all the same.
     let pid = i32::try_from(seen.unwrap()["pid"].as_u64().unwrap()).unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let mut command = rig.command(&["wait", id]);
+    let mut command = rig.command(&["wait", "--all-users", id]);
     command.env_remove("WATERTIGHT_RUNTIME_DIR");
     run(command).ok();
     let _ = fs::remove_file(dir.join(format!("{id}.json")));
@@ -173,6 +178,23 @@ fn root_sees_the_volumes_of_others() {
         // Unless another test run uses it.
         let _ = fs::remove_dir(dir);
     }
+}
+
+#[test]
+fn volumes_of_others_are_counted() {
+    let tools = ["unshare", "setpriv", "mknod"];
+    let Some(mut rig) = Rig::mounting().filter(|_| tools.iter().all(|tool| has(tool))) else { return };
+    let daemon = rig.mount("");
+    let out = as_nobody(&rig, "$W status; $W status --json").ok();
+    assert!(out.stdout.contains("no volumes are mounted that"), "{out:?}");
+    assert!(out.stdout.contains("only their users and root may ask their processes"), "{out:?}");
+    let status: serde_json::Value =
+        serde_json::from_str(&out.stdout[out.stdout.find("\n{").unwrap()..]).unwrap();
+    // Tests beside this one have theirs.
+    assert!(status["of_others"].as_u64().unwrap() >= 1, "{status}");
+    assert_eq!(status["unknown"], 0, "{status}");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
 }
 
 #[test]

@@ -311,3 +311,26 @@ fn status_of_a_path_in_a_volume_is_that_of_the_volume() {
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 }
+
+#[test]
+fn a_volume_of_another_runtime_directory_is_not_called_dead() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let daemon = rig.mount("type=fuseblk");
+    fs::write(rig.mnt.join("a"), "a").unwrap();
+    let elsewhere = |verb: &str| {
+        let mut command = rig.command(&[verb]);
+        command.arg(&rig.mnt).env("WATERTIGHT_RUNTIME_DIR", rig.root.join("other"));
+        run(command)
+    };
+    let out = elsewhere("wait").ends(1, "knows nothing");
+    assert!(!out.stderr.contains("died") && !out.stderr.contains("gone"), "{out:?}");
+    let mut command = rig.command(&["status", "--json"]);
+    command.env("WATERTIGHT_RUNTIME_DIR", rig.root.join("other"));
+    let status: serde_json::Value = serde_json::from_str(&run(command).ok().stdout).unwrap();
+    assert!(status["unknown"].as_u64().unwrap() >= 1, "{status}");
+    let out = elsewhere("umount").ends(1, "is not known here");
+    assert!(!out.stderr.contains("died"), "{out:?}");
+    // An unmount of this kind waits for the data, whoever asks for it.
+    assert_eq!(rig.stored("a").unwrap(), b"a");
+    assert_eq!(daemon.end(), Some(0));
+}

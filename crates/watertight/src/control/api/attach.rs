@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::volume_id::VolumeId;
+
 use super::{Ended, How};
 use crate::holders::Holders;
 
@@ -29,7 +31,7 @@ pub struct AttachRequest {
 pub struct AttachReply {
     /// The volume's id; none if a directory is shown in a second place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
+    pub id: Option<VolumeId>,
     /// Where it is.
     pub mountpoint: String,
 }
@@ -51,7 +53,7 @@ pub struct DetachRequest {
 pub struct DetachReply {
     /// The volume's id; none for a directory in a second place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
+    pub id: Option<VolumeId>,
     /// Its store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,

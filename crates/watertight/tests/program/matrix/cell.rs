@@ -8,10 +8,10 @@ use std::thread::{self, JoinHandle};
 
 use serde_json::Value;
 use watertight::control::api::Synced;
-use watertight::control::client::{CallError, Client};
+use watertight::control::client::CallError;
 
 use crate::namespace::Namespace;
-use crate::rig::{Daemon, Out, Rig, eventually, run};
+use crate::rig::{Daemon, Out, Rig, connect, eventually, run};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -123,8 +123,7 @@ impl Setting {
 impl Cell {
     /// Has somebody wait in a sync, until that is seen. By the control socket: it holds nothing of the mount.
     fn somebody_waits(&mut self) {
-        let uid = rustix::process::geteuid().as_raw();
-        let client = Client::connect(&self.rig.socket(), uid).unwrap();
+        let client = connect(&self.rig.socket()).unwrap();
         self.waiting = Some(thread::spawn(move || client.sync()));
         if self.state == State::Throttled {
             eventually("it waits for the limit", || self.waits_for_a_limit());
