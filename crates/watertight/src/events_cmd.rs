@@ -4,7 +4,7 @@
 //! terminal slows the readers, and a reader that is too slow is told by its volume what it missed.
 //!
 //! With `--all-users` a user may make what looks like news without end: looks at the directories are never closer together than
-//! [`LOOKS_APART`].
+//! `LOOKS_APART`.
 //!
 //! Volumes that appear later are found by watching the runtime directories, *before* they are listed: one that
 //! appears between the two is either listed or told of, mostly both.
