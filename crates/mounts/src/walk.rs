@@ -19,7 +19,7 @@ use rcu::Guard;
 use crate::error::{Error, Holder, Result};
 use crate::mount::{Mount, MountId, Passing, Pin};
 use crate::namespace::Ns;
-use crate::protocol::Legitimized;
+use crate::protocol::{Legitimized, MountLock};
 use crate::superblock::{Entry, Inode, Kind};
 use path::Rest;
 use step::{At, Changed, View, check, cross_down, cross_up};
@@ -210,6 +210,7 @@ impl Ns {
         while let Some(part) = rest.peek() {
             let superblock = at.mount.superblock.superblock();
             let name = rest.name(part);
+            // Only where the walk begins: the crossing to the root has checked the sequence.
             if kind != Kind::Directory {
                 return Err(Stop::Err(not_a_directory(rest, part)));
             }
@@ -230,10 +231,7 @@ impl Ns {
             }
             let Entry { inode, kind: found } = match superblock.lookup_rcu(at.inode, name) {
                 None => return Err(out_of_section(at, kind, seq)),
-                Some(Err(error)) => {
-                    check(lock, seq)?;
-                    return Err(Stop::Err(error));
-                }
+                Some(Err(error)) => return Err(fail(lock, seq, error)),
                 Some(Ok(entry)) => entry,
             };
             if found == Kind::Symlink && (last == Last::Follow || rest.goes_on_after(part)) {
@@ -241,8 +239,12 @@ impl Ns {
                     return Err(out_of_section(at, kind, seq));
                 };
                 rest.take(part);
-                if rest.follow(target.map_err(Stop::Err)?).map_err(Stop::Err)? {
+                let target = target.map_err(|error| fail(lock, seq, error))?;
+                if rest.follow(target).map_err(|error| fail(lock, seq, error))? {
                     (at, kind) = self.begin(&view, seq, Start::Root)?;
+                } else {
+                    // A link to `.` may be the last step: no crossing follows that would check.
+                    check(lock, seq)?;
                 }
                 continue;
             }
@@ -250,6 +252,7 @@ impl Ns {
             let on = at.mount;
             at = cross_down(&view, lock, seq, At { mount: on, inode })?;
             kind = if Arc::ptr_eq(on, at.mount) { found } else { at.mount.kind };
+            // The crossing has checked the sequence, and nothing was read since.
             if kind != Kind::Directory && rest.goes_on() {
                 return Err(Stop::Err(not_a_directory(rest, part)));
             }
@@ -286,6 +289,13 @@ impl Ns {
     pub(crate) fn is_home_of(&self, pin: &Pin) -> bool {
         Arc::ptr_eq(&pin.arc().home, &self.home)
     }
+}
+
+/// Ends a walk with an error that follows from an answer of a superblock. The superblock may have been asked after its
+/// mount was covered, moved or unmounted: the error counts only if mounts did not change since the walk began.
+#[cold]
+fn fail(lock: &MountLock, seq: u64, error: Error) -> Stop {
+    check(lock, seq).map_or_else(Stop::from, |()| Stop::Err(error))
 }
 
 /// Makes the mount that a walk is on its own.
