@@ -28,7 +28,8 @@ use crate::uring::{BeforeMount, Uring};
 
 pub use info::MountInfo;
 pub use point::{MountpointError, check_mountpoint};
-pub use show::show;
+pub(crate) use show::PREFIX as CLONE_PREFIX;
+pub use show::{show, shown_clone};
 
 /// Block size of the loop device's file system, in bytes.
 const BLKSIZE: u32 = 4096;

@@ -1,8 +1,8 @@
 //! Serving in the background.
 //!
 //! Threads do not survive fork(2), so the parent starts this program once more. The child leaves the
-//! terminal's session, mounts, and writes one line to its standard output, a pipe, when the mount is
-//! up; until then its standard error is the parent's, so errors reach whoever asked.
+//! terminal's session, mounts, and writes a line to its standard output, a pipe, when the mount is
+//! up, after notes for a person, if there are any; until then its standard error is the parent's, so errors reach whoever asked.
 
 use std::env;
 use std::ffi::OsString;
@@ -21,9 +21,11 @@ use crate::problem::{Problem, Result};
 
 /// The word that the child's line starts with.
 pub const READY: &str = "ready";
+/// What a line before that starts with: a note for a person, to be said if anything is.
+pub const NOTE: &str = "note: ";
 
 /// Starts the background process with these arguments, and waits until it is ready or has failed; gives the
-/// exit code for either. Its first line is printed if `tells`.
+/// exit code for either. What it says of itself is printed if `tells`.
 ///
 /// # Errors
 /// When it cannot be started.
@@ -43,7 +45,15 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
         .map_err(|error| failed(&error))?;
     let mut line = String::new();
     if let Some(pipe) = child.stdout.take() {
-        BufReader::new(pipe).read_line(&mut line).map_err(|error| failed(&error))?;
+        let mut pipe = BufReader::new(pipe);
+        loop {
+            pipe.read_line(&mut line).map_err(|error| failed(&error))?;
+            let Some(note) = line.strip_prefix(NOTE) else { break };
+            if tells {
+                console().say(note.trim_end());
+            }
+            line.clear();
+        }
     }
     if line.starts_with(READY) {
         if tells {

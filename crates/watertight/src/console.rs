@@ -8,7 +8,7 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use rustix::termios::tcgetwinsize;
 use sync::Mutex;
@@ -42,6 +42,8 @@ pub enum Colour {
 pub struct Console {
     /// The status line as drawn, if any.
     shown: Mutex<Option<String>>,
+    /// Set once: what went well is not printed.
+    is_quiet: OnceLock<()>,
     terminal: bool,
     colours_out: bool,
     colours_err: bool,
@@ -53,10 +55,16 @@ impl Console {
             || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Self {
             shown: Mutex::new(None),
+            is_quiet: OnceLock::new(),
             terminal: io::stderr().is_terminal(),
             colours_out: io::stdout().is_terminal() && !plain,
             colours_err: io::stderr().is_terminal() && !plain,
         }
+    }
+
+    /// From now on [`print`](Self::print) prints nothing, as mount(8) and umount(8) say nothing where nothing is wrong.
+    pub fn be_quiet(&self) {
+        self.is_quiet.get_or_init(|| ());
     }
 
     /// Whether a status line can be shown.
@@ -87,6 +95,9 @@ impl Console {
     ///
     /// Control characters in it, which may come from the name of anybody's file, are shown and not obeyed.
     pub fn print(&self, line: &str) {
+        if self.is_quiet.get().is_some() {
+            return;
+        }
         let line = harmless(line);
         let mut out = io::stdout().lock();
         self.above_status(|| writeln!(out, "{line}").and_then(|()| out.flush()));

@@ -245,8 +245,10 @@ pub fn of_device(device: Device) -> io::Result<Holders> {
     }
     let Device { major, minor } = device;
     // A mount that is none of the table's.
-    let (mountpoint, fstype, source) = Default::default();
-    of(&Mount { id: u64::MAX, parent: u64::MAX, major, minor, mountpoint, fstype, source, owner: None })
+    let (root, mountpoint, fstype, source) = Default::default();
+    let (id, parent) = (u64::MAX, u64::MAX);
+    let (peer_group, is_read_only, owner) = (None, false, None);
+    of(&Mount { id, parent, major, minor, root, mountpoint, peer_group, fstype, source, is_read_only, owner })
 }
 
 /// How many threads search.
@@ -451,13 +453,14 @@ impl Process<'_> {
     }
 }
 
-/// The mounts that hold `mount`: those inside it, and other mounts of its file system. Disturbs nobody.
+/// The mounts that hold `mount`: those inside it, and other mounts of its file system but for those that an unmount
+/// takes along. Disturbs nobody.
 #[must_use]
 pub fn mounts(mount: &Mount) -> Holders {
     let table = MountTable::read();
     let mut holders = Holders::default();
     holders.found.extend(table.on(mount).map(Holder::mount));
-    let others = table.of_device(Device::of(mount)).filter(|other| !other.is_same(mount));
+    let others = table.others(mount).filter(|other| !table.may_go_along(mount, other));
     holders.found.extend(others.map(|other| Holder {
         pid: None,
         name: other.fstype.clone(),

@@ -7,7 +7,7 @@
 //! | `attach`, `attach_cmd`, `clone_cmd` | volumes in directories of a mounted one, and second mountpoints |
 //! | `mount_cmd`, `background`, `supervisor`, `live`, `stalls`, `process` | the mount process |
 //! | `control`, `registry`, `target`, `metrics` | finding mount processes and talking to them; their figures for Prometheus |
-//! | `umount_cmd`, `sync_cmd`, `status_cmd`, `events_cmd`, `wait_cmd` | the other verbs |
+//! | `umount_cmd`, `several`, `sync_cmd`, `status_cmd`, `events_cmd`, `wait_cmd` | the other verbs |
 //! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
 //! | `helpers`, `utab` | what mount(8) and umount(8) call, and why they call it |
 //! | `console`, `columns`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
@@ -49,6 +49,7 @@ pub mod process;
 pub mod progress;
 pub mod registry;
 pub mod serve;
+pub mod several;
 pub mod signals;
 pub mod stalls;
 pub mod status_cmd;

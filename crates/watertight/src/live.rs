@@ -10,6 +10,7 @@
 //! P1: `gone` is stored before the kernel hears that its file system may go, and loaded after the mount table
 //! was read: a row that another mount with our old number has put there is not taken for ours.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -114,6 +115,18 @@ impl Facts {
     pub const fn device(&self) -> Device {
         Device::of(&self.mount)
     }
+
+    /// The mount to ask the kernel about: the own one, or another of the file system's where that was unmounted, a whole
+    /// one if there is one.
+    #[must_use]
+    pub fn mount_now(&self) -> Option<Mount> {
+        if self.mount.is_present() {
+            return Some(self.mount.clone());
+        }
+        let table = MountTable::read();
+        let all = || table.of_device(self.device()).filter(|mount| mountinfo::is_ours(mount));
+        all().find(|mount| mount.root == Path::new("/")).or_else(|| all().next()).cloned()
+    }
 }
 
 impl Live {
@@ -172,6 +185,17 @@ impl Live {
         }
     }
 
+    /// Whether nothing can be changed, which `mount -o remount` may have changed.
+    fn is_read_only(&self) -> bool {
+        self.mounts().first().map_or(self.facts.read_only, |mount| mount.is_read_only)
+    }
+
+    /// The mount to ask the kernel about.
+    #[must_use]
+    pub fn mount_now(&self) -> Mount {
+        self.facts.mount_now().unwrap_or_else(|| self.facts.mount.clone())
+    }
+
     /// Whether this is the mount that was made at the start, by the number that is never used again.
     fn is_the_first(&self, mount: &Mount) -> bool {
         let id = unmount::unique_id(&mount.mountpoint);
@@ -184,7 +208,7 @@ impl Live {
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
         self.volume.sync_all().map_err(|error| error.to_string())?;
-        Ok(match ask(Ask::Umount, &self.facts.mount).map_err(|problem| problem.to_string())? {
+        Ok(match ask(Ask::Umount, &self.mount_now()).map_err(|problem| problem.to_string())? {
             Outcome::Gone => UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() },
             Outcome::Held(holders) => UmountReply { ended: None, holders },
         })
@@ -233,7 +257,7 @@ impl Service for Live {
             transport,
             transport_reason,
             mode: facts.mode.to_owned(),
-            read_only: facts.read_only,
+            read_only: self.is_read_only(),
             started_ms: facts.started_ms,
             requests: self.requests(),
             process: process::figures(self.session.threads() as u64),
@@ -296,7 +320,7 @@ impl Service for Live {
             How::Lazy => {
                 let reply = self.umount_unless_held()?;
                 if reply.ended.is_none() {
-                    ask(Ask::Detach, &self.facts.mount).map_err(|problem| problem.to_string())?;
+                    ask(Ask::Detach, &self.mount_now()).map_err(|problem| problem.to_string())?;
                     // Notices that no path is left.
                     self.state(&self.volume.status());
                 }

@@ -362,6 +362,16 @@ fn announce(live: &Live, in_background: bool) {
     let facts = live.facts();
     let mount = &facts.mount;
     let how = format!("{}{}", mountinfo::kind(mount), if facts.read_only { ", read-only" } else { "" });
+    if let Some(reason) = &facts.type_reason {
+        let note = format!(
+            "plain `fuse`, for which a raw umount2(2) does not wait: {reason}; `watertight umount` waits"
+        );
+        if in_background {
+            console().print(&format!("{}{note}", background::NOTE));
+        } else {
+            tracing::info!(volume = live.volume().name(), "{note}");
+        }
+    }
     console().print(&format!(
         "{}: {} is mounted at {} (volume {}, {how}, pid {})",
         background::READY,
@@ -370,15 +380,5 @@ fn announce(live: &Live, in_background: bool) {
         facts.id,
         std::process::id()
     ));
-    if let Some(reason) = &facts.type_reason {
-        let note = format!(
-            "plain `fuse`, for which a raw umount2(2) does not wait: {reason}; `watertight umount` waits"
-        );
-        if in_background {
-            console().say(&note);
-        } else {
-            tracing::info!(volume = live.volume().name(), "{note}");
-        }
-    }
     notify(&format!("READY=1\nSTATUS=serving {}", mount.mountpoint.display()));
 }

@@ -2,7 +2,7 @@
 //!
 //! No path is looked up here, so a mount whose server hangs cannot hang the reader.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +92,24 @@ impl MountTable {
         self.0.iter().filter(move |m| Device::of(m) == device)
     }
 
+    /// The other mounts of the file system of `mount`.
+    pub fn others(&self, mount: &Mount) -> impl Iterator<Item = &Mount> {
+        self.of_device(Device::of(mount)).filter(move |other| !other.is_same(mount))
+    }
+
+    /// Whether an unmount of `mount` may take `other` along, by propagation: both show the same and are on the same
+    /// directory of a file system that is mounted twice and shared. Yes also where it propagates the other way only.
+    #[must_use]
+    pub fn may_go_along(&self, mount: &Mount, other: &Mount) -> bool {
+        let on = |mount: &Mount| self.0.iter().find(|below| below.id == mount.parent);
+        let (Some(below), Some(other_below)) = (on(mount), on(other)) else { return false };
+        below.peer_group.is_some()
+            && below.id != other_below.id
+            && Device::of(below) == Device::of(other_below)
+            && mount.root == other.root
+            && covered(below, mount).is_some_and(|dir| covered(other_below, other) == Some(dir))
+    }
+
     /// The mounts directly on `mount`, which keep it busy.
     pub fn on(&self, mount: &Mount) -> impl Iterator<Item = &Mount> {
         let id = mount.id;
@@ -105,6 +123,12 @@ impl MountTable {
     }
 }
 
+/// The directory that `mount`, which is on `below`, covers there, as a path from that file system's root.
+fn covered(below: &Mount, mount: &Mount) -> Option<PathBuf> {
+    let dir: PathBuf = mount.mountpoint.strip_prefix(&below.mountpoint).ok()?.components().collect();
+    Some(below.root.components().chain(dir.components()).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,9 +140,12 @@ mod tests {
             parent,
             major: 0,
             minor,
+            root: "/".into(),
             mountpoint: mountpoint.into(),
+            peer_group: None,
             fstype: fstype.to_owned(),
             source,
+            is_read_only: false,
             owner: None,
         }
     }
@@ -139,6 +166,33 @@ mod tests {
         assert_eq!(table.containing(Path::new("/elsewhere")).unwrap().id, 21);
         assert_eq!(table.of_device(Device { major: 0, minor: 3 }).count(), 1);
         assert!(table.at(Path::new("/mnt")).is_none());
+    }
+
+    #[test]
+    fn what_propagation_takes_along_is_known() {
+        let shared = |mut mount: Mount| {
+            mount.peer_group = Some(7);
+            mount
+        };
+        let volume = |id, parent, at: &str| mount(id, parent, 9, at, "fuse.watertight");
+        let table = MountTable(vec![
+            shared(mount(21, 1, 1, "/", "ext4")),
+            shared(mount(22, 21, 1, "/copy", "ext4")),
+            mount(23, 21, 2, "/tmp", "tmpfs"),
+            shared(Mount { root: "/mnt".into(), ..mount(24, 21, 1, "/part", "ext4") }),
+            volume(44, 24, "/part"),
+            volume(40, 21, "/mnt"),
+            volume(41, 22, "/copy/mnt"),
+            volume(42, 21, "/elsewhere"),
+            volume(43, 23, "/tmp/mnt"),
+        ]);
+        let along = |other: &str| {
+            let at = |path: &str| table.at(Path::new(path)).unwrap();
+            table.may_go_along(at("/mnt"), at(other))
+        };
+        assert!(along("/copy/mnt") && along("/part"));
+        assert!(!along("/elsewhere") && !along("/tmp/mnt"));
+        assert_eq!(table.others(table.at(Path::new("/mnt")).unwrap()).count(), 4);
     }
 
     #[test]

@@ -215,7 +215,7 @@ impl Supervisor {
                 tracing::error!("a second mountpoint cannot be unmounted: {error}");
             }
             let gone = live.mounts().is_empty();
-            Event::Unmounted(if gone { Ok(Outcome::Gone) } else { ask(Ask::Umount, &live.facts().mount) })
+            Event::Unmounted(if gone { Ok(Outcome::Gone) } else { ask(Ask::Umount, &live.mount_now()) })
         });
     }
 
@@ -460,7 +460,7 @@ impl Supervisor {
 /// answered for half of the drain's deadline, the others are ended without.
 fn flush_unless_stalled(live: &Arc<Live>) -> Result<()> {
     let (told, done) = channel();
-    let mount = live.facts().mount.clone();
+    let mount = live.mount_now();
     let flush = move || drop(told.send(ask(Ask::Flush, &mount)));
     thread::Builder::new()
         .name("flush".to_owned())

@@ -5,12 +5,11 @@
 //! from the process how the volume ended; wait until that process is gone.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::attach_cmd;
 use crate::cli::UmountArgs;
-use crate::clone_cmd;
 use crate::console::console;
 use crate::control::api::{Ended, How, State, Status, UmountRequest};
 use crate::control::client::{CallError, Client};
@@ -18,6 +17,7 @@ use crate::holders::{self, Holders};
 use crate::mountinfo::{self, Mount};
 use crate::problem::{Problem, Result};
 use crate::progress;
+use crate::several::{self, Left, Others};
 use crate::target::{self, Target, Volume};
 use crate::unmount::{self, Outcome};
 
@@ -53,10 +53,14 @@ pub fn run(args: &UmountArgs) -> Result<()> {
             if !args.force {
                 progress::say_if_silent(&format!("unmounting {}", mount.mountpoint.display()), client);
             }
-            if clone_cmd::is_one_of_several(&mount, &volume, client) {
-                return clone_cmd::leave(args, &mount, client);
-            }
             let job = Job { mount: &mount, volume: &volume, client };
+            let is_named_by_path = path.as_deref() == Some(mount.mountpoint.as_path());
+            if let Some(others) = job.that_stay(is_named_by_path) {
+                return match several::leave(args, &mount, &others, client)? {
+                    Left::Others => Ok(()),
+                    Left::Nothing => job.ended_with_others(args),
+                };
+            }
             match (args.force, args.lazy) {
                 (true, _) => job.force(),
                 (_, true) => job.lazy(),
@@ -84,7 +88,7 @@ pub fn of_another_user(args: &UmountArgs) -> Option<Result<()>> {
     let unmounted = match (args.force, args.lazy) {
         (true, _) => unmount::force(&mount),
         (_, true) => unmount::detach(&mount),
-        _ => unmount::plain(&mount).and_then(|outcome| match outcome {
+        _ => unmount::one_of_several(&mount).and_then(|outcome| match outcome {
             Outcome::Gone => Ok(()),
             Outcome::Held(holders) => Err(held(mount.mountpoint.display(), &holders)),
         }),
@@ -110,6 +114,38 @@ impl Job<'_> {
         self.unmount_unless_held(|_| self.search())?.map_err(|holders| self.held(&holders))
     }
 
+    /// The mounts that stay when this one goes. None: it is the last, or the volume was meant and not one mount of it, which
+    /// all but its own mountpoints keep busy.
+    fn that_stay(&self, is_named_by_path: bool) -> Option<Others> {
+        let others = Others::beside(self.mount, self.client);
+        if others.is_empty() || is_named_by_path {
+            return Some(others).filter(|others| !others.is_empty());
+        }
+        let clones = self.client.status().ok()?.clones;
+        let mut all: Vec<PathBuf> = clones.into_iter().map(|clone| clone.mountpoint.into()).collect();
+        all.push(PathBuf::from(&self.volume.record().mountpoint));
+        others.are_all_among(&all).then_some(others)
+    }
+
+    /// This mount is gone, and so are the others: another caller took them away meanwhile.
+    fn ended_with_others(&self, args: &UmountArgs) -> Result<()> {
+        if args.force {
+            return detached(self.volume, true);
+        }
+        let ended = if args.lazy {
+            self.client.wait(Duration::ZERO).ok().and_then(|reply| reply.ended)
+        } else {
+            Some(progress::during(&self.what(), self.client, || self.wait_ended())?)
+        };
+        match ended {
+            Some(ended) => self.report(&ended),
+            None => {
+                self.tell_that_data_follows(&self.search());
+                Ok(())
+            }
+        }
+    }
+
     /// Who holds it, of all processes of the host.
     fn search(&self) -> Holders {
         holders::of(self.mount).unwrap_or_default()
@@ -129,13 +165,17 @@ impl Job<'_> {
         {
             return self.report(&ended);
         }
+        self.tell_that_data_follows(&holders);
+        Ok(())
+    }
+
+    fn tell_that_data_follows(&self, holders: &Holders) {
         let id = &self.volume.record().id;
         console().print(&format!("{}: the path is gone, the volume is still held by", self.path()));
         for line in holders.lines() {
             console().print(&format!("  {line}"));
         }
         console().print(&format!("its data follows: `watertight wait {id}` tells when it is on the store"));
-        Ok(())
     }
 
     fn force(&self) -> Result<()> {
@@ -167,6 +207,10 @@ impl Job<'_> {
     /// Unmounts and waits until the volume is released; held: who holds it, by a first `look`, or by a search.
     fn unmount_unless_held(&self, look: impl Fn(&Status) -> Holders) -> Result<Result<(), Holders>> {
         let what = self.what();
+        let mounts = holders::mounts(self.mount);
+        if mounts.direct().next().is_some() {
+            return Ok(Err(mounts));
+        }
         // A look first, where files are open: who holds the mount is told before everything is written. Not always:
         // looking through /proc disturbs others for a moment.
         if let Ok(status) = self.client.status()
@@ -183,6 +227,12 @@ impl Job<'_> {
         match progress::during(&what, self.client, || unmount::plain(self.mount))? {
             Outcome::Held(holders) => return Ok(Err(holders)),
             Outcome::Gone => {}
+        }
+        // Bound to another place meanwhile.
+        let others = Others::after(self.mount, self.client);
+        if !others.is_empty() {
+            others.tell(self.mount);
+            return Ok(Ok(()));
         }
         let ended = progress::during(&what, self.client, || self.wait_ended())?;
         if !self.client.wait_gone(LEAVE) {
@@ -338,7 +388,7 @@ fn without_process(args: &UmountArgs, mount: &Mount, volume: &Volume) -> Result<
 fn dead(mount: &Mount, volume: Option<&Volume>) -> Result<()> {
     let path = mount.mountpoint.display();
     let is_dead = volume.is_some() || unmount::is_dead(&mount.mountpoint);
-    if let Outcome::Held(holders) = unmount::plain(mount)? {
+    if let Outcome::Held(holders) = unmount::one_of_several(mount)? {
         unmount::detach(mount)?;
         console().say(&format!("{path} was held by\n  {}", holders.lines().join("\n  ")));
     }

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::holders::{self, Holders};
+use crate::holders::{self, Holder, Holders};
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::problem::{Problem, Result};
 
@@ -54,14 +54,20 @@ pub fn plain(mount: &Mount) -> Result<Outcome> {
     unless_held(mount, || holders::of(mount).unwrap_or_default())
 }
 
-/// Unmounts one of several mountpoints of a volume, unless somebody holds that one.
+/// Unmounts one of several mounts of a volume, unless somebody holds that one.
 ///
 /// # Errors
 /// As [`plain`].
 pub fn one_of_several(mount: &Mount) -> Result<Outcome> {
     unless_held(mount, || {
         let mut holders = holders::of(mount).unwrap_or_default();
-        holders.found.retain(|holder| holder.direct && holder.how != holders::How::Bind);
+        // Of a mapping the kernel says in which file system it is, and by its path in which mount.
+        let is_of_this = |holder: &Holder| match holder.how {
+            holders::How::Bind => false,
+            holders::How::Mapping => Path::new(&holder.file).starts_with(&mount.mountpoint),
+            _ => holder.direct,
+        };
+        holders.found.retain(is_of_this);
         holders
     })
 }

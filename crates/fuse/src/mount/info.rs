@@ -15,12 +15,18 @@ pub struct MountInfo {
     pub major: u32,
     /// Its minor number.
     pub minor: u32,
+    /// Which directory of the file system it shows, as a path from the file system's root.
+    pub root: PathBuf,
     /// Where.
     pub mountpoint: PathBuf,
+    /// The peer group that mounts on it propagate in, where it is shared.
+    pub peer_group: Option<u64>,
     /// Type, with its subtype.
     pub fstype: String,
     /// What is mounted.
     pub source: String,
+    /// Whether the file system is read-only, in all of its mounts.
+    pub is_read_only: bool,
     /// The user who mounted it, where it is a FUSE mount.
     pub owner: Option<u32>,
 }
@@ -88,16 +94,35 @@ fn parse(line: &[u8]) -> Option<MountInfo> {
     let parent = text()?.parse().ok()?;
     let (major, minor) = text()?.split_once(':')?;
     let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
-    let _root = fields.next()?;
-    let mountpoint = PathBuf::from(OsString::from_vec(unescaped(fields.next()?)));
+    let mut path = || Some(PathBuf::from(OsString::from_vec(unescaped(fields.next()?))));
+    let (root, mountpoint) = (path()?, path()?);
+    let _flags = fields.next()?;
     // Optional fields end with a dash.
-    fields.find(|field| *field == b"-")?;
+    let mut peer_group = None;
+    for field in fields.by_ref().take_while(|field| *field != b"-") {
+        if let Some(number) = field.strip_prefix(b"shared:") {
+            peer_group = std::str::from_utf8(number).ok()?.parse().ok();
+        }
+    }
     let fstype = String::from_utf8(unescaped(fields.next()?)).ok()?;
     let source = OsString::from_vec(unescaped(fields.next()?)).to_string_lossy().into_owned();
     let options = fields.next().unwrap_or_default();
+    let is_read_only = options.split(|&byte| byte == b',').any(|option| option == b"ro");
     let owner = options.split(|&byte| byte == b',').find_map(|option| option.strip_prefix(b"user_id="));
     let owner = owner.and_then(|owner| std::str::from_utf8(owner).ok()?.parse().ok());
-    Some(MountInfo { id, parent, major, minor, mountpoint, fstype, source, owner })
+    Some(MountInfo {
+        id,
+        parent,
+        major,
+        minor,
+        root,
+        mountpoint,
+        peer_group,
+        fstype,
+        source,
+        is_read_only,
+        owner,
+    })
 }
 
 /// Blanks and the like come as a backslash and three octal digits.
@@ -130,10 +155,14 @@ mod tests {
     #[test]
     fn lines_are_read_with_their_escapes() {
         let line =
-            br"36 35 0:52 / /mnt/a\040b\134c rw,nosuid shared:1 master:2 - fuse.watertight dir:/srv\040x rw,user_id=65534,group_id=0";
+            br"36 35 0:52 /sub\040dir /mnt/a\040b\134c rw,nosuid shared:1 master:2 - fuse.watertight dir:/srv\040x rw,user_id=65534,group_id=0";
         let info = parse(line).unwrap();
         assert_eq!((info.id, info.parent, info.major, info.minor), (36, 35, 0, 52));
-        assert_eq!(info.mountpoint, Path::new(r"/mnt/a b\c"));
+        assert_eq!(
+            (info.root.as_path(), info.mountpoint.as_path()),
+            (Path::new("/sub dir"), Path::new(r"/mnt/a b\c"))
+        );
+        assert_eq!((info.peer_group, info.is_read_only), (Some(1), false));
         assert_eq!((info.fstype.as_str(), info.source.as_str()), ("fuse.watertight", "dir:/srv x"));
         assert_eq!(info.owner, Some(65534));
         assert_eq!(info.connection_dir(), Path::new("/sys/fs/fuse/connections/52"));

@@ -2,11 +2,23 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use super::MountInfo;
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+
+/// What names of clones begin with.
+pub(crate) const PREFIX: &str = ".watertight-clone-";
+
+/// The name of the clone that a mount of ours shows, or a directory of; none: it shows the first namespace.
+#[must_use]
+pub fn shown_clone(mount: &MountInfo) -> Option<&OsStr> {
+    let name = mount.root.iter().nth(1)?;
+    name.as_bytes().starts_with(PREFIX.as_bytes()).then_some(name)
+}
 
 /// Shows the clone `name` (see [`Tree::clone_name`](crate::Tree::clone_name)) of what is mounted at `mountpoint` also at `target`, with the same
 /// flags. Only root may.

@@ -40,10 +40,8 @@ use super::spot::{Attachment, Name, NodeRef};
 use super::wire::{self, Tag};
 use super::{Tagged, Tree};
 use crate::dev::Dev;
+use crate::mount::CLONE_PREFIX;
 use crate::notify::{self, Note};
-
-/// What names of clones begin with.
-const PREFIX: &str = ".watertight-clone-";
 
 /// Called once, when nobody uses a clone any more.
 pub(crate) type OnUnused = Box<dyn FnOnce() + Send>;
@@ -150,7 +148,7 @@ impl Tree {
         let mount = namespace.root().ok_or(mounts::Error::NotHere)?;
         let volume = (Arc::clone(&self.root), self.first.root.superblock.clone());
         let root = Arc::new(Tagged::of_mount(tag, (mount, NodeId::ROOT), volume, &namespace));
-        let name = OsString::from(format!("{PREFIX}{}", tag.number()));
+        let name = OsString::from(format!("{CLONE_PREFIX}{}", tag.number()));
         let view = Arc::new(View::new(Arc::clone(&namespace), Arc::clone(&root), name));
         self.root.is_seen_through(tag);
         self.change(|state, snapshot| {

@@ -4,10 +4,12 @@
 //! Any other way is seen in the kernel's mount table, by a thread that waits for changes of it as long as there are clones; then the
 //! clone ends as soon as nobody uses it.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
+use fuse::mount::shown_clone;
 use rustix::event::{PollFd, PollFlags, poll};
 use sync::Mutex;
 
@@ -47,8 +49,10 @@ impl Clones {
         self.0.lock().shown.iter().map(|one| one.site.clone()).collect()
     }
 
-    fn at(&self, mountpoint: &Path) -> Option<Arc<Shown>> {
-        self.0.lock().shown.iter().find(|one| one.site.mountpoint == mountpoint).map(Arc::clone)
+    /// The clone that a mount shows; none: it shows the first namespace.
+    fn shown_by(&self, mount: &Mount) -> Option<Arc<Shown>> {
+        let name = shown_clone(mount)?;
+        self.0.lock().shown.iter().find(|one| one.site.tree.clone_name() == Some(name)).map(Arc::clone)
     }
 
     fn drop_one(&self, one: &Shown) {
@@ -87,12 +91,12 @@ impl Attachments {
         if !rustix::process::geteuid().is_root() {
             return Err("only root may show a volume at a second mountpoint".to_owned());
         }
-        if !self.root.mount.is_present() {
+        let Some(first) = self.root.mount_now().filter(|mount| mount.root == Path::new("/")) else {
             let first = self.root.mount.mountpoint.display();
             return Err(format!(
                 "{first}, its first mountpoint, is not mounted any more: nothing can be cloned"
             ));
-        }
+        };
         let target = checks::mountpoint(Path::new(&request.mountpoint)).map_err(words)?;
         for one in self.all() {
             let directory = checks::directory_of(one.source()).map(Path::new);
@@ -110,7 +114,7 @@ impl Attachments {
             })
             .map_err(|error| error.to_string())?;
         let name = tree.clone_name().unwrap_or_default().to_owned();
-        let shown = kernel_side::show(&self.root.mount, &name, &target).map_err(words).and_then(|_| {
+        let shown = kernel_side::show(&first, &name, &target).map_err(words).and_then(|_| {
             let mount = MountTable::read().at(&target).cloned();
             let ours = mount.filter(|mount| Device::of(mount) == self.root.device());
             ours.ok_or_else(|| format!("{} was unmounted again", target.display()))
@@ -161,20 +165,17 @@ impl Attachments {
     /// Why not, in words; for `plain` nothing was changed then.
     pub fn leave(&self, request: &LeaveRequest) -> Result<LeaveReply, String> {
         let path = Path::new(&request.mountpoint);
-        let clone = self.clones.at(path);
-        let first = self.root.mount.mountpoint == path;
-        let mount = match &clone {
-            Some(clone) => &clone.mount,
-            None if first => &self.root.mount,
-            None => return Err(format!("{} is none of the volume's mountpoints", path.display())),
+        let table = MountTable::read();
+        let Some(mount) = table.at(path).filter(|mount| Device::of(mount) == self.root.device()) else {
+            return Err(format!("{} is none of the volume's mountpoints", path.display()));
         };
-        let mut others = std::iter::once(self.root.mount.clone()).chain(self.clone_mounts());
-        if !others.any(|other| other.mountpoint != path && other.is_present()) {
+        if table.others(mount).next().is_none() {
             return Err(format!(
                 "{} is the volume's only mountpoint: its end is the volume's, see `umount`",
                 path.display()
             ));
         }
+        let clone = self.clones.shown_by(mount);
         let words = |problem: crate::problem::Problem| problem.to_string();
         let mut held = None;
         if request.how != How::Force {
@@ -192,7 +193,10 @@ impl Attachments {
             ask(Ask::Detach, mount).map_err(words)?;
         }
         let is_forced = request.how == How::Force;
+        // A bind mount may show it still.
+        let is_shown = shows(&MountTable::read(), self.root.device(), shown_clone(mount));
         match &clone {
+            _ if is_shown => {}
             Some(clone) => self.end_clone(clone, is_forced),
             None => self.tree.end_clone(is_forced),
         }
@@ -206,12 +210,22 @@ impl Attachments {
     pub fn leave_all(&self) -> Result<Holders, String> {
         let mut all = Holders::default();
         for CloneStatus { mountpoint, .. } in self.clones() {
+            // Its own mountpoint may be gone, where a bind mount shows it still.
+            let is_ours = |mount: &Mount| Device::of(mount) == self.root.device();
+            if !MountTable::read().at(Path::new(&mountpoint)).is_some_and(is_ours) {
+                continue;
+            }
             let reply = self.leave(&LeaveRequest { mountpoint, how: How::Plain })?;
             all.found.extend(reply.holders.found);
             all.unseen += reply.holders.unseen;
         }
         Ok(all)
     }
+}
+
+/// Whether a mount of the file system `device` shows this clone; none: the first namespace.
+fn shows(table: &MountTable, device: Device, clone: Option<&OsStr>) -> bool {
+    table.of_device(device).any(|mount| shown_clone(mount) == clone)
 }
 
 /// Waits for changes of the kernel's mount table, as long as there are clones.
@@ -234,7 +248,8 @@ fn look(all: &Weak<Attachments>) {
             }
         }
         let shown = attachments.clones.0.lock().shown.clone();
-        let gone = |one: &&Arc<Shown>| !now.iter().any(|mount| mount.is_same(&one.mount));
+        let device = attachments.root.device();
+        let gone = |one: &&Arc<Shown>| !shows(&now, device, one.site.tree.clone_name());
         shown.iter().filter(gone).for_each(|one| one.site.tree.let_go());
         drop((shown, attachments));
         let mut changed = [PollFd::new(&table, PollFlags::PRI)];

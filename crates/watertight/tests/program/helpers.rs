@@ -33,7 +33,7 @@ echo hello > "$MNT/a"
 test ! -s "$STORE/a"
 grep -q "TARGET=$MNT " /run/mount/utab
 # By its plain absolute path, as root: without our entry in utab the helper would not be called.
-umount "$MNT"
+umount -v "$MNT"
 test "$(cat "$STORE/a")" = hello
 if mountpoint -q "$MNT"; then exit 1; fi
 if grep -q "$MNT" /run/mount/utab; then exit 1; fi
@@ -61,6 +61,11 @@ if mountpoint -q "$MNT"; then exit 1; fi
 exec 9>&-
 "$PROGRAM" wait "$STORE"
 test "$(cat "$STORE/held")" = hello
+mount -t fuse.watertight -o dirty_after=1h "$STORE" "$MNT"
+hold
+umount -v -l "$MNT"
+exec 9>&-
+"$PROGRAM" wait "$STORE"
 mount -t fuse.watertight -o dirty_after=1h "fault:write:hang,dir:$STORE" "$MNT"
 echo lost > "$MNT/b"
 if umount -f "$MNT" 2>"$ROOT/said"; then exit 1; else test $? = 32; fi
@@ -114,8 +119,9 @@ want=1 said mount -t fuse.watertight -o frobnicate "$STORE" "$MNT"
 mount -f -t fuse.watertight "$STORE" "$MNT"
 mount -s -t fuse.watertight -o frobnicate "$STORE" "$MNT"
 mount -t fuse.watertight "$STORE" "$MNT"
-want=1 said mount.fuse.watertight "$STORE" "$MNT" -o remount,ro
+want=1 said mount.fuse.watertight "$STORE" "$MNT" -o remount,frobnicate
 umount "$MNT"
+want=1 said mount.fuse.watertight "$STORE" "$MNT" -o remount,ro
 want=1 said umount.fuse.watertight /does/not/exist
 "#;
     let Some(out) = script(&rig, text) else { return };
@@ -123,7 +129,7 @@ want=1 said umount.fuse.watertight /does/not/exist
         .says("there is no /does/not/exist")
         .says("source /does/not/exist does not exist")
         .says("no mount option frobnicate")
-        .says("cannot be changed by -o remount");
+        .says("is no mountpoint of a volume: nothing can be remounted");
 }
 
 #[test]
@@ -152,6 +158,119 @@ done
         let refused = out.stderr.matches(&format!("option {option}: ")).count();
         assert!(refused == 2 && out.stderr.contains(why), "{option}: {}", out.stderr);
     }
+}
+
+#[test]
+fn what_goes_well_is_done_in_silence_unless_it_is_asked_for() {
+    let Some(rig) = Rig::mounting() else { return };
+    let text = r#"
+echo "$STORE $MNT fuse.watertight defaults 0 0" > "$ROOT/fstab"
+mount --bind "$ROOT/fstab" /etc/fstab
+mkdir "$ROOT/bind"
+silent() {
+    "$@" >"$ROOT/said" 2>&1
+    if test -s "$ROOT/said"; then echo "$* says:"; cat "$ROOT/said"; exit 1; fi
+}
+for kind in auto fuse; do
+    silent mount -t fuse.watertight -o "type=$kind" "$STORE" "$MNT"
+    silent mount -a
+    echo hello > "$MNT/a"
+    silent mount --bind "$MNT" "$ROOT/bind"
+    silent umount "$ROOT/bind"
+    silent mount --bind "$MNT" "$ROOT/bind"
+    silent umount "$MNT"
+    silent umount -i "$ROOT/bind"
+    "$PROGRAM" wait "$STORE"
+    silent mount "$MNT"
+    hold
+    silent umount -l "$MNT"
+    exec 9>&-
+    "$PROGRAM" wait "$STORE"
+    silent mount "$MNT"
+    silent umount -f "$MNT"
+    silent mount -f -t fuse.watertight "$STORE" "$MNT"
+done
+mount -v "$MNT" | grep -q "^ready: "
+umount -v "$MNT" | grep -q "unmounted; everything is on"
+"#;
+    let Some(out) = script(&rig, text) else { return };
+    out.ok();
+}
+
+#[test]
+fn a_volume_is_remounted_read_only_and_back() {
+    for kind in ["auto", "fuse"] {
+        let Some(rig) = Rig::mounting() else { return };
+        let text = format!(
+            r#"
+mkdir "$ROOT/bind"
+refused() {{ if "$@" 2>"$ROOT/said"; then exit 1; fi; cat "$ROOT/said"; }}
+flags() {{ findmnt -n -o VFS-OPTIONS "$MNT" | sed 's/^r[ow],//'; }}
+shown() {{ "$PROGRAM" status --json | grep -o '"read_only": *[a-z]*'; }}
+mount -t fuse.watertight -o "dirty_after=1h,noexec,type={kind}" "$STORE" "$MNT"
+mount --bind "$MNT" "$ROOT/bind"
+before=$(flags)
+hold
+echo hello >&9
+refused mount -o remount,ro "$MNT"
+echo more >&9
+exec 9>&-
+shown
+mount -o remount,ro "$MNT"
+test "$(cat "$STORE/held")" = "$(printf 'hello
+more')"
+shown
+refused touch "$MNT/new"
+refused sh -c 'echo x >> "$ROOT/bind/held"'
+test ! -e "$STORE/new"
+cat "$MNT/held"
+test "$before" = "$(flags)"
+mount -o remount,rw "$MNT"
+test "$before" = "$(flags)"
+shown
+echo again > "$MNT/held"
+# One mount only.
+mount -o remount,bind,ro "$ROOT/bind"
+refused touch "$ROOT/bind/new"
+touch "$MNT/new"
+shown
+umount "$ROOT/bind"
+umount "$MNT"
+test "$(cat "$STORE/held")" = again
+# What was read-only from the beginning.
+mount -t fuse.watertight -o "ro,type={kind}" "$STORE" "$MNT"
+shown
+refused touch "$MNT/later"
+mount -o remount,rw "$MNT"
+touch "$MNT/later"
+umount "$MNT"
+"#
+        );
+        let Some(out) = script(&rig, &text) else { return };
+        let out = out.ok().says("is busy (EBUSY): files are open for writing").says("Read-only file system");
+        let shown: Vec<bool> = out
+            .stdout
+            .lines()
+            .filter_map(|line| line.strip_prefix("\"read_only\":"))
+            .map(|value| value.trim() == "true")
+            .collect();
+        assert_eq!(shown, [false, true, false, false, true], "{}", out.stdout);
+        assert_eq!(out.stderr, "");
+    }
+}
+
+#[test]
+fn a_volume_whose_store_fails_is_not_remounted_read_only() {
+    let Some(rig) = Rig::mounting() else { return };
+    let text = r#"
+mount -t fuse.watertight -o dirty_after=1h "fault:write:fail=EIO,dir:$STORE" "$MNT"
+echo hello > "$MNT/a"
+if mount -o remount,ro "$MNT" 2>"$ROOT/said"; then exit 1; else test $? = 32; fi
+cat "$ROOT/said"
+touch "$MNT/b"
+"#;
+    let Some(out) = script(&rig, text) else { return };
+    out.ok().says("is not remounted, its data could not be written");
 }
 
 #[test]

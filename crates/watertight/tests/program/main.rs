@@ -9,6 +9,7 @@ mod attach;
 mod background;
 mod bad_input;
 mod bench;
+mod bind;
 mod cgroups;
 mod clones;
 mod contract;

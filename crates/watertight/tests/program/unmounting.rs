@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind};
+use rustix::mount::{MountFlags, UnmountFlags, mount};
 
 use crate::rig::{LONG, Rig, eventually, is_mounted, no_copies, run, umount2, wait};
 
@@ -240,19 +240,14 @@ fn a_mount_on_top_is_not_taken_for_ours() {
 }
 
 #[test]
-fn other_mounts_of_the_volume_and_inside_it_hold_it() {
+fn mounts_inside_the_volume_hold_it() {
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount("");
-    let (inside, elsewhere) = (rig.mnt.join("inside"), rig.root.join("elsewhere"));
+    let inside = rig.mnt.join("inside");
     fs::create_dir(&inside).unwrap();
-    fs::create_dir(&elsewhere).unwrap();
     mount("none", &inside, "tmpfs", MountFlags::empty(), None).unwrap();
     rig.verb("umount", &[]).ends(1, &format!("mounted inside {} (tmpfs)", inside.display()));
     umount2(&inside, UnmountFlags::empty());
-    mount_bind(&rig.mnt, &elsewhere).unwrap();
-    rig.verb("umount", &[]).ends(1, &format!("also mounted at {}", elsewhere.display()));
-    assert!(rig.is_mounted());
-    umount2(&elsewhere, UnmountFlags::empty());
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 }
@@ -274,7 +269,8 @@ fn other_peoples_verbs_do_the_same() {
                 let _no_copies = no_copies();
                 eventually("umount(8) does not say EBUSY", || {
                     let mut command = Command::new("umount");
-                    command.arg(&rig.mnt);
+                    // By umount2(2), also on a host where helpers are installed, of which this volume is none.
+                    command.arg("--internal-only").arg(&rig.mnt);
                     let said = run(command);
                     assert!(said.code == Some(0) || said.stderr.contains("busy"), "{}", said.stderr);
                     said.code == Some(0)
