@@ -119,8 +119,7 @@ pub fn entry_out(entry: &store::Entry, valid: Validity) -> EntryOut {
     let valid = valid.of(&entry.attr);
     EntryOut {
         nodeid: entry.id.0,
-        // Node numbers are not used twice while the volume is in use.
-        generation: 0,
+        generation: entry.generation.into(),
         entry_valid: valid.entry.as_secs(),
         attr_valid: valid.attr.as_secs(),
         entry_valid_nsec: valid.entry.subsec_nanos(),

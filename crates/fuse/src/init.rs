@@ -112,7 +112,7 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
 /// What this side makes use of.
 ///
 /// Left out on purpose: `ATOMIC_O_TRUNC` (the file of a running program would be truncated by the opening that
-/// is then refused with ETXTBSY), `EXPORT_SUPPORT` (nobody looks up `.` and `..`), `AUTO_INVAL_DATA` (the store is used by
+/// is then refused with ETXTBSY), `AUTO_INVAL_DATA` (the store is used by
 /// this connection only, so that nothing changes behind the kernel's back), `HAS_INODE_DAX`,
 /// `NO_OPEN_SUPPORT` (handles are needed), the splice flags (they only say what the kernel can do).
 fn wanted(mode: Mode) -> InitFlags {
@@ -121,6 +121,7 @@ fn wanted(mode: Mode) -> InitFlags {
         | InitFlags::POSIX_LOCKS
         | InitFlags::FLOCK_LOCKS
         | InitFlags::DONT_MASK
+        | InitFlags::EXPORT_SUPPORT
         | InitFlags::DO_READDIRPLUS
         | InitFlags::READDIRPLUS_AUTO
         | InitFlags::ASYNC_DIO

@@ -25,7 +25,7 @@ pub trait Around: Send + Sync + 'static {
     }
 }
 
-/// The store. [`Store::describe`], [`Store::path_of`] and the figures that a store knows of itself are passed on as
+/// The store. [`Store::describe`], [`Store::path_of`], [`Store::generation`] and the figures that a store knows of itself are passed on as
 /// they are.
 pub struct AroundStore<A> {
     pub(crate) inner: Arc<dyn Store>,
@@ -59,6 +59,15 @@ impl<A: Around> Store for AroundStore<A> {
     }
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
         self.around.call("lookup", || self.inner.lookup(parent, name))
+    }
+    fn recall(&self, id: ObjectId) -> Result<Entry> {
+        self.around.call("recall", || self.inner.recall(id))
+    }
+    fn recall_parent(&self, id: ObjectId) -> Result<Entry> {
+        self.around.call("recall_parent", || self.inner.recall_parent(id))
+    }
+    fn generation(&self, id: ObjectId) -> u32 {
+        self.inner.generation(id)
     }
     fn forget(&self, id: ObjectId, n: u64) {
         self.around.tell("forget", || self.inner.forget(id, n));

@@ -18,6 +18,7 @@
 //! | [`file`], [`list`] | data, listings |
 //! | [`durable`] | what is not durable yet, and syncing it |
 //! | [`paths`] | keeps the number of descriptors bounded |
+//! | [`recall`] | finding objects by ids that were forgotten |
 //! | [`creds`] | ownership of new objects |
 //! | [`holder`] | exclusive use |
 //! | [`sys`], [`errno`] | system calls, their errors |
@@ -25,7 +26,7 @@
 //! A process must not fork and go on in the child with an open store: the store's view of
 //! `/proc/self/fd` stays the parent's.
 //!
-//! Lock order: `DirNode::data`, `DirNode::path`, a shard of the table. Beside these, see [`durable`].
+//! Lock order: `Inner::searching`, `DirNode::data`, `DirNode::path`, a shard of the table. Beside these, see [`durable`].
 
 mod attrs;
 #[allow(unsafe_code, reason = "a thread's own credentials and umask, which rustix has not or calls unsafe")]
@@ -38,6 +39,7 @@ mod list;
 mod names;
 mod node;
 mod paths;
+mod recall;
 mod size_max;
 #[allow(unsafe_code, reason = "system calls that rustix has not")]
 mod sys;
@@ -121,6 +123,8 @@ pub(crate) struct Inner {
     table: Table,
     paths: Arc<Paths>,
     unsynced: Unsynced,
+    /// Held by a search for an id.
+    searching: Mutex<()>,
     /// Given up for a moment when something must be synced and no descriptor is left. There is one since the first object was opened.
     spare: Mutex<Option<OwnedFd>>,
     /// Holds the directory's lock; `None` once closed.
@@ -224,7 +228,7 @@ fn is_local(root: impl AsFd) -> bool {
     rustix::fs::fstatfs(root).is_ok_and(|s| LOCAL.contains(&s.f_type))
 }
 
-const STAT_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::MNT_ID);
+const STAT_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
 
 impl Inner {
     fn open(path: &Path, options: DirOptions) -> Result<Self> {
@@ -259,6 +263,7 @@ impl Inner {
             table: Table::new(root),
             paths,
             unsynced: Unsynced::new(options.unsynced_max.unwrap_or(descriptors / 8 * 3)),
+            searching: Mutex::new(()),
             spare: Mutex::new(None),
             lock: Mutex::new(Some(lock)),
         })
@@ -371,6 +376,18 @@ impl Store for DirStore {
 
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
         self.inner.lookup(parent, name)
+    }
+
+    fn recall(&self, id: ObjectId) -> Result<Entry> {
+        self.inner.recall(id)
+    }
+
+    fn recall_parent(&self, id: ObjectId) -> Result<Entry> {
+        self.inner.recall_parent(id)
+    }
+
+    fn generation(&self, id: ObjectId) -> u32 {
+        self.inner.generation(id)
     }
 
     fn forget(&self, id: ObjectId, n: u64) {

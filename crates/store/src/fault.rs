@@ -132,6 +132,20 @@ impl Store for FaultStore {
         self.inner.lookup(parent, name)
     }
 
+    fn recall(&self, id: ObjectId) -> Result<Entry> {
+        self.pass(FaultOp::Lookup)?;
+        self.inner.recall(id)
+    }
+
+    fn recall_parent(&self, id: ObjectId) -> Result<Entry> {
+        self.pass(FaultOp::Lookup)?;
+        self.inner.recall_parent(id)
+    }
+
+    fn generation(&self, id: ObjectId) -> u32 {
+        self.inner.generation(id)
+    }
+
     fn forget(&self, id: ObjectId, n: u64) {
         self.inner.forget(id, n);
     }

@@ -83,6 +83,18 @@ impl Store for MemStore {
         self.tree.lookup(parent, name)
     }
 
+    fn recall(&self, id: ObjectId) -> Result<Entry> {
+        self.tree.recall(id)
+    }
+
+    fn recall_parent(&self, id: ObjectId) -> Result<Entry> {
+        self.tree.recall_parent(id)
+    }
+
+    fn generation(&self, id: ObjectId) -> u32 {
+        self.tree.generation(id)
+    }
+
     fn forget(&self, id: ObjectId, n: u64) {
         self.tree.forget(id, n);
     }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::{
-    Access, AllocateMode, Attr, Created, Creator, DirEntry, Entry, Name, NewNode, ObjectId, RenameFlags,
-    Result, Seek, SetAttr, SetXattr, StatFs,
+    Access, AllocateMode, Attr, Created, Creator, DirEntry, Entry, Error, ErrorKind, Name, NewNode, ObjectId,
+    RenameFlags, Result, Seek, SetAttr, SetXattr, StatFs,
 };
 
 /// A tree of objects. See the [crate](crate) for references, threads and durability.
@@ -36,6 +36,27 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// Finds `name` in `parent`.
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry>;
+
+    /// Finds an object by an id that its user may have given all references back on, also before the store was closed and
+    /// opened again: an id and a generation together name one object for as long as it exists, where the medium
+    /// allows it. It is the caller's to compare the generation. [`ErrorKind::Stale`](crate::ErrorKind): there is none, or it cannot be
+    /// found so.
+    fn recall(&self, id: ObjectId) -> Result<Entry> {
+        let _ = id;
+        Err(Error::new(ErrorKind::Stale, "recall"))
+    }
+
+    /// The directory that the directory `id` is in, found as by [`recall`](Self::recall).
+    fn recall_parent(&self, id: ObjectId) -> Result<Entry> {
+        let _ = id;
+        Err(Error::new(ErrorKind::Stale, "recall parent"))
+    }
+
+    /// The generation of `id`, which its user has a reference on.
+    fn generation(&self, id: ObjectId) -> u32 {
+        let _ = id;
+        0
+    }
 
     /// Gives `n` references on `id` back.
     fn forget(&self, id: ObjectId, n: u64);

@@ -84,6 +84,8 @@ pub struct Entry {
     pub id: ObjectId,
     /// Its attributes at that moment.
     pub attr: Attr,
+    /// Tells it from others that had its id before, or have it in another store; see [`Store::recall`](crate::Store::recall).
+    pub generation: u32,
 }
 
 /// On whose behalf an object is made.

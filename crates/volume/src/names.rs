@@ -41,12 +41,29 @@ impl Volume {
         let inode = self.inode(id)?;
         inode.add_lookup();
         match inode.attr() {
-            Ok(attr) => Ok(Entry { id, attr }),
+            Ok(attr) => Ok(Entry { id, attr, generation: self.core.store.generation(id) }),
             Err(error) => {
                 self.forget(id, 1);
                 Err(error)
             }
         }
+    }
+
+    /// What `id` is, on which the caller may have given all look-ups back, in this volume or in one before over the same
+    /// store: see [`Store::recall`](store::Store::recall). The entry carries a look-up.
+    ///
+    /// # Errors
+    /// The store's; stale if there is none.
+    pub fn recall(&self, id: NodeId) -> Result<Entry> {
+        Ok(self.know(self.core.store.recall(id)?).0)
+    }
+
+    /// The directory that the directory `id` is in. The entry carries a look-up.
+    ///
+    /// # Errors
+    /// As [`recall`](Self::recall).
+    pub fn recall_parent(&self, id: NodeId) -> Result<Entry> {
+        Ok(self.know(self.core.store.recall_parent(id)?).0)
     }
 
     /// Where `id` is, relative to the root, for people; `None` if the store cannot say.

@@ -13,7 +13,7 @@ use crate::inode::Inode;
 
 const SHARDS: usize = 16;
 
-/// Spreads ids that we count up ourselves; nobody can choose them to collide.
+/// Spreads ids, which are counted up or are inode numbers of the store: in the low bits, too, for which somebody might choose files.
 #[derive(Debug, Default)]
 pub(crate) struct IdHasher(u64);
 
@@ -29,7 +29,7 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
     }
 }
 

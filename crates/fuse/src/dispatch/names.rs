@@ -16,6 +16,13 @@ use crate::tree::clones::View;
 use crate::tree::wire;
 
 pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
+    // Of a node that the kernel has forgotten and a program has a handle of.
+    if name == "." {
+        return recalled(cx, reply, cx.volume().recall(cx.node()));
+    }
+    if name == ".." {
+        return recalled(cx, reply, cx.volume().recall_parent(cx.node()));
+    }
     if let Some(clone) = cx.clone_named(name) {
         return clone_root(cx, reply, &clone);
     }
@@ -31,6 +38,22 @@ pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
         Err(Errno::NOENT) => reply.value(&encode::no_entry_out(cx.valid(false))),
         Err(errno) => reply.error(errno),
     }
+}
+
+/// What a handle leads to. Anything but an answer is "stale" for the program; the kernel compares the generation.
+fn recalled(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
+    let entry = match found {
+        Ok(entry) => entry,
+        Err(error) => return reply.error(crate::errno::of(&error)),
+    };
+    let sent = match cx.entry_out(&entry) {
+        Ok(out) => reply.value(&out),
+        Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
+    };
+    if !sent.is_delivered {
+        cx.volume().forget(entry.id, 1);
+    }
+    sent
 }
 
 /// The root of a clone. Only root finds it by this name, since a mountpoint leads there that has permissions of its own. Anybody

@@ -407,6 +407,7 @@ impl Cx<'_> {
         let is_dir = entry.attr.kind == store::FileType::Directory;
         let mut out = encode::entry_out(entry, self.valid(is_dir));
         out.nodeid = wire::join(tag, entry.id).ok_or(Errno::OVERFLOW)?;
+        out.generation = wire::generation(volume, entry.generation).into();
         out.attr.ino = wire::ino(volume, out.attr.ino);
         Ok(out)
     }

@@ -37,7 +37,7 @@ fn attributes_of_files_with_set_id_bits_are_not_believed() {
         (FileType::Directory, 0o2775, 9),
     ] {
         let attr = store::Attr { kind, perm, ..some_attr() };
-        let entry = entry_out(&store::Entry { id: store::ObjectId(7), attr }, VALID);
+        let entry = entry_out(&store::Entry { id: store::ObjectId(7), attr, generation: 0 }, VALID);
         assert_eq!((attr_out(&attr, VALID).attr_valid, entry.attr_valid), (secs, secs), "{perm:o}");
         assert_eq!(entry.entry_valid, 1, "the name stays as it is");
     }
@@ -66,7 +66,7 @@ fn types_and_modes_belong_together() {
 
 #[test]
 fn attributes_and_times_keep_their_values() {
-    let entry = store::Entry { id: store::ObjectId(42), attr: some_attr() };
+    let entry = store::Entry { id: store::ObjectId(42), attr: some_attr(), generation: 7 };
     let out = entry_out(&entry, VALID);
     assert_eq!((out.nodeid, out.entry_valid, out.entry_valid_nsec), (42, 1, 500_000_000));
     assert_eq!((out.attr_valid, out.attr_valid_nsec), (9, 0));

@@ -1,5 +1,8 @@
 //! Node numbers as the kernel has them.
 //!
+//! The kernel hands them to programs, too, in handles (`name_to_handle_at`), with the node's generation. A number of the root volume
+//! is its store's, which finds it again after the kernel has forgotten it, and after a remount.
+//!
 //! | bits | of a node of the root volume | of any other |
 //! |---|---|---|
 //! | 63 | 0 | 1 |
@@ -10,6 +13,9 @@
 //! mount that they are seen through: the same directory in two places is two for the kernel, which allows
 //! a directory only one. Whatever else there is has the tag of its volume: a file is one file, with one page cache, wherever
 //! it is seen.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::LazyLock;
 
 use volume::NodeId;
 
@@ -66,6 +72,16 @@ pub(crate) fn split(wire: u64) -> (Tag, NodeId) {
 /// device number. Programs take two files with the same numbers for one.
 pub(crate) fn ino(volume: Tag, ino: u64) -> u64 {
     ino ^ (u64::from(volume.0) << (NODE_BITS + 1))
+}
+
+/// The generation that the kernel keeps beside a node's number, in handles too. Tags begin anew with each process: a handle of
+/// an attached volume's file is not to lead into what has its tag in the next one.
+pub(crate) fn generation(volume: Tag, generation: u32) -> u32 {
+    static PROCESS: LazyLock<u32> = LazyLock::new(|| {
+        let [a, b, c, d, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    });
+    if volume == Tag::ROOT { generation } else { generation ^ *PROCESS }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use rustix::io::{Errno, retry_on_intr};
 use super::durable::Change;
 use super::file::DirFile;
 use super::node::DirNode;
-use super::{Inner, attrs, creds, errno, sys};
+use super::{Inner, attrs, creds, errno, recall, sys};
 use crate::{
     Created, Creator, Entry, Error, ErrorKind, FileType, Name, NewNode, ObjectId, RenameFlags, Result,
 };
@@ -27,12 +27,12 @@ impl Inner {
     /// Makes an entry of what was found or made in `parent`.
     fn enter(&self, parent: &Arc<DirNode>, fd: Arc<OwnedFd>, stat: &Statx) -> (Entry, Arc<DirNode>) {
         let attr = attrs::attr_of(stat);
-        let (node, is_new) = self.know(fd, attr.ino, attr.kind);
+        let (node, is_new) = self.know(Arc::clone(&fd), attr.ino, attr.kind);
         if is_new && let Some(at) = Self::unsynced_entries(parent) {
             // Its name may be one of those that are not durable.
             Self::note_name(&node, parent, at);
         }
-        (Entry { id: node.id, attr }, node)
+        (Entry { id: node.id, attr, generation: recall::generation_of(&node, fd.as_fd(), stat) }, node)
     }
 
     pub(crate) fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
@@ -154,7 +154,8 @@ impl Inner {
         self.changed(&node, Change::Data);
         let stat = self.stat(fd.as_fd(), op)?;
         self.table.refer(&node);
-        Ok(Entry { id, attr: attrs::attr_of(&stat) })
+        let generation = recall::generation_of(&node, fd.as_fd(), &stat);
+        Ok(Entry { id, attr: attrs::attr_of(&stat), generation })
     }
 
     pub(crate) fn remove(&self, parent: ObjectId, name: Name<'_>, is_dir: bool) -> Result<()> {

@@ -2,6 +2,7 @@
 //!
 //! # Who touches what
 //! * `id`, `ino`, `kind`: immutable.
+//! * `generation`: set once, by whoever enters the object first or finds it again meanwhile.
 //! * `path`: protected by its lock; without a descriptor while that is put away (see
 //!   [`paths`](super::paths)).
 //! * `data`: protected by its lock, which is held while the data is being opened, so that all
@@ -14,7 +15,7 @@
 //! [`durable`](super::durable) and [`paths`](super::paths).
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use sync::Mutex;
 
@@ -29,6 +30,8 @@ pub(crate) struct DirNode {
     pub(crate) id: ObjectId,
     pub(crate) ino: u64,
     pub(crate) kind: FileType,
+    /// See [`recall`](super::recall).
+    pub(crate) generation: OnceLock<u32>,
     /// `O_PATH` descriptor of the object itself.
     pub(crate) path: Mutex<PathFd>,
     /// The shared opening of a regular file's data.
@@ -47,6 +50,7 @@ impl DirNode {
             id,
             ino,
             kind,
+            generation: if id == ObjectId::ROOT { OnceLock::from(0) } else { OnceLock::new() },
             path: Mutex::new(PathFd::new(path)),
             data: Mutex::new(Weak::new()),
             sync: Mutex::new(SyncState::default()),

@@ -102,6 +102,21 @@ pub(crate) struct Handle {
     bytes: Box<[u8]>,
 }
 
+impl Handle {
+    /// Its 32 bits that differ most likely from any other's.
+    pub(crate) fn digest(&self) -> u32 {
+        digest(&self.bytes, self.kind.cast_unsigned())
+    }
+}
+
+/// FNV-1a, folded. Not against an adversary: who may open by handle may read everything here anyway.
+pub(crate) fn digest(bytes: &[u8], seed: u32) -> u32 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325 ^ u64::from(seed), step);
+    let [a, b, c, d, e, f, g, h] = hash.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d]) ^ u32::from_le_bytes([e, f, g, h])
+}
+
 /// `struct file_handle` with room for any handle.
 #[repr(C)]
 struct RawHandle {

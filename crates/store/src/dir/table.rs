@@ -3,6 +3,12 @@
 //! A store lies on one device, so that the inode number alone names an object of the host as long as
 //! a descriptor keeps the number from being used again.
 //!
+//! # Ids
+//! An object's id is its inode number, so that it is found by its id again, whenever that is (see
+//! [`recall`](super::recall)). Ids are counted up for the others: those whose number is [`COUNTED_FROM`] or more, as some file
+//! systems have, and those whose number was another object's that somebody still knows, because a host's process removed that
+//! while its descriptor was put away.
+//!
 //! An object stays in the table while it has *references* (given to the store's user) or *pins*
 //! (open data, or changes that are not durable yet): whoever finds it again meets the same node.
 //!
@@ -20,6 +26,10 @@ use super::node::DirNode;
 use crate::{Error, ErrorKind, FileType, ObjectId, Result};
 
 const SHARDS: usize = 64;
+
+/// Ids from here on are counted up; smaller ones are inode numbers. Half of what a front end can tell apart that serves several
+/// volumes.
+pub(crate) const COUNTED_FROM: u64 = 1 << 39;
 
 /// Numbers that are already spread well enough, or become so by one multiplication.
 #[derive(Debug, Default)]
@@ -54,6 +64,8 @@ struct Shard {
     objects: NumberMap<Known>,
     /// Id to inode number.
     ids: NumberMap<u64>,
+    /// Ids of objects that are gone from the table, with the references that were not given back: not to be another's.
+    spent: NumberMap<u64>,
     /// Objects whose descriptors may be put away, those longest unused in front; some may be gone.
     queue: VecDeque<ObjectId>,
 }
@@ -62,6 +74,21 @@ impl Shard {
     fn by_id(&mut self, id: ObjectId) -> Option<&mut Known> {
         let ino = self.ids.get(&id.0)?;
         self.objects.get_mut(ino)
+    }
+
+    /// This very object, and not another that has its id.
+    fn same(&mut self, node: &DirNode) -> Option<&mut Known> {
+        self.by_id(node.id).filter(|known| std::ptr::eq(&raw const *known.node, node))
+    }
+
+    /// Removes what has this number, because another object has it by now.
+    fn expel(&mut self, ino: u64) -> Option<Known> {
+        let gone = self.objects.remove(&ino)?;
+        self.ids.remove(&gone.node.id.0);
+        if gone.refs > 0 {
+            self.spent.insert(gone.node.id.0, gone.refs);
+        }
+        Some(gone)
     }
 }
 
@@ -79,8 +106,8 @@ pub(crate) enum Entered {
 pub(crate) struct Table {
     root: Arc<DirNode>,
     shards: Box<[Mutex<Shard>]>,
-    /// The next id's high part; ids carry their shard in the low bits, so that one shard holds an
-    /// object under both of its numbers.
+    /// The next counted id's high part; ids carry their shard in the low bits, as inode numbers do, so that one shard
+    /// holds an object under both of its numbers.
     next: AtomicU64,
     /// The shard whose queue is looked at next.
     hand: AtomicUsize,
@@ -91,7 +118,7 @@ impl Table {
         Self {
             root: Arc::new(root),
             shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(),
-            next: AtomicU64::new(1),
+            next: AtomicU64::new(COUNTED_FROM / SHARDS as u64),
             hand: AtomicUsize::new(0),
         }
     }
@@ -102,9 +129,7 @@ impl Table {
 
     #[allow(clippy::cast_possible_truncation, reason = "below SHARDS")]
     fn shard_of_ino(ino: u64) -> usize {
-        let mut hasher = NumberHasher::default();
-        hasher.write_u64(ino);
-        (hasher.finish() % SHARDS as u64) as usize
+        (ino % SHARDS as u64) as usize
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "below SHARDS")]
@@ -153,13 +178,14 @@ impl Table {
                 return Entered::Known(Arc::clone(&known.node), fd);
             }
             // Another object now has the number of one whose descriptor was put away.
-            stale = shard.objects.remove(&ino);
-            if let Some(gone) = &stale {
-                shard.ids.remove(&gone.node.id.0);
-            }
+            stale = shard.expel(ino);
         }
-        // ORDERING: Relaxed. Ids need only differ; an id is published by the shard's lock.
-        let id = ObjectId(self.next.fetch_add(1, Ordering::Relaxed) * SHARDS as u64 + number as u64);
+        let is_free = ino > ObjectId::ROOT.0 && ino < COUNTED_FROM && !shard.spent.contains_key(&ino);
+        let counted = || {
+            // ORDERING: Relaxed. Ids need only differ; an id is published by the shard's lock.
+            self.next.fetch_add(1, Ordering::Relaxed) * SHARDS as u64 + number as u64
+        };
+        let id = ObjectId(if is_free { ino } else { counted() });
         let node = Arc::new(make(id, fd));
         shard.ids.insert(id.0, ino);
         shard.objects.insert(ino, Known { node: Arc::clone(&node), refs: 1, pins: 0 });
@@ -172,8 +198,7 @@ impl Table {
     pub(crate) fn expel(&self, node: &DirNode) {
         let mut shard = self.shard(node.id).lock();
         let is_there = shard.objects.get(&node.ino).is_some_and(|known| known.node.id == node.id);
-        let gone = if is_there { shard.objects.remove(&node.ino) } else { None };
-        shard.ids.remove(&node.id.0);
+        let gone = if is_there { shard.expel(node.ino) } else { None };
         drop(shard);
         drop(gone);
     }
@@ -215,7 +240,7 @@ impl Table {
 
     /// Adds a reference.
     pub(crate) fn refer(&self, node: &DirNode) {
-        if let Some(known) = self.shard(node.id).lock().by_id(node.id) {
+        if let Some(known) = self.shard(node.id).lock().same(node) {
             known.refs += 1;
         }
     }
@@ -224,6 +249,13 @@ impl Table {
     #[must_use]
     pub(crate) fn forget(&self, id: ObjectId, n: u64) -> Option<Arc<DirNode>> {
         let mut shard = self.shard(id).lock();
+        if let Some(refs) = shard.spent.get_mut(&id.0) {
+            *refs = refs.saturating_sub(n);
+            if *refs == 0 {
+                shard.spent.remove(&id.0);
+            }
+            return None;
+        }
         let known = shard.by_id(id)?;
         debug_assert!(known.refs >= n, "object {} forgotten {n} times of {}", id.0, known.refs);
         known.refs = known.refs.saturating_sub(n);
@@ -232,7 +264,7 @@ impl Table {
 
     /// Keeps an object in the table.
     pub(crate) fn pin(&self, node: &DirNode) {
-        if let Some(known) = self.shard(node.id).lock().by_id(node.id) {
+        if let Some(known) = self.shard(node.id).lock().same(node) {
             known.pins += 1;
         }
     }
@@ -241,7 +273,7 @@ impl Table {
     #[must_use]
     pub(crate) fn unpin(&self, node: &DirNode) -> Option<Arc<DirNode>> {
         let mut shard = self.shard(node.id).lock();
-        let known = shard.by_id(node.id)?;
+        let known = shard.same(node)?;
         known.pins = known.pins.saturating_sub(1);
         Self::left_over(shard, node.id)
     }

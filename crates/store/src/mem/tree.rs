@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ const DOT_DOT: u64 = 2;
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) space: Arc<Space>,
+    /// Of all objects but the root: no other store in memory has had it.
+    generation: u32,
     pub(super) names: RwLock<Names>,
 }
 
@@ -185,12 +188,6 @@ impl Names {
     }
 }
 
-fn refer(node: &Node) -> Entry {
-    let mut meta = node.meta.lock();
-    meta.refs += 1;
-    Entry { id: node.id, attr: meta.attr }
-}
-
 impl Tree {
     /// A root directory that belongs to this process.
     pub(crate) fn new(space: Arc<Space>) -> Self {
@@ -216,7 +213,35 @@ impl Tree {
             dirs: HashMap::from([(id, Directory::new(id))]),
             next_id: id + 1,
         };
-        Self { space, names: RwLock::new(names) }
+        // Keyed at random; 0 is the root's.
+        let random = RandomState::new().hash_one(0_u8).to_le_bytes();
+        let generation = u32::from_le_bytes([random[0], random[1], random[2], random[3]]) | 1;
+        Self { space, generation, names: RwLock::new(names) }
+    }
+
+    pub(crate) fn generation(&self, id: ObjectId) -> u32 {
+        if id == ObjectId::ROOT { 0 } else { self.generation }
+    }
+
+    /// What `node` is, with one more reference.
+    fn refer(&self, node: &Node) -> Entry {
+        let mut meta = node.meta.lock();
+        meta.refs += 1;
+        Entry { id: node.id, attr: meta.attr, generation: self.generation(node.id) }
+    }
+
+    /// Finds an object that has a name or references.
+    pub(crate) fn recall(&self, id: ObjectId) -> Result<Entry> {
+        self.names.read().node(id.0, "recall").map(|node| self.refer(node))
+    }
+
+    /// Finds the directory that a directory with a name is in.
+    pub(crate) fn recall_parent(&self, id: ObjectId) -> Result<Entry> {
+        let op = "recall parent";
+        let names = self.names.read();
+        let stale = || Error::new(ErrorKind::Stale, op);
+        let parent = names.dirs.get(&id.0).filter(|_| id != ObjectId::ROOT).ok_or_else(stale)?.parent;
+        names.node(parent, op).map(|node| self.refer(node))
     }
 
     /// The object of an id with references.
@@ -238,7 +263,7 @@ impl Tree {
         }
         let dir = names.dirs.get(&parent.0).ok_or_else(not_found)?;
         let id = dir.get(name.as_os_str()).ok_or_else(not_found)?;
-        names.node(id, op).map(|node| refer(node))
+        names.node(id, op).map(|node| self.refer(node))
     }
 
     pub(crate) fn forget(&self, id: ObjectId, n: u64) {
@@ -288,7 +313,7 @@ impl Tree {
             names.add_links(parent, 1);
         }
         names.touch(parent);
-        Ok((Entry { id: node.id, attr: node.attr() }, node))
+        Ok((Entry { id: node.id, attr: node.attr(), generation: self.generation }, node))
     }
 
     pub(crate) fn tmpfile(
@@ -302,7 +327,7 @@ impl Tree {
         let what = Kind { kind: FileType::Regular, rdev: 0, target: OsStr::new("") };
         let node = names.add(&self.space, parent, what, perm, 0, creator)?;
         node.meta.lock().is_tmpfile = true;
-        Ok((Entry { id: node.id, attr: node.attr() }, node))
+        Ok((Entry { id: node.id, attr: node.attr(), generation: self.generation }, node))
     }
 
     pub(crate) fn link(&self, id: ObjectId, parent: ObjectId, name: Name<'_>) -> Result<Entry> {
@@ -327,7 +352,7 @@ impl Tree {
             meta.attr.nlink += 1;
             meta.refs += 1;
             meta.changed();
-            Entry { id, attr: meta.attr }
+            Entry { id, attr: meta.attr, generation: self.generation }
         };
         names.dir(parent, op)?.insert(name.as_os_str(), id.0);
         names.touch(parent);

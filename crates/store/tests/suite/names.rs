@@ -276,7 +276,21 @@ fn references(store: &dyn Store) {
     store.unlink(ROOT, n("f")).unwrap();
     store.forget(again.id, 1);
     let new = create(store, ROOT, "f").entry;
-    assert_ne!(new.id, again.id, "numbers are not used again");
+    let named = |entry: &watertight_store::Entry| (entry.id, entry.generation);
+    assert_ne!(named(&new), named(&again), "a number is used again with another generation only");
+    // Found by its number, as long as it is there.
+    store.forget(new.id, 1);
+    let recalled = store.recall(new.id).unwrap();
+    assert_eq!(named(&recalled), named(&new));
+    assert_eq!(store.generation(new.id), new.generation);
+    store.forget(new.id, 1);
+    store.unlink(ROOT, n("f")).unwrap();
+    assert_eq!(kind(store.recall(new.id).map(drop)), ErrorKind::Stale);
+    let (dir, sub) = (mkdir(store, ROOT, "d"), mkdir(store, ROOT, "e"));
+    store.rename(ROOT, n("e"), dir.id, n("e"), RenameFlags::empty()).unwrap();
+    assert_eq!(named(&store.recall_parent(sub.id).unwrap()), named(&dir));
+    assert_eq!(store.recall_parent(dir.id).unwrap().id, ROOT);
+    assert_eq!(kind(store.recall_parent(ROOT).map(drop)), ErrorKind::Stale);
     assert!(store.attr(ROOT).is_ok());
     store.forget(ROOT, 1);
     assert!(store.attr(ROOT).is_ok(), "the root needs no reference");
