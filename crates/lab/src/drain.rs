@@ -4,6 +4,7 @@
 //! product's: wbs, workers, grace periods, callbacks. Each variant has an engine of its own, of which only the one
 //! that is measured runs. What is done is in [`load`], who differs in [`variants`].
 
+mod churn;
 mod load;
 mod mounted;
 mod scenario;
@@ -23,7 +24,7 @@ use subject::Subject;
 #[derive(Debug)]
 pub(crate) struct Drain;
 
-const VARIANTS: [&str; 4] = ["persb", "base", "race", "rmbarrier"];
+const VARIANTS: [&str; 5] = ["persb", "base", "race", "rmbarrier", "persb-fifo"];
 
 /// What volumes use: the variant that can be measured on a mount.
 const PRODUCT: &str = VARIANTS[0];
@@ -31,8 +32,17 @@ const PRODUCT: &str = VARIANTS[0];
 /// Grace periods begin at the next tick. Those of the published figures took some 20 ms.
 const TICK_MS: u64 = 20;
 
+/// Those of the product.
+const SHORT_TICK_MS: u64 = 4;
+
 const UMOUNT: Metric = Metric { name: "umount", unit: "ms", shown: Shown::P50, larger_is_better: false };
 const DRAIN: Metric = Metric { name: "drain", unit: "ms", shown: Shown::P50, larger_is_better: false };
+/// Switches of all superblocks when a drain begins.
+const IN_FLIGHT: Metric =
+    Metric { name: "in_flight", unit: "switches", shown: Shown::P50, larger_is_better: false };
+/// Drains that began when there was none: variants that ask for that did not wait.
+const NONE_IN_FLIGHT: Metric =
+    Metric { name: "none_in_flight", unit: "%", shown: Shown::P50, larger_is_better: false };
 
 const WRITE: Metric = Metric { name: "write", unit: "us", shown: Shown::Both, larger_is_better: false };
 
@@ -64,7 +74,7 @@ impl Experiment for Drain {
         let make = |tick| -> Vec<Subject> {
             settings.variants.iter().map(|name| Subject::new(name, Duration::from_millis(tick))).collect()
         };
-        let (mut subjects, mut short) = (make(TICK_MS), make(4));
+        let (mut subjects, mut short) = (make(TICK_MS), make(SHORT_TICK_MS));
         let scenarios: Vec<Scenario> =
             settings.scenarios.iter().filter_map(|name| Scenario::named(name)).collect();
         let is_mounted = |scenario: &Scenario| matches!(scenario, Scenario::RemovalMounted(_));
@@ -87,7 +97,7 @@ impl Experiment for Drain {
                         break 'rounds;
                     }
                     let at = (turn + round) % subjects.len();
-                    let of = if *scenario == Scenario::IdleShort { &mut short } else { &mut subjects };
+                    let of = if scenario.is_short() { &mut short } else { &mut subjects };
                     let subject = &mut of[at];
                     progress.now(&format!(
                         "round {} of {rounds}: {} {}",
@@ -105,8 +115,16 @@ impl Experiment for Drain {
                     }
                     for unmounted in scenario.slice(subject, slice) {
                         let ms = |time: Duration| time.as_secs_f64() * 1e3;
-                        recorder.value(scenario.name(), subject.name, UMOUNT, ms(unmounted.umount));
-                        recorder.value(scenario.name(), subject.name, DRAIN, ms(unmounted.drain));
+                        let none = if unmounted.in_flight == 0 { 100.0 } else { 0.0 };
+                        let figures = [
+                            (UMOUNT, ms(unmounted.umount)),
+                            (DRAIN, ms(unmounted.drain)),
+                            (IN_FLIGHT, unmounted.in_flight as f64),
+                            (NONE_IN_FLIGHT, none),
+                        ];
+                        for (metric, value) in figures {
+                            recorder.value(scenario.name(), subject.name, metric, value);
+                        }
                     }
                     progress.done(expected);
                 }
@@ -115,7 +133,7 @@ impl Experiment for Drain {
         if let Some(Ok(mounted)) = mounted {
             mounted.end()?;
         }
-        Ok(notes(&subjects, slice, rounds))
+        Ok(notes(&subjects, &short, slice, rounds))
     }
 }
 
@@ -134,7 +152,7 @@ fn on_a_mount(scenario: Scenario, mounted: &anyhow::Result<Mounted>, recorder: &
     }
 }
 
-fn notes(subjects: &[Subject], slice: Duration, rounds: usize) -> Vec<String> {
+fn notes(subjects: &[Subject], short: &[Subject], slice: Duration, rounds: usize) -> Vec<String> {
     let mut notes = vec![
         format!("{rounds} rounds, interleaved, slices of {} ms.", slice.as_millis()),
         format!(
@@ -144,11 +162,17 @@ fn notes(subjects: &[Subject], slice: Duration, rounds: usize) -> Vec<String> {
             load::SYNC.as_millis()
         ),
         format!(
-            "Grace periods begin every {TICK_MS} ms, about as long as those of the published figures took; in `idle-tick-4` every 4 ms, as in \
-             the product."
+            "Grace periods begin every {TICK_MS} ms, about as long as those of the published figures took; in `idle-tick-4` and \
+             `churning-beside-N` every {SHORT_TICK_MS} ms, as in the product."
         ),
         "`umount`: write what is dirty, drain, take the inodes off, sync the store. `drain`: the drain alone; its row has the number of calls \
          and their sum."
+            .to_owned(),
+        "`in_flight`: switches in flight anywhere when a drain begins, and `none_in_flight` how many per cent of the drains found none: those of \
+         `base`, `race` and `rmbarrier` do not wait then. Beside neighbours that switch another superblock keeps the count above zero."
+            .to_owned(),
+        "`churning-beside-N`: eight inodes of the target are on their way when it is unmounted; beside it N superblocks have a switch every 50 ms. \
+         `persb-fifo`: `persb` as it was, with one queue for the switches of all superblocks and a grace period for each four of them."
             .to_owned(),
         "`removal`: a cgroup with 1000 inodes ends again and again; `write` is what another one's overwrite takes beside it, the store left \
          out. `removal-control`: as many inodes come and go without a removal."
@@ -161,10 +185,11 @@ fn notes(subjects: &[Subject], slice: Duration, rounds: usize) -> Vec<String> {
          nobody's inode changes its owner."
             .to_owned(),
     ];
-    for subject in subjects {
+    for subject in subjects.iter().chain(short) {
         notes.push(format!(
-            "`{}` in all: {} unmounts, {} busy inodes, {} inodes switched, {} grace periods.",
+            "`{}` in all, grace periods every {} ms: {} unmounts, {} busy inodes, {} inodes switched, {} grace periods.",
             subject.name,
+            subject.tick.as_millis(),
             subject.unmounts,
             subject.busy,
             subject.switcher.stats().switched,

@@ -129,7 +129,16 @@ fn a_run_measures_what_is_there_and_says_what_is_not() {
 fn every_variant_of_drain_unmounts() {
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_lab"))
-        .args(["drain", "--quick", "--runs", "1", "--scenario", "churning,idle", "--json", "out.json"])
+        .args([
+            "drain",
+            "--quick",
+            "--runs",
+            "1",
+            "--scenario",
+            "churning,idle,churning-beside-16",
+            "--json",
+            "out.json",
+        ])
         .current_dir(directory.path())
         .output()
         .expect("the lab runs");
@@ -137,9 +146,9 @@ fn every_variant_of_drain_unmounts() {
     let text = std::fs::read_to_string(directory.path().join("out.json")).expect("the lab wrote it");
     let document: Value = serde_json::from_str(&text).expect("JSON");
     let rows = document["rows"].as_array().expect("rows");
-    for variant in ["persb", "base", "race", "rmbarrier"] {
-        for scenario in ["churning", "idle"] {
-            for metric in ["umount", "drain"] {
+    for variant in ["persb", "base", "race", "rmbarrier", "persb-fifo"] {
+        for scenario in ["churning", "idle", "churning-beside-16"] {
+            for metric in ["umount", "drain", "in_flight"] {
                 let is = |row: &&Value| {
                     row["scenario"] == scenario && row["variant"] == variant && row["metric"] == metric
                 };
@@ -150,7 +159,10 @@ fn every_variant_of_drain_unmounts() {
         }
     }
     let notes = document["notes"].to_string();
-    assert!(notes.contains("`persb` in all") && notes.contains(" 0 busy inodes"), "{notes}");
+    assert!(
+        notes.contains("`persb` in all, grace periods every 4 ms") && notes.contains(" 0 busy inodes"),
+        "{notes}"
+    );
 }
 
 /// liburcu is linked where it was there when the lab was built; elsewhere, and where it lacks a call, its row says so.

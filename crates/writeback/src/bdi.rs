@@ -18,6 +18,8 @@ use crate::crew::Crew;
 use crate::dirty::DirtyLimits;
 use crate::drain::Drain;
 use crate::link::Inode;
+use crate::pending::Pending;
+use crate::switch::Isw;
 use crate::switcher::Switcher;
 use crate::throttle::Throttle;
 use crate::wb::{Wb, WbStatus};
@@ -55,6 +57,10 @@ pub struct Bdi<I: Inode> {
     pub(crate) wbs: Wbs<I>,
     /// Of the one superblock that is on this device.
     pub(crate) superblock: Drain,
+    /// Switches of its inodes that wait for their grace period.
+    pub(crate) pending: Pending<Isw<I>>,
+    /// Its switches in flight, for the share that it may have.
+    pub(crate) in_flight: Arc<AtomicUsize>,
     /// The superblock was unmounted: nobody may touch it.
     is_gone: AtomicBool,
     touched_late: Counter,
@@ -112,6 +118,8 @@ impl<I: Inode> Bdi<I> {
             switcher: Arc::clone(switcher),
             wbs,
             superblock: Drain::new(),
+            pending: Pending::default(),
+            in_flight: Arc::default(),
             is_gone: AtomicBool::new(false),
             touched_late: Counter::default(),
             switched: Counter::default(),
@@ -161,7 +169,7 @@ impl<I: Inode> Bdi<I> {
     /// The superblock's part of an unmount: no inode is switched any more when it returns, and none will be. Says how long that took.
     pub fn drain(&self) -> Duration {
         let begun = Instant::now();
-        self.switcher.world.discipline.drain(&self.superblock, &*self.switcher);
+        self.switcher.world.discipline.drain(&self.superblock, self, &*self.switcher);
         let took = begun.elapsed();
         self.drains.add(1);
         self.drain_nanos.add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));

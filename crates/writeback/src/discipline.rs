@@ -3,7 +3,7 @@
 //! There is one right way here, [`PerSuperblock`]. That it is a trait lets the lab and the tests run other ways, which
 //! are slower or wrong, on the same engine; a device has a way from its making, and the product makes none with another.
 
-use crate::drain::{Drain, Pin};
+use crate::drain::{Drain, OwnSwitches, Pin};
 use crate::grace::Grace;
 
 /// How switchers and an unmount agree.
@@ -28,8 +28,13 @@ pub trait Discipline: Send + Sync + std::fmt::Debug + 'static {
         false
     }
 
+    /// Whether a switch waits for a grace period that begins when the turn of its superblock comes, instead of the first one after it was queued.
+    fn waits_in_turn(&self) -> bool {
+        false
+    }
+
     /// What unmount does: when it returns, no switch of the superblock is under way.
-    fn drain(&self, superblock: &Drain, others: &dyn Others);
+    fn drain(&self, superblock: &Drain, own: &dyn OwnSwitches, others: &dyn Others);
 }
 
 /// The superblock is being unmounted.
@@ -48,7 +53,7 @@ pub trait Others {
     fn flush(&self);
 }
 
-/// Each superblock has its own count (`persb`): unmount waits for its own switches, and for nothing else.
+/// Each superblock has its own count (`persb`): unmount makes its own switches, or waits for who is at them, and for nothing else.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PerSuperblock;
 
@@ -57,7 +62,7 @@ impl Discipline for PerSuperblock {
         superblock.pin().map(Some).ok_or(Unmounting)
     }
 
-    fn drain(&self, superblock: &Drain, _: &dyn Others) {
-        superblock.drain();
+    fn drain(&self, superblock: &Drain, own: &dyn OwnSwitches, _: &dyn Others) {
+        superblock.drain_with(own);
     }
 }

@@ -20,6 +20,10 @@
 //! The shards are not a part of the superblock. A pin holds its shard, and the shard holds the door at which the drain
 //! sleeps, so that the last unpin wakes it without touching the superblock, which may be gone by then.
 //!
+//! A drain does not leave the superblock's switches to the workers, who have those of all superblocks to make: while pins are
+//! left it makes what waits itself ([`OwnSwitches`]), and sleeps only when nothing waits. A switch that is queued meanwhile rings
+//! its [`Bell`]. See `pending`.
+//!
 //! # Orderings
 //! * P1 switcher: set `used`, add to `word`, full fence, load `active`. Unmount: clear `active`, full fence, load `used` and
 //!   `word`. Either the switcher sees that the superblock goes, or unmount sees the pin.
@@ -30,7 +34,7 @@
 //!   subtracted: no wake-up is lost.
 //!
 //! # Lock order
-//! `Door::lock` is a leaf.
+//! `Door::lock`, then that of the switches that wait (`Pending::batches`).
 //!
 //! # Why not
 //! * *One atomic with the flag in its lowest bit* needs no fence at all, and moves its line to every processor that switches.
@@ -56,6 +60,7 @@ pub struct Drain {
     active: AtomicBool,
     used: AtomicU64,
     shards: Box<[Arc<Shard>]>,
+    door: Arc<Door>,
     #[cfg(loom)]
     memory: Arc<Memory>,
 }
@@ -72,7 +77,61 @@ struct Shard {
 #[derive(Debug, Default)]
 struct Door {
     lock: Mutex<()>,
-    zero: Condvar,
+    /// A shard has no pin any more, or a switch has been queued.
+    changed: Condvar,
+}
+
+/// The superblock's switches that wait to be made: the drain makes them itself.
+pub trait OwnSwitches {
+    /// Whether there are any. Called under the drain's lock: must not wait.
+    fn are_waiting(&self) -> bool;
+
+    /// Makes those that wait, after the grace period that they need.
+    fn make(&self);
+}
+
+/// No switch is ever made by the drain: it waits for others to make them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LeftToWorkers;
+
+impl OwnSwitches for LeftToWorkers {
+    fn are_waiting(&self) -> bool {
+        false
+    }
+
+    fn make(&self) {}
+}
+
+/// Wakes a drain that sleeps, without touching its superblock.
+#[derive(Debug)]
+#[must_use = "a drain sleeps"]
+pub struct Bell {
+    door: Arc<Door>,
+    #[cfg(loom)]
+    memory: Arc<Memory>,
+}
+
+impl Bell {
+    /// A switch has been queued.
+    pub fn ring(self) {
+        #[cfg(loom)]
+        if is_on("drain-ring-touches") {
+            self.memory.touch();
+        }
+        if !is_on("drain-ring-lost") {
+            self.door.wake();
+        }
+    }
+}
+
+impl Door {
+    fn wake(&self) {
+        // Whoever looked before we changed what it looks at is asleep by now, or looks again (P3).
+        if !is_on("drain-wake-unordered") {
+            drop(self.lock.lock());
+        }
+        self.changed.notify_all();
+    }
 }
 
 /// The right to use a superblock until it is dropped. Drop it last: after every reference on the superblock's inodes.
@@ -116,6 +175,7 @@ impl Drain {
             active: AtomicBool::new(true),
             used: AtomicU64::new(0),
             shards: (0..count.clamp(1, SHARDS_MAX)).map(shard).collect(),
+            door,
             #[cfg(loom)]
             memory: Arc::default(),
         }
@@ -182,8 +242,26 @@ impl Drain {
         }
     }
 
-    /// Closes, and returns when no pin is left. Waits for switches of this superblock alone. May be called again.
+    /// What wakes the drain, if the superblock is closed. For who has a pin, or has just handed it on under a lock that it holds still.
+    pub fn bell_if_closed(&self) -> Option<Bell> {
+        #[cfg(loom)]
+        self.memory.touch();
+        // ORDERING: Relaxed, P1 of `pending`: the caller holds the lock under which the drain looks at the switches after it closed the superblock.
+        (!self.active.load(Ordering::Relaxed)).then(|| Bell {
+            door: Arc::clone(&self.door),
+            #[cfg(loom)]
+            memory: Arc::clone(&self.memory),
+        })
+    }
+
+    /// Closes, and returns when no pin is left, whoever gives them back. May be called again.
     pub fn drain(&self) -> Drained {
+        self.drain_with(&LeftToWorkers)
+    }
+
+    /// Closes, and returns when no pin is left; makes the superblock's own switches that wait. So it waits for switches of this superblock
+    /// alone, and not for others that are ahead of them. May be called again.
+    pub fn drain_with(&self, own: &dyn OwnSwitches) -> Drained {
         self.close();
         // ORDERING: Relaxed, P1.
         let mut used = self.used.load(Ordering::Relaxed);
@@ -191,7 +269,7 @@ impl Drain {
         while used != 0 {
             let at = used.trailing_zeros() as usize;
             used &= used - 1;
-            drained.waited |= self.shards[at].wait();
+            drained.waited |= self.shards[at].wait(own);
         }
         #[cfg(loom)]
         self.memory.free();
@@ -208,7 +286,7 @@ impl Drain {
 
 impl Shard {
     /// Waits until there is no pin; says whether there were any.
-    fn wait(&self) -> bool {
+    fn wait(&self, own: &dyn OwnSwitches) -> bool {
         let order = if is_on("drain-look-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // ORDERING: Acquire, P2.
         if self.word.load(order) / ONE == 0 {
@@ -218,23 +296,26 @@ impl Shard {
             // ORDERING: Relaxed, P3; what was done under the pins is acquired by the load below.
             self.word.fetch_or(AWAITED, Ordering::Relaxed);
         }
-        let mut lock = self.door.lock.lock();
-        if is_on("drain-sleep-unchecked") {
-            self.door.zero.wait(&mut lock);
+        loop {
+            own.make();
+            if is_on("drain-made-unchecked") {
+                return true;
+            }
+            let mut lock = self.door.lock.lock();
+            if is_on("drain-sleep-unchecked") {
+                self.door.changed.wait(&mut lock);
+            }
+            loop {
+                // ORDERING: Acquire, P2.
+                if self.word.load(order) / ONE == 0 {
+                    return true;
+                }
+                if own.are_waiting() && !is_on("drain-makes-once") {
+                    break;
+                }
+                self.door.changed.wait(&mut lock);
+            }
         }
-        // ORDERING: Acquire, P2.
-        while self.word.load(order) / ONE != 0 {
-            self.door.zero.wait(&mut lock);
-        }
-        true
-    }
-
-    fn wake(&self) {
-        // Whoever looked before we subtracted is asleep by now, or looks again (P3).
-        if !is_on("drain-wake-unordered") {
-            drop(self.door.lock.lock());
-        }
-        self.door.zero.notify_all();
     }
 }
 
@@ -248,7 +329,7 @@ impl Drop for Pin {
             if is_on("drain-waker-touches") {
                 self.memory.touch();
             }
-            self.shard.wake();
+            self.shard.door.wake();
         }
     }
 }

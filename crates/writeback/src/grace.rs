@@ -7,7 +7,9 @@
 #[cfg(any(loom, shuttle))]
 pub(crate) use checked::Cell;
 #[cfg(any(loom, shuttle))]
-pub use checked::{Grace, Section};
+pub use checked::{Cookie, Grace, Section};
+#[cfg(not(any(loom, shuttle)))]
+pub use rcu::Cookie;
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use real::Cell;
 #[cfg(not(any(loom, shuttle)))]
@@ -15,7 +17,7 @@ pub use real::{Grace, Section};
 
 #[cfg(not(any(loom, shuttle)))]
 mod real {
-    use rcu::{Domain, Guard, RcuCell, Retired};
+    use rcu::{Cookie, Domain, Guard, RcuCell, Retired};
 
     /// Read sections, and those who wait for them.
     #[derive(Debug, Clone, Default)]
@@ -41,6 +43,16 @@ mod real {
         /// Returns when every section that was open on the call has ended.
         pub fn synchronize(&self) {
             self.0.synchronize();
+        }
+
+        /// The first grace period that begins from now on: after it every section sees what the caller did before.
+        pub(crate) fn cookie(&self) -> Cookie {
+            self.0.get_state()
+        }
+
+        /// Returns when that grace period is over; at once if it is.
+        pub(crate) fn wait_for(&self, cookie: Cookie) {
+            self.0.cond_synchronize(cookie);
         }
 
         /// Runs `work` after a grace period.
@@ -93,9 +105,15 @@ mod checked {
     #[derive(Debug, Clone, Default)]
     pub struct Grace(Arc<Inner>);
 
+    /// So many grace periods had been when it was given.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Cookie(usize);
+
     #[derive(Debug, Default)]
     struct Inner {
         sections: RwLock<()>,
+        /// Grace periods so far; changed while nobody reads.
+        periods: AtomicUsize,
         callbacks: Mutex<Vec<thread::JoinHandle<()>>>,
     }
 
@@ -135,7 +153,25 @@ mod checked {
 
         /// Returns when every section that was open on the call has ended.
         pub fn synchronize(&self) {
-            drop(self.0.sections.write());
+            let nobody_reads = self.0.sections.write();
+            // ORDERING: AcqRel, as the domain's heavy fence: what was done before a cookie was given is seen by sections that begin after
+            // the grace period that follows it.
+            self.0.periods.fetch_add(1, Ordering::AcqRel);
+            drop(nobody_reads);
+        }
+
+        /// The first grace period that begins from now on.
+        pub fn cookie(&self) -> Cookie {
+            // ORDERING: AcqRel, a change of the number, so that the next grace period's change comes after it.
+            Cookie(self.0.periods.fetch_add(0, Ordering::AcqRel))
+        }
+
+        /// Returns when that grace period is over.
+        pub fn wait_for(&self, cookie: Cookie) {
+            // ORDERING: Acquire, as `Domain::poll_state`.
+            if self.0.periods.load(Ordering::Acquire) == cookie.0 {
+                self.synchronize();
+            }
         }
 
         /// Runs `work` after a grace period.

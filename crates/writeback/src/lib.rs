@@ -41,6 +41,7 @@ mod listing;
 mod meter;
 mod offline;
 mod pass;
+mod pending;
 mod queue;
 mod switch;
 mod switcher;
@@ -59,16 +60,20 @@ pub use discipline::{Discipline, Others, PerSuperblock, Unmounting};
 #[cfg(loom)]
 #[doc(hidden)]
 pub use drain::Memory;
-pub use drain::{Drain, Drained, Pin};
+pub use drain::{Bell, Drain, Drained, LeftToWorkers, OwnSwitches, Pin};
 pub use errseq::{Cursor, ErrSeq};
 pub use flusher::WaitsForRoom;
 pub use foreign::{Foreign, Round};
+#[doc(hidden)]
+pub use grace::Cookie;
 pub use grace::{Grace, Section};
 pub use group::{Group, Request};
 pub use limit::{CgroupPath, Direction, LimitError, Limits, number};
 pub use link::{Inode, Link, Outcome};
 pub use offline::BATCH;
 pub use pass::{How, Pass, Passed, Pieces};
+#[doc(hidden)]
+pub use pending::{Pending, Pushed};
 pub use switcher::{IN_FLIGHT_MAX, SwitchStats, Switcher};
 pub use syncing::{Caller, Policy, Syncing};
 pub use throttle::{Admission, Chain, Listening, Throttle};

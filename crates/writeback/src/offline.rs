@@ -7,6 +7,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sync::atomic::Ordering;
+use sync::mutant::is_on;
 
 use crate::Bdi;
 use crate::link::Inode;
@@ -51,14 +52,15 @@ impl<I: Inode> Bdi<I> {
     /// Lets an inode of a dying wb go that has nothing left to be written: who waits for that can be sure that it has left with the
     /// write-back that wrote the last of it, whoever did that.
     pub(crate) fn move_on(self: &Arc<Self>, inode: &Arc<I>, from: &Arc<Wb<I>>) {
-        let mut target = Some(self.target(from.cgroup().nearest_living().number()));
         let world = &self.switcher.world;
+        let in_flight = world.begin_clean_up(&self.in_flight);
+        let mut parts = Some((self.target(from.cgroup().nearest_living().number()), in_flight));
         world.discipline.section(&world.grace, &mut || {
-            let Some(target) = target.take() else { return };
+            let Some((target, in_flight)) = parts.take() else { return };
             let prepared = self.prepare(inode, &mut inode.link().state(), &target);
             let Some(item) = prepared else { return };
             world.discipline.between();
-            self.queue_switch(Isw::new(vec![item], target, world.begin_clean_up()));
+            self.queue_switch(Isw::new(vec![item], target, in_flight));
         });
     }
 
@@ -105,14 +107,17 @@ impl<I: Inode> Work for CleanUp<I> {
             if Arc::ptr_eq(target.wb(), &wb) || !bdi.superblock.is_active() {
                 break;
             }
-            let mut target = Some(target);
+            // Counted first: disciplines that ask whether any switch is in flight close the superblock before they do.
+            let begin = || world.begin_clean_up(&bdi.in_flight);
+            let in_flight = (!is_on("switch-counted-late")).then(begin);
+            let mut parts = Some((target, in_flight));
             world.discipline.section(&world.grace, &mut || {
-                let Some(target) = target.take() else { return };
+                let Some((target, in_flight)) = parts.take() else { return };
                 let batch = bdi.prepare_batch(&wb, &target, after);
                 from = batch.next;
                 if !batch.items.is_empty() {
                     world.discipline.between();
-                    bdi.queue_switch(Isw::new(batch.items, target, world.begin_clean_up()));
+                    bdi.queue_switch(Isw::new(batch.items, target, in_flight.unwrap_or_else(begin)));
                 }
             });
         }

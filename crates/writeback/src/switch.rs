@@ -2,12 +2,17 @@
 //!
 //! 1. *Prepare*, under the inode's lock: pin the superblock (which looks at `SB_ACTIVE` again), look that the inode is not on its way already,
 //!    not being freed, not there already; set `I_WB_SWITCH`; take a reference. Whatever fails gives the pin back.
-//! 2. *Queue*: push the inodes on the target's list; whoever finds it empty queues the target's worker.
-//! 3. *Work*: take the whole list, **once**; wait for a grace period, so that page accounting sees the flags; then move inode
-//!    after inode, each under both wbs' locks, clear its flag, drop the reference, **then** the pin.
+//! 2. *Queue*: push the inodes on the superblock's list, in the batch of those that wait for the same grace period; who begins a batch queues a
+//!    worker's run for it (`pending`).
+//! 3. *Work*: wait for that grace period, so that page accounting sees the flags; take the batch, **once**; then move inode
+//!    after inode, each under both wbs' locks, clear its flag, drop the reference, **then** the pin. A drain does the same with
+//!    all batches of its superblock, and waits for no worker's turn.
 //!
-//! A worker that looked at the list again would find switches whose flags no grace period has followed, and would have no end
-//! while new ones come: each push on an empty list has queued a worker of its own.
+//! A worker that took another batch as well would find switches whose flags no grace period has followed, and would have no end
+//! while new ones come: each batch has a run of its own.
+//!
+//! A flush waits for runs by number. A run takes only its own batch, or a later one that waits for the same grace period after
+//! a drain took its own. So whoever has a switch that was queued before a flush is a run that was queued before it, or its superblock's drain.
 //!
 //! Locks: `Bdi::switching` (shared; sync has it alone while it looks for dirty inodes, so that it misses none that moves), then as in
 //! `link`. They are given up between two inodes: thousands at a cgroup's end must not hold up who dirties one.
@@ -21,10 +26,11 @@ use sync::thread;
 
 use crate::Bdi;
 use crate::cgroup::Owner;
-use crate::drain::Pin;
+use crate::drain::{Bell, OwnSwitches, Pin};
+use crate::grace::Cookie;
 use crate::link::{Inode, Link, Place, State};
 use crate::queue::Work;
-use crate::switcher::InFlight;
+use crate::switcher::{InFlight, World};
 use crate::wb::Wb;
 
 /// Inodes between two offers to let another thread run.
@@ -67,16 +73,18 @@ impl<I: Inode> Drop for Incoming<I> {
         self.wb.incoming.fetch_sub(1, Ordering::Relaxed);
         // Its cgroup's end found it in use; nobody else would come back.
         if !self.wb.cgroup().is_living() {
-            self.bdi.wbs.give_back(&self.wb);
+            self.bdi.give_back(&self.wb);
         }
     }
 }
 
-/// A worker's call: the switches that wait at one wb.
+/// A worker's run.
 #[derive(Debug)]
-pub(crate) struct Switch<I: Inode> {
-    bdi: Arc<Bdi<I>>,
-    target: Arc<Wb<I>>,
+pub(crate) enum Switch<I: Inode> {
+    /// Makes the switches that wait for this grace period.
+    Make(Arc<Bdi<I>>, Cookie),
+    /// Gives a wb back on behalf of a drain. That may wait for room among callbacks, which are everybody's.
+    GiveBack(Arc<Bdi<I>>, Arc<Wb<I>>),
 }
 
 impl<I: Inode> Bdi<I> {
@@ -99,7 +107,7 @@ impl<I: Inode> Bdi<I> {
         if inode.link().is_switching() || !self.superblock.is_active() {
             return false;
         }
-        let Some(in_flight) = world.begin_foreign() else { return false };
+        let Some(in_flight) = world.begin_foreign(&self.in_flight) else { return false };
         inode.changes_owner();
         let mut parts = Some((self.target(owner), in_flight));
         let mut is_queued = false;
@@ -135,14 +143,13 @@ impl<I: Inode> Bdi<I> {
     pub(crate) fn queue_switch(self: &Arc<Self>, isw: Isw<I>) {
         let bdi = Arc::clone(self);
         let push = move || {
-            let target = Arc::clone(&isw.target.wb);
-            let mut switches = target.switches.lock();
-            switches.push(isw);
-            let is_first = switches.len() == 1;
-            drop(switches);
-            if is_first {
+            let World { grace, discipline, .. } = &*bdi.switcher.world;
+            let pushed = bdi.pending.push(isw, grace, &bdi.superblock, discipline.waits_in_turn());
+            // From here on the superblock may be gone; the device is not.
+            pushed.bell.into_iter().for_each(Bell::ring);
+            if let Some(after) = pushed.run {
                 let queue = bdi.switcher.switches.clone();
-                queue.push(Switch { bdi, target });
+                queue.push(Switch::Make(bdi, after));
             }
         };
         let world = &self.switcher.world;
@@ -184,8 +191,39 @@ impl<I: Inode> Bdi<I> {
         Some(from)
     }
 
-    /// Step 3 of one batch; gives the wbs that its inodes came from.
-    fn process(&self, mut isw: Isw<I>) -> Vec<Arc<Wb<I>>> {
+    /// Step 3, after the grace period.
+    fn make_switches(self: &Arc<Self>, list: Vec<Isw<I>>) {
+        let mut left: Vec<Arc<Wb<I>>> = Vec::new();
+        let mut dying: Vec<Arc<Wb<I>>> = Vec::new();
+        let add = |to: &mut Vec<Arc<Wb<I>>>, wb: Arc<Wb<I>>| {
+            if !to.iter().any(|known| Arc::ptr_eq(known, &wb)) {
+                to.push(wb);
+            }
+        };
+        for isw in list {
+            add(&mut dying, Arc::clone(&isw.target.wb));
+            self.move_inodes(isw).into_iter().for_each(|wb| add(&mut left, wb));
+        }
+        // From here on the superblock may be gone; the device is not. Who waited because his cgroup had too much may go on.
+        if !is_on("switch-tells-nobody") {
+            self.tell_of_less();
+        }
+        left.iter().for_each(|wb| self.give_back(wb));
+        dying.retain(|wb| wb.lists().dying);
+        dying.iter().for_each(|wb| self.clean_up(wb));
+    }
+
+    /// Gives a dying wb back if nothing is left of it; for a drain, which does not wait for what others have to do, on another thread.
+    fn give_back(self: &Arc<Self>, wb: &Arc<Wb<I>>) {
+        if self.superblock.is_active() {
+            self.wbs.give_back(wb);
+        } else if !wb.cgroup().is_living() {
+            self.switcher.switches.push(Switch::GiveBack(Arc::clone(self), Arc::clone(wb)));
+        }
+    }
+
+    /// Moves the inodes of one switch; gives the wbs that they came from.
+    fn move_inodes(&self, mut isw: Isw<I>) -> Vec<Arc<Wb<I>>> {
         let mut left: Vec<Arc<Wb<I>>> = Vec::new();
         for (number, item) in isw.items.drain(..).enumerate() {
             // A panic over one inode must not keep the others from moving: their flags would stay set.
@@ -240,31 +278,45 @@ fn transfer<I: Inode>(link: &Link<I>, from: &Wb<I>, to: &Wb<I>) {
     link.wb.store(to.index, order);
 }
 
+impl<I: Inode> OwnSwitches for Bdi<I> {
+    fn are_waiting(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    fn make(&self) {
+        // Who drains has the device.
+        let Some(this) = self.this.upgrade() else { return };
+        if let Some((after, list)) = self.pending.take_all() {
+            if !is_on("switch-drain-no-grace") {
+                self.switcher.world.grace.wait_for(after);
+            }
+            this.make_switches(list);
+        }
+    }
+}
+
 impl<I: Inode> Work for Switch<I> {
     fn run(self) {
-        let Self { bdi, target } = self;
-        let take = || std::mem::take(&mut *target.switches.lock());
-        let list = take();
-        if !is_on("switch-no-grace") {
-            bdi.switcher.world.grace.synchronize();
-        }
-        let mut left: Vec<Arc<Wb<I>>> = list.into_iter().flat_map(|isw| bdi.process(isw)).collect();
-        while is_on("switch-worker-loops") {
-            let more = take();
-            if more.is_empty() {
-                break;
+        let (bdi, after) = match self {
+            Self::Make(bdi, after) => (bdi, after),
+            Self::GiveBack(bdi, wb) => return bdi.wbs.give_back(&wb),
+        };
+        let World { grace, discipline, .. } = &*bdi.switcher.world;
+        let list = if discipline.waits_in_turn() {
+            let list = bdi.pending.take_first();
+            grace.synchronize();
+            list
+        } else {
+            if !is_on("switch-no-grace") {
+                grace.wait_for(after);
             }
-            left.extend(more.into_iter().flat_map(|isw| bdi.process(isw)));
-        }
-        // From here on the superblock may be gone; the device is not. Who waited because his cgroup had too much may go on.
-        if !is_on("switch-tells-nobody") {
-            bdi.tell_of_less();
-        }
-        for wb in left {
-            bdi.wbs.give_back(&wb);
-        }
-        if target.lists().dying {
-            bdi.clean_up(&target);
+            // Until then a drain can take it.
+            bdi.pending.take(after)
+        };
+        bdi.make_switches(list);
+        while is_on("switch-worker-loops") {
+            let Some((_, more)) = bdi.pending.take_all() else { break };
+            bdi.make_switches(more);
         }
     }
 }

@@ -17,10 +17,10 @@ use crate::offline::CleanUp;
 use crate::queue::Queue;
 use crate::switch::Switch;
 
-/// Foreign switches are refused when so many are in flight (`WB_FRN_MAX_IN_FLIGHT`).
+/// Foreign switches are refused when so many are in flight (`WB_FRN_MAX_IN_FLIGHT`), and those of a superblock that has as many as are left.
 pub const IN_FLIGHT_MAX: usize = 1024;
 
-/// Threads that switch: each wait of a grace period serves one wb. Loom has few threads.
+/// Threads that switch. One wait of a grace period serves all that were queued before it began. Loom has few threads.
 const THREADS_MAX: usize = if cfg!(loom) { 1 } else { 4 };
 
 /// What all backing devices of a process share.
@@ -60,7 +60,11 @@ pub(crate) struct World {
 
 /// One switch in flight, until dropped.
 #[derive(Debug)]
-pub(crate) struct InFlight(Arc<World>);
+pub(crate) struct InFlight {
+    world: Arc<World>,
+    /// Those of its superblock. Not a part of that, which may be gone by now.
+    own: Arc<AtomicUsize>,
+}
 
 /// What the switching did so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,34 +191,39 @@ impl World {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Counts a switch in, unless too many are in flight.
-    pub(crate) fn begin_foreign(self: &Arc<Self>) -> Option<InFlight> {
-        // ORDERING: Relaxed, the exchange alone keeps the bound.
-        let below = |n: usize| (n < IN_FLIGHT_MAX).then_some(n + 1);
-        let before = self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below);
+    /// Counts a switch in, unless too many are in flight. A superblock may have as many as are left for the others: one that asks for all
+    /// gets half, and of several that do each leaves as much as it has for the next.
+    pub(crate) fn begin_foreign(self: &Arc<Self>, own: &Arc<AtomicUsize>) -> Option<InFlight> {
+        // ORDERING: Relaxed, the exchange alone keeps the bound; the share is exact but for those who come at once.
+        let mine = own.fetch_add(1, Ordering::Relaxed);
+        let fits = |all: usize| (mine < IN_FLIGHT_MAX.saturating_sub(all)).then_some(all + 1);
+        let before = self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         let Ok(before) = before else {
+            own.fetch_sub(1, Ordering::Relaxed);
             self.refused.add(1);
             return None;
         };
-        Some(self.begun(before))
+        Some(self.begun(own, before))
     }
 
     /// Counts a switch in whose inodes must move: their cgroup was removed.
-    pub(crate) fn begin_clean_up(self: &Arc<Self>) -> InFlight {
+    pub(crate) fn begin_clean_up(self: &Arc<Self>, own: &Arc<AtomicUsize>) -> InFlight {
         // ORDERING: Relaxed, only counted.
-        self.begun(self.in_flight.fetch_add(1, Ordering::Relaxed))
+        own.fetch_add(1, Ordering::Relaxed);
+        self.begun(own, self.in_flight.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn begun(self: &Arc<Self>, before: usize) -> InFlight {
+    fn begun(self: &Arc<Self>, own: &Arc<AtomicUsize>, before: usize) -> InFlight {
         // ORDERING: Relaxed, a figure for people.
         self.most_in_flight.fetch_max(before + 1, Ordering::Relaxed);
-        InFlight(Arc::clone(self))
+        InFlight { world: Arc::clone(self), own: Arc::clone(own) }
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         // ORDERING: Relaxed, only counted.
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.own.fetch_sub(1, Ordering::Relaxed);
+        self.world.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }

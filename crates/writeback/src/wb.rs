@@ -34,7 +34,6 @@ use crate::crew::Post;
 use crate::dirty::{Charged, DirtyLimits, Domains};
 use crate::limit::CgroupPath;
 use crate::link::{Inode, Link, Place, State};
-use crate::switch::Isw;
 use crate::throttle::{Chain, Throttle};
 
 /// Where an inode stands on a list that is ordered by time; the second number keeps the order of equal times.
@@ -63,8 +62,6 @@ pub struct Wb<I: Inode> {
     /// `b_stat`: bytes.
     pub(crate) dirty: AtomicU64,
     pub(crate) writeback: AtomicU64,
-    /// Switches that wait for their worker.
-    pub(crate) switches: Mutex<Vec<Isw<I>>>,
     /// Switches to this wb that have not ended: it must stay.
     pub(crate) incoming: AtomicUsize,
     pub(crate) is_cleaning: AtomicBool,
@@ -208,7 +205,6 @@ impl<I: Inode> Wb<I> {
             owned: AtomicUsize::new(0),
             dirty: AtomicU64::new(0),
             writeback: AtomicU64::new(0),
-            switches: Mutex::default(),
             incoming: AtomicUsize::new(0),
             is_cleaning: AtomicBool::new(false),
             bandwidth: AtomicU64::new(BANDWIDTH_AT_FIRST),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use sync::mutant::{assert_caught, is_on};
 use sync::thread;
-use watertight_writeback::{Drain, Memory};
+use watertight_writeback::{Bell, Drain, Grace, Memory, OwnSwitches, Pending, Pin};
 
 /// A reference on an inode: touches the superblock when it is taken and when it is put.
 struct InodeRef(Arc<Memory>);
@@ -74,6 +74,76 @@ fn shards_are_as_good_as_one_counter() {
     });
 }
 
+/// A switch that waits to be made. Dropped in this order: the reference, then the pin.
+struct Queued {
+    _inode: InodeRef,
+    _pin: Pin,
+}
+
+/// A superblock whose switches nobody makes but its drain.
+#[derive(Default)]
+struct Superblock {
+    drain: Drain,
+    grace: Grace,
+    pending: Pending<Queued>,
+}
+
+impl Superblock {
+    fn switch(&self) {
+        let Some(pin) = self.drain.pin_at(0) else { return };
+        let queued = Queued { _inode: InodeRef::get(pin.memory()), _pin: pin };
+        let pushed = self.pending.push(queued, &self.grace, &self.drain, false);
+        pushed.bell.into_iter().for_each(Bell::ring);
+    }
+}
+
+impl OwnSwitches for Superblock {
+    fn are_waiting(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    fn make(&self) {
+        drop(self.pending.take_all());
+    }
+}
+
+#[test]
+fn a_drain_makes_what_no_worker_makes() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let superblock = Arc::new(Superblock::default());
+        let switcher = {
+            let superblock = Arc::clone(&superblock);
+            thread::spawn(move || (0..2).for_each(|_| superblock.switch()))
+        };
+        superblock.drain.drain_with(&*superblock);
+        switcher.join().expect("the switcher ends");
+        assert_eq!(superblock.drain.in_flight(), 0, "a pin is left");
+        assert!(superblock.pending.is_empty(), "a switch outlived its superblock");
+    });
+}
+
+#[test]
+fn a_drain_and_a_worker_share_what_waits() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let superblock = Arc::new(Superblock::default());
+        let pin = superblock.drain.pin_at(0).expect("mounted");
+        let queued = Queued { _inode: InodeRef::get(pin.memory()), _pin: pin };
+        let pushed = superblock.pending.push(queued, &superblock.grace, &superblock.drain, false);
+        let after = pushed.run.expect("the first one");
+        let worker = {
+            let superblock = Arc::clone(&superblock);
+            thread::spawn(move || drop(superblock.pending.take(after)))
+        };
+        superblock.drain.drain_with(&*superblock);
+        worker.join().expect("the worker ends");
+        assert_eq!(superblock.drain.in_flight(), 0, "a pin is left");
+    });
+}
+
 #[test]
 fn each_mutant_is_caught() {
     let test = "nobody_touches_what_the_drain_gave_free";
@@ -91,4 +161,10 @@ fn each_mutant_is_caught() {
     assert_caught(test, &["drain-wake-unordered", "drain-no-wake"], "deadlock");
     assert_caught(test, &["drain-await-unset", "drain-sleep-unchecked"], "deadlock");
     assert_caught(test, &["drain-waker-touches"], "Causality violation");
+    let test = "a_drain_makes_what_no_worker_makes";
+    let never_woken = ["drain-ring-lost", "drain-makes-once", "pending-look-before-push"];
+    assert_caught(test, &never_woken, "deadlock");
+    assert_caught(test, &["pending-bell-late", "drain-ring-touches"], "Causality violation");
+    let test = "a_drain_and_a_worker_share_what_waits";
+    assert_caught(test, &["drain-made-unchecked"], "Causality violation");
 }

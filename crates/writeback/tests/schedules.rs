@@ -6,7 +6,10 @@
 //! | WB-R2 | [`wb_r2_who_comes_second_gives_the_pin_back`] | `switch-failed-kept` |
 //! | WB-R1 (`base` is caught without help) | [`wb_r1_base_is_caught`] | it is one |
 //! | WB-R6 | [`wb_r6_rmbarrier_is_right_with_direct_queueing`], [`wb_r6_rmbarrier_is_caught_with_deferred_queueing`] | it is one |
+//! | WB-R1 (`race` asks whether any switch is in flight) | [`wb_r1_race_is_right`] | `switch-counted-late` |
 //! | WB-R8 | [`wb_r8_switching_keeps_the_sums`] | `switch-no-grace` |
+//! | WB-R8 in a drain | [`a_drain_waits_for_the_grace_period_of_what_it_moves`] | `switch-drain-no-grace` |
+//! | WB-R7, WB-R8 of batches | [`a_switch_waits_for_a_grace_period_that_begins_after_its_flag_was_set`] | `pending-joins-any` |
 //! | a sync misses no inode that moves | [`a_sync_finds_what_moves`] | `sync-beside-switch` |
 //! | a removed cgroup's inodes are found at its parent | [`inodes_of_a_removed_cgroup_are_its_parents`] | |
 //! | an inode is listed with its wb, not with one that had its index before | [`an_index_that_is_given_again_misleads_nobody`] | `wb-index-reused` |
@@ -20,7 +23,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::variants::{Base, Race, RmBarrier};
+use common::variants::{Base, PersbFifo, Race, RmBarrier};
 use common::{A, B, CHILD, File, Rig};
 use sync::model::{check, check_wrong};
 use sync::{mutant, thread};
@@ -59,6 +62,47 @@ fn wb_r1_an_unmount_beside_switches() {
     check(|| unmount_beside_switches(PerSuperblock));
 }
 
+/// Bytes are counted while a drain moves the inode, or a worker does.
+#[test]
+fn a_drain_waits_for_the_grace_period_of_what_it_moves() {
+    check(|| {
+        let rig = Rig::new(PerSuperblock);
+        let file = rig.file(A);
+        let accounts = {
+            let (bdi, file) = (Arc::clone(&rig.bdi), Arc::clone(&file));
+            thread::spawn(move || bdi.account(&file, 4096, 0))
+        };
+        rig.bdi.switch_to(&file, B);
+        rig.bdi.drain();
+        assert!(!file.link().is_switching(), "a switch is under way after the drain");
+        accounts.join().expect("no assertion failed");
+        rig.check_sums(&[Arc::clone(&file)]);
+        drop(file);
+        rig.unmount(|| ());
+        rig.switcher.flush();
+        rig.check_after();
+    });
+}
+
+/// Two switches of one superblock, with a grace period between them; bytes of the second one's inode are counted meanwhile.
+#[test]
+fn a_switch_waits_for_a_grace_period_that_begins_after_its_flag_was_set() {
+    check(|| {
+        let rig = Rig::new(PerSuperblock);
+        let files = [rig.file(A), rig.file(A)];
+        let accounts = {
+            let (bdi, file) = (Arc::clone(&rig.bdi), Arc::clone(&files[1]));
+            thread::spawn(move || bdi.account(&file, 4096, 0))
+        };
+        files.iter().for_each(|file| {
+            rig.bdi.switch_to(file, B);
+        });
+        accounts.join().expect("no assertion failed");
+        rig.switcher.flush();
+        rig.check_sums(&files);
+    });
+}
+
 #[test]
 fn wb_r2_who_comes_second_gives_the_pin_back() {
     check(|| {
@@ -70,6 +114,11 @@ fn wb_r2_who_comes_second_gives_the_pin_back() {
         rig.switcher.flush();
         rig.check_after();
     });
+}
+
+#[test]
+fn wb_r1_persb_fifo_is_right() {
+    check(|| unmount_beside_switches(PersbFifo));
 }
 
 #[test]
@@ -189,6 +238,11 @@ fn each_mutant_is_caught() {
     let test = "wb_r2_who_comes_second_gives_the_pin_back";
     mutant::assert_caught(test, &["switch-failed-kept"], "a pin is left");
     mutant::assert_caught("wb_r8_switching_keeps_the_sums", &["switch-no-grace"], "the bytes of");
+    let test = "a_drain_waits_for_the_grace_period_of_what_it_moves";
+    mutant::assert_caught(test, &["switch-drain-no-grace"], "the bytes of");
+    let test = "a_switch_waits_for_a_grace_period_that_begins_after_its_flag_was_set";
+    mutant::assert_caught(test, &["pending-joins-any"], "the bytes of");
+    mutant::assert_caught("wb_r1_race_is_right", &["switch-counted-late"], "busy inodes after unmount");
     mutant::assert_caught("a_sync_finds_what_moves", &["sync-beside-switch"], "a sync missed");
     let test = "an_index_that_is_given_again_misleads_nobody";
     mutant::assert_caught(test, &["wb-index-reused"], "listed where nobody looks");

@@ -11,12 +11,12 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use common::variants::{Base, Between, Race, RmBarrier};
+use common::variants::{Base, Between, PersbFifo, Race, RmBarrier};
 use common::{A, B, CHILD, File, Rig};
 use sync::Mutex;
 use writeback::{
-    BATCH, Balance, CgroupPath, Discipline, Drain, Grace, IN_FLIGHT_MAX, Inode as _, Others, Owner,
-    PerSuperblock, Switcher,
+    BATCH, Balance, CgroupPath, Discipline, Drain, Grace, IN_FLIGHT_MAX, Inode as _, LeftToWorkers, Others,
+    OwnSwitches, Owner, PerSuperblock, Switcher,
 };
 
 /// 4 KiB written by `by`, and written back.
@@ -308,6 +308,11 @@ fn wb_r1_stress_persb() {
 }
 
 #[test]
+fn wb_r1_stress_persb_fifo() {
+    stress(PersbFifo);
+}
+
+#[test]
 fn wb_r1_stress_race() {
     stress(Race::default());
 }
@@ -391,8 +396,8 @@ impl Discipline for Slow {
         self.0.call();
     }
 
-    fn drain(&self, superblock: &Drain, others: &dyn Others) {
-        PerSuperblock.drain(superblock, others);
+    fn drain(&self, superblock: &Drain, own: &dyn OwnSwitches, others: &dyn Others) {
+        PerSuperblock.drain(superblock, own, others);
     }
 }
 
@@ -420,14 +425,24 @@ fn wb_r3_a_drain_asks_nothing_of_the_rest() {
         }
     }
 
+    impl OwnSwitches for Nothing {
+        fn are_waiting(&self) -> bool {
+            panic!("a drain without a pin looked for switches")
+        }
+
+        fn make(&self) {
+            panic!("a drain without a pin made switches")
+        }
+    }
+
     let drain = Drain::new();
     drop(drain.pin());
-    PerSuperblock.drain(&drain, &Nothing);
+    PerSuperblock.drain(&drain, &Nothing, &Nothing);
     assert!(!drain.is_active());
     // The others do ask: the check sees it.
     let asks = |variant: &dyn Discipline| {
         let drain = Drain::new();
-        let drained = std::panic::AssertUnwindSafe(|| variant.drain(&drain, &Nothing));
+        let drained = std::panic::AssertUnwindSafe(|| variant.drain(&drain, &LeftToWorkers, &Nothing));
         std::panic::catch_unwind(drained).is_err()
     };
     assert!(asks(&Base::default()) && asks(&Race::default()));
@@ -482,23 +497,149 @@ fn the_time_in_a_drain_is_that_of_the_switches_it_waited_for() {
 #[test]
 fn wb_r5_the_cap_holds_and_the_count_returns_to_zero() {
     let rig = Rig::new(PerSuperblock);
-    let files: Vec<_> = (0..IN_FLIGHT_MAX + 100).map(|_| rig.file(A)).collect();
+    let others: Vec<_> = (0..IN_FLIGHT_MAX + 100).map(|_| Rig::on(&rig.switcher)).collect();
+    let files: Vec<_> = others.iter().map(|other| other.file(A)).collect();
     let dying: Vec<_> = (0..BATCH).map(|_| rig.file(CHILD)).collect();
     let section = rig.switcher.grace().read();
-    let begun = files.iter().filter(|file| rig.bdi.switch_to(file, B)).count();
+    let begun = others.iter().zip(&files).filter(|(other, file)| other.bdi.switch_to(file, B)).count();
     assert_eq!(begun, IN_FLIGHT_MAX);
     assert_eq!((rig.switcher.stats().in_flight, rig.switcher.stats().refused), (IN_FLIGHT_MAX, 100));
     // What a removed cgroup had is not refused.
     rig.switcher.remove_cgroup(CHILD);
-    while rig.switcher.stats().in_flight == IN_FLIGHT_MAX {
+    while rig.bdi.status().switches_in_flight < BATCH as u64 {
         thread::yield_now();
     }
-    assert_eq!(rig.switcher.stats().most_in_flight, IN_FLIGHT_MAX + 1);
+    assert!(rig.switcher.stats().most_in_flight > IN_FLIGHT_MAX);
     drop(section);
     rig.switcher.flush();
     rig.check_after();
-    assert_eq!(files.iter().filter(|file| rig.bdi.owner_of(file) == Some(B)).count(), IN_FLIGHT_MAX);
+    let moved = others.iter().zip(&files).filter(|(other, file)| other.bdi.owner_of(file) == Some(B));
+    assert_eq!(moved.count(), IN_FLIGHT_MAX);
     assert!(dying.iter().all(|file| rig.bdi.owner_of(file) == Some(A)));
+}
+
+#[test]
+fn a_superblock_that_asks_for_all_switches_leaves_as_many_for_the_others() {
+    let greedy = Rig::new(PerSuperblock);
+    let rigs = [&greedy, &Rig::on(&greedy.switcher), &Rig::on(&greedy.switcher)];
+    let section = greedy.switcher.grace().read();
+    let begun = rigs.map(|rig| {
+        let files: Vec<_> = (0..IN_FLIGHT_MAX).map(|_| rig.file(A)).collect();
+        files.iter().filter(|file| rig.bdi.switch_to(file, B)).count()
+    });
+    // Half of what is left, each time.
+    assert_eq!(begun, [IN_FLIGHT_MAX / 2, IN_FLIGHT_MAX / 4, IN_FLIGHT_MAX / 8]);
+    drop(section);
+    greedy.switcher.flush();
+    rigs.iter().for_each(|rig| rig.check_after());
+}
+
+/// Neighbours' inodes at whose end each worker stands until it is let go.
+struct Blocked {
+    rigs: Vec<Rig>,
+    go_on: Vec<std::sync::mpsc::Sender<()>>,
+}
+
+impl Blocked {
+    /// Blocks every thread that switches.
+    fn new(switcher: &Arc<Switcher<File>>) -> Self {
+        /// `THREADS_MAX`, and some that wait behind them.
+        const NEIGHBOURS: usize = 12;
+        const THREADS: usize = 4;
+        let (stop, stopped) = channel();
+        let mut blocked = Self { rigs: Vec::new(), go_on: Vec::new() };
+        for _ in 0..NEIGHBOURS {
+            let (rig, stop) = (Rig::on(switcher), stop.clone());
+            let (go_on, going_on) = channel::<()>();
+            let file = rig.file(A);
+            file.at_end(move || {
+                stop.send(()).expect("the test waits");
+                // An error: the test has gone on.
+                let _end = going_on.recv();
+            });
+            assert!(rig.bdi.switch_to(&file, B));
+            blocked.rigs.push(rig);
+            blocked.go_on.push(go_on);
+        }
+        (0..THREADS).for_each(|_| stopped.recv().expect("a worker comes so far"));
+        blocked
+    }
+
+    fn go_on(self) {
+        drop(self.go_on);
+        self.rigs[0].switcher.flush();
+        self.rigs.iter().for_each(Rig::check_after);
+    }
+}
+
+#[test]
+fn wb_r1_a_drain_makes_its_switches_itself_when_all_workers_are_held_up() {
+    let rig = Rig::new(PerSuperblock);
+    let files: Vec<_> = (0..3).map(|_| rig.file(A)).collect();
+    let blocked = Blocked::new(&rig.switcher);
+    assert!(files.iter().all(|file| rig.bdi.switch_to(file, B)));
+    rig.bdi.drain();
+    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(B)));
+    rig.unmount(|| drop(files));
+    blocked.go_on();
+    rig.check_after();
+}
+
+#[test]
+fn wb_r1_a_drain_hears_of_a_switch_that_is_queued_while_it_sleeps() {
+    let (reach, reached) = channel();
+    let (go_on, going_on) = channel::<()>();
+    let (reach, going_on) = (Mutex::new(reach), Mutex::new(going_on));
+    let is_held = Arc::new(AtomicBool::new(false));
+    let between = {
+        let is_held = Arc::clone(&is_held);
+        Between::new(move || {
+            if is_held.load(Ordering::SeqCst) {
+                reach.lock().send(()).expect("the test waits");
+                let _end = going_on.lock().recv();
+            }
+        })
+    };
+    let rig = Rig::new(Slow(between));
+    let blocked = Blocked::new(&rig.switcher);
+    let file = rig.file(A);
+    is_held.store(true, Ordering::SeqCst);
+    let switch = {
+        let (bdi, file) = (Arc::clone(&rig.bdi), Arc::clone(&file));
+        thread::spawn(move || assert!(bdi.switch_to(&file, B)))
+    };
+    reached.recv().expect("the switcher comes so far");
+    let drain = {
+        let bdi = Arc::clone(&rig.bdi);
+        thread::spawn(move || bdi.drain())
+    };
+    // The drain has begun when the superblock takes no switch.
+    is_held.store(false, Ordering::SeqCst);
+    while rig.bdi.switch_to(&rig.file(B), A) {
+        thread::yield_now();
+    }
+    drop(go_on);
+    switch.join().expect("no assertion failed");
+    drain.join().expect("no assertion failed");
+    assert_eq!(rig.bdi.owner_of(&file), Some(B));
+    rig.unmount(|| drop(file));
+    blocked.go_on();
+    rig.check_after();
+}
+
+#[test]
+fn one_grace_period_serves_the_switches_of_many_superblocks() {
+    let rig = Rig::new(PerSuperblock);
+    let others: Vec<_> = (0..64).map(|_| Rig::on(&rig.switcher)).collect();
+    let files: Vec<_> = others.iter().map(|other| other.file(A)).collect();
+    let section = rig.switcher.grace().read();
+    // A grace period that has begun does not count.
+    let before = rig.switcher.grace().periods();
+    assert!(others.iter().zip(&files).all(|(other, file)| other.bdi.switch_to(file, B)));
+    drop(section);
+    rig.switcher.flush();
+    let periods = rig.switcher.grace().periods() - before;
+    assert!(periods <= 3, "{periods} grace periods for 64 superblocks");
 }
 
 #[test]

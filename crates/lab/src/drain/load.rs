@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use writeback::{Bdi, Owner};
 
+use super::churn;
 use super::subject::{File, Subject};
 
 /// What a store takes for 4 KiB.
@@ -32,6 +33,8 @@ pub(crate) struct Unmounted {
     pub(crate) umount: Duration,
     pub(crate) drain: Duration,
     pub(crate) busy: usize,
+    /// Switches in flight, of all superblocks, when the drain began.
+    pub(crate) in_flight: usize,
 }
 
 /// A synchronous overwrite of 4 KiB by a process in `by`.
@@ -75,7 +78,8 @@ fn tear_down(subject: &Subject) {
     }
 }
 
-/// The load of `neighbours`, as long as `measure` runs; with `switches`, their inodes change their owners.
+/// The load of `neighbours`, as long as `measure` runs; with `switches`, their inodes change their owners, and another superblock keeps
+/// switches in flight all the time, so that no drain is spared its wait by chance.
 pub(crate) fn beside<R>(
     subject: &Subject,
     neighbours: usize,
@@ -105,6 +109,9 @@ pub(crate) fn beside<R>(
             };
             let made = thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, body);
             made.expect("the host gives threads");
+        }
+        if switches && neighbours > 0 {
+            scope.spawn(|| churn::keep_in_flight(subject, &goes_on));
         }
         if neighbours > 0 {
             thread::sleep(SETTLE);
@@ -158,7 +165,7 @@ pub(crate) fn idle(subject: &Subject) -> Unmounted {
     let bdi = subject.mount();
     let file = Arc::new(File::default());
     bdi.attach(&file, Owner::ROOT);
-    unmount(&bdi, file)
+    unmount(subject, &bdi, vec![file])
 }
 
 /// A superblock whose inode has just changed its owner, and has lost that one.
@@ -167,18 +174,20 @@ pub(crate) fn churning(subject: &Subject) -> Unmounted {
     let file = Arc::new(File::default());
     bdi.attach(&file, Owner::ROOT);
     one_life(subject, &bdi, &file, WRITE, 16, &|| true);
-    unmount(&bdi, file)
+    unmount(subject, &bdi, vec![file])
 }
 
-fn unmount(bdi: &Arc<Bdi<File>>, file: Arc<File>) -> Unmounted {
+/// Whoever unmounts gives up its `files` first.
+pub(crate) fn unmount(subject: &Subject, bdi: &Arc<Bdi<File>>, files: Vec<Arc<File>>) -> Unmounted {
     let begun = Instant::now();
     let dirty = bdi.snapshot();
     for _inode in &dirty {
         thread::sleep(WRITE);
     }
-    drop((dirty, file));
+    drop((dirty, files));
+    let in_flight = subject.switcher.stats().in_flight;
     let drain = bdi.drain();
     let busy = bdi.evict();
     thread::sleep(SYNC);
-    Unmounted { umount: begun.elapsed(), drain, busy }
+    Unmounted { umount: begun.elapsed(), drain, busy, in_flight }
 }

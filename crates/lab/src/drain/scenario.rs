@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::churn;
 use super::load::{self, Unmounted};
 use super::subject::Subject;
 
@@ -20,6 +21,9 @@ pub(crate) enum Scenario {
     /// As `Idle`, with the grace periods of the product's own domains.
     IdleShort,
     Neighbours(usize),
+    /// The target's inodes are on their way when it is unmounted, beside so many superblocks with switches of their own; with the grace
+    /// periods of the product's own domains.
+    ChurningBeside(usize),
     /// A writer beside another cgroup's end with a thousand inodes; or beside as many inodes that only come and go.
     Removal(bool),
     /// The same on a real mount, with a real cgroup.
@@ -28,7 +32,7 @@ pub(crate) enum Scenario {
 
 impl Scenario {
     /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 16] = [
+    pub(crate) const NAMES: [&'static str; 20] = [
         "control",
         "control-busy",
         "churning",
@@ -41,13 +45,17 @@ impl Scenario {
         "neighbours-16",
         "neighbours-64",
         "neighbours-256",
+        "churning-beside-0",
+        "churning-beside-16",
+        "churning-beside-256",
+        "churning-beside-1024",
         "removal-control",
         "removal",
         "removal-mounted-control",
         "removal-mounted",
     ];
 
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 20] = [
         Self::Control,
         Self::ControlBusy,
         Self::Churning,
@@ -60,6 +68,10 @@ impl Scenario {
         Self::Neighbours(16),
         Self::Neighbours(64),
         Self::Neighbours(256),
+        Self::ChurningBeside(0),
+        Self::ChurningBeside(16),
+        Self::ChurningBeside(256),
+        Self::ChurningBeside(1024),
         Self::Removal(false),
         Self::Removal(true),
         Self::RemovalMounted(false),
@@ -74,28 +86,50 @@ impl Scenario {
         Self::ALL.iter().position(|known| *known == self).map_or("", |at| Self::NAMES[at])
     }
 
+    /// Whether grace periods begin as often as in the product.
+    pub(crate) fn is_short(self) -> bool {
+        matches!(self, Self::IdleShort | Self::ChurningBeside(_))
+    }
+
     /// Unmounts for about `slice`.
     pub(crate) fn slice(self, subject: &mut Subject, slice: Duration) -> Vec<Unmounted> {
+        let measure = |subject: &Subject| self.unmounts(subject, slice);
+        let unmounts = match self {
+            Self::ChurningBeside(neighbours) => churn::beside(subject, neighbours, measure),
+            _ => self.beside_lives(subject, measure),
+        };
+        subject.unmounts += unmounts.len() as u64;
+        subject.busy += unmounts.iter().map(|unmounted| unmounted.busy as u64).sum::<u64>();
+        unmounts
+    }
+
+    fn beside_lives(
+        self,
+        subject: &Subject,
+        measure: impl FnOnce(&Subject) -> Vec<Unmounted>,
+    ) -> Vec<Unmounted> {
         let (neighbours, switches) = match self {
-            Self::Control | Self::Removal(_) | Self::RemovalMounted(_) => (0, false),
+            Self::ChurningBeside(_) | Self::Control | Self::Removal(_) | Self::RemovalMounted(_) => {
+                (0, false)
+            }
             Self::ControlBusy => (NEIGHBOURS, false),
             Self::Churning | Self::Idle | Self::IdleShort | Self::Concurrent => (NEIGHBOURS, true),
             Self::Neighbours(neighbours) => (neighbours, true),
         };
-        let unmounts = load::beside(subject, neighbours, switches, |subject| {
-            let until = Instant::now() + slice;
-            let mut unmounts = Vec::new();
-            while unmounts.is_empty() || Instant::now() < until {
-                match self {
-                    Self::Churning => unmounts.push(load::churning(subject)),
-                    Self::Concurrent => unmounts.extend(eight_at_once(subject)),
-                    _ => unmounts.push(load::idle(subject)),
-                }
+        load::beside(subject, neighbours, switches, measure)
+    }
+
+    fn unmounts(self, subject: &Subject, slice: Duration) -> Vec<Unmounted> {
+        let until = Instant::now() + slice;
+        let mut unmounts = Vec::new();
+        while unmounts.is_empty() || Instant::now() < until {
+            match self {
+                Self::Churning => unmounts.push(load::churning(subject)),
+                Self::ChurningBeside(_) => unmounts.push(churn::unmount_in_flight(subject)),
+                Self::Concurrent => unmounts.extend(eight_at_once(subject)),
+                _ => unmounts.push(load::idle(subject)),
             }
-            unmounts
-        });
-        subject.unmounts += unmounts.len() as u64;
-        subject.busy += unmounts.iter().map(|unmounted| unmounted.busy as u64).sum::<u64>();
+        }
         unmounts
     }
 }

@@ -10,7 +10,7 @@ use writeback::{
     Bdi, BdiOptions, Budget, Discipline, Grace, Inode, Link, Outcome, Owner, PerSuperblock, Switcher,
 };
 
-use super::variants::{Base, Race, RmBarrier};
+use super::variants::{Base, PersbFifo, Race, RmBarrier};
 
 /// A file of one page that matters.
 #[derive(Debug, Default)]
@@ -32,6 +32,8 @@ impl Inode for File {
 /// One variant.
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
+    /// Grace periods begin at most so often.
+    pub(crate) tick: Duration,
     pub(crate) switcher: Arc<Switcher<File>>,
     next_cgroup: AtomicU64,
     pub(crate) unmounts: u64,
@@ -46,11 +48,12 @@ impl Subject {
             "base" => Box::new(Base::default()),
             "race" => Box::new(Race::default()),
             "rmbarrier" => Box::new(RmBarrier::default()),
+            "persb-fifo" => Box::new(PersbFifo),
             _ => Box::new(PerSuperblock),
         };
         let domain = Domain::with_options(DomainOptions { tick, ..DomainOptions::default() });
         let switcher = Arc::new(Switcher::new(Grace::of(domain), discipline));
-        Self { name, switcher, next_cgroup: AtomicU64::new(1), unmounts: 0, busy: 0 }
+        Self { name, tick, switcher, next_cgroup: AtomicU64::new(1), unmounts: 0, busy: 0 }
     }
 
     /// A superblock on a device of its own.

@@ -5,8 +5,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
-use writeback::{Discipline, Drain, Grace, Others, Pin, Unmounting};
+use writeback::{Discipline, Drain, Grace, Others, OwnSwitches, PerSuperblock, Pin, Unmounting};
 
 /// What is called between the preparation of a switch and its queueing.
 #[derive(Clone, Default)]
@@ -36,6 +37,12 @@ fn look(superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
     if superblock.is_active() { Ok(None) } else { Err(Unmounting) }
 }
 
+/// What looks whether a switch is in flight closes the superblock first; what switches counts itself first. One of the two sees the other.
+fn counted_before() {
+    // ORDERING: SeqCst, pairs with the fence in `Drain::close`.
+    fence(Ordering::SeqCst);
+}
+
 /// `base`: if any switch is in flight anywhere, wait for all callbacks and for the queue of switches. **Wrong**: a switcher
 /// that has looked at `SB_ACTIVE` and has not queued yet is missed.
 #[derive(Debug, Default)]
@@ -52,7 +59,7 @@ impl Discipline for Base {
         self.between.call();
     }
 
-    fn drain(&self, superblock: &Drain, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, others: &dyn Others) {
         superblock.close();
         if others.in_flight() > 0 {
             others.grace().barrier();
@@ -61,7 +68,8 @@ impl Discipline for Base {
     }
 }
 
-/// `race`: switchers look, prepare and queue in a read section; unmount waits for a grace period, for all callbacks, and for the queue.
+/// `race`: switchers look, prepare and queue in a read section; if any switch is in flight anywhere, unmount waits for a grace period, for
+/// all callbacks, and for the queue. A switch is counted before its switcher looks at `SB_ACTIVE`.
 #[derive(Debug, Default)]
 pub(crate) struct Race {
     pub(crate) between: Between,
@@ -70,6 +78,7 @@ pub(crate) struct Race {
 impl Discipline for Race {
     fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
         let _section = grace.read();
+        counted_before();
         steps();
     }
 
@@ -81,11 +90,13 @@ impl Discipline for Race {
         self.between.call();
     }
 
-    fn drain(&self, superblock: &Drain, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, others: &dyn Others) {
         superblock.close();
-        others.grace().synchronize();
-        others.grace().barrier();
-        others.flush();
+        if others.in_flight() > 0 {
+            others.grace().synchronize();
+            others.grace().barrier();
+            others.flush();
+        }
     }
 }
 
@@ -99,6 +110,7 @@ pub(crate) struct RmBarrier {
 impl Discipline for RmBarrier {
     fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
         let _section = grace.read();
+        counted_before();
         steps();
     }
 
@@ -114,9 +126,30 @@ impl Discipline for RmBarrier {
         self.is_deferred
     }
 
-    fn drain(&self, superblock: &Drain, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, others: &dyn Others) {
         superblock.close();
-        others.grace().synchronize();
-        others.flush();
+        if others.in_flight() > 0 {
+            others.grace().synchronize();
+            others.flush();
+        }
+    }
+}
+
+/// `persb-fifo`: as `persb` was at first. Each superblock has its own count, but its switches wait for their turn in the queue of all, and only
+/// then for a grace period: right, and held up by each neighbour that has switches.
+#[derive(Debug, Default)]
+pub(crate) struct PersbFifo;
+
+impl Discipline for PersbFifo {
+    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+        PerSuperblock.pin(superblock)
+    }
+
+    fn waits_in_turn(&self) -> bool {
+        true
+    }
+
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, _: &dyn Others) {
+        superblock.drain();
     }
 }
