@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::{assert_caught, is_on};
 use sync::thread;
 use watertight_writeback::{Bell, Drain, Grace, Memory, OwnSwitches, Pending, Pin};
@@ -144,8 +145,56 @@ fn a_drain_and_a_worker_share_what_waits() {
     });
 }
 
+/// WB-R7 and WB-R8, P2 of `pending`: two switches of one superblock, and a worker that waits for the first one's grace period while the second is
+/// pushed. A section that has seen the second one's flag unset is over before that one is made.
+#[test]
+fn a_switch_is_made_after_a_grace_period_that_follows_its_flag() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let (grace, drain) = (Grace::default(), Drain::with_shards(1));
+        let pending = Arc::new(Pending::<bool>::default());
+        let flags = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+        let [flag, made] = [0, 1];
+        let first = pending.push(false, &grace, &drain, false).run.expect("the first one");
+        // ORDERING: Relaxed throughout: only the grace period orders them.
+        let make = {
+            let (grace, pending, flags) = (grace.clone(), Arc::clone(&pending), Arc::clone(&flags));
+            move |after| {
+                grace.wait_for(after);
+                if pending.take(after).contains(&true) {
+                    flags[made].store(true, Ordering::Relaxed);
+                }
+            }
+        };
+        let worker = thread::spawn({
+            let make = make.clone();
+            move || make(first)
+        });
+        let reader = {
+            let (grace, flags) = (grace.clone(), Arc::clone(&flags));
+            thread::spawn(move || {
+                let _section = grace.read();
+                if !flags[flag].load(Ordering::Relaxed) {
+                    thread::yield_now();
+                    assert!(!flags[made].load(Ordering::Relaxed), "made beside a section that saw no flag");
+                }
+            })
+        };
+        flags[flag].store(true, Ordering::Relaxed);
+        if let Some(after) = pending.push(true, &grace, &drain, false).run {
+            make(after);
+        }
+        worker.join().expect("the worker ends");
+        reader.join().expect("no assertion failed");
+    });
+}
+
 #[test]
 fn each_mutant_is_caught() {
+    let test = "a_switch_is_made_after_a_grace_period_that_follows_its_flag";
+    assert_caught(test, &["pending-joins-any"], "made beside a section that saw no flag");
+
     let test = "nobody_touches_what_the_drain_gave_free";
     let used_late = [
         "drain-pin-after-test",

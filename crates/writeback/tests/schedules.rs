@@ -9,7 +9,6 @@
 //! | WB-R1 (`race` asks whether any switch is in flight) | [`wb_r1_race_is_right`] | `switch-counted-late` |
 //! | WB-R8 | [`wb_r8_switching_keeps_the_sums`] | `switch-no-grace` |
 //! | WB-R8 in a drain | [`a_drain_waits_for_the_grace_period_of_what_it_moves`] | `switch-drain-no-grace` |
-//! | WB-R7, WB-R8 of batches | [`a_switch_waits_for_a_grace_period_that_begins_after_its_flag_was_set`] | `pending-joins-any` |
 //! | a sync misses no inode that moves | [`a_sync_finds_what_moves`] | `sync-beside-switch` |
 //! | a removed cgroup's inodes are found at its parent | [`inodes_of_a_removed_cgroup_are_its_parents`] | |
 //! | an inode is listed with its wb, not with one that had its index before | [`an_index_that_is_given_again_misleads_nobody`] | `wb-index-reused` |
@@ -81,25 +80,6 @@ fn a_drain_waits_for_the_grace_period_of_what_it_moves() {
         rig.unmount(|| ());
         rig.switcher.flush();
         rig.check_after();
-    });
-}
-
-/// Two switches of one superblock, with a grace period between them; bytes of the second one's inode are counted meanwhile.
-#[test]
-fn a_switch_waits_for_a_grace_period_that_begins_after_its_flag_was_set() {
-    check(|| {
-        let rig = Rig::new(PerSuperblock);
-        let files = [rig.file(A), rig.file(A)];
-        let accounts = {
-            let (bdi, file) = (Arc::clone(&rig.bdi), Arc::clone(&files[1]));
-            thread::spawn(move || bdi.account(&file, 4096, 0))
-        };
-        files.iter().for_each(|file| {
-            rig.bdi.switch_to(file, B);
-        });
-        accounts.join().expect("no assertion failed");
-        rig.switcher.flush();
-        rig.check_sums(&files);
     });
 }
 
@@ -240,8 +220,6 @@ fn each_mutant_is_caught() {
     mutant::assert_caught("wb_r8_switching_keeps_the_sums", &["switch-no-grace"], "the bytes of");
     let test = "a_drain_waits_for_the_grace_period_of_what_it_moves";
     mutant::assert_caught(test, &["switch-drain-no-grace"], "the bytes of");
-    let test = "a_switch_waits_for_a_grace_period_that_begins_after_its_flag_was_set";
-    mutant::assert_caught(test, &["pending-joins-any"], "the bytes of");
     mutant::assert_caught("wb_r1_race_is_right", &["switch-counted-late"], "busy inodes after unmount");
     mutant::assert_caught("a_sync_finds_what_moves", &["sync-beside-switch"], "a sync missed");
     let test = "an_index_that_is_given_again_misleads_nobody";

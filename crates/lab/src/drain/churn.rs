@@ -21,9 +21,12 @@ const EVERY_MS: usize = 50;
 /// How long neighbours switch before anything is measured: each of them has begun.
 const SETTLE: Duration = Duration::from_millis(100);
 
+/// A superblock and its inodes.
+type Device = (Arc<Bdi<File>>, Vec<Arc<File>>);
+
 /// Superblocks and how often an inode of theirs changes its owner.
 struct Churn {
-    devices: Vec<(Arc<Bdi<File>>, Vec<Arc<File>>)>,
+    devices: Vec<Device>,
     owners: [Owner; 2],
     pause: Duration,
     /// So many switches begin after each pause.
@@ -76,7 +79,7 @@ pub(crate) fn keep_in_flight(subject: &Subject, goes_on: &dyn Fn() -> bool) {
 pub(crate) fn beside<R>(subject: &Subject, neighbours: usize, measure: impl FnOnce(&Subject) -> R) -> R {
     let mut churn = Churn::new(subject, neighbours, 1);
     churn.at_once = neighbours.div_ceil(EVERY_MS);
-    let pause_ms = if neighbours == 0 { 1 } else { (EVERY_MS * churn.at_once / neighbours).max(1) };
+    let pause_ms = (EVERY_MS * churn.at_once).checked_div(neighbours).unwrap_or(1).max(1);
     churn.pause = Duration::from_millis(pause_ms as u64);
     let is_over = AtomicBool::new(false);
     let measured = thread::scope(|scope| {

@@ -171,8 +171,8 @@ mod tests {
     fn hidden<R: ReadyList>() -> usize {
         let poll = EventPoll::<R>::with_ready_list(Options::default());
         let (source, hidden) = (Counter::new(), AtomicUsize::new(0));
-        poll.add(&source, Interest::edge(Events::IN), 0).unwrap();
-        let ask = || poll.wait(&mut Vec::new(), 1, Some(Duration::ZERO)).unwrap();
+        poll.add(&source, Interest::edge(Events::IN), 0).expect("a new source");
+        let ask = || poll.wait(&mut Vec::new(), 1, Some(Duration::ZERO)).expect("it is open");
         at_each_step(
             || {
                 ask();
