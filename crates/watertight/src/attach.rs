@@ -40,6 +40,7 @@ use crate::mountinfo::MountTable;
 use crate::opts::MountOptions;
 use crate::problem::Problem;
 use crate::registry::{self, Record, RuntimeDir};
+use crate::shown::{Name, Show as _, exact};
 use crate::volume_id::VolumeId;
 
 pub use attached::Attached;
@@ -121,7 +122,7 @@ impl Attachments {
     pub fn place_of(&self, volume: &Arc<Volume>) -> Option<String> {
         let all = self.all();
         let one = all.iter().find(|one| Arc::ptr_eq(one.volume(), volume))?;
-        Some(one.path().to_string_lossy().into_owned())
+        Some(exact(one.path()))
     }
 
     /// Bytes that the attached volumes have written so far.
@@ -219,7 +220,7 @@ impl Attachments {
     pub fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<AttachReply, String> {
         let AttachRequest { path, source, from, .. } = request;
         let site = self.site(request.mountpoint.as_deref());
-        let mountpoint = site.shown(Path::new(path)).to_string_lossy().into_owned();
+        let mountpoint = exact(site.shown(Path::new(path)));
         let _step = tracing::info_span!("attach", volume = mountpoint, path, source, from).entered();
         let path = inside(path)?;
         self.no_mounts_at(&path)?;
@@ -227,11 +228,11 @@ impl Attachments {
             (Some(source), None) => {
                 let id =
                     self.attach_store(source, &request.options, (&site, &path)).map_err(|p| p.to_string())?;
-                Ok(AttachReply { id: Some(id), mountpoint })
+                Ok(AttachReply { id: Some(id), mountpoint: mountpoint.into() })
             }
             (None, Some(from)) => {
                 site.tree.bind(&inside(from)?, &path).map_err(|error| error.to_string())?;
-                Ok(AttachReply { id: None, mountpoint })
+                Ok(AttachReply { id: None, mountpoint: mountpoint.into() })
             }
             _ => Err("give `source`, or `from`, and not both".to_owned()),
         }
@@ -252,7 +253,7 @@ impl Attachments {
         has_descriptors()?;
         let store = mount_cmd::open_store(&source)?;
         let shown = site.shown(path);
-        let name = shown.display().to_string();
+        let name = exact(&shown);
         let read_only = mount_cmd::is_read_only(&options, (&source, &name), &*store)?;
         let volume = mount_cmd::start_volume(&name, &options, store, Arc::clone(&self.tenants))?;
         options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
@@ -316,7 +317,7 @@ impl Attachments {
     fn called_at(&self, site: &Site, path: &Path) -> String {
         let shown = site.shown(path);
         let known = self.list.lock().known_at(&shown);
-        known.map_or_else(|| shown.display().to_string(), |one| one.volume().name().to_owned())
+        known.map_or_else(|| exact(&shown), |one| one.volume().name().to_owned())
     }
 
     /// Serves `POST /v1/detach`.
@@ -354,7 +355,13 @@ impl Attachments {
         let ended = attached.as_ref().and_then(|one| one.how_it_ended());
         let (id, source) = attached.map(|one| (one.id().clone(), one.source().to_owned())).unzip();
         let is_held = holders.is_some();
-        Ok(DetachReply { id, source, ended, is_held, holders: holders.unwrap_or_default() })
+        Ok(DetachReply {
+            id,
+            source: source.map(Name::from),
+            ended,
+            is_held,
+            holders: holders.unwrap_or_default(),
+        })
     }
 
     fn detach_gently(
@@ -391,7 +398,7 @@ impl Attachments {
                 format!(
                     "{} stays attached, its data could not be written: {error}; nothing is lost as long as it is \
                      attached",
-                    shown.display()
+                    shown.shown()
                 )
             })?;
         }
@@ -409,7 +416,7 @@ impl Attachments {
                     let _asked_again = site.tree.wait_closed(path, until);
                 }
                 Err(TreeError::Tree(mounts::Error::Busy(busy))) => {
-                    return Err(format!("{} is busy (EBUSY): {busy}", shown.display()));
+                    return Err(format!("{} is busy (EBUSY): {busy}", shown.shown()));
                 }
                 Err(error) => return Err(error.to_string()),
             }
@@ -431,7 +438,7 @@ impl Attachments {
         // What is attached below has moved, too.
         let moved = self.list.lock().known_below(&site.shown(&from));
         moved.iter().for_each(|one| drop(one.path()));
-        Ok(MoveReply { mountpoint: site.shown(&to).to_string_lossy().into_owned() })
+        Ok(MoveReply { mountpoint: Name::of(site.shown(&to)) })
     }
 
     /// Refuses where the kernel has mounts at a path or below it: what the kernel is told would take them along, in each mountpoint.
@@ -439,7 +446,7 @@ impl Attachments {
         for site in self.sites() {
             let path = site.shown(path);
             if let Some(holders) = mounts_at(&path) {
-                return Err(format!("{} is busy (EBUSY): {}", path.display(), holders.lines().join(", ")));
+                return Err(format!("{} is busy (EBUSY): {}", path.shown(), holders.lines().join(", ")));
             }
         }
         Ok(())
@@ -478,8 +485,5 @@ fn inside(path: &str) -> Result<PathBuf, String> {
     if is_plain && !path.as_os_str().is_empty() {
         return Ok(path);
     }
-    Err(format!(
-        "`{}` is no path below the mountpoint: give one without `..`, relative to it",
-        path.display()
-    ))
+    Err(format!("`{}` is no path below the mountpoint: give one without `..`, relative to it", path.shown()))
 }

@@ -12,6 +12,7 @@ use crate::control::api::{AttachRequest, DetachReply, DetachRequest, How, MoveRe
 use crate::control::client::CallError;
 use crate::opts::MountOptions;
 use crate::problem::{Problem, Result};
+use crate::shown::{Name, Show as _, exact};
 use crate::target::{self, Volume};
 use crate::{progress, umount_cmd};
 
@@ -54,7 +55,7 @@ struct Place {
 
 impl Place {
     fn find(given: &OsStr) -> Result<Self> {
-        let shown = given.to_string_lossy();
+        let shown = given.shown();
         let none = || {
             Problem::usage(format!(
                 "{shown} lies in no mounted volume of ours; `watertight status` lists the volumes"
@@ -83,7 +84,7 @@ impl Place {
     }
 
     fn failed(&self, error: &CallError) -> Problem {
-        Problem::failure(format!("{}: {error}", self.path.display()))
+        Problem::failure(format!("{}: {error}", self.path.shown()))
     }
 }
 
@@ -115,7 +116,7 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     let (path, options) = (place.inside.clone(), args.options.clone());
     let request = AttachRequest { path, source, from, options, mountpoint: place.mountpoint() };
     let reply = place.client()?.attach(&request, None).map_err(|error| place.failed(&error))?;
-    let given = args.volume.to_string_lossy();
+    let given = args.volume.shown();
     let id = reply.id.map_or_else(String::new, |id| format!(" (volume {id})"));
     console().print(&format!("{given} is attached at {}{id}", reply.mountpoint));
     Ok(())
@@ -140,27 +141,27 @@ fn what(given: &OsStr, place: &Place) -> Result<(Option<String>, Option<String>)
     match target::mounted_around(&path) {
         Some((around, mount)) if around.record().id == place.volume.record().id => {
             if mount.mountpoint != place.mountpoint {
-                let meant = place.mountpoint.display();
+                let meant = place.mountpoint.shown();
                 return Err(Problem::usage(format!(
                     "{text} lies in another mountpoint of the same volume: name it by its path in {meant}"
                 )));
             }
             let inside = path.strip_prefix(&mount.mountpoint).unwrap_or(Path::new(""));
             if inside.as_os_str().is_empty() {
-                let at = mount.mountpoint.display();
+                let at = mount.mountpoint.shown();
                 return Err(Problem::usage(format!(
                     "{text} is the volume of the mountpoint {at} itself, whose files are there already; a directory of it can \
                      be shown in a second place: `watertight attach {at}/DIRECTORY PATH`"
                 )));
             }
-            Ok((None, Some(inside.to_string_lossy().into_owned())))
+            Ok((None, Some(exact(inside))))
         }
         Some((around, _)) => Err(other_process(text, &around.record().mountpoint)),
         None => Ok((Some(checks::source(text)?.spec), None)),
     }
 }
 
-fn other_process(given: &str, mountpoint: &str) -> Problem {
+fn other_process(given: impl std::fmt::Display, mountpoint: &Name) -> Problem {
     Problem::usage(format!(
         "{given} is served by another mount process, at {mountpoint}: it can be attached only there; \
          unmount it first, or use mount(8) with --bind"
@@ -191,7 +192,7 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
         _ => How::Plain,
     };
     let request = DetachRequest { path: place.inside.clone(), how, mountpoint: place.mountpoint() };
-    let what = format!("detaching {}", place.path.display());
+    let what = format!("detaching {}", place.path.shown());
     // The kernel has nothing of a file that is neither open nor mapped: it hands over what it has with each close(2)
     // and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)
     let shown = known.as_ref().and_then(|volume| volume.found.client.as_ref()).unwrap_or(client);
@@ -200,11 +201,11 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
 }
 
 fn report(place: &Place, how: How, reply: DetachReply) -> Result<()> {
-    let path = place.path.display();
+    let path = place.path.shown();
     if let Some(ended) = &reply.ended {
         return umount_cmd::report_as(
             "detached",
-            reply.source.as_deref().unwrap_or("its store"),
+            reply.source.as_ref().map_or_else(|| "its store".to_owned(), Name::to_string),
             path,
             ended,
         );
@@ -236,14 +237,14 @@ pub fn move_to(args: &MoveArgs) -> Result<()> {
     if from.volume.record().id != to.volume.record().id || from.mountpoint != to.mountpoint {
         return Err(Problem::usage(format!(
             "{} and {} are in two mountpoints; detach it here and attach it there",
-            from.path.display(),
-            to.path.display()
+            from.path.shown(),
+            to.path.shown()
         )));
     }
     let mountpoint = from.mountpoint();
     let request = MoveRequest { from: from.inside.clone(), to: to.inside.clone(), mountpoint };
     let reply = from.client()?.move_to(&request).map_err(|error| from.failed(&error))?;
-    console().print(&format!("{} is at {} now", from.path.display(), reply.mountpoint));
+    console().print(&format!("{} is at {} now", from.path.shown(), reply.mountpoint));
     Ok(())
 }
 

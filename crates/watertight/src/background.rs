@@ -18,6 +18,7 @@ use rustix::process::Signal;
 
 use crate::console::console;
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 
 /// The word that the child's line starts with.
 pub const READY: &str = "ready";
@@ -113,7 +114,7 @@ pub fn open_log(path: Option<&Path>) -> Result<Option<File>> {
             .append(true)
             .mode(0o600)
             .open(path)
-            .map_err(|error| Problem::usage(format!("--log-file {}: {error}", path.display())))
+            .map_err(|error| Problem::usage(format!("--log-file {}: {error}", path.shown())))
     })
     .transpose()
 }

@@ -25,6 +25,7 @@ use self::work::{FILE_BYTES, Side, WORKS, Work};
 use crate::cli::BenchArgs;
 use crate::console::{Colour, console};
 use crate::problem::{Problem, Result};
+use crate::shown::{Name, Show as _};
 use crate::{checks, signals, sync_cmd, units};
 
 /// How often each side has its turn at each work.
@@ -37,8 +38,8 @@ const SLICE_MAX: Duration = Duration::from_secs(60);
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 struct Report {
-    volume: String,
-    source: String,
+    volume: Name,
+    source: Name,
     /// Why the store alone was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     no_store: Option<String>,
@@ -95,7 +96,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         .map_err(|error| Problem::failure(format!("bench: taking signals: {error}")))?;
     let done = bench(args, &places);
     let Some(made) = places.lock().take() else { return done };
-    let paths: Vec<String> = made.iter().map(|place| place.path().display().to_string()).collect();
+    let paths: Vec<String> = made.iter().map(|place| place.path().shown().to_string()).collect();
     // Who hangs may keep the directory's lock in the kernel.
     if within(args.patience, move || drop(made))?.is_none() {
         console().say(&format!("not removed, for want of an answer: {}", paths.join(", ")));
@@ -119,7 +120,7 @@ fn bench(args: &BenchArgs, places: &Arc<Places>) -> Result<()> {
         .map_err(|why| Problem::failure(format!("bench: {mountpoint}: {why}")))?;
     // Both do the same, or they could not be compared.
     let most = on_volume.as_ref().map_or(FILE_BYTES, Side::file_bytes);
-    let (on_store, no_store) = match checks::directory_of(&source) {
+    let (on_store, no_store) = match checks::directory_of(source.as_str()) {
         Some(store) => match started(Path::new(store), most) {
             Ok(side) => (Some(side), None),
             Err(why) => (None, Some(why.to_string())),
@@ -150,7 +151,7 @@ fn bench(args: &BenchArgs, places: &Arc<Places>) -> Result<()> {
     };
     if args.json {
         let text = serde_json::to_string_pretty(&report);
-        console().print(&text.map_err(|error| Problem::failure(error.to_string()))?);
+        console().print_json(&text.map_err(|error| Problem::failure(error.to_string()))?);
     } else {
         print(&report);
     }
@@ -179,7 +180,7 @@ fn directory(places: &Places, inside: &Path) -> Result<PathBuf> {
     let made = tempfile::Builder::new()
         .prefix(".watertight-bench.")
         .tempdir_in(inside)
-        .map_err(|error| Problem::failure(format!("{}: {error}", inside.display())))?;
+        .map_err(|error| Problem::failure(format!("{}: {error}", inside.shown())))?;
     let path = made.path().to_owned();
     places.lock().get_or_insert_default().push(made);
     Ok(path)

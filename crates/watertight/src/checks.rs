@@ -10,6 +10,7 @@ use fuse::MountpointError;
 use crate::control::api::State;
 use crate::mountinfo::MountTable;
 use crate::problem::{Problem, Result};
+use crate::shown::{Show as _, in_one_line};
 use crate::target;
 use crate::unmount;
 
@@ -59,12 +60,13 @@ fn directory(path: &str) -> Result<Source> {
     if path.is_empty() {
         return Err(Problem::usage("the source is empty; give a directory, or mem:"));
     }
-    let wrong = |what: &str| Problem::usage(format!("source {path} {what}"));
+    let shown = path.shown();
+    let wrong = |what: &str| Problem::usage(format!("source {shown} {what}"));
     let meta = fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => wrong("does not exist; make the directory first"),
         io::ErrorKind::NotADirectory => wrong("cannot be reached: a part of the path is not a directory"),
         io::ErrorKind::PermissionDenied => {
-            Problem::failure(format!("no permission to use the store {path}: it cannot be reached"))
+            Problem::failure(format!("no permission to use the store {shown}: it cannot be reached"))
         }
         _ => wrong(&format!("cannot be reached: {error}")),
     })?;
@@ -81,7 +83,7 @@ fn directory(path: &str) -> Result<Source> {
 /// # Errors
 /// Exit 2, naming what is wrong with it.
 pub fn mountpoint(given: &Path) -> Result<PathBuf> {
-    let shown = given.display();
+    let shown = given.shown();
     fuse::check_mountpoint(given, false).map_err(|error| {
         let advice = match &error {
             MountpointError::Missing(_) => "make an empty directory first".to_owned(),
@@ -92,20 +94,24 @@ pub fn mountpoint(given: &Path) -> Result<PathBuf> {
             }
             MountpointError::AlreadyMounted(_) => match fs::canonicalize(given) {
                 Ok(path) => MountTable::read().at(&path).map_or_else(String::new, |mount| {
-                    format!("{} ({}); unmount that, or choose another directory", mount.source, mount.fstype)
+                    format!(
+                        "{} ({}); unmount that, or choose another directory",
+                        mount.source.shown(),
+                        mount.fstype.shown()
+                    )
                 }),
                 Err(error) => error.to_string(),
             },
             _ => String::new(),
         };
         let advice = if advice.is_empty() { advice } else { format!(": {advice}") };
-        Problem::usage(format!("{error}{advice}"))
+        Problem::usage(format!("{}{advice}", in_one_line(&error.to_string())))
     })
 }
 
 fn first_entry(dir: &Path) -> Option<String> {
     let entry = fs::read_dir(dir).ok()?.next()?.ok()?;
-    Some(entry.file_name().to_string_lossy().into_owned())
+    Some(entry.file_name().shown().to_string())
 }
 
 /// Checks that neither of the two directories, both real paths, lies in the other.
@@ -113,7 +119,7 @@ fn first_entry(dir: &Path) -> Option<String> {
 /// # Errors
 /// Exit 2, saying which in which.
 pub fn apart(source: &Path, mountpoint: &Path) -> Result<()> {
-    let (from, to) = (source.display(), mountpoint.display());
+    let (from, to) = (source.shown(), mountpoint.shown());
     if source == mountpoint {
         return Err(Problem::usage(format!("source and mountpoint are the same directory, {from}")));
     }
@@ -139,7 +145,7 @@ pub fn apart(source: &Path, mountpoint: &Path) -> Result<()> {
 pub fn alone(source: &Path) -> Result<()> {
     for volume in target::nested(source).iter().filter(|volume| volume.is_running()) {
         let record = volume.record();
-        let Some(other) = directory_of(&record.source).map(Path::new) else { continue };
+        let Some(other) = directory_of(record.source.as_str()).map(Path::new) else { continue };
         let Some(how) = nested(source, other) else { continue };
         // One whose store is free is only about to leave. One that does not answer still has it.
         let is_over = match volume.status() {
@@ -150,8 +156,8 @@ pub fn alone(source: &Path) -> Result<()> {
             return Err(Problem::failure(format!(
                 "source {} {how} {}, the store of volume {}, which is mounted at {}: \
                  two volumes over the same files would not see each other's data",
-                source.display(),
-                other.display(),
+                source.shown(),
+                other.shown(),
                 record.id,
                 record.mountpoint,
             )));

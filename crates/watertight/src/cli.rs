@@ -10,6 +10,7 @@ use clap_complete::Shell;
 
 use crate::control::api::Propagation;
 use crate::logging::LogFormat;
+use crate::shown::Show as _;
 use crate::units::parse_duration;
 
 const STYLES: Styles = Styles::styled()
@@ -228,6 +229,17 @@ impl Verb {
         };
         users.all_users
     }
+}
+
+/// What is wrong with a command line, with its words as they are [shown](crate::shown): `find` and
+/// the like put anybody's names there.
+#[must_use]
+pub fn shown_error<T>(
+    error: clap::Error,
+    parse: impl FnOnce(Vec<String>) -> Result<T, clap::Error>,
+) -> clap::Error {
+    let shown = |word: OsString| word.shown().to_string();
+    parse(std::env::args_os().map(shown).collect()).err().unwrap_or(error)
 }
 
 /// The command line without what is hidden, for completion scripts, which would offer it.

@@ -5,6 +5,7 @@ use crate::cli::CloneArgs;
 use crate::console::console;
 use crate::control::api::CloneRequest;
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 use crate::target;
 use crate::umount_cmd;
 
@@ -13,7 +14,7 @@ use crate::umount_cmd;
 /// # Errors
 /// Exit 2 for a volume or a directory that is none, 1 for what fails.
 pub fn run(args: &CloneArgs) -> Result<()> {
-    let given = args.volume.to_string_lossy();
+    let given = args.volume.shown();
     let volume = target::resolve(&args.volume).volume.filter(|volume| !volume.is_attached());
     let Some(volume) = volume else {
         return Err(Problem::usage(format!(
@@ -23,11 +24,11 @@ pub fn run(args: &CloneArgs) -> Result<()> {
     let client = volume.found.client.as_ref().ok_or_else(|| umount_cmd::died(&volume))?;
     let new = checks::mountpoint(&args.new)?;
     let Some(mountpoint) = new.to_str().map(str::to_owned) else {
-        return Err(Problem::usage(format!("{} cannot be named: it is not UTF-8", new.display())));
+        return Err(Problem::usage(format!("{} cannot be named: it is not UTF-8", new.shown())));
     };
     let request = CloneRequest { mountpoint, propagation: args.propagation };
     let reply =
-        client.clone_to(&request).map_err(|error| Problem::failure(format!("{}: {error}", new.display())))?;
+        client.clone_to(&request).map_err(|error| Problem::failure(format!("{}: {error}", new.shown())))?;
     let first = &volume.record().mountpoint;
     console().print(&format!("{first} is shown at {}, too ({})", reply.mountpoint, args.propagation));
     Ok(())

@@ -14,6 +14,7 @@ use rustix::termios::tcgetwinsize;
 use sync::Mutex;
 
 use crate::columns;
+use crate::shown::{in_json, in_one_line, is_printable};
 
 static CONSOLE: LazyLock<Console> = LazyLock::new(Console::new);
 
@@ -91,21 +92,42 @@ impl Console {
         paint(self.colours_err, colour, text)
     }
 
-    /// Prints a line of the verb's result on standard output.
+    /// Prints lines of the verb's result on standard output.
     ///
-    /// Control characters in it, which may come from the name of anybody's file, are shown and not obeyed.
+    /// Names in them have to be [shown](crate::shown), so that each is in one line; what a terminal
+    /// would obey is not obeyed even where one was forgotten.
     pub fn print(&self, line: &str) {
         if self.is_quiet.get().is_some() {
             return;
         }
-        let line = harmless(line);
+        let line = harmless(line, self.colours_out);
         let mut out = io::stdout().lock();
         self.above_status(|| writeln!(out, "{line}").and_then(|()| out.flush()));
     }
 
     /// Prints a line for a person on standard error, as [`print`](Self::print) does.
     pub fn say(&self, line: &str) {
-        self.write_err(format!("{}\n", harmless(line)).as_bytes());
+        self.write_err(format!("{}\n", harmless(line, self.colours_err)).as_bytes());
+    }
+
+    /// `line`, for standard output, as [`print`](Self::print) would print it.
+    #[must_use]
+    pub fn harmless<'a>(&self, line: &'a str) -> Cow<'a, str> {
+        harmless(line, self.colours_out)
+    }
+
+    /// Prints JSON on standard output: exact, and nothing that a terminal obeys.
+    pub fn print_json(&self, json: &str) {
+        let json = in_json(json);
+        let mut out = io::stdout().lock();
+        self.above_status(|| writeln!(out, "{json}").and_then(|()| out.flush()));
+    }
+
+    /// Prints a page in a format of its own, whose names are exact: as it is, but for a terminal.
+    pub fn print_page(&self, page: &str) {
+        let page = if io::stdout().is_terminal() { harmless(page, false) } else { Cow::Borrowed(page) };
+        let mut out = io::stdout().lock();
+        self.above_status(|| writeln!(out, "{page}").and_then(|()| out.flush()));
     }
 
     /// Writes whole lines to standard error, above the status line.
@@ -119,7 +141,7 @@ impl Console {
             return;
         }
         let width = tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col)).max(20);
-        let line = columns::beginning(line, width - 1).to_owned();
+        let line = columns::beginning(&in_one_line(line), width - 1).to_owned();
         let mut shown = self.shown.lock();
         if shown.as_ref() != Some(&line) {
             draw(&line);
@@ -153,24 +175,26 @@ fn draw(line: &str) {
     let _no_reader = write!(err, "\r\x1b[K{line}").and_then(|()| err.flush());
 }
 
-/// `text` with its control characters escaped, but for ends of lines and for the colours of [`Console::paint`].
+/// `text` with what cannot be seen escaped, but for ends of lines and, where there are colours,
+/// those of [`Console::paint`].
 #[must_use]
-pub fn harmless(text: &str) -> Cow<'_, str> {
-    if !text.contains(|c: char| c.is_control() && c != '\n') {
+pub fn harmless(text: &str, colours: bool) -> Cow<'_, str> {
+    if text.chars().all(|c| is_printable(c) || c == '\n') {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
-        if let Some(colour) = BEGIN.into_iter().chain([END]).find(|colour| rest.starts_with(colour)) {
+        let mut known = BEGIN.into_iter().chain([END]).filter(|_| colours);
+        if let Some(colour) = known.find(|colour| rest.starts_with(colour)) {
             shown.push_str(colour);
             rest = &rest[colour.len()..];
             continue;
         }
-        if c.is_control() && c != '\n' {
-            shown.extend(c.escape_default());
-        } else {
+        if is_printable(c) || c == '\n' {
             shown.push(c);
+        } else {
+            shown.extend(c.escape_debug());
         }
         rest = &rest[c.len_utf8()..];
     }
@@ -201,10 +225,14 @@ mod tests {
 
     #[test]
     fn names_of_files_do_nothing_to_the_terminal() {
-        assert_eq!(harmless("a\x1b[2Jb\r\u{9b}c\td\n"), "a\\u{1b}[2Jb\\r\\u{9b}c\\td\n");
+        assert_eq!(
+            harmless("a\x1b[2Jb\r\u{9b}c\td\u{202e}\n", true),
+            "a\\u{1b}[2Jb\\r\\u{9b}c\\td\\u{202e}\n"
+        );
+        assert_eq!(harmless("\x1b[31mx\x1b[0m", false), "\\u{1b}[31mx\\u{1b}[0m");
         let all = [Colour::Green, Colour::Yellow, Colour::Red, Colour::Dim, Colour::Bold];
         for painted in all.map(|colour| paint(true, colour, "x")) {
-            assert_eq!(harmless(&painted), painted);
+            assert_eq!(harmless(&painted, true), painted);
         }
     }
 }

@@ -34,6 +34,7 @@ use crate::control::events::{Event, Life, What};
 use crate::control::registered;
 use crate::problem::{Problem, Result};
 use crate::registry::{Record, users};
+use crate::shown::Show as _;
 use crate::signals;
 use crate::target::{self, Volume};
 use crate::volume_id::VolumeId;
@@ -122,7 +123,7 @@ async fn listen(args: &EventsArgs) -> Result<(), End> {
 
 /// The volume that was named, which runs.
 fn named(name: &std::ffi::OsStr) -> Result<Volume> {
-    let shown = name.to_string_lossy();
+    let shown = name.shown();
     let Some(volume) = target::resolve(name).volume else {
         return Err(Problem::usage(format!("{shown} is no volume; `watertight status` lists them")));
     };
@@ -263,8 +264,9 @@ impl Readers {
     }
 
     fn print(&self, event: &Event) -> Result<(), End> {
-        let mountpoint = self.known.get(&event.volume).map_or("", |record| record.mountpoint.as_str());
-        Ok(self.printer.print(event, mountpoint)?)
+        let mountpoint =
+            self.known.get(&event.volume).map(|record| record.mountpoint.clone()).unwrap_or_default();
+        Ok(self.printer.print(event, &mountpoint)?)
     }
 }
 

@@ -17,12 +17,13 @@ use clap::Parser;
 
 use crate::background;
 use crate::checks;
-use crate::cli::{UmountArgs, Users};
+use crate::cli::{self, UmountArgs, Users};
 use crate::console::console;
 use crate::logging::{self, LogFormat};
 use crate::mountinfo;
 use crate::opts;
 use crate::problem::{Exit, Problem, Result};
+use crate::shown::Show as _;
 use crate::target::{self, Target};
 use crate::umount_cmd;
 
@@ -145,6 +146,7 @@ fn parse<T: Parser>() -> Result<T> {
         if !error.use_stderr() {
             error.exit();
         }
+        let error = cli::shown_error(error, T::try_parse_from::<Vec<String>, String>);
         Problem::usage(error.to_string().trim_end().trim_start_matches("error: "))
     })
 }
@@ -156,7 +158,11 @@ fn mount(call: &MountCall) -> Result<ExitCode> {
     }
     let options = options(&call.options, call.sloppy)?;
     if is_there_already(call) {
-        console().print(&format!("{} is mounted at {} already", call.source, call.mountpoint.display()));
+        console().print(&format!(
+            "{} is mounted at {} already",
+            call.source.shown(),
+            call.mountpoint.shown()
+        ));
         return Ok(ExitCode::SUCCESS);
     }
     if call.fake {

@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use sync::Mutex;
 
 use crate::mountinfo::{Device, Mount, MountTable};
+use crate::shown::Name;
 
 /// How long a search takes at most.
 #[derive(Debug, Clone, Copy)]
@@ -93,11 +95,11 @@ pub struct Holder {
     /// The process; none for mounts and loop devices.
     pub pid: Option<u32>,
     /// The process's name, the mounted file system's type, or the loop device.
-    pub name: String,
+    pub name: Name,
     /// In what way.
     pub how: How,
     /// Which file, directory or mountpoint.
-    pub file: String,
+    pub file: Name,
     /// Whether it holds the very mount that was asked for, and not only its file system by way of another mount.
     pub direct: bool,
 }
@@ -106,8 +108,8 @@ impl Holder {
     /// A mount that is inside.
     #[must_use]
     pub fn mount(inner: &Mount) -> Self {
-        let file = inner.mountpoint.to_string_lossy().into_owned();
-        Self { pid: None, name: inner.fstype.clone(), how: How::Mount, file, direct: true }
+        let file = Name::of(&inner.mountpoint);
+        Self { pid: None, name: inner.fstype.clone().into(), how: How::Mount, file, direct: true }
     }
 }
 
@@ -396,7 +398,7 @@ impl Process<'_> {
         if is_new {
             let there = Mount::all_of(&self.dir).into_iter();
             for other in there.filter(|other| Device::of(other) == Device::of(self.mount)) {
-                let path = other.mountpoint.to_string_lossy().into_owned();
+                let path = Name::of(&other.mountpoint);
                 self.add(How::Namespace, path, false, holders);
             }
         }
@@ -419,8 +421,7 @@ impl Process<'_> {
         if device != Device::of(self.mount) {
             return;
         }
-        let file =
-            fs::read_link(link).map_or_else(|_| "?".to_owned(), |path| path.to_string_lossy().into_owned());
+        let file = fs::read_link(link).map_or_else(|_| "?".into(), Name::of);
         self.add(how, file, stat.stx_mnt_id == self.mount.id, holders);
     }
 
@@ -439,16 +440,18 @@ impl Process<'_> {
             if file != last {
                 let known = holders.found.iter().any(|h| h.pid == Some(self.pid) && h.file == file);
                 if !known {
-                    self.add(How::Mapping, file.to_owned(), true, holders);
+                    self.add(How::Mapping, file.into(), true, holders);
                 }
                 last = file;
             }
         }
     }
 
-    fn add(&self, how: How, file: String, direct: bool, holders: &mut Holders) {
-        let name = fs::read(self.dir.join("comm"))
-            .map_or_else(|_| "?".to_owned(), |comm| String::from_utf8_lossy(&comm).trim_end().to_owned());
+    fn add(&self, how: How, file: Name, direct: bool, holders: &mut Holders) {
+        let name = fs::read(self.dir.join("comm")).map_or_else(
+            |_| "?".into(),
+            |comm| Name::of(OsStr::from_bytes(comm.strip_suffix(b"\n").unwrap_or(&comm))),
+        );
         holders.found.push(Holder { pid: Some(self.pid), name, how, file, direct });
     }
 }
@@ -463,9 +466,9 @@ pub fn mounts(mount: &Mount) -> Holders {
     let others = table.others(mount).filter(|other| !table.may_go_along(mount, other));
     holders.found.extend(others.map(|other| Holder {
         pid: None,
-        name: other.fstype.clone(),
+        name: other.fstype.clone().into(),
         how: How::Bind,
-        file: other.mountpoint.to_string_lossy().into_owned(),
+        file: Name::of(&other.mountpoint),
         direct: true,
     }));
     holders
@@ -479,9 +482,9 @@ fn loop_devices(mount: &Mount, table: &MountTable, holders: &mut Holders) {
         if table.containing(Path::new(backing)).is_some_and(|m| m.id == mount.id) {
             holders.found.push(Holder {
                 pid: None,
-                name: format!("/dev/{}", device.file_name().to_string_lossy()),
+                name: Name::of(Path::new("/dev").join(device.file_name())),
                 how: How::LoopDevice,
-                file: backing.to_owned(),
+                file: backing.into(),
                 direct: true,
             });
         }

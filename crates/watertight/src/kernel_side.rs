@@ -35,6 +35,7 @@ use crate::cli::KernelSideArgs;
 use crate::console::console;
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 use crate::signals;
 use crate::unmount::{self, Outcome};
 
@@ -236,7 +237,7 @@ fn show_clone(mount: &Mount, question: &Question) -> Result<()> {
     };
     let (name, target) = (OsString::from_vec(name), PathBuf::from(OsString::from_vec(target)));
     fuse::mount::show(&mount.mountpoint, &name, &target)
-        .map_err(|error| Problem::failure(format!("{} cannot be mounted: {error}", target.display())))
+        .map_err(|error| Problem::failure(format!("{} cannot be mounted: {error}", target.shown())))
 }
 
 /// Has the kernel hand over the dirty pages of the file system at `mount`, and on `fuseblk` waits until
@@ -249,6 +250,6 @@ pub fn flush(mount: &Mount) -> Result<()> {
     let flush = || syncfs(open(&mount.mountpoint, flags, Mode::empty())?);
     flush().map_err(|error| {
         let error = io::Error::from(error);
-        Problem::failure(format!("{}: not everything is durable: {error}", mount.mountpoint.display()))
+        Problem::failure(format!("{}: not everything is durable: {error}", mount.mountpoint.shown()))
     })
 }

@@ -50,6 +50,7 @@ pub mod progress;
 pub mod registry;
 pub mod serve;
 pub mod several;
+pub mod shown;
 pub mod signals;
 pub mod stalls;
 pub mod status_cmd;
@@ -75,6 +76,7 @@ use crate::console::{Colour, console};
 use crate::helpers::Helper;
 use crate::logging::LogFormat;
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 
 /// Runs the program with the process's own arguments.
 #[must_use]
@@ -82,7 +84,9 @@ pub fn main() -> ExitCode {
     if let Some(helper) = std::env::args_os().next().as_deref().and_then(Helper::named) {
         return helpers::main(helper);
     }
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| {
+        cli::shown_error(error, Cli::try_parse_from::<Vec<String>, String>).exit();
+    });
     match run(&cli) {
         Ok(code) => code,
         Err(problem) => {
@@ -99,7 +103,7 @@ fn tell(verb: &Verb, problem: &Problem) {
     let is_logged = logging::has_all() && tracing::enabled!(tracing::Level::ERROR);
     match verb {
         Verb::Mount(args) if is_logged => {
-            tracing::error!(volume = %args.mountpoint.display(), "{problem}");
+            tracing::error!(volume = %args.mountpoint.shown().exact(), "{problem}");
         }
         _ if is_logged => tracing::error!("{problem}"),
         _ => console().say(&format!("{} {problem}", console().paint_err(Colour::Red, "watertight:"))),

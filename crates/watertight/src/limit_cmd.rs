@@ -11,6 +11,7 @@ use crate::console::console;
 use crate::control::api::{CgroupLimits, LimitRequest, Limits};
 use crate::control::client::{CallError, Client};
 use crate::problem::{Problem, Result};
+use crate::shown::{exact, in_one_line};
 use crate::{sync_cmd, umount_cmd, units};
 
 /// Runs the verb.
@@ -29,9 +30,9 @@ pub fn run(args: &LimitArgs) -> Result<()> {
     let Some(client) = &volume.found.client else { return Err(umount_cmd::died(&volume)) };
     let limits = match &cgroup {
         Some(cgroup) if !args.show => {
-            let limits: Vec<_> = pairs.iter().map(|pair| pair.to_string_lossy()).collect();
+            let limits: Vec<_> = pairs.iter().map(exact).collect();
             let limits = limits.join(" ");
-            limits.parse::<LimitChange>().map_err(|error| Problem::usage(error.to_string()))?;
+            limits.parse::<LimitChange>().map_err(|error| Problem::usage(in_one_line(&error.to_string())))?;
             set(client, &LimitRequest { cgroup: cgroup.to_string(), limits })?
         }
         _ => client.limits().map_err(|error| Problem::failure(error.to_string()))?,
@@ -58,15 +59,15 @@ fn path_of(name: &OsStr) -> Result<CgroupPath> {
     let below =
         tree.and_then(|tree| Path::new(name).strip_prefix(tree.mountpoint()).ok().map(Path::to_owned));
     let path = below.map_or_else(|| Path::new(name).to_owned(), |below| Path::new("/").join(below));
-    path.to_string_lossy().parse().map_err(|error: volume::LimitError| Problem::usage(error.to_string()))
+    exact(path).parse().map_err(|error: volume::LimitError| Problem::usage(in_one_line(&error.to_string())))
 }
 
 fn show(json: bool, limits: &Limits, only: Option<&CgroupPath>) -> Result<()> {
-    let is_wanted = |row: &&CgroupLimits| only.is_none_or(|only| only.as_str() == row.cgroup);
+    let is_wanted = |row: &&CgroupLimits| only.is_none_or(|only| row.cgroup == only.as_str());
     let rows: Vec<CgroupLimits> = limits.limits.iter().filter(is_wanted).cloned().collect();
     if json {
         let text = serde_json::to_string_pretty(&Limits { limits: rows });
-        console().print(&text.map_err(|error| Problem::failure(error.to_string()))?);
+        console().print_json(&text.map_err(|error| Problem::failure(error.to_string()))?);
         return Ok(());
     }
     for row in &rows {

@@ -34,6 +34,7 @@ use crate::holders::Holders;
 use crate::kernel_side::{Ask, ask};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::process;
+use crate::shown::{Name, Words};
 use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
 use crate::volume_id::VolumeId;
@@ -164,7 +165,7 @@ impl Live {
     /// Tells everybody who waits how the volume ended.
     pub fn end(&self, ended: Ended) {
         // The volume has said so itself, unless it was given up.
-        let given_up = || ended.error.clone().unwrap_or_else(|| "not everything was written".to_owned());
+        let given_up = || ended.error.as_ref().map_or("not everything was written", Words::as_str).to_owned();
         self.volume.events().end((ended.state != State::Released).then(given_up));
         self.ended.send_replace(Some(ended));
     }
@@ -247,16 +248,16 @@ impl Service for Live {
         let of_volume = Status::of_volume(&self.volume, &volume);
         Status {
             id: facts.id.clone(),
-            source: facts.source.clone(),
-            mountpoint: facts.mount.mountpoint.to_string_lossy().into_owned(),
+            source: facts.source.clone().into(),
+            mountpoint: Name::of(&facts.mount.mountpoint),
             clones: self.attachments.clones(),
             device: Device::of(&facts.mount),
             state: self.state(&volume),
-            mount_type: mountinfo::kind(&facts.mount).to_owned(),
-            mount_type_reason: facts.type_reason.clone(),
-            transport,
-            transport_reason,
-            mode: facts.mode.to_owned(),
+            mount_type: mountinfo::kind(&facts.mount).into(),
+            mount_type_reason: facts.type_reason.clone().map(Words::from),
+            transport: transport.into(),
+            transport_reason: transport_reason.map(Words::from),
+            mode: facts.mode.into(),
             read_only: self.is_read_only(),
             started_ms: facts.started_ms,
             requests: self.requests(),
@@ -279,7 +280,7 @@ impl Service for Live {
             synced.and(self.attachments.sync_all())?;
             Vec::new()
         };
-        Ok(Synced { id: self.facts.id.clone(), left_out })
+        Ok(Synced { id: self.facts.id.clone(), left_out: left_out.into_iter().map(Name::from).collect() })
     }
 
     fn limits(&self) -> Limits {
@@ -368,7 +369,7 @@ impl Status {
             failing_files: volume.failing.len() as u64,
             failing_bytes: volume.failing.iter().map(|file| file.bytes).sum(),
             errors: volume.failing.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
-            cgroup_tree: of.tenants().tree().map_or_else(|| "off".to_owned(), ToString::to_string),
+            cgroup_tree: of.tenants().tree().map_or_else(|| "off".into(), |tree| tree.to_string().into()),
             switches_in_flight: volume.switching.switches_in_flight,
             switched_inodes: volume.switching.switched,
             drains: volume.switching.drains,
@@ -407,7 +408,7 @@ pub fn ended_with(report: &DrainReport) -> Ended {
         state: if report.is_complete() { State::Released } else { State::Failed },
         ended_ms: now_ms(),
         unwritten: unwritten(&report.unwritten),
-        error: report.sync_error.as_ref().map(ToString::to_string),
+        error: report.sync_error.as_ref().map(|error| error.to_string().into()),
         switch_drain_us: micros(report.switch_drain),
         switched_inodes: report.switched,
     }
@@ -417,7 +418,7 @@ pub fn ended_with(report: &DrainReport) -> Ended {
 #[must_use]
 pub fn stalled(call: &UnderWay) -> Stalled {
     let for_ms = u64::try_from(call.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Stalled { call: call.call.to_owned(), for_ms }
+    Stalled { call: call.call.into(), for_ms }
 }
 
 fn micros(time: Duration) -> u64 {
@@ -429,7 +430,7 @@ fn cgroups(wbs: &[WbStatus]) -> Vec<Cgroup> {
     let mut wbs: Vec<&WbStatus> = wbs.iter().collect();
     wbs.sort_by_key(|wb| (std::cmp::Reverse(wb.owned), &wb.path));
     let shown = wbs.into_iter().take(CGROUPS_NAMED_MAX).map(|wb| Cgroup {
-        path: wb.path.to_string_lossy().into_owned(),
+        path: Name::of(&wb.path),
         removed: wb.is_dying,
         owned_inodes: wb.owned as u64,
         dirty_bytes: wb.dirty,
@@ -476,7 +477,7 @@ pub(crate) fn state_of(
 pub(crate) fn cgroup_limits(of: volume::CgroupLimits) -> CgroupLimits {
     let number = |limit: Option<std::num::NonZeroU64>| limit.map(std::num::NonZeroU64::get);
     CgroupLimits {
-        cgroup: of.cgroup.to_string(),
+        cgroup: of.cgroup.to_string().into(),
         rbps: number(of.limits.rbps),
         wbps: number(of.limits.wbps),
         riops: number(of.limits.riops),
@@ -488,11 +489,11 @@ pub(crate) fn cgroup_limits(of: volume::CgroupLimits) -> CgroupLimits {
 }
 
 fn file_error(file: &volume::Unwritten) -> FileError {
-    let path = file.path.as_ref().map(|path| path.to_string_lossy().into_owned());
+    let path = file.path.as_ref().map(Name::of);
     FileError {
-        file: path.unwrap_or_else(|| format!("inode {}", file.node)),
+        file: path.unwrap_or_else(|| format!("inode {}", file.node).into()),
         bytes: file.bytes,
-        error: file.error.map_or_else(String::new, |kind| kind.to_string()),
+        error: file.error.map_or_else(Words::default, |kind| kind.to_string().into()),
     }
 }
 

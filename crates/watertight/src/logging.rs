@@ -9,6 +9,9 @@
 //! What a verb has to say to who called it (its result, its problem) is no log, and plain text. Where `--log-format` was given to `mount` or
 //! `serve`, and from `serve`'s first volume on, nobody called who reads along: all of standard error is the log then ([`take_all`]).
 //!
+//! An event is one line, whatever the names in it: the writer escapes all that cannot be seen, in
+//! JSON as JSON does, elsewhere as in [`shown`](crate::shown).
+//!
 //! What is logged of one volume has the field `volume`, or is in a span that has it: the path where it was mounted or attached, as `serve`'s file
 //! names it, too. It stays the same when what is attached is moved.
 
@@ -18,13 +21,15 @@ use std::sync::OnceLock;
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::fmt::format::{FmtSpan, Format, Full, Writer};
+use tracing_subscriber::fmt::format::{FmtSpan, Format, Full, Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::console::console;
 use crate::problem::{Problem, Result};
+use crate::shown::{in_json, in_one_line, is_printable};
 
 /// How this process logs: the form, and the level if one was given.
 static CHOSEN: OnceLock<(LogFormat, Option<String>)> = OnceLock::new();
@@ -100,7 +105,9 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
     let filter = match (level, std::env::var("RUST_LOG")) {
         (Some(level), _) => {
             let refused = |why: String| {
-                Problem::usage(format!("--log-level {level}: {why}; give error, warn, info, debug or trace"))
+                Problem::usage(in_one_line(&format!(
+                    "--log-level {level}: {why}; give error, warn, info, debug or trace"
+                )))
             };
             // Such a word would be taken for the name of a module, and nothing else would be logged.
             let word = level.split(',').map(str::trim).find(|part| !part.contains('=') && !is_level(part));
@@ -110,7 +117,9 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
             EnvFilter::try_new(level).map_err(|error| refused(error.to_string()))?
         }
         (None, Ok(filter)) => EnvFilter::try_new(&filter).map_err(|error| {
-            Problem::usage(format!("RUST_LOG={filter}: {error}; give error, warn, info, debug or trace"))
+            Problem::usage(in_one_line(&format!(
+                "RUST_LOG={filter}: {error}; give error, warn, info, debug or trace"
+            )))
         })?,
         (None, Err(_)) => EnvFilter::new(default),
     };
@@ -121,9 +130,11 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_span_events(steps).with_writer(AboveStatus);
     match format {
-        LogFormat::Text => log.with_ansi(console().has_colours()).try_init(),
+        LogFormat::Text => log.with_ansi(console().has_colours()).fmt_fields(fields()).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
-        LogFormat::Journald => log.with_ansi(false).event_format(ForJournal::default()).try_init(),
+        LogFormat::Journald => {
+            log.with_ansi(false).event_format(ForJournal::default()).fmt_fields(fields()).try_init()
+        }
     }
     .map_err(|error| Problem::failure(format!("the log cannot be started: {error}")))?;
     CHOSEN.get_or_init(|| (format, level.map(str::to_owned)));
@@ -157,9 +168,10 @@ where
     ) -> std::fmt::Result {
         let mut text = String::new();
         self.0.format_event(context, Writer::new(&mut text), event)?;
-        // A line without a priority would be a message of its own, of another one.
+        // A second line would be a message of its own, and could be one that somebody's file name
+        // wanted to be there.
         let priority = priority(*event.metadata().level());
-        text.lines().try_for_each(|line| writeln!(writer, "<{priority}>{line}"))
+        writeln!(writer, "<{priority}>{}", in_one_line(text.trim_end()))
     }
 }
 
@@ -200,8 +212,37 @@ impl Write for Lines {
 
 impl Drop for Lines {
     fn drop(&mut self) {
-        console().write_err(&self.0);
+        let is_json = CHOSEN.get().is_some_and(|(format, _)| *format == LogFormat::Json);
+        console().write_err(line(&self.0, is_json, console().has_colours()).as_bytes());
     }
+}
+
+/// Writes a message, and fields with their names, each in one line that does nothing: what the
+/// formatter adds in colour is the only sequence for a terminal then.
+fn fields() -> impl for<'a> FormatFields<'a> + Send + Sync + 'static {
+    debug_fn(|writer, field, value| {
+        let value = in_one_line(&format!("{value:?}"));
+        match field.name() {
+            "message" => write!(writer, "{value}"),
+            name => write!(writer, "{name}={value}"),
+        }
+    })
+    .delimited(" ")
+}
+
+/// One event's text as one line that does nothing, but for the formatter's own colours, see
+/// [`fields`].
+fn line(text: &[u8], is_json: bool, colours: bool) -> String {
+    let text = String::from_utf8_lossy(text);
+    let text = text.trim_end_matches('\n');
+    if is_json {
+        return format!("{}\n", in_json(text));
+    }
+    let mut line = String::with_capacity(text.len() + 1);
+    for c in text.chars() {
+        if is_printable(c) || (c == '\x1b' && colours) { line.push(c) } else { line.extend(c.escape_debug()) }
+    }
+    line + "\n"
 }
 
 #[cfg(test)]
@@ -243,7 +284,53 @@ mod tests {
         let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
         assert_eq!(
             text,
-            "<3>t: not written file=\"/a\"\n<4>t: held by\n<4>one\n<4>two\n<6>t: up\n<7>t: x\n<7>t: y\n"
+            "<3>t: not written file=\"/a\"\n<4>t: held by\\none\\ntwo\n<6>t: up\n<7>t: x\n<7>t: y\n"
         );
+    }
+
+    /// Logs hostile names in every way in which something is logged.
+    fn logged(is_json: bool, colours: bool) -> String {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let log = tracing_subscriber::fmt().with_max_level(Level::TRACE).with_ansi(colours);
+        let log = log.with_writer(move || writer.clone()).fmt_fields(fields());
+        let hostile = "a\n<2>forged\x1b[2J\x1b[31m\u{9b}2J\u{7f}\u{202e}\r\u{2028}";
+        let say = || {
+            let span = tracing::info_span!("step", hostile, path = %hostile, seen = ?hostile);
+            let _within = span.enter();
+            tracing::error!(hostile, path = %hostile, seen = ?hostile, "{hostile}");
+        };
+        if is_json {
+            let log = tracing_subscriber::fmt().with_max_level(Level::TRACE).with_writer({
+                let writer = kept.clone();
+                move || writer.clone()
+            });
+            tracing::subscriber::with_default(log.json().flatten_event(true).finish(), say);
+        } else {
+            tracing::subscriber::with_default(log.finish(), say);
+        }
+        line(&kept.0.lock().unwrap(), is_json, colours)
+    }
+
+    #[test]
+    fn an_event_is_one_line_that_does_nothing() {
+        let text = logged(false, false);
+        let is_plain = |text: &str| text.trim_end_matches('\n').chars().all(is_printable);
+        assert!(is_plain(&text) && text.lines().count() == 1, "{text:?}");
+        assert!(text.contains(r"a\n<2>forged"), "{text}");
+        // With colours, only those that the formatter has of its own.
+        let mut coloured = logged(false, true);
+        assert!(coloured.contains("\x1b[31mERROR\x1b[0m"), "{coloured:?}");
+        coloured = coloured.replace("\x1b[31mERROR", "");
+        for own in ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[3m"] {
+            coloured = coloured.replace(own, "");
+        }
+        assert!(is_plain(&coloured), "{coloured:?}");
+        // JSON has the same values.
+        let json = logged(true, false);
+        assert!(is_plain(&json), "{json:?}");
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let hostile = "a\n<2>forged\x1b[2J\x1b[31m\u{9b}2J\u{7f}\u{202e}\r\u{2028}";
+        assert_eq!((&value["path"], &value["hostile"]), (&hostile.into(), &hostile.into()));
     }
 }

@@ -14,6 +14,7 @@ use clap_mangen::roff::{Roff, bold, roman};
 use crate::cli::{Cli, ManPagesArgs};
 use crate::console::console;
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 
 /// Runs the verb.
 ///
@@ -22,7 +23,7 @@ use crate::problem::{Problem, Result};
 pub fn run(args: &ManPagesArgs) -> Result<()> {
     let dir = &args.directory;
     if !dir.is_dir() {
-        return Err(Problem::usage(format!("{} is not a directory; make it first", dir.display())));
+        return Err(Problem::usage(format!("{} is not a directory; make it first", dir.shown())));
     }
     let pages = pages().map_err(|error| Problem::failure(format!("a page cannot be made: {error}")))?;
     for (name, text) in pages {
@@ -32,7 +33,7 @@ pub fn run(args: &ManPagesArgs) -> Result<()> {
 }
 
 fn write(path: &Path, text: &[u8]) -> Result<()> {
-    let shown = path.display();
+    let shown = path.shown();
     fs::write(path, text).map_err(|error| Problem::failure(format!("{shown} cannot be written: {error}")))?;
     console().print(&shown.to_string());
     Ok(())

@@ -119,7 +119,7 @@ pub struct Of<'a> {
 
 impl<'a> From<&'a Status> for Of<'a> {
     fn from(volume: &'a Status) -> Self {
-        Self { id: &volume.id, mountpoint: &volume.mountpoint }
+        Self { id: &volume.id, mountpoint: volume.mountpoint.as_str() }
     }
 }
 
@@ -151,9 +151,9 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     for v in volumes {
         let labels = [
             ("source", v.source.as_str()),
-            ("mount_type", &v.mount_type),
-            ("transport", &v.transport),
-            ("mode", &v.mode),
+            ("mount_type", v.mount_type.as_str()),
+            ("transport", v.transport.as_str()),
+            ("mode", v.mode.as_str()),
         ];
         page.sample(v, &labels, 1);
     }
@@ -194,7 +194,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
             for cgroup in &v.cgroups {
                 page.sample(
                     v,
-                    &[("cgroup", &cgroup.path), ("removed", if cgroup.removed { "1" } else { "0" })],
+                    &[("cgroup", cgroup.path.as_str()), ("removed", if cgroup.removed { "1" } else { "0" })],
                     figure(cgroup),
                 );
             }
@@ -208,7 +208,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     for v in volumes {
         for own in &v.limits {
             for (name, limit) in limits_of(own) {
-                page.sample(v, &[("cgroup", &own.cgroup), ("limit", name)], limit);
+                page.sample(v, &[("cgroup", own.cgroup.as_str()), ("limit", name)], limit);
             }
         }
     }
@@ -219,7 +219,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     );
     for v in volumes {
         for own in &v.limits {
-            page.sample(v, &[("cgroup", &own.cgroup)], own.owed_bytes);
+            page.sample(v, &[("cgroup", own.cgroup.as_str())], own.owed_bytes);
         }
     }
     for (name, kind, help, figure) in FIGURES {
@@ -247,7 +247,7 @@ pub fn page_of_missing(missing: &[Missing]) -> String {
         "1 for a volume that `watertight serve` is to mount and that is not mounted.",
     );
     for Missing { mountpoint, source, .. } in missing {
-        let (mountpoint, source) = (escape(mountpoint), escape(source));
+        let (mountpoint, source) = (escape(mountpoint.as_str()), escape(source.as_str()));
         page.line(format_args!("watertight_missing{{mountpoint=\"{mountpoint}\",source=\"{source}\"}} 1"));
     }
     page.text

@@ -32,6 +32,7 @@ use crate::privileges;
 use crate::problem::{Problem, Result};
 use crate::progress;
 use crate::registry::{self, Record, RuntimeDir};
+use crate::shown::{Name, Show as _, exact, in_one_line};
 use crate::signals::{self, Beginning};
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
@@ -70,28 +71,28 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     }
     let options = MountOptions::parse(&args.options)?;
     let tree = Hierarchy::find(&options.cgroup)
-        .map_err(|error| Problem::usage(format!("option cgroup: {error}")))?;
+        .map_err(|error| Problem::usage(in_one_line(&format!("option cgroup: {error}"))))?;
     if in_background {
         background::leave_session()?;
     }
     let (sender, events) = channel();
     let beginning = Beginning::default();
     let (begins, signal_sender) = (beginning.clone(), sender.clone());
-    let farewell = format!("{}: stopped before it was mounted", args.mountpoint.display());
+    let farewell = format!("{}: stopped before it was mounted", args.mountpoint.shown());
     let on_signal = move |name| {
         begins.end_process(&farewell);
         signal_sender.send(Event::Signal(name)).is_ok()
     };
     signals::watch(on_signal)
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
-    let what = format!("mounting {}", args.mountpoint.display());
-    let (from, to) = (format!("the store {}", args.source), args.mountpoint.display().to_string());
+    let what = format!("mounting {}", args.mountpoint.shown());
+    let (from, to) = (format!("the store {}", args.source.shown()), args.mountpoint.shown().to_string());
     let source = progress::waiting_for(&what, &from, || checks::source(&args.source))?;
     let mountpoint = progress::waiting_for(&what, &to, || checks::mountpoint(&args.mountpoint))?;
     if let Some(directory) = &source.directory {
         checks::apart(directory, &mountpoint)?;
     }
-    let name = mountpoint.display().to_string();
+    let name = exact(&mountpoint);
     let step = tracing::info_span!("mount", volume = name, source = %source.spec).entered();
     let log = background::open_log(args.log_file.as_deref())?;
 
@@ -163,32 +164,34 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let closing = volume::give_up::closing() as u64;
     if closing > 0 {
         let stores = units::count(closing, "store that was given up", "stores that were given up");
-        tracing::warn!(volume = %mountpoint.display(), "{stores}: files are still being closed, for which this process does not wait");
+        tracing::warn!(volume = %mountpoint.shown().exact(), "{stores}: files are still being closed, for which this process does not wait");
     }
-    supervisor::outcome(&source.spec, &mountpoint.to_string_lossy(), &ended).map(|()| ExitCode::SUCCESS)
+    supervisor::outcome(source.spec.shown(), &Name::of(&mountpoint), &ended).map(|()| ExitCode::SUCCESS)
 }
 
 pub(crate) fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
     let spec = &source.spec;
+    let shown = spec.shown();
     store::open(spec).map_err(|error| match error.kind() {
         ErrorKind::Busy => {
             let directory = checks::directory_of(spec).unwrap_or_default();
             let volume = target::running(directory.as_ref()).into_iter().find(|v| {
-                v.is_running() && checks::directory_of(&v.record().source) == checks::directory_of(spec)
+                v.is_running()
+                    && checks::directory_of(v.record().source.as_str()) == checks::directory_of(spec)
             });
             let at = volume.map_or_else(String::new, |volume| {
                 format!("; it is mounted at {}", volume.record().mountpoint)
             });
             match error.detail() {
-                Some(by_whom) => Problem::failure(format!("store {by_whom}{at}")),
-                None => Problem::failure(format!("store {spec} is in use{at}")),
+                Some(by_whom) => Problem::failure(format!("store {}{at}", in_one_line(by_whom))),
+                None => Problem::failure(format!("store {shown} is in use{at}")),
             }
         }
-        ErrorKind::Invalid => Problem::usage(format!("source {spec}: {error}")),
+        ErrorKind::Invalid => Problem::usage(format!("source {shown}: {}", in_one_line(&error.to_string()))),
         ErrorKind::AccessDenied | ErrorKind::NotPermitted => {
-            Problem::failure(format!("no permission to use the store {spec}: {error}"))
+            Problem::failure(format!("no permission to use the store {shown}: {error}"))
         }
-        _ => Problem::failure(format!("the store {spec} cannot be opened: {error}")),
+        _ => Problem::failure(format!("the store {shown} cannot be opened: {error}")),
     })
 }
 
@@ -198,7 +201,7 @@ pub(crate) fn is_read_only(
     (source, volume): (&Source, &str),
     store: &dyn Store,
 ) -> Result<bool> {
-    let spec = &source.spec;
+    let spec = source.spec.shown();
     match options.read_only {
         Some(true) => Ok(true),
         Some(false) if store.is_read_only() => {
@@ -305,7 +308,7 @@ fn start_session(
         ..defaults
     };
     fuse::Session::new(Arc::clone(volume), mount, session_options)
-        .map_err(|error| Problem::failure(format!("cannot serve {}: {error}", mountpoint.display())))
+        .map_err(|error| Problem::failure(format!("cannot serve {}: {error}", mountpoint.shown())))
 }
 
 fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fuse::Session) -> Result<Facts> {
@@ -313,7 +316,7 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
     let mount_row = mount.info().cloned().ok_or_else(|| {
         Problem::failure(format!(
             "{} was unmounted again while it was being mounted",
-            mount.mountpoint().display()
+            mount.mountpoint().shown()
         ))
     })?;
     Ok(Facts {
@@ -364,7 +367,8 @@ fn announce(live: &Live, in_background: bool) {
     let how = format!("{}{}", mountinfo::kind(mount), if facts.read_only { ", read-only" } else { "" });
     if let Some(reason) = &facts.type_reason {
         let note = format!(
-            "plain `fuse`, for which a raw umount2(2) does not wait: {reason}; `watertight umount` waits"
+            "plain `fuse`, for which a raw umount2(2) does not wait: {}; `watertight umount` waits",
+            in_one_line(reason)
         );
         if in_background {
             console().print(&format!("{}{note}", background::NOTE));
@@ -375,10 +379,10 @@ fn announce(live: &Live, in_background: bool) {
     console().print(&format!(
         "{}: {} is mounted at {} (volume {}, {how}, pid {})",
         background::READY,
-        facts.source,
-        mount.mountpoint.display(),
+        facts.source.shown(),
+        mount.mountpoint.shown(),
         facts.id,
         std::process::id()
     ));
-    notify(&format!("READY=1\nSTATUS=serving {}", mount.mountpoint.display()));
+    notify(&format!("READY=1\nSTATUS=serving {}", mount.mountpoint.shown()));
 }

@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use crate::shown::Show as _;
+
 /// Sends `state` (lines of `KEY=VALUE`) to the service manager, if there is one.
 pub fn notify(state: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
@@ -16,7 +18,7 @@ pub fn notify(state: &str) {
     };
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
-        tracing::warn!(%error, socket = %path.to_string_lossy(), "the service manager was not told");
+        tracing::warn!(%error, socket = %path.shown(), "the service manager was not told");
     }
 }
 

@@ -7,6 +7,7 @@ use cgroups::Choice;
 use volume::{CgroupPath, LimitChange, SyncPolicy};
 
 use crate::problem::{Problem, Result};
+use crate::shown::{Show as _, in_one_line};
 use crate::suggest::nearest;
 use crate::units::{parse_bytes, parse_duration};
 
@@ -207,10 +208,10 @@ impl MountOptions {
     }
 
     fn set(&mut self, option: &str) -> Result<()> {
-        let wrong = |reason: String| Problem::usage(format!("option {option}: {reason}"));
+        let wrong = |reason: String| wrong_option(&format!("{option}: {reason}"));
         let (name, value) =
             option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
-        let needed = || value.ok_or_else(|| Problem::usage(format!("option {name} needs a value: {name}=…")));
+        let needed = || value.ok_or_else(|| wrong_option(&format!("{name} needs a value: {name}=…")));
         match name {
             "cache" => {
                 self.cache_bytes = parse_bytes(needed()?).map_err(wrong)?;
@@ -295,12 +296,17 @@ impl MountOptions {
             }
             "defaults" => {}
             _ => {
-                let refuse = |why| Problem::usage(format!("option {name}: {why}"));
+                let refuse = |why| wrong_option(&format!("{name}: {why}"));
                 return Err(refused(name).map_or_else(|| unknown(name), refuse));
             }
         }
         Ok(())
     }
+}
+
+/// What is wrong with one, in one line: an option holds what anybody wrote.
+fn wrong_option(what: &str) -> Problem {
+    Problem::usage(format!("option {}", in_one_line(what)))
 }
 
 fn unknown(option: &str) -> Problem {
@@ -309,6 +315,7 @@ fn unknown(option: &str) -> Problem {
     let plain = names.iter().map(|name| name.split(['=', ',']).next().unwrap_or(name));
     let meant = nearest(given, plain).and_then(|meant| names.iter().find(|name| name.starts_with(meant)));
     let meant = meant.map_or_else(String::new, |meant| format!("; did you mean {meant}?"));
+    let option = option.shown();
     Problem::usage(format!("there is no mount option {option}{meant}; there are: {}", names.join(", ")))
 }
 

@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 use crate::control::api::Ended;
 use crate::control::client::{CallError, Client};
 use crate::problem::{Problem, Result};
+use crate::shown::{Name, Show as _};
 use crate::volume_id::VolumeId;
 use index::{Index, Of};
 
@@ -86,7 +87,7 @@ impl RuntimeDir {
         let uid = rustix::process::geteuid().as_raw();
         let path = own_path(uid);
         let failed = |error: &dyn std::fmt::Display| {
-            Problem::failure(format!("cannot make the runtime directory {}: {error}", path.display()))
+            Problem::failure(format!("cannot make the runtime directory {}: {error}", path.shown()))
         };
         match DirBuilder::new().mode(0o700).create(&path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(&error)),
@@ -164,7 +165,7 @@ impl RuntimeDir {
             }
         }
         if !is_all {
-            tracing::warn!(path = %self.path.display(), "there is too much in a user's runtime directory: not all is shown");
+            tracing::warn!(path = %self.path.shown().exact(), "there is too much in a user's runtime directory: not all is shown");
         }
         found
     }
@@ -338,14 +339,14 @@ impl RuntimeDir {
         // In this order: a record without a socket tells of a process that died.
         let listener = registration.listen().map_err(|error| {
             let path = self.path.join(socket(&registration.record.id));
-            Problem::failure(format!("cannot make the control socket {}: {error}", path.display()))
+            Problem::failure(format!("cannot make the control socket {}: {error}", path.shown()))
         })?;
         registration.write()?;
         let index = self.index();
         index.add(&registration.record).map_err(|error| {
             index.remove(&registration.record);
             let _not_to_be = fs::remove_file(self.record(&registration.record.id));
-            Problem::failure(format!("cannot write the index in {}: {error}", self.path.display()))
+            Problem::failure(format!("cannot write the index in {}: {error}", self.path.shown()))
         })?;
         Ok((registration, listener))
     }
@@ -389,7 +390,7 @@ impl Registration {
     /// # Errors
     /// When the record cannot be written.
     pub fn moved(&mut self, mountpoint: &Path) -> Result<()> {
-        let to = mountpoint.to_string_lossy().into_owned();
+        let to = Name::of(mountpoint);
         let (index, id) = (self.dir.index(), &self.record.id);
         let failed = |error| Problem::failure(format!("cannot write the index: {error}"));
         index.add_at(Of::Places, mountpoint, id).map_err(failed)?;
@@ -412,7 +413,7 @@ impl Registration {
             fs::rename(&temporary, &path)
         };
         write()
-            .map_err(|error: io::Error| Problem::failure(format!("cannot write {}: {error}", path.display())))
+            .map_err(|error: io::Error| Problem::failure(format!("cannot write {}: {error}", path.shown())))
     }
 
     fn listen(&self) -> io::Result<UnixListener> {

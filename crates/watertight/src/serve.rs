@@ -21,7 +21,7 @@
 //! | SIGTERM, SIGINT | all are unmounted with all data written; the exit tells of those that were not |
 
 mod child;
-mod config;
+pub mod config;
 mod inside;
 mod limits;
 pub mod missing;
@@ -41,6 +41,7 @@ use crate::console::console;
 use crate::logging;
 use crate::notify;
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 use crate::signals;
 use crate::units;
 use child::{Child, Ending};
@@ -85,9 +86,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     let config = read(path)?;
     if args.check {
-        config.look().map_err(|wrong| Problem::usage(format!("{}:{wrong}", path.display())))?;
+        config.look().map_err(|wrong| Problem::usage(format!("{}:{wrong}", path.shown())))?;
         let volumes = units::count(config.volumes.len() as u64, "volume", "volumes");
-        console().print(&format!("{}: {volumes}, nothing is wrong", path.display()));
+        console().print(&format!("{}: {volumes}, nothing is wrong", path.shown()));
         return Ok(());
     }
     let (sender, events) = channel();
@@ -108,7 +109,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 }
 
 fn read(path: &PathBuf) -> Result<Config> {
-    let shown = path.display();
+    let shown = path.shown();
     let text = fs::read_to_string(path).map_err(|error| Problem::usage(format!("{shown}: {error}")))?;
     Config::parse(&text).map_err(|wrong| Problem::usage(format!("{shown}:{wrong}")))
 }
@@ -212,7 +213,7 @@ impl Served {
             .volumes
             .iter()
             .map(|(at, volume)| match (&volume.state, &volume.failed) {
-                (State::Rests(_), Some(why)) => Some(format!("{}: {why}", at.display())),
+                (State::Rests(_), Some(why)) => Some(format!("{}: {why}", at.shown())),
                 _ => None,
             })
             .collect();
@@ -261,7 +262,7 @@ impl Served {
         }
         match read(&self.path) {
             Ok(config) => {
-                tracing::info!("reading {} again", self.path.display());
+                tracing::info!("reading {} again", self.path.shown());
                 self.apply(config);
             }
             Err(problem) => tracing::error!("nothing is changed: {problem}"),
@@ -281,12 +282,12 @@ impl Served {
         let mountpoints: BTreeSet<PathBuf> = wanted.keys().cloned().collect();
         self.inside.apply(inside, &mountpoints);
         for (at, volume) in &mut self.volumes {
-            let shown = at.display();
+            let shown = at.shown();
             match (wanted.remove(at), &volume.state) {
                 (Some(new), State::Runs(_, is_mounted)) => {
                     if !new.mounts_like(&volume.config) {
                         tracing::warn!(
-                            volume = %shown,
+                            volume = %shown.exact(),
                             "{shown} has changed in the file, and cannot be changed while it is mounted: it goes on with {}; \
                              `watertight umount {shown}` and another reload mount it with {}",
                             volume.config.describe(),
@@ -296,7 +297,7 @@ impl Served {
                     let limits = std::mem::replace(&mut volume.config.limits, new.limits);
                     // Else it is told when it is mounted.
                     if *is_mounted && limits != volume.config.limits {
-                        tracing::info!(volume = %shown, "{shown}: its limits have changed");
+                        tracing::info!(volume = %shown.exact(), "{shown}: its limits have changed");
                         volume.limits.tell(&volume.config);
                     }
                 }
@@ -307,7 +308,7 @@ impl Served {
                 }
                 (Some(new), State::Leaves(_)) => volume.config = new,
                 (None, State::Runs(child, _)) => {
-                    tracing::info!(volume = %shown, "{shown} is no longer in the file: unmounting");
+                    tracing::info!(volume = %shown.exact(), "{shown} is no longer in the file: unmounting");
                     child.signal(rustix::process::Signal::TERM);
                     let state = std::mem::replace(&mut volume.state, State::Unmounted);
                     if let State::Runs(child, _) = state {
@@ -352,7 +353,7 @@ impl Served {
                     volume.state = State::Runs(child, false);
                 }
                 Err(problem) => {
-                    tracing::error!(volume = %at.display(), "{}: {problem}", at.display());
+                    tracing::error!(volume = %at.shown().exact(), "{}: {problem}", at.shown());
                     volume.rest(problem.to_string());
                 }
             }
@@ -367,24 +368,24 @@ impl Served {
             *pause = PAUSE;
             // The file may have changed meanwhile, and a process that was taken over may have been started with another one.
             limits.tell(config);
-            tracing::info!(volume = %at.display(), "{} is mounted", at.display());
+            tracing::info!(volume = %at.shown().exact(), "{} is mounted", at.shown());
             self.inside.mounted(at);
         }
         notify::notify(&format!("STATUS={}", self.summary()));
     }
 
     fn on_ended(&mut self, at: &PathBuf, ending: Ending) {
-        let shown = at.display();
+        let shown = at.shown();
         self.inside.unmounted(at);
         let Some(volume) = self.volumes.get_mut(at) else { return };
         let leaves = matches!(volume.state, State::Leaves(_));
         match ending {
             Ending::Unmounted => {
-                tracing::info!(volume = %shown, "{shown}: unmounted, everything is on {}", volume.config.source);
+                tracing::info!(volume = %shown.exact(), "{shown}: unmounted, everything is on {}", volume.config.source.shown());
                 volume.state = State::Unmounted;
             }
             Ending::Failed(why) => {
-                tracing::error!(volume = %shown, "{shown}: {why}");
+                tracing::error!(volume = %shown.exact(), "{shown}: {why}");
                 child::clear(at);
                 if self.stopping || leaves {
                     self.failed.push(format!("{shown}: {why}"));

@@ -15,6 +15,7 @@ use crate::control::client::Client;
 use crate::mountinfo::{Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
 use crate::progress;
+use crate::shown::{Show as _, exact};
 use crate::unmount::{self, Outcome};
 
 /// The mounts of a volume that stay when one of them goes.
@@ -63,10 +64,10 @@ impl Others {
     /// Says that a mount is gone and the volume is not.
     pub fn tell(&self, gone: &Mount) {
         let mut lines: Vec<String> =
-            self.here.iter().map(|other| Path::display(&other.mountpoint).to_string()).collect();
-        let there = |other: &Mount| format!("{} of another mount namespace", other.mountpoint.display());
+            self.here.iter().map(|other| other.mountpoint.shown().to_string()).collect();
+        let there = |other: &Mount| format!("{} of another mount namespace", other.mountpoint.shown());
         lines.extend(self.elsewhere.iter().map(there));
-        let path = gone.mountpoint.display();
+        let path = gone.mountpoint.shown();
         console().print(&format!("{path}: unmounted; the volume goes on at {}", lines.join(", ")));
     }
 }
@@ -121,8 +122,8 @@ pub fn leave(args: &UmountArgs, mount: &Mount, others: &Others, client: &Client)
 }
 
 fn leave_view(how: How, mount: &Mount, client: &Client) -> Result<()> {
-    let path = mount.mountpoint.display();
-    let request = LeaveRequest { mountpoint: mount.mountpoint.to_string_lossy().into_owned(), how };
+    let path = mount.mountpoint.shown();
+    let request = LeaveRequest { mountpoint: exact(&mount.mountpoint), how };
     let reply = progress::during(&format!("unmounting {path}"), client, || client.leave(&request));
     let reply = reply.map_err(|error| Problem::failure(format!("{path}: {error}")))?;
     match (how, reply.is_held) {
@@ -137,7 +138,7 @@ fn leave_view(how: How, mount: &Mount, client: &Client) -> Result<()> {
 }
 
 fn held(mount: &Mount, holders: &[String]) -> Problem {
-    let (path, lines) = (mount.mountpoint.display(), holders.join("\n  "));
+    let (path, lines) = (mount.mountpoint.shown(), holders.join("\n  "));
     Problem::failure(format!(
         "{path} is busy (EBUSY); it is held by\n  {lines}\n`watertight umount --lazy {path}` takes the path away now"
     ))

@@ -21,6 +21,7 @@ use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
 use crate::registry::{DIR_VARIABLE, Record, users};
 use crate::serve::missing::{self, Missing};
+use crate::shown::{Name, Show as _, Words};
 use crate::survey::Survey;
 use crate::target::{self, Target, Volume};
 use crate::volume_id::VolumeId;
@@ -37,7 +38,7 @@ struct Report {
     /// Volumes that ended with data that was not written, or whose process was killed.
     ended: Vec<Record>,
     /// Mountpoints of ours that nobody serves any more.
-    dead_mounts: Vec<String>,
+    dead_mounts: Vec<Name>,
     /// Volumes whose process does not answer: id and reason.
     silent: Vec<Silent>,
     /// Volumes of the files of `serve` that are not mounted; where one volume was asked for, nobody has looked.
@@ -66,8 +67,8 @@ struct Shown {
 struct Silent {
     id: VolumeId,
     pid: u32,
-    mountpoint: String,
-    source: String,
+    mountpoint: Name,
+    source: Name,
     error: String,
 }
 
@@ -89,7 +90,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
             if volume.is_some() || mount.is_some() {
                 gather(Some((volume, mount)), args.holders)
             } else {
-                let shown = name.to_string_lossy();
+                let shown = name.shown();
                 let Some((volume, mount)) = path.as_deref().and_then(target::containing) else {
                     let why = "is no volume and lies in none; `watertight status` lists them";
                     return Err(Problem::usage(format!("{shown} {why}")));
@@ -105,11 +106,11 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     if args.json {
         let text =
             serde_json::to_string_pretty(&report).map_err(|error| Problem::failure(error.to_string()))?;
-        console().print(&text);
+        console().print_json(&text);
     } else if let Some(file) = &args.output {
         replace(file, &report.metrics())?;
     } else if args.metrics {
-        console().print(report.metrics().trim_end());
+        console().print_page(report.metrics().trim_end());
     } else {
         report.print();
     }
@@ -123,9 +124,9 @@ pub fn run(args: &StatusArgs) -> Result<()> {
 fn replace(file: &Path, content: &str) -> Result<()> {
     if fs::symlink_metadata(file).is_ok_and(|found| !found.is_file()) {
         let why = "--output: is there and is no regular file, which alone is replaced";
-        return Err(Problem::usage(format!("{}: {why}", file.display())));
+        return Err(Problem::usage(format!("{}: {why}", file.shown())));
     }
-    let failed = |error: io::Error| Problem::failure(format!("{}: {error}; it is as it was", file.display()));
+    let failed = |error: io::Error| Problem::failure(format!("{}: {error}; it is as it was", file.shown()));
     let name = file.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
     // No collector takes a name that begins with a dot, and does not end in `.prom`.
     let mut new = OsString::from(".");
@@ -172,13 +173,13 @@ fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report
     let devices: BTreeSet<Device> = report.volumes.iter().map(|v| v.status.device).collect();
     let served = |mount: &Mount| {
         devices.contains(&Device::of(mount))
-            || report.silent.iter().any(|silent| silent.mountpoint == mount.mountpoint.to_string_lossy())
+            || report.silent.iter().any(|silent| silent.mountpoint == Name::of(&mount.mountpoint))
     };
     let unserved = mounts.iter().filter(|mount| mountinfo::is_for_this_user(mount) && !served(mount));
     let unserved: Vec<&Mount> = unserved.collect();
     let paths: Vec<&Path> = unserved.iter().map(|mount| &*mount.mountpoint).collect();
     let dead = unmount::dead_among(&paths);
-    report.dead_mounts = dead.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    report.dead_mounts = dead.iter().map(Name::of).collect();
     if !report.is_of_one {
         // A volume may have several mountpoints.
         let count = |of: &mut dyn Iterator<Item = &Mount>| of.map(Device::of).collect::<BTreeSet<_>>().len();
@@ -220,9 +221,10 @@ impl Report {
     fn leave_out_what_is_over(&mut self) {
         let all = std::mem::take(&mut self.ended);
         let mounted_again = |record: &Record| {
-            let again = |source: &str, mountpoint: &str| match checks::directory_of(&record.source) {
-                Some(directory) => checks::directory_of(source) == Some(directory),
-                None => source == record.source && mountpoint == record.mountpoint,
+            let again = |source: &Name, mountpoint: &Name| match checks::directory_of(record.source.as_str())
+            {
+                Some(directory) => checks::directory_of(source.as_str()) == Some(directory),
+                None => *source == record.source && *mountpoint == record.mountpoint,
             };
             self.volumes.iter().any(|v| again(&v.status.source, &v.status.mountpoint))
                 || all.iter().any(|r| r.started_ms > record.started_ms && again(&r.source, &r.mountpoint))
@@ -238,8 +240,9 @@ impl Report {
     fn metrics(&self) -> String {
         let volumes: Vec<&Status> = self.volumes.iter().map(|shown| &shown.status).collect();
         let of = |id, mountpoint, state| Down { of: Of { id, mountpoint }, state };
-        let silent = self.silent.iter().map(|v| of(&v.id, &v.mountpoint, None));
-        let ended = self.ended.iter().map(|v| of(&v.id, &v.mountpoint, v.ended.as_ref().map(|e| e.state)));
+        let silent = self.silent.iter().map(|v| of(&v.id, v.mountpoint.as_str(), None));
+        let ended =
+            self.ended.iter().map(|v| of(&v.id, v.mountpoint.as_str(), v.ended.as_ref().map(|e| e.state)));
         let page = metrics::page(&volumes, &silent.chain(ended).collect::<Vec<_>>());
         if self.is_of_one { page } else { page + &metrics::page_of_missing(&self.missing) }
     }
@@ -348,8 +351,8 @@ fn print_table(volumes: &[Shown]) {
             let access = if v.read_only { ",ro" } else { "" };
             [
                 v.id.to_string(),
-                v.mountpoint.clone(),
-                v.source.clone(),
+                v.mountpoint.to_string(),
+                v.source.to_string(),
                 v.state.to_string(),
                 format!("{}{access}", v.mount_type),
                 units::bytes(v.to_write_bytes),
@@ -476,7 +479,10 @@ fn print_ended(record: &Record) {
             ));
         }
         Some(ended) => {
-            let why = ended.error.as_deref().unwrap_or("not everything was written");
+            let why = ended
+                .error
+                .as_ref()
+                .map_or_else(|| "not everything was written".to_owned(), Words::to_string);
             warn(&format!("{mountpoint} ({id}): failed: {why}"));
             ended.unwritten.lines(ERRORS_NAMED_MAX).iter().for_each(|line| warn(&format!("  {line}")));
         }

@@ -33,6 +33,7 @@ use crate::notify;
 use crate::problem::{Problem, Result};
 use crate::progress::{Progress, REDRAW, Rate};
 use crate::registry::Registration;
+use crate::shown::{Name, Show as _, Shown};
 use crate::stalls::Stalls;
 use crate::units;
 use crate::unmount::Outcome;
@@ -223,7 +224,7 @@ impl Supervisor {
         match result {
             Ok(Outcome::Gone) => self.drain(),
             Ok(Outcome::Held(holders)) => {
-                let path = self.live.facts().mount.mountpoint.display();
+                let path = self.live.facts().mount.mountpoint.shown();
                 let holders = holders.lines().join("\n  ");
                 let then = "its path goes now; its data is written, then it is gone for them too";
                 let text = format!("{path} is held by\n  {holders}\n{then}");
@@ -308,9 +309,9 @@ impl Supervisor {
             ended.state = State::Failed;
             let why = other.error.map_or_else(String::new, |error| format!(": {error}"));
             whys.push(if other.unwritten.is_empty() {
-                format!("{path}{why}")
+                format!("{}{why}", path.shown())
             } else {
-                format!("not everything of {path} was written{why}")
+                format!("not everything of {} was written{why}", path.shown())
             });
             ended.unwritten.add(&path, other.unwritten);
         }
@@ -322,7 +323,8 @@ impl Supervisor {
         if more > 0 {
             whys.push(format!("and of {more} more"));
         }
-        ended.error = Some(ended.error.into_iter().chain(whys).collect::<Vec<_>>().join("; "));
+        let own = ended.error.iter().map(|error| error.as_str().to_owned());
+        ended.error = Some(own.chain(whys).collect::<Vec<_>>().join("; ").into());
         ended
     }
 
@@ -374,8 +376,8 @@ impl Supervisor {
         };
         ended = self.with_attached(ended);
         if ended.state != State::Released {
-            let known = ended.error.take().map_or_else(String::new, |error| format!("; {error}"));
-            ended.error = Some(format!("given up {why}{known}"));
+            let known = ended.error.take().map_or_else(String::new, |error| format!("; {}", error.as_str()));
+            ended.error = Some(format!("given up {why}{known}").into());
         }
         ended
     }
@@ -423,8 +425,9 @@ impl Supervisor {
     fn look(&mut self) -> Option<Ended> {
         let status = self.live.status();
         let (own, attachments) = (self.live.volume(), self.live.attachments());
-        let place =
-            |volume: &Arc<_>| attachments.place_of(volume).unwrap_or_else(|| status.mountpoint.clone());
+        let place = |volume: &Arc<_>| {
+            attachments.place_of(volume).unwrap_or_else(|| status.mountpoint.as_str().to_owned())
+        };
         self.stalls.look(std::iter::once(Arc::clone(own)).chain(attachments.volumes()), place);
         attachments.relieve();
         let now = Instant::now();
@@ -514,9 +517,13 @@ impl Rates {
 ///
 /// # Errors
 /// Exit 1 with the files that were not written.
-pub fn outcome(source: &str, mountpoint: &str, ended: &Ended) -> Result<()> {
+pub fn outcome(source: Shown<'_>, mountpoint: &Name, ended: &Ended) -> Result<()> {
     if ended.state == State::Released {
-        say(mountpoint, Colour::Green, &format!("{mountpoint}: unmounted; everything is on {source}"));
+        say(
+            mountpoint.as_str(),
+            Colour::Green,
+            &format!("{mountpoint}: unmounted; everything is on {source}"),
+        );
         return Ok(());
     }
     let lost = ended.lost(format!("{mountpoint}: failed, not everything is on {source}"), LOST_NAMED_MAX);

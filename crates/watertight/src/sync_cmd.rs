@@ -14,6 +14,7 @@ use crate::control::api::Synced;
 use crate::control::client::CallError;
 use crate::mountinfo::Mount;
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 use crate::target::{self, Target, Volume};
 use crate::{kernel_side, progress, umount_cmd};
 
@@ -25,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// # Errors
 /// Exit 1 when something could not be written or was left out, 2 when the path lies in no volume of ours.
 pub fn run(args: &SyncArgs) -> Result<()> {
-    let shown = args.path.to_string_lossy();
+    let shown = args.path.shown();
     let (volume, mount) = find(&args.path)?;
     let Some(client) = &volume.found.client else { return Err(umount_cmd::died(&volume)) };
     let what = format!("syncing {shown}");
@@ -81,7 +82,7 @@ pub(crate) fn find(name: &OsStr) -> Result<(Volume, Option<Mount>)> {
         path.and_then(target::of_another_user).unwrap_or_else(|| {
             Problem::usage(format!(
                 "{} lies in no mounted volume of ours; `watertight status` lists the volumes, sync(1) syncs other file systems",
-                name.to_string_lossy()
+                name.shown()
             ))
         })
     })

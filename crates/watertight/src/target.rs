@@ -17,6 +17,7 @@ use crate::control::client::CallError;
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::Problem;
 use crate::registry::{Found, Record, RuntimeDir};
+use crate::shown::{Name, Show as _, Shown, exact};
 use crate::volume_id::VolumeId;
 
 /// How long a process may take to say what is attached.
@@ -120,7 +121,7 @@ pub fn nested(store: &Path) -> Vec<Volume> {
 }
 
 fn candidates(name: &OsStr, path: Option<&Path>) -> Vec<Volume> {
-    let mut all = found(|dir| dir.at(&name.to_string_lossy(), path));
+    let mut all = found(|dir| dir.at(&exact(name), path));
     all.retain(Volume::is_running);
     newest_first(&mut all);
     all
@@ -204,10 +205,11 @@ pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
     let of_mount = |volume: &Volume| {
         volume.is_running()
             && volume.may_be_at(mount)
-            && (!volume.is_attached() || path.starts_with(&volume.record().mountpoint))
+            && (!volume.is_attached() || path.starts_with(volume.record().mountpoint.as_path()))
     };
     // What is attached deepest has the path.
-    let depth = |volume: &Volume| if volume.is_attached() { volume.record().mountpoint.len() } else { 0 };
+    let depth =
+        |volume: &Volume| if volume.is_attached() { volume.record().mountpoint.as_str().len() } else { 0 };
     let near = found(|dir| dir.around(path)).into_iter().filter(of_mount).max_by_key(depth);
     let volume = near.or_else(|| volumes().into_iter().filter(of_mount).max_by_key(depth))?;
     Some((volume, Some(mount.clone())))
@@ -226,13 +228,13 @@ pub fn mount_at(name: &OsStr) -> Option<Mount> {
 pub fn of_another_user(path: &Path) -> Option<Problem> {
     let table = MountTable::read();
     let mount = table.containing(path).filter(|mount| mountinfo::is_ours(mount))?;
-    (!mountinfo::is_for_this_user(mount)).then(|| not_to_be_asked(&path.to_string_lossy(), mount))
+    (!mountinfo::is_for_this_user(mount)).then(|| not_to_be_asked(path.shown(), mount))
 }
 
 /// Why nothing is known of a mount of ours.
 #[must_use]
-pub fn not_to_be_asked(name: &str, mount: &Mount) -> Problem {
-    let at = mount.mountpoint.display();
+pub fn not_to_be_asked(name: Shown<'_>, mount: &Mount) -> Problem {
+    let at = mount.mountpoint.shown();
     if rustix::process::geteuid().is_root() {
         let whose = mount.owner.map_or_else(|| "another user".to_owned(), |user| format!("user {user}"));
         return Problem::failure(format!(
@@ -266,7 +268,7 @@ fn mount_of(volume: &Volume, table: &MountTable) -> Option<Mount> {
     let record = volume.record();
     let mut mounts: Vec<&Mount> =
         table.iter().filter(|mount| mountinfo::is_ours(mount) && volume.may_be_at(mount)).collect();
-    mounts.sort_by_key(|mount| mount.mountpoint.to_string_lossy() != record.mountpoint);
+    mounts.sort_by_key(|mount| record.mountpoint != Name::of(&mount.mountpoint));
     mounts.first().map(|&mount| mount.clone())
 }
 
@@ -276,7 +278,7 @@ fn is_unfinished(volume: &Volume, mount: &Mount) -> bool {
     record.ended.is_none()
         && record.attached_to.is_none()
         && volume.may_be_at(mount)
-        && record.mountpoint == mount.mountpoint.to_string_lossy()
+        && record.mountpoint == Name::of(&mount.mountpoint)
 }
 
 /// Whether a volume without a mount at `path` is meant by it. What another user writes down about paths may be untrue: that
@@ -286,12 +288,12 @@ fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
     if volume.dir.is_foreign() {
         let table = MountTable::read();
         let is_below = table.containing(path).is_some_and(|mount| volume.may_be_at(mount));
-        return volume.is_attached() && is_below && Path::new(&record.mountpoint) == path;
+        return volume.is_attached() && is_below && record.mountpoint.as_path() == path;
     }
-    let path = path.to_string_lossy();
+    let path = exact(path);
     record.mountpoint == path
-        || record.source == name.to_string_lossy()
-        || checks::directory_of(&record.source).is_some_and(|dir| dir == path)
+        || record.source == exact(name)
+        || checks::directory_of(record.source.as_str()).is_some_and(|dir| dir == path)
 }
 
 /// `name` as an absolute path whose directories are resolved; the last part is resolved only if it is

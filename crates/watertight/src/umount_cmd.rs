@@ -5,6 +5,7 @@
 //! from the process how the volume ended; wait until that process is gone.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use crate::mountinfo::{self, Mount};
 use crate::problem::{Problem, Result};
 use crate::progress;
 use crate::several::{self, Left, Others};
+use crate::shown::{Show as _, Shown};
 use crate::target::{self, Target, Volume};
 use crate::unmount::{self, Outcome};
 
@@ -51,7 +53,7 @@ pub fn run(args: &UmountArgs) -> Result<()> {
         (Some(mount), Some(volume)) if mountinfo::is_ours(&mount) => {
             let Some(client) = &volume.found.client else { return without_process(args, &mount, &volume) };
             if !args.force {
-                progress::say_if_silent(&format!("unmounting {}", mount.mountpoint.display()), client);
+                progress::say_if_silent(&format!("unmounting {}", mount.mountpoint.shown()), client);
             }
             let job = Job { mount: &mount, volume: &volume, client };
             let is_named_by_path = path.as_deref() == Some(mount.mountpoint.as_path());
@@ -68,7 +70,7 @@ pub fn run(args: &UmountArgs) -> Result<()> {
             }
         }
         (Some(mount), None) if mountinfo::is_ours(&mount) && !mountinfo::is_for_this_user(&mount) => {
-            Err(target::not_to_be_asked(&mount.mountpoint.to_string_lossy(), &mount))
+            Err(target::not_to_be_asked(mount.mountpoint.shown(), &mount))
         }
         (Some(mount), None) if mountinfo::is_ours(&mount) => dead(&mount, None),
         (None, Some(volume)) => detached(&volume, args.force),
@@ -90,7 +92,7 @@ pub fn of_another_user(args: &UmountArgs) -> Option<Result<()>> {
         (_, true) => unmount::detach(&mount),
         _ => unmount::one_of_several(&mount).and_then(|outcome| match outcome {
             Outcome::Gone => Ok(()),
-            Outcome::Held(holders) => Err(held(mount.mountpoint.display(), &holders)),
+            Outcome::Held(holders) => Err(held(mount.mountpoint.shown(), &holders)),
         }),
     };
     Some(unmounted)
@@ -294,8 +296,8 @@ impl Job<'_> {
         held(self.path(), holders)
     }
 
-    fn path(&self) -> std::path::Display<'_> {
-        self.mount.mountpoint.display()
+    fn path(&self) -> Shown<'_> {
+        self.mount.mountpoint.shown()
     }
 
     fn what(&self) -> String {
@@ -303,7 +305,7 @@ impl Job<'_> {
     }
 }
 
-fn held(path: std::path::Display<'_>, holders: &Holders) -> Problem {
+fn held(path: Shown<'_>, holders: &Holders) -> Problem {
     let lines = holders.lines().join("\n  ");
     Problem::failure(format!(
         "{path} is busy (EBUSY); it is held by\n  {lines}\n\
@@ -340,7 +342,7 @@ pub fn wait_ended(volume: &Volume, client: &Client, call: Duration) -> Result<En
 ///
 /// # Errors
 /// [`State::Failed`]: what was lost.
-pub fn report(source: &str, mountpoint: impl std::fmt::Display, ended: &Ended) -> Result<()> {
+pub fn report(source: impl Display, mountpoint: impl Display, ended: &Ended) -> Result<()> {
     report_as("unmounted", source, mountpoint, ended)
 }
 
@@ -348,7 +350,7 @@ pub fn report(source: &str, mountpoint: impl std::fmt::Display, ended: &Ended) -
 ///
 /// # Errors
 /// As [`report`].
-pub fn report_as(done: &str, source: &str, mountpoint: impl std::fmt::Display, ended: &Ended) -> Result<()> {
+pub fn report_as(done: &str, source: impl Display, mountpoint: impl Display, ended: &Ended) -> Result<()> {
     if ended.state == State::Released {
         console().print(&format!("{mountpoint}: {done}; everything is on {source}{}", ended.switching()));
         return Ok(());
@@ -386,7 +388,7 @@ fn without_process(args: &UmountArgs, mount: &Mount, volume: &Volume) -> Result<
 
 /// A mount whose process is gone, or of which this user's runtime directory knows nothing.
 fn dead(mount: &Mount, volume: Option<&Volume>) -> Result<()> {
-    let path = mount.mountpoint.display();
+    let path = mount.mountpoint.shown();
     let is_dead = volume.is_some() || unmount::is_dead(&mount.mountpoint);
     if let Outcome::Held(holders) = unmount::one_of_several(mount)? {
         unmount::detach(mount)?;
@@ -488,7 +490,7 @@ fn unknown(mountpoint: impl std::fmt::Display, error: &CallError) -> Problem {
 }
 
 fn not_ours(name: &OsStr, path: Option<&Path>, mount: Option<&Mount>) -> Problem {
-    let shown = name.to_string_lossy();
+    let shown = name.shown();
     match (mount, path) {
         (Some(mount), _) => Problem::usage(format!(
             "{shown} is a mountpoint of {}, not one of ours; umount(8) unmounts it",

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::holders::{self, Holder, Holders};
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 
 /// How long a server may take to show that it lives; all that are asked together have this time.
 const ALIVE: Duration = Duration::from_secs(1);
@@ -110,7 +111,7 @@ pub fn force(mount: &Mount) -> Result<()> {
     let abort = mount.connection_dir().join("abort");
     let mut flags = UnmountFlags::DETACH;
     if let Err(error) = fs::write(&abort, "1") {
-        tracing::debug!(path = %abort.display(), %error, "the connection was not aborted by way of sysfs");
+        tracing::debug!(path = %abort.shown(), %error, "the connection was not aborted by way of sysfs");
         flags |= UnmountFlags::FORCE;
     }
     attempt(mount, flags).map(drop)
@@ -119,7 +120,7 @@ pub fn force(mount: &Mount) -> Result<()> {
 /// Says whether the mount is gone; it is not when somebody holds it.
 fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<bool> {
     let path = &mount.mountpoint;
-    let failed = |what: &str| Problem::failure(format!("cannot unmount {}: {what}", path.display()));
+    let failed = |what: &str| Problem::failure(format!("cannot unmount {}: {what}", path.shown()));
     // The path must lead to this mount and not to one on top of it.
     let table = MountTable::read();
     match table.at(path) {
@@ -157,7 +158,7 @@ impl Pinned {
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = openat2(CWD, parent, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
-        let dir = dir.map_err(|error| format!("{}: {error}", parent.display()))?;
+        let dir = dir.map_err(|error| format!("{}: {error}", parent.shown()))?;
         // Its server is not asked.
         let look = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
         let stat = statx(&dir, name, look, StatxFlags::MNT_ID).map_err(|error| error.to_string())?;
@@ -312,7 +313,7 @@ mod tests {
             assert!(
                 Pinned::new(&Mount { mountpoint: path.clone(), ..proc.clone() }).is_err(),
                 "{}",
-                path.display()
+                path.shown()
             );
         }
     }

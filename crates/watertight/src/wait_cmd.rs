@@ -10,6 +10,7 @@ use crate::mountinfo;
 use crate::problem::{Problem, Result};
 use crate::progress;
 use crate::registry::Record;
+use crate::shown::Show as _;
 use crate::target::{self, Target, Volume};
 use crate::umount_cmd::{LOST_NAMED_MAX, died, wait_ended};
 use crate::unmount;
@@ -23,11 +24,11 @@ const LEAVE: Duration = Duration::from_secs(30);
 /// Exit 1: not drained at the timeout, or it ended with data lost. Exit 2: no such volume.
 pub fn run(args: &WaitArgs) -> Result<()> {
     let Target { mount, volume, path } = target::resolve(&args.volume);
-    let name = args.volume.to_string_lossy();
+    let name = args.volume.shown();
     let Some(volume) = volume else {
         if let Some(mount) = mount.filter(mountinfo::is_ours) {
             if mountinfo::is_for_this_user(&mount) && unmount::is_dead(&mount.mountpoint) {
-                let at = mount.mountpoint.display();
+                let at = mount.mountpoint.shown();
                 return Err(Problem::failure(format!(
                     "{name}: its process is gone, the dead mount is still there; `watertight umount {at}` clears it"
                 )));
@@ -38,7 +39,7 @@ pub fn run(args: &WaitArgs) -> Result<()> {
                      cannot be asked"
                 )));
             }
-            return Err(target::not_to_be_asked(&name, &mount));
+            return Err(target::not_to_be_asked(name, &mount));
         }
         return match path.filter(|path| path.is_dir()) {
             Some(dir) => unknown_directory(&dir),
@@ -68,11 +69,10 @@ fn forget(volume: &Volume) -> Result<()> {
 }
 
 fn outcome(args: &WaitArgs, volume: &Volume) -> Result<()> {
-    let name = args.volume.to_string_lossy();
     let ended = match (&volume.found.client, &volume.record().ended) {
         (Some(client), _) => wait(volume, client, args.timeout)?,
         (None, Some(ended)) => {
-            let by_id = volume.record().id == *name;
+            let by_id = volume.record().id.as_str() == args.volume;
             match used_again(volume) {
                 Some(again) if !by_id => return Err(Problem::failure(again)),
                 _ => ended.clone(),
@@ -86,7 +86,7 @@ fn outcome(args: &WaitArgs, volume: &Volume) -> Result<()> {
 /// What ended at a path is not what is meant, and not free, if its store is in use in another place: who has it.
 fn used_again(ended: &Volume) -> Option<String> {
     let source = &ended.record().source;
-    let store = crate::checks::directory_of(source)?;
+    let store = crate::checks::directory_of(source.as_str())?;
     let again = target::running(store.as_ref()).into_iter().find(|other| other.record().source == *source)?;
     let (there, here) = (again.record(), &ended.record().mountpoint);
     Some(format!(
@@ -154,9 +154,9 @@ fn lost(free: &str, volume: &Volume, ended: &Ended) -> Vec<String> {
 /// A directory that no record tells of: free, unless a process holds it as a store.
 fn unknown_directory(dir: &std::path::Path) -> Result<()> {
     match store::DirStore::holder(dir).unwrap_or_default() {
-        Some(holder) => Err(Problem::failure(format!("{}: in use as a store by {holder}", dir.display()))),
+        Some(holder) => Err(Problem::failure(format!("{}: in use as a store by {holder}", dir.shown()))),
         None => {
-            console().print(&format!("{}: free; no volume is known there", dir.display()));
+            console().print(&format!("{}: free; no volume is known there", dir.shown()));
             Ok(())
         }
     }

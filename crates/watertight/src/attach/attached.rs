@@ -16,6 +16,7 @@ use crate::control::api::{
 use crate::control::server::{Also, Service};
 use crate::live;
 use crate::registry::{Record, Registration};
+use crate::shown::{Name, Words, exact};
 use crate::volume_id::VolumeId;
 
 /// An attached volume.
@@ -46,7 +47,7 @@ impl Attached {
         Self {
             all: Arc::downgrade(all),
             id: record.id,
-            source: record.source,
+            source: record.source.as_str().to_owned(),
             path: Mutex::new(record.mountpoint.into()),
             place: OnceLock::new(),
             volume: Arc::clone(volume),
@@ -193,14 +194,14 @@ impl Attached {
         if ended.state != State::Released {
             let path = self.path.lock().clone();
             if let Some(all) = self.all.upgrade() {
-                all.failed.lock().push((path.to_string_lossy().into_owned(), ended.clone()));
+                all.failed.lock().push((exact(path), ended.clone()));
             }
         }
         if let Err(problem) = registration.finish(ended.clone()) {
             tracing::error!(volume = self.volume.name(), %problem, "how the volume ended could not be written down");
         }
         // The volume has said so itself, unless it was given up.
-        let given_up = || ended.error.clone().unwrap_or_else(|| "not everything was written".to_owned());
+        let given_up = || ended.error.as_ref().map_or("not everything was written", Words::as_str).to_owned();
         self.volume.events().end((ended.state != State::Released).then(given_up));
         self.ended.send_replace(Some(ended));
         self.leave();
@@ -223,23 +224,23 @@ impl Attached {
         let Some(all) = self.all.upgrade() else {
             return Status {
                 id: self.id.clone(),
-                source: self.source.clone(),
+                source: self.source.clone().into(),
                 ..Status::of_volume(&self.volume, &volume)
             };
         };
         let (transport, transport_reason) = live::transport(&all.session);
         Status {
             id: self.id.clone(),
-            source: self.source.clone(),
-            mountpoint: self.path().to_string_lossy().into_owned(),
+            source: self.source.clone().into(),
+            mountpoint: Name::of(self.path()),
             attached_to: Some(all.root.id.clone()),
             device: all.root.device(),
             state: self.state(&volume),
-            mount_type: crate::mountinfo::kind(&all.root.mount).to_owned(),
-            mount_type_reason: all.root.type_reason.clone(),
-            transport,
-            transport_reason,
-            mode: all.root.mode.to_owned(),
+            mount_type: crate::mountinfo::kind(&all.root.mount).into(),
+            mount_type_reason: all.root.type_reason.clone().map(Words::from),
+            transport: transport.into(),
+            transport_reason: transport_reason.map(Words::from),
+            mode: all.root.mode.into(),
             read_only: self.read_only,
             started_ms: self.started_ms,
             // These are the connection's, and told with its own volume.
@@ -279,8 +280,8 @@ impl Service for Attached {
         let shown = self.path();
         let site = all.sites().into_iter().filter(|site| shown.starts_with(&site.mountpoint));
         let site = site.max_by_key(|site| site.mountpoint.as_os_str().len()).unwrap_or_else(|| all.first());
-        let path = shown.strip_prefix(&site.mountpoint).unwrap_or(&shown).to_string_lossy().into_owned();
-        let mountpoint = Some(site.mountpoint.to_string_lossy().into_owned());
+        let path = exact(shown.strip_prefix(&site.mountpoint).unwrap_or(&shown));
+        let mountpoint = Some(exact(&site.mountpoint));
         let reply = all.detach(&DetachRequest { path, how: request.how, mountpoint })?;
         Ok(UmountReply { ended: reply.ended, holders: reply.holders })
     }

@@ -21,6 +21,7 @@ use crate::control::api::{
 use crate::holders::Holders;
 use crate::kernel_side::{self, Ask, ask};
 use crate::mountinfo::{Device, Mount, MountTable};
+use crate::shown::{Name, Show as _};
 use crate::unmount::Outcome;
 use crate::utab;
 
@@ -70,7 +71,7 @@ impl Attachments {
     #[must_use]
     pub fn clones(&self) -> Vec<CloneStatus> {
         let one = |one: &Arc<Shown>| CloneStatus {
-            mountpoint: one.site.mountpoint.to_string_lossy().into_owned(),
+            mountpoint: Name::of(&one.site.mountpoint),
             propagation: one.propagation,
         };
         self.clones.0.lock().shown.iter().map(one).collect()
@@ -92,7 +93,7 @@ impl Attachments {
             return Err("only root may show a volume at a second mountpoint".to_owned());
         }
         let Some(first) = self.root.mount_now().filter(|mount| mount.root == Path::new("/")) else {
-            let first = self.root.mount.mountpoint.display();
+            let first = self.root.mount.mountpoint.shown();
             return Err(format!(
                 "{first}, its first mountpoint, is not mounted any more: nothing can be cloned"
             ));
@@ -117,7 +118,7 @@ impl Attachments {
         let shown = kernel_side::show(&first, &name, &target).map_err(words).and_then(|_| {
             let mount = MountTable::read().at(&target).cloned();
             let ours = mount.filter(|mount| Device::of(mount) == self.root.device());
-            ours.ok_or_else(|| format!("{} was unmounted again", target.display()))
+            ours.ok_or_else(|| format!("{} was unmounted again", target.shown()))
         });
         let mount = match shown {
             Ok(mount) => mount,
@@ -151,7 +152,7 @@ impl Attachments {
                 tracing::error!(%error, "what is unmounted other than by `watertight umount` is not noticed");
             }
         }
-        Ok(CloneReply { mountpoint: target.to_string_lossy().into_owned() })
+        Ok(CloneReply { mountpoint: Name::of(target) })
     }
 
     fn end_clone(&self, one: &Shown, is_forced: bool) {
@@ -167,12 +168,12 @@ impl Attachments {
         let path = Path::new(&request.mountpoint);
         let table = MountTable::read();
         let Some(mount) = table.at(path).filter(|mount| Device::of(mount) == self.root.device()) else {
-            return Err(format!("{} is none of the volume's mountpoints", path.display()));
+            return Err(format!("{} is none of the volume's mountpoints", path.shown()));
         };
         if table.others(mount).next().is_none() {
             return Err(format!(
                 "{} is the volume's only mountpoint: its end is the volume's, see `umount`",
-                path.display()
+                path.shown()
             ));
         }
         let clone = self.clones.shown_by(mount);
@@ -180,7 +181,7 @@ impl Attachments {
         let mut held = None;
         if request.how != How::Force {
             self.sync_all().map_err(|error| {
-                format!("{} stays mounted, its data could not be written: {error}", path.display())
+                format!("{} stays mounted, its data could not be written: {error}", path.shown())
             })?;
             if let Outcome::Held(holders) = ask(Ask::Leave, mount).map_err(words)? {
                 if request.how == How::Plain {
@@ -212,10 +213,11 @@ impl Attachments {
         for CloneStatus { mountpoint, .. } in self.clones() {
             // Its own mountpoint may be gone, where a bind mount shows it still.
             let is_ours = |mount: &Mount| Device::of(mount) == self.root.device();
-            if !MountTable::read().at(Path::new(&mountpoint)).is_some_and(is_ours) {
+            if !MountTable::read().at(mountpoint.as_path()).is_some_and(is_ours) {
                 continue;
             }
-            let reply = self.leave(&LeaveRequest { mountpoint, how: How::Plain })?;
+            let reply =
+                self.leave(&LeaveRequest { mountpoint: mountpoint.as_str().to_owned(), how: How::Plain })?;
             all.found.extend(reply.holders.found);
             all.unseen += reply.holders.unseen;
         }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::samples::Samples;
 
+use crate::shown::Show as _;
+
 /// How large the file is, unless that takes too long.
 pub(super) const FILE_BYTES: usize = 64 << 20;
 const LARGE: usize = 1 << 20;
@@ -96,7 +98,7 @@ impl Side {
             Ok(side)
         };
         make().map_err(|error: io::Error| {
-            crate::problem::Problem::failure(format!("{}: its file: {error}", directory.display()))
+            crate::problem::Problem::failure(format!("{}: its file: {error}", directory.shown()))
         })
     }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::holders::Holders;
 use crate::mountinfo::Device;
+use crate::shown::{Name, Words};
 use crate::units;
 use crate::volume_id::VolumeId;
 
@@ -73,9 +74,9 @@ pub struct Status {
     /// The user it belongs to.
     pub uid: u32,
     /// The store, as it was given: `dir:/srv/data`.
-    pub source: String,
+    pub source: Name,
     /// Where it is (or was) mounted.
-    pub mountpoint: String,
+    pub mountpoint: Name,
     /// The volume of the mountpoint that it is attached to, if it has no mount of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attached_to: Option<VolumeId>,
@@ -87,17 +88,17 @@ pub struct Status {
     /// Where it is in its life.
     pub state: State,
     /// `fuseblk` or `fuse`.
-    pub mount_type: String,
+    pub mount_type: Name,
     /// Why it is plain `fuse`, for which a raw umount2(2) does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mount_type_reason: Option<String>,
+    pub mount_type_reason: Option<Words>,
     /// How requests come from the kernel: `io_uring` or `dev-fuse`.
-    pub transport: String,
+    pub transport: Name,
     /// Why not over io_uring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub transport_reason: Option<String>,
+    pub transport_reason: Option<Words>,
     /// `write-through` or `kernel-writeback`.
-    pub mode: String,
+    pub mode: Name,
     /// Whether nothing can be changed.
     pub read_only: bool,
     /// Milliseconds since the epoch.
@@ -140,7 +141,7 @@ pub struct Status {
     pub errors: Vec<FileError>,
     /// Which of the host's trees of cgroups tells tenants apart: `v2`, a version 1 controller, or `off`.
     #[serde(default)]
-    pub cgroup_tree: String,
+    pub cgroup_tree: Name,
     /// Inodes that are changing their owners.
     #[serde(default)]
     pub switches_in_flight: u64,
@@ -178,7 +179,7 @@ pub struct Status {
 #[serde(remote = "Self")]
 pub struct Cgroup {
     /// Its path in the tree.
-    pub path: String,
+    pub path: Name,
     /// Whether it was removed: what is dirty stays with it until it has been written.
     pub removed: bool,
     /// Inodes that it owns.
@@ -200,7 +201,7 @@ pub struct Cgroup {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stalled {
     /// Which: `write_at`, `sync`, `lookup`.
-    pub call: String,
+    pub call: Name,
     /// For how many milliseconds.
     pub for_ms: u64,
 }
@@ -279,14 +280,14 @@ pub struct Synced {
     pub id: VolumeId,
     /// Attached volumes whose stores do not answer: what is dirty in these is not durable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub left_out: Vec<String>,
+    pub left_out: Vec<Name>,
 }
 
 /// What is set for one cgroup on the volume's store. A limit that is not there is `max`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupLimits {
     /// Its path in the tree of cgroups.
-    pub cgroup: String,
+    pub cgroup: Name,
     /// Bytes read in a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rbps: Option<u64>,

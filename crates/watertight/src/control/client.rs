@@ -31,6 +31,7 @@ use super::api::{
 };
 use super::events::Event;
 use crate::registry::OpenDir;
+use crate::shown::in_one_line;
 use crate::volume_id::VolumeId;
 
 /// Bytes of an answer; a status with a thousand named files is far smaller.
@@ -403,7 +404,7 @@ fn request(method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes
 
 fn refused(body: &[u8]) -> CallError {
     match serde_json::from_slice::<ErrorReply>(body) {
-        Ok(reply) => CallError::Refused(reply.error),
+        Ok(reply) => CallError::Refused(in_one_line(&reply.error)),
         Err(error) => other(error),
     }
 }
@@ -467,5 +468,5 @@ fn from_hyper(error: hyper::Error) -> CallError {
 }
 
 fn other(error: impl std::fmt::Display) -> CallError {
-    CallError::Io(error.to_string())
+    CallError::Io(in_one_line(&error.to_string()))
 }

@@ -19,6 +19,8 @@ use super::api::now_ms;
 use super::registered;
 use crate::volume_id::VolumeId;
 
+use crate::shown::{Name, Words};
+
 /// Events in one piece of the answer.
 const BATCH: usize = 64;
 
@@ -46,15 +48,15 @@ pub enum What {
         state: Life,
         /// Where it was mounted or attached.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        path: Option<String>,
+        path: Option<Name>,
         /// Why it failed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        error: Option<String>,
+        error: Option<Words>,
     },
     /// A limit of a cgroup begins or ceases to hold its writers up.
     Limit {
         /// The cgroup, as a path below the root of the hierarchy.
-        cgroup: String,
+        cgroup: Name,
         /// Which limit.
         limit: Limit,
         /// Which end.
@@ -73,9 +75,9 @@ pub enum What {
     /// Data could not be written. It stays in the cache, and is tried again.
     Error {
         /// The file's path in the volume, or `inode NUMBER`.
-        file: String,
+        file: Name,
         /// Why.
-        error: String,
+        error: Words,
     },
     /// The reader was too slow.
     Gap {
@@ -147,11 +149,13 @@ impl From<of_volume::Life> for Life {
 
 impl From<&of_volume::What> for What {
     fn from(what: &of_volume::What) -> Self {
-        let text = |path: &std::path::PathBuf| path.to_string_lossy().into_owned();
+        let text = |path: &std::path::PathBuf| Name::of(path);
         match what {
-            of_volume::What::Life { state, path, error } => {
-                Self::Life { state: (*state).into(), path: path.as_ref().map(text), error: error.clone() }
-            }
+            of_volume::What::Life { state, path, error } => Self::Life {
+                state: (*state).into(),
+                path: path.as_ref().map(text),
+                error: error.clone().map(Words::from),
+            },
             of_volume::What::Limit { cgroup, limit, edge } => Self::Limit {
                 cgroup: text(cgroup),
                 limit: match limit {
@@ -163,8 +167,8 @@ impl From<&of_volume::What> for What {
             of_volume::What::Stall(edge) => Self::Stall { edge: (*edge).into() },
             of_volume::What::CacheFull(edge) => Self::CacheFull { edge: (*edge).into() },
             of_volume::What::Error { node, path, error } => Self::Error {
-                file: path.as_ref().map_or_else(|| format!("inode {node}"), text),
-                error: error.to_string(),
+                file: path.as_ref().map_or_else(|| format!("inode {node}").into(), text),
+                error: error.to_string().into(),
             },
         }
     }

@@ -21,6 +21,7 @@ use crate::console::console;
 use crate::problem::Result;
 use crate::progress::REDRAW;
 use crate::registry::DIR_VARIABLE;
+use crate::shown::Show as _;
 use crate::units;
 
 /// How often something may come, or still be there, while its directory is being removed.
@@ -89,7 +90,7 @@ impl Demo {
                 _ => {}
             }
         }
-        let directory = format!("dir:{}", store.display());
+        let directory = format!("dir:{}", store.shown());
         let source = faults.map_or(directory.clone(), |rules| format!("fault:{rules},{directory}"));
         let mut command = self.command("mount");
         command.arg(source).arg(&mountpoint).args(["-o", &format!("type={mount_type},{options}")]);

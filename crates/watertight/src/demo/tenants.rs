@@ -10,6 +10,7 @@ use super::stage::{Demo, live, succeeded};
 use super::table::Table;
 use super::{failed, heading, step};
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 use crate::units;
 
 /// What the throttled tenant writes.
@@ -66,11 +67,11 @@ impl Tenants {
 
     /// How long b's sync takes by this policy.
     fn sync(&self, demo: &Demo, policy: &str) -> Result<Duration> {
-        let options = format!("sync_policy={policy},limit={}:wbps=1M", self.limited.display());
+        let options = format!("sync_policy={policy},limit={}:wbps=1M", self.limited.shown());
         let volume = demo.mount(policy, None, &options)?;
         for (cgroup, name, kibibytes) in [(&self.a, "a", MEBIBYTES << 10), (&self.b, "b", 4)] {
             let mut write = Command::new("dd");
-            write.arg(format!("of={}", volume.mountpoint.join(name).display()));
+            write.arg(format!("of={}", volume.mountpoint.join(name).shown()));
             write.args(["if=/dev/zero", "bs=4K", "status=none", &format!("count={}", kibibytes / 4)]);
             run(&mut inside(cgroup, &write))?;
         }

@@ -13,6 +13,7 @@ use tokio::io::unix::AsyncFd;
 use crate::control::registered;
 use crate::problem::{Problem, Result};
 use crate::registry::RuntimeDir;
+use crate::shown::Show as _;
 
 /// What tells of changes.
 pub(super) struct Changes(AsyncFd<OwnedFd>);
@@ -36,7 +37,7 @@ impl Changes {
             // A directory that goes meanwhile, or is nobody's to read, has no volumes that could be heard.
             Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => {}
             Err(error) => {
-                result = Err(Problem::failure(format!("{} cannot be watched: {error}", path.display())))
+                result = Err(Problem::failure(format!("{} cannot be watched: {error}", path.shown())))
             }
         });
         result

@@ -6,6 +6,7 @@ use crate::console::{Colour, console};
 use crate::control::api::now_ms;
 use crate::control::events::{EdgeOf, Event, Life, Limit, What};
 use crate::registry::Record;
+use crate::shown::{Name, in_json, in_one_line};
 use crate::units;
 
 /// Prints events in one form.
@@ -18,13 +19,14 @@ impl Printer {
         Self { is_json }
     }
 
-    pub(super) fn print(&self, event: &Event, mountpoint: &str) -> io::Result<()> {
+    pub(super) fn print(&self, event: &Event, mountpoint: &Name) -> io::Result<()> {
         if self.is_json {
-            return line(&serde_json::to_string(event)?);
+            return line(&in_json(&serde_json::to_string(event)?));
         }
         let (colour, text) = words(&event.what);
         let text = console().paint(colour, &text);
-        line(&format!("{}  {}  {mountpoint}  {text}", units::utc(event.time_ms), event.volume))
+        let volume = &event.volume;
+        line(&console().harmless(&format!("{}  {volume}  {mountpoint}  {text}", units::utc(event.time_ms))))
     }
 
     /// A volume that is not heard (any more): for programs an event that no volume has said.
@@ -33,10 +35,10 @@ impl Printer {
         if self.is_json {
             let event =
                 serde_json::json!({ "kind": "unheard", "time_ms": now_ms(), "volume": id, "error": why });
-            return line(&event.to_string());
+            return line(&in_json(&event.to_string()));
         }
-        let text = console().paint(Colour::Red, &format!("unheard: {why}"));
-        line(&format!("{}  {id}  {mountpoint}  {text}", units::utc(now_ms())))
+        let text = console().paint(Colour::Red, &format!("unheard: {}", in_one_line(why)));
+        line(&console().harmless(&format!("{}  {id}  {mountpoint}  {text}", units::utc(now_ms()))))
     }
 }
 
@@ -101,14 +103,14 @@ mod tests {
     #[test]
     fn every_event_has_words() {
         let say = |what: What| words(&what).1;
-        let path = Some("/mnt".to_owned());
+        let path = Some("/mnt".into());
         assert_eq!(say(What::Life { state: Life::Mounted, path, error: None }), "mounted at /mnt");
-        let error = Some("5 bytes of 1 files were not written".to_owned());
+        let error = Some("5 bytes of 1 files were not written".into());
         assert_eq!(
             say(What::Life { state: Life::Failed, path: None, error }),
             "failed: 5 bytes of 1 files were not written"
         );
-        let limit = |limit, edge| say(What::Limit { cgroup: "/t/a".to_owned(), limit, edge });
+        let limit = |limit, edge| say(What::Limit { cgroup: "/t/a".into(), limit, edge });
         assert_eq!(limit(Limit::IoMax, EdgeOf::Begins), "io.max of /t/a holds its writers up");
         assert_eq!(limit(Limit::DirtyMax, EdgeOf::Ends), "memory.dirty_max of /t/a holds nobody up any more");
         assert_eq!(say(What::Gap { lost: 1 }), "gap: 1 event is missing");

@@ -10,6 +10,7 @@ use super::{Helper, is_absolute};
 use crate::cli::InstallHelpersArgs;
 use crate::console::console;
 use crate::problem::{Problem, Result};
+use crate::shown::Show as _;
 
 /// The names of the helpers. A mount is of type `fuse.watertight` or `fuseblk.watertight`; umount(8) looks by the type.
 pub const NAMES: [&str; 4] = [
@@ -26,10 +27,10 @@ pub const NAMES: [&str; 4] = [
 pub fn run(args: &InstallHelpersArgs) -> Result<()> {
     let dir = &args.directory;
     if !is_absolute(dir) {
-        return Err(Problem::usage(format!("{} is not the absolute path of a directory", dir.display())));
+        return Err(Problem::usage(format!("{} is not the absolute path of a directory", dir.shown())));
     }
     if !dir.is_dir() {
-        return Err(Problem::usage(format!("{} is no directory", dir.display())));
+        return Err(Problem::usage(format!("{} is no directory", dir.shown())));
     }
     let program = program()?;
     let (mut own, mut others) = (Vec::new(), Vec::new());
@@ -44,7 +45,7 @@ pub fn run(args: &InstallHelpersArgs) -> Result<()> {
         return Err(Problem::usage(format!("nothing is changed; remove first:\n  {}", others.join("\n  "))));
     }
     for link in own {
-        let shown = link.display();
+        let shown = link.shown();
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::PermissionDenied => {
                 Problem::failure(format!("no permission to change {shown}; run it as root"))
@@ -57,7 +58,7 @@ pub fn run(args: &InstallHelpersArgs) -> Result<()> {
             _ => {}
         }
         symlink(&program, &link).map_err(failed)?;
-        console().print(&format!("{shown} -> {}", program.display()));
+        console().print(&format!("{shown} -> {}", program.shown()));
     }
     match others.is_empty() {
         true => Ok(()),
@@ -74,7 +75,7 @@ fn program() -> Result<PathBuf> {
 /// What has a helper's name and was not made by this verb, or by a package of ours: anything but a link to this program, or to one
 /// of its name in another place, which need not be there any more.
 fn of_another(link: &Path, program: &Path) -> Option<String> {
-    let shown = link.display();
+    let shown = link.shown();
     if !fs::symlink_metadata(link).is_ok_and(|meta| meta.is_symlink()) {
         return link.exists().then(|| format!("{shown} is no symbolic link"));
     }
@@ -82,5 +83,5 @@ fn of_another(link: &Path, program: &Path) -> Option<String> {
     let is_ours = target.file_name() == Some(OsStr::new("watertight"))
         || target == program
         || fs::canonicalize(link).is_ok_and(|path| path == program);
-    (!is_ours).then(|| format!("{shown} is a link to {}, not to this program", target.display()))
+    (!is_ours).then(|| format!("{shown} is a link to {}, not to this program", target.shown()))
 }

@@ -16,6 +16,7 @@ use crate::mountinfo::{self, Mount};
 use crate::opts::{self, MountOptions};
 use crate::problem::{Problem, Result};
 use crate::progress;
+use crate::shown::Show as _;
 use crate::target::{self, Target, Volume};
 
 /// The options that change a mount flag of the kernel's, what sets it, and the flag.
@@ -45,7 +46,7 @@ fn named(lists: &[String]) -> impl Iterator<Item = &str> {
 /// # Errors
 /// Exit 1 for options that do not exist, and what is no volume of ours; 32 for what fails.
 pub(super) fn run(call: &MountCall) -> Result<()> {
-    let shown = call.mountpoint.display();
+    let shown = call.mountpoint.shown();
     let Target { mount, volume, path } = target::resolve(call.mountpoint.as_os_str());
     let is_there = |mount: &Mount| mountinfo::is_ours(mount) && path.as_deref() == Some(&mount.mountpoint);
     let Some(mount) = mount.filter(is_there) else {
@@ -68,7 +69,8 @@ pub(super) fn run(call: &MountCall) -> Result<()> {
     }
     if let Some(store) = volume.as_ref().and_then(read_only_store) {
         return Err(Problem::failure(format!(
-            "{shown} stays read-only (EROFS): its store {store} is read-only"
+            "{shown} stays read-only (EROFS): its store {} is read-only",
+            store.shown()
         )));
     }
     remount(&mount, flags)
@@ -77,7 +79,7 @@ pub(super) fn run(call: &MountCall) -> Result<()> {
 /// The flags of the mount.
 fn now(mount: &Mount) -> Result<MountFlags> {
     let path = &mount.mountpoint;
-    let stat = statvfs(path).map_err(|error| Problem::failure(format!("{}: {error}", path.display())))?;
+    let stat = statvfs(path).map_err(|error| Problem::failure(format!("{}: {error}", path.shown())))?;
     let is_set = |name: &str| {
         let flag = match name {
             "nosuid" => StatVfsMountFlags::NOSUID,
@@ -115,7 +117,7 @@ fn flags(now: MountFlags, lists: &[String], sloppy: bool) -> Result<MountFlags> 
                 return parsed.map(|_| flags);
             }
             // It may be fstab's, of which mount(8) makes no difference.
-            console().print(&format!("option {option} is not changed by -o remount"));
+            console().print(&format!("option {} is not changed by -o remount", option.shown()));
         }
     }
     Ok(flags)
@@ -123,7 +125,7 @@ fn flags(now: MountFlags, lists: &[String], sloppy: bool) -> Result<MountFlags> 
 
 fn write_all(mount: &Mount, client: Option<&Client>) -> Result<()> {
     let Some(client) = client else { return Ok(()) };
-    let path = mount.mountpoint.display();
+    let path = mount.mountpoint.shown();
     match progress::during(&format!("remounting {path}"), client, || client.sync_all()) {
         Ok(_) => Ok(()),
         Err(CallError::Refused(why)) => {
@@ -134,7 +136,7 @@ fn write_all(mount: &Mount, client: Option<&Client>) -> Result<()> {
 }
 
 fn remount(mount: &Mount, flags: MountFlags) -> Result<()> {
-    let path = mount.mountpoint.display();
+    let path = mount.mountpoint.shown();
     mount_remount(&mount.mountpoint, flags, "").map_err(|error| match error {
         Errno::BUSY => Problem::failure(format!(
             "{path} is busy (EBUSY): files are open for writing; `watertight status --holders {path}` names who has files open"
@@ -145,7 +147,7 @@ fn remount(mount: &Mount, flags: MountFlags) -> Result<()> {
 
 /// The store's directory, if the host has that read-only.
 fn read_only_store(volume: &Volume) -> Option<String> {
-    let directory = checks::directory_of(&volume.record().source)?;
+    let directory = checks::directory_of(volume.record().source.as_str())?;
     let is_read_only = statvfs(directory).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY));
     is_read_only.then(|| directory.to_owned())
 }

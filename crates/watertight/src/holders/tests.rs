@@ -74,7 +74,7 @@ fn in_longer_and_longer(is_done: impl Fn(Duration) -> bool) {
 
 fn one(pid: u32) -> Holders {
     let (how, file) = (How::OpenFile, "/mnt/x".to_owned());
-    let holder = Holder { pid: Some(pid), name: "sleep".to_owned(), how, file, direct: true };
+    let holder = Holder { pid: Some(pid), name: "sleep".into(), how, file: file.into(), direct: true };
     Holders { found: vec![holder], ..Holders::default() }
 }
 
@@ -153,9 +153,9 @@ fn who_has_very_many_descriptors_is_waited_for_beside_one_that_hangs() {
 fn lists_for_people_are_short() {
     let holder = |pid| Holder {
         pid: Some(pid),
-        name: "sleep".to_owned(),
+        name: "sleep".into(),
         how: How::WorkingDirectory,
-        file: "/mnt/x".to_owned(),
+        file: "/mnt/x".into(),
         direct: true,
     };
     let holders = Holders { found: (1..=10).map(holder).collect(), ..Holders::default() };

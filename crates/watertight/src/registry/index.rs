@@ -155,7 +155,7 @@ impl Index {
 
 /// Where a volume is, and its store.
 fn paths_of(record: &Record) -> impl Iterator<Item = (Of, &Path)> {
-    let store = checks::directory_of(&record.source).map(|dir| (Of::Stores, Path::new(dir)));
+    let store = checks::directory_of(record.source.as_str()).map(|dir| (Of::Stores, Path::new(dir)));
     [(Of::Places, Path::new(record.mountpoint.as_str()))].into_iter().chain(store)
 }
 

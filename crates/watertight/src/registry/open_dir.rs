@@ -16,6 +16,7 @@ use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, op
 use rustix::io::Errno;
 
 use crate::mountinfo::MountTable;
+use crate::shown::Show as _;
 
 /// How many names of another user's directory are looked at.
 const FOREIGN_NAMES_MAX: usize = 16 << 10;
@@ -76,7 +77,7 @@ impl OpenDir {
         owner: u32,
         access: Access,
     ) -> Result<Option<Self>, String> {
-        let path = path.display();
+        let path = path.shown();
         let fd = match fd {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
@@ -182,7 +183,7 @@ impl Base {
     /// # Errors
     /// A FUSE file system is mounted there, whose server, a user's process, is not to be asked anything.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, String> {
-        let shown = path.display();
+        let shown = path.shown();
         let fd = match open_base(path) {
             Ok(fd) => fd,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
@@ -190,9 +191,10 @@ impl Base {
         };
         match fstype(&fd) {
             Some(fstype) if !fstype.starts_with("fuse") => Ok(Some(Self(fd))),
-            Some(fstype) => {
-                Err(format!("{shown} is a mount of type {fstype}, by a user: it is not looked into"))
-            }
+            Some(fstype) => Err(format!(
+                "{shown} is a mount of type {}, by a user: it is not looked into",
+                fstype.shown()
+            )),
             None => Err(format!("{shown} is on a mount that is not in /proc/self/mountinfo")),
         }
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::api::{Ended, now_ms};
 use crate::mountinfo::Device;
+use crate::shown::Name;
 use crate::volume_id::VolumeId;
 
 /// A path, with three bytes for each one that is not UTF-8.
@@ -25,9 +26,9 @@ pub struct Record {
     /// The process that serves or served it.
     pub pid: u32,
     /// The store.
-    pub source: String,
+    pub source: Name,
     /// Where it is or was mounted.
-    pub mountpoint: String,
+    pub mountpoint: Name,
     /// The volume of the mountpoint that it is attached to, if it has no mount of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attached_to: Option<VolumeId>,
@@ -60,9 +61,18 @@ impl Record {
     /// A record for a mount that begins now.
     #[must_use]
     pub fn new(id: VolumeId, source: String, mountpoint: &Path, device: Device) -> Self {
-        let mountpoint = mountpoint.to_string_lossy().into_owned();
+        let mountpoint = Name::of(mountpoint);
         let (pid, started_ms) = (std::process::id(), now_ms());
-        Self { id, pid, source, mountpoint, attached_to: None, device, started_ms, ended: None }
+        Self {
+            id,
+            pid,
+            source: source.into(),
+            mountpoint,
+            attached_to: None,
+            device,
+            started_ms,
+            ended: None,
+        }
     }
 
     /// The record of volume `id` from the content of its file.
@@ -80,10 +90,10 @@ impl Record {
         if record.pid == 0 || i32::try_from(record.pid).is_err() {
             return Err(NotARecord::Impossible("pid"));
         }
-        if !is_path(&record.mountpoint) {
+        if !is_path(record.mountpoint.as_str()) {
             return Err(NotARecord::Impossible("mountpoint"));
         }
-        if record.source.len() > SOURCE_BYTES_MAX || record.source.contains('\0') {
+        if record.source.as_str().len() > SOURCE_BYTES_MAX || record.source.as_str().contains('\0') {
             return Err(NotARecord::Impossible("source"));
         }
         Ok(record)
@@ -154,11 +164,12 @@ mod tests {
             mountpoint in "(/[^/\\x00]{1,20}){1,5}|/", source in "[^\\x00]{0,60}", pid in 1..=i32::MAX, started_ms: u64
         ) {
             let pid = pid.unsigned_abs();
+            let (mountpoint, source) = (mountpoint.into(), source.into());
             let record = Record { mountpoint, source, pid, started_ms, ..record() };
             let text = serde_json::to_vec(&record).unwrap();
             match Record::parse(&text, &record.id) {
                 Ok(parsed) => prop_assert_eq!(parsed, record),
-                Err(_) => prop_assert!(record.mountpoint.split('/').any(|part| part == "..")),
+                Err(_) => prop_assert!(record.mountpoint.as_str().split('/').any(|part| part == "..")),
             }
         }
     }

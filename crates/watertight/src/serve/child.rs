@@ -18,6 +18,7 @@ use crate::control::api::State;
 use crate::logging;
 use crate::problem::{Problem, Result};
 use crate::registry::RuntimeDir;
+use crate::shown::{Name, Show as _, Words};
 use crate::target::{self, Target};
 use crate::umount_cmd;
 
@@ -58,9 +59,9 @@ impl Child {
         if let Some(running) = running(volume)? {
             let pid = running.record().pid;
             tracing::info!(
-                volume = %volume.mountpoint.display(),
+                volume = %volume.mountpoint.shown().exact(),
                 "{} is mounted already by process {pid}, which is taken over",
-                volume.mountpoint.display()
+                volume.mountpoint.shown()
             );
             watch(move || {
                 ready();
@@ -144,7 +145,7 @@ fn lost(pid: u32) -> String {
     let Some(ended) = ended.filter(|ended| ended.state != State::Released) else { return String::new() };
     let unwritten = (!ended.unwritten.is_empty()).then(|| ended.unwritten.lines(LOST_NAMED_MAX));
     let lines = unwritten.unwrap_or_default().into_iter().map(|line| line.trim().to_owned());
-    let said = ended.error.into_iter().chain(lines);
+    let said = ended.error.iter().map(Words::to_string).chain(lines);
     said.fold(String::new(), |all, line| all + "; " + &line)
 }
 
@@ -157,7 +158,7 @@ fn watch(body: impl FnOnce() + Send + 'static) -> Result<()> {
 fn running(volume: &VolumeConfig) -> Result<Option<target::Volume>> {
     let Target { volume: found, .. } = target::resolve(volume.mountpoint.as_os_str());
     let Some(found) = found.filter(|found| found.is_running()) else { return Ok(None) };
-    let here = found.record().mountpoint == volume.mountpoint.to_string_lossy();
+    let here = found.record().mountpoint == Name::of(&volume.mountpoint);
     Ok((here && checks::source(&volume.source)?.spec == found.record().source).then_some(found))
 }
 
@@ -179,6 +180,6 @@ pub(super) fn clear(mountpoint: &Path) {
         && volume.is_none_or(|volume| !volume.is_running())
         && let Err(problem) = crate::unmount::detach(&mount)
     {
-        tracing::warn!(volume = %mountpoint.display(), "{problem}");
+        tracing::warn!(volume = %mountpoint.shown().exact(), "{problem}");
     }
 }

@@ -16,6 +16,7 @@ use super::missing::Missing;
 use super::sources::{self, Sources};
 use crate::attach_cmd::of_the_mountpoint;
 use crate::opts::{MountOptions, VALID};
+use crate::shown::{Name, Show as _, in_one_line};
 use crate::suggest::nearest;
 
 /// What a section `[[limit]]` can set.
@@ -63,8 +64,8 @@ impl VolumeConfig {
 
     /// That it is not mounted.
     pub(super) fn missing(&self, why: &str) -> Missing {
-        let mountpoint = self.place().to_string_lossy().into_owned();
-        Missing { mountpoint, source: self.source.clone(), why: why.to_owned() }
+        let mountpoint = Name::of(self.place());
+        Missing { mountpoint, source: self.source.as_str().into(), why: why.into() }
     }
 
     /// Whether this is mounted as `other` is; limits may differ.
@@ -88,7 +89,7 @@ impl VolumeConfig {
     #[must_use]
     pub fn describe(&self) -> String {
         let options = if self.options.is_empty() { "no options" } else { &self.options };
-        format!("{} ({options})", self.source)
+        format!("{} ({})", self.source.shown(), options.shown())
     }
 }
 
@@ -101,7 +102,7 @@ pub struct Wrong {
 
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.line, self.what)
+        write!(f, "{}: {}", self.line, in_one_line(&self.what))
     }
 }
 
@@ -153,7 +154,7 @@ impl Entry {
         if path.is_absolute() {
             return Ok((place, is_attached));
         }
-        Err((place.span(), format!("{key} {} is no absolute path: it has to begin with /", path.display())))
+        Err((place.span(), format!("{key} {} is no absolute path: it has to begin with /", path.shown())))
     }
 }
 
@@ -230,7 +231,7 @@ impl LimitEntry {
             }
             is_used = true;
             if volume.limits.iter().any(|known| known.cgroup == cgroup.as_str()) {
-                let shown = volume.place().display();
+                let shown = volume.place().shown();
                 return Err(at_cgroup(format!(
                     "'{cgroup}' has limits on {shown} already: give them together"
                 )));
@@ -274,7 +275,7 @@ impl Config {
                 ));
             }
             if let Some(other) = places.insert(path.clone(), source) {
-                let what = format!("{} has a volume already, {other}", path.display());
+                let what = format!("{} has a volume already, {other}", path.shown());
                 return Err(at(place.span(), what));
             }
             let line = line_of(text, entry.source.span().start);
@@ -318,7 +319,7 @@ impl Config {
             let Some(around) = path.ancestors().skip(1).find(|dir| mountpoints.contains(*dir)) else {
                 let what = format!(
                     "attach {} lies in no mountpoint of this file; give the volume that is mounted around it, with `mountpoint`",
-                    path.display()
+                    path.shown()
                 );
                 return Err(at(span, what));
             };

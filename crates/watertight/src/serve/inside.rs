@@ -29,6 +29,7 @@ use super::{CgroupLimit, Event, PAUSE, PAUSE_MAX, VolumeConfig};
 use crate::control::api::{AttachRequest, DetachRequest, How};
 use crate::problem::{Problem, Result};
 use crate::registry::RuntimeDir;
+use crate::shown::Show as _;
 use crate::volume_id::VolumeId;
 use crate::{target, units};
 
@@ -154,7 +155,7 @@ impl Inside {
         self.mounted.retain(|mountpoint| mountpoints.contains(mountpoint));
         self.volumes.retain(|_, volume| mountpoints.contains(&volume.config.mountpoint));
         for (path, volume) in &mut self.volumes {
-            let shown = path.display();
+            let shown = path.shown();
             match wanted.remove(path) {
                 Some(config) => {
                     let is_there = volume.state == State::Attached;
@@ -163,7 +164,7 @@ impl Inside {
                     volume.has_limits |= !config.limits.is_empty();
                     if is_there && !config.mounts_like(&volume.config) {
                         tracing::warn!(
-                            volume = %shown,
+                            volume = %shown.exact(),
                             "{shown} has changed in the file, and cannot be changed while it is attached: it goes on with {}; \
                              `watertight detach {shown}` and another reload attach it with {}",
                             volume.config.describe(),
@@ -183,7 +184,7 @@ impl Inside {
                     (volume.is_going, volume.was_tried, volume.pause) = (false, stays, PAUSE);
                 }
                 None if !volume.is_going => {
-                    tracing::info!(volume = %shown, "{shown} is no longer in the file: detaching");
+                    tracing::info!(volume = %shown.exact(), "{shown} is no longer in the file: detaching");
                     volume.is_going = true;
                     volume.pause = PAUSE;
                     if volume.state != State::Busy {
@@ -350,12 +351,12 @@ impl Inside {
         }
         volume.was_tried = true;
         let later = Instant::now() + volume.pause;
-        let (shown, is_mounted) = (path.display(), self.mounted.contains(&mountpoint));
+        let (shown, is_mounted) = (path.shown(), self.mounted.contains(&mountpoint));
         match done {
             Done::Attached(Ok(There { id, limits })) => {
                 volume.pause = PAUSE;
                 volume.id = id;
-                tracing::debug!(volume = %shown, "{shown} is attached");
+                tracing::debug!(volume = %shown.exact(), "{shown} is attached");
                 if let Some(limits) = &limits {
                     volume.limits.started_with(limits);
                 }
@@ -371,7 +372,7 @@ impl Inside {
                 self.queue_below(path);
             }
             Done::Detached(Ok(())) if volume.is_going => {
-                tracing::info!(volume = %shown, "{shown}: detached, everything is on {}", volume.config.source);
+                tracing::info!(volume = %shown.exact(), "{shown}: detached, everything is on {}", volume.config.source.shown());
                 self.volumes.remove(path);
                 for around in path.ancestors().skip(1).map(Path::to_owned).collect::<Vec<_>>() {
                     if self.volumes.get(&around).is_some_and(|around| around.is_going) {
@@ -385,7 +386,7 @@ impl Inside {
                 self.queue(path, Instant::now());
             }
             Done::Attached(Err(problem)) | Done::Detached(Err(problem)) => {
-                tracing::error!(volume = %shown, "{shown}: {problem}");
+                tracing::error!(volume = %shown.exact(), "{shown}: {problem}");
                 volume.pause = (volume.pause * 2).min(PAUSE_MAX);
                 volume.state = if volume.is_going { State::Leaves(later) } else { State::Waits };
                 self.queue(path, later);
@@ -413,8 +414,8 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     }
     let (volume, mount) = target::mounted_around(path).ok_or_else(none)?;
     if let Some(there) = elsewhere(config, &volume) {
-        let (shown, there) = (path.display(), there.display());
-        tracing::warn!(volume = %shown, "{shown} stays attached at {there}, where it was moved to");
+        let (shown, there) = (path.shown(), there.shown());
+        tracing::warn!(volume = %shown.exact(), "{shown} stays attached at {there}, where it was moved to");
         return Ok(There { id: None, limits: None });
     }
     let client = volume.found.client.ok_or_else(none)?;

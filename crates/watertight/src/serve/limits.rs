@@ -15,6 +15,7 @@ use sync::Mutex;
 
 use super::config::{CgroupLimit, VolumeConfig};
 use crate::control::api::LimitRequest;
+use crate::shown::Show as _;
 use crate::target::{self, Target};
 
 /// Everything lifted.
@@ -41,13 +42,13 @@ impl VolumeLimits {
         let thread = thread::Builder::new().name("limits".to_owned());
         let started = thread.spawn(move || {
             if let Err(why) = own.tell_now(&target::resolve(mountpoint.as_os_str())) {
-                let shown = mountpoint.display();
-                tracing::error!(volume = %shown, "{shown}: limits are not as the file says until the next reload: {why}");
+                let shown = mountpoint.shown();
+                tracing::error!(volume = %shown.exact(), "{shown}: limits are not as the file says until the next reload: {why}");
             }
         });
         if let Err(error) = started {
-            let shown = volume.place().display();
-            tracing::error!(volume = %shown, "{shown}: limits were not changed: no thread: {error}");
+            let shown = volume.place().shown();
+            tracing::error!(volume = %shown.exact(), "{shown}: limits were not changed: no thread: {error}");
         }
     }
 

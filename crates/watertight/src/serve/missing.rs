@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::registry::{RuntimeDir, new_file};
+use crate::shown::{Name, Show as _, Words};
 
 /// A list is not longer than that.
 const BYTES_MAX: u64 = 16 << 20;
@@ -22,11 +23,11 @@ const FOREIGN_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
     /// Where it is to be mounted or attached.
-    pub mountpoint: String,
+    pub mountpoint: Name,
     /// Its store.
-    pub source: String,
+    pub source: Name,
     /// Why it is not there.
-    pub why: String,
+    pub why: Words,
 }
 
 /// The list of this process.
@@ -68,7 +69,7 @@ fn write(missing: &[Missing]) -> Result<(PathBuf, File), String> {
         fs::rename(&new, &path)?;
         Ok(file)
     };
-    let file = make().map_err(|error: std::io::Error| format!("{}: {error}", path.display()))?;
+    let file = make().map_err(|error: std::io::Error| format!("{}: {error}", path.shown()))?;
     Ok((path, file))
 }
 

@@ -6,6 +6,7 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use crate::checks;
+use crate::shown::Show as _;
 
 /// The stores of a file so far.
 #[derive(Debug, Default)]
@@ -27,7 +28,7 @@ impl Sources {
 
     /// Refuses a directory that another line has, or that is inside one of another line, or around one.
     fn is_alone(&self, directory: &Path) -> Result<(), String> {
-        let shown = directory.display();
+        let shown = directory.shown();
         if let Some(line) = self.directories.get(directory) {
             return Err(format!("the store {shown} is that of line {line} already: a store has one volume"));
         }
@@ -36,7 +37,7 @@ impl Sources {
         let inside =
             || self.directories.range::<Path, _>(from).next().filter(|(dir, _)| dir.starts_with(directory));
         if let Some((other, line)) = around.or_else(inside) {
-            let there = other.display();
+            let there = other.shown();
             return Err(format!(
                 "the store {shown} and that of line {line}, {there}, lie one in the other: \
                  two caches over the same files would not see each other's data"
@@ -73,7 +74,8 @@ fn directory(source: &str) -> Result<Option<&Path>, String> {
         }
         Some((scheme, _)) if !scheme.contains('/') => {
             return Err(format!(
-                "there is no kind of store {scheme}:; give a directory, dir:DIRECTORY, mem: or mem:size=1G"
+                "there is no kind of store {}:; give a directory, dir:DIRECTORY, mem: or mem:size=1G",
+                scheme.shown()
             ));
         }
         _ => source,
@@ -81,7 +83,7 @@ fn directory(source: &str) -> Result<Option<&Path>, String> {
     if Path::new(path).is_absolute() {
         return Ok(Some(Path::new(path)));
     }
-    Err(format!("source {path} is no absolute path: it has to begin with /"))
+    Err(format!("source {} is no absolute path: it has to begin with /", path.shown()))
 }
 
 #[cfg(test)]

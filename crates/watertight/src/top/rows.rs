@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::control::api::{CgroupLimits, State, Status};
 use crate::progress::Rate;
+use crate::shown::Name;
 use crate::survey::Survey;
 use crate::volume_id::VolumeId;
 
@@ -60,7 +61,7 @@ impl Rates {
             table.add(&status, &mut rates, Instant::now());
             seen.insert(status.id, rates);
         }
-        table.silent.extend(survey.silent.into_iter().map(|(record, _)| record.mountpoint));
+        table.silent.extend(survey.silent.into_iter().map(|(record, _)| record.mountpoint.to_string()));
         self.0 = seen;
         table
     }
@@ -70,7 +71,7 @@ impl Table {
     fn add(&mut self, status: &Status, rates: &mut [Rate; 3], now: Instant) {
         let [into, out, waits] = rates;
         self.volumes.push(VolumeRow {
-            mountpoint: status.mountpoint.clone(),
+            mountpoint: status.mountpoint.to_string(),
             state: status.state,
             dirty: status.to_write_bytes,
             writeback: status.writeback_bytes,
@@ -80,11 +81,11 @@ impl Table {
             stalled_ms: status.stalled.as_ref().map_or(0, |stalled| stalled.for_ms),
             failing: status.failing_files,
         });
-        let mut limits: BTreeMap<&str, &CgroupLimits> =
-            status.limits.iter().map(|limits| (limits.cgroup.as_str(), limits)).collect();
+        let mut limits: BTreeMap<&Name, &CgroupLimits> =
+            status.limits.iter().map(|limits| (&limits.cgroup, limits)).collect();
         self.cgroups.extend(status.cgroups.iter().map(|cgroup| {
             // Limits belong to the path, not to one that was removed.
-            let own = if cgroup.removed { None } else { limits.remove(cgroup.path.as_str()) };
+            let own = if cgroup.removed { None } else { limits.remove(&cgroup.path) };
             CgroupRow {
                 inodes: cgroup.owned_inodes,
                 dirty: cgroup.to_write_bytes,
@@ -100,10 +101,10 @@ impl Table {
 
 impl CgroupRow {
     /// A cgroup that has nothing, and may have limits.
-    fn limited(mountpoint: &str, path: &str, limits: Option<&CgroupLimits>) -> Self {
+    fn limited(mountpoint: &Name, path: &Name, limits: Option<&CgroupLimits>) -> Self {
         Self {
-            path: path.to_owned(),
-            mountpoint: mountpoint.to_owned(),
+            path: path.to_string(),
+            mountpoint: mountpoint.to_string(),
             inodes: 0,
             dirty: 0,
             writeback: 0,

@@ -6,8 +6,8 @@ use crossterm::event::KeyCode;
 
 use super::rows::{CgroupRow, Table, VolumeRow};
 use crate::columns;
-use crate::console::harmless;
 use crate::control::api::{CgroupLimits, State};
+use crate::shown::in_one_line;
 use crate::units;
 
 /// What a row is sorted by; numbers from the largest down.
@@ -130,8 +130,8 @@ pub(super) fn lines(table: &Table, view: &mut View, (columns, rows): (u16, u16))
     lines.truncate(height.saturating_sub(1));
     lines.resize(height.saturating_sub(1), String::new());
     lines.push(keys(view));
-    // A name with the end of a line in it is one row all the same.
-    let shown = |line: String| columns::beginning(&harmless(&line.replace('\n', "\\n")), width).to_owned();
+    // Names are shown already; this is for what else may be there.
+    let shown = |line: String| columns::beginning(&in_one_line(&line), width).to_owned();
     lines.into_iter().map(shown).collect()
 }
 
@@ -377,7 +377,7 @@ mod tests {
         let mut table = table();
         assert!(!lines(&table, &mut view, (80, 24))[1].contains("WBPS"));
         let mut limits = CgroupLimits {
-            cgroup: "/tenant/1".to_owned(),
+            cgroup: "/tenant/1".into(),
             rbps: None,
             wbps: Some(1 << 20),
             riops: None,

@@ -38,8 +38,8 @@ impl World {
         let record = Record {
             id: id.parse().unwrap(),
             pid: std::process::id(),
-            source: "mem:".to_owned(),
-            mountpoint: "/nowhere".to_owned(),
+            source: "mem:".into(),
+            mountpoint: "/nowhere".into(),
             attached_to: None,
             device: Device::default(),
             started_ms: 1,

@@ -4,6 +4,7 @@
 //! that needs what this machine has not prints a line `SKIPPED: …` and returns.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::disallowed_methods, reason = "names of its own, and nobody's terminal")]
 
 mod attach;
 mod background;
@@ -27,6 +28,7 @@ mod logs;
 mod manual;
 mod matrix;
 mod metrics;
+mod names;
 mod namespace;
 mod openapi;
 mod rig;

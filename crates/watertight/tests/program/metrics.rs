@@ -275,7 +275,7 @@ fn health_is_whether_data_gets_to_the_store() {
 fn prometheus_own_checker_takes_the_page() {
     let Some(promtool) = tool("promtool") else { return };
     let mut status = sample::status();
-    status.mountpoint = "/a \"b\" \\ \n é".to_owned();
+    status.mountpoint = "/a \"b\" \\ \n é".into();
     let mut other = status.clone();
     other.id = "0the4".parse().unwrap();
     let id = "d0".parse().unwrap();

@@ -57,7 +57,7 @@ impl Full {
 fn ended() -> Ended {
     let named = sample::status().errors;
     let unwritten = Unwritten { bytes: 5, files: 1, named };
-    let error = Some("full".to_owned());
+    let error = Some("full".into());
     Ended { state: State::Failed, ended_ms: 1, unwritten, error, switch_drain_us: 2, switched_inodes: 3 }
 }
 
@@ -84,7 +84,7 @@ fn held() -> Holders {
             OpenFile | WorkingDirectory | Root | Program | Mapping | Namespace => Some(7),
             Mount | Bind | LoopDevice => None,
         };
-        Holder { pid, name: "cat".to_owned(), how, file: "/f".to_owned(), direct: true }
+        Holder { pid, name: "cat".into(), how, file: "/f".into(), direct: true }
     });
     Holders { found: found.into(), unseen: 1, hung: vec![7] }
 }
@@ -102,7 +102,7 @@ impl Service for Full {
 
     fn limits(&self) -> Limits {
         let all = Some(1);
-        let cgroup = "/a".to_owned();
+        let cgroup = "/a".into();
         let limits = CgroupLimits {
             cgroup,
             rbps: all,
@@ -122,7 +122,7 @@ impl Service for Full {
 
     fn sync(&self, _by: Option<u32>) -> Result<Synced, String> {
         match self.next() {
-            0 => Ok(Synced { id: id(), left_out: vec!["/x".to_owned()] }),
+            0 => Ok(Synced { id: id(), left_out: vec!["/x".into()] }),
             1 => Err("the store is full".to_owned()),
             _ => panic!("as it is meant to"),
         }
@@ -147,14 +147,14 @@ impl Service for Full {
 
     fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {
         match self.next() {
-            0 => Ok(AttachReply { id: Some(id()), mountpoint: request.path }),
+            0 => Ok(AttachReply { id: Some(id()), mountpoint: request.path.into() }),
             1 => Err("it is busy".to_owned()),
             _ => panic!("as it is meant to"),
         }
     }
 
     fn detach(&self, _request: DetachRequest) -> Result<DetachReply, String> {
-        let (id, source) = (Some(id()), Some("mem:".to_owned()));
+        let (id, source) = (Some(id()), Some("mem:".into()));
         match self.next() {
             0 => Ok(DetachReply { id, source, ended: Some(ended()), is_held: true, holders: held() }),
             1 => Err("it is busy".to_owned()),
@@ -164,7 +164,7 @@ impl Service for Full {
 
     fn move_to(&self, request: MoveRequest) -> Result<MoveReply, String> {
         match self.next() {
-            0 => Ok(MoveReply { mountpoint: request.to }),
+            0 => Ok(MoveReply { mountpoint: request.to.into() }),
             1 => Err("it is busy".to_owned()),
             _ => panic!("as it is meant to"),
         }
@@ -172,7 +172,7 @@ impl Service for Full {
 
     fn clone_to(&self, request: CloneRequest) -> Result<CloneReply, String> {
         match self.next() {
-            0 => Ok(CloneReply { mountpoint: request.mountpoint }),
+            0 => Ok(CloneReply { mountpoint: request.mountpoint.into() }),
             1 => Err("it is no directory".to_owned()),
             _ => panic!("as it is meant to"),
         }

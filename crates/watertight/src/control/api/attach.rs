@@ -6,6 +6,7 @@ use crate::volume_id::VolumeId;
 
 use super::{Ended, How};
 use crate::holders::Holders;
+use crate::shown::Name;
 
 /// The body of `POST /v1/attach`: one of `source` and `from`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +34,7 @@ pub struct AttachReply {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<VolumeId>,
     /// Where it is.
-    pub mountpoint: String,
+    pub mountpoint: Name,
 }
 
 /// The body of `POST /v1/detach`.
@@ -56,7 +57,7 @@ pub struct DetachReply {
     pub id: Option<VolumeId>,
     /// Its store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub source: Option<String>,
+    pub source: Option<Name>,
     /// How it ended; none while it goes on: held, or in another place.
     pub ended: Option<Ended>,
     /// Whether it is held: for `plain` it is still attached, for `lazy` it is detached.
@@ -81,5 +82,5 @@ pub struct MoveRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoveReply {
     /// Where it is now.
-    pub mountpoint: String,
+    pub mountpoint: Name,
 }

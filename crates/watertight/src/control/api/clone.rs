@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::How;
 use crate::holders::Holders;
+use crate::shown::Name;
 
 /// What is attached or detached in a clone and in the one that it was made of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -34,7 +35,7 @@ impl fmt::Display for Propagation {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CloneStatus {
     /// Where.
-    pub mountpoint: String,
+    pub mountpoint: Name,
     /// How it was made.
     pub propagation: Propagation,
 }
@@ -53,7 +54,7 @@ pub struct CloneRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CloneReply {
     /// Where it is.
-    pub mountpoint: String,
+    pub mountpoint: Name,
 }
 
 /// The body of `POST /v1/leave`.

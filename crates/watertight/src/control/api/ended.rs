@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::State;
+use crate::shown::{Name, Words};
 use crate::units;
 
 /// How many files an [`Unwritten`] names.
@@ -12,11 +13,11 @@ pub const FILES_NAMED_MAX: usize = 1000;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileError {
     /// Its path inside the volume, or `inode NUMBER` where it has no name (any more).
-    pub file: String,
+    pub file: Name,
     /// How much is affected.
     pub bytes: u64,
     /// Why.
-    pub error: String,
+    pub error: Words,
 }
 
 /// Data that was not written when a volume ended.
@@ -42,12 +43,10 @@ impl Unwritten {
         self.bytes += other.bytes;
         self.files += other.files;
         let room = FILES_NAMED_MAX.saturating_sub(self.named.len());
-        self.named.extend(
-            other.named.into_iter().take(room).map(|file| FileError {
-                file: format!("{path}/{}", file.file.trim_start_matches('/')),
-                ..file
-            }),
-        );
+        self.named.extend(other.named.into_iter().take(room).map(|file| FileError {
+            file: format!("{path}/{}", file.file.as_str().trim_start_matches('/')).into(),
+            ..file
+        }));
     }
 
     /// The total, then a line for each file (the first `max`), for a person.
@@ -78,7 +77,7 @@ pub struct Ended {
     pub unwritten: Unwritten,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
+    pub error: Option<Words>,
     /// How long it waited for inodes that were changing their owners, in microseconds.
     #[serde(default)]
     pub switch_drain_us: u64,
@@ -104,7 +103,7 @@ impl Ended {
     #[must_use]
     pub fn lost(&self, headline: String, named: usize) -> Vec<String> {
         let mut lines = vec![headline];
-        lines.extend(self.error.clone());
+        lines.extend(self.error.as_ref().map(Words::to_string));
         lines.extend(self.unwritten.lines(named));
         lines
     }
@@ -116,7 +115,7 @@ mod tests {
 
     #[test]
     fn what_was_lost_is_told_exactly_and_in_bounds() {
-        let file = |n: u64| FileError { file: format!("/f{n}"), bytes: n, error: String::new() };
+        let file = |n: u64| FileError { file: format!("/f{n}").into(), bytes: n, error: Words::default() };
         let lost = Unwritten { bytes: 6 << 20, files: 5, named: (1..=3).map(file).collect() };
         assert_eq!(
             lost.lines(2),
