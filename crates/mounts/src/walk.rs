@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rcu::Guard;
+use sync::mutant::is_on;
 
 use crate::error::{Error, Holder, Result};
 use crate::mount::{Mount, MountId, Passing, Pin};
@@ -231,7 +232,7 @@ impl Ns {
             }
             let Entry { inode, kind: found } = match superblock.lookup_rcu(at.inode, name) {
                 None => return Err(out_of_section(at, kind, seq)),
-                Some(Err(error)) => return Err(fail(lock, seq, error)),
+                Some(Err(error)) => return Err(fail(lock, seq, Early::Lookup, error)),
                 Some(Ok(entry)) => entry,
             };
             if found == Kind::Symlink && (last == Last::Follow || rest.goes_on_after(part)) {
@@ -239,10 +240,10 @@ impl Ns {
                     return Err(out_of_section(at, kind, seq));
                 };
                 rest.take(part);
-                let target = target.map_err(|error| fail(lock, seq, error))?;
-                if rest.follow(target).map_err(|error| fail(lock, seq, error))? {
+                let target = target.map_err(|error| fail(lock, seq, Early::ReadLink, error))?;
+                if rest.follow(target).map_err(|error| fail(lock, seq, Early::TooManyLinks, error))? {
                     (at, kind) = self.begin(&view, seq, Start::Root)?;
-                } else {
+                } else if !is_on("mounts-no-recheck-after-link") {
                     // A link to `.` may be the last step: no crossing follows that would check.
                     check(lock, seq)?;
                 }
@@ -291,10 +292,32 @@ impl Ns {
     }
 }
 
+/// An answer of a superblock that ends a walk in a section.
+#[derive(Debug, Clone, Copy)]
+enum Early {
+    Lookup,
+    ReadLink,
+    TooManyLinks,
+}
+
+impl Early {
+    /// The mutant that reports the answer unchecked.
+    fn mutant(self) -> &'static str {
+        match self {
+            Self::Lookup => "mounts-no-recheck-before-lookup-error",
+            Self::ReadLink => "mounts-no-recheck-before-link-error",
+            Self::TooManyLinks => "mounts-no-recheck-before-too-many-links",
+        }
+    }
+}
+
 /// Ends a walk with an error that follows from an answer of a superblock. The superblock may have been asked after its
 /// mount was covered, moved or unmounted: the error counts only if mounts did not change since the walk began.
 #[cold]
-fn fail(lock: &MountLock, seq: u64, error: Error) -> Stop {
+fn fail(lock: &MountLock, seq: u64, early: Early, error: Error) -> Stop {
+    if is_on(early.mutant()) {
+        return Stop::Err(error);
+    }
     check(lock, seq).map_or_else(Stop::from, |()| Stop::Err(error))
 }
 

@@ -4,18 +4,19 @@
 //! only after that, so its error never was the answer to the path. A walk that reports the error did not check the
 //! sequence after the superblock's answer.
 //!
-//! | end of the walk | test |
-//! |---|---|
-//! | error of a look-up | [`a_lookup_error_beside_a_change`] |
-//! | error of a link's target | [`a_link_error_beside_a_change`] |
-//! | too many links | [`too_many_links_beside_a_change`] |
-//! | a place, after a link to `.` | [`a_link_to_its_directory_beside_a_change`] |
-//! | not a directory, after a crossing | [`a_file_in_the_way_beside_a_change`] |
-//! | a place, after a crossing | [`a_result_beside_a_change`] |
-//! | the parent's place, after `..` | [`a_parent_beside_a_change`] |
+//! | end of the walk | test | mutant |
+//! |---|---|---|
+//! | error of a look-up | [`a_lookup_error_beside_a_change`] | `mounts-no-recheck-before-lookup-error` |
+//! | error of a link's target | [`a_link_error_beside_a_change`] | `mounts-no-recheck-before-link-error` |
+//! | too many links | [`too_many_links_beside_a_change`] | `mounts-no-recheck-before-too-many-links` |
+//! | a place, after a link to `.` | [`a_link_to_its_directory_beside_a_change`] | `mounts-no-recheck-after-link` |
+//! | not a directory, after a crossing | [`a_file_in_the_way_beside_a_change`] | `mounts-no-recheck-after-miss` |
+//! | a place, after a crossing | [`a_result_beside_a_change`] | `mounts-no-recheck-after-miss` |
+//! | the parent's place, after `..` | [`a_parent_beside_a_change`] | `mounts-no-recheck-after-miss` |
 //!
-//! The change happens inside of the superblock's answer, so that no schedule has to be found.
-#![cfg(not(any(loom, shuttle)))]
+//! The change happens inside of the superblock's answer, so that no schedule has to be found. The checks are left out
+//! only in a build for shuttle: `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-mounts --test early_returns`
+#![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod common;
@@ -33,6 +34,7 @@ use watertight_mounts::{
 
 const DIR: Inode = Inode(2);
 const ENTRY: Inode = Inode(3);
+const BELOW: Inode = Inode(4);
 
 /// How many links a walk follows.
 const LINKS_MAX: usize = 40;
@@ -79,6 +81,9 @@ impl Superblock for Covered {
         if dir == Inode::ROOT && name == "d" {
             return entry(DIR, Kind::Directory);
         }
+        if dir == DIR && name == "e" {
+            return entry(BELOW, Kind::Directory);
+        }
         match self.case {
             Case::NoEntry => {
                 self.change();
@@ -94,7 +99,8 @@ impl Superblock for Covered {
 
     fn parent_rcu(&self, _: Inode) -> Option<Inode> {
         self.change();
-        Some(Inode::ROOT)
+        // Not the root: the crossing from there would find the cover by itself.
+        Some(DIR)
     }
 
     fn read_link_rcu(&self, _: Inode) -> Option<Result<PathBuf>> {
@@ -121,7 +127,7 @@ impl Superblock for Covered {
 fn walk(case: Case, path: &str) -> (Result<Place>, Place) {
     let (ns, _) = namespace(&["a/"]);
     let ns = Arc::new(ns);
-    let (_, cover) = Fs::new(&["x/y", "d/"]).mountable();
+    let (_, cover) = Fs::new(&["x/y", "d/e/"]).mountable();
     let covered =
         Arc::new(Covered { case, ns: OnceLock::new(), cover: Mutex::new(Some(cover)), links: Mutex::new(0) });
     covered.ns.set(Arc::clone(&ns)).unwrap();
@@ -136,8 +142,14 @@ fn walk(case: Case, path: &str) -> (Result<Place>, Place) {
 }
 
 fn leads_to_the_cover(case: Case, path: &'static str) {
-    let (found, expected) = walk(case, path);
-    assert_eq!(found, Ok(expected), "reported what never was");
+    let check = move || {
+        let (found, expected) = walk(case, path);
+        assert_eq!(found, Ok(expected), "reported what never was");
+    };
+    #[cfg(shuttle)]
+    sync::model::check(check);
+    #[cfg(not(shuttle))]
+    check();
 }
 
 #[test]
@@ -172,5 +184,21 @@ fn a_result_beside_a_change() {
 
 #[test]
 fn a_parent_beside_a_change() {
-    leads_to_the_cover(Case::Parent, "a/d/..");
+    leads_to_the_cover(Case::Parent, "a/d/e/..");
+}
+
+#[cfg(shuttle)]
+#[test]
+fn each_check_that_is_left_out_is_missed() {
+    use sync::mutant::assert_caught;
+    let says = "reported what never was";
+    assert_caught("a_lookup_error_beside_a_change", &["mounts-no-recheck-before-lookup-error"], says);
+    assert_caught("a_link_error_beside_a_change", &["mounts-no-recheck-before-link-error"], says);
+    assert_caught("too_many_links_beside_a_change", &["mounts-no-recheck-before-too-many-links"], says);
+    let link = ["mounts-no-recheck-after-link"];
+    assert_caught("a_link_to_its_directory_beside_a_change", &link, says);
+    for test in ["a_file_in_the_way_beside_a_change", "a_result_beside_a_change", "a_parent_beside_a_change"]
+    {
+        assert_caught(test, &["mounts-no-recheck-after-miss"], says);
+    }
 }
