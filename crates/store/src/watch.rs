@@ -46,6 +46,13 @@ impl Watch {
         self.slots.iter().filter_map(|slot| *slot.lock()).min_by_key(|call| call.since)
     }
 
+    /// Of the calls that were under way `then` and still are, the one that began last. Never asks the store.
+    #[must_use]
+    pub fn newest_of(&self, then: Instant) -> Option<UnderWay> {
+        let calls = self.slots.iter().filter_map(|slot| *slot.lock());
+        calls.filter(|call| call.since <= then).max_by_key(|call| call.since)
+    }
+
     fn begin(&self, call: &'static str) -> Option<Slot<'_>> {
         let first = first_slot();
         let this = UnderWay { call, since: Instant::now() };
@@ -117,6 +124,8 @@ mod tests {
         let oldest = watch.oldest().unwrap();
         assert_eq!(oldest.call, "statfs");
         assert!(oldest.since >= begun);
+        assert_eq!(watch.newest_of(oldest.since), Some(oldest));
+        assert_eq!(watch.newest_of(begun), Some(oldest).filter(|call| call.since == begun), "it began later");
         // Others go on, and the oldest stays the oldest.
         store.attr(ObjectId::ROOT).unwrap();
         assert_eq!(watch.oldest(), Some(oldest));

@@ -1,7 +1,7 @@
 //! Giving a volume up, and what can be said of it then.
 //!
-//! Purpose: whoever gives a volume up has no more patience with its store. Calls under way at that moment get [`CALLS`] to return, so that what they
-//! have written is not told as lost; after that nothing here waits for the store. What may hang for ever is done by threads of its own, which the
+//! Purpose: whoever gives a volume up has no more patience with its store. Calls under way at that moment get [`CALLS`] to return, each from its own
+//! beginning, so that what a store that answers has written is not told as lost; after that nothing here waits for the store. What may hang for ever is done by threads of its own, which the
 //! store may keep: its sync, the names of files, and closing what was open (`wt-given-up`): close(2) of a file on a server that hangs waits for the server.
 //!
 //! A store of which no call hung when it was given up may be a healthy one: its sync and its close get `HEALTHY`, so that whoever comes next finds it
@@ -22,7 +22,7 @@ use crate::handles::{DirHandle, FileHandle, Held};
 use crate::inode::{Inode, OpenFile};
 use crate::{DrainReport, Unwritten, Volume};
 
-/// How long calls that are under way when a volume is given up may take.
+/// How long calls may take that are under way when a volume is given up.
 pub const CALLS: Duration = Duration::from_millis(40);
 /// How long the last calls of a store may take that shows no sign of hanging.
 const HEALTHY: Duration = Duration::from_secs(1);
@@ -152,6 +152,13 @@ impl Volume {
         let seen = DrainReport { unwritten, sync_error, ..DrainReport::default() };
         // In this order: where the store was closed while it was asked for names, its end has them.
         self.life.found.lock().clone().unwrap_or(seen)
+    }
+
+    /// Whether the end of a volume that was given up `then` is not to be waited for: calls that were under way then still are, and each has had
+    /// [`CALLS`], counted from its own beginning. A call that had been under way for longer when the volume was given up gets no time beyond that.
+    #[must_use]
+    pub fn is_left_to_its_store(&self, then: Instant) -> bool {
+        self.core.stall.are_all_late(then, CALLS)
     }
 
     /// Whether the store has not answered yet a call that was under way then.

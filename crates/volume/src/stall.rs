@@ -52,6 +52,11 @@ impl Stall {
         self.watch.oldest().is_some_and(|call| call.since <= then)
     }
 
+    /// Whether calls that were under way `then` still are, and each of them has been so for `time`.
+    pub(crate) fn are_all_late(&self, then: Instant, time: Duration) -> bool {
+        self.watch.newest_of(then).is_some_and(|call| call.since.elapsed() >= time)
+    }
+
     /// Whether a call has been under way for so long.
     pub(crate) fn is_silent_for(&self, time: Duration) -> bool {
         self.watch.oldest().is_some_and(|call| call.since.elapsed() >= time)

@@ -4,10 +4,11 @@ mod common;
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Client, eager, lazy};
 use store::{Access, ErrorKind, FaultOp, FaultStore, MemStore, Name, RenameFlags, Store};
+use watertight_volume::give_up::CALLS;
 use watertight_volume::{Error, LifeState, NodeId, Options};
 
 const MIB: usize = 1 << 20;
@@ -116,6 +117,28 @@ fn a_file_that_hangs_in_the_store_holds_up_no_other() {
     faults.release();
     assert_eq!(stuck.join().unwrap(), Ok(()));
     assert!(client.volume.shutdown().is_complete());
+}
+
+/// A call gets its time once, from its own beginning: not again from the moment at which the volume is given up.
+#[test]
+fn a_call_that_hangs_already_gets_no_more_time_when_the_volume_is_given_up() {
+    let (client, faults) = faulty("write:nth=1:hang", lazy());
+    let (_, file) = client.create("file");
+    client.write(file, 0, b"stuck").unwrap();
+    let stuck = {
+        let client = Arc::clone(&client);
+        thread::spawn(move || client.fsync(file))
+    };
+    assert!(faults.wait_hanging(1, LONG));
+    let begun = Instant::now();
+    // Nothing tells of time that has passed.
+    thread::sleep(CALLS);
+    client.volume.force();
+    assert!(client.volume.is_left_to_its_store(begun), "waited for although it had its time");
+    faults.release();
+    // What it says is as the call went that had begun before.
+    let _either = stuck.join().unwrap();
+    assert!(!client.volume.is_left_to_its_store(Instant::now()), "nothing is under way");
 }
 
 #[test]

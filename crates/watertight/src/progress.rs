@@ -87,15 +87,17 @@ fn bar(done: u64, all: u64) -> String {
     format!("[{cells}]")
 }
 
-/// Says so where the process has not answered after two seconds: whoever goes on waits for it, however long.
-pub fn say_if_silent(what: &str, client: &Client) {
-    match client.status_within(QUIET) {
+/// Says so where the process has not answered after two seconds: whoever goes on waits for it, however long. Gives what it has answered.
+pub fn say_if_silent(what: &str, client: &Client) -> Option<Status> {
+    let answer = client.status_within(QUIET);
+    match &answer {
         Ok(_) | Err(CallError::Gone) => {}
         Err(error) => console().say(&format!(
             "{what}: its process {} is waited for, which does not answer ({error}); `watertight umount --force` ends it",
             client.pid()
         )),
     }
+    answer.ok()
 }
 
 /// Runs `call`, which may take long, and shows meanwhile what `client`'s volume has still to write

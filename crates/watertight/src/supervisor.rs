@@ -354,7 +354,7 @@ impl Supervisor {
             // A store that hangs keeps the drain; this process ends all the same.
             let limit = if detached { self.patience(begun) } else { GIVE_UP };
             let left = (begun + limit).saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || detached && self.is_left_to_its_stores(begun) {
                 break;
             }
             // Whether a store hangs is looked at again meanwhile.
@@ -380,6 +380,13 @@ impl Supervisor {
             ended.error = Some(format!("given up {why}{known}").into());
         }
         ended
+    }
+
+    /// Whether every volume that has not ended hangs, since before it was given up: none of them is to be waited for.
+    fn is_left_to_its_stores(&self, begun: Instant) -> bool {
+        let own = self.live.volume();
+        (own.report().is_some() || own.is_left_to_its_store(begun))
+            && self.live.attachments().are_left_to_their_stores(begun)
     }
 
     /// How long after `begun` the end of what was given up then is waited for. Calls under way get a moment: what they have written is not lost.

@@ -52,10 +52,9 @@ pub fn run(args: &UmountArgs) -> Result<()> {
     match (mount, volume) {
         (Some(mount), Some(volume)) if mountinfo::is_ours(&mount) => {
             let Some(client) = &volume.found.client else { return without_process(args, &mount, &volume) };
-            if !args.force {
-                progress::say_if_silent(&format!("unmounting {}", mount.mountpoint.shown()), client);
-            }
-            let job = Job { mount: &mount, volume: &volume, client };
+            let what = format!("unmounting {}", mount.mountpoint.shown());
+            let seen = if args.force { None } else { progress::say_if_silent(&what, client) };
+            let job = Job { mount: &mount, volume: &volume, client, seen };
             let is_named_by_path = path.as_deref() == Some(mount.mountpoint.as_path());
             if let Some(others) = job.that_stay(is_named_by_path) {
                 return match several::leave(args, &mount, &others, client)? {
@@ -105,10 +104,23 @@ pub(crate) fn leave_directory() {
     }
 }
 
+/// What became of a volume that was to be written and unmounted.
+enum Written {
+    Ended(Ended),
+    /// Somebody holds the mount, which stays.
+    Held(Holders),
+    /// Not everything could be written.
+    Not(CallError),
+    /// The volume is still mounted in other places.
+    Elsewhere(Others),
+}
+
 struct Job<'a> {
     mount: &'a Mount,
     volume: &'a Volume,
     client: &'a Client,
+    /// What the process said at the beginning; a forced unmount does not ask.
+    seen: Option<Status>,
 }
 
 impl Job<'_> {
@@ -208,35 +220,28 @@ impl Job<'_> {
 
     /// Unmounts and waits until the volume is released; held: who holds it, by a first `look`, or by a search.
     fn unmount_unless_held(&self, look: impl Fn(&Status) -> Holders) -> Result<Result<(), Holders>> {
-        let what = self.what();
         let mounts = holders::mounts(self.mount);
         if mounts.direct().next().is_some() {
             return Ok(Err(mounts));
         }
         // A look first, where files are open: who holds the mount is told before everything is written. Not always:
         // looking through /proc disturbs others for a moment.
-        if let Ok(status) = self.client.status()
-            && status.open_files > 0
-        {
-            let holders = look(&status);
+        if let Some(status) = self.seen.as_ref().filter(|status| status.open_files > 0) {
+            let holders = look(status);
             if holders.direct().next().is_some() {
                 return Ok(Err(holders));
             }
         }
-        if let Err(error) = progress::during(&what, self.client, || self.client.sync_all()) {
-            return self.not_written(error).map(Ok);
-        }
-        match progress::during(&what, self.client, || unmount::plain(self.mount))? {
-            Outcome::Held(holders) => return Ok(Err(holders)),
-            Outcome::Gone => {}
-        }
-        // Bound to another place meanwhile.
-        let others = Others::after(self.mount, self.client);
-        if !others.is_empty() {
-            others.tell(self.mount);
-            return Ok(Ok(()));
-        }
-        let ended = progress::during(&what, self.client, || self.wait_ended())?;
+        let ended = match progress::during(&self.what(), self.client, || self.write_and_unmount())? {
+            Written::Ended(ended) => ended,
+            Written::Held(holders) => return Ok(Err(holders)),
+            Written::Not(error) => return self.not_written(error).map(Ok),
+            // Bound to another place meanwhile.
+            Written::Elsewhere(others) => {
+                others.tell(self.mount);
+                return Ok(Ok(()));
+            }
+        };
         if !self.client.wait_gone(LEAVE) {
             return Err(Problem::failure(format!(
                 "{}: the volume is {}, but its process {} does not leave",
@@ -246,6 +251,18 @@ impl Job<'_> {
             )));
         }
         self.report(&ended).map(Ok)
+    }
+
+    /// Has everything written while the volume is mounted, takes the mount away, and waits for the volume's end.
+    fn write_and_unmount(&self) -> Result<Written> {
+        if let Err(error) = self.client.sync_all() {
+            return Ok(Written::Not(error));
+        }
+        if let Outcome::Held(holders) = unmount::plain(self.mount)? {
+            return Ok(Written::Held(holders));
+        }
+        let others = Others::after(self.mount, self.client);
+        if others.is_empty() { self.wait_ended().map(Written::Ended) } else { Ok(Written::Elsewhere(others)) }
     }
 
     /// Not everything was written: the volume stays as it is, unless it was ended meanwhile, by SIGTERM or by force.
@@ -276,11 +293,11 @@ impl Job<'_> {
 
     /// Waits until the volume ended; says so if somebody goes on holding it although no path leads to it.
     fn wait_ended(&self) -> Result<Ended> {
-        let reply = self.client.wait(HELD_ELSEWHERE);
-        if let Ok(reply) = reply
-            && reply.ended.is_none()
-            && reply.status.state == State::Detached
-        {
+        let reply = self.client.wait(HELD_ELSEWHERE).ok();
+        if let Some(ended) = reply.as_ref().and_then(|reply| reply.ended.clone()) {
+            return Ok(ended);
+        }
+        if reply.is_some_and(|reply| reply.status.state == State::Detached) {
             let holders = self.search().lines().join("\n  ");
             console()
                 .say(&format!("{}: the path is gone, the volume is still held by\n  {holders}", self.path()));

@@ -22,7 +22,6 @@ use rcu::{Domain, Guard};
 use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Mutex, RwLock};
-use volume::give_up::CALLS;
 use volume::{Cancel, CgroupPath, DrainReport, HandleId, NodeId, Volume};
 
 use super::wire::Tag;
@@ -106,9 +105,9 @@ impl Served {
     /// their time, and nothing is left that could be written.
     pub(super) fn is_abandoned(&self) -> bool {
         let Some(since) = self.given_up_at.get() else { return false };
-        let patience = if self.volume.has_call_since(*since) { CALLS } else { GIVE_UP };
         // ORDERING: Relaxed: whoever has not seen yet that it is ending ends it, too, and finds that it does.
-        self.is_closed.load(Ordering::Relaxed) && since.elapsed() >= patience
+        self.is_closed.load(Ordering::Relaxed)
+            && (self.volume.is_left_to_its_store(*since) || since.elapsed() >= GIVE_UP)
     }
 
     /// It will be seen through one more mount. Said before that can be walked.

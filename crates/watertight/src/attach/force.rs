@@ -39,6 +39,14 @@ impl Attachments {
         self.all().iter().any(|one| one.volume().has_call_since(then))
     }
 
+    /// Whether nothing that has not ended is to be waited for, of what was given up `then`: its calls have had their time.
+    #[must_use]
+    pub fn are_left_to_their_stores(&self, then: Instant) -> bool {
+        self.all()
+            .iter()
+            .all(|one| one.volume().report().is_some() || one.volume().is_left_to_its_store(then))
+    }
+
     /// Whether any is known to be stalled.
     #[must_use]
     pub fn is_any_stalled(&self) -> bool {
@@ -134,8 +142,8 @@ impl Attachments {
                 return Ok(());
             }
             // Until then something may be written yet, or the path is still there.
-            let hangs = !one.is_seen() && one.volume().has_call_since(begun);
-            if begun.elapsed() >= if hangs { CALLS } else { GIVE_UP } {
+            let hangs = !one.is_seen() && one.volume().is_left_to_its_store(begun);
+            if hangs || begun.elapsed() >= GIVE_UP {
                 break;
             }
         }
