@@ -35,6 +35,7 @@
 //! that finds the old number uses the old snapshot: as if its request had come before the change, which ends with
 //! telling the kernel.
 
+mod again;
 pub(crate) mod change;
 pub(crate) mod clones;
 mod end;

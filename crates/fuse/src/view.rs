@@ -122,13 +122,39 @@ impl Tree {
         self.shared.tree.detach(&self.shared.master, (&self.view, path), how, give_up)
     }
 
-    /// The same by force for a volume that was attached, where it was attached: no store is asked for the way there.
+    /// What is attached uppermost at a path, to be detached later whatever the path leads to then.
     ///
     /// # Errors
-    /// [`TreeError::NotAttached`] where it is not there any more.
+    /// As [`detach`](Self::detach).
+    pub fn found_at(&self, path: &Path) -> Result<Attached, TreeError> {
+        self.shared.tree.found_at((&self.view, path))
+    }
+
+    /// Attaches a volume of this session to one more directory, also one that was detached and that open files keep: these, what is
+    /// cached and what has failed go on. Every process that looks there sees it when the call returns.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach); [`mounts::Error::AlreadyThere`] where the path leads to it, [`mounts::Error::Ended`] where it has
+    /// ended, is ending, or was given up.
+    pub fn attach_again(&self, path: &Path, attached: &Attached) -> Result<Attached, TreeError> {
+        self.shared.tree.attach_again(&self.shared.master, (&self.view, path), attached)
+    }
+
+    /// [`detach_attached`](Self::detach_attached) by force.
+    ///
+    /// # Errors
+    /// As [`detach_attached`](Self::detach_attached).
     pub fn detach_by_force(&self, attached: &Attached) -> Result<(), TreeError> {
+        self.detach_attached(attached, Detach::Force)
+    }
+
+    /// [`detach`](Self::detach) of what was attached or found, wherever it is now: no store is asked for the way there.
+    ///
+    /// # Errors
+    /// [`TreeError::NotAttached`] where it has left.
+    pub fn detach_attached(&self, attached: &Attached, how: Detach) -> Result<(), TreeError> {
         let give_up = |volume| self.answer_all(volume);
-        self.shared.tree.detach_by_force(&self.shared.master, attached, give_up)
+        self.shared.tree.detach_attached(&self.shared.master, attached, how, give_up)
     }
 
     /// Gives a volume up, if it is in one place at most; also one that is being detached, or that only open files keep. Who waits for

@@ -279,10 +279,11 @@ impl Super {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// One mount more.
+    /// One mount more. A superblock that only holds keep can be mounted again: the holds go on.
     pub(crate) fn grab(&self) -> Result<()> {
         let mut state = self.0.state.lock();
-        if state.is_ended || state.is_closed || (state.was_mounted && state.mounts == 0) {
+        let is_over = state.was_mounted && state.mounts == 0 && state.holds == 0;
+        if state.is_ended || state.is_closed || is_over {
             return Err(Error::Ended);
         }
         state.mounts += 1;
@@ -305,7 +306,8 @@ impl Super {
     pub(crate) fn release_unused(&self) {
         let mut state = self.0.state.lock();
         state.mounts -= 1;
-        state.was_mounted = state.mounts > 0;
+        // One that was ever held had been mounted before.
+        state.was_mounted = state.mounts > 0 || state.uses > 0;
     }
 
     /// One mount less; the last one shuts down, unless somebody holds the superblock.

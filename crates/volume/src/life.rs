@@ -334,6 +334,14 @@ impl Volume {
         }
     }
 
+    /// A path leads to the volume again.
+    pub fn set_attached(&self) {
+        let mut state = self.life.state.lock();
+        if state.0 == LifeState::Detached {
+            state.0 = LifeState::Active;
+        }
+    }
+
     /// No path leads to the volume any more.
     pub fn set_detached(&self) {
         let mut state = self.life.state.lock();

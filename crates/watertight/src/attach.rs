@@ -14,6 +14,7 @@
 //! # Lock order
 //! `Attached::registration`, then `Attachments::list`, then `Attached::path`. The list of clones and `Attached::server` are leaves.
 
+mod again;
 mod attached;
 mod clones;
 mod force;
@@ -207,10 +208,9 @@ impl Attachments {
         self.sites().into_iter().find(meant).unwrap_or_else(|| self.first())
     }
 
-    /// The volume that is attached uppermost at a path.
-    fn at(&self, site: &Site, path: &Path) -> Option<Arc<Attached>> {
-        let volume = site.tree.volume_at(path).ok()?;
-        self.list.lock().of_number(volume)
+    /// The volume whose place was found; none for a directory that is shown in a second place.
+    fn of(&self, found: &fuse::Attached) -> Option<Arc<Attached>> {
+        self.list.lock().of_number(found.volume())
     }
 
     /// Serves `POST /v1/attach`.
@@ -218,23 +218,31 @@ impl Attachments {
     /// # Errors
     /// Why not, in words.
     pub fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<AttachReply, String> {
-        let AttachRequest { path, source, from, .. } = request;
+        let AttachRequest { path, source, volume, from, .. } = request;
         let site = self.site(request.mountpoint.as_deref());
         let mountpoint = exact(site.shown(Path::new(path)));
         let _step = tracing::info_span!("attach", volume = mountpoint, path, source, from).entered();
         let path = inside(path)?;
         self.no_mounts_at(&path)?;
-        match (&request.source, &request.from) {
-            (Some(source), None) => {
-                let id =
-                    self.attach_store(source, &request.options, (&site, &path)).map_err(|p| p.to_string())?;
-                Ok(AttachReply { id: Some(id), mountpoint: mountpoint.into() })
+        match (source, volume, from) {
+            (Some(source), None, None) => {
+                let id = self.attach_source(source, &request.options, (&site, &path));
+                Ok(AttachReply { id: Some(id.map_err(|p| p.to_string())?), mountpoint: mountpoint.into() })
             }
-            (None, Some(from)) => {
+            (None, Some(id), None) => {
+                let known = self.list.lock().of_id(id);
+                let one = known.ok_or_else(|| format!("there is no volume {id} here, or it has ended"))?;
+                let joined = again::attach(&one, &request.options, (&site, &path));
+                if !joined.map_err(|p| p.to_string())? {
+                    return Err(again::is_ending(&one));
+                }
+                Ok(AttachReply { id: Some(id.clone()), mountpoint: mountpoint.into() })
+            }
+            (None, None, Some(from)) => {
                 site.tree.bind(&inside(from)?, &path).map_err(|error| error.to_string())?;
                 Ok(AttachReply { id: None, mountpoint: mountpoint.into() })
             }
-            _ => Err("give `source`, or `from`, and not both".to_owned()),
+            _ => Err("give one of `source`, `volume` and `from`".to_owned()),
         }
     }
 
@@ -257,7 +265,7 @@ impl Attachments {
         let read_only = mount_cmd::is_read_only(&options, (&source, &name), &*store)?;
         let volume = mount_cmd::start_volume(&name, &options, store, Arc::clone(&self.tenants))?;
         options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
-        let attached = self.register(source.spec, &shown, &volume, read_only);
+        let attached = self.register(source.spec, &shown, (&volume, &options), read_only);
         let attached = attached.inspect_err(|_| drop(volume.shutdown()))?;
         let ends = Arc::clone(&attached);
         let on_end = Box::new(move |report: &DrainReport| ends.has_ended(report));
@@ -281,14 +289,14 @@ impl Attachments {
         self: &Arc<Self>,
         source: String,
         shown: &Path,
-        volume: &Arc<Volume>,
+        (volume, options): (&Arc<Volume>, &MountOptions),
         read_only: bool,
     ) -> Result<Arc<Attached>, Problem> {
         let id = registry::new_id()?;
         let mut record = Record::new(id, source, shown, self.root.device());
         record.attached_to = Some(self.root.id.clone());
         let (registration, listener) = self.runtime_dir.register(record.clone())?;
-        let attached = Arc::new(Attached::new(self, record, registration, volume, read_only));
+        let attached = Arc::new(Attached::new(self, record, registration, (volume, options), read_only));
         self.list.lock().add(&attached);
         let served = self.server().and_then(|server| {
             let owner = rustix::process::geteuid().as_raw();
@@ -328,20 +336,37 @@ impl Attachments {
         let (site, path) = (self.site(request.mountpoint.as_deref()), inside(&request.path)?);
         let volume = self.called_at(&site, &path);
         let _step = tracing::info_span!("detach", volume, path = request.path, how = ?request.how).entered();
-        let attached = match request.how {
-            How::Force => self.at_for_force(&site, &path)?,
-            How::Plain | How::Lazy => self.at(&site, &path),
+        let meant = request.volume.as_ref();
+        let (attached, found) = match request.how {
+            How::Force => {
+                let there = self.at_for_force(&site, &path)?;
+                // One that no path leads to is given up where it is.
+                let held = meant.and_then(|id| self.list.lock().of_id(id)).filter(|one| !one.is_seen());
+                held.map_or(there, |one| (Some(one), None))
+            }
+            How::Plain | How::Lazy => match site.tree.found_at(&path) {
+                Ok(found) => (self.of(&found), Some(found)),
+                Err(error) => {
+                    return Err(
+                        meant.map_or_else(|| error.to_string(), |id| self.not_there(&site, &path, id))
+                    );
+                }
+            },
         };
-        let holders = match (request.how, &attached) {
-            (How::Force, _) => {
-                self.detach_by_force(&site, &path, attached.as_ref())?;
+        if let Some(id) = meant.filter(|id| attached.as_ref().is_none_or(|one| one.id() != *id)) {
+            return Err(self.not_there(&site, &path, id));
+        }
+        let holders = match (request.how, &attached, found) {
+            (How::Force, _, found) => {
+                self.detach_by_force(&site, &path, (attached.as_ref(), found))?;
                 attached.iter().for_each(|one| one.wait_told());
                 None
             }
-            (how, None) => self.detach_gently(&site, &path, how, None)?,
-            (how, Some(one)) => {
+            (_, _, None) => return Err(TreeError::NotAttached(request.path.clone()).to_string()),
+            (how, None, Some(found)) => self.detach_gently(&site, (&path, &found), how, None)?,
+            (how, Some(one), Some(found)) => {
                 let (all, known) = (Arc::clone(self), Arc::clone(one));
-                let detach = move || all.detach_gently(&site, &path, how, Some(&known));
+                let detach = move || all.detach_gently(&site, (&path, &found), how, Some(&known));
                 match unless_given_up(one, detach)? {
                     // What its store says then is nobody's concern any more.
                     None | Some(Err(_)) if one.volume().is_given_up() => {
@@ -367,15 +392,15 @@ impl Attachments {
     fn detach_gently(
         &self,
         site: &Site,
-        path: &Path,
+        (path, found): (&Path, &fuse::Attached),
         how: How,
         attached: Option<&Attached>,
     ) -> Result<Option<Holders>, String> {
         if how == How::Plain {
-            return self.detach_unless_held(site, path, attached);
+            return self.detach_unless_held(site, (path, found), attached);
         }
         let before = attached.map(Attached::path);
-        site.tree.detach(path, Detach::Lazy).map_err(|error| error.to_string())?;
+        site.tree.detach_attached(found, Detach::Lazy).map_err(|error| error.to_string())?;
         let is_held = attached.is_some_and(|one| one.how_it_ended().is_none() && !one.is_seen());
         let Some(path) = before.filter(|_| is_held) else { return Ok(None) };
         let openers = attached.and_then(|one| one.volume().openers()).unwrap_or_default();
@@ -386,7 +411,7 @@ impl Attachments {
     fn detach_unless_held(
         &self,
         site: &Site,
-        path: &Path,
+        (path, found): (&Path, &fuse::Attached),
         attached: Option<&Attached>,
     ) -> Result<Option<Holders>, String> {
         let shown = site.shown(path);
@@ -404,7 +429,7 @@ impl Attachments {
         }
         let until = Instant::now() + CLOSING;
         loop {
-            match site.tree.detach(path, Detach::Sync) {
+            match site.tree.detach_attached(found, Detach::Sync) {
                 Ok(()) => return Ok(None),
                 Err(TreeError::Tree(mounts::Error::Busy(busy))) if busy.holds > 0 => {
                     // The kernel tells of a close a little later: what nobody has open any more is waited for.
@@ -413,7 +438,7 @@ impl Attachments {
                     if !holders.found.is_empty() || is_over {
                         return Ok(Some(holders));
                     }
-                    let _asked_again = site.tree.wait_closed(path, until);
+                    let _asked_again = found.wait_closed(until);
                 }
                 Err(TreeError::Tree(mounts::Error::Busy(busy))) => {
                     return Err(format!("{} is busy (EBUSY): {busy}", shown.shown()));

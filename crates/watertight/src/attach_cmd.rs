@@ -14,6 +14,7 @@ use crate::opts::MountOptions;
 use crate::problem::{Problem, Result};
 use crate::shown::{Name, Show as _, exact};
 use crate::target::{self, Volume};
+use crate::volume_id::VolumeId;
 use crate::{progress, umount_cmd};
 
 /// The help that follows the arguments of `attach`.
@@ -109,12 +110,12 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
         )));
     }
     let place = Place::find(args.path.as_os_str())?;
-    let (source, from) = what(&args.volume, &place)?;
+    let What { source, volume, from } = what(&args.volume, &place)?;
     if from.is_some() && !args.options.is_empty() {
         return Err(Problem::usage("a directory that is shown in a second place has no options of its own"));
     }
     let (path, options) = (place.inside.clone(), args.options.clone());
-    let request = AttachRequest { path, source, from, options, mountpoint: place.mountpoint() };
+    let request = AttachRequest { path, source, volume, from, options, mountpoint: place.mountpoint() };
     let reply = place.client()?.attach(&request, None).map_err(|error| place.failed(&error))?;
     let given = args.volume.shown();
     let id = reply.id.map_or_else(String::new, |id| format!(" (volume {id})"));
@@ -122,20 +123,39 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     Ok(())
 }
 
-/// A store, or a directory inside the same mountpoint.
-fn what(given: &OsStr, place: &Place) -> Result<(Option<String>, Option<String>)> {
+/// What is to be attached: one of these.
+#[derive(Default)]
+struct What {
+    source: Option<String>,
+    volume: Option<VolumeId>,
+    from: Option<String>,
+}
+
+/// A store, a volume of the same process, or a directory inside the same mountpoint. A path is what it leads to now; a volume that was
+/// there once is named by its id or its store.
+fn what(given: &OsStr, place: &Place) -> Result<What> {
     let text = given.to_str().ok_or_else(|| Problem::usage("the volume's name is not UTF-8"))?;
-    let path = match target::running(given).into_iter().next() {
-        // An id, a mountpoint, or a store that is in use: what is mounted is meant.
-        Some(volume) => {
-            let path = PathBuf::from(&volume.record().mountpoint);
-            (volume.record().pid == place.volume.record().pid)
-                .then_some(path)
-                .ok_or_else(|| other_process(text, &volume.record().mountpoint))?
+    let of_store = |source: String| What { source: Some(source), ..What::default() };
+    let is_meant = |volume: &Volume| {
+        let is_at =
+            target::plain_path(given).is_some_and(|path| Path::new(&volume.record().mountpoint) == path);
+        !is_at || !volume.is_attached()
+    };
+    let path = match target::running(given).into_iter().find(is_meant) {
+        // An id, a mountpoint, or a store that is in use.
+        Some(volume) if volume.record().pid != place.volume.record().pid => {
+            return Err(other_process(text, &volume.record().mountpoint));
         }
+        Some(volume) if volume.record().id == *text && volume.is_attached() => {
+            return Ok(What { volume: Some(volume.record().id.clone()), ..What::default() });
+        }
+        Some(volume) if volume.is_attached() => {
+            return Ok(of_store(volume.record().source.as_str().to_owned()));
+        }
+        Some(volume) => PathBuf::from(&volume.record().mountpoint),
         None => match target::plain_path(given).filter(|path| path.is_dir()) {
             Some(path) => path,
-            None => return Ok((Some(checks::source(text)?.spec), None)),
+            None => return Ok(of_store(checks::source(text)?.spec)),
         },
     };
     match target::mounted_around(&path) {
@@ -154,10 +174,10 @@ fn what(given: &OsStr, place: &Place) -> Result<(Option<String>, Option<String>)
                      be shown in a second place: `watertight attach {at}/DIRECTORY PATH`"
                 )));
             }
-            Ok((None, Some(exact(inside))))
+            Ok(What { from: Some(exact(inside)), ..What::default() })
         }
         Some((around, _)) => Err(other_process(text, &around.record().mountpoint)),
-        None => Ok((Some(checks::source(text)?.spec), None)),
+        None => Ok(of_store(checks::source(text)?.spec)),
     }
 }
 
@@ -175,9 +195,11 @@ fn other_process(given: impl std::fmt::Display, mountpoint: &Name) -> Problem {
 pub fn detach(args: &UmountArgs) -> Result<()> {
     let attached = |volume: &Volume| volume.is_attached() && volume.is_running();
     let known = target::resolve(&args.path).volume.filter(attached);
+    let mut meant = None;
     let path = match &known {
         // By its id or its store: it is wherever it says, which a rename above it may have changed.
         Some(volume) if target::plain_path(&args.path) != Some(volume.record().mountpoint.clone().into()) => {
+            meant = Some(volume.record().id.clone());
             let status = volume.status().map_err(|error| Problem::failure(error.to_string()))?;
             status.map_or_else(|| volume.record().mountpoint.clone(), |status| status.mountpoint).into()
         }
@@ -191,7 +213,8 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
         (_, true) => How::Lazy,
         _ => How::Plain,
     };
-    let request = DetachRequest { path: place.inside.clone(), how, mountpoint: place.mountpoint() };
+    let request =
+        DetachRequest { path: place.inside.clone(), how, volume: meant, mountpoint: place.mountpoint() };
     let what = format!("detaching {}", place.path.shown());
     // The kernel has nothing of a file that is neither open nor mapped: it hands over what it has with each close(2)
     // and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)

@@ -453,21 +453,19 @@ pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
 }
 
 /// What `volume`, whose figures are `figures`, is doing. One that has no path any more is told so.
-pub(crate) fn state_of(
-    volume: &Volume,
-    figures: &volume::Status,
-    has_a_path: impl FnOnce() -> bool,
-) -> State {
+pub(crate) fn state_of(volume: &Volume, figures: &volume::Status, has_a_path: impl Fn() -> bool) -> State {
     match figures.state {
         LifeState::Active | LifeState::Detached | LifeState::Draining if figures.stalled.is_some() => {
             State::Stalled
         }
-        LifeState::Active if has_a_path() => State::Active,
-        LifeState::Active => {
+        LifeState::Active | LifeState::Detached if has_a_path() => {
+            volume.set_attached();
+            State::Active
+        }
+        LifeState::Active | LifeState::Detached => {
             volume.set_detached();
             State::Detached
         }
-        LifeState::Detached => State::Detached,
         LifeState::Draining => State::Draining,
         LifeState::Released => State::Released,
         LifeState::Failed => State::Failed,

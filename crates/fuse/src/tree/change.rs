@@ -72,7 +72,7 @@ pub enum Detach {
 pub struct Attached {
     pub(super) mount: MountId,
     pub(super) volume: Tag,
-    superblock: Super,
+    pub(super) superblock: Super,
 }
 
 impl Attached {
@@ -86,6 +86,13 @@ impl Attached {
     #[must_use]
     pub fn is_seen(&self) -> bool {
         self.superblock.mounts() > 0
+    }
+
+    /// Waits until nothing is open of its volume, or `until`; says whether nothing is. The kernel tells of a close a little after
+    /// close(2).
+    #[must_use]
+    pub fn wait_closed(&self, until: Instant) -> bool {
+        self.superblock.wait_unheld(until)
     }
 }
 
@@ -202,29 +209,10 @@ impl Tree {
         mut on_given_up: impl FnMut(Tag),
     ) -> Result<(), TreeError> {
         let place = self.attached_at(at)?;
-        let flags = match how {
-            Detach::Sync => Umount::empty(),
-            Detach::Lazy => Umount::DETACH,
-            Detach::Force => Umount::DETACH | Umount::FORCE,
-        };
-        self.umount(dev, &at.0.namespace, place, flags, &mut on_given_up)
+        self.umount(dev, &at.0.namespace, place, how.flags(), &mut on_given_up)
     }
 
-    /// The same by force for a volume, if it is still where it was attached: no store is asked for the way there.
-    pub(crate) fn detach_by_force(
-        &self,
-        dev: &Dev,
-        attached: &Attached,
-        mut on_given_up: impl FnMut(Tag),
-    ) -> Result<(), TreeError> {
-        let gone = || TreeError::NotAttached(String::new());
-        let tagged = self.tagged_mount(attached.mount).ok_or_else(gone)?;
-        let place = Place { mount: attached.mount, inode: mounts::Inode(tagged.root.0) };
-        let flags = Umount::DETACH | Umount::FORCE;
-        self.umount(dev, &tagged.namespace, place, flags, &mut on_given_up)
-    }
-
-    fn umount(
+    pub(super) fn umount(
         &self,
         dev: &Dev,
         namespace: &mounts::Namespace,
@@ -233,6 +221,10 @@ impl Tree {
         on_given_up: &mut impl FnMut(Tag),
     ) -> Result<(), TreeError> {
         let is_forced = flags.contains(Umount::FORCE);
+        // A volume that keeps another place is not given up. (As umount2(2), the namespace gives up whatever it is told to force.)
+        let keeps_a_place =
+            namespace.superblock(place.mount).is_some_and(|superblock| superblock.mounts() > 1);
+        let flags = if keeps_a_place { flags.difference(Umount::FORCE) } else { flags };
         let mut given_up = Vec::new();
         namespace.umount_telling(place, "", flags, |mounts| {
             let gone = self.unnote(mounts);
@@ -388,7 +380,7 @@ fn leaves_for_good(superblock: &Super, gone: &[Attachment]) -> bool {
 }
 
 /// The mount that was asked for.
-fn first(made: &[Made]) -> MountId {
+pub(super) fn first(made: &[Made]) -> MountId {
     made.first().expect("there is always the one that was asked for").mount
 }
 

@@ -110,6 +110,12 @@ impl Served {
             && (self.volume.is_left_to_its_store(*since) || since.elapsed() >= GIVE_UP)
     }
 
+    /// Whether it was given up, or its end has begun.
+    pub(super) fn is_ending(&self) -> bool {
+        // ORDERING: SeqCst for `is_given_up`, as where it is set. Relaxed for the other: a request that comes too late is refused.
+        self.is_given_up.load(Ordering::SeqCst) || self.is_closed.load(Ordering::Relaxed)
+    }
+
     /// It will be seen through one more mount. Said before that can be walked.
     pub(crate) fn is_seen_through(&self, mount: Tag) {
         let mut tags = self.seen_through.write();

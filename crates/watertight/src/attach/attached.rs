@@ -1,7 +1,8 @@
 //! An attached volume: its record, its control socket, its end.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use sync::Mutex;
 use tokio::sync::watch;
@@ -15,6 +16,7 @@ use crate::control::api::{
 };
 use crate::control::server::{Also, Service};
 use crate::live;
+use crate::opts::MountOptions;
 use crate::registry::{Record, Registration};
 use crate::shown::{Name, Words, exact};
 use crate::volume_id::VolumeId;
@@ -27,7 +29,10 @@ pub struct Attached {
     source: String,
     /// Where it was seen last.
     path: Mutex<PathBuf>,
-    place: OnceLock<fuse::Attached>,
+    /// Where it was attached last; the number in it stays.
+    place: Mutex<Option<fuse::Attached>>,
+    /// What it was attached with.
+    options: MountOptions,
     volume: Arc<Volume>,
     read_only: bool,
     started_ms: u64,
@@ -41,7 +46,7 @@ impl Attached {
         all: &Arc<Attachments>,
         record: Record,
         registration: Registration,
-        volume: &Arc<Volume>,
+        (volume, options): (&Arc<Volume>, &MountOptions),
         read_only: bool,
     ) -> Self {
         Self {
@@ -49,7 +54,8 @@ impl Attached {
             id: record.id,
             source: record.source.as_str().to_owned(),
             path: Mutex::new(record.mountpoint.into()),
-            place: OnceLock::new(),
+            place: Mutex::default(),
+            options: options.clone(),
             volume: Arc::clone(volume),
             read_only,
             started_ms: now_ms(),
@@ -71,9 +77,19 @@ impl Attached {
         &self.volume
     }
 
-    /// It is attached now; said once.
+    /// It is attached now, maybe again.
     pub(super) fn is_at(&self, place: fuse::Attached) {
-        let _first = self.place.set(place);
+        *self.place.lock() = Some(place);
+    }
+
+    /// Where it was attached last, once it was.
+    pub(super) fn place(&self) -> Option<fuse::Attached> {
+        self.place.lock().clone()
+    }
+
+    /// What it was attached with.
+    pub(super) const fn options(&self) -> &MountOptions {
+        &self.options
     }
 
     /// Its control socket is served.
@@ -88,25 +104,25 @@ impl Attached {
 
     /// Its number in the tree, once it is attached.
     pub(super) fn number(&self) -> Option<u64> {
-        self.place.get().map(fuse::Attached::volume)
+        self.place.lock().as_ref().map(fuse::Attached::volume)
     }
 
     /// Whether a path leads to it.
     pub(super) fn is_seen(&self) -> bool {
-        self.place.get().is_some_and(fuse::Attached::is_seen)
+        self.place.lock().as_ref().is_some_and(fuse::Attached::is_seen)
     }
 
     /// Gives it up, if it is in one place at most. Waits for nothing.
     pub(super) fn give_up(&self, tree: &fuse::Tree) {
-        match self.place.get() {
-            Some(place) => drop(tree.give_up(place)),
+        match self.place() {
+            Some(place) => drop(tree.give_up(&place)),
             None => self.volume.force(),
         }
     }
 
     /// Takes it away by force from where it was attached, if it is there; says whether it was.
     pub(super) fn detach_by_force(&self, tree: &fuse::Tree) -> bool {
-        self.place.get().is_some_and(|place| tree.detach_by_force(place).is_ok())
+        self.place().is_some_and(|place| tree.detach_by_force(&place).is_ok())
     }
 
     pub(super) fn how_it_ended(&self) -> Option<Ended> {
@@ -134,11 +150,20 @@ impl Attached {
         drop(tokio::runtime::Handle::current().block_on(told));
     }
 
+    /// Waits until it has ended, and that was told, but not longer than this; says whether it has. Only from the control server's
+    /// blocking threads.
+    pub(super) fn wait_ended_until(&self, until: Instant) -> bool {
+        let mut ended = self.ended.subscribe();
+        let told = async move { ended.wait_for(Option::is_some).await.map(drop) };
+        let within = tokio::time::timeout_at(until.into(), told);
+        tokio::runtime::Handle::current().block_on(within).is_ok()
+    }
+
     /// Where it is; where it was last, if it is nowhere. Directories above it may have been renamed.
     pub(super) fn path(&self) -> PathBuf {
         let known = self.known_path();
-        let Some((all, place)) = self.all.upgrade().zip(self.place.get()) else { return known };
-        let at = |site: Site| site.tree.place_of(place).map(|path| site.shown(&path));
+        let Some((all, place)) = self.all.upgrade().zip(self.place()) else { return known };
+        let at = |site: Site| site.tree.place_of(&place).map(|path| site.shown(&path));
         let places: Vec<PathBuf> = all.sites().into_iter().filter_map(at).collect();
         if places.contains(&known) {
             return known;
@@ -282,7 +307,8 @@ impl Service for Attached {
         let site = site.max_by_key(|site| site.mountpoint.as_os_str().len()).unwrap_or_else(|| all.first());
         let path = exact(shown.strip_prefix(&site.mountpoint).unwrap_or(&shown));
         let mountpoint = Some(exact(&site.mountpoint));
-        let reply = all.detach(&DetachRequest { path, how: request.how, mountpoint })?;
+        let volume = Some(self.id.clone());
+        let reply = all.detach(&DetachRequest { path, how: request.how, volume, mountpoint })?;
         Ok(UmountReply { ended: reply.ended, holders: reply.holders })
     }
 

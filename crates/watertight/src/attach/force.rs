@@ -76,31 +76,35 @@ impl Attachments {
     }
 
     /// The volume that is attached uppermost at a path; where a store on the way hangs, the one that was seen there last. Also one that no path leads to any more, and that has
-    /// not ended: its detach waits for its store, or open files keep it.
+    /// not ended: its detach waits for its store, or open files keep it. With it the place that was found, which may be a directory's that is seen twice.
     pub(super) fn at_for_force(
         self: &Arc<Self>,
         site: &Site,
         path: &Path,
-    ) -> Result<Option<Arc<Attached>>, String> {
+    ) -> Result<(Option<Arc<Attached>>, Option<fuse::Attached>), String> {
         let (told, found) = channel();
         let (all, there, below) = (Arc::clone(self), site.clone(), path.to_owned());
-        let look = move || drop(told.send(all.at(&there, &below)));
+        let look =
+            move || drop(told.send(there.tree.found_at(&below).ok().map(|found| (all.of(&found), found))));
         std::thread::Builder::new().name("look".to_owned()).spawn(look).map_err(|e| e.to_string())?;
         let known = || self.list.lock().known_at(&site.shown(path));
         let found = match found.recv_timeout(CALLS) {
             Ok(found) => Ok(found),
-            Err(_) if known().is_some_and(|one| one.is_seen()) => return Ok(known()),
+            Err(_) if known().is_some_and(|one| one.is_seen()) => return Ok((known(), None)),
             Err(_) => found.recv_timeout(GIVE_UP),
         };
         let hangs = found.is_err();
-        Ok(found.ok().flatten().or_else(|| known().filter(|one| hangs || !one.is_seen())))
+        if let Some((one, found)) = found.ok().flatten() {
+            return Ok((one, Some(found)));
+        }
+        Ok((known().filter(|one| hangs || !one.is_seen()), None))
     }
 
     pub(super) fn detach_by_force(
         &self,
         site: &Site,
         path: &Path,
-        attached: Option<&Arc<Attached>>,
+        (attached, found): (Option<&Arc<Attached>>, Option<fuse::Attached>),
     ) -> Result<(), String> {
         let begun = Instant::now();
         let known = attached.map(Arc::clone);
@@ -108,8 +112,15 @@ impl Attachments {
         known.iter().for_each(|one| one.give_up(&site.tree));
         let (tree, path, (told, done)) = (site.tree.clone(), path.to_owned(), channel());
         let detach = move || {
-            let is_away = known.is_some_and(|one| !one.is_seen() || one.detach_by_force(&tree));
-            let result = if is_away { Ok(()) } else { tree.detach(&path, Detach::Force) };
+            let is_unseen = || known.as_ref().is_some_and(|one| !one.is_seen());
+            let result = match found {
+                // That place, and no other of the volume's.
+                Some(found) => tree.detach_by_force(&found),
+                None if is_unseen() || known.as_ref().is_some_and(|one| one.detach_by_force(&tree)) => Ok(()),
+                None => tree.detach(&path, Detach::Force),
+            };
+            // Another caller has taken it away meanwhile.
+            let result = if is_unseen() { Ok(()) } else { result };
             drop(told.send(result));
         };
         std::thread::Builder::new().name("give up".to_owned()).spawn(detach).map_err(|e| e.to_string())?;

@@ -90,6 +90,10 @@ impl List {
         self.by_id.range::<VolumeId, _>(after).take(max).map(|(_, one)| Arc::clone(one)).collect()
     }
 
+    pub(super) fn of_id(&self, id: &VolumeId) -> Option<Arc<Attached>> {
+        self.by_id.get(id).map(Arc::clone)
+    }
+
     pub(super) fn of_number(&self, number: u64) -> Option<Arc<Attached>> {
         self.by_number.get(&number).map(Arc::clone)
     }

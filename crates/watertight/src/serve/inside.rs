@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use super::limits::VolumeLimits;
 use super::missing::Missing;
 use super::{CgroupLimit, Event, PAUSE, PAUSE_MAX, VolumeConfig};
-use crate::control::api::{AttachRequest, DetachRequest, How};
+use crate::control::api::{self, AttachRequest, DetachRequest, How};
 use crate::problem::{Problem, Result};
 use crate::registry::RuntimeDir;
 use crate::shown::Show as _;
@@ -405,7 +405,9 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     let none = || Problem::failure("its mountpoint is gone");
     let is_it =
         |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
-    if let Some(there) = target::running(path.as_os_str()).into_iter().find(is_it) {
+    // What the record says is no evidence of what is there: the volume may have been detached, and be held.
+    let mut there = target::running(path.as_os_str()).into_iter().filter(is_it);
+    if let Some(there) = there.find(has_a_path) {
         let spec = crate::checks::source(&config.source)?.spec;
         if there.record().source == spec {
             return Ok(There { id: Some(there.record().id.clone()), limits: None });
@@ -422,6 +424,7 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     let request = AttachRequest {
         path: inside(path, &mount.mountpoint)?,
         source: Some(config.source.clone()),
+        volume: None,
         from: None,
         options: vec![config.mount_options()],
         mountpoint: mount.mountpoint.to_str().map(str::to_owned),
@@ -442,6 +445,7 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     let request = DetachRequest {
         path: inside(&at, &mount.mountpoint)?,
         how: How::Plain,
+        volume: None,
         mountpoint: mount.mountpoint.to_str().map(str::to_owned),
     };
     let reply =
@@ -464,7 +468,14 @@ fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> 
     };
     let there = target::running(store.as_ref()).into_iter().find(is_it)?;
     let status = there.found.client?.within(PATIENCE).status().ok()?;
-    Some(status.mountpoint.into())
+    // One that was detached and is held is nowhere.
+    (status.state != api::State::Detached).then(|| status.mountpoint.into())
+}
+
+/// Whether its process says that a path leads to it. One that does not answer is where it was.
+fn has_a_path(volume: &target::Volume) -> bool {
+    let is_nowhere = |status: api::Status| status.state == api::State::Detached;
+    !volume.status().is_ok_and(|status| status.is_some_and(is_nowhere))
 }
 
 fn inside(path: &Path, mountpoint: &Path) -> Result<String> {

@@ -1,7 +1,7 @@
 //! `attach`, `detach`, `move`: several volumes inside one mountpoint.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -197,6 +197,70 @@ fn held_means_busy_by_name_and_lazy_tells_what_it_waits_for() {
     holder.kill().unwrap();
     wait(&mut holder, crate::rig::LONG).unwrap();
     world.run("wait", &[Path::new(&id)]).ok().says("free");
+    world.end();
+}
+
+#[test]
+fn one_that_is_held_joins_the_tree_again_and_what_is_written_there_is_its_own() {
+    let Some(world) = World::new("dirty_after=1h") else { return };
+    world.attach().ok();
+    fs::write(world.path("x/file"), "one").unwrap();
+    let id = world.status("x")["id"].clone();
+    let open = File::options().append(true).open(world.path("x/file")).unwrap();
+    let lazy = Path::new("--lazy");
+    world.run("detach", &[lazy, &world.path("x")]).ok().says("still held by");
+    assert_eq!(world.status("x")["state"], "detached");
+    // By its store or id it is detached already, whatever is at its last place.
+    let below = world.rig.root.join("below");
+    fs::create_dir(&below).unwrap();
+    world.run("attach", &[&below, &world.path("x")]).ok();
+    world.run("detach", &[&world.other]).ends(1, "is detached already, and held");
+    world
+        .run("attach", &[Path::new("-o"), Path::new("cache=64M"), &world.other, &world.path("x")])
+        .ends(1, "is held");
+    fs::write(world.path("x/beside"), "").unwrap();
+    world.run("detach", &[&world.path("x")]).ok().says("everything is on");
+    assert!(below.join("beside").exists());
+
+    world.attach().ok().says("is attached at");
+    let status = world.status("x");
+    assert_eq!((&status["state"], &status["id"]), (&"active".into(), &id));
+    (&open).write_all(b" and more").unwrap();
+    assert_eq!(fs::read_to_string(world.path("x/file")).unwrap(), "one and more");
+    fs::write(world.path("x/two"), "two").unwrap();
+    world.run("sync", &[&world.path("x")]).ok();
+    assert_eq!(fs::read_to_string(world.other.join("two")).unwrap(), "two");
+    assert!(!world.rig.store.join("x/two").exists());
+    // Where it is already, nothing changes: one detach takes it away.
+    world.attach().ok();
+    drop(open);
+    world.run("detach", &[&world.path("x")]).ok().says("everything is on");
+    assert!(!world.path("x/two").exists());
+
+    // By its id, and elsewhere.
+    world.attach().ok();
+    let id = world.status("x")["id"].as_str().unwrap().to_owned();
+    let open = File::open(world.path("x/file")).unwrap();
+    world.run("detach", &[lazy, &world.path("x")]).ok();
+    fs::create_dir(world.path("y")).unwrap();
+    world.run("attach", &[Path::new(&id), &world.path("y")]).ok();
+    assert_eq!(world.status("y")["state"], "active");
+    assert_eq!(fs::read_to_string(world.path("y/two")).unwrap(), "two");
+    drop(open);
+    world.run("detach", &[&world.path("y")]).ok().says("everything is on");
+    world.end();
+}
+
+#[test]
+fn detach_takes_the_place_that_was_named_and_no_other_of_the_same_volume() {
+    let Some(world) = World::new("") else { return };
+    world.attach().ok();
+    fs::write(world.path("x/file"), "one").unwrap();
+    fs::create_dir(world.path("y")).unwrap();
+    world.run("attach", &[&world.other, &world.path("y")]).ok();
+    world.run("detach", &[Path::new("--force"), &world.path("y")]).ok();
+    assert!(world.path("x/file").exists() && !world.path("y/file").exists());
+    world.run("detach", &[&world.path("x")]).ok().says("everything is on");
     world.end();
 }
 

@@ -31,6 +31,7 @@ mod metrics;
 mod names;
 mod namespace;
 mod openapi;
+mod places;
 mod rig;
 mod sample;
 mod serve;

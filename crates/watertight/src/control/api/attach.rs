@@ -8,14 +8,17 @@ use super::{Ended, How};
 use crate::holders::Holders;
 use crate::shown::Name;
 
-/// The body of `POST /v1/attach`: one of `source` and `from`.
+/// The body of `POST /v1/attach`: one of `source`, `volume` and `from`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachRequest {
     /// The directory to attach to, from the mountpoint on.
     pub path: String,
-    /// The store.
+    /// The store. If a volume of the mount process has it already, this volume is meant, as with `volume`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// A volume that is attached, or was detached and goes on as long as it is held, by its id: it gets one more place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<VolumeId>,
     /// A directory to be shown in a second place, from the mountpoint on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
@@ -44,6 +47,9 @@ pub struct DetachRequest {
     pub path: String,
     /// How.
     pub how: How,
+    /// The id of the volume that is meant: whatever else is attached there stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<VolumeId>,
     /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mountpoint: Option<String>,

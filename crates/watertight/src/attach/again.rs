@@ -1,0 +1,118 @@
+//! Volumes of this process that are attached once more: at a second place, or after a lazy detach that open files outlived.
+//!
+//! # Invariant
+//! A verb that says that a volume is at a path (exit 0) has made it so, or found it so in the tree itself: **this path, looked up now
+//! by any process, leads into this volume.** What the registry, a status or the volume's store say is no evidence of that: a volume
+//! that was detached and is held has its record, its socket and its store as before. So nothing is concluded from these. The volume
+//! is named by its id or its store, never by the path where it was last; the tree is asked, and a mount is made unless the path leads
+//! there. Likewise what is to be detached is found once, and it is this mount that leaves, whatever the path leads to by then.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fuse::TreeError;
+use volume::events::Life;
+
+use super::{Attached, Attachments, CLOSING, Site};
+use crate::checks;
+use crate::opts::MountOptions;
+use crate::problem::Problem;
+use crate::shown::Show as _;
+use crate::volume_id::VolumeId;
+
+impl Attachments {
+    /// Attaches what a store's name means: the volume that has the store, if this process has one; a new one otherwise.
+    pub(super) fn attach_source(
+        self: &Arc<Self>,
+        source: &str,
+        options: &[String],
+        place: (&Site, &Path),
+    ) -> Result<VolumeId, Problem> {
+        if let Some(one) = self.of_store(source) {
+            if attach(&one, options, place)? {
+                return Ok(one.id().clone());
+            }
+            // Its last file was closed just now: it has the store until it has ended.
+            if !one.wait_ended_until(Instant::now() + CLOSING) {
+                return Err(Problem::failure(is_ending(&one)));
+            }
+        }
+        self.attach_store(source, options, place)
+    }
+
+    /// The volume whose store this is. Stores that are no directories have no identity: each name of one means a new store.
+    fn of_store(&self, source: &str) -> Option<Arc<Attached>> {
+        let source = checks::source(source).ok()?;
+        let directory = source.directory?;
+        let has_it =
+            |one: &Arc<Attached>| checks::directory_of(one.source()).map(Path::new) == Some(&*directory);
+        self.all().into_iter().find(has_it)
+    }
+
+    /// Why a volume that was meant by its id is not detached at a path.
+    pub(super) fn not_there(&self, site: &Site, path: &Path, id: &VolumeId) -> String {
+        let shown = site.shown(path);
+        let known = self.list.lock().of_id(id);
+        match known {
+            None => format!("volume {id} has ended"),
+            Some(one) if !one.is_seen() => format!(
+                "volume {id} is detached already, and held: `watertight wait {id}` tells when its data is on the store, \
+                 `watertight status {id}` who holds it"
+            ),
+            Some(_) => format!(
+                "volume {id} is not what {} leads to: something else is attached there, which is to be detached first",
+                shown.shown()
+            ),
+        }
+    }
+}
+
+/// Gives a volume one more place, if it has not got that; false: it has ended, or is about to.
+pub(super) fn attach(
+    one: &Arc<Attached>,
+    options: &[String],
+    (site, path): (&Site, &Path),
+) -> Result<bool, Problem> {
+    if options.iter().any(|list| !list.is_empty()) && MountOptions::parse(options)? != *one.options() {
+        return Err(Problem::failure(format!(
+            "its store is that of volume {}, which {} and goes on with the options that it has: give none, or the same",
+            one.id(),
+            if one.is_seen() { format!("is attached at {}", one.path().shown()) } else { held(one) },
+        )));
+    }
+    let Some(place) = one.place() else {
+        return Err(Problem::failure(format!(
+            "volume {}, which has the store, is being attached just now",
+            one.id()
+        )));
+    };
+    match site.tree.attach_again(path, &place) {
+        Ok(place) => {
+            let was_detached = !site.tree.is_attached(&one.place().unwrap_or_else(|| place.clone()));
+            if was_detached {
+                one.is_at(place);
+            }
+            one.volume().set_attached();
+            one.volume().events().life(Life::Attached, Some(site.shown(path)));
+            // Writes down where it is.
+            drop(one.path());
+            Ok(true)
+        }
+        Err(TreeError::Tree(mounts::Error::AlreadyThere)) => Ok(true),
+        Err(TreeError::Tree(mounts::Error::Ended)) => Ok(false),
+        Err(error) => Err(Problem::failure(error.to_string())),
+    }
+}
+
+fn held(one: &Attached) -> String {
+    format!("was detached from {} and is held", one.path().shown())
+}
+
+/// Why a volume cannot be attached again.
+pub(super) fn is_ending(one: &Attached) -> String {
+    let id = one.id();
+    format!(
+        "volume {id}, which has the store, is ending: `watertight wait {id}` tells when the store is free"
+    )
+}
