@@ -22,16 +22,19 @@ use scenario::Scenario;
 #[derive(Debug)]
 pub(crate) struct Mounts;
 
-const VARIANTS: [&str; 13] = [
+const VARIANTS: [&str; 16] = [
     "default",
     "expedited",
     "deferred",
     "deferred-all",
     "global-worker",
     "polled-global",
+    "polled-global-at-unlink",
     "polled-mount",
     "polled-mount-corrected",
     "gp-on-demand",
+    "two-list",
+    "per-mount-count",
     "walker-count",
     "percpu-legitimize",
     "kernel",
@@ -99,7 +102,7 @@ fn order(turn: usize, round: usize, variants: usize) -> usize {
 #[cfg(test)]
 #[test]
 fn each_variant_has_a_turn_in_each_round() {
-    for variants in 1..14 {
+    for variants in 1..=VARIANTS.len() {
         for round in 0..9 {
             let mut turns: Vec<usize> = (0..variants).map(|turn| order(turn, round, variants)).collect();
             turns.sort_unstable();
@@ -115,8 +118,8 @@ fn notes(slice: Duration, rounds: usize) -> Vec<String> {
          its tail. Something is mounted before each call."
             .to_owned(),
         "`expedited`: grace periods as short as they get. `rt`: normal ones with a tick of 20 ms, as on a real-time kernel; the \
-         default waits, where it has to, for its own expedited ones in both. `-loaded`: a thread on each processor walks \
-         through the mount without rest."
+         default waits, where it has to, for its own expedited ones in both. `rt-only`: as `rt`, and there are no expedited ones, for the default neither. `-loaded`: a thread on each processor walks \
+         through the mount without rest. Each walk takes a reference at its end, and gives it back."
             .to_owned(),
         "`container`, on a host that has had one before: clone a namespace, attach 50 volumes and a root, change the root, detach the old one (`umount-lazy`), end \
          (`namespace-end`). `tree-N`: a tree of N mounts is detached. `peers-1000`: an unmount that takes 1 000 copies along. \
@@ -126,7 +129,8 @@ fn notes(slice: Duration, rounds: usize) -> Vec<String> {
          another thread do it (`foreign`), returned from a synchronous unmount with the shutdown left to a walk (`not_the_last`), or waited for another superblock that hung (`held_up`): 0 never, 1 always."
             .to_owned(),
         "`deferred`, `deferred-all`, `polled-mount`, `percpu-legitimize` are faulty; `global-worker` and `walker-count` were rejected. `percpu-legitimize` \
-         counts who makes a mount their own: the walks measured here keep nothing, so that it neither counts nor waits for them. `kernel`: tmpfs, \
+         counts who makes a mount their own, here for the whole of the walk. `deferred` leaves the puts to the domain's one thread for callbacks. `polled-global-at-unlink` takes its cookie when the mounts leave, `polled-global` after that. \
+         `two-list` ends what nobody else has before it waits for the others' grace period; `per-mount-count` looks at each mount's count 16 times before it waits for one. `kernel`: tmpfs, \
          umount2(2); its walks are access(2). `kernel-rcu-normal`: with /sys/kernel/rcu_normal set for each call."
             .to_owned(),
     ]

@@ -170,6 +170,21 @@ impl Namespace {
         self.ns.pin(start.into(), path.as_ref(), last, &holder.into())
     }
 
+    /// Where a path leads, for `look` to look at: the mount does not end meanwhile. Nobody is told who has it; a synchronous
+    /// unmount is not refused, but waits until `look` returns, so that this must not take long.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn visit<'a, T>(
+        &self,
+        start: impl Into<Start<'a>>,
+        path: impl AsRef<Path>,
+        last: Last,
+        look: impl FnOnce(&Super, Inode, Kind) -> T,
+    ) -> Result<T> {
+        self.ns.visit(start.into(), path.as_ref(), last, look)
+    }
+
     /// What is mounted there, if anything.
     #[must_use]
     pub fn mounted_on(&self, place: Place) -> Option<MountId> {

@@ -21,7 +21,7 @@ use crate::error::{Error, Holder, Result};
 use crate::mount::{Mount, MountId, Passing, Pin};
 use crate::namespace::Ns;
 use crate::protocol::{Legitimized, MountLock};
-use crate::superblock::{Entry, Inode, Kind};
+use crate::superblock::{Entry, Inode, Kind, Super};
 use path::Rest;
 use step::{At, Changed, View, check, cross_down, cross_up};
 
@@ -151,18 +151,35 @@ impl Ns {
 
     /// Where a path leads, kept.
     pub(crate) fn pin(&self, start: Start<'_>, path: &Path, last: Last, holder: &Holder) -> Result<Pin> {
-        let keep = |at: At<&Arc<Mount>>, kind, seq| {
-            own(at.mount, seq).map(|on| Here { on, inode: at.inode, kind, is_at_start: false })
-        };
         loop {
-            let here = match self.in_sections(start, path, last, keep)? {
-                Found::Done(here) => here,
-                Found::GoOn(begun) => self.with_references(begun, start, path, last)?,
-            };
+            let here = self.reach(start, path, last)?;
             // Refused: a synchronous unmount has it, and the path leads elsewhere by now.
             if let Some(pin) = here.on.pin(here.inode, holder.clone()) {
                 return Ok(pin);
             }
+        }
+    }
+
+    /// Where a path leads, with a passing reference while `look` looks at it.
+    pub(crate) fn visit<T>(
+        &self,
+        start: Start<'_>,
+        path: &Path,
+        last: Last,
+        look: impl FnOnce(&Super, Inode, Kind) -> T,
+    ) -> Result<T> {
+        let here = self.reach(start, path, last)?;
+        Ok(look(&here.on.mount().superblock, here.inode, here.kind))
+    }
+
+    /// Where a path leads, with a passing reference.
+    fn reach(&self, start: Start<'_>, path: &Path, last: Last) -> Result<Here> {
+        let keep = |at: At<&Arc<Mount>>, kind, seq| {
+            own(at.mount, seq).map(|on| Here { on, inode: at.inode, kind, is_at_start: false })
+        };
+        match self.in_sections(start, path, last, keep)? {
+            Found::Done(here) => Ok(here),
+            Found::GoOn(begun) => self.with_references(begun, start, path, last),
         }
     }
 

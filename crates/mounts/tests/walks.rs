@@ -124,6 +124,33 @@ fn a_place_that_was_detached_is_gone_and_a_pin_on_it_stays() {
     assert_eq!(fs.shutdowns(), 1);
 }
 
+#[test]
+fn a_synchronous_unmount_waits_for_a_visit() {
+    for is_cached in [true, false] {
+        let (ns, _) = namespace(&["a/"]);
+        let fs = Fs::new(&["d/f"]);
+        let (fs, sb) = if is_cached { fs } else { fs.uncached() }.mountable();
+        ns.attach(Start::Root, "a", &sb).unwrap();
+        let inode = resolve(&ns, "a/d").inode;
+        std::thread::scope(|scope| {
+            let visit = ns.visit(Start::Root, "a/d", Last::Follow, |seen, at, kind| {
+                assert!(seen.is_same(&sb) && at == inode && kind == Kind::Directory);
+                let unmount = scope.spawn(|| ns.umount(Start::Root, "a", Umount::empty()));
+                while ns.resolve(Start::Root, "a/d", Last::Follow).is_ok() && !unmount.is_finished() {
+                    std::thread::yield_now();
+                }
+                assert_eq!(fs.shutdowns(), 0, "ended under a visit");
+                assert!(!unmount.is_finished(), "returned beside a visit, or was refused");
+                unmount
+            });
+            visit.unwrap().join().unwrap().unwrap();
+        });
+        assert_eq!(fs.shutdowns(), 1);
+        let again = ns.visit(Start::Root, "a/d", Last::Follow, |_, _, _| ());
+        assert!(matches!(again, Err(Error::NoEntry { .. })), "{again:?}");
+    }
+}
+
 /// MN-R9 as a real run: what is there before and after a change is never missed, and `..` never leads elsewhere.
 #[test]
 fn mn_r9_walks_beside_changes_find_what_was_there_all_the_time() {

@@ -198,7 +198,16 @@ mod tests {
         // One that is not given a processor in time is not caught each time.
         let is_caught = |variant: &str| (0..20).any(|_| is_not_the_last(variant));
         assert!(is_caught("polled-mount") && is_caught("percpu-legitimize"));
-        for variant in ["default", "expedited", "polled-mount-corrected", "gp-on-demand"] {
+        let correct = [
+            "default",
+            "expedited",
+            "polled-global-at-unlink",
+            "polled-mount-corrected",
+            "gp-on-demand",
+            "two-list",
+            "per-mount-count",
+        ];
+        for variant in correct {
             assert!(!is_not_the_last(variant), "{variant}");
         }
     }

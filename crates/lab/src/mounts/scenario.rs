@@ -54,11 +54,12 @@ pub(crate) enum Scenario {
 
 use Scenario::{Container, Oracle, Peers, Tree, Unmount, Walks};
 
-const ALL: [(&str, Scenario); 18] = [
+const ALL: [(&str, Scenario); 19] = [
     ("expedited", Unmount { engine: Engine::Expedited, is_loaded: false }),
     ("expedited-loaded", Unmount { engine: Engine::Expedited, is_loaded: true }),
     ("rt", Unmount { engine: Engine::Normal, is_loaded: false }),
     ("rt-loaded", Unmount { engine: Engine::Normal, is_loaded: true }),
+    ("rt-only-loaded", Unmount { engine: Engine::NormalOnly, is_loaded: true }),
     ("container", Container { engine: Engine::Expedited }),
     ("container-rt", Container { engine: Engine::Normal }),
     ("tree-10", Tree { mounts: 10 }),
@@ -98,9 +99,9 @@ impl Scenario {
     /// About how long a slice of it takes.
     pub(crate) fn takes(self, slice: Duration) -> Duration {
         match self {
-            Unmount { engine: Engine::Normal, .. } => slice * 2,
+            Unmount { engine: Engine::Normal | Engine::NormalOnly, .. } => slice * 2,
             Tree { mounts: 10_000 } => Duration::from_millis(100) * REPEATED,
-            Container { engine: Engine::Normal } => Duration::from_millis(40) * REPEATED,
+            Container { engine: Engine::Normal | Engine::NormalOnly } => Duration::from_millis(40) * REPEATED,
             Container { .. } | Tree { .. } | Peers { .. } => Duration::from_millis(10) * REPEATED,
             Oracle => Duration::from_millis(100),
             Unmount { .. } | Walks { .. } => slice,
@@ -157,6 +158,9 @@ impl Scenario {
 fn subject(variant: &str, engine: Engine) -> Result<Box<dyn Subject>, String> {
     let is_normal = engine == Engine::Normal;
     Ok(match variant {
+        "kernel" | "kernel-rcu-normal" if engine == Engine::NormalOnly => {
+            return Err("not ours: the kernel's own are as it is built".into());
+        }
         "kernel" if is_normal => return Err("see expedited: the kernel as it runs".into()),
         "kernel-rcu-normal" if !is_normal => return Err("see rt: only with the switch on".into()),
         "kernel" | "kernel-rcu-normal" => Box::new(Kernel::new(is_normal)?),

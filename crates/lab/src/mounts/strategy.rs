@@ -18,6 +18,8 @@ pub(crate) enum Engine {
     Expedited,
     /// With a tick, as a real-time kernel has them.
     Normal,
+    /// The same, and there are no others: the default's own are with a tick, too.
+    NormalOnly,
 }
 
 /// What is done with mounts that left.
@@ -33,10 +35,16 @@ pub(crate) enum Kind {
     GlobalWorker,
     /// A cookie after the unhashing, and a wait only if it has not passed.
     PolledGlobal,
+    /// The same with the cookie that was taken when the mounts left, one for all that left together.
+    PolledGlobalAtUnlink,
     /// A cookie for each mount; `is_inverted`: waits if they *have* passed.
     PolledMount { is_inverted: bool },
     /// No grace period where nobody else has a reference.
     OnDemand,
+    /// Two lists: mounts that nobody else has end at once, the others after a grace period.
+    TwoList,
+    /// Each mount's count is looked at until it says that nobody else has the mount, so many times; then a grace period.
+    PerMountCount,
     /// Each walk counts itself; the count's end is waited for.
     WalkerCount,
     /// Who makes a mount their own counts themselves on their processor meanwhile; the end of all is waited for, in place of a grace period.
@@ -82,15 +90,18 @@ impl fmt::Debug for Strategy {
 }
 
 /// The names in the table; the default is the crate's own and none of these.
-pub(crate) const KINDS: [(&str, Kind); 10] = [
+pub(crate) const KINDS: [(&str, Kind); 13] = [
     ("expedited", Kind::Expedited),
     ("deferred", Kind::Deferred),
     ("deferred-all", Kind::DeferredAll),
     ("global-worker", Kind::GlobalWorker),
     ("polled-global", Kind::PolledGlobal),
+    ("polled-global-at-unlink", Kind::PolledGlobalAtUnlink),
     ("polled-mount", Kind::PolledMount { is_inverted: true }),
     ("polled-mount-corrected", Kind::PolledMount { is_inverted: false }),
     ("gp-on-demand", Kind::OnDemand),
+    ("two-list", Kind::TwoList),
+    ("per-mount-count", Kind::PerMountCount),
     ("walker-count", Kind::WalkerCount),
     ("percpu-legitimize", Kind::PercpuLegitimize),
 ];
@@ -102,7 +113,11 @@ pub(crate) fn teardown(
     options: &DomainOptions,
 ) -> (Arc<dyn Teardown>, Option<Arc<Strategy>>) {
     let Some((_, kind)) = KINDS.iter().find(|(known, _)| *known == name) else {
-        return (Arc::new(OnDemand), None);
+        let default: Arc<dyn Teardown> = match engine {
+            Engine::NormalOnly => Arc::new(WithoutExpedited),
+            Engine::Expedited | Engine::Normal => Arc::new(OnDemand),
+        };
+        return (default, None);
     };
     let strategy = Arc::new(Strategy {
         kind: *kind,
@@ -120,7 +135,7 @@ impl Strategy {
     fn wait(&self, cookie: Cookie) {
         match self.engine {
             Engine::Expedited => self.domain.cond_synchronize_expedited(cookie),
-            Engine::Normal => self.domain.cond_synchronize(cookie),
+            Engine::Normal | Engine::NormalOnly => self.domain.cond_synchronize(cookie),
         }
     }
 
@@ -181,6 +196,29 @@ impl Strategy {
     }
 }
 
+/// How often a mount's count is looked at before a grace period is waited for.
+const LOOKS: u32 = 16;
+
+/// Whether nobody else has it; if somebody has, lets others run first.
+fn is_alone_now(gone: &Gone) -> bool {
+    let is_alone = gone.count() == 1;
+    if !is_alone {
+        std::thread::yield_now();
+    }
+    is_alone
+}
+
+/// The default, on a host whose grace periods cannot be hurried.
+#[derive(Debug)]
+struct WithoutExpedited;
+
+impl Teardown for WithoutExpedited {
+    fn finish(&self, gone: Vec<Gone>, why: Why) {
+        let complete = |gone: Gone| gone.complete_with(why == Why::Sync, Domain::cond_synchronize);
+        Last::clean_up_all(gone.into_iter().filter_map(complete).collect());
+    }
+}
+
 /// After the wait: the puts, and the clean-ups of those that were the last.
 fn put_all(gone: Vec<Gone>, is_sync: bool) {
     let last: Vec<Last> = gone.into_iter().filter_map(|gone| gone.complete(is_sync, || ())).collect();
@@ -203,7 +241,7 @@ static WORKER: LazyLock<Sender<(Job, Sender<()>)>> = LazyLock::new(|| {
 
 impl Teardown for Strategy {
     fn may_be_alone(&self) -> bool {
-        self.kind == Kind::OnDemand
+        matches!(self.kind, Kind::OnDemand | Kind::TwoList)
     }
 
     fn domain(&self, _: &DomainOptions) -> Domain {
@@ -219,13 +257,20 @@ impl Teardown for Strategy {
                 self.wait(self.domain.get_state());
                 put_all(gone, is_sync);
             }
+            Kind::PolledGlobalAtUnlink => {
+                // All are stamped after the last of them has left, and all have this domain: one is as good as another.
+                if let Some(one) = gone.first() {
+                    self.wait(one.stamp());
+                }
+                put_all(gone, is_sync);
+            }
             Kind::GlobalWorker => {
                 let (done, is_done) = channel();
                 let (domain, engine) = (self.domain.clone(), self.engine);
                 let job = move || {
                     match engine {
                         Engine::Expedited => domain.synchronize_expedited(),
-                        Engine::Normal => domain.synchronize(),
+                        Engine::Normal | Engine::NormalOnly => domain.synchronize(),
                     }
                     put_all(gone, is_sync);
                 };
@@ -246,6 +291,22 @@ impl Teardown for Strategy {
             }
             Kind::OnDemand => {
                 if !gone.iter().all(Gone::is_alone) {
+                    self.wait(self.domain.get_state());
+                }
+                put_all(gone, is_sync);
+            }
+            Kind::TwoList => {
+                let (alone, shared): (Vec<_>, Vec<_>) = gone.into_iter().partition(Gone::is_alone);
+                put_all(alone, is_sync);
+                if !shared.is_empty() {
+                    self.wait(self.domain.get_state());
+                    put_all(shared, is_sync);
+                }
+            }
+            Kind::PerMountCount => {
+                // Once the unmount's own reference is the only one nobody is in a fast put: who is has not been counted
+                // down, and who comes now finds the flags, and puts slowly.
+                if !gone.iter().all(|one| (0..LOOKS).any(|_| is_alone_now(one))) {
                     self.wait(self.domain.get_state());
                 }
                 put_all(gone, is_sync);
