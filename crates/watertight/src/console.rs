@@ -68,12 +68,6 @@ impl Console {
         self.is_quiet.get_or_init(|| ());
     }
 
-    /// Whether [`print`](Self::print) prints nothing.
-    #[must_use]
-    pub fn is_quiet(&self) -> bool {
-        self.is_quiet.get().is_some()
-    }
-
     /// Whether a status line can be shown.
     #[must_use]
     pub const fn is_terminal(&self) -> bool {
@@ -103,7 +97,7 @@ impl Console {
     /// Names in them have to be [shown](crate::shown), so that each is in one line; what a terminal
     /// would obey is not obeyed even where one was forgotten.
     pub fn print(&self, line: &str) {
-        if self.is_quiet() {
+        if self.is_quiet.get().is_some() {
             return;
         }
         let line = harmless(line, self.colours_out);

@@ -183,16 +183,13 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Says who holds the volume. A helper, which prints nothing of what goes well, says it too, on standard error: the data is not on
-    /// the store yet.
     fn tell_that_data_follows(&self, holders: &Holders) {
         let id = &self.volume.record().id;
-        let mut lines = vec![format!("{}: the path is gone, the volume is still held by", self.path())];
-        lines.extend(holders.lines().into_iter().map(|line| format!("  {line}")));
-        lines.push(format!("its data follows: `watertight wait {id}` tells when it is on the store"));
-        let tell =
-            |line: &String| if console().is_quiet() { console().say(line) } else { console().print(line) };
-        lines.iter().for_each(tell);
+        console().print(&format!("{}: the path is gone, the volume is still held by", self.path()));
+        for line in holders.lines() {
+            console().print(&format!("  {line}"));
+        }
+        console().print(&format!("its data follows: `watertight wait {id}` tells when it is on the store"));
     }
 
     fn force(&self) -> Result<()> {
