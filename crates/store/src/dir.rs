@@ -75,7 +75,7 @@ pub struct DirStore {
     inner: Arc<Inner>,
 }
 
-/// Bounds of a [`DirStore`]; what is `None` follows from the limit of descriptors.
+/// Bounds of a [`DirStore`], where what is `None` follows from the limit of descriptors, and how it reads.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DirOptions {
     /// Objects that are held open at a time, where others can be opened again (as root); otherwise
@@ -84,6 +84,9 @@ pub struct DirOptions {
     /// Objects that wait to be synced, before changing another one syncs the oldest. Three
     /// eighths of the limit.
     pub unsynced_max: Option<usize>,
+    /// Reading files and directories leaves their times of access as they are, where the process may ask for that: root,
+    /// or the owner.
+    pub no_atime: bool,
 }
 
 /// What the store's syncs did so far.
@@ -113,6 +116,7 @@ pub(crate) struct Inner {
     /// `/proc/self/fd`, of all stores of the process.
     proc_fds: Arc<OwnedFd>,
     is_read_only: bool,
+    no_atime: bool,
     file_size_max: u64,
     idle_files_max: usize,
     ownership: creds::Ownership,
@@ -255,6 +259,7 @@ impl Inner {
             mount: mount_of(&stat),
             proc_fds,
             is_read_only: medium.f_flag.contains(StatVfsMountFlags::RDONLY),
+            no_atime: options.no_atime,
             file_size_max,
             idle_files_max: descriptors / 4,
             ownership: creds::Ownership::possible(is_local(&lock)),
@@ -302,7 +307,23 @@ impl Inner {
     /// Opens a directory for listing and syncing.
     fn open_entries(&self, path: &OwnedFd) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        self.with_room(|| rustix::fs::openat(path, ".", flags, 0.into()))
+        self.with_room(|| self.quietly(flags, |flags| rustix::fs::openat(path, ".", flags, 0.into())))
+    }
+
+    /// Opens what is to be read, without a trace in its time of access if that was asked for and is allowed.
+    fn quietly<T>(
+        &self,
+        flags: OFlags,
+        open: impl Fn(OFlags) -> rustix::io::Result<T>,
+    ) -> rustix::io::Result<T> {
+        if self.no_atime {
+            match open(flags | OFlags::NOATIME) {
+                // Somebody else's.
+                Err(rustix::io::Errno::PERM) => {}
+                done => return done,
+            }
+        }
+        open(flags)
     }
 
     fn path_of(&self, id: ObjectId) -> Option<PathBuf> {

@@ -46,7 +46,7 @@ pub use fault::{FaultOp, FaultStore};
 pub use hook::{At, HookStore, Hooks};
 pub use mem::MemStore;
 pub use name::Name;
-pub use spec::open;
+pub use spec::{open, open_with};
 pub use traits::{Dir, File, Store};
 pub use types::{
     Access, AllocateMode, Attr, Created, Creator, DirEntry, Entry, FileType, NewNode, ObjectId, RenameFlags,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DirStore, Error, ErrorKind, FaultStore, MemStore, Result, Store};
+use crate::{DirOptions, DirStore, Error, ErrorKind, FaultStore, MemStore, Result, Store};
 
 /// A memory store that is smaller has no room for a handful of files: whoever names such a size forgot its unit.
 const MEM_BYTES_MIN: u64 = 1 << 20;
@@ -18,13 +18,21 @@ const MEM_BYTES_MIN: u64 = 1 << 20;
 /// # Errors
 /// [`ErrorKind::Invalid`] for what names no store; what the store's own opening says.
 pub fn open(spec: &str) -> Result<Arc<dyn Store>> {
+    open_with(spec, DirOptions::default())
+}
+
+/// The same with options for the directory, if it is one.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(spec: &str, options: DirOptions) -> Result<Arc<dyn Store>> {
     let (scheme, rest) = match spec.split_once(':') {
         Some((scheme, rest)) if is_scheme(scheme) => (scheme, rest),
         _ => ("dir", spec),
     };
     match scheme {
         "dir" if rest.is_empty() => Err(bad(spec, "no path is given")),
-        "dir" => Ok(DirStore::open(rest)?),
+        "dir" => Ok(DirStore::open_with(rest, options)?),
         "mem" if rest.is_empty() => Ok(MemStore::with_default_capacity()),
         "mem" => {
             let size = rest.strip_prefix("size=").and_then(parse_size);
@@ -44,7 +52,7 @@ pub fn open(spec: &str) -> Result<Arc<dyn Store>> {
                 rest.split_once(',').ok_or_else(|| bad(spec, "expected `fault:RULES,SPEC`"))?;
             // The rules first: a store is not opened for nothing.
             FaultStore::new(MemStore::new(0), rules)?;
-            Ok(FaultStore::new(open(inner)?, rules)?)
+            Ok(FaultStore::new(open_with(inner, options)?, rules)?)
         }
         _ => Err(bad(
             spec,

@@ -352,7 +352,7 @@ fn what_loses_its_name_while_put_away_lives_on() {
 #[test]
 fn nothing_referenced_is_lost_among_many_threads() {
     let place = place();
-    let options = DirOptions { open_max: Some(4), unsynced_max: Some(16) };
+    let options = DirOptions { open_max: Some(4), unsynced_max: Some(16), ..Default::default() };
     let store = DirStore::open_with(&place.source, options).unwrap();
     std::thread::scope(|scope| {
         for t in 0..4u64 {
@@ -603,4 +603,29 @@ fn inside_read_only() {
         ErrorKind::ReadOnly
     );
     store.sync().unwrap();
+}
+
+#[test]
+fn reading_leaves_times_of_access_alone_where_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+    for no_atime in [true, false] {
+        let root = dir.path().join(no_atime.to_string());
+        fs::create_dir(&root).unwrap();
+        fs::write(root.join("file"), "content").unwrap();
+        let times = fs::FileTimes::new().set_accessed(old).set_modified(old);
+        for path in [root.join("file"), root.clone()] {
+            fs::File::open(path).unwrap().set_times(times).unwrap();
+        }
+        let store = DirStore::open_with(&root, DirOptions { no_atime, ..Default::default() }).unwrap();
+        let found = store.lookup(ROOT, n("file")).unwrap();
+        let file = store.open(found.id, Access::Read).unwrap();
+        assert_eq!(file.read_at(&mut [0; 7], 0).unwrap(), 7);
+        store.open_dir(ROOT).unwrap().list(0, &mut |_| true).unwrap();
+        store.close();
+        for path in [root.join("file"), root.clone()] {
+            let is_old = fs::metadata(&path).unwrap().accessed().unwrap() == old;
+            assert!(is_old || !no_atime, "{}", path.display());
+        }
+    }
 }

@@ -179,10 +179,11 @@ impl Attachments {
     pub fn statuses(&self, after: Option<&VolumeId>, max: usize) -> Vec<Status> {
         let page = self.list.lock().after(after, max);
         let process = crate::process::figures(self.session.threads() as u64);
+        let privileges = self.root.privileges();
         let mut lines = 0;
         let mut statuses = Vec::new();
         for one in page {
-            let status = one.status_beside(process);
+            let status = one.status_beside(process, privileges.clone());
             lines += status.errors.len() + status.cgroups.len();
             statuses.push(status);
             if lines > LINES_MAX {
@@ -259,7 +260,7 @@ impl Attachments {
             checks::alone(directory)?;
         }
         has_descriptors()?;
-        let store = mount_cmd::open_store(&source)?;
+        let store = mount_cmd::open_store(&source, &options)?;
         let shown = site.shown(path);
         let name = exact(&shown);
         let read_only = mount_cmd::is_read_only(&options, (&source, &name), &*store)?;

@@ -28,7 +28,7 @@ The last one shows a directory of the mountpoint in a second place.\n\
 Who looks at the directory sees the volume when the command returns. Attached volumes end with the mountpoint.";
 
 /// Options that are of a mountpoint, and not of a volume.
-const OF_THE_MOUNTPOINT: [&str; 12] = [
+const OF_THE_MOUNTPOINT: [&str; 16] = [
     "mode",
     "type",
     "allow_other",
@@ -39,6 +39,10 @@ const OF_THE_MOUNTPOINT: [&str; 12] = [
     "cgroup",
     "nosuid",
     "nodev",
+    "suid",
+    "dev",
+    "allow_suid",
+    "allow_dev",
     "noexec",
     "nosymfollow",
 ];

@@ -198,7 +198,7 @@ pub enum Verb {
         /srv/data  /mnt/data  fuse.watertight  cache=1G,nofail  0  0\n\n\
         The options are those of `watertight mount`. Of the options that fstab has for all file systems the following mean nothing to a \
         volume, and are left out: user, owner, nofail, _netdev, x-… and the like, which are mount(8)'s; relatime, strictatime, nodiratime, lazytime; \
-        async, iversion, silent. sync, dirsync, mand and remount are refused.\n\n\
+        async, iversion, silent. sync, dirsync and mand are refused. suid and dev are written allow_suid and allow_dev there.\n\n\
         Makes symbolic links to this program. The Debian package has them already.")]
     InstallHelpers(InstallHelpersArgs),
 

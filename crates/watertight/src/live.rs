@@ -117,6 +117,13 @@ impl Facts {
         Device::of(&self.mount)
     }
 
+    /// Of `suid` and `dev`, what one of the file system's mounts at least allows now.
+    #[must_use]
+    pub fn privileges(&self) -> Vec<String> {
+        let table = MountTable::read();
+        mountinfo::privileges(table.of_device(self.device()).filter(|mount| mountinfo::is_ours(mount)))
+    }
+
     /// The mount to ask the kernel about: the own one, or another of the file system's where that was unmounted, a whole
     /// one if there is one.
     #[must_use]
@@ -259,6 +266,7 @@ impl Service for Live {
             transport_reason: transport_reason.map(Words::from),
             mode: facts.mode.into(),
             read_only: self.is_read_only(),
+            privileges: facts.privileges(),
             started_ms: facts.started_ms,
             requests: self.requests(),
             process: process::figures(self.session.threads() as u64),

@@ -103,7 +103,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if let Some(directory) = &source.directory {
         checks::alone(directory)?;
     }
-    let store = progress::waiting_for(&what, &from, || open_store(&source))?;
+    let store = progress::waiting_for(&what, &from, || open_store(&source, &options))?;
     // After the store has raised the limit of descriptors, and before threads are started that write.
     privileges::respect_quotas();
     let read_only = is_read_only(&options, (&source, &name), &*store)?;
@@ -169,10 +169,12 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     supervisor::outcome(source.spec.shown(), &Name::of(&mountpoint), &ended).map(|()| ExitCode::SUCCESS)
 }
 
-pub(crate) fn open_store(source: &Source) -> Result<Arc<dyn Store>> {
+pub(crate) fn open_store(source: &Source, options: &MountOptions) -> Result<Arc<dyn Store>> {
     let spec = &source.spec;
     let shown = spec.shown();
-    store::open(spec).map_err(|error| match error.kind() {
+    let no_atime = options.flags.iter().any(|flag| flag == "noatime");
+    let how = store::DirOptions { no_atime, ..Default::default() };
+    store::open_with(spec, how).map_err(|error| match error.kind() {
         ErrorKind::Busy => {
             let directory = checks::directory_of(spec).unwrap_or_default();
             let volume = target::running(directory.as_ref()).into_iter().find(|v| {
@@ -360,6 +362,19 @@ fn serve(session: fuse::Session, volume: String, gone: Arc<Gone>, sender: Sender
         .map_err(|error| Problem::failure(format!("no thread to serve with: {error}")))
 }
 
+/// What `-o suid` and `-o dev` mean for this host, in a line.
+fn privileges_note(privileges: &[String]) -> String {
+    let means = |name: &String| match name.as_str() {
+        "suid" => "set-id bits and capabilities of its programs count on this host",
+        _ => "its devices can be opened on this host",
+    };
+    format!(
+        "mounted with {}: {}",
+        privileges.join(","),
+        privileges.iter().map(means).collect::<Vec<_>>().join(", and ")
+    )
+}
+
 /// Tells whoever waits for the mount that it is up: a person, if it goes to the background.
 fn announce(live: &Live, in_background: bool) {
     let facts = live.facts();
@@ -374,6 +389,17 @@ fn announce(live: &Live, in_background: bool) {
             console().print(&format!("{}{note}", background::NOTE));
         } else {
             tracing::info!(volume = live.volume().name(), "{note}");
+        }
+    }
+    let privileges = mountinfo::privileges([mount]);
+    if !privileges.is_empty() {
+        let note = privileges_note(&privileges);
+        if in_background {
+            console().print(&format!("{}{note}", background::NOTE));
+        } else if logging::has_all() {
+            tracing::warn!(volume = live.volume().name(), "{note}");
+        } else {
+            console().say(&console().paint_err(Colour::Yellow, &note));
         }
     }
     console().print(&format!(

@@ -44,6 +44,20 @@ pub fn is_ours(mount: &Mount) -> bool {
     mount.fstype.split_once('.').is_some_and(|(_, subtype)| subtype == SUBTYPE)
 }
 
+/// Of `suid` and `dev`, what one of the mounts at least allows.
+pub fn privileges<'a>(mounts: impl IntoIterator<Item = &'a Mount>) -> Vec<String> {
+    let (mut suid, mut dev) = (false, false);
+    for mount in mounts {
+        suid |= mount.has_suid;
+        dev |= mount.has_devices;
+    }
+    [(suid, "suid"), (dev, "dev")]
+        .into_iter()
+        .filter(|(is_on, _)| *is_on)
+        .map(|(_, name)| name.to_owned())
+        .collect()
+}
+
 /// Whether this process may have to do with the mount: it is this user's, or root asked for all users'. Others' are not even
 /// asked whether they live: with a server that hangs, the caller would wait for good.
 #[must_use]
@@ -146,6 +160,8 @@ mod tests {
             fstype: fstype.to_owned(),
             source,
             is_read_only: false,
+            has_suid: false,
+            has_devices: false,
             owner: None,
         }
     }

@@ -99,7 +99,8 @@ pub struct MountOptions {
     pub limits: Vec<(CgroupPath, LimitChange)>,
     /// A store that takes longer over one call is stalled.
     pub stall_after: Duration,
-    /// Flags of the mount that the kernel enforces: `nosuid`, `nodev`, `noexec`, `noatime`, `nosymfollow`.
+    /// Flags of the mount that the kernel enforces: `nosuid` and `nodev` unless they are switched off, `noexec`, `noatime`,
+    /// `nosymfollow`.
     pub flags: Vec<String>,
 }
 
@@ -130,10 +131,13 @@ impl Default for MountOptions {
             sync_policy: SyncPolicy::Boost,
             limits: Vec::new(),
             stall_after: Duration::from_secs(5),
-            flags: Vec::new(),
+            flags: DEFAULT_FLAGS.map(str::to_owned).to_vec(),
         }
     }
 }
+
+/// What a store brings along gives nobody rights on this host, unless that is asked for.
+const DEFAULT_FLAGS: [&str; 2] = ["nosuid", "nodev"];
 
 /// The smallest cache that can work.
 const CACHE_BYTES_MIN: u64 = 4 << 20;
@@ -175,7 +179,10 @@ pub const VALID: &[(&str, &str)] = &[
         "as `watertight limit` does: limit=/customers/a:wbps=1M:sync_isolation=1; may be given several times",
     ),
     ("stall_after=TIME", "a store that does not answer a call for so long is called stalled [5s]"),
-    ("nosuid, nodev, ...", "also noexec, noatime, nosymfollow: as in mount(8)"),
+    ("suid", "set-id bits and capabilities of its programs count: nosuid is the default; root only"),
+    ("dev", "its devices can be opened: nodev is the default; root only"),
+    ("allow_suid, allow_dev", "suid and dev for mount(8) and fstab, which keep those two for themselves"),
+    ("noexec, noatime, ...", "also nosymfollow, nosuid, nodev: as in mount(8)"),
 ];
 
 /// Options of mount(8) that promise what a volume does not keep, and why it does not.
@@ -290,10 +297,13 @@ impl MountOptions {
             "noallow_other" => self.allow_other = Some(false),
             "flush_on_close" => self.flush_on_close = true,
             "noflush_on_close" => self.flush_on_close = false,
-            "nosuid" | "nodev" | "noexec" | "noatime" | "nosymfollow" => self.flags.push(name.to_owned()),
-            "suid" | "dev" | "exec" | "atime" | "symfollow" => {
-                self.flags.retain(|flag| flag.strip_prefix("no") != Some(name))
+            "nosuid" | "nodev" | "noexec" | "noatime" | "nosymfollow" => {
+                self.unset_flag(name);
+                self.flags.push(name.to_owned());
             }
+            "suid" | "dev" | "exec" | "atime" | "symfollow" => self.unset_flag(&format!("no{name}")),
+            "allow_suid" => self.unset_flag("nosuid"),
+            "allow_dev" => self.unset_flag("nodev"),
             "defaults" => {}
             _ => {
                 let refuse = |why| wrong_option(&format!("{name}: {why}"));
@@ -301,6 +311,10 @@ impl MountOptions {
             }
         }
         Ok(())
+    }
+
+    fn unset_flag(&mut self, name: &str) {
+        self.flags.retain(|flag| flag != name);
     }
 }
 
@@ -358,6 +372,17 @@ mod tests {
         assert_eq!(options.mode, Mode::KernelWriteback);
         assert_eq!(options.mount_type, MountType::Fuse);
         assert_eq!(options.flags, ["nodev"]);
+        for (list, flags) in [
+            ("defaults", &["nosuid", "nodev"][..]),
+            ("nosuid,nodev,nosuid", &["nodev", "nosuid"]),
+            ("suid,noexec", &["nodev", "noexec"]),
+            ("dev", &["nosuid"]),
+            ("suid,dev", &[]),
+            ("allow_suid,allow_dev", &[]),
+            ("suid,nosuid", &["nodev", "nosuid"]),
+        ] {
+            assert_eq!(parse(&[list]).unwrap().flags, flags, "{list}");
+        }
         assert_eq!(parse(&["cgroup=off"]).unwrap().cgroup, Choice::Off);
         assert_eq!(
             parse(&["spin=off,flushers=3,drain_timeout=2m"]).unwrap().drain_timeout,

@@ -349,12 +349,13 @@ fn print_table(volumes: &[Shown]) {
         .iter()
         .map(|Shown { status: v, .. }| {
             let access = if v.read_only { ",ro" } else { "" };
+            let privileges: String = v.privileges.iter().map(|name| format!(",{name}")).collect();
             [
                 v.id.to_string(),
                 v.mountpoint.to_string(),
                 v.source.to_string(),
                 v.state.to_string(),
-                format!("{}{access}", v.mount_type),
+                format!("{}{access}{privileges}", v.mount_type),
                 units::bytes(v.to_write_bytes),
                 units::bytes(v.writeback_bytes),
                 format!("{}/{}", units::bytes(v.cached_bytes), units::bytes(v.cache_bytes_max)),

@@ -27,6 +27,10 @@ pub struct MountInfo {
     pub source: String,
     /// Whether the file system is read-only, in all of its mounts.
     pub is_read_only: bool,
+    /// Whether set-id bits and capabilities of its programs count, seen through this mount.
+    pub has_suid: bool,
+    /// Whether its devices can be opened, through this mount.
+    pub has_devices: bool,
     /// The user who mounted it, where it is a FUSE mount.
     pub owner: Option<u32>,
 }
@@ -96,7 +100,8 @@ fn parse(line: &[u8]) -> Option<MountInfo> {
     let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
     let mut path = || Some(PathBuf::from(OsString::from_vec(unescaped(fields.next()?))));
     let (root, mountpoint) = (path()?, path()?);
-    let _flags = fields.next()?;
+    let flags = fields.next()?;
+    let is_set = |name: &[u8]| flags.split(|&byte| byte == b',').any(|flag| flag == name);
     // Optional fields end with a dash.
     let mut peer_group = None;
     for field in fields.by_ref().take_while(|field| *field != b"-") {
@@ -121,6 +126,8 @@ fn parse(line: &[u8]) -> Option<MountInfo> {
         fstype,
         source,
         is_read_only,
+        has_suid: !is_set(b"nosuid"),
+        has_devices: !is_set(b"nodev"),
         owner,
     })
 }
@@ -163,6 +170,7 @@ mod tests {
             (Path::new("/sub dir"), Path::new(r"/mnt/a b\c"))
         );
         assert_eq!((info.peer_group, info.is_read_only), (Some(1), false));
+        assert_eq!((info.has_suid, info.has_devices), (false, true));
         assert_eq!((info.fstype.as_str(), info.source.as_str()), ("fuse.watertight", "dir:/srv x"));
         assert_eq!(info.owner, Some(65534));
         assert_eq!(info.connection_dir(), Path::new("/sys/fs/fuse/connections/52"));

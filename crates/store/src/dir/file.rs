@@ -97,7 +97,9 @@ impl Inner {
     pub(crate) fn reopen(&self, path: std::os::fd::BorrowedFd<'_>, how: OFlags) -> Result<OwnedFd, Errno> {
         let name = super::sys::FdName::short(path);
         let flags = how | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let open = || rustix::fs::openat(&self.proc_fds, name.as_c_str(), flags, 0.into());
+        let open = || {
+            self.quietly(flags, |flags| rustix::fs::openat(&self.proc_fds, name.as_c_str(), flags, 0.into()))
+        };
         self.with_room(|| retry_on_intr(open))
     }
 }

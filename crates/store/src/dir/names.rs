@@ -58,7 +58,8 @@ impl Inner {
         let data = {
             let creator = creds::take(self.ownership, creator).map_err(errno::failed(op))?;
             let mode = creator.mode(perm);
-            let open = || retry_on_intr(|| rustix::fs::openat(&dir_fd, name.as_os_str(), flags, mode));
+            let open = |flags| rustix::fs::openat(&dir_fd, name.as_os_str(), flags, mode);
+            let open = || retry_on_intr(|| self.quietly(flags, open));
             self.with_room(open).map_err(errno::failed(op))?
         };
         let at = self.changed(&dir, Change::Data);
@@ -89,7 +90,8 @@ impl Inner {
         let data = {
             let creator = creds::take(self.ownership, creator).map_err(errno::failed(op))?;
             let mode = creator.mode(perm);
-            let open = || retry_on_intr(|| rustix::fs::openat(&dir_fd, ".", flags, mode));
+            let open = |flags| rustix::fs::openat(&dir_fd, ".", flags, mode);
+            let open = || retry_on_intr(|| self.quietly(flags, open));
             self.with_room(open).map_err(errno::failed(op))?
         };
         let stat = self.stat(data.as_fd(), op)?;

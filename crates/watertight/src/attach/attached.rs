@@ -243,8 +243,8 @@ impl Attached {
 }
 
 impl Attached {
-    /// Its figures, with those of the process.
-    pub(super) fn status_beside(&self, process: Process) -> Status {
+    /// Its figures, with those of the process and the privileges of its mountpoint.
+    pub(super) fn status_beside(&self, process: Process, privileges: Vec<String>) -> Status {
         let volume = self.volume.status();
         let Some(all) = self.all.upgrade() else {
             return Status {
@@ -267,6 +267,7 @@ impl Attached {
             transport_reason: transport_reason.map(Words::from),
             mode: all.root.mode.into(),
             read_only: self.read_only,
+            privileges,
             started_ms: self.started_ms,
             // These are the connection's, and told with its own volume.
             requests: Requests::default(),
@@ -278,8 +279,10 @@ impl Attached {
 
 impl Service for Attached {
     fn status(&self) -> Status {
-        let threads = self.all.upgrade().map_or(0, |all| all.session.threads());
-        self.status_beside(crate::process::figures(threads as u64))
+        let all = self.all.upgrade();
+        let (threads, privileges) =
+            all.map_or_else(Default::default, |all| (all.session.threads(), all.root.privileges()));
+        self.status_beside(crate::process::figures(threads as u64), privileges)
     }
 
     fn sync(&self, by: Option<u32>) -> Result<Synced, String> {

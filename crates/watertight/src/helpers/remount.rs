@@ -106,6 +106,12 @@ fn flags(now: MountFlags, lists: &[String], sloppy: bool) -> Result<MountFlags> 
         if KERNELS.contains(&option.split('=').next().unwrap_or(option)) {
             continue;
         }
+        // What mount(8) lets through of `suid` and `dev`.
+        let option = match option {
+            "allow_suid" => "suid",
+            "allow_dev" => "dev",
+            option => option,
+        };
         let meant = FLAGS.iter().find(|(clear, set, _)| option == *clear || option == *set);
         if let Some((_, set, flag)) = meant {
             flags.set(*flag, option == *set);
@@ -169,6 +175,7 @@ mod tests {
             flags("remount,ro,suid,noexec").unwrap(),
             MountFlags::NODEV | MountFlags::RDONLY | MountFlags::NOEXEC
         );
+        assert_eq!(flags("rw,nosuid,nodev,remount,allow_suid,allow_dev,ro").unwrap(), MountFlags::RDONLY);
         assert!(flags("remount,bind,ro").unwrap().contains(MountFlags::BIND));
         assert!(flags("remount,frob").is_err());
         assert!(flags("remount,sync").is_err());

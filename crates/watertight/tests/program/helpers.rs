@@ -144,6 +144,19 @@ test "$(cat "$MNT/target")" = target
 if cat "$MNT/link" 2>"$ROOT/said"; then exit 1; fi
 cat "$ROOT/said"
 umount "$MNT"
+# mount(8) keeps `suid` and `dev` for itself, as it does `defaults`.
+for options in defaults suid,dev allow_suid,allow_dev; do
+    mount -v -t fuse.watertight -o "$options" "$STORE" "$MNT"
+    echo "$options: $(findmnt -n -o OPTIONS "$MNT")"
+    umount "$MNT"
+done
+mount -t fuse.watertight "$STORE" "$MNT"
+mount -o remount,allow_suid,noatime "$MNT"
+echo "remounted: $(findmnt -n -o VFS-OPTIONS "$MNT")"
+"$PROGRAM" status --json | tr -d ' \n' | grep -o '"privileges":.*"started_ms"'
+mount -o remount,nosuid "$MNT"
+echo "again: $(findmnt -n -o VFS-OPTIONS "$MNT")"
+umount "$MNT"
 # Also with -s, which is for options that nobody knows.
 for option in sync dirsync mand; do
     for sloppy in "" -s; do
@@ -154,6 +167,10 @@ done
 "#;
     let Some(out) = script(&rig, text) else { return };
     let out = out.ok().says("nosymfollow").says("nosuid,nodev").says("Too many levels of symbolic links");
+    let out = out.says("defaults: rw,nosuid,nodev").says("suid,dev: rw,nosuid,nodev");
+    let out =
+        out.says("remounted: rw,nodev,").says("again: rw,nosuid,nodev,").says(r#""privileges":["suid"],"#);
+    assert!(!out.stdout.contains("allow_dev: rw,nosuid") && out.stderr.contains("mounted with suid,dev: "));
     for (option, why) in [("sync", "O_SYNC"), ("dirsync", "fsync of the directory"), ("mand", "mandatory")] {
         let refused = out.stderr.matches(&format!("option {option}: ")).count();
         assert!(refused == 2 && out.stderr.contains(why), "{option}: {}", out.stderr);

@@ -32,6 +32,7 @@ mod names;
 mod namespace;
 mod openapi;
 mod places;
+mod privileges;
 mod rig;
 mod sample;
 mod serve;
