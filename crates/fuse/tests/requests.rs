@@ -90,6 +90,40 @@ fn writing_by_root_keeps_the_set_id_bits() {
 }
 
 #[test]
+fn blocks_of_what_is_not_written_back_are_counted_once() {
+    const MIB: u64 = 1 << 20;
+    let volume = volume::Options { dirty_after: std::time::Duration::from_secs(3600), ..Default::default() };
+    let Some(mounted) = (Setup { volume, ..Setup::default() }).mount() else { return };
+    let file =
+        File::options().read(true).write(true).create_new(true).open(mounted.path().join("f")).unwrap();
+    let blocks = || file.metadata().unwrap().blocks();
+    let full = vec![1; 1 << 20];
+    file.write_all_at(&full, 0).unwrap();
+    assert_eq!(blocks(), MIB / 512, "written, and not on the store");
+    file.sync_all().unwrap();
+    assert_eq!(blocks(), MIB / 512, "on the store");
+    file.write_all_at(&full, 0).unwrap();
+    assert_eq!(blocks(), MIB / 512, "written over");
+    file.write_all_at(&full[..4096], MIB).unwrap();
+    assert_eq!(blocks(), MIB / 512 + 8, "longer");
+    file.set_len(4096).unwrap();
+    assert_eq!(blocks(), 8, "cut");
+    file.sync_all().unwrap();
+    file.set_len(4 * MIB).unwrap();
+    file.write_all_at(&full[..4096], 2 * MIB).unwrap();
+    assert_eq!(blocks(), 16, "behind a hole");
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, hole, 0, 4096).unwrap();
+    assert_eq!(blocks(), 8, "punched");
+    // What a file with a hole has on the store, and what is written over that, are not told apart.
+    file.sync_all().unwrap();
+    file.write_all_at(&full[..4096], 2 * MIB).unwrap();
+    assert!((8..=16).contains(&blocks()), "written over behind a hole");
+    drop(file);
+    mounted.unmount();
+}
+
+#[test]
 fn writes_do_not_ask_for_capabilities_each_time() {
     let Some(mounted) = Setup::default().mount() else { return };
     let file = File::create(mounted.path().join("file")).unwrap();

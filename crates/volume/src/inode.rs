@@ -27,6 +27,7 @@ use writeback::{ErrSeq, Link, Permit};
 
 use crate::cache::Cache;
 use crate::core::Core;
+use crate::page::PAGE;
 use crate::privileges::Known;
 use crate::{NodeId, Result};
 
@@ -239,12 +240,21 @@ impl State {
             attr.size = overlay.size;
             attr.mtime = overlay.mtime;
             attr.ctime = overlay.ctime;
-            attr.blocks += self.cache.held() * (crate::page::PAGE / 512);
+            attr.blocks = self.blocks(attr.blocks, overlay.size);
         } else if let Some((stored, shown)) = self.shown_ctime
             && attr.ctime == stored
         {
             attr.ctime = shown;
         }
+    }
+
+    /// Blocks of 512 bytes that the file takes when all is written, as far as can be said without asking the
+    /// store which of the cached pages it has already: no more than its size takes, unless the store has more.
+    /// Exact but for files with holes whose data is written over.
+    fn blocks(&self, stored: u64, size: u64) -> u64 {
+        const PAGE_BLOCKS: u64 = PAGE / 512;
+        let all = size.div_ceil(PAGE).saturating_mul(PAGE_BLOCKS);
+        (stored + self.cache.held() * PAGE_BLOCKS).min(all.max(stored))
     }
 
     /// Ends the overlay: the store knows everything. `stored` is its ctime after our own changes.
