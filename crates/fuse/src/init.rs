@@ -113,7 +113,8 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
 ///
 /// Left out on purpose: `ATOMIC_O_TRUNC` (the file of a running program would be truncated by the opening that
 /// is then refused with ETXTBSY), `AUTO_INVAL_DATA` (the store is used by
-/// this connection only, so that nothing changes behind the kernel's back), `HAS_INODE_DAX`,
+/// this connection only, so that nothing changes behind the kernel's back), `ASYNC_DIO` (when an asynchronous direct
+/// write is done the kernel leaves in its cache what somebody read there meanwhile: old data), `HAS_INODE_DAX`,
 /// `NO_OPEN_SUPPORT` (handles are needed), the splice flags (they only say what the kernel can do).
 fn wanted(mode: Mode) -> InitFlags {
     let common = InitFlags::ASYNC_READ
@@ -124,7 +125,6 @@ fn wanted(mode: Mode) -> InitFlags {
         | InitFlags::EXPORT_SUPPORT
         | InitFlags::DO_READDIRPLUS
         | InitFlags::READDIRPLUS_AUTO
-        | InitFlags::ASYNC_DIO
         | InitFlags::PARALLEL_DIROPS
         | InitFlags::POSIX_ACL
         | InitFlags::ABORT_ERROR
