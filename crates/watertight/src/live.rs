@@ -119,7 +119,7 @@ impl Facts {
 
     /// Of `suid` and `dev`, what one of the file system's mounts at least allows now.
     #[must_use]
-    pub fn privileges(&self) -> Vec<String> {
+    pub fn privileges(&self) -> Vec<crate::shown::Name> {
         let table = MountTable::read();
         mountinfo::privileges(table.of_device(self.device()).filter(|mount| mountinfo::is_ours(mount)))
     }

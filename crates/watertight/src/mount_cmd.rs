@@ -363,14 +363,14 @@ fn serve(session: fuse::Session, volume: String, gone: Arc<Gone>, sender: Sender
 }
 
 /// What `-o suid` and `-o dev` mean for this host, in a line.
-fn privileges_note(privileges: &[String]) -> String {
-    let means = |name: &String| match name.as_str() {
+fn privileges_note(privileges: &[Name]) -> String {
+    let means = |name: &Name| match name.as_str() {
         "suid" => "set-id bits and capabilities of its programs count on this host",
         _ => "its devices can be opened on this host",
     };
     format!(
         "mounted with {}: {}",
-        privileges.join(","),
+        privileges.iter().map(Name::as_str).collect::<Vec<_>>().join(","),
         privileges.iter().map(means).collect::<Vec<_>>().join(", and ")
     )
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 pub use fuse::mount::MountInfo as Mount;
 
 use crate::registry::users;
+use crate::shown::Name;
 
 /// The subtype that the kernel shows for our mounts: `fuse.watertight`, `fuseblk.watertight`.
 pub const SUBTYPE: &str = "watertight";
@@ -45,7 +46,7 @@ pub fn is_ours(mount: &Mount) -> bool {
 }
 
 /// Of `suid` and `dev`, what one of the mounts at least allows.
-pub fn privileges<'a>(mounts: impl IntoIterator<Item = &'a Mount>) -> Vec<String> {
+pub fn privileges<'a>(mounts: impl IntoIterator<Item = &'a Mount>) -> Vec<Name> {
     let (mut suid, mut dev) = (false, false);
     for mount in mounts {
         suid |= mount.has_suid;
@@ -54,7 +55,7 @@ pub fn privileges<'a>(mounts: impl IntoIterator<Item = &'a Mount>) -> Vec<String
     [(suid, "suid"), (dev, "dev")]
         .into_iter()
         .filter(|(is_on, _)| *is_on)
-        .map(|(_, name)| name.to_owned())
+        .map(|(_, name)| Name::from(name))
         .collect()
 }
 

@@ -244,7 +244,7 @@ impl Attached {
 
 impl Attached {
     /// Its figures, with those of the process and the privileges of its mountpoint.
-    pub(super) fn status_beside(&self, process: Process, privileges: Vec<String>) -> Status {
+    pub(super) fn status_beside(&self, process: Process, privileges: Vec<crate::shown::Name>) -> Status {
         let volume = self.volume.status();
         let Some(all) = self.all.upgrade() else {
             return Status {

@@ -103,7 +103,7 @@ pub struct Status {
     pub read_only: bool,
     /// `suid` where set-id bits and capabilities of its programs count, `dev` where its devices can be opened; of the whole mountpoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub privileges: Vec<String>,
+    pub privileges: Vec<Name>,
     /// Milliseconds since the epoch.
     pub started_ms: u64,
     /// Written by programs and not on the store: the sum of the next two.

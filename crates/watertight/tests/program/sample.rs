@@ -23,7 +23,7 @@ pub(crate) fn status() -> Status {
         transport_reason: Some("switched off".into()),
         mode: "write-through".into(),
         read_only: false,
-        privileges: vec!["suid".to_owned()],
+        privileges: vec!["suid".into()],
         started_ms: 1_700_000_000_123,
         dirty_bytes: 105,
         to_write_bytes: 149,
