@@ -276,6 +276,13 @@ impl SessionView {
         self.0.transport.lock().clone()
     }
 
+    /// Whether the kernel was seen to pass on a sync(2) or syncfs(2) of the mount. Before one was called, it says nothing: kernels send
+    /// SYNCFS to `fuseblk` since 6.18, to `fuse` never.
+    #[must_use]
+    pub fn has_seen_syncfs(&self) -> bool {
+        self.0.stats.view().of(Opcode::SyncFs) > 0
+    }
+
     /// What was agreed with the kernel.
     #[must_use]
     pub fn negotiated(&self) -> Negotiated {

@@ -78,7 +78,11 @@ impl Attached {
 }
 
 fn mounted() -> Option<Mounted> {
-    // The kernel sends SYNCFS to this type only.
+    // Kernels send SYNCFS to this type only.
+    if !testing::kernel_sends_syncfs() {
+        common::skipped("this kernel does not pass syncfs(2) on");
+        return None;
+    }
     Setup { wanted: Wanted::FuseBlk, ..Setup::default() }.mount()
 }
 

@@ -26,6 +26,17 @@ pub fn skipped_test(test: &str, why: impl Display) {
     say(&line(Some(test), &why.to_string()));
 }
 
+/// Whether this kernel passes sync(2) and syncfs(2) of a `fuseblk` on to its server: since 6.18, by what its documentation says.
+pub fn kernel_sends_syncfs() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    release_is_at_least(&release, (6, 18))
+}
+
+fn release_is_at_least(release: &str, wanted: (u32, u32)) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= wanted
+}
+
 /// One line of its own, also where the runner is in the middle of one.
 fn line(test: Option<&str>, why: &str) -> String {
     let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -43,6 +54,13 @@ fn say(line: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn releases_are_compared_by_their_numbers() {
+        let since = |release| release_is_at_least(release, (6, 18));
+        assert!(since("6.18.44-fc") && since("7.2.13+deb14-rt-amd64") && since("10.0"));
+        assert!(!since("6.1.0-50-cloud-amd64") && !since("6.12.117+deb13") && !since("") && !since("5.99"));
+    }
 
     #[test]
     fn a_skip_is_one_line_of_its_own() {

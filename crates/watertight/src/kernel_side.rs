@@ -26,6 +26,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, open, syncfs};
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,12 @@ use crate::problem::{Problem, Result};
 use crate::shown::Show as _;
 use crate::signals;
 use crate::unmount::{self, Outcome};
+
+/// What a host without SYNCFS does not give.
+pub const NO_SYNCFS: &str = "sync(2) and syncfs(2) return before the data is durable, since the kernel does not pass them on for this mount; fsync(2) and `watertight sync` wait";
+
+/// How long a mount waits for the first syncfs(2) of it.
+const SYNCFS_TRIED: Duration = Duration::from_secs(1);
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +113,25 @@ pub fn start() -> Result<()> {
 /// What that process said.
 pub fn ask(what: Ask, mount: &Mount) -> Result<Outcome> {
     ask_with(what, mount, None)
+}
+
+/// Calls syncfs(2) on a mount that was just made, so that its session sees whether the kernel passes it on. Returns when the call does,
+/// or after a second: then the session has seen it, and what it waits for is not what was asked.
+pub fn try_syncfs(mount: &Mount) {
+    let (tell, told) = channel();
+    let mount = mount.clone();
+    let call = move || {
+        let outcome = ask(Ask::Flush, &mount);
+        let _nobody_waits_any_more = tell.send(outcome);
+    };
+    match thread::Builder::new().name("try-syncfs".to_owned()).spawn(call) {
+        Ok(_) => {
+            if let Ok(Err(problem)) = told.recv_timeout(SYNCFS_TRIED) {
+                tracing::debug!(%problem, "the first syncfs(2) failed");
+            }
+        }
+        Err(error) => tracing::debug!(%error, "no thread to call syncfs(2)"),
+    }
 }
 
 /// Has the clone `name` of what is mounted shown at `target` as well.

@@ -193,6 +193,12 @@ impl Live {
         }
     }
 
+    /// Whether the kernel was seen to pass sync(2) and syncfs(2) on.
+    #[must_use]
+    pub fn passes_syncfs(&self) -> bool {
+        self.session.has_seen_syncfs()
+    }
+
     /// Whether nothing can be changed, which `mount -o remount` may have changed.
     fn is_read_only(&self) -> bool {
         self.mounts().first().map_or(self.facts.read_only, |mount| mount.is_read_only)
@@ -262,6 +268,7 @@ impl Service for Live {
             state: self.state(&volume),
             mount_type: mountinfo::kind(&facts.mount).into(),
             mount_type_reason: facts.type_reason.clone().map(Words::from),
+            syncfs: Some(self.session.has_seen_syncfs()),
             transport: transport.into(),
             transport_reason: transport_reason.map(Words::from),
             mode: facts.mode.into(),

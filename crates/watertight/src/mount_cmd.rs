@@ -147,6 +147,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         }
     };
 
+    kernel_side::try_syncfs(&live.facts().mount);
     let utab = utab::Entry::add(&live.facts().mount, &live.facts().id);
     let at = live.facts().mount.mountpoint.clone();
     live.volume().events().life(Life::Mounted, Some(at));
@@ -375,21 +376,29 @@ fn privileges_note(privileges: &[Name]) -> String {
     )
 }
 
+/// Tells what this host does not give.
+fn note(live: &Live, in_background: bool, text: &str) {
+    if in_background {
+        console().print(&format!("{}{text}", background::NOTE));
+    } else {
+        tracing::info!(volume = live.volume().name(), "{text}");
+    }
+}
+
 /// Tells whoever waits for the mount that it is up: a person, if it goes to the background.
 fn announce(live: &Live, in_background: bool) {
     let facts = live.facts();
     let mount = &facts.mount;
     let how = format!("{}{}", mountinfo::kind(mount), if facts.read_only { ", read-only" } else { "" });
     if let Some(reason) = &facts.type_reason {
-        let note = format!(
+        let text = format!(
             "plain `fuse`, for which a raw umount2(2) does not wait: {}; `watertight umount` waits",
             in_one_line(reason)
         );
-        if in_background {
-            console().print(&format!("{}{note}", background::NOTE));
-        } else {
-            tracing::info!(volume = live.volume().name(), "{note}");
-        }
+        note(live, in_background, &text);
+    }
+    if !live.passes_syncfs() {
+        note(live, in_background, kernel_side::NO_SYNCFS);
     }
     let privileges = mountinfo::privileges([mount]);
     if !privileges.is_empty() {

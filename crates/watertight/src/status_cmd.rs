@@ -16,6 +16,7 @@ use crate::cli::StatusArgs;
 use crate::console::{Colour, console};
 use crate::control::api::{State, Status};
 use crate::holders::{self, Holders};
+use crate::kernel_side;
 use crate::metrics::{self, Down, Of};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::problem::{Problem, Result};
@@ -452,6 +453,10 @@ fn print_notes(shown: &Shown) {
     }
     if let Some(reason) = &volume.mount_type_reason {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");
+        console().print(&console().paint(Colour::Dim, &note));
+    }
+    if volume.syncfs == Some(false) {
+        let note = format!("{at}: {}", kernel_side::NO_SYNCFS);
         console().print(&console().paint(Colour::Dim, &note));
     }
     for error in volume.errors.iter().take(ERRORS_NAMED_MAX) {

@@ -263,6 +263,7 @@ impl Attached {
             state: self.state(&volume),
             mount_type: crate::mountinfo::kind(&all.root.mount).into(),
             mount_type_reason: all.root.type_reason.clone().map(Words::from),
+            syncfs: Some(all.session.has_seen_syncfs()),
             transport: transport.into(),
             transport_reason: transport_reason.map(Words::from),
             mode: all.root.mode.into(),

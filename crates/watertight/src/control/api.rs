@@ -92,6 +92,9 @@ pub struct Status {
     /// Why it is plain `fuse`, for which a raw umount2(2) does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_type_reason: Option<Words>,
+    /// Whether the kernel was seen to pass sync(2) and syncfs(2) on, so that these wait; by one that the mount begins with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub syncfs: Option<bool>,
     /// How requests come from the kernel: `io_uring` or `dev-fuse`.
     pub transport: Name,
     /// Why not over io_uring.

@@ -19,6 +19,7 @@ pub(crate) fn status() -> Status {
         state: State::Active,
         mount_type: "fuse".into(),
         mount_type_reason: Some("not root".into()),
+        syncfs: Some(false),
         transport: "dev-fuse".into(),
         transport_reason: Some("switched off".into()),
         mode: "write-through".into(),
