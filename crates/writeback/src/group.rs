@@ -23,7 +23,7 @@ use std::time::Duration;
 use sync::{Mutex, MutexGuard};
 
 use crate::limit::{CgroupPath, Direction, Limits};
-use crate::meter::Meter;
+use crate::meter::{Meter, Owner};
 
 /// Pieces in a second.
 const PIECES: u64 = 128;
@@ -63,6 +63,15 @@ pub(crate) struct Buckets {
     meters: [[Meter; 2]; 2],
     /// Who waits for this cgroup's data and must not wait for its limits.
     tokens: Vec<Token>,
+    /// The number of what was counted last.
+    numbers: u64,
+}
+
+/// What was counted for a request, in case that not all of it is done.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counted {
+    number: u64,
+    is_debt: bool,
 }
 
 /// One boost.
@@ -83,7 +92,13 @@ impl Token {
 
 impl Group {
     pub(crate) fn new(path: CgroupPath, limits: Limits) -> Self {
-        let buckets = Buckets { path: path.clone(), limits, meters: Default::default(), tokens: Vec::new() };
+        let buckets = Buckets {
+            path: path.clone(),
+            limits,
+            meters: Default::default(),
+            tokens: Vec::new(),
+            numbers: 0,
+        };
         Self { path, buckets: Mutex::new(buckets) }
     }
 
@@ -111,11 +126,12 @@ impl Group {
 }
 
 impl Buckets {
-    /// When the request of somebody in cgroup `owner` may go on; at once if it is covered by a boost.
+    /// When the request of somebody in cgroup `owner` may go on in the background; at once if it is covered by a boost.
     pub(crate) fn ready_at(&mut self, owner: &CgroupPath, request: &Request, now: Duration) -> Duration {
         if self.covers(request) {
             return Duration::ZERO;
         }
+        let owner = self.below(owner);
         let times = self.limited(request.direction).map(|(_, meter)| meter.ready_at(owner, now));
         times.max().unwrap_or_default()
     }
@@ -126,34 +142,75 @@ impl Buckets {
     }
 
     /// Counts what is done now: because it may, or, `must`, in any case, as a debt of `owner`.
-    pub(crate) fn charge(&mut self, owner: &CgroupPath, request: &Request, now: Duration, must: bool) {
-        let is_ahead = must || self.covers(request);
-        self.count(owner, request, now, is_ahead);
+    pub(crate) fn charge(
+        &mut self,
+        owner: &CgroupPath,
+        request: &Request,
+        now: Duration,
+        must: bool,
+    ) -> Counted {
+        let (owner, is_debt) = (self.below(owner), must || self.covers(request));
+        self.each(
+            request,
+            |meter, cost| if is_debt { meter.owe(owner, cost, now) } else { meter.charge(cost, now) },
+        );
+        self.counted(is_debt)
     }
 
-    /// Counts what is done in its turn, and says when that is.
-    pub(crate) fn queue(&mut self, owner: &CgroupPath, request: &Request, now: Duration) -> Duration {
-        let turn = self.ready_at(owner, request, now);
-        let is_ahead = self.covers(request);
-        self.count(owner, request, now, is_ahead);
-        turn
-    }
-
-    fn count(&mut self, owner: &CgroupPath, request: &Request, now: Duration, is_ahead: bool) {
-        // Its own debt is that of all below it.
-        let is_ahead = is_ahead && *owner != self.path;
-        for ((limit, meter), amount) in self.both(request.direction).zip(amounts(request)) {
-            if let Some(limit) = limit {
-                meter.charge(owner, cost(amount, limit), now, is_ahead);
-            }
+    /// Gives who waits in its own call a place; none is needed where a boost covers the request.
+    pub(crate) fn queue(&mut self, owner: &CgroupPath, request: &Request, now: Duration) -> Counted {
+        if self.covers(request) {
+            return self.charge(owner, request, now, true);
         }
+        let counted = self.counted(false);
+        self.each(request, |meter, cost| meter.queue(counted.number, cost, now));
+        counted
     }
 
-    /// Gives back what was charged and not done.
-    pub(crate) fn refund(&mut self, owner: &CgroupPath, request: &Request) {
+    /// When a place's turn is; at once if a boost covers the request.
+    pub(crate) fn turn(&self, counted: Counted, request: &Request) -> Duration {
+        if self.covers(request) {
+            return Duration::ZERO;
+        }
+        let turns = self.meters[request.direction as usize].iter().map(|meter| meter.turn(counted.number));
+        turns.max().unwrap_or_default()
+    }
+
+    /// Gives back a place, and what was counted there and not done: `rest`. Says whether somebody moved up.
+    pub(crate) fn refund(
+        &mut self,
+        owner: &CgroupPath,
+        counted: Counted,
+        rest: &Request,
+        now: Duration,
+    ) -> bool {
+        let (owner, mut has_moved) = (self.below(owner), false);
+        self.each(rest, |meter, cost| {
+            meter.leave(counted.number);
+            if counted.is_debt {
+                meter.forgive(owner, cost, now);
+            } else {
+                has_moved |= meter.refund(counted.number, cost, now);
+            }
+        });
+        has_moved
+    }
+
+    /// Whom a debt is told apart by; nobody for the limited cgroup itself.
+    fn below<'a>(&self, owner: &'a CgroupPath) -> Owner<'a> {
+        (*owner != self.path).then_some(owner)
+    }
+
+    fn counted(&mut self, is_debt: bool) -> Counted {
+        self.numbers += 1;
+        Counted { number: self.numbers, is_debt }
+    }
+
+    /// What of the request is limited, and what it costs.
+    fn each(&mut self, request: &Request, mut count: impl FnMut(&mut Meter, Duration)) {
         for ((limit, meter), amount) in self.both(request.direction).zip(amounts(request)) {
             if let Some(limit) = limit {
-                meter.refund(owner, cost(amount, limit));
+                count(meter, cost(amount, limit));
             }
         }
     }
@@ -173,6 +230,7 @@ impl Buckets {
 
     /// What `owner` did ahead of the limits, in bytes.
     pub(crate) fn owed(&mut self, owner: &CgroupPath, direction: Direction, now: Duration) -> u64 {
+        let owner = self.below(owner);
         self.in_bytes(direction, |meter| meter.ahead(owner, now))
     }
 
@@ -198,7 +256,7 @@ impl Buckets {
         most: u64,
         now: Duration,
     ) -> Duration {
-        let worth = [1, OPERATION];
+        let (owner, worth) = (self.below(owner), [1, OPERATION]);
         let times = self.both(direction).zip(worth).filter_map(|((limit, meter), worth)| {
             let limit = limit?;
             Some(meter.ready_at(owner, now).saturating_sub(cost(most / worth, limit)))
@@ -206,8 +264,9 @@ impl Buckets {
         times.max().unwrap_or_default()
     }
 
-    /// What `owner`, which was removed, owes is `heir`'s; with none all wait for it.
-    pub(crate) fn inherit(&mut self, owner: &CgroupPath, heir: Option<&CgroupPath>) {
+    /// What `owner`, which was removed, owes is `heir`'s; at the heir's own limit all below it wait for it.
+    pub(crate) fn inherit(&mut self, owner: &CgroupPath, heir: &CgroupPath) {
+        let heir = self.below(heir);
         self.meters.iter_mut().flatten().for_each(|meter| meter.inherit(owner, heir));
     }
 

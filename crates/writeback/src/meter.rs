@@ -1,9 +1,15 @@
-//! One limit one way, bytes or operations: up to when what was done is paid, and who owes what of it.
+//! One limit one way, bytes or operations: up to when what was done is paid, who owes what of it, and who waits for a place.
 //!
-//! What is done in turn is *paid* at once: the paid time goes on by what it cost. What went ahead of the limit, because somebody else waited for it or
-//! because it must not wait, is the *debt* of who did it. Who has a debt goes on when it is paid. At a limit that several cgroups are under, the others do not wait
-//! for that: what they do is paid in its turn, and as much again of the debts with it. So debts take half of the limit at most as long as others use the rest,
-//! and all of it that nobody uses. In all, what was done stays what the limit lets do, and the debts.
+//! What is done in its turn is *paid* at once: the paid time goes on by what it cost, and by as much again of the debts. What went ahead of the limit, because
+//! somebody else waited for it or because it must not wait, is the *debt* of who did it. In all, what was done stays what the limit lets do, and the debts.
+//!
+//! Who comes in its own call (fsync) waits for the paid time only, also with a debt: it pays its own bytes and as many of the debts. What is done in the
+//! background waits until its owner's debt is paid. So a debt is paid by what is not urgent, by half of what is, and by all that nobody uses; at a limit that
+//! several cgroups are under, the others do not wait for it.
+//!
+//! # Places
+//! Who waits has a place, with its number. What is given back moves those up that have later places; of time that has passed unused meanwhile, no
+//! more than the credit is left.
 //!
 //! Times only; no clock, no lock.
 
@@ -15,45 +21,90 @@ use crate::limit::CgroupPath;
 /// What unused time is worth: who wakes up late catches up.
 const CREDIT: Duration = Duration::from_millis(12);
 
+/// A cgroup below the limited one, or the limited one itself: its debts are those of all below it.
+pub(crate) type Owner<'a> = Option<&'a CgroupPath>;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     paid: Duration,
     /// By who owes; none is zero.
-    debts: BTreeMap<CgroupPath, Duration>,
+    debts: BTreeMap<Option<CgroupPath>, Duration>,
+    /// Of those who wait or are doing what they waited for, by number: from when on.
+    places: BTreeMap<u64, Duration>,
 }
 
 impl Meter {
-    /// When `owner` may go on.
-    pub(crate) fn ready_at(&mut self, owner: &CgroupPath, now: Duration) -> Duration {
+    /// When what `owner` does in the background may go on.
+    pub(crate) fn ready_at(&mut self, owner: Owner<'_>, now: Duration) -> Duration {
         self.pay(now);
         self.paid.saturating_add(self.debt(owner))
     }
 
-    /// Counts what costs so much. `is_ahead`: it is a debt, and takes nobody else's place.
-    pub(crate) fn charge(&mut self, owner: &CgroupPath, cost: Duration, now: Duration, is_ahead: bool) {
+    /// Counts what costs so much and is done in its turn.
+    pub(crate) fn charge(&mut self, cost: Duration, now: Duration) {
         self.pay(now);
         self.paid = self.paid.max(now.saturating_sub(CREDIT));
-        if is_ahead || self.debts.contains_key(owner) {
-            let debt = self.debts.entry(owner.clone()).or_default();
-            *debt = debt.saturating_add(cost);
-        } else {
-            let others = self.pay_debts(cost);
-            self.paid = self.paid.saturating_add(cost).saturating_add(others);
-        }
+        let of_debts = self.pay_debts(cost);
+        self.paid = self.paid.saturating_add(cost).saturating_add(of_debts);
     }
 
-    /// Takes back what cost so much and was not done.
-    pub(crate) fn refund(&mut self, owner: &CgroupPath, cost: Duration) {
-        let owed = self.debt(owner).min(cost);
-        if !owed.is_zero() {
-            self.set_debt(owner, self.debt(owner) - owed);
+    /// Counts what costs so much and is done ahead of the limit: a debt, which takes nobody's place.
+    pub(crate) fn owe(&mut self, owner: Owner<'_>, cost: Duration, now: Duration) {
+        self.pay(now);
+        self.paid = self.paid.max(now.saturating_sub(CREDIT));
+        *self.debts.entry(owner.cloned()).or_default() += cost;
+        self.debts.retain(|_, debt| !debt.is_zero());
+    }
+
+    /// Gives a place to somebody who waits, counts what it costs, and says from when on it may go on.
+    pub(crate) fn queue(&mut self, number: u64, cost: Duration, now: Duration) {
+        self.pay(now);
+        self.places.insert(number, self.paid);
+        self.charge(cost, now);
+    }
+
+    /// From when on a place may go on; at once if there is none.
+    pub(crate) fn turn(&self, number: u64) -> Duration {
+        self.places.get(&number).copied().unwrap_or_default()
+    }
+
+    /// Whoever had the place waits no more.
+    pub(crate) fn leave(&mut self, number: u64) {
+        self.places.remove(&number);
+    }
+
+    /// Takes back what cost so much, was counted at `number`, and is not done. Says whether somebody who waits has moved up.
+    pub(crate) fn refund(&mut self, number: u64, cost: Duration, now: Duration) -> bool {
+        let floor = now.saturating_sub(CREDIT);
+        let waits = |turn: &Duration| *turn > now;
+        let behind = number.saturating_add(1)..;
+        let next = self.places.range(behind.clone()).map(|(_, turn)| *turn).find(waits);
+        // Time that has gone by unused is gone for those behind it.
+        let back = next.map_or(cost, |next| cost.min(next.saturating_sub(floor)));
+        self.give_back(back, floor);
+        for (_, turn) in self.places.range_mut(behind).filter(|(_, turn)| waits(turn)) {
+            *turn = turn.saturating_sub(back);
         }
-        self.paid = self.paid.saturating_sub(cost - owed);
+        next.is_some() && !back.is_zero()
+    }
+
+    /// Takes back what cost so much, was owed by `owner`, and is not done.
+    pub(crate) fn forgive(&mut self, owner: Owner<'_>, cost: Duration, now: Duration) {
+        let key = owner.cloned();
+        let debt = self.debts.get(&key).copied().unwrap_or_default();
+        let owed = debt.min(cost);
+        if owed == debt {
+            self.debts.remove(&key);
+        } else {
+            self.debts.insert(key, debt - owed);
+        }
+        // What of it is paid already.
+        self.give_back(cost - owed, now.saturating_sub(CREDIT));
     }
 
     /// By how much `owner` is ahead.
-    pub(crate) fn ahead(&mut self, owner: &CgroupPath, now: Duration) -> Duration {
+    pub(crate) fn ahead(&mut self, owner: Owner<'_>, now: Duration) -> Duration {
         self.ready_at(owner, now).saturating_sub(now)
     }
 
@@ -71,29 +122,26 @@ impl Meter {
         if !queued.is_zero() {
             self.paid = now.saturating_add(cost(queued));
         }
+        self.places.values_mut().for_each(|turn| *turn = now.saturating_add(cost(turn.saturating_sub(now))));
         self.debts.values_mut().for_each(|debt| *debt = cost(*debt));
         self.debts.retain(|_, debt| !debt.is_zero());
     }
 
-    /// What `owner` owes is `heir`'s; nobody's in particular without one: all wait for it.
-    pub(crate) fn inherit(&mut self, owner: &CgroupPath, heir: Option<&CgroupPath>) {
-        let Some(debt) = self.debts.remove(owner) else { return };
-        match heir {
-            Some(heir) => self.set_debt(heir, self.debt(heir).saturating_add(debt)),
-            None => self.paid = self.paid.saturating_add(debt),
+    /// What `owner` owes is `heir`'s.
+    pub(crate) fn inherit(&mut self, owner: &CgroupPath, heir: Owner<'_>) {
+        if let Some(debt) = self.debts.remove(&Some(owner.clone())) {
+            *self.debts.entry(heir.cloned()).or_default() += debt;
         }
     }
 
-    fn debt(&self, owner: &CgroupPath) -> Duration {
-        self.debts.get(owner).copied().unwrap_or_default()
+    fn debt(&self, owner: Owner<'_>) -> Duration {
+        let of = |key: Option<CgroupPath>| self.debts.get(&key).copied().unwrap_or_default();
+        let own = owner.map_or(Duration::ZERO, |owner| of(Some(owner.clone())));
+        own.saturating_add(of(None))
     }
 
-    fn set_debt(&mut self, owner: &CgroupPath, debt: Duration) {
-        if debt.is_zero() {
-            self.debts.remove(owner);
-        } else {
-            self.debts.insert(owner.clone(), debt);
-        }
+    fn give_back(&mut self, time: Duration, floor: Duration) {
+        self.paid = self.paid.saturating_sub(time).max(self.paid.min(floor));
     }
 
     /// Time that nobody used, and nobody is going to use, pays debts.

@@ -25,10 +25,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sync::atomic::{AtomicU64, Ordering};
+use sync::mutant::is_on;
 use sync::{Clock, Mutex};
 
 use crate::boost::{Boost, Scope};
-use crate::group::{Group, Request};
+use crate::group::{Counted, Group, Request};
 use crate::limit::{CgroupPath, Direction, Limits};
 use crate::ticket::Ticket;
 
@@ -196,7 +197,7 @@ impl Throttle {
             return Admission::Now;
         }
         let now = self.now();
-        let ready_at = admit(chain, 0, request, now, Duration::ZERO, false);
+        let ready_at = admit(chain, 0, request, now, Duration::ZERO, false, &mut []);
         if ready_at <= now { Admission::Now } else { Admission::At(ready_at) }
     }
 
@@ -205,16 +206,17 @@ impl Throttle {
     /// # Errors
     /// When it may go on.
     pub fn try_reserve(&self, chain: &Arc<Chain>, request: Request) -> Result<Ticket<'_>, Duration> {
-        match self.try_admit(chain, &request) {
-            Admission::Now => Ok(Ticket::new(self, chain, request, Vec::new())),
-            Admission::At(time) => Err(time),
-        }
+        let now = self.now();
+        let mut counted = vec![Counted::default(); chain.groups.len()];
+        let ready_at = admit(chain, 0, &request, now, Duration::ZERO, false, &mut counted);
+        if ready_at <= now { Ok(Ticket::new(self, chain, request, counted, false)) } else { Err(ready_at) }
     }
 
     /// Charges what goes on in any case, with the right to give back what was not done.
     pub fn charge_ahead(&self, chain: &Arc<Chain>, request: Request) -> Ticket<'_> {
-        self.charge(chain, &request);
-        Ticket::new(self, chain, request, Vec::new())
+        let mut counted = vec![Counted::default(); chain.groups.len()];
+        admit(chain, 0, &request, self.now(), Duration::ZERO, true, &mut counted);
+        Ticket::new(self, chain, request, counted, false)
     }
 
     /// When a request of the least size could go on.
@@ -229,26 +231,31 @@ impl Throttle {
 
     /// Charges the request, and says when it may go on.
     pub fn reserve(&self, chain: &Arc<Chain>, request: Request) -> Ticket<'_> {
-        let mut turns = Vec::new();
-        if !chain.is_empty() {
-            let now = self.now();
-            let each = chain.groups.iter();
-            turns.extend(each.map(|group| group.buckets().queue(&chain.owner, &request, now)));
-        }
-        Ticket::new(self, chain, request, turns)
+        let now = self.now();
+        let each = chain.groups.iter();
+        let counted = each.map(|group| group.buckets().queue(&chain.owner, &request, now)).collect();
+        Ticket::new(self, chain, request, counted, true)
     }
 
     /// Charges what goes on in any case: a debt.
     pub fn charge(&self, chain: &Chain, request: &Request) {
         if !chain.is_empty() {
-            admit(chain, 0, request, self.now(), Duration::ZERO, true);
+            admit(chain, 0, request, self.now(), Duration::ZERO, true, &mut []);
         }
     }
 
-    /// Gives back what was charged and not done.
-    pub fn refund(&self, chain: &Chain, request: &Request) {
-        for group in &chain.groups {
-            group.buckets().refund(&chain.owner, request);
+    /// Gives back places, and what was charged and not done. Whoever moved up is woken, once it has.
+    pub(crate) fn refund(&self, chain: &Chain, counted: &[Counted], rest: &Request) {
+        let now = self.now();
+        if is_on("kick-before-moving-up") {
+            self.kick();
+        }
+        let each = chain.groups.iter().zip(counted);
+        let moved = each.fold(false, |moved, (group, counted)| {
+            group.buckets().refund(&chain.owner, *counted, rest, now) || moved
+        });
+        if moved && !is_on("moving-up-without-kick") && !is_on("kick-before-moving-up") {
+            self.kick();
         }
     }
 
@@ -280,12 +287,12 @@ impl Throttle {
         times.max().filter(|time| *time > now)
     }
 
-    /// A cgroup was removed: what it owes at limits that are over others as well is that of `heir`, which comes into its place; at `heir`'s own limit,
-    /// all below it wait for it. A limit of its own stays, with what is owed at it.
+    /// A cgroup was removed: what it owes at limits that are over others as well is that of `heir`, which comes into its place. A limit of its own
+    /// stays, with what is owed at it.
     pub(crate) fn owner_removed(&self, path: &CgroupPath, heir: &CgroupPath) {
         for group in self.groups.lock().values().filter(|group| path.is_within(group.path())) {
             if group.path() != path {
-                group.buckets().inherit(path, Some(heir).filter(|heir| *heir != group.path()));
+                group.buckets().inherit(path, heir);
             }
         }
     }
@@ -368,15 +375,19 @@ fn admit(
     now: Duration,
     latest: Duration,
     must: bool,
+    counted: &mut [Counted],
 ) -> Duration {
     let Some(group) = chain.groups.get(from) else {
         return latest;
     };
     let mut buckets = group.buckets();
     let latest = latest.max(buckets.ready_at(&chain.owner, request, now));
-    let all = admit(chain, from + 1, request, now, latest, must);
+    let all = admit(chain, from + 1, request, now, latest, must, counted);
     if must || all <= now {
-        buckets.charge(&chain.owner, request, now, must);
+        let charged = buckets.charge(&chain.owner, request, now, must);
+        if let Some(counted) = counted.get_mut(from) {
+            *counted = charged;
+        }
     }
     all
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::group::Request;
+use crate::group::{Counted, Request};
 use crate::throttle::{Chain, Throttle};
 
 /// A place among those who wait. Given back if it is dropped unused.
@@ -13,7 +13,9 @@ pub struct Ticket<'a> {
     chain: Arc<Chain>,
     request: Request,
     /// By group.
-    turns: Vec<Duration>,
+    counted: Vec<Counted>,
+    /// Whether it is a place to wait at.
+    is_place: bool,
     is_used: bool,
 }
 
@@ -34,9 +36,10 @@ impl<'a> Ticket<'a> {
         throttle: &'a Throttle,
         chain: &Arc<Chain>,
         request: Request,
-        turns: Vec<Duration>,
+        counted: Vec<Counted>,
+        is_place: bool,
     ) -> Self {
-        Self { throttle, chain: Arc::clone(chain), request, turns, is_used: false }
+        Self { throttle, chain: Arc::clone(chain), request, counted, is_place, is_used: false }
     }
 
     /// The limits that it is for.
@@ -54,16 +57,16 @@ impl<'a> Ticket<'a> {
     /// Whether it is one's turn.
     pub fn turn(&self) -> Turn {
         // What went ahead has no turn to lose.
-        if self.turns.is_empty() {
+        if !self.is_place || self.chain.is_empty() {
             return Turn::Come;
         }
         if !self.throttle.is_current(&self.chain) {
             return Turn::Lost;
         }
         let now = self.throttle.now();
-        let waits = self.chain.groups().iter().zip(&self.turns).filter(|(_, turn)| **turn > now);
-        let held = waits.filter(|(group, _)| !group.buckets().covers(&self.request));
-        held.map(|(_, turn)| *turn).max().map_or(Turn::Come, Turn::At)
+        let places = self.chain.groups().iter().zip(&self.counted);
+        let turns = places.map(|(group, counted)| group.buckets().turn(*counted, &self.request));
+        turns.max().filter(|turn| *turn > now).map_or(Turn::Come, Turn::At)
     }
 
     /// It was one's turn, and so much was done of what was asked for.
@@ -74,14 +77,14 @@ impl<'a> Ticket<'a> {
             operations: self.request.operations.saturating_sub(operations),
             ..self.request
         };
-        self.throttle.refund(&self.chain, &rest);
+        self.throttle.refund(&self.chain, &self.counted, &rest);
     }
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         if !self.is_used {
-            self.throttle.refund(&self.chain, &self.request);
+            self.throttle.refund(&self.chain, &self.counted, &self.request);
         }
     }
 }

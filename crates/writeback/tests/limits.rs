@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use model::{File, Model, at};
 use sync::Mutex;
-use writeback::{Caller, CgroupPath, Owner, Passed, Policy};
+use writeback::{Caller, CgroupPath, Direction, Owner, Passed, Policy, Request, Turn};
 
 const MIB: u64 = 1 << 20;
 const SECOND: Duration = Duration::from_secs(1);
@@ -28,6 +28,19 @@ fn slow(bytes: u64) -> (Model, Owner, Arc<File>) {
     model.limit("/slow", "wbps=1M");
     let file = model.file(slow, bytes);
     (model, slow, file)
+}
+
+fn request() -> Request {
+    Request { direction: Direction::Write, bytes: 0, operations: 1, epoch: u64::MAX, inode: 0 }
+}
+
+/// The owner's fsync of a new page; says how long it took.
+fn own_fsync(model: &Model, owner: Owner, path: &str) -> Duration {
+    let file = model.file(owner, 4096);
+    let (begun, own) = (model.now(), at(path));
+    let syncing = model.bdi.begin_fsync(&own, Policy::Boost, &file);
+    assert!(model.finish(&syncing, &mut Some));
+    model.now() - begun
 }
 
 fn is_near(time: Duration, seconds: f64) -> bool {
@@ -147,6 +160,120 @@ fn sy_r7_a_looping_sync_does_not_raise_the_average_over_the_limit() {
     model.write(&file, slow, MIB);
     model.flush_for(&[Arc::clone(&file)], 3 * SECOND);
     assert_eq!(model.written(slow, after, model.now()), 0);
+}
+
+/// An fsync pays its own bytes and as much of the debt; what is not urgent pays the rest.
+#[test]
+fn a_debt_makes_the_owners_own_fsync_twice_as_long_at_most() {
+    for limits in [&["/p/slow"][..], &["/p"], &["/p", "/p/slow"]] {
+        let (model, path) = (Model::new(STORE), "/p/slow");
+        let parent = model.cgroup(1, Owner::ROOT, "p");
+        let slow = model.cgroup(2, parent, "slow");
+        limits.iter().for_each(|path| model.limit(path, "wbps=256K"));
+        // Without end, so that none begins with time that nobody used.
+        let mean = || {
+            let times: Vec<_> = (0..200).map(|_| own_fsync(&model, slow, path)).collect();
+            times[100..].iter().sum::<Duration>() / 100
+        };
+        let before = mean();
+        assert!(is_near(before, 1.0 / 64.0), "{limits:?} {before:?}");
+        let _boosted = model.file(slow, 12 * MIB);
+        model.sync("/other", Policy::Boost);
+        let after = mean();
+        assert!(after <= before * 2, "{limits:?} {after:?}, {before:?} before");
+        // The background waits.
+        let file = model.file(slow, MIB);
+        model.flush_for(&[Arc::clone(&file)], SECOND);
+        assert_eq!(file.dirty_bytes(), MIB, "{limits:?}");
+    }
+}
+
+/// Over a minute that begins with others' sync a cgroup gets what its limit lets it have, whether it only writes, only calls fsync, or both.
+#[test]
+fn what_was_boosted_is_paid_within_the_minute() {
+    for (writes, fsyncs) in [(true, false), (false, true), (true, true)] {
+        let (model, slow, boosted) = slow(12 * MIB);
+        let (begun, file) = (model.now(), model.file(slow, 0));
+        model.sync("/other", Policy::Boost);
+        assert_eq!(boosted.dirty_bytes(), 0);
+        while model.now() < begun + 60 * SECOND {
+            if writes && file.dirty_bytes() == 0 {
+                model.write(&file, slow, MIB);
+            }
+            if fsyncs {
+                own_fsync(&model, slow, "/slow");
+            }
+            let _as_far_as_it_may = model.flush(&file);
+            if !fsyncs {
+                model.store.clock.advance(Duration::from_millis(1));
+            }
+        }
+        let written = model.written(slow, begun, begun + 60 * SECOND);
+        let minute = 60 * MIB;
+        assert!((minute * 95 / 100..minute * 105 / 100).contains(&written), "{writes} {fsyncs} {written}");
+    }
+}
+
+/// What two cgroups can do together: one dirties as much as it may and calls fsync, in cgroups that come and go below its limit; the other syncs for it.
+#[test]
+fn nobody_gains_by_having_others_sync() {
+    for (comes_and_goes, fsyncs) in [(false, true), (true, false), (true, true)] {
+        let (model, slow, _) = slow(0);
+        let room = 4 * MIB;
+        let begun = model.now();
+        let (mut number, mut owner) = (100, slow);
+        while model.now() < begun + 60 * SECOND {
+            if comes_and_goes {
+                if owner != slow {
+                    model.switcher.remove_cgroup(owner);
+                }
+                number += 1;
+                owner = model.cgroup(number, slow, &format!("c{number}"));
+            }
+            let file = model.file(owner, 0);
+            // As a write(2): in pages, until it would have to wait.
+            while model.bdi.owes_until(&file, 64 << 10, room).is_none() && file.dirty_bytes() < room {
+                model.write(&file, owner, 64 << 10);
+            }
+            model.sync("/other", Policy::Boost);
+            if fsyncs {
+                for _ in 0..4 {
+                    own_fsync(&model, owner, "/slow");
+                }
+            }
+            model.store.clock.advance(Duration::from_millis(10));
+        }
+        let all = model.written_by_all();
+        assert!(all <= 60 * MIB * 105 / 100 + room, "{comes_and_goes} {fsyncs}: {all}");
+    }
+}
+
+/// Whoever waits behind a place that is given up moves up, but for the time that nobody can use any more.
+#[test]
+fn places_behind_one_that_is_given_up_move_up() {
+    let (model, _, file) = slow(0);
+    let throttle = model.bdi.throttle();
+    let chain = model.bdi.chain_of(&file).unwrap();
+    let place = |bytes| throttle.reserve(&chain, Request { bytes, ..request() });
+    let waits = |ticket: &writeback::Ticket<'_>| match ticket.turn() {
+        Turn::At(time) => (time - model.now()).as_millis(),
+        _ => 0,
+    };
+    let (first, second, third) = (place(8 * MIB), place(8 * MIB), place(MIB));
+    assert_eq!([&first, &second, &third].map(waits), [0, 7988, 15_988]);
+    // Killed before its turn.
+    drop(second);
+    assert_eq!([&first, &third].map(waits), [0, 7988]);
+    // The first is killed in the midst of its own: what is left of it is the third's.
+    model.store.clock.advance(SECOND);
+    drop(first);
+    assert_eq!(waits(&third), 0);
+    let fourth = place(MIB);
+    assert_eq!(waits(&fourth), 988, "the time that went by is nobody's");
+    third.used(MIB / 2, 1);
+    assert_eq!(waits(&fourth), 488, "nor does it wait for what was asked for in vain");
+    drop(fourth);
+    assert_eq!(waits(&place(1)), 488);
 }
 
 #[test]
@@ -307,7 +434,9 @@ fn who_waits_takes_no_more_room_than_it_has_to_write() {
     model.limit("/slow", "wbps=64M");
     // A piece is 512 KiB; each of these has a page.
     let files: Vec<_> = (0..64).map(|_| model.file(slow, 4096)).collect();
-    model.bdi.owe(&files[0], 64 * MIB);
+    let chain = model.bdi.chain_of(&files[0]).unwrap();
+    let first = Request { bytes: 64 * MIB, ..request() };
+    let _a_seconds_place = model.bdi.throttle().reserve(&chain, first);
     let own = at("/slow");
     let mut last = Duration::ZERO;
     let syncs: Vec<_> = files.iter().map(|file| model.bdi.begin_fsync(&own, Policy::Boost, file)).collect();
@@ -322,7 +451,7 @@ fn who_waits_takes_no_more_room_than_it_has_to_write() {
     }
     wait_for(&model, &syncs, &mut last);
     let queue = last - model.now();
-    assert!(queue < SECOND + Duration::from_millis(10), "{queue:?}: a second's debt, and 64 pages");
+    assert!(queue < SECOND + Duration::from_millis(10), "{queue:?}: a second, and 64 pages");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | SY-R5 | [`sy_r5_a_waiter_that_changes_cgroup`] | `boost-by-current-cgroup` |
 //! | SY-R6 | [`sy_r6_who_is_queued_hears_of_a_boost`] | `boost-no-kick` |
+//! | places that are given up | [`who_waits_hears_that_a_place_before_it_was_given_up`] | `moving-up-without-kick`, `kick-before-moving-up` |
 //! | SY-R7 | [`sy_r7_a_boost_beside_new_data`] | `boost-unbounded` |
 //! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch`] | `isolation-forgets-switched` |
 //! | SY-R9, SY-R10 | [`sy_r10_an_isolated_sync_beside_a_switch_among_its_own`] | `isolation-looks-once` |
@@ -26,7 +27,7 @@ use std::sync::Arc;
 use model::{File, Model, at};
 use sync::model::check;
 use sync::{Condvar, Mutex, mutant, thread};
-use writeback::{Balance, Caller, CgroupPath, Owner, Policy, Waiter};
+use writeback::{Balance, Caller, CgroupPath, Direction, Owner, Policy, Request, Waiter};
 
 const SLOW: Owner = Owner(1);
 const OTHER: Owner = Owner(2);
@@ -37,11 +38,15 @@ fn held() -> (Arc<Model>, Arc<File>) {
     model.cgroup(SLOW.0, Owner::ROOT, "slow");
     model.cgroup(OTHER.0, Owner::ROOT, "other");
     model.limit("/slow", "wbps=1M");
-    let spent = model.file(SLOW, 1 << 20);
-    model.sync("/other", Policy::Boost);
-    drop(spent);
+    let chain = model.bdi.throttle().chain(&at("/slow"));
+    model.bdi.throttle().reserve(&chain, a_second()).used(1 << 20, 1);
     let file = model.file(SLOW, 8192);
     (Arc::new(model), file)
+}
+
+/// What `/slow` may write in a second.
+fn a_second() -> Request {
+    Request { direction: Direction::Write, bytes: 1 << 20, operations: 1, epoch: u64::MAX, inode: 0 }
 }
 
 fn boosts(model: &Model) -> usize {
@@ -65,6 +70,26 @@ fn sy_r6_who_is_queued_hears_of_a_boost() {
         assert_eq!(file.dirty_bytes(), 0);
         drop(boost);
         assert_eq!(boosts(&model), 0);
+    });
+}
+
+#[test]
+fn who_waits_hears_that_a_place_before_it_was_given_up() {
+    check(|| {
+        let model = Model::new(1 << 30);
+        model.cgroup(SLOW.0, Owner::ROOT, "slow");
+        model.limit("/slow", "wbps=1M");
+        let (file, model) = (model.file(SLOW, 8192), Arc::new(model));
+        let chain = model.bdi.throttle().chain(&at("/slow"));
+        let first = model.bdi.throttle().reserve(&chain, a_second());
+        let behind = {
+            let (model, file) = (Arc::clone(&model), Arc::clone(&file));
+            thread::spawn(move || model.write_until_kicked(&file, u64::MAX))
+        };
+        // Killed: nothing of it is done, and it was all that was in the way.
+        drop(first);
+        behind.join().expect("no assertion failed");
+        assert_eq!(file.dirty_bytes(), 0);
     });
 }
 
@@ -284,6 +309,9 @@ fn each_mutant_is_caught() {
     mutant::assert_caught("a_switch_wakes_who_waits_at_a_dirty_limit", &["switch-tells-nobody"], "deadlock");
     let test = "room_that_is_given_up_wakes_who_waits_for_it";
     mutant::assert_caught(test, &["dirty-reserved-silent"], "deadlock");
+    let test = "who_waits_hears_that_a_place_before_it_was_given_up";
+    mutant::assert_caught(test, &["moving-up-without-kick"], "deadlock");
+    mutant::assert_caught(test, &["kick-before-moving-up"], "deadlock");
     mutant::assert_caught("sy_r6_who_is_queued_hears_of_a_boost", &["boost-no-kick"], "deadlock");
     let test = "sy_r5_a_waiter_that_changes_cgroup";
     mutant::assert_caught(test, &["boost-by-current-cgroup"], "a boost was left behind");

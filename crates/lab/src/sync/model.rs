@@ -264,6 +264,11 @@ impl Model {
         }
     }
 
+    /// Bytes that were written so far.
+    pub(crate) fn written_by_all(&self) -> u64 {
+        self.store.written.lock().iter().map(|(.., bytes)| bytes).sum()
+    }
+
     /// Bytes of a cgroup that were written in a time.
     pub(crate) fn written(&self, owner: Owner, from: Duration, to: Duration) -> u64 {
         let written = self.store.written.lock();

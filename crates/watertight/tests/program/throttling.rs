@@ -70,7 +70,7 @@ impl World {
     /// A sync of the mount by somebody in `cgroup`, as sync(1) asks for it, if the kernel sends that on, and as the verb does.
     fn syncs(&self, cgroup: &Cgroup) -> Vec<Child> {
         let mut all = vec![self.sync_verb(cgroup)];
-        if is_fuseblk(&self.rig) {
+        if sends_syncs(&self.rig) {
             let mut command = cgroup.command("sync");
             command.arg("-f").arg(&self.rig.mnt).stdin(Stdio::null());
             all.push(command.spawn().expect("sync runs"));
@@ -118,10 +118,10 @@ impl World {
 }
 
 /// Whether sync(2) reaches the mount; says so if not.
-fn is_fuseblk(rig: &Rig) -> bool {
-    let is = rig.volume()["mount_type"] == "fuseblk";
+fn sends_syncs(rig: &Rig) -> bool {
+    let is = rig.volume()["syncfs"] == true;
     if !is {
-        skipped("in part: the mount is no fuseblk, to which the kernel sends sync(2)");
+        skipped("in part: the kernel does not send sync(2) for this mount");
     }
     is
 }
@@ -163,6 +163,20 @@ fn an_fsync_from_another_cgroup_is_boosted_for_its_file_alone() {
 }
 
 #[test]
+fn after_a_neighbours_sync_the_owners_own_fsync_does_not_wait_for_the_debt() {
+    let Some(world) = World::new(NO_OTHERS) else { return };
+    world.dirty("a", MINUTES);
+    world.other.run("sync", &[world.rig.mnt.join("a")]);
+    let owed = world.owed();
+    assert!(owed > MIB);
+    let of = format!("of={}", world.rig.mnt.join("b").display());
+    world.slow.run("dd", &["if=/dev/zero", &of, "bs=4k", "count=1", "conv=fsync", "status=none"]);
+    assert_eq!(world.dirty_bytes(), 0, "the fsync is done");
+    assert!(world.owed() > owed / 2, "it has waited for the debt: {owed}, then {}", world.owed());
+    world.end();
+}
+
+#[test]
 fn a_cgroups_own_fsync_stays_throttled_and_another_sync_releases_it() {
     let Some(world) = World::new(NO_OTHERS) else { return };
     world.dirty("a", 1);
@@ -200,7 +214,7 @@ fn a_cgroups_own_sync_stays_throttled() {
         world.dirty("a", 1);
         ended(world.sync_verb(&world.slow));
     });
-    if is_fuseblk(&world.rig) {
+    if sends_syncs(&world.rig) {
         takes_what_its_limit_takes(&world, |world| {
             world.dirty("b", 1);
             world.slow.run("sync", &[Path::new("-f"), &world.rig.mnt]);
@@ -240,7 +254,7 @@ fn a_raw_umount2_waits_for_no_limit_whoever_calls_it() {
     for (by_other, isolation) in [(false, "0"), (false, "1"), (true, "0"), (true, "1")] {
         for lazy in [&[][..], &["--lazy"]] {
             let Some(world) = World::new("").filter(|_| has("umount")) else { return };
-            let is_waited_for = is_fuseblk(&world.rig);
+            let is_waited_for = sends_syncs(&world.rig);
             let by = if by_other { &world.other } else { &world.slow };
             let (path, mnt) = (by.path().display().to_string(), world.rig.mnt.display().to_string());
             world.rig.run(&["limit", &path, &mnt, &format!("sync_isolation={isolation}")]).ok();
@@ -285,7 +299,7 @@ fn an_isolated_cgroup_waits_for_its_own_data_only() {
     for (name, by_verb) in [("own", true), ("own2", false)] {
         world.write(&world.other, name, 2);
         assert_eq!(world.dirty_bytes(), 10 * MIB);
-        if by_verb || !is_fuseblk(&world.rig) {
+        if by_verb || !sends_syncs(&world.rig) {
             ended(world.sync_verb(&world.other));
         } else {
             world.syncs(&world.other).into_iter().for_each(ended);

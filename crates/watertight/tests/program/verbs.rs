@@ -57,7 +57,10 @@ fn whether_syncs_wait_is_told_by_the_mount_and_by_status() {
     }
     let Some(mut rig) = Rig::mounting() else { return };
     let daemon = rig.mount_faulty("sync:hang", "");
-    assert_eq!(rig.volume()["syncfs"], testing::kernel_sends_syncfs() && rig.volume()["mount_type"] == "fuseblk");
+    assert_eq!(
+        rig.volume()["syncfs"],
+        testing::kernel_sends_syncfs() && rig.volume()["mount_type"] == "fuseblk"
+    );
     rig.verb("umount", &["--force"]);
     daemon.end();
 }
