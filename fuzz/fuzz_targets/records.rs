@@ -1,15 +1,17 @@
-//! Any bytes as a runtime directory: a name in it and in its index, and what is in the record of that name.
+//! Any bytes as a runtime directory: a name in it and in its index, and what is in the record and in the list of `serve` of that name.
 //!
-//! They are read or left out, and nothing outside of the directory is changed by looking at them.
+//! They are read or left out, and nothing outside of the directory is changed by looking at them; nor in it, where it is looked at as
+//! another user's.
 #![no_main]
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use watertight::registry::{DIR_VARIABLE, Record, RuntimeDir};
+use watertight::serve::missing;
 use watertight::volume_id::VolumeId;
 
 /// The directory that everything is in, the file that must stay as it is, and the runtime directory.
@@ -61,6 +63,27 @@ fuzz_target!(|input: &[u8]| {
         fs::write(file, text).expect("a file");
     }
     let srv = Path::new("/srv");
+    let socket = dir.path().join(format!("{name}.sock"));
+    fs::write(&socket, "").expect("a file");
+    let list = dir.path().join(format!("{name}.serve"));
+    fs::write(&list, text).expect("a file");
+    // As long as its process lives.
+    let locked = File::open(&list).expect("it is there");
+    locked.lock().expect("nobody else has it");
+    let foreign = dir.as_foreign();
+    let found = [foreign.volumes(), foreign.mounts(), foreign.at(&name, Some(srv)), foreign.around(srv)];
+    for one in found.iter().flatten() {
+        assert!(one.client.is_none() && Ok(&one.record.id) == id.as_ref());
+    }
+    let told: Vec<missing::Missing> = serde_json::from_slice(text).unwrap_or_default();
+    assert_eq!(missing::in_dir(&foreign), told);
+    assert_eq!(missing::in_dir(dir), told);
+    drop(locked);
+    missing::in_dir(&foreign);
+    assert!(socket.exists() && list.exists());
+    missing::in_dir(dir);
+    assert!(!list.exists());
+
     let found = [dir.volumes(), dir.mounts(), dir.at(&name, Some(srv)), dir.around(srv), dir.nested(srv)];
     for one in found.iter().flatten() {
         assert!(one.client.is_none() && Ok(&one.record.id) == id.as_ref());
@@ -68,5 +91,7 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(fs::read(beside).expect("it is there"), b"beside");
     assert_eq!(fs::read_dir(root).expect("it is there").count(), 2);
     fs::remove_dir_all(&index).expect("it can be removed");
-    let _not_made = fs::remove_file(dir.path().join(format!("{name}.json")));
+    for suffix in ["json", "sock"] {
+        let _not_made = fs::remove_file(dir.path().join(format!("{name}.{suffix}")));
+    }
 });

@@ -23,7 +23,8 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use sync::atomic::{AtomicBool, Ordering};
 use sync::{Mutex, thread};
 
-use crate::{Found, Hierarchy, Id, unwaited};
+use crate::unwaited::Unwaited;
+use crate::{Found, Hierarchy, Id};
 
 /// How often is looked where nothing tells of a cgroup's end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
@@ -47,7 +48,7 @@ pub struct Watch {
 struct Inner {
     tree: Hierarchy,
     tell: Box<dyn Fn(Event) + Send + Sync>,
-    inotify: Option<OwnedFd>,
+    inotify: Option<Unwaited>,
     /// Becomes readable when one of the two below is set.
     wake: OwnedFd,
     stopping: AtomicBool,
@@ -93,7 +94,7 @@ impl Watch {
             tree,
             tell: Box::new(tell),
             must_look: AtomicBool::new(inotify.is_err()),
-            inotify: inotify.ok(),
+            inotify: inotify.ok().map(Unwaited::new),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopping: AtomicBool::new(false),
             state: Mutex::default(),
@@ -160,14 +161,6 @@ impl Drop for Watch {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Some(inotify) = self.inotify.take() {
-            unwaited::close(inotify);
-        }
-    }
-}
-
 impl Inner {
     fn serve(&self) {
         while self.wait() {
@@ -203,7 +196,7 @@ impl Inner {
         let _full = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    fn read_events(&self, inotify: &OwnedFd) {
+    fn read_events(&self, inotify: &Unwaited) {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(inotify, &mut buffer);
         let mut moving = HashMap::new();

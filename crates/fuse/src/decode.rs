@@ -11,8 +11,8 @@ use zerocopy::{FromBytes, IntoBytes as _};
 
 use crate::abi::{
     self, BatchForgetIn, CopyFileRangeIn, CreateIn, FAllocateIn, FSyncIn, FlushIn, ForgetIn, ForgetOne,
-    GetAttrIn, GetXattrIn, InHeader, InitIn, InterruptIn, LSeekIn, LinkIn, LkIn, MkDirIn, MkNodIn, Opcode,
-    OpenIn, ReadIn, ReleaseIn, Rename2In, RenameIn, SetAttrIn, SetXattrIn, SetXattrInCompat, WriteIn,
+    GetAttrIn, GetXattrIn, InHeader, InitIn, InterruptIn, LSeekIn, LinkIn, MkDirIn, MkNodIn, Opcode, OpenIn,
+    ReadIn, ReleaseIn, Rename2In, RenameIn, SetAttrIn, SetXattrIn, SetXattrInCompat, WriteIn,
 };
 
 /// Why bytes are no request.
@@ -135,9 +135,6 @@ pub enum Op<'a> {
     ReadDirPlus(ReadIn),
     ReleaseDir(ReleaseIn),
     FSyncDir(FSyncIn),
-    GetLk(LkIn),
-    SetLk(LkIn),
-    SetLkW(LkIn),
     Create {
         arg: CreateIn,
         name: &'a OsStr,
@@ -233,9 +230,6 @@ pub fn operation<'a>(header: &InHeader, body: &'a [u8], agreed: Agreed) -> Resul
         Opcode::ReadDirPlus => Op::ReadDirPlus(rest.take()?),
         Opcode::ReleaseDir => Op::ReleaseDir(rest.take()?),
         Opcode::FSyncDir => Op::FSyncDir(rest.take()?),
-        Opcode::GetLk => Op::GetLk(rest.take()?),
-        Opcode::SetLk => Op::SetLk(rest.take()?),
-        Opcode::SetLkW => Op::SetLkW(rest.take()?),
         Opcode::Create => Op::Create { arg: rest.take()?, name: rest.name()? },
         Opcode::TmpFile => Op::TmpFile(rest.take()?),
         Opcode::Interrupt => Op::Interrupt(rest.take()?),
@@ -252,6 +246,9 @@ pub fn operation<'a>(header: &InHeader, body: &'a [u8], agreed: Agreed) -> Resul
         | Opcode::NotifyReply
         | Opcode::SetupMapping
         | Opcode::RemoveMapping
+        | Opcode::GetLk
+        | Opcode::SetLk
+        | Opcode::SetLkW
         | Opcode::StatX => Op::NotServed(op),
     })
 }

@@ -5,10 +5,8 @@
 //! request's [`Reply`] and gives back the proof.
 
 mod attrs;
-mod closing;
 mod dirs;
 mod files;
-mod locks;
 mod names;
 mod place;
 mod xattrs;
@@ -25,15 +23,10 @@ use crate::buffer::Buffer;
 use crate::decode::{self, Op};
 use crate::interrupt::{Early, For, Slot, Waiting};
 use crate::line::Line;
-use crate::reply::{ParkedReply, Reply, Sent};
+use crate::reply::{Reply, Sent};
 use crate::session::Shared;
 use crate::tree::Seen;
 use place::{At, Cx, Turn};
-
-pub(crate) use closing::Closing;
-pub(crate) use locks::OwnersByHandle;
-#[cfg(all(test, shuttle))]
-pub(crate) use locks::wait_parked;
 
 /// One thread's means to serve requests.
 #[derive(Debug)]
@@ -113,9 +106,8 @@ impl Worker {
             at.turn((shared, slot), (whom, &op), (unique, header.pid), buffer.message(len), has_waited)
         };
         let refused = refused.or_else(|| (turn == Turn::Refused).then_some(Errno::IO));
-        let is_to_begin = turn != Turn::Waits
-            && (matches!(op, Op::SetLkW(_))
-                || at.begin(shared, slot, (unique, header.pid, early), has_waited));
+        let is_to_begin =
+            turn != Turn::Waits && at.begin(shared, slot, (unique, header.pid, early), has_waited);
         if !is_to_begin {
             return;
         }
@@ -131,13 +123,9 @@ impl Worker {
             before_wait: &before_wait,
             is_without_store,
         };
-        // What needs memory for data, or a reply later; then the rest.
+        // What needs memory for data; then the rest.
         let handled = match op {
             _ if let Some(errno) = refused => answered(begin(), |reply| reply.error(errno)),
-            Op::SetLkW(arg) => {
-                let reply = ParkedReply::new(slot, &shared.interrupts, unique);
-                unanswered(|| locks::wait(&cx, reply, &arg))
-            }
             Op::Read(arg) => answered(begin(), |reply| files::read(&cx, reply, &arg, buffer.data())),
             Op::ReadDir(arg) => answered(begin(), |reply| dirs::read(&cx, reply, &arg, buffer.data())),
             Op::ReadDirPlus(arg) => {
@@ -254,7 +242,6 @@ fn early(op: &Op<'_>) -> Early {
         | Op::OpenDir(_)
         | Op::ReadDir(_)
         | Op::ReadDirPlus(_)
-        | Op::GetLk(_)
         | Op::LSeek(_) => Early::Always,
         Op::SetAttr(arg) if attrs::resizes(arg) => Early::No,
         op if place::changes_names_or_attributes(op) => Early::Killed,
@@ -295,8 +282,6 @@ fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
         Op::GetXattr { arg, name } => xattrs::get(cx, reply, arg, name),
         Op::ListXattr(arg) => xattrs::list(cx, reply, arg),
         Op::RemoveXattr { name } => reply.unit(cx.volume().remove_xattr(&cx.ctx(), cx.node(), name)),
-        Op::GetLk(arg) => locks::get(cx, reply, &arg),
-        Op::SetLk(arg) => locks::set(cx, reply, &arg),
         Op::Destroy => destroy(cx, reply),
         // A connection begins once only.
         Op::Init(_) => reply.error(Errno::IO),
@@ -306,7 +291,6 @@ fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
         Op::Forget(_)
         | Op::BatchForget(_)
         | Op::Interrupt(_)
-        | Op::SetLkW(_)
         | Op::Read(_)
         | Op::ReadDir(_)
         | Op::ReadDirPlus(_) => reply.error(Errno::IO),

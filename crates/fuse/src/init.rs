@@ -115,12 +115,11 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
 /// is then refused with ETXTBSY), `AUTO_INVAL_DATA` (the store is used by
 /// this connection only, so that nothing changes behind the kernel's back), `ASYNC_DIO` (when an asynchronous direct
 /// write is done the kernel leaves in its cache what somebody read there meanwhile: old data), `HAS_INODE_DAX`,
-/// `NO_OPEN_SUPPORT` (handles are needed), the splice flags (they only say what the kernel can do).
+/// `NO_OPEN_SUPPORT` (handles are needed), `POSIX_LOCKS` and `FLOCK_LOCKS` (wherever a file is seen it is one inode of one kernel, which
+/// keeps its locks as it does for a disk: `/proc/locks` shows them, and a wait needs no request), the splice flags (they only say what the kernel can do).
 fn wanted(mode: Mode) -> InitFlags {
     let common = InitFlags::ASYNC_READ
         | InitFlags::BIG_WRITES
-        | InitFlags::POSIX_LOCKS
-        | InitFlags::FLOCK_LOCKS
         | InitFlags::DONT_MASK
         | InitFlags::EXPORT_SUPPORT
         | InitFlags::DO_READDIRPLUS

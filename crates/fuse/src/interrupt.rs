@@ -1,8 +1,7 @@
 //! Requests under way, and what a signal to their caller does to them.
 //!
-//! Purpose: the kernel tells once, by INTERRUPT, that the caller of a request got a signal. A request that waits
-//! for a lock ends then ([`Parked`]); others behave as in a disk's file system: they go on unless the
-//! caller is being killed. Since the kernel does not tell a second time, a [`watcher`](Interrupts::watch) looks at interrupted
+//! Purpose: the kernel tells once, by INTERRUPT, that the caller of a request got a signal. Requests
+//! behave as in a disk's file system: they go on unless the caller is being killed. Since the kernel does not tell a second time, a [`watcher`](Interrupts::watch) looks at interrupted
 //! callers again every [`RECHECK`] for as long as there are any. Of some requests the kernel does not tell at all; for
 //! those see the module [`long`]. What else ends a request early is in [`share`], and where requests wait that have not begun in [`room`].
 //!
@@ -19,10 +18,10 @@
 //!
 //! # Who may touch what
 //! `Slot::word`: set by the thread whose slot it is; bit 0 set and the word cleared by the watcher too, under
-//! `Slot::cancel`. `Slot::pid`, `Slot::volume`: written before `word`, read after it. `Interrupts::slots`, `early`, `parked`, `watched`: by their mutexes.
+//! `Slot::cancel`. `Slot::pid`, `Slot::volume`: written before `word`, read after it. `Interrupts::slots`, `early`, `watched`: by their mutexes.
 //!
 //! # Lock order
-//! `watched`, then `Room::state`, then `slots` or `parked` or `early`, then `Slot::cancel`, then those of [`Line`]. None is held while a volume is called.
+//! `watched`, then `Room::state`, then `slots` or `early`, then `Slot::cancel`, then those of [`Line`]. None is held while a volume is called.
 //!
 //! # Orderings
 //! P1: a thread publishes a request in `word`, then looks at `early_len`; INTERRUPT for a request that is in no
@@ -33,7 +32,7 @@ mod pending;
 mod room;
 mod share;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +41,7 @@ use rustix::io::Errno;
 use sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
-use volume::{Cancel, LockWait, Volume};
+use volume::Cancel;
 
 use self::pending::Pending;
 pub(crate) use self::room::Waiting;
@@ -215,13 +214,6 @@ impl Slot {
     }
 }
 
-/// A request that waits for a lock; no thread does.
-#[derive(Debug, Default)]
-struct Parked {
-    wait: Option<(Arc<Volume>, LockWait)>,
-    interrupted: bool,
-}
-
 #[derive(Debug, Default)]
 struct Watched {
     requests: Vec<(u64, Arc<Slot>)>,
@@ -233,7 +225,6 @@ struct Watched {
 #[derive(Debug, Default)]
 pub(crate) struct Interrupts {
     slots: Mutex<Vec<Arc<Slot>>>,
-    parked: Mutex<HashMap<u64, Parked>>,
     early: Mutex<VecDeque<(u64, Instant)>>,
     early_len: AtomicUsize,
     watched: Mutex<Watched>,
@@ -259,11 +250,6 @@ impl Interrupts {
         self.room.len() + self.slots.lock().iter().filter(|slot| slot.in_hand() != 0).count()
     }
 
-    /// How many requests wait for locks.
-    pub(crate) fn waiting(&self) -> usize {
-        self.parked.lock().len()
-    }
-
     /// Puts a request into its thread's slot.
     pub(crate) fn begin(&self, slot: &Arc<Slot>, unique: u64, pid: u32, early: Early) {
         let looked_first = is_on("begin-looks-first").then(|| self.was_early(unique));
@@ -271,38 +257,6 @@ impl Interrupts {
         if looked_first.unwrap_or_else(|| self.was_early(unique)) {
             self.watch_for(unique, Arc::clone(slot));
         }
-    }
-
-    /// Makes a request known that is about to wait for a lock.
-    pub(crate) fn park(&self, unique: u64) {
-        let parked = Parked::default();
-        self.parked.lock().insert(unique, parked);
-        if self.was_early(unique)
-            && let Some(parked) = self.parked.lock().get_mut(&unique)
-        {
-            parked.interrupted = true;
-        }
-    }
-
-    /// Says how to end the wait of a parked request of thread `caller`, and whether to end it at once.
-    ///
-    /// Over io_uring the kernel sends no INTERRUPT for a signal that came before it had copied the request. That signal
-    /// waits until the request is answered, so a look at it finds it; for each later one an INTERRUPT comes.
-    #[must_use]
-    pub(crate) fn parked(&self, unique: u64, volume: &Arc<Volume>, wait: &LockWait, caller: u32) -> bool {
-        let was_interrupted = match self.parked.lock().get_mut(&unique) {
-            Some(parked) => {
-                parked.wait = Some((Arc::clone(volume), wait.clone()));
-                parked.interrupted
-            }
-            None => return false,
-        };
-        was_interrupted || pending::has_signal(caller)
-    }
-
-    /// Forgets a parked request, which is about to be answered.
-    pub(crate) fn unpark(&self, unique: u64) {
-        self.parked.lock().remove(&unique);
     }
 
     /// The kernel says that the caller of request `unique` got a signal.
@@ -323,19 +277,6 @@ impl Interrupts {
     }
 
     fn interrupt_known(&self, unique: u64) -> bool {
-        let wait = {
-            let mut parked = self.parked.lock();
-            parked.get_mut(&unique).map(|parked| {
-                parked.interrupted = !is_on("parked-not-marked");
-                parked.wait.clone()
-            })
-        };
-        if let Some(wait) = wait {
-            if let Some((volume, wait)) = wait {
-                volume.cancel_lock(&wait);
-            }
-            return true;
-        }
         let slot = self.slots.lock().iter().find(|slot| slot.holds(unique)).map(Arc::clone);
         let slot = slot.or_else(|| self.room.find(unique));
         let found = slot.is_some();

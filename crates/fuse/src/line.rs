@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::dev::Dev;
-use crate::uring::{ParkedEntry, Seat};
+use crate::uring::Seat;
 
 /// What an answer consists of: bytes, one part after the other, or an error.
 pub(crate) type Answer<'a> = Result<[&'a [u8]; 2], Errno>;
@@ -37,34 +37,6 @@ impl Line {
                 let _ended = dev.answer(unique, Err(errno));
             }
             Self::Seat(seat) => seat.answer_for_owner(unique, errno),
-        }
-    }
-
-    /// Takes the request in hand away from the calling thread, to be answered later by anybody.
-    pub(crate) fn park(&self, unique: u64) -> ParkedLine {
-        match self {
-            Self::Dev(dev) => ParkedLine::Dev(Arc::clone(dev)),
-            Self::Seat(seat) => ParkedLine::Entry(seat.park(unique)),
-        }
-    }
-}
-
-/// Where the answer of a parked request goes.
-#[derive(Debug)]
-pub(crate) enum ParkedLine {
-    Dev(Arc<Dev>),
-    Entry(ParkedEntry),
-}
-
-impl ParkedLine {
-    /// Answers, once.
-    pub(crate) fn answer(&mut self, unique: u64, answer: Result<(), Errno>) -> Result<(), Errno> {
-        match self {
-            Self::Dev(dev) => dev.answer(unique, answer.map(|()| [&[][..], &[]])),
-            Self::Entry(entry) => {
-                entry.answer(unique, answer);
-                Ok(())
-            }
         }
     }
 }

@@ -4,14 +4,12 @@
 //! EIO when it is dropped without one (a handler that panicked). [`Sent`] proves that it was used.
 
 use std::cell::Cell;
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use sync::mutant::is_on;
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::interrupt::{Claim, Interrupts, Slot};
-use crate::line::ParkedLine;
+use crate::interrupt::{Claim, Slot};
 
 /// That a request was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,48 +100,6 @@ impl Drop for Reply<'_> {
         if !self.is_answered {
             debug_assert!(std::thread::panicking(), "request {} was not answered", self.unique);
             let _sent = self.send_once(Err(Errno::IO));
-        }
-    }
-}
-
-/// A request to be answered by whoever has this, later.
-#[derive(Debug)]
-pub(crate) struct ParkedReply {
-    line: ParkedLine,
-    interrupts: Arc<Interrupts>,
-    unique: u64,
-    is_answered: bool,
-}
-
-impl ParkedReply {
-    /// Makes the request known as one that waits.
-    pub(crate) fn new(slot: &Slot, interrupts: &Arc<Interrupts>, unique: u64) -> Self {
-        interrupts.park(unique);
-        Self {
-            line: slot.line().park(unique),
-            interrupts: Arc::clone(interrupts),
-            unique,
-            is_answered: false,
-        }
-    }
-
-    /// Answers.
-    pub(crate) fn unit(mut self, result: volume::Result<()>) -> Sent {
-        self.send(result.map_err(|error| crate::errno::of(&error)))
-    }
-
-    fn send(&mut self, answer: Result<(), Errno>) -> Sent {
-        self.is_answered = true;
-        self.interrupts.unpark(self.unique);
-        let sent = self.line.answer(self.unique, answer);
-        Sent { is_delivered: was_taken(self.unique, sent), is_error: answer.is_err() }
-    }
-}
-
-impl Drop for ParkedReply {
-    fn drop(&mut self) {
-        if !self.is_answered {
-            let _sent = self.send(Err(Errno::IO));
         }
     }
 }

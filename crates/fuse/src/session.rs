@@ -23,7 +23,6 @@ use crate::abi::{InitFlags, Opcode};
 use crate::buffer::Buffer;
 use crate::decode::{self, Agreed, Op};
 use crate::dev::Dev;
-use crate::dispatch::{Closing, OwnersByHandle};
 use crate::encode::Validity;
 use crate::init::{self, Answer, InitError, Mode, Negotiated, Wishes};
 use crate::interrupt::Interrupts;
@@ -142,8 +141,6 @@ pub(crate) struct Shared {
     pub(crate) master: Arc<Dev>,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) syncs: Arc<Syncs>,
-    pub(crate) owners: OwnersByHandle,
-    pub(crate) closing: Closing,
     pub(crate) stats: Stats,
     pub(crate) pool: Pool,
     pub(crate) spin: SpinGate,
@@ -172,8 +169,6 @@ impl Shared {
             master,
             interrupts: Arc::default(),
             syncs: Arc::default(),
-            owners: OwnersByHandle::default(),
-            closing: Closing::default(),
             stats: Stats::default(),
             pool,
             spin: SpinGate::new(Duration::ZERO),
@@ -263,11 +258,10 @@ impl SessionView {
         self.0.pool.threads() + ring + self.0.syncs.threads()
     }
 
-    /// How many requests are being handled, and how many wait for locks. Neither counts the other's, nor
-    /// calls that go on although their caller was killed.
+    /// How many requests are being handled, without calls that go on although their caller was killed.
     #[must_use]
-    pub fn under_way(&self) -> (usize, usize) {
-        (self.0.interrupts.in_hand(), self.0.interrupts.waiting())
+    pub fn under_way(&self) -> usize {
+        self.0.interrupts.in_hand()
     }
 
     /// How requests come from the kernel. Final when the session has begun to run.
@@ -332,8 +326,6 @@ impl Session {
             master,
             interrupts: Arc::default(),
             syncs: Arc::default(),
-            owners: OwnersByHandle::default(),
-            closing: Closing::default(),
             stats: Stats::default(),
             pool: Pool::new(options.threads_max),
             // Over io_uring the readers only get what nobody waits for.

@@ -21,23 +21,24 @@
 //!
 //! # What is guaranteed
 //! - **No request holds up another**, whether its handler waits in a way that is known of (`before_wait`) or hangs in a system call
-//!   of the store: there is nothing to detect, and no watchdog. This goes as far as there are entries: when `depth` requests
-//!   (`SessionOptions::threads_max`, 256 at least, divided by the number of CPUs; 32 at least) from clients on *one* CPU are unanswered, the kernel keeps the next from that CPU waiting
-//!   until one of them is answered, or until the client runs elsewhere. Threads are bounded by the number of entries plus
-//!   `SessionOptions::threads_max`, the latter for calls whose callers were killed and which are still under way.
+//!   of the store: there is nothing to detect, and no watchdog. The number of entries limits this. All queues together
+//!   begin with as many entries as there may be threads (`SessionOptions::threads_max`, at least 256; a queue has at
+//!   least 32). They may grow to twice as many; the first queues that run short get the further entries. Once these
+//!   are used up, the kernel holds the next request from a CPU until a request from that CPU is answered, or until the
+//!   client runs on another CPU. Threads are bounded by the number of entries plus `SessionOptions::threads_max`; the
+//!   latter serve calls that are still under way although their callers were killed.
 //! - Nothing runs while there is no traffic: all threads sleep in the kernel, those that rest end after a while.
 //! - Nothing is allocated in the steady state.
 //!
 //! # Answers from elsewhere (SAFETY of the payload)
 //! An answer hands the entry over at once, and the kernel may fill it with the next request. It is given before the handler's
-//! return in two cases, and in both nobody on this side looks at the entry's memory any more:
-//! - A killed caller is answered EINTR while the handler is still in the store. The handler has a copy of the whole message
-//!   in its thread's own buffer ([`entry::Place::Scratch`]) and finds out that its answer is not wanted before it writes it. Requests
-//!   whose data stays in the entry ([`entry::Place::Lent`]: more than 16 KiB written or read) are *not* answered early: such a
-//!   caller is gone when the store answers or the volume ends the wait. With `/dev/fuse` it is gone at once.
-//! - A lock that is granted later: nothing but the entry itself is kept.
+//! return in one case, and then nobody on this side looks at the entry's memory any more:
+//! a killed caller is answered EINTR while the handler is still in the store. The handler has a copy of the whole message
+//! in its thread's own buffer ([`entry::Place::Scratch`]) and finds out that its answer is not wanted before it writes it. Requests
+//! whose data stays in the entry ([`entry::Place::Lent`]: more than 16 KiB written or read) are *not* answered early: such a
+//! caller is gone when the store answers or the volume ends the wait. With `/dev/fuse` it is gone at once.
 //!
-//! Both are handed over by the keeper, since whoever answers may sleep in the store afterwards.
+//! It is handed over by the keeper, since whoever answers may sleep in the store afterwards.
 //!
 //! # Memory
 //! An entry is a mapping of one page and 1 MiB, of which only what was used takes memory. As the kernel uses the entries like
@@ -50,8 +51,7 @@
 //!
 //! # Order
 //! Requests from different CPUs are served in any order, and RELEASE, for which close(2) does not wait, is overtaken by what is
-//! sent after it from elsewhere. What this means for locks is the subject of `dispatch::closing`. DESTROY may overtake it,
-//! too: a volume can be shut down with files open.
+//! sent after it from elsewhere. DESTROY may overtake it, too: a volume can be shut down with files open.
 //!
 //! # Whose CPU
 //! A serving thread is kept on its queue's CPU, where its caller has just gone to sleep: this is what makes it quick. A
@@ -96,7 +96,7 @@ use crate::session::Shared;
 use crew::Crew;
 use entry::Entry;
 
-pub(crate) use seat::{ParkedEntry, Seat};
+pub(crate) use seat::Seat;
 
 /// Whether to talk to the kernel over io_uring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -184,6 +184,10 @@ impl Prepared {
 const ENTRIES_MIN: usize = 256;
 /// How many entries a queue has at least.
 const DEPTH_MIN: usize = 32;
+/// How many times the entries of the beginning there may be.
+const GROWTH: usize = 2;
+/// Entries that a queue is given at once when it runs short.
+const MORE: usize = 64;
 /// How many entries of all queues together may keep the memory of their data.
 const WARM: usize = 32;
 /// How many of a queue's threads wait for requests before one whose request was slow rests.
@@ -194,7 +198,7 @@ const IDLE_MAX: u64 = 4;
 pub(crate) struct Ring {
     dev: Arc<Dev>,
     queues: Box<[Queue]>,
-    /// Entries of each queue.
+    /// Entries of each queue in the beginning.
     depth: usize,
     /// Entries of each queue that may keep their memory.
     warm: u64,
@@ -218,6 +222,7 @@ impl Ring {
     fn new(dev: Arc<Dev>, queues: u16, threads_max: usize) -> Result<Self, Errno> {
         let count = usize::from(queues).max(1);
         let depth = (threads_max.max(ENTRIES_MIN) / count).max(DEPTH_MIN);
+        let entries_max = GROWTH * count * depth;
         let warm = (WARM / count).max(2) as u64;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let cpus = cpus::Cpus::new();
@@ -229,15 +234,20 @@ impl Ring {
             guard: Arc::new(stay::Guard::new(cpus.clone())),
             cpus,
             callers: alone::Callers::default(),
-            crew: Crew::new(threads_max + count * depth),
-            inbox: Mutex::new(Inbox { entries: Vec::with_capacity(count * depth), ended: false }),
+            crew: Crew::new(threads_max + entries_max),
+            inbox: Mutex::new(Inbox { entries: Vec::with_capacity(entries_max), ended: false }),
             bell,
         })
     }
 
-    /// How many entries there are.
+    /// How many entries there are in the beginning.
     fn entries(&self) -> usize {
         self.depth * self.queues.len()
+    }
+
+    /// How many there may be.
+    fn entries_max(&self) -> usize {
+        GROWTH * self.entries()
     }
 
     fn queue(&self, entry: &Entry) -> &Queue {

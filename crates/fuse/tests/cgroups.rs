@@ -6,7 +6,7 @@ mod common;
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -252,6 +252,39 @@ fn who_fills_the_cache_with_many_files_leaves_room_for_another_cgroup() {
     mounted.unmount();
 }
 
+/// A process of the cgroup makes calls of many kinds; each of them returns.
+fn reads_and_writes(mounted: &Mounted, who: &Cgroup) {
+    let script = "cat $0/b && echo 3 > $0/w && sync $0/w && ls $0 > /dev/null && rm $0/w";
+    let mut who = who.command("sh");
+    let mut who = who.args(["-c", script]).arg(mounted.path()).stdout(Stdio::null()).spawn().unwrap();
+    let mut status = None;
+    eventually("it has read and written", || {
+        status = who.try_wait().unwrap();
+        status.is_some()
+    });
+    assert!(status.unwrap().success());
+}
+
+/// While at least so many requests of the crowd wait at their limits, the neighbour's calls return.
+/// Then the limits are lifted, and the crowd ends well.
+fn neighbour_goes_on(
+    (mounted, neighbour): (Mounted, &Cgroup),
+    (mut crowd, at_least): (Child, usize),
+    lift: impl FnOnce(&Mounted),
+) {
+    let waiting = || mounted.view.under_way();
+    eventually("the crowd waits", || waiting() >= at_least);
+    reads_and_writes(&mounted, neighbour);
+    assert!(crowd.try_wait().unwrap().is_none() && waiting() >= at_least, "they wait still: {}", waiting());
+    lift(&mounted);
+    assert!(crowd.wait().unwrap().success());
+    mounted.unmount();
+}
+
+fn limit(mounted: &Mounted, of: &Cgroup, limits: &str) {
+    mounted.volume.limit(&CgroupPath::from(of.path()), &limits.parse().unwrap());
+}
+
 /// A cgroup that may read and write a byte a second has `CROWD` processes wait, each for a read that the kernel does as reading ahead, for one that it does
 /// not, or for an fsync. Meanwhile another one reads and writes.
 fn beside_a_crowd_at_its_limits(uring: Uring) {
@@ -267,32 +300,16 @@ fn beside_a_crowd_at_its_limits(uring: Uring) {
         std::fs::write(mounted.store_path().join(format!("a{n}")), [1; 4096]).unwrap();
     }
     std::fs::write(mounted.store_path().join("b"), [2; 4096]).unwrap();
-    let limit = |limits: &str| mounted.volume.limit(&CgroupPath::from(a.path()), &limits.parse().unwrap());
-    limit("rbps=1 wbps=1");
+    limit(&mounted, &a, "rbps=1 wbps=1");
     let script = "n=0; while [ $n -lt $1 ]; do
         cat $0/a$n > /dev/null & n=$((n + 1))
         dd if=$0/a$n of=/dev/null iflag=direct bs=4096 2> /dev/null & n=$((n + 1))
         dd if=/dev/zero of=$0/w$n conv=fsync bs=4096 count=1 2> /dev/null & n=$((n + 1))
     done; wait";
     let mut crowd = a.command("sh");
-    let mut crowd = crowd.args(["-c", script]).arg(mounted.path()).arg(CROWD.to_string()).spawn().unwrap();
+    let crowd = crowd.args(["-c", script]).arg(mounted.path()).arg(CROWD.to_string()).spawn().unwrap();
     // The first of each kind may not wait.
-    let waiting = || mounted.view.under_way().0;
-    eventually("the crowd waits", || waiting() >= WAIT);
-    let mut neighbour = b.command("sh");
-    let script = "cat $0/b && echo 3 > $0/w && sync $0/w && ls $0 > /dev/null && rm $0/w";
-    let mut neighbour =
-        neighbour.args(["-c", script]).arg(mounted.path()).stdout(Stdio::null()).spawn().unwrap();
-    let mut status = None;
-    eventually("the neighbour has read and written", || {
-        status = neighbour.try_wait().unwrap();
-        status.is_some()
-    });
-    assert!(status.unwrap().success());
-    assert!(crowd.try_wait().unwrap().is_none() && waiting() >= WAIT, "they wait still: {}", waiting());
-    limit("rbps=max wbps=max");
-    assert!(crowd.wait().unwrap().success());
-    mounted.unmount();
+    neighbour_goes_on((mounted, &b), (crowd, WAIT), |mounted| limit(mounted, &a, "rbps=max wbps=max"));
 }
 
 #[test]
@@ -303,4 +320,32 @@ fn who_waits_at_its_limits_by_the_hundred_keeps_no_neighbour_from_reading_and_wr
 #[test]
 fn nor_does_it_without_io_uring() {
     beside_a_crowd_at_its_limits(Uring::Off);
+}
+
+#[test]
+fn who_maps_and_waits_at_its_limit_keeps_no_neighbour_from_calls() {
+    const CROWD: usize = 64;
+    /// Requests that wait at least; the kernel chooses how many it sends at a time.
+    const WAIT: usize = 16;
+    // A process for each file: threads of one interpreter would wait for each other.
+    const SCRIPT: &str = "import mmap,os,sys\n\
+        for n in range(int(sys.argv[2])):\n  if os.fork()==0:\n\
+        \x20   f=open(f'{sys.argv[1]}/m{n}','r+b')\n    m=mmap.mmap(f.fileno(),0)\n\
+        \x20   for at in range(0,1<<20,4096): m[at:at+4]=b'test'\n    m.flush()\n    os._exit(0)\n\
+        for n in range(int(sys.argv[2])): assert os.wait()[1]==0";
+    const PYTHON: &str = "/usr/bin/python3";
+    let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return };
+    if !Path::new(PYTHON).exists() {
+        return common::skipped("python3 is not installed");
+    }
+    let Some(mounted) = (Setup { volume: options(), ..Setup::default() }).mount() else { return };
+    for n in 0..CROWD {
+        let file = std::fs::File::create(mounted.store_path().join(format!("m{n}"))).unwrap();
+        file.set_len(1 << 20).unwrap();
+    }
+    std::fs::write(mounted.store_path().join("b"), [2; 4096]).unwrap();
+    limit(&mounted, &a, "wbps=1 dirty_max=1M");
+    let mut crowd = a.command(PYTHON);
+    let crowd = crowd.args(["-c", SCRIPT]).arg(mounted.path()).arg(CROWD.to_string()).spawn().unwrap();
+    neighbour_goes_on((mounted, &b), (crowd, WAIT), |mounted| limit(mounted, &a, "wbps=max dirty_max=max"));
 }

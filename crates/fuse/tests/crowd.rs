@@ -64,7 +64,7 @@ fn readers(count: usize, of: &Path) -> Vec<JoinHandle<Outcome>> {
 }
 
 fn under_way(mounted: &Mounted, n: usize) {
-    eventually("all have asked", || mounted.view.under_way().0 >= n);
+    eventually("all have asked", || mounted.view.under_way() >= n);
 }
 
 /// All have asked, and those that have a thread are in the store.
@@ -139,7 +139,7 @@ fn more_clients_than_places_hold_up_no_neighbour_and_all_are_served_when_the_sto
     assert!(clients.iter().all(|client| !client.is_finished()), "the store is silent");
     it.store.release();
     ends_with(clients, &Ok(()));
-    eventually("nothing is under way", || mounted.view.under_way() == (0, 0));
+    eventually("nothing is under way", || mounted.view.under_way() == 0);
     unmount(mounted);
 }
 
@@ -208,7 +208,7 @@ fn who_is_killed_while_waiting_ends_at_once_and_nothing_of_it_happens() {
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));
     }
-    eventually("they are gone", || mounted.view.under_way().0 == CLIENTS);
+    eventually("they are gone", || mounted.view.under_way() == CLIENTS);
     assert_eq!(it.store.hanging(), PART, "the store is silent");
     it.store.release();
     ends_with(clients, &Ok(()));

@@ -167,7 +167,11 @@ fn calls_that_do_not_return_are_counted_and_left_behind() {
     eventually("the hung request", || gate.waiting() == 1);
     rustix::mount::unmount(mounted.path(), UnmountFlags::FORCE | UnmountFlags::DETACH).unwrap();
     assert!(client.join().unwrap().is_err());
-    assert_eq!(mounted.ended().stuck, 1);
+    // On a loaded host others may not have ended either.
+    assert!(mounted.ended().stuck >= 1, "one hangs");
+    eventually("all others end", || mounted.view.threads() == 1);
+    gate.open();
+    eventually("it ends as well", || mounted.view.threads() == 0);
 }
 
 #[test]

@@ -238,6 +238,38 @@ fn two_hundred_blocked_requests_leave_room_for_others_and_no_threads() {
 }
 
 #[test]
+fn a_cpu_has_further_entries_made_before_its_own_run_out() {
+    const PLACES: usize = 256;
+    let (mut setup, gate) = Setup::hanging_in("statfs");
+    setup.session.threads_max = PLACES;
+    let Some(mounted) = over_uring(setup) else { return };
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    let cpu = cpus()[0];
+    // No queue begins with more than all have together: so many are all that one CPU can have.
+    gate.shut();
+    let clients: Vec<_> = (0..PLACES + 30)
+        .map(|n| {
+            let path = mounted.path();
+            let client = on_cpu(cpu, move || rustix::fs::statvfs(path).map(drop));
+            eventually("one more hangs", || gate.waiting() > n);
+            client
+        })
+        .collect();
+    let path = mounted.path().join("other");
+    let other = on_cpu(cpu, move || {
+        fs::write(&path, "x").unwrap();
+        assert_eq!(common::text(&path), "x");
+    });
+    eventually("the other is served", || other.is_finished());
+    other.join().unwrap();
+    gate.open();
+    for client in clients {
+        client.join().unwrap().unwrap();
+    }
+    mounted.unmount();
+}
+
+#[test]
 fn a_burst_of_large_requests_keeps_its_data() {
     const CLIENTS: usize = 48;
     const LEN: usize = 1 << 20;

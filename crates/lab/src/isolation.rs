@@ -35,7 +35,7 @@ pub(crate) struct Isolation;
 
 const VARIANTS: [&str; 2] = ["default", "attached"];
 const ALONE: &str = "alone";
-const SCENARIOS: [&str; 19] = [
+const SCENARIOS: [&str; 21] = [
     ALONE,
     "idle-1",
     "stalled-1",
@@ -55,6 +55,8 @@ const SCENARIOS: [&str; 19] = [
     "resting-64",
     "throttled-64",
     "churning-64",
+    "crowd-1000",
+    "mapping-1000",
 ];
 /// Those of all that are run with `--quick`.
 const QUICK: [&str; 8] =
@@ -64,11 +66,18 @@ const fn metric(name: &'static str, unit: &'static str) -> Metric {
     Metric { name, unit, shown: Shown::P50, larger_is_better: false }
 }
 
+/// The median, and the slowest of a hundred.
+const fn with_tail(name: &'static str, unit: &'static str) -> Metric {
+    Metric { shown: Shown::Both, ..metric(name, unit) }
+}
+
 const LARGE: Metric = Metric { larger_is_better: true, ..metric("write-1m", "MB/s") };
-const WRITE: Metric = metric("write-4k", "ms");
+const WRITE: Metric = with_tail("write-4k", "ms");
 const FSYNC: Metric = metric("fsync", "ms");
 const SYNC: Metric = metric("sync", "ms");
-const STAT: Metric = metric("stat", "ms");
+const STAT: Metric = with_tail("stat", "ms");
+const CREATE: Metric = with_tail("create", "ms");
+const MAPPED: Metric = with_tail("mapped-4k", "ms");
 const UMOUNT: Metric = metric("umount", "ms");
 const LAZY: Metric = metric("umount-lazy", "ms");
 const STATUS: Metric = metric("status", "ms");
@@ -80,14 +89,18 @@ const PROCESSOR: Metric = metric("neighbours_cpu", "%");
 const OF_LIMIT: Metric = metric("neighbour_of_limit", "%");
 const SWITCHES: Metric = metric("switches_per_s", "1/s");
 /// Those that every scenario has.
-const METRICS: [Metric; 10] = [LARGE, WRITE, FSYNC, SYNC, STAT, UMOUNT, LAZY, STATUS, THREADS, MEMORY];
+const METRICS: [Metric; 11] =
+    [LARGE, WRITE, FSYNC, SYNC, STAT, CREATE, UMOUNT, LAZY, STATUS, THREADS, MEMORY];
 
 /// Those that only some have.
 fn has(kind: Kind, metric: Metric) -> bool {
+    if metric == MAPPED {
+        return kind != Kind::Mapping;
+    }
     match kind {
         Kind::Stalled => [FORCE, NOTICED].contains(&metric),
         Kind::Resting => metric == PROCESSOR,
-        Kind::Throttled => [PROCESSOR, OF_LIMIT].contains(&metric),
+        Kind::Throttled | Kind::Crowd | Kind::Mapping => [PROCESSOR, OF_LIMIT].contains(&metric),
         Kind::Churning => [PROCESSOR, SWITCHES].contains(&metric),
         Kind::Idle => false,
     }
@@ -141,7 +154,7 @@ impl Experiment for Isolation {
         let whole: Duration = cells.iter().map(|cell| expected(cell, settings.quick)).sum();
         progress.expect(self.name(), whole * u32::try_from(rounds).unwrap_or(1));
         // In their order in the tables, whichever comes first.
-        for metric in METRICS.iter().chain(&[FORCE, NOTICED, PROCESSOR, OF_LIMIT, SWITCHES]) {
+        for metric in METRICS.iter().chain(&[MAPPED, FORCE, NOTICED, PROCESSOR, OF_LIMIT, SWITCHES]) {
             for (scenario, variant) in &cells {
                 if METRICS.contains(metric) || has(Beside::of(scenario).kind, *metric) {
                     recorder.expect(scenario, variant, *metric);
@@ -213,10 +226,11 @@ impl Cell<'_> {
             let time = Duration::from_millis(if is_quick { 200 } else { 1000 });
             self.value(PROCESSOR, world.processor(time));
         }
+        let maps = has(beside.kind, MAPPED);
         let amount = if is_quick {
-            Amount { passes: 1, slice: Duration::from_millis(200), syncs: 2 }
+            Amount { passes: 1, slice: Duration::from_millis(200), syncs: 2, maps }
         } else {
-            Amount { passes: 6, slice: Duration::from_millis(1500), syncs: 20 }
+            Amount { passes: 6, slice: Duration::from_millis(1500), syncs: 20, maps }
         };
         let before = world.look()?;
         let found = load::measure(&world.healthy(), amount, &self.settings.stop)?;
@@ -252,9 +266,15 @@ impl Cell<'_> {
         for rate in &found.large {
             self.recorder.rate(self.scenario, self.variant, LARGE, *rate);
         }
-        let histograms =
-            [(WRITE, &found.write), (FSYNC, &found.fsync), (SYNC, &found.sync), (STAT, &found.stat)];
-        for (metric, took) in histograms {
+        let histograms = [
+            (WRITE, &found.write),
+            (FSYNC, &found.fsync),
+            (SYNC, &found.sync),
+            (STAT, &found.stat),
+            (CREATE, &found.create),
+            (MAPPED, &found.mapped),
+        ];
+        for (metric, took) in histograms.into_iter().filter(|(_, took)| took.count() > 0) {
             self.recorder.operations_ms(self.scenario, self.variant, metric, took);
         }
     }

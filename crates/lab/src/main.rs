@@ -13,6 +13,7 @@ mod experiment;
 mod isolation;
 mod machine;
 mod many;
+mod mapped;
 mod mounts;
 mod null_server;
 mod progress;

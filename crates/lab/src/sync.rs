@@ -1,14 +1,11 @@
 //! `sync`: who waits for whom?
 //!
-//! The published experiment twice: in the engine alone, by a clock that is set, with its own sizes; and scaled, with real cgroups and fio's
-//! writers on a real mount. In both a cgroup that may write little has much to be written, and somebody in another cgroup syncs.
+//! The published experiment twice, with real cgroups and fio's writers on a real mount: with its own sizes, and scaled. In both a cgroup that may write little has much to be written, and somebody in another cgroup syncs.
 
 mod admit;
 pub(crate) mod client;
-#[allow(dead_code, reason = "the tests of writeback use the rest")]
-mod model;
+mod full_size;
 mod mounted;
-mod simulated;
 mod throttled;
 mod world;
 
@@ -26,9 +23,13 @@ pub(crate) struct Sync;
 const MIB: u64 = 1 << 20;
 
 const VARIANTS: [&str; 4] = ["boost", "vanilla", "isolated", "unloaded"];
-const SCENARIOS: [&str; 19] = [
-    "simulated",
-    "own-cgroup",
+const SCENARIOS: [&str; 23] = [
+    "full-size",
+    "writers-go-on",
+    "isolated-own-alone",
+    "isolated-own",
+    "own-before-sync",
+    "own-after-sync",
     "mounted",
     "mounted-own",
     "idle",
@@ -92,12 +93,7 @@ impl Experiment for Sync {
         let wants = |scenario: &str| settings.scenarios.contains(&scenario);
         let each = Duration::from_secs(if settings.quick { 40 } else { 110 });
         progress.expect(self.name(), each * u32::try_from(rounds).unwrap_or(1));
-        let mut notes = vec![simulated::note()];
-        for variant in &settings.variants {
-            for scenario in ["simulated", "own-cgroup"].into_iter().filter(|scenario| wants(scenario)) {
-                simulated::run(variant, scenario, recorder);
-            }
-        }
+        let mut notes = Vec::new();
         for (scenario, cgroups) in ADMIT.into_iter().filter(|(scenario, _)| wants(scenario)) {
             admit::throttle(scenario, cgroups, recorder)?;
         }
@@ -108,6 +104,7 @@ impl Experiment for Sync {
                 return Ok(notes);
             }
         };
+        notes.extend(full_size::notes());
         notes.extend(mounted::notes());
         notes.extend(throttled::notes());
         notes.push(admit::NOTE.to_owned());
@@ -136,15 +133,39 @@ type Step<'a> =
 fn steps<'a>(settings: &Settings, wants: &dyn Fn(&str) -> bool, place: &'a Place) -> Vec<Step<'a>> {
     let is_quick = settings.quick;
     let mut steps: Vec<Step<'a>> = Vec::new();
-    let all = settings.variants.iter().copied();
+    let all = || settings.variants.iter().copied();
+    for variant in all().filter(|_| wants("full-size")) {
+        let mut is_done = variant == "vanilla" && is_quick;
+        let run = move |recorder: &mut Recorder| {
+            if is_done {
+                return Ok(());
+            }
+            is_done = variant == "vanilla";
+            full_size::published(place, variant, recorder)
+        };
+        steps.push(("full-size", variant, SYNC, Box::new(run)));
+    }
+    for variant in all().filter(|_| wants("writers-go-on")) {
+        let run = move |recorder: &mut Recorder| full_size::writers_go_on(place, variant, recorder);
+        steps.push(("writers-go-on", variant, SYNCFS, Box::new(run)));
+    }
+    if wants("isolated-own") && settings.variants.contains(&"isolated") {
+        let turns = if is_quick { 2 } else { 6 };
+        let run = move |recorder: &mut Recorder| full_size::isolated_own(place, turns, recorder);
+        steps.push(("isolated-own", "isolated", SYNCFS, Box::new(run)));
+    }
     if wants("mounted") || wants("idle") {
-        for variant in all.filter(|_| wants("mounted")) {
+        for variant in all().filter(|_| wants("mounted")) {
             let run = move |recorder: &mut Recorder| mounted::run(place, variant, is_quick, recorder);
             steps.push(("mounted", variant, SYNCFS, Box::new(run)));
         }
     }
     if !settings.variants.contains(&"boost") {
         return steps;
+    }
+    if wants("own-after-sync") {
+        let run = move |recorder: &mut Recorder| full_size::own_fsync(place, recorder);
+        steps.push(("own-after-sync", "boost", FSYNC, Box::new(run)));
     }
     for scenario in ["steady", "whole-run"].into_iter().filter(|scenario| wants(scenario)) {
         let run = move |recorder: &mut Recorder| throttled::of_limit(place, scenario, is_quick, recorder);

@@ -230,8 +230,9 @@ fn isolation_has_rows(scenarios: &[(&str, &[&str])]) {
     let document: Value =
         serde_json::from_str(&std::fs::read_to_string(json).expect("the rows")).expect("JSON");
     let rows = document["rows"].as_array().expect("rows");
-    let of_all = ["write-1m", "write-4k", "fsync", "sync", "stat", "umount", "umount-lazy", "status"];
-    let uses = ["threads", "memory"];
+    let of_all =
+        ["write-1m", "write-4k", "fsync", "sync", "stat", "create", "umount", "umount-lazy", "status"];
+    let uses = ["threads", "memory", "mapped-4k"];
     for (scenario, own) in scenarios {
         for variant in ["default", "attached"] {
             let mut metrics: Vec<&str> = Vec::new();

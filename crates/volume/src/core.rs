@@ -18,7 +18,6 @@ use crate::stall::Stall;
 use crate::table::Table;
 use crate::tenants::Tenants;
 use crate::undurable::{Turn, Undurable};
-use crate::{LockLimits, LockTable};
 
 /// How a volume behaves.
 #[derive(Debug, Clone)]
@@ -88,7 +87,6 @@ pub(crate) struct Core {
     pub(crate) events: Arc<Events>,
     pub(crate) stall: Stall,
     pub(crate) later: Later,
-    pub(crate) locks: LockTable,
     /// Overlays that ended.
     settled: AtomicU64,
     forced: AtomicBool,
@@ -130,7 +128,6 @@ impl Core {
             undurable: Undurable::default(),
             events: Arc::default(),
             later: Later::default(),
-            locks: LockTable::new(LockLimits::default()),
             settled: AtomicU64::new(0),
             forced: AtomicBool::new(false),
             forced_event: Event::default(),

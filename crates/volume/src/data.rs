@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use store::{Access, Attr};
 use sync::MutexGuard;
 use sync::mutant::is_on;
-use writeback::{Balance, How, Owner, Passed, Permit, Reserved, Ticket, Waiter};
+use writeback::{Balance, How, InLine, Owner, Passed, Permit, Reserved, Ticket, Waiter};
 
 use crate::cancel::Event;
 use crate::events::Limit;
@@ -22,6 +22,8 @@ const CHUNK: usize = 1 << 20;
 /// How long who waits for room leaves it to others to write what a limit lets go: twice as long each time that others did, up to a bound.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSE_MAX: Duration = Duration::from_millis(128);
+/// Of those who wait for room, so many try to help as often as one alone would.
+const HELPERS: usize = 16;
 
 /// Room that a writer was given.
 struct Room {
@@ -309,6 +311,11 @@ impl Inode {
         event.wait(Some(Instant::now() + pause));
     }
 
+    /// The number of the line in which those wait whose pages count for the same limits.
+    fn line(&self) -> u64 {
+        self.core.bdi.owner_of(self).map_or(Owner::ROOT.0, |owner| owner.0)
+    }
+
     /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is used up.
     fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Room> {
         // What the owner owes for data that others waited for counts as dirty still.
@@ -336,20 +343,27 @@ impl Inode {
         // Each piece that is written would wake all who wait at their cgroup's limit, whether or not it is room enough for any of them.
         let may_go = {
             let inode = Arc::clone(self);
-            move || !inode.core.bdi.is_at_dirty_limit(&inode, pages)
+            Box::new(move |promised: u64, at: InLine| {
+                let owes = || at == InLine::Behind && inode.owes_until(pages + promised).is_some();
+                inode.core.bdi.has_room(&inode, pages, promised) && !owes()
+            })
         };
         let held = Arc::clone(&self.held);
-        let waiter = Waiter { pages, held, may_go: Box::new(may_go.clone()), wake };
-        let _queued = self.core.budget.queue(waiter);
+        let waiter = Waiter { pages, held, may_go, wake };
+        let queued = self.core.budget.queue(self.line(), waiter);
         if is_on("volume-reserve-once") {
             event.wait(None);
         }
+        let look = |owed_until: &mut Option<Duration>| {
+            queued.look(self.line(), || {
+                *owed_until = self.owes_until(pages);
+                if owed_until.is_none() { self.take_room(pages) } else { None }
+            })
+        };
         let (mut pause, mut wants_all) = (HELD_PAUSE, None);
         loop {
-            let owed_until = self.owes_until(pages);
-            if owed_until.is_none()
-                && let Some(room) = self.take_room(pages)
-            {
+            let mut owed_until = None;
+            if let Some(room) = look(&mut owed_until) {
                 return Ok(room);
             }
             if ctx.cancel.is_cancelled() {
@@ -358,19 +372,20 @@ impl Inode {
             if self.core.is_forced() {
                 return Err(Error::Released);
             }
-            // A debt is paid by time. Room under its own dirty limit comes of what its cgroup writes, and that is told: see `may_go`. Only who waits for the
+            // Room under its own dirty limit comes of what its cgroup writes, and that is told: see `may_go`. Only who waits for the
             // cache needs everybody's data written, for as long as it does.
-            let is_at_limit = !may_go();
-            let mut until = owed_until.filter(|_| !is_at_limit);
-            if owed_until.is_some() || is_at_limit {
+            if owed_until.is_some() || self.core.bdi.is_at_dirty_limit(self, pages) {
                 wants_all = None;
                 self.core.bdi.check_background(self);
             } else {
                 wants_all.get_or_insert_with(|| self.core.bdi.waits_for_room());
             }
+            let mut helps_at = None;
             // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that hangs in
             // another file.
             if self.state().cache.dirty() > 0 {
+                // Whoever else waits is called for room meanwhile: the store may not answer.
+                queued.be_busy();
                 // An attempt, also where the last one failed: the store may have recovered.
                 let pass = self.core.bdi.pass(self, u64::MAX, How::Leave);
                 match self.sweep(&pass, None, true)? {
@@ -380,15 +395,24 @@ impl Inode {
                     }
                     // Somebody else writes what the limit lets go: there is the less need of one who helps, the more often that is so.
                     (Passed::Held, _) => {
-                        until = until.max(Some(pass.ready_at() + pause));
+                        // All of a crowd together try no more often than so many.
+                        let crowds = u32::try_from(queued.in_line() / HELPERS).unwrap_or(u32::MAX);
+                        helps_at = Some(pass.ready_at() + pause * crowds.saturating_add(1));
                         pause = (pause * 2).min(HELD_PAUSE_MAX);
                     }
                     _ => {}
+                }
+                // Nobody called this one meanwhile.
+                if let Some(room) = look(&mut owed_until) {
+                    return Ok(room);
                 }
             }
             if let Some(kind) = self.state().failing {
                 return Err(Error::Writeback(kind));
             }
+            // A debt is paid by time, for which the first of the line wakes.
+            let paid_at = owed_until.filter(|_| queued.is_first());
+            let until = paid_at.into_iter().chain(helps_at).min();
             let now = self.core.options.clock.now();
             event.wait(until.map(|until| Instant::now() + until.saturating_sub(now)));
         }

@@ -26,15 +26,6 @@ pub enum Error {
     /// The request was cancelled while it waited: EINTR.
     #[error("interrupted while waiting")]
     Interrupted,
-    /// A lock is held by somebody else and the caller would not wait: EAGAIN.
-    #[error("lock is held by somebody else")]
-    WouldBlock,
-    /// Waiting for this lock would never end: EDEADLK.
-    #[error("waiting for this lock would deadlock")]
-    Deadlock,
-    /// Too many locks: ENOLCK.
-    #[error("too many locks")]
-    NoLocks,
     /// The file would be larger than a file can be: EFBIG.
     #[error("file would be too large")]
     FileTooBig,

@@ -186,9 +186,7 @@ impl Core {
         if listed && self.store.attr(inode.id).is_ok_and(|attr| attr.nlink == 0) {
             inode.discard();
         }
-        if self.retire(inode.id) {
-            self.locks.remove(inode.id);
-        }
+        self.retire(inode.id);
     }
 
     /// Forgets an inode that nobody needs any more; says whether it did.

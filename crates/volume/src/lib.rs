@@ -42,7 +42,6 @@ mod inode;
 mod later;
 mod life;
 mod limits;
-mod locks;
 mod names;
 mod page;
 mod pieces;
@@ -61,10 +60,7 @@ pub use error::{Error, Result};
 pub use files::Opened;
 pub use life::{DrainReport, LifeState, Status, Unwritten};
 pub use limits::{CgroupLimits, LimitChange};
-pub use locks::{LockLimits, LockTable};
 pub use privileges::may_set_id;
 pub use tenants::Tenants;
-pub use types::{
-    Caller, Ctx, HandleId, Lock, LockDone, LockFamily, LockKind, LockWait, NodeId, OpenFlags, WriteFlags,
-};
+pub use types::{Caller, Ctx, HandleId, NodeId, OpenFlags, WriteFlags};
 pub use writeback::{BdiStatus, CgroupPath, LimitError, Limits, Owner, Policy as SyncPolicy, WbStatus};

@@ -403,10 +403,8 @@ impl Volume {
         );
         // From here on nobody but us has one of the volume's inodes.
         let switch_drain = tracing::info_span!("wait_for_switches").in_scope(|| self.core.bdi.drain());
-        tracing::info_span!("release").in_scope(|| {
-            self.core.locks.clear();
-            if self.core.is_forced() { self.close_given_up() } else { self.holdings().close() }
-        });
+        tracing::info_span!("release")
+            .in_scope(|| if self.core.is_forced() { self.close_given_up() } else { self.holdings().close() });
         let switched = self.core.bdi.status().switched;
         let report = DrainReport { unwritten, sync_error, took: begun.elapsed(), switch_drain, switched };
         let end = if report.is_complete() { LifeState::Released } else { LifeState::Failed };

@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle, Handles};
 use crate::life::Life;
 use crate::page::PAGE;
-use crate::{Error, Lock, LockDone, LockFamily, LockWait, NodeId, Options, Result, SyncPolicy, Tenants};
+use crate::{Error, Options, Result, SyncPolicy, Tenants};
 
 /// The smallest cache: a few of the largest requests must fit.
 const CACHE_BYTES_MIN: u64 = 4 << 20;
@@ -84,44 +84,6 @@ impl Volume {
     #[must_use]
     pub fn tenants(&self) -> &Tenants {
         &self.core.options.tenants
-    }
-}
-
-/// Locks: see [`LockTable`](crate::LockTable), which does the work.
-impl Volume {
-    /// The lock that is in the way of `wish`, if there is one.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a range that ends before it begins.
-    pub fn get_lock(&self, id: NodeId, wish: &Lock) -> Result<Option<Lock>> {
-        self.core.locks.get(id, wish)
-    }
-
-    /// Takes a lock at once, or not at all.
-    ///
-    /// # Errors
-    /// [`Error::WouldBlock`], [`Error::NoLocks`], [`Error::Invalid`].
-    pub fn set_lock(&self, id: NodeId, wish: &Lock) -> Result<()> {
-        self.core.locks.set(id, wish)
-    }
-
-    /// Takes a lock when it becomes free, and then calls `done`, once; `None` if that has happened already.
-    /// The wait occupies no thread.
-    pub fn wait_lock(&self, id: NodeId, wish: &Lock, done: LockDone) -> Option<LockWait> {
-        self.core.locks.wait(id, wish, done)
-    }
-
-    /// Ends a wait with [`Error::Interrupted`], unless it ended before.
-    pub fn cancel_lock(&self, wait: &LockWait) {
-        self.core.locks.cancel(wait);
-    }
-
-    /// Gives up what `owner` has in `[start, end]`.
-    ///
-    /// # Errors
-    /// [`Error::NoLocks`], [`Error::Invalid`]; never for the whole range.
-    pub fn unlock(&self, id: NodeId, family: LockFamily, owner: u64, start: u64, end: u64) -> Result<()> {
-        self.core.locks.unlock(id, family, owner, start, end)
     }
 }
 

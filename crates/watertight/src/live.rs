@@ -230,14 +230,12 @@ impl Live {
 
     fn requests(&self) -> Requests {
         let stats = self.session.stats();
-        let (under_way, waiting_for_locks) = self.session.under_way();
         Requests {
             by_kind: stats.requests.iter().map(|(op, n)| (op.name().to_ascii_lowercase(), *n)).collect(),
             errors: stats.errors,
             panics: stats.panics,
             unknown: stats.unknown,
-            under_way: under_way as u64,
-            waiting_for_locks: waiting_for_locks as u64,
+            under_way: self.session.under_way() as u64,
         }
     }
 

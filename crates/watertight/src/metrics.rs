@@ -27,7 +27,7 @@ pub enum Kind {
 type Figure = (&'static str, Kind, &'static str, fn(&Status) -> u64);
 
 /// The figures without labels of their own.
-const FIGURES: [Figure; 28] = {
+const FIGURES: [Figure; 27] = {
     use Kind::{Counter, Gauge};
     [
         ("read_only", Gauge, "1 where nothing can be changed.", |v| v.read_only.into()),
@@ -71,12 +71,7 @@ const FIGURES: [Figure; 28] = {
         ("unknown_requests_total", Counter, "Messages of the kernel that are no known request.", |v| {
             v.requests.unknown
         }),
-        ("requests_under_way", Gauge, "Requests being handled, waits for locks left out.", |v| {
-            v.requests.under_way
-        }),
-        ("requests_waiting_for_locks", Gauge, "Requests that wait for a lock.", |v| {
-            v.requests.waiting_for_locks
-        }),
+        ("requests_under_way", Gauge, "Requests being handled.", |v| v.requests.under_way),
         ("threads", Gauge, "Threads of the mount process.", |v| v.process.threads),
         ("serving_threads", Gauge, "Threads that serve requests or wait for them.", |v| {
             v.process.serving_threads

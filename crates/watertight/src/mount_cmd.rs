@@ -122,13 +122,14 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if in_background {
         background::stay();
     }
-    let session = match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone)) {
-        Ok(session) => session,
-        Err(problem) => {
-            volume.shutdown();
-            return Err(problem);
-        }
-    };
+    let session =
+        match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone, sender.clone())) {
+            Ok(session) => session,
+            Err(problem) => {
+                volume.shutdown();
+                return Err(problem);
+            }
+        };
     let facts = facts(&options, &source, read_only, &session)?;
 
     let record = Record::new(facts.id.clone(), facts.source.clone(), &mountpoint, Device::of(&facts.mount));
@@ -259,7 +260,7 @@ fn start_session(
     source: &Source,
     mountpoint: &std::path::Path,
     read_only: bool,
-    (volume, gone): (&Arc<Volume>, &Arc<Gone>),
+    (volume, gone, sender): (&Arc<Volume>, &Arc<Gone>, Sender<Event>),
 ) -> Result<fuse::Session> {
     let mut flags = options.flags.iter().fold(MountFlags::empty(), |flags, name| {
         flags
@@ -307,6 +308,9 @@ fn start_session(
         on_destroy: Box::new(move || {
             drained.shutdown();
             going.set(Over::Gone);
+            // Not when the session's threads are gone as well: whoever waits for the end would wait for that too. The process may leave
+            // before the kernel has the answer: it goes on then as if it had.
+            let _supervisor_has_left = sender.send(Event::SessionEnded);
         }),
         ..defaults
     };

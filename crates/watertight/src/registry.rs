@@ -122,6 +122,13 @@ impl RuntimeDir {
         }
     }
 
+    /// This directory, with the checks that apply to another user's.
+    #[cfg(fuzzing)]
+    #[must_use]
+    pub fn as_foreign(&self) -> Self {
+        Self { open: self.open.as_foreign(), ..self.clone() }
+    }
+
     /// Whether it is another user's.
     #[must_use]
     pub fn is_foreign(&self) -> bool {

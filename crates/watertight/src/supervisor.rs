@@ -13,8 +13,7 @@
 //! [`Event`], so that the supervisor always hears the next signal.
 //!
 //! # The end, in this order
-//! The volume is drained, its store is free; the session has answered the kernel; the kernel mount is
-//! gone; the record says how it ended; who waits at the control socket hears it; the process leaves.
+//! The volume is drained, its store is free; the kernel mount is gone, as DESTROY or the connection's end says; the record says how it ended; who waits at the control socket hears it; the process leaves.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -58,7 +57,7 @@ const LOST_VOLUMES_MAX: usize = 20;
 pub enum Event {
     /// A signal came.
     Signal(&'static str),
-    /// The kernel has ended the connection: the mount is gone.
+    /// The kernel has asked for the end, and the volume has ended; or the kernel has ended the connection. The mount is gone.
     SessionEnded,
     /// The unmounting that the supervisor asked for is over.
     Unmounted(Result<Outcome>),
@@ -288,7 +287,7 @@ impl Supervisor {
             // Aborted from outside, or mounted in several places: no path may lead to nobody.
             self.detach(false);
         }
-        // The one who waits in umount(2) gets the answer before this process closes the device.
+        // What the kernel still has to say comes before this process closes the device.
         let until = Instant::now() + ANSWER;
         while self.detaching || !(self.session_ended || self.held) {
             match self.next(until.saturating_duration_since(Instant::now())) {

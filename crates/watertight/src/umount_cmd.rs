@@ -27,6 +27,9 @@ use crate::unmount::{self, Outcome};
 const LEAVE: Duration = Duration::from_secs(30);
 /// How long a process may take to answer `umount --force`.
 const FORCE: Duration = Duration::from_secs(3);
+/// How long a process that has ended may take to close its files. After that it counts as waiting for its
+/// store.
+const CLOSING: Duration = Duration::from_millis(200);
 /// How often a process that leaves is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// When to say that a volume without a path is held all the same.
@@ -456,11 +459,15 @@ enum Leaving {
 /// Waits until the process is gone, or can do no more.
 fn leave(client: &Client) -> Leaving {
     let until = Instant::now() + FORCE;
+    let mut ended_since = None;
     loop {
         if client.wait_gone(LOOK) {
             return Leaving::Gone;
         }
-        if has_ended(client.pid()) {
+        let pid = client.pid();
+        if is_zombie(pid)
+            || has_ended(pid) && ended_since.get_or_insert_with(Instant::now).elapsed() >= CLOSING
+        {
             return Leaving::InTheKernel;
         }
         if Instant::now() >= until {
@@ -469,11 +476,17 @@ fn leave(client: &Client) -> Leaving {
     }
 }
 
-/// Whether a process that is not gone has ended: the kernel calls its first thread a zombie, while others are still on
-/// their way out.
-pub(crate) fn has_ended(pid: u32) -> bool {
+/// Whether a process's first thread is gone, while others may still be on their way out.
+fn is_zombie(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('Z'))
+}
+
+/// Whether a process has ended but is not gone: its first thread has freed the memory, and either still closes
+/// files or is a zombie. Other threads may still be on their way out.
+pub(crate) fn has_ended(pid: u32) -> bool {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    statm.starts_with("0 ")
 }
 
 impl Leaving {

@@ -99,10 +99,23 @@ impl<I: Inode> Bdi<I> {
         wb.domains(&self.dirty_limits).reserve(pages * PAGE, wb.bandwidth(), &self.budget)
     }
 
+    /// Whether [`reserve`](Self::reserve) would give room, when others have taken the `promised` pages.
+    pub fn has_room(&self, inode: &I, pages: u64, promised: u64) -> bool {
+        let section = self.switcher.grace().read();
+        let Some(wb) = self.wbs.with(&section, inode.link().index(), Arc::clone) else { return true };
+        let held = wb.unwritten_bytes().div_ceil(PAGE).saturating_add(promised);
+        let used = self.budget.used().saturating_add(promised);
+        let has_share = || dirty::has_share(self.budget.limit(), used, held, pages);
+        if !self.wbs.is_alone(&section) && !has_share() {
+            return false;
+        }
+        !self.dirty_limits.is_used() || wb.domains(&self.dirty_limits).has_room(pages * PAGE, promised * PAGE)
+    }
+
     /// Whether the owner's own limits leave no room for so many pages more.
     pub fn is_at_dirty_limit(&self, inode: &I, pages: u64) -> bool {
         let looked = self.wbs.with(&self.switcher.grace().read(), inode.link().index(), Arc::clone);
-        let is_at = |wb: Arc<Wb<I>>| !wb.domains(&self.dirty_limits).has_room(pages * PAGE);
+        let is_at = |wb: Arc<Wb<I>>| !wb.domains(&self.dirty_limits).has_room(pages * PAGE, 0);
         self.dirty_limits.is_used() && looked.is_some_and(is_at)
     }
 

@@ -6,6 +6,17 @@
 //! fifths, and one that holds little finds room at once: the one who fills the cache waits, not its
 //! neighbour. Up to a quarter of the limit nobody is asked.
 //!
+//! A waiter stands in a *line* with all waiters for whose pages the same limits count, and is called in the order of
+//! arrival. A call promises the room that was found: no other waiter of the line is called for it until the called
+//! waiter has looked. So a page that is given back wakes one of a thousand waiters and not all. No call is lost: when a
+//! called waiter looks in vain, is busy, or leaves, others are called in its place. These include waiters that stand
+//! before it, which may have been passed over because of its promise. A waiter that only its own owner's share stops is
+//! passed over, and does not stop the waiters behind it.
+//!
+//! Nobody announces what time alone brings (a debt that is paid). The first of a line waits for that with a timer of its
+//! own. It is also called for room that comes with a debt, since it may have gone to sleep without a timer. When it
+//! leaves, the next waiter is called, for it is the first now.
+//!
 //! Orderings, P1 (store-load on both sides, by a SeqCst fence each): a waiter adds itself to `waiting`, then
 //! reads `used` in its second try; a giver lowers `used`, then reads `waiting`. Either the waiter sees the
 //! pages or the giver sees the waiter. Without one of the fences both may miss, and the waiter sleeps on.
@@ -15,9 +26,11 @@
 //!
 //! Lock order: `Budget::queue` is a leaf; waiters are woken outside it.
 //!
-//! Who touches what: `used` only in `try_take` and `give_back`; `waiting` only under `queue`, read without.
+//! Who touches what: `used` only in `try_take` and `give_back`; `waiting` is raised under `queue`, lowered and read without.
 
-use std::collections::VecDeque;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use sync::Mutex;
@@ -32,10 +45,20 @@ pub struct Waiter {
     pub pages: u64,
     /// How many the waiter's owner holds.
     pub held: Arc<AtomicU64>,
-    /// Asked when there is more room: whether nothing else is in its way that can be told at once. Then it is woken.
-    pub may_go: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Asked when there is more room: whether nothing else is in its way, also when others of its line take so many pages first. Then it is woken. The first of a
+    /// line, which alone waits for what time brings, is told where nothing else is in its way than that.
+    pub may_go: Box<dyn Fn(u64, InLine) -> bool + Send + Sync>,
     /// Called when there may be room; calls may come more than once, and for nothing.
     pub wake: Box<dyn Fn() + Send + Sync>,
+}
+
+/// Where a waiter stands in its line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InLine {
+    /// Before all others.
+    First,
+    /// Behind the first.
+    Behind,
 }
 
 /// Counts pages against a limit.
@@ -50,12 +73,39 @@ pub struct Budget {
 #[derive(Default)]
 struct Queue {
     next: u64,
-    waiters: VecDeque<(u64, Arc<Waiter>)>,
+    lines: BTreeMap<u64, Line>,
 }
+
+#[derive(Default)]
+struct Line {
+    /// By their numbers, in which they came.
+    waiters: BTreeMap<u64, Entry>,
+    /// Pages of those who were called and have not looked yet.
+    promised: u64,
+}
+
+struct Entry {
+    waiter: Arc<Waiter>,
+    state: State,
+}
+
+/// What a waiter does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It sleeps, or is about to, and has to be called.
+    Waits,
+    /// It was called, and has not looked yet.
+    Called,
+    /// It looks again by itself.
+    Busy,
+}
+
+/// Waiters of one line that are asked in one go.
+const ASKED_AT_ONCE: usize = 4;
 
 impl std::fmt::Debug for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue").field("waiters", &self.waiters.len()).finish_non_exhaustive()
+        f.debug_struct("Queue").field("lines", &self.lines.len()).finish_non_exhaustive()
     }
 }
 
@@ -77,6 +127,7 @@ pub struct Permit {
 pub struct Queued<'a> {
     budget: &'a Budget,
     number: u64,
+    line: Cell<u64>,
 }
 
 impl Budget {
@@ -128,20 +179,29 @@ impl Budget {
         }
     }
 
-    /// Queues `waiter` to be called whenever pages were given back, until the result is dropped.
-    /// Try once more after this: pages given back before are not announced.
+    /// Queues `waiter` in the line with this number, until the result is dropped. All waiters of a line wait for
+    /// the same limits. The waiter is called for pages that are given back after it began to
+    /// [look](Queued::look).
     #[must_use]
-    pub fn queue(&self, waiter: Waiter) -> Queued<'_> {
+    pub fn queue(&self, line: u64, waiter: Waiter) -> Queued<'_> {
         let mut queue = self.queue.lock();
         let number = queue.next;
         queue.next += 1;
-        queue.waiters.push_back((number, Arc::new(waiter)));
+        let entry = Entry { waiter: Arc::new(waiter), state: State::Waits };
+        queue.lines.entry(line).or_default().waiters.insert(number, entry);
         // ORDERING: Relaxed and a SeqCst fence, P1: this add, then the caller's load of `used`.
         self.waiting.fetch_add(1, Ordering::Relaxed);
         if !sync::mutant::is_on("budget-no-waiter-fence") {
             fence(Ordering::SeqCst);
         }
-        Queued { budget: self, number }
+        Queued { budget: self, number, line: Cell::new(line) }
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        // ORDERING: Relaxed, a figure.
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// Calls the waiters of the owner who holds `held`: what they found taken before they decided to wait was given
@@ -153,24 +213,99 @@ impl Budget {
             fence(Ordering::SeqCst);
         }
         if self.waiting.load(Ordering::Relaxed) > 0 {
-            self.wake(|w| Arc::ptr_eq(&w.held, held), |_| true);
+            self.wake(|w| Arc::ptr_eq(&w.held, held));
         }
     }
 
     /// Calls every waiter: something else that they wait for has changed.
     pub fn wake_all(&self) {
-        self.wake(|_| true, |_| true);
+        self.wake(|_| true);
     }
 
-    /// Wakes those of `whom` of whom `asked` says so; asks without a lock.
-    fn wake(&self, whom: impl Fn(&Waiter) -> bool, asked: impl Fn(&Waiter) -> bool) {
+    fn wake(&self, whom: impl Fn(&Waiter) -> bool) {
         let chosen: Vec<Arc<Waiter>> = {
             let queue = self.queue.lock();
-            queue.waiters.iter().filter(|(_, w)| whom(w)).map(|(_, w)| Arc::clone(w)).collect()
+            let waiters =
+                queue.lines.values().flat_map(|line| line.waiters.values()).map(|entry| &entry.waiter);
+            waiters.filter(|waiter| whom(waiter)).map(Arc::clone).collect()
         };
-        for waiter in chosen.iter().filter(|waiter| asked(waiter)) {
-            (waiter.wake)();
+        chosen.iter().for_each(|waiter| (waiter.wake)());
+    }
+
+    /// Calls of each line the first ones for whom there is room.
+    fn call(&self) {
+        let mut after = None;
+        // A line is made and removed meanwhile, perhaps; who comes to one has not looked yet.
+        while let Some(number) = self.next_line(after) {
+            self.call_line(number, None);
+            after = Some(number);
         }
+    }
+
+    fn next_line(&self, after: Option<u64>) -> Option<u64> {
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let queue = self.queue.lock();
+        queue.lines.range((after, Bound::Unbounded)).next().map(|(number, _)| *number)
+    }
+
+    /// Calls the first waiters of a line for whom there is room, except the one with number `but`. Waiters are
+    /// asked without a lock. Those behind one that wants too much may want less, so a few of them are asked too.
+    fn call_line(&self, number: u64, but: Option<u64>) {
+        let mut asked = but.filter(|_| sync::mutant::is_on("budget-calls-those-behind-only"));
+        loop {
+            let some = self.next_of(number, asked, but);
+            let Some((last, _)) = some.last() else { return };
+            asked = Some(*last);
+            let mut is_over = false;
+            for (at, waiter) in some {
+                is_over |= !self.call_one(number, at, &waiter);
+            }
+            if is_over {
+                return;
+            }
+        }
+    }
+
+    /// Calls one waiter of a line if there is room for it. Returns whether waiters behind it may find room too.
+    fn call_one(&self, line: u64, at: u64, waiter: &Waiter) -> bool {
+        loop {
+            let (promised, stands) = self.queue.lock().asks(line, at);
+            let is_like_others = sync::mutant::is_on("budget-first-like-others");
+            let stands = if is_like_others { InLine::Behind } else { stands };
+            let used = self.used().saturating_add(promised);
+            // ORDERING: Relaxed on `held`, a figure for the threshold that its owner checks again; see `used()` for the other.
+            let held = waiter.held.load(Ordering::Relaxed);
+            if self.fits(used, waiter.pages, held) {
+                if (waiter.may_go)(promised, stands) {
+                    if self.queue.lock().promise(line, at) {
+                        (waiter.wake)();
+                    }
+                    return true;
+                }
+            } else if self.fits(used, waiter.pages, 0)
+                && !sync::mutant::is_on("budget-one-share-ends-the-line")
+            {
+                return true;
+            }
+            // A called waiter may have taken its pages meanwhile: they were counted as used and as promised.
+            if self.queue.lock().asks(line, at).0 >= promised {
+                return false;
+            }
+        }
+    }
+
+    fn stands(&self, line: u64, number: u64) -> InLine {
+        self.queue.lock().asks(line, number).1
+    }
+
+    /// A few of the waiters of a line behind the one with number `asked`, without the one with number `but`.
+    fn next_of(&self, line: u64, asked: Option<u64>, but: Option<u64>) -> Vec<(u64, Arc<Waiter>)> {
+        let after = asked.map_or(Bound::Unbounded, Bound::Excluded);
+        let queue = self.queue.lock();
+        let Some(line) = queue.lines.get(&line) else { return Vec::new() };
+        let behind = line.waiters.range((after, Bound::Unbounded));
+        let waiting = behind.filter(|(number, entry)| entry.state == State::Waits && Some(**number) != but);
+        waiting.take(ASKED_AT_ONCE).map(|(number, entry)| (*number, Arc::clone(&entry.waiter))).collect()
     }
 
     /// Whether an owner that holds `held` may take `pages` when `used` are taken.
@@ -200,10 +335,7 @@ impl Budget {
             fence(Ordering::SeqCst);
         }
         if self.waiting.load(Ordering::Relaxed) > 0 {
-            // ORDERING: Relaxed on `held`, a figure for the threshold that its owner checks again; see
-            // `used()` for the other.
-            let fits = |w: &Waiter| self.fits(self.used(), w.pages, w.held.load(Ordering::Relaxed));
-            self.wake(fits, |w| (w.may_go)());
+            self.call();
         }
     }
 }
@@ -234,12 +366,123 @@ impl Drop for Permit {
     }
 }
 
+impl Queue {
+    /// Takes a waiter out of its line.
+    fn take(&mut self, line: u64, number: u64) -> Option<Entry> {
+        let at = self.lines.get_mut(&line)?;
+        let entry = at.waiters.remove(&number)?;
+        if entry.state == State::Called {
+            at.promised -= entry.waiter.pages;
+        }
+        if at.waiters.is_empty() {
+            self.lines.remove(&line);
+        }
+        Some(entry)
+    }
+
+    /// The first of a line, which waits for what time brings.
+    fn first(&self, line: u64) -> Option<(u64, &Entry)> {
+        let mut all = self.lines.get(&line)?.waiters.iter();
+        all.find(|(_, entry)| entry.state != State::Busy).map(|(number, entry)| (*number, entry))
+    }
+
+    /// What is promised in a line, and where the one with this number stands in it.
+    fn asks(&self, line: u64, number: u64) -> (u64, InLine) {
+        let promised = self.lines.get(&line).map_or(0, |line| line.promised);
+        let is_first = self.first(line).is_some_and(|(first, _)| first == number);
+        (promised, if is_first { InLine::First } else { InLine::Behind })
+    }
+
+    /// Has the first of a line called, if it came there because the one with this number went.
+    fn follow(&mut self, line: u64, gone: u64) -> Option<Arc<Waiter>> {
+        let (number, entry) = self.first(line).filter(|(number, _)| *number > gone)?;
+        let waiter = Arc::clone(&entry.waiter);
+        (self.promise(line, number) && !sync::mutant::is_on("budget-nobody-follows")).then_some(waiter)
+    }
+
+    /// Has one called that waits still.
+    fn promise(&mut self, line: u64, number: u64) -> bool {
+        let Some(line) = self.lines.get_mut(&line) else { return false };
+        let Some(entry) = line.waiters.get_mut(&number).filter(|entry| entry.state == State::Waits) else {
+            return false;
+        };
+        entry.state = State::Called;
+        line.promised += entry.waiter.pages;
+        true
+    }
+}
+
+impl Queued<'_> {
+    /// Has the waiter look for room by `find`, and is called for what comes after the beginning of that. It stands in the line with this number, with all for
+    /// whose pages the same limits count.
+    pub fn look<T>(&self, line: u64, find: impl FnOnce() -> Option<T>) -> Option<T> {
+        let was_called = self.now(line, State::Waits);
+        let found = find();
+        if found.is_none() && was_called && !sync::mutant::is_on("budget-keeps-a-call") {
+            // Not itself again, for whatever was in its way.
+            self.budget.call_line(line, Some(self.number));
+        }
+        found
+    }
+
+    /// How many wait in its line, itself included.
+    pub fn in_line(&self) -> usize {
+        self.budget.queue.lock().lines.get(&self.line.get()).map_or(0, |line| line.waiters.len())
+    }
+
+    /// Whether it is the first of its line: it has to look again when time has brought something, and those behind it need not.
+    pub fn is_first(&self) -> bool {
+        self.budget.stands(self.line.get(), self.number) == InLine::First
+    }
+
+    /// The waiter does something else, for as long as that takes, and looks again after it.
+    pub fn be_busy(&self) {
+        if self.now(self.line.get(), State::Busy) {
+            self.pass_on();
+        }
+    }
+
+    /// The waiter's line and state from now on; whether it had been called.
+    fn now(&self, line: u64, state: State) -> bool {
+        let mut queue = self.budget.queue.lock();
+        let before = self.line.replace(line);
+        let Some(entry) = queue.take(before, self.number) else { return false };
+        let was_called = entry.state == State::Called;
+        queue.lines.entry(line).or_default().waiters.insert(self.number, Entry { state, ..entry });
+        let is_gone = line != before || state == State::Busy;
+        let first = is_gone.then(|| queue.follow(before, self.number)).flatten();
+        drop(queue);
+        first.iter().for_each(|first| (first.wake)());
+        // The room that was promised to it goes to the line that it has left.
+        if was_called && line != before && !sync::mutant::is_on("budget-takes-a-call-along") {
+            self.budget.call_line(before, None);
+        }
+        was_called
+    }
+
+    /// Has others called for room that this waiter was called for, and does not take.
+    fn pass_on(&self) {
+        if !sync::mutant::is_on("budget-keeps-a-call") {
+            self.budget.tell();
+        }
+    }
+}
+
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        let mut queue = self.budget.queue.lock();
-        queue.waiters.retain(|(number, _)| *number != self.number);
+        let (line, number) = (self.line.get(), self.number);
+        let (entry, first) = {
+            let mut queue = self.budget.queue.lock();
+            let entry = queue.take(line, number);
+            (entry, queue.follow(line, number))
+        };
+        first.iter().for_each(|first| (first.wake)());
         // ORDERING: Relaxed, one too many read by a giver costs it a look at the queue.
         self.budget.waiting.fetch_sub(1, Ordering::Relaxed);
+        // It may have taken less than it was called for, or nothing.
+        if entry.is_some_and(|entry| entry.state == State::Called) {
+            self.pass_on();
+        }
     }
 }
 

@@ -51,7 +51,7 @@ fn waiters_are_called_when_their_pages_are_there_and_not_after_they_left() {
         // ORDERING: SeqCst throughout this file: counts of a test's calls, all of one thread.
         count.fetch_add(1, Ordering::SeqCst);
     });
-    let queued = budget.queue(Waiter { pages: 3, held: held(0), may_go: Box::new(|| true), wake });
+    let queued = budget.queue(0, Waiter { pages: 3, held: held(0), may_go: Box::new(|_, _| true), wake });
     drop(first);
     assert_eq!(calls.load(Ordering::SeqCst), 0, "two free pages are not three");
     drop(second);
@@ -67,8 +67,8 @@ fn pages_wake_nobody_who_has_something_else_in_its_way() {
     let (calls, is_free) = (Arc::new(Count::new(0)), Arc::new(Count::new(0)));
     let (count, free) = (Arc::clone(&calls), Arc::clone(&is_free));
     let wake = Box::new(move || _ = count.fetch_add(1, Ordering::SeqCst));
-    let may_go = Box::new(move || free.load(Ordering::SeqCst) > 0);
-    let _queued = budget.queue(Waiter { pages: 1, held: held(0), may_go, wake });
+    let may_go = Box::new(move |_, _| free.load(Ordering::SeqCst) > 0);
+    let _queued = budget.queue(0, Waiter { pages: 1, held: held(0), may_go, wake });
     drop(budget.try_take(1, 0));
     assert_eq!(calls.load(Ordering::SeqCst), 0, "there is room, and not for it");
     budget.wake_all();
@@ -76,4 +76,56 @@ fn pages_wake_nobody_who_has_something_else_in_its_way() {
     is_free.store(1, Ordering::SeqCst);
     budget.tell();
     assert_eq!(calls.load(Ordering::SeqCst), 2, "what was in its way is gone");
+}
+
+/// Waits for a page each; the second is how often each was called.
+fn waiters<'b>(budget: &'b Arc<Budget>, lines: &[u64]) -> Vec<(Queued<'b>, Arc<Count>)> {
+    let one = |line: &u64| {
+        let calls = Arc::new(Count::new(0));
+        let count = Arc::clone(&calls);
+        let wake = Box::new(move || _ = count.fetch_add(1, Ordering::SeqCst));
+        let queued =
+            budget.queue(*line, Waiter { pages: 1, held: held(0), may_go: Box::new(|_, _| true), wake });
+        assert!(queued.look(*line, || budget.try_take(1, 0)).is_none(), "there is no room yet");
+        (queued, calls)
+    };
+    lines.iter().map(one).collect()
+}
+
+fn calls(of: &[(Queued<'_>, Arc<Count>)]) -> Vec<usize> {
+    of.iter().map(|(_, calls)| calls.load(Ordering::SeqCst)).collect()
+}
+
+#[test]
+fn a_page_calls_one_of_each_line_and_whoever_does_not_take_it_has_the_next_called() {
+    let budget = Budget::new(4);
+    let mut all: Vec<_> = (0..4).map(|_| budget.try_take(1, 0).unwrap()).collect();
+    let mut waiting = waiters(&budget, &[1, 1, 1, 2, 1, 2]);
+    all.pop();
+    assert_eq!(calls(&waiting), [1, 0, 0, 1, 0, 0]);
+    // What is promised is not promised again.
+    budget.tell();
+    assert_eq!(calls(&waiting), [1, 0, 0, 1, 0, 0]);
+    all.pop();
+    assert_eq!(calls(&waiting), [1, 1, 0, 1, 0, 1]);
+    // It ends for another reason.
+    drop(waiting.remove(0));
+    assert_eq!(calls(&waiting), [1, 1, 1, 0, 1]);
+    // It has something else to do first.
+    waiting[0].0.be_busy();
+    assert_eq!(calls(&waiting), [1, 1, 1, 1, 1]);
+}
+
+#[test]
+fn a_large_release_calls_as_many_as_it_is_enough_for() {
+    let budget = Budget::new(100);
+    let all: Vec<_> = (0..100).map(|_| budget.try_take(1, 0).unwrap()).collect();
+    let waiting = waiters(&budget, &[1; 200]);
+    let mut all = all.into_iter();
+    let mut whole = all.next().unwrap();
+    all.by_ref().take(69).for_each(|one| whole.join(one));
+    drop(whole);
+    let found = calls(&waiting);
+    assert_eq!(found.iter().sum::<usize>(), 70);
+    assert!(found[..70].iter().all(|&calls| calls == 1), "the first come first");
 }

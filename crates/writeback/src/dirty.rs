@@ -150,9 +150,10 @@ impl Charged {
 }
 
 impl Domains {
-    /// Whether there is room for so many bytes more at this moment.
-    pub(crate) fn has_room(&self, bytes: u64) -> bool {
-        self.limits.iter().all(|domain| balance(domain.bytes_max, domain.held(), bytes, 1) != Balance::Full)
+    /// Whether there is room for so many bytes more at this moment, beside what is promised to others.
+    pub(crate) fn has_room(&self, bytes: u64, promised: u64) -> bool {
+        let held = |domain: &Domain| domain.held().saturating_add(promised);
+        self.limits.iter().all(|domain| balance(domain.bytes_max, held(domain), bytes, 1) != Balance::Full)
     }
 
     /// Lets a writer have room for so many bytes more, if it may; `pages_a_second` is what the device writes for the cgroup. `budget` is where those wait

@@ -152,7 +152,7 @@ impl Buckets {
         let (owner, is_debt) = (self.below(owner), must || self.covers(request));
         self.each(
             request,
-            |meter, cost| if is_debt { meter.owe(owner, cost, now) } else { meter.charge(cost, now) },
+            |meter, cost| if is_debt { meter.owe(owner, cost, now) } else { _ = meter.charge(cost, now) },
         );
         self.counted(is_debt)
     }
@@ -186,9 +186,8 @@ impl Buckets {
     ) -> bool {
         let (owner, mut has_moved) = (self.below(owner), false);
         self.each(rest, |meter, cost| {
-            meter.leave(counted.number);
             if counted.is_debt {
-                meter.forgive(owner, cost, now);
+                meter.forgive(counted.number, owner, cost, now);
             } else {
                 has_moved |= meter.refund(counted.number, cost, now);
             }
@@ -217,11 +216,12 @@ impl Buckets {
 
     /// Other limits from now on. What is owed stays owed: the same bytes, at the new rate.
     pub(crate) fn set_limits(&mut self, limits: Limits, now: Duration) {
+        let numbers = self.numbers;
         for direction in [Direction::Read, Direction::Write] {
             for ((old, meter), new) in self.both(direction).zip(limits.of(direction)) {
                 match (old, new) {
                     (Some(old), Some(new)) => meter.scale(now, |time| cost(amount(time, old), new)),
-                    _ => *meter = Meter::default(),
+                    _ => *meter = Meter::after(numbers),
                 }
             }
         }

@@ -53,7 +53,7 @@ mod wbs;
 
 pub use bdi::{Bdi, BdiOptions, BdiStatus};
 pub use boost::{Boost, Scope};
-pub use budget::{Budget, Permit, Queued, Waiter};
+pub use budget::{Budget, InLine, Permit, Queued, Waiter};
 pub use cgroup::{Cgroup, Cgroups, Owner};
 pub use dirty::{Balance, Reserved};
 pub use discipline::{Discipline, Others, PerSuperblock, Unmounting};

@@ -30,11 +30,31 @@ pub(crate) struct Meter {
     paid: Duration,
     /// By who owes; none is zero.
     debts: BTreeMap<Option<CgroupPath>, Duration>,
-    /// Of those who wait or are doing what they waited for, by number: from when on.
-    places: BTreeMap<u64, Duration>,
+    /// Of those who wait or are doing what they waited for, by number.
+    places: BTreeMap<u64, Place>,
+    /// What was counted up to this number was counted by another meter.
+    since: u64,
 }
 
+/// Where somebody waits.
+#[derive(Debug)]
+struct Place {
+    /// From when on it may go on.
+    turn: Duration,
+    cost: Duration,
+    /// What it pays of debts.
+    pays: Pays,
+}
+
+/// How much of whose debts.
+type Pays = Vec<(Option<CgroupPath>, Duration)>;
+
 impl Meter {
+    /// With nothing counted; numbers up to `number` have been given out.
+    pub(crate) fn after(number: u64) -> Self {
+        Self { since: number, ..Self::default() }
+    }
+
     /// When what `owner` does in the background may go on.
     pub(crate) fn ready_at(&mut self, owner: Owner<'_>, now: Duration) -> Duration {
         self.pay(now);
@@ -42,11 +62,12 @@ impl Meter {
     }
 
     /// Counts what costs so much and is done in its turn.
-    pub(crate) fn charge(&mut self, cost: Duration, now: Duration) {
+    pub(crate) fn charge(&mut self, cost: Duration, now: Duration) -> Pays {
         self.pay(now);
         self.paid = self.paid.max(now.saturating_sub(CREDIT));
-        let of_debts = self.pay_debts(cost);
-        self.paid = self.paid.saturating_add(cost).saturating_add(of_debts);
+        let pays = self.pay_debts(cost);
+        self.paid = self.paid.saturating_add(cost).saturating_add(sum(&pays));
+        pays
     }
 
     /// Counts what costs so much and is done ahead of the limit: a debt, which takes nobody's place.
@@ -60,45 +81,57 @@ impl Meter {
     /// Gives a place to somebody who waits, counts what it costs, and says from when on it may go on.
     pub(crate) fn queue(&mut self, number: u64, cost: Duration, now: Duration) {
         self.pay(now);
-        self.places.insert(number, self.paid);
-        self.charge(cost, now);
+        let turn = self.paid;
+        let pays = self.charge(cost, now);
+        self.places.insert(number, Place { turn, cost, pays });
     }
 
     /// From when on a place may go on; at once if there is none.
     pub(crate) fn turn(&self, number: u64) -> Duration {
-        self.places.get(&number).copied().unwrap_or_default()
+        self.places.get(&number).map_or(Duration::ZERO, |place| place.turn)
     }
 
-    /// Whoever had the place waits no more.
-    pub(crate) fn leave(&mut self, number: u64) {
-        self.places.remove(&number);
-    }
-
-    /// Takes back what cost so much, was counted at `number`, and is not done. Says whether somebody who waits has moved up.
+    /// Takes back what cost so much, was counted at `number`, and is not done, with what it was to pay of debts; whoever had that place waits no
+    /// more. Says whether somebody else who waits has moved up.
     pub(crate) fn refund(&mut self, number: u64, cost: Duration, now: Duration) -> bool {
-        let floor = now.saturating_sub(CREDIT);
-        let waits = |turn: &Duration| *turn > now;
-        let behind = number.saturating_add(1)..;
-        let next = self.places.range(behind.clone()).map(|(_, turn)| *turn).find(waits);
-        // Time that has gone by unused is gone for those behind it.
-        let back = next.map_or(cost, |next| cost.min(next.saturating_sub(floor)));
-        self.give_back(back, floor);
-        for (_, turn) in self.places.range_mut(behind).filter(|(_, turn)| waits(turn)) {
-            *turn = turn.saturating_sub(back);
+        if number <= self.since {
+            return false;
         }
-        next.is_some() && !back.is_zero()
+        let place = self.places.remove(&number);
+        if cost.is_zero() {
+            return false;
+        }
+        let pays = place.map_or_else(Vec::new, |place| part(place.pays, cost, place.cost));
+        let floor = now.saturating_sub(CREDIT);
+        let waits = |place: &Place| place.turn > now;
+        let next = self.places.range(number..).map(|(_, place)| place).find(|place| waits(place));
+        // Time that has gone by unused is gone for those behind it, and has paid debts.
+        let all = cost + sum(&pays);
+        let back = next.map_or(all, |next| all.min(next.turn.saturating_sub(floor)));
+        let back = self.give_back(back, floor);
+        let of_debts = back.saturating_sub(cost);
+        for (owner, time) in part(pays, of_debts, all - cost) {
+            *self.debts.entry(owner).or_default() += time;
+        }
+        self.debts.retain(|_, debt| !debt.is_zero());
+        let mut has_moved = false;
+        for (_, place) in self.places.range_mut(number..).filter(|(_, place)| waits(place)) {
+            place.turn = place.turn.saturating_sub(back);
+            has_moved |= !back.is_zero();
+        }
+        has_moved
     }
 
-    /// Takes back what cost so much, was owed by `owner`, and is not done.
-    pub(crate) fn forgive(&mut self, owner: Owner<'_>, cost: Duration, now: Duration) {
+    /// Takes back what cost so much, was owed by `owner`, counted at `number`, and is not done.
+    pub(crate) fn forgive(&mut self, number: u64, owner: Owner<'_>, cost: Duration, now: Duration) {
+        if number <= self.since {
+            return;
+        }
         let key = owner.cloned();
         let debt = self.debts.get(&key).copied().unwrap_or_default();
         let owed = debt.min(cost);
-        if owed == debt {
-            self.debts.remove(&key);
-        } else {
-            self.debts.insert(key, debt - owed);
-        }
+        self.debts.insert(key, debt - owed);
+        self.debts.retain(|_, debt| !debt.is_zero());
         // What of it is paid already.
         self.give_back(cost - owed, now.saturating_sub(CREDIT));
     }
@@ -122,7 +155,11 @@ impl Meter {
         if !queued.is_zero() {
             self.paid = now.saturating_add(cost(queued));
         }
-        self.places.values_mut().for_each(|turn| *turn = now.saturating_add(cost(turn.saturating_sub(now))));
+        for place in self.places.values_mut() {
+            place.turn = now.saturating_add(cost(place.turn.saturating_sub(now)));
+            place.cost = cost(place.cost);
+            place.pays.iter_mut().for_each(|(_, time)| *time = cost(*time));
+        }
         self.debts.values_mut().for_each(|debt| *debt = cost(*debt));
         self.debts.retain(|_, debt| !debt.is_zero());
     }
@@ -140,32 +177,51 @@ impl Meter {
         own.saturating_add(of(None))
     }
 
-    fn give_back(&mut self, time: Duration, floor: Duration) {
-        self.paid = self.paid.saturating_sub(time).max(self.paid.min(floor));
+    /// Says how much it could give back.
+    fn give_back(&mut self, time: Duration, floor: Duration) -> Duration {
+        let before = self.paid;
+        self.paid = before.saturating_sub(time).max(before.min(floor));
+        before - self.paid
     }
 
     /// Time that nobody used, and nobody is going to use, pays debts.
     fn pay(&mut self, now: Duration) {
         if !self.debts.is_empty() {
             let unused = now.saturating_sub(CREDIT).saturating_sub(self.paid);
-            let paid = self.pay_debts(unused);
-            self.paid += paid;
+            let pays = self.pay_debts(unused);
+            self.paid += sum(&pays);
         }
     }
 
-    /// Pays `most` of the debts, as much of each; says how much there was to pay.
-    fn pay_debts(&mut self, most: Duration) -> Duration {
+    /// Pays `most` of the debts, as much of each; says how much of whose.
+    fn pay_debts(&mut self, most: Duration) -> Pays {
+        let mut pays = Pays::new();
         let mut left = most;
         while !left.is_zero() && !self.debts.is_empty() {
             let debtors = u32::try_from(self.debts.len()).unwrap_or(u32::MAX);
             let share = (left / debtors).max(Duration::from_nanos(1));
-            self.debts.retain(|_, debt| {
+            self.debts.retain(|owner, debt| {
                 let part = share.min(*debt).min(left);
                 *debt -= part;
                 left -= part;
+                pays.push((owner.clone(), part));
                 !debt.is_zero()
             });
         }
-        most - left
+        pays
     }
+}
+
+fn sum(pays: &Pays) -> Duration {
+    pays.iter().map(|(_, time)| *time).sum()
+}
+
+/// As much of each as `of` is of `whole`.
+fn part(pays: Pays, of: Duration, whole: Duration) -> Pays {
+    if of == whole {
+        return pays;
+    }
+    let (of, whole) = (of.min(whole).as_nanos(), whole.as_nanos().max(1));
+    let nanos = |time: Duration| u64::try_from(time.as_nanos() * of / whole).unwrap_or(u64::MAX);
+    pays.into_iter().map(|(owner, time)| (owner, Duration::from_nanos(nanos(time)))).collect()
 }

@@ -4,8 +4,7 @@
 
 extern crate watertight_writeback as writeback;
 
-#[allow(dead_code, reason = "the lab uses the rest")]
-#[path = "../../lab/src/sync/model.rs"]
+#[allow(dead_code, reason = "each of the two tests uses a part of it")]
 mod model;
 
 use std::sync::Arc;
@@ -274,6 +273,52 @@ fn places_behind_one_that_is_given_up_move_up() {
     assert_eq!(waits(&fourth), 488, "nor does it wait for what was asked for in vain");
     drop(fourth);
     assert_eq!(waits(&place(1)), 488);
+}
+
+/// What it would have paid of debts is owed again, by whoever owed it: else those behind it would wait for that.
+#[test]
+fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
+    let (model, ..) = slow(12 * MIB);
+    model.sync("/other", Policy::Boost);
+    let throttle = model.bdi.throttle();
+    let chain = throttle.chain(&at("/slow"));
+    let owed = throttle.owed(&chain);
+    let piece = Request { bytes: 8192, ..request() };
+    let waits = |ticket: &writeback::Ticket<'_>| match ticket.turn() {
+        Turn::At(time) => (time - model.now()).as_millis(),
+        _ => 0,
+    };
+    let killed: Vec<_> = (0..1000).map(|_| throttle.reserve(&chain, piece)).collect();
+    let behind = throttle.reserve(&chain, piece);
+    assert!(waits(&behind) > 15_000, "twice 7.8 s");
+    drop(killed);
+    assert_eq!(waits(&behind), 0);
+    drop(behind);
+    let left = throttle.owed(&chain);
+    assert!(owed.abs_diff(left) < 4096, "{owed}, then {left}");
+    // One that does half of what it asked for pays half.
+    throttle.reserve(&chain, Request { bytes: MIB, ..request() }).used(MIB / 2, 1);
+    assert_eq!(waits(&throttle.reserve(&chain, piece)), 988);
+    let left = throttle.owed(&chain) as i64 - owed as i64;
+    assert!((left - MIB as i64 / 2).abs() < 8192, "{left}");
+}
+
+/// A limit that was taken away and set again counts anew: what a caller still holds of before is nothing to it.
+#[test]
+fn a_place_at_a_limit_that_was_set_anew_gives_nothing_back() {
+    let (model, _, file) = slow(0);
+    model.limit("/slow", "wbps=1M wiops=1000");
+    let throttle = model.bdi.throttle();
+    let place = |bytes| throttle.reserve(&model.bdi.chain_of(&file).unwrap(), Request { bytes, ..request() });
+    let before = place(8 * MIB);
+    model.limit("/slow", "wbps=max wiops=1000");
+    model.limit("/slow", "wbps=1M wiops=1000");
+    let (first, second) = (place(8 * MIB), place(MIB));
+    let turn = second.turn();
+    assert!(matches!(turn, Turn::At(_)));
+    drop(before);
+    assert_eq!(second.turn(), turn);
+    drop((first, second));
 }
 
 #[test]

@@ -41,9 +41,9 @@ fn take(budget: &Arc<Budget>) {
     let event = Arc::new(Event::default());
     let woken = Arc::clone(&event);
     let wake = Box::new(move || woken.set());
-    let _queued =
-        budget.queue(Waiter { pages: 1, held: Arc::new(AtomicU64::new(0)), may_go: Box::new(|| true), wake });
-    while budget.try_take(1, 0).is_none() {
+    let waiter = Waiter { pages: 1, held: Arc::new(AtomicU64::new(0)), may_go: Box::new(|_, _| true), wake };
+    let queued = budget.queue(1, waiter);
+    while queued.look(1, || budget.try_take(1, 0)).is_none() {
         event.wait();
     }
 }
@@ -76,13 +76,16 @@ fn a_waiter_hears_of_a_lock_that_was_given_free() {
             thread::spawn(move || {
                 let event = Arc::new(Event::default());
                 let woken = Arc::clone(&event);
-                let _queued = budget.queue(Waiter {
-                    pages: 1,
-                    held,
-                    may_go: Box::new(|| true),
-                    wake: Box::new(move || woken.set()),
-                });
-                while is_taken.load(Ordering::Acquire) {
+                let queued = budget.queue(
+                    1,
+                    Waiter {
+                        pages: 1,
+                        held,
+                        may_go: Box::new(|_, _| true),
+                        wake: Box::new(move || woken.set()),
+                    },
+                );
+                while queued.look(1, || (!is_taken.load(Ordering::Acquire)).then_some(())).is_none() {
                     event.wait();
                 }
             })

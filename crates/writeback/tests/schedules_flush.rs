@@ -131,10 +131,10 @@ impl Rig {
             *wakes.0.lock() = true;
             wakes.1.notify_all();
         });
-        let waiter = Waiter { pages, held: Arc::default(), may_go: Box::new(|| true), wake };
-        let _queued = self.budget.queue(waiter);
+        let waiter = Waiter { pages, held: Arc::default(), may_go: Box::new(|_, _| true), wake };
+        let queued = self.budget.queue(1, waiter);
         let mut wants_all = None;
-        while self.budget.try_take(pages, 0).is_none() {
+        while queued.look(1, || self.budget.try_take(pages, 0)).is_none() {
             wants_all.get_or_insert_with(|| self.bdi.waits_for_room());
             let mut is_woken = woken.0.lock();
             while !std::mem::take(&mut *is_woken) {

@@ -18,8 +18,7 @@
 
 extern crate watertight_writeback as writeback;
 
-#[allow(dead_code, reason = "the lab uses the rest")]
-#[path = "../../lab/src/sync/model.rs"]
+#[allow(dead_code, reason = "each of the two tests uses a part of it")]
 mod model;
 
 use std::sync::Arc;
@@ -245,11 +244,12 @@ fn wait_for_room(model: &Arc<Model>, file: &Arc<File>) {
     };
     let may_go = {
         let (model, file) = (Arc::clone(model), Arc::clone(file));
-        move || !model.bdi.is_at_dirty_limit(&file, 1)
+        move |promised, _| model.bdi.has_room(&file, 1, promised)
     };
     let (may_go, wake) = (Box::new(may_go), Box::new(wake));
-    let _queued = model.budget.queue(Waiter { pages: 1, held: Arc::default(), may_go, wake });
-    while model.bdi.balance(file, 1) == Balance::Full {
+    let queued = model.budget.queue(1, Waiter { pages: 1, held: Arc::default(), may_go, wake });
+    let find = || (model.bdi.balance(file, 1) != Balance::Full).then_some(());
+    while queued.look(1, find).is_none() {
         let mut is_woken = woken.0.lock();
         while !std::mem::take(&mut *is_woken) {
             woken.1.wait(&mut is_woken);

@@ -4,13 +4,12 @@ use std::ffi::OsStr;
 
 use rustix::io::Errno;
 use store::{AllocateMode, Entry, Seek};
-use volume::{Ctx, LockFamily, OpenFlags, Opened, WriteFlags};
+use volume::{Ctx, OpenFlags, Opened, WriteFlags};
 
 use super::{Cx, handle_id};
 use crate::abi::{
     self, CopyFileRangeIn, CopyFileRangeOut, CreateIn, CreateOut, FAllocateIn, FOpen, FSyncIn, FlushIn,
-    LSeekIn, LSeekOut, OFFSET_MAX, OpenIn, OpenOut, ReadIn, ReleaseFlags, ReleaseIn, WriteIn, WriteInFlags,
-    WriteOut,
+    LSeekIn, LSeekOut, OFFSET_MAX, OpenIn, OpenOut, ReadIn, ReleaseIn, WriteIn, WriteInFlags, WriteOut,
 };
 use crate::init::Mode;
 use crate::reply::{Reply, Sent};
@@ -178,12 +177,7 @@ fn ends_beyond(offset: u64, len: u64) -> bool {
 }
 
 pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
-    let (node, handle) = (cx.wire_node(), handle_id(arg.fh));
-    if ReleaseFlags::from_bits_retain(arg.release_flags).contains(ReleaseFlags::FLOCK_UNLOCK) {
-        unlock_all(cx, LockFamily::Flock, arg.lock_owner);
-    }
-    cx.shared.owners.released(node, handle, |owner| unlock_all(cx, LockFamily::Posix, owner));
-    cx.shared.closing.released(node, handle);
+    let handle = handle_id(arg.fh);
     if cx.is_without_store {
         cx.volume().release_later(handle);
     } else {
@@ -193,18 +187,8 @@ pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
     reply.done()
 }
 
-/// Gives up everything that an owner has on the file; that cannot fail.
-fn unlock_all(cx: &Cx<'_>, family: LockFamily, owner: u64) {
-    let unlocked = cx.volume().unlock(cx.node(), family, owner, 0, u64::MAX);
-    debug_assert_eq!(unlocked, Ok(()));
-}
-
-/// Each close(2): the process' record locks on the file go, and it hears of errors.
+/// Each close(2) hears of errors.
 pub(super) fn flush(cx: &Cx<'_>, reply: Reply<'_>, arg: FlushIn) -> Sent {
-    cx.shared.closing.closes(cx.wire_node(), handle_id(arg.fh));
-    if cx.shared.owners.closed(cx.wire_node(), arg.lock_owner) {
-        unlock_all(cx, LockFamily::Posix, arg.lock_owner);
-    }
     reply.unit(cx.volume().flush(&cx.ctx(), handle_id(arg.fh)))
 }
 

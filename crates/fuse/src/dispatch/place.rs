@@ -153,10 +153,6 @@ impl At<'_> {
         message: &[u8],
         has_waited: bool,
     ) -> Turn {
-        if matches!(op, Op::SetLkW(_)) {
-            // Waits without a thread.
-            return Turn::Begins;
-        }
         let is_stalled = self.served.tag != Tag::ROOT && self.served.volume.is_known_to_stall();
         if is_stalled && !whom.is_spared {
             if shared.interrupts.admit(slot, whom) {

@@ -36,34 +36,10 @@ impl Pending {
     pub(super) fn has_kill(self) -> bool {
         (self.own | self.shared) & (1 << (Signal::KILL.as_raw() - 1)) != 0
     }
-
-    /// The process' signals that the thread would take, if no other does.
-    fn for_any(self) -> u64 {
-        self.shared & !self.blocked
-    }
-}
-
-/// Whether a signal waits for thread `tid` that nobody else will take: what waits interruptibly for it is to end.
-pub(super) fn has_signal(tid: u32) -> bool {
-    let pending = Pending::of(tid);
-    if pending.own & !pending.blocked != 0 || pending.has_kill() {
-        return true;
-    }
-    pending.for_any() != 0 && pending.for_any() & taken_by_others(tid) != pending.for_any()
-}
-
-/// The signals that other threads of the process of `tid` do not block.
-fn taken_by_others(tid: u32) -> u64 {
-    let tasks = fs::read_dir(format!("/proc/{tid}/task")).into_iter().flatten();
-    let others =
-        tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).filter(|other| *other != tid);
-    others.fold(0, |taken, other| taken | !Pending::of(other).blocked)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
-
     use super::*;
 
     #[test]
@@ -78,30 +54,7 @@ mod tests {
         assert!(status(kill, none, none).has_kill());
         assert!(status(none, kill, none).has_kill());
         assert!(!status(none, alarm, none).has_kill());
-        assert_eq!(status(none, alarm, none).for_any(), 1 << (libc::SIGALRM - 1));
-        assert_eq!(status(none, alarm, alarm).for_any(), 0, "blocked");
         assert_eq!(status(alarm, none, none).own, 1 << (libc::SIGALRM - 1));
         assert_eq!(Pending::parse("nonsense"), Pending::default());
-    }
-
-    #[test]
-    fn nothing_waits_here_and_others_could_take_it() {
-        let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
-        assert!(!has_signal(0));
-        assert!(!has_signal(own));
-        // Another thread, which blocks no signal if this one does not, and is there as long as it is looked at.
-        let alarm = 1 << (libc::SIGALRM - 1);
-        assert_eq!(Pending::of(own).blocked & alarm, 0, "tests run with no signal blocked");
-        let (is_there, wait) = channel::<()>();
-        let (leave, left) = channel::<()>();
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                is_there.send(()).unwrap();
-                let _told_by_the_drop = left.recv();
-            });
-            wait.recv().unwrap();
-            assert_ne!(taken_by_others(own) & alarm, 0);
-            drop(leave);
-        });
     }
 }

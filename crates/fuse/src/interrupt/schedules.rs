@@ -5,16 +5,13 @@
 use std::cell::Cell;
 
 use rustix::fd::OwnedFd;
-use store::{MemStore, ObjectId};
 use sync::atomic::AtomicBool;
 use sync::{model, mutant, thread};
-use volume::{Lock, LockFamily, LockKind, Options};
 use zerocopy::FromBytes as _;
 
 use super::*;
 use crate::dev::Dev;
-use crate::dispatch::wait_parked;
-use crate::reply::{ParkedReply, Reply};
+use crate::reply::Reply;
 use crate::tree::wire::Tag;
 
 const UNIQUE: u64 = 2;
@@ -35,11 +32,6 @@ fn answers(reader: &OwnedFd) -> Vec<(u64, i32)> {
         found.push((header.unique, header.error));
     }
     found
-}
-
-fn volume() -> Arc<Volume> {
-    let options = Options { flushers: 1, ..Options::default() };
-    Volume::new(MemStore::new(1 << 20), options).unwrap()
 }
 
 /// A request is served while its caller is killed; then another one is.
@@ -96,7 +88,6 @@ fn an_interrupt_beside_its_request_is_heard() {
         let (slot, _reader) = slot();
         let interrupts = Arc::new(Interrupts::default());
         interrupts.add(&slot);
-        let volume = volume();
         let kernel = {
             let interrupts = Arc::clone(&interrupts);
             thread::spawn(move || interrupts.interrupt(UNIQUE))
@@ -105,7 +96,6 @@ fn an_interrupt_beside_its_request_is_heard() {
         kernel.join().unwrap();
         let watched: Vec<_> = interrupts.watched.lock().requests.iter().map(|(unique, _)| *unique).collect();
         assert!(watched.contains(&UNIQUE), "the interrupt was lost");
-        volume.shutdown();
     });
 }
 
@@ -113,54 +103,6 @@ fn an_interrupt_beside_its_request_is_heard() {
 fn a_lost_interrupt_is_caught() {
     let test = "interrupt::schedules::an_interrupt_beside_its_request_is_heard";
     mutant::assert_caught(test, &["begin-looks-first", "interrupt-looks-once"], "the interrupt was lost");
-}
-
-/// A request waits for a lock that somebody else has; it is interrupted, and the lock may become free meanwhile.
-fn wait_for_lock(is_freed: bool) {
-    let (slot, reader) = slot();
-    let interrupts = Arc::new(Interrupts::default());
-    let volume = volume();
-    let node = ObjectId::ROOT;
-    let lock =
-        |owner| Lock { family: LockFamily::Posix, kind: LockKind::Write, start: 0, end: 9, owner, pid: 1 };
-    volume.set_lock(node, &lock(1)).unwrap();
-    let kernel = {
-        let interrupts = Arc::clone(&interrupts);
-        thread::spawn(move || interrupts.interrupt(UNIQUE))
-    };
-    let holder = is_freed.then(|| {
-        let volume = Arc::clone(&volume);
-        thread::spawn(move || volume.unlock(node, LockFamily::Posix, 1, 0, 9).unwrap())
-    });
-    let reply = ParkedReply::new(&slot, &interrupts, UNIQUE);
-    wait_parked(&volume, &interrupts, (node, &lock(2)), (UNIQUE, 0), reply);
-    kernel.join().unwrap();
-    if let Some(holder) = holder {
-        holder.join().unwrap();
-    }
-    let found = answers(&reader);
-    let is_granted = volume.get_lock(node, &lock(3)).unwrap().is_some_and(|held| held.owner == 2);
-    let expected = if is_granted { 0 } else { -libc::EINTR };
-    assert!(found == [(UNIQUE, expected)], "a wait was not answered once: {found:?}");
-    assert!(is_freed || !is_granted, "two have the lock");
-    assert_eq!(interrupts.waiting(), 0);
-    volume.shutdown();
-}
-
-#[test]
-fn an_interrupted_wait_is_answered_once() {
-    model::check(|| wait_for_lock(false));
-}
-
-#[test]
-fn a_wait_that_is_granted_beside_its_interrupt_is_answered_once() {
-    model::check(|| wait_for_lock(true));
-}
-
-#[test]
-fn a_wait_that_is_not_answered_is_caught() {
-    let test = "interrupt::schedules::an_interrupted_wait_is_answered_once";
-    mutant::assert_caught(test, &["parked-not-marked"], "a wait was not answered once");
 }
 
 /// A request for an attached volume that begins while the volume is given up; its store never answers.

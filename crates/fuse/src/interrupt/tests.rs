@@ -91,24 +91,12 @@ fn an_interrupt_that_comes_before_its_request_is_kept() {
     let slot = Arc::new(Slot::new(Line::Dev(Arc::new(crate::dev::Dev::new(writer)))));
     let interrupts = Interrupts::default();
     interrupts.add(&slot);
-    let volume = Volume::new(store::open("mem:").unwrap(), volume::Options::default()).unwrap();
     interrupts.interrupt(8);
     assert!(interrupts.watched.lock().requests.is_empty());
     interrupts.begin(&slot, 6, 0, Early::Always);
     assert!(interrupts.watched.lock().requests.is_empty(), "another request's");
     interrupts.begin(&slot, 8, 0, Early::Always);
     assert_eq!(interrupts.watched.lock().requests.len(), 1);
-    // For a request that waits for a lock as well.
-    interrupts.interrupt(10);
-    interrupts.park(10);
-    let wait = LockWait { node: store::ObjectId(1), number: 1 };
-    assert!(interrupts.parked(10, &volume, &wait, 0), "to be ended at once");
-    interrupts.unpark(10);
-    assert!(!interrupts.parked(10, &volume, &wait, 0));
-    // And one that is known already.
-    interrupts.park(12);
-    assert!(!interrupts.parked(12, &volume, &wait, 0));
-    assert_eq!(interrupts.waiting(), 1);
 }
 
 /// Slots of a mountpoint, and the tags of its volumes.

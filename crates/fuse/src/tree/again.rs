@@ -16,6 +16,7 @@ use volume::NodeId;
 
 use super::change::{Attached, Detach, TreeError, first, tell};
 use super::clones::View;
+use super::spot::NodeRef;
 use super::wire::Tag;
 use super::{Tagged, Tree};
 use crate::dev::Dev;
@@ -52,7 +53,7 @@ impl Tree {
             let made = namespace.attach_telling(place, "", &superblock)?;
             let volume = (Arc::clone(&served), superblock.clone());
             let tagged = Tagged::of_mount(tag, (first(&made), NodeId::ROOT), volume, namespace);
-            self.note(tagged, (spot.on, spot.node), &name);
+            self.note((tagged, NodeRef::root_of(&served)), (spot.on, spot.node), &name);
             Ok(made)
         };
         let made = mounted().inspect_err(|_: &TreeError| {

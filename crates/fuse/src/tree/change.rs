@@ -149,7 +149,7 @@ impl Tree {
             let made = namespace.attach_telling(place, "", &superblock)?;
             let volume = (Arc::clone(&served), superblock.clone());
             let tagged = Tagged::of_mount(mount_tag, (first(&made), NodeId::ROOT), volume, namespace);
-            self.note(tagged, (spot.on, spot.node), &name);
+            self.note((tagged, NodeRef::root_of(&served)), (spot.on, spot.node), &name);
             Ok(made)
         };
         let made = mounted().inspect_err(|_: &TreeError| self.forget_volume(tag))?;
@@ -168,21 +168,26 @@ impl Tree {
         }
     }
 
-    /// A new mount is known from now on, under this name; says whether it was not.
-    pub(super) fn note(&self, tagged: Tagged, on: (Arc<Tagged>, NodeRef), name: &Arc<Name>) -> bool {
+    /// Registers a new mount that shows `root`, under this name. Returns whether it was new.
+    pub(super) fn note(
+        &self,
+        (tagged, root): (Tagged, NodeRef),
+        on: (Arc<Tagged>, NodeRef),
+        name: &Arc<Name>,
+    ) -> bool {
         let tagged = Arc::new(tagged);
         let (Some(mount), (on, covered)) = (tagged.mount, on) else { return false };
         let known = Arc::clone(&tagged);
         let unused = self.change(|state, snapshot| {
             // Whoever cloned the namespace was faster.
             if state.by_mount.contains_key(&mount) {
-                return Err(covered);
+                return Err((covered, root));
             }
             state.add_tag(snapshot, Arc::clone(&tagged));
             state.by_mount.insert(mount, Arc::clone(&tagged));
             cover(&mut state.covered, (covered.served.tag, covered.node));
             let name = Arc::clone(name);
-            state.places.insert(mount, Attachment { tagged, on, covered, name });
+            state.places.insert(mount, Attachment { tagged, on, covered, name, _root: root });
             Ok(())
         });
         let is_new = unused.is_ok();
@@ -356,7 +361,7 @@ impl Tree {
             let made = bound.inspect_err(|_| served.is_not_seen_through(tag))?;
             let mount = (first(&made), source.node.node);
             let tagged = Tagged::of_mount(tag, mount, (served, superblock), &view.namespace);
-            self.note(tagged, (spot.on, spot.node), &name);
+            self.note((tagged, source.node), (spot.on, spot.node), &name);
             made
         };
         tell(dev, &name, None);

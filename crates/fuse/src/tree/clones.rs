@@ -204,10 +204,11 @@ impl Tree {
             None => return Ok(None),
         };
         let covered = NodeRef::beside(&on.served, node).map_err(failed)?;
+        let shown = NodeRef::beside(&volume.0, root).map_err(failed)?;
         let tag = self.new_tag()?;
         let namespace = Arc::clone(&on.namespace);
         let tagged = Tagged::of_mount(tag, (made.mount, root), volume, &namespace);
-        Ok(self.note(tagged, (on, covered), &name).then_some(name))
+        Ok(self.note((tagged, shown), (on, covered), &name).then_some(name))
     }
 
     /// The volume of a superblock that is attached.

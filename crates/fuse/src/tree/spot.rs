@@ -22,6 +22,11 @@ pub(super) struct NodeRef {
 }
 
 impl NodeRef {
+    /// A volume's root, which is known without a look-up.
+    pub(super) fn root_of(served: &Arc<Served>) -> Self {
+        Self { served: Arc::clone(served), node: NodeId::ROOT }
+    }
+
     /// Of a node that somebody else has a look-up on.
     pub(super) fn beside(served: &Arc<Served>, node: NodeId) -> Result<Self, volume::Error> {
         let _asked = served.enter().ok_or(volume::Error::Released)?;
@@ -60,6 +65,9 @@ pub(super) struct Attachment {
     pub(super) on: Arc<Tagged>,
     pub(super) covered: NodeRef,
     pub(super) name: Arc<Name>,
+    /// The directory that the mount shows. This look-up keeps it known to its volume: the kernel may give
+    /// all of its own look-ups back, and look the mount up by name afterwards.
+    pub(super) _root: NodeRef,
 }
 
 /// Where a path leads.

@@ -3,18 +3,26 @@
 //! Purpose: it makes the entries, makes them known to the kernel, and gives each that gets a request to a serving thread,
 //! which keeps it from then on. It takes back what others have answered but cannot keep ([`Ring::keep`]). It never
 //! serves a request itself, so that nothing ever holds it up.
+//!
+//! # Further entries
+//! The kernel puts a request that finds no entry into the queue's own list, and takes from there when an entry of that queue is answered only: one that is made known afterwards
+//! does not fetch it (Linux 6.18). So they have to be made before they are needed: when the keeper has given away half of what a queue had in the beginning. They are not taken back.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
 use super::entry::Entry;
 use super::lane::{Event, Lane};
-use super::{Ring, ends_connection, server};
+use super::{MORE, Ring, ends_connection, server};
 use crate::session::Shared;
+
+/// How long the keeper makes no further entries after an allocation failed.
+const NO_MEMORY: Duration = Duration::from_secs(10);
 
 /// What the thread is told when the agreement with the kernel is there.
 struct Go {
@@ -76,8 +84,9 @@ fn prepare_and_run(
     {
         let span = shared.span().clone();
         let _of_the_mount = span.enter();
-        let answered = Vec::with_capacity(ring.entries());
-        let mut keeper = Keeper { ring, lane, shared, answered };
+        let answered = Vec::with_capacity(ring.entries_max());
+        let (known, here) = (entries.len(), vec![0; ring.queues.len()]);
+        let mut keeper = Keeper { ring, lane, shared, answered, known, no_memory: None, here };
         let registered = keeper.register(entries);
         let _unheard = tell.send(registered);
         keeper.run();
@@ -86,7 +95,7 @@ fn prepare_and_run(
 }
 
 fn make(ring: &Ring) -> io::Result<(Lane, Vec<Entry>)> {
-    let lane = Lane::new(ring.dev.fd(), ring.entries())?;
+    let lane = Lane::new(ring.dev.fd(), ring.entries_max())?;
     let mut entries = Vec::with_capacity(ring.entries());
     for queue in 0..ring.queues.len() {
         let queue = u16::try_from(queue).map_err(io::Error::other)?;
@@ -103,6 +112,12 @@ struct Keeper {
     shared: Arc<Shared>,
     /// What the inbox is emptied into.
     answered: Vec<Entry>,
+    /// How many entries there are.
+    known: usize,
+    /// When the allocation of a further entry failed.
+    no_memory: Option<Instant>,
+    /// How many of each queue the kernel has from the keeper.
+    here: Vec<usize>,
 }
 
 impl Keeper {
@@ -125,11 +140,46 @@ impl Keeper {
                 self.lane.submit().and_then(|()| self.look())?;
                 others_are_known = true;
             }
-            self.lane.register(entry);
+            self.register_one(entry);
         }
         self.lane.submit()?;
         self.lane.release_registered();
         self.look()
+    }
+
+    fn register_one(&mut self, entry: Entry) {
+        self.here[usize::from(entry.queue())] += 1;
+        self.lane.register(entry);
+    }
+
+    fn commit(&mut self, entry: Entry) {
+        self.here[usize::from(entry.queue())] += 1;
+        self.lane.commit(entry);
+    }
+
+    /// Gives a queue further entries, before those run out that it has.
+    fn make_more(&mut self, queue: u16) {
+        let count = MORE.min(self.ring.entries_max() - self.known);
+        let is_short = self.here[usize::from(queue)] < self.ring.depth / 2;
+        if !is_short || count == 0 || self.no_memory.is_some_and(|since| since.elapsed() < NO_MEMORY) {
+            return;
+        }
+        self.no_memory = None;
+        for _ in 0..count {
+            match Entry::new(queue) {
+                Ok(entry) => {
+                    self.known += 1;
+                    self.register_one(entry);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no memory for further requests");
+                    self.no_memory = Some(Instant::now());
+                    break;
+                }
+            }
+        }
+        // Failure: the next wait fails too, and says so.
+        let _fails_again = self.lane.submit();
     }
 
     /// Goes on until the connection has ended and every entry has come back.
@@ -149,7 +199,12 @@ impl Keeper {
         let mut outcome = Ok(());
         while let Some(event) = self.lane.next() {
             match event {
-                Event::Request(entry) => self.assign(entry),
+                Event::Request(entry) => {
+                    let queue = entry.queue();
+                    self.here[usize::from(queue)] -= 1;
+                    self.assign(entry);
+                    self.make_more(queue);
+                }
                 Event::Dead(errno) => {
                     outcome = Err(errno);
                     if ends_connection(errno) {
@@ -168,7 +223,7 @@ impl Keeper {
         let (ring, shared) = (&self.ring, &self.shared);
         if let Err(mut entry) = ring.crew.assign(entry, |recruit| server::spawn(ring, shared, recruit)) {
             entry.refuse(Errno::NOMEM);
-            self.lane.commit(entry);
+            self.commit(entry);
         }
     }
 
@@ -177,11 +232,13 @@ impl Keeper {
         self.ring.silence_bell();
         self.lane.watch(self.ring.bell());
         let mut is_large = false;
-        self.ring.take_inbox(&mut self.answered);
-        for entry in self.answered.drain(..) {
+        let mut answered = std::mem::take(&mut self.answered);
+        self.ring.take_inbox(&mut answered);
+        for entry in answered.drain(..) {
             is_large |= entry.is_large();
-            self.lane.commit(entry);
+            self.commit(entry);
         }
+        self.answered = answered;
         if is_large && self.lane.submit().is_ok() && !self.lane.has_news() {
             self.lane.release_away();
         }

@@ -146,21 +146,6 @@ impl Seat {
             }
         }
     }
-
-    /// Takes the entry out of its thread's hands; called by that thread.
-    pub(crate) fn park(self: &Arc<Self>, unique: u64) -> ParkedEntry {
-        ParkedEntry { home: Arc::clone(self), entry: self.take_entry(unique) }
-    }
-
-    /// Takes an answered entry back if its thread is still at the same request.
-    fn bring_back(&self, unique: u64, entry: Entry) -> Option<Entry> {
-        let mut state = self.state.lock();
-        if state.unique != unique {
-            return Some(entry);
-        }
-        state.held = Held::Entry(entry, true);
-        None
-    }
 }
 
 fn lent_answer(data: usize, answer: Answer<'_>) -> LentAnswer {
@@ -179,26 +164,6 @@ fn lent_answer(data: usize, answer: Answer<'_>) -> LentAnswer {
                 debug_assert!(false, "an answer of {} bytes from elsewhere", first.len() + second.len());
                 LentAnswer::Error(Errno::IO)
             }
-        }
-    }
-}
-
-/// An entry whose request waits for a lock.
-#[derive(Debug)]
-pub(crate) struct ParkedEntry {
-    home: Arc<Seat>,
-    entry: Option<Entry>,
-}
-
-impl ParkedEntry {
-    /// Answers, once. When the thread that took the request is still at it, it passes the answer on itself,
-    /// which is quickest.
-    pub(crate) fn answer(&mut self, unique: u64, answer: Result<(), Errno>) {
-        let Some(mut entry) = self.entry.take() else { return };
-        let error = answer.err().map_or(0, |errno| -errno.raw_os_error());
-        entry.conclude(unique, error, 0);
-        if let Some(entry) = self.home.bring_back(unique, entry) {
-            self.home.ring.keep(entry);
         }
     }
 }
@@ -246,29 +211,6 @@ mod tests {
         assert_eq!(kept(&seat), 1);
         assert_eq!(seat.answer(2, Err(Errno::IO)), Err(Errno::NOENT));
         assert!(matches!(seat.left(), Left::Gone));
-    }
-
-    #[test]
-    fn a_parked_request_answered_at_once_stays_with_its_thread() {
-        let seat = seat();
-        seat.put(2, entry());
-        let mut parked = seat.park(2);
-        parked.answer(2, Ok(()));
-        assert!(matches!(seat.left(), Left::Answered(_)));
-        assert_eq!(kept(&seat), 0);
-    }
-
-    #[test]
-    fn a_parked_request_answered_later_goes_to_the_keeper() {
-        let seat = seat();
-        seat.put(2, entry());
-        let mut parked = seat.park(2);
-        assert!(matches!(seat.left(), Left::Gone));
-        seat.put(4, entry());
-        parked.answer(2, Err(Errno::INTR));
-        parked.answer(2, Ok(()));
-        assert_eq!(kept(&seat), 1);
-        assert!(matches!(seat.left(), Left::Unanswered(_)));
     }
 
     #[test]

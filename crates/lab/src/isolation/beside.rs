@@ -11,6 +11,10 @@ pub(super) enum Kind {
     Resting,
     /// A cgroup writes and syncs as fast as its limit lets it.
     Throttled,
+    /// Many threads of one neighbour's cgroup write as fast as its limit lets them.
+    Crowd,
+    /// The same through mapped memory.
+    Mapping,
     /// Two cgroups write the same file in turn, so that it changes its owner, and make and remove files.
     Churning,
 }
@@ -20,20 +24,29 @@ pub(super) enum Kind {
 pub(super) struct Beside {
     pub(super) kind: Kind,
     pub(super) count: usize,
+    /// Threads that write, in all of them together; the processes aside that each has.
+    pub(super) crowd: usize,
 }
 
 impl Kind {
-    const NAMES: [(&str, Self); 5] = [
+    const NAMES: [(&str, Self); 7] = [
         ("idle", Self::Idle),
         ("stalled", Self::Stalled),
         ("resting", Self::Resting),
         ("throttled", Self::Throttled),
+        ("crowd", Self::Crowd),
+        ("mapping", Self::Mapping),
         ("churning", Self::Churning),
     ];
 
     /// Whether each neighbour has cgroups of its own, with processes in them.
     pub(super) const fn has_tenants(self) -> bool {
-        matches!(self, Self::Resting | Self::Throttled | Self::Churning)
+        !matches!(self, Self::Idle | Self::Stalled)
+    }
+
+    /// Whether each neighbour's cgroup has a limit.
+    pub(super) const fn is_limited(self) -> bool {
+        matches!(self, Self::Throttled | Self::Crowd | Self::Mapping)
     }
 
     /// What neighbours of this kind are compared with: the same without what is asked about.
@@ -41,7 +54,7 @@ impl Kind {
         match self {
             Self::Idle | Self::Resting => None,
             Self::Stalled => Some("idle"),
-            Self::Throttled | Self::Churning => Some("resting"),
+            Self::Throttled | Self::Churning | Self::Crowd | Self::Mapping => Some("resting"),
         }
     }
 }
@@ -51,7 +64,11 @@ impl Beside {
     pub(super) fn of(scenario: &str) -> Self {
         let (name, count) = scenario.rsplit_once('-').unwrap_or((scenario, "0"));
         let kind = Kind::NAMES.iter().find(|(known, _)| *known == name).map_or(Kind::Idle, |(_, kind)| *kind);
-        Self { kind, count: count.parse().unwrap_or(0) }
+        let count = count.parse().unwrap_or(0);
+        match kind {
+            Kind::Crowd | Kind::Mapping => Self { kind, count: 1, crowd: count },
+            _ => Self { kind, count, crowd: 0 },
+        }
     }
 
     /// The scenario that this one is compared with, if not with itself.
@@ -75,6 +92,8 @@ mod tests {
         assert_eq!(of("stalled-10"), (Kind::Stalled, 10, Some("idle-10".to_owned())));
         assert_eq!(of("resting-4"), (Kind::Resting, 4, None));
         assert_eq!(of("throttled-64"), (Kind::Throttled, 64, Some("resting-64".to_owned())));
+        assert_eq!(of("crowd-1000"), (Kind::Crowd, 1, Some("resting-1".to_owned())));
+        assert_eq!(Beside::of("mapping-1000").crowd, 1000);
         assert_eq!(of("churning-16"), (Kind::Churning, 16, Some("resting-16".to_owned())));
     }
 }

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::control::Control;
 use crate::experiment::Stop;
+use crate::mapped::Mapped;
 use crate::stats::Histogram;
 
 const MIB: usize = 1 << 20;
@@ -20,6 +21,8 @@ const PAGE: usize = 4096;
 /// The file of large writes, and of small ones: both stay in the cache.
 const LARGE_MIB: u64 = 16;
 const SMALL_PAGES: u64 = 256;
+/// Of the file that is written through mapped memory.
+const MAPPED_PAGES: usize = 64;
 /// Longer than any measurement: who needs so long waits for a neighbour for ever.
 const WHOLE_MAX: Duration = Duration::from_secs(600);
 
@@ -32,6 +35,8 @@ pub(super) struct Amount {
     pub(super) slice: Duration,
     /// How often each volume is synced.
     pub(super) syncs: usize,
+    /// Whether files are written through mapped memory as well.
+    pub(super) maps: bool,
 }
 
 /// A healthy volume.
@@ -56,12 +61,19 @@ pub(super) struct Found {
     pub(super) sync: Histogram,
     /// statx(2) that asks the volume.
     pub(super) stat: Histogram,
+    /// A file that is made and removed.
+    pub(super) create: Histogram,
+    /// A store to a page of mapped memory that is clean.
+    pub(super) mapped: Histogram,
 }
 
 /// The files of one volume.
 struct Victim {
     large: File,
     small: File,
+    mapped: Mapped,
+    mapped_file: File,
+    new: PathBuf,
     at: u64,
     control: Option<Control>,
 }
@@ -73,8 +85,16 @@ impl Victim {
             let file = OpenOptions::new().create(true).truncate(false).write(true).read(true).open(&path);
             file.with_context(|| format!("cannot make {}", path.display()))
         };
-        let mut victim =
-            Self { large: make("large")?, small: make("small")?, at: 0, control: volume.control.clone() };
+        let mapped_file = make("mapped")?;
+        let mut victim = Self {
+            large: make("large")?,
+            small: make("small")?,
+            mapped: Mapped::new(&mapped_file, MAPPED_PAGES)?,
+            mapped_file,
+            new: volume.at.join("new"),
+            at: 0,
+            control: volume.control.clone(),
+        };
         // Memory is slow when it is touched for the first time, of caches and of stores.
         let block = vec![1; MIB];
         victim.write_large(&block)?;
@@ -110,6 +130,22 @@ impl Victim {
             Some(control) => control.call("POST", "/v1/sync", &Value::Null).map(drop),
             None => rustix::fs::syncfs(&self.small).context("syncfs"),
         }
+    }
+
+    fn create(&self) -> std::io::Result<()> {
+        File::create_new(&self.new)?;
+        std::fs::remove_file(&self.new)
+    }
+
+    /// Stores to each page in turn. The pages are made clean outside of the measured time.
+    fn write_mapped(&self, took: &mut Histogram) -> std::io::Result<()> {
+        self.mapped_file.sync_all()?;
+        for page in 0..MAPPED_PAGES {
+            let begun = Instant::now();
+            self.mapped.touch(page);
+            took.add(begun.elapsed());
+        }
+        Ok(())
     }
 
     fn stat(&self) -> std::io::Result<()> {
@@ -158,6 +194,17 @@ fn on_all(volumes: &[Healthy], amount: Amount, stop: &Stop) -> anyhow::Result<Fo
     let durable = |victim: &mut Victim| victim.write_small().and_then(|()| victim.small.sync_all());
     each(&mut victims, amount.slice, fsync, durable)?;
     each(&mut victims, amount.slice, stat, |victim| victim.stat())?;
+    each(&mut victims, amount.slice, &mut found.create, |victim| victim.create())?;
+    if !amount.maps {
+        return Ok(found);
+    }
+    let part = amount.slice / u32::try_from(victims.len()).unwrap_or(1).max(1);
+    for victim in &victims {
+        let until = Instant::now() + part;
+        while Instant::now() < until {
+            victim.write_mapped(&mut found.mapped)?;
+        }
+    }
     Ok(found)
 }
 

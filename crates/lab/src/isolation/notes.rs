@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::tenant::{NEW_FILE_EACH, TURN};
+use super::tenant::{CROWD_PAGES, NEW_FILE_EACH, TURN};
 use super::tenants::{CHURNED, LIMIT_KIB, ROOM_KIB};
-use super::world::{HEALTHY, STALL_AFTER};
+use super::world::{HEALTHY, SEEN_OF_A_CROWD, STALL_AFTER};
 use super::{QUICK, TURNS};
 
 pub(super) fn notes(place: &Path) -> Vec<String> {
@@ -23,6 +23,12 @@ pub(super) fn notes(place: &Path) -> Vec<String> {
              its owner with each turn; every {NEW_FILE_EACH}th time a file is made, written and removed as well. Before and after what is measured `status` has to say of each neighbour \
              that an owner has changed anew. All N together overwrite {CHURNED} times a second, and write {LIMIT_KIB} KiB/s, whatever N is: what is asked about is waiting, and not the lack of processors."
         ),
+        format!(
+            "`crowd-N`: beside one neighbour, of whose cgroup, with the limits of `throttled-1`, N threads write page after page, each to a file of its own; before and after what is measured it has \
+             three quarters of what it may have to be written, and {SEEN_OF_A_CROWD} requests at least wait. `mapping-N`: the same through mapped memory, with an fsync(2) after each {CROWD_PAGES} pages. Beside those \
+             no mapped memory of the healthy is written: the kernel counts dirty mapped pages, and sends them, for the mountpoint as a whole (balance_dirty_pages, `max_background`), whatever the volume, and a \
+             store to such a page waits for the neighbour's limit (SEMANTICS)."
+        ),
         "`neighbours_cpu`: percent of one processor that all processes of volumes and neighbours use while nobody uses the healthy volumes. `neighbour_of_limit`: what came to the \
          stores of the throttled while the healthy were used, of what their limits allow. `switches_per_s`: files that changed their owners meanwhile, of all neighbours."
             .to_owned(),
@@ -35,7 +41,7 @@ pub(super) fn notes(place: &Path) -> Vec<String> {
             .to_owned(),
         "Load goes to the healthy volumes in turn. `write-1m`: 16 writes of 1 MiB, the fsync after them left out. `write-4k`: one write. `fsync`: a write of \
          4 KiB and its fsync(2). `sync`: of a volume with 4 KiB to be written, by syncfs(2); of an attached one, by its control socket. `stat`: statx(2) that \
-         asks the volume. `umount`: the verb, its start included, of a volume with 256 KiB to be written, which are on the store when it returns. \
+         asks the volume. `create`: a file is made, and removed. `mapped-4k`: a store to a page of a mapped file, which was clean. `umount`: the verb, its start included, of a volume with 256 KiB to be written, which are on the store when it returns. \
          `umount-lazy`: the same for `umount --lazy` while a file is open. `status`: the verb, of all volumes."
             .to_owned(),
         format!(

@@ -5,6 +5,8 @@
 //! | `rest` | nothing |
 //! | `write FILE` | writes new data as fast as it is let |
 //! | `sync FILE` | writes 4 KiB and calls fsync(2), again and again |
+//! | `crowd DIRECTORY COUNT` | so many threads, each of which writes a file of its own as fast as it is let |
+//! | `map DIRECTORY COUNT` | the same through mapped memory |
 //! | `churn DIRECTORY SIDE EACH_NS AFTER_NS` | its part of what two such processes do in turn, see [`next`] |
 //!
 //! It says `ready` when it has what it needs, begins at once, and is ended from outside; `rest` ends when nobody holds its input.
@@ -15,11 +17,14 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail, ensure};
 
 use crate::child;
+use crate::mapped::Mapped;
 
 /// The first argument of such a process.
 pub(crate) const COMMAND: &str = "isolation-tenant";
@@ -28,6 +33,10 @@ pub(crate) const COMMAND: &str = "isolation-tenant";
 pub(super) const TURN: u32 = 16;
 /// Of these, each so many'th is followed by a file that is made and removed.
 pub(super) const NEW_FILE_EACH: u64 = 4;
+/// Of each mapped file.
+pub(super) const CROWD_PAGES: u64 = 64;
+/// Of a thread that makes system calls and no more.
+const CROWD_STACK: usize = 64 << 10;
 const PAGE: [u8; 4096] = [5; 4096];
 /// Of the file that changes its owner.
 const CHURNED_PAGES: u64 = 256;
@@ -56,22 +65,29 @@ fn work(arguments: &[OsString]) -> anyhow::Result<()> {
                 file.sync_all()?;
             }
         }
+        [work, directory, count] if work == "crowd" => {
+            crowd(Path::new(directory), number(count)?, write_pages)
+        }
+        [work, directory, count] if work == "map" => crowd(Path::new(directory), number(count)?, map_pages),
         [work, directory, side, each, after] if work == "churn" => {
-            let number = |text: &OsString| -> anyhow::Result<u64> {
-                text.to_str().and_then(|text| text.parse().ok()).context("no number")
-            };
             let (directory, side) = (PathBuf::from(directory), u32::try_from(number(side)?)?);
             let (each, after) = (Duration::from_nanos(number(each)?), Duration::from_nanos(number(after)?));
             ensure!(!each.is_zero(), "an operation takes no time at all");
             churn(&directory, side, each, after)
         }
-        _ => bail!("WORK is rest, write FILE, sync FILE, or churn DIRECTORY SIDE EACH_NS AFTER_NS"),
+        _ => bail!(
+            "WORK is rest, write FILE, sync FILE, crowd DIRECTORY COUNT, map DIRECTORY COUNT, or churn DIRECTORY SIDE EACH_NS AFTER_NS"
+        ),
     }
+}
+
+fn number(text: &OsString) -> anyhow::Result<u64> {
+    text.to_str().and_then(|text| text.parse().ok()).context("no number")
 }
 
 fn open(path: &Path, flags: i32) -> anyhow::Result<File> {
     let mut options = OpenOptions::new();
-    options.create(true).truncate(false).write(true).custom_flags(flags);
+    options.create(true).truncate(false).read(true).write(true).custom_flags(flags);
     options.open(path).with_context(|| format!("cannot open {}", path.display()))
 }
 
@@ -87,6 +103,39 @@ fn write_without_end(file: &File) -> anyhow::Result<()> {
         file.write_all_at(&block, at)?;
     }
     Ok(())
+}
+
+/// So many threads that have each a file of their own; returns when the first of them fails.
+fn crowd(directory: &Path, count: u64, write: fn(&File) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let files = (0..count).map(|number| open(&directory.join(format!("crowd.{number}")), 0));
+    let files = files.collect::<anyhow::Result<Vec<File>>>()?;
+    let (tell, told) = mpsc::channel();
+    for file in files {
+        let tell = tell.clone();
+        let work = move || tell.send(write(&file));
+        thread::Builder::new().stack_size(CROWD_STACK).spawn(work)?;
+    }
+    ready()?;
+    told.recv()?
+}
+
+/// Writes page after page, always new ones: what is dirty already is overwritten without waiting.
+fn write_pages(file: &File) -> anyhow::Result<()> {
+    for page in 0.. {
+        file.write_all_at(&PAGE, page * PAGE.len() as u64)?;
+    }
+    Ok(())
+}
+
+/// Writes page after page of the mapped file.
+fn map_pages(file: &File) -> anyhow::Result<()> {
+    let pages = usize::try_from(CROWD_PAGES)?;
+    let mapped = Mapped::new(file, pages)?;
+    loop {
+        (0..pages).for_each(|page| mapped.touch(page));
+        // So that the next store is to clean pages again.
+        file.sync_all()?;
+    }
 }
 
 /// Synchronous overwrites of a file that is the other side's too, and new files.

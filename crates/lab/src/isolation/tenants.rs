@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail, ensure};
 use rustix::event::{PollFd, PollFlags};
 use testing::cgroup::Cgroup;
 
-use super::beside::Kind;
+use super::beside::{Beside, Kind};
 use super::tenant::COMMAND;
 use super::world::LONG;
 use crate::child::{self, cpu_time, ends_with_the_lab};
@@ -67,7 +67,11 @@ impl Tenants {
     }
 
     /// Has all begin; `places` are the volumes.
-    pub(super) fn start(&mut self, kind: Kind, places: &[PathBuf]) -> anyhow::Result<()> {
+    pub(super) fn start(
+        &mut self,
+        Beside { kind, crowd, .. }: Beside,
+        places: &[PathBuf],
+    ) -> anyhow::Result<()> {
         let count = u32::try_from(places.len())?.max(1);
         let each = Duration::from_secs(1) * count / CHURNED;
         for (number, (tenant, place)) in self.all.iter_mut().zip(places).enumerate() {
@@ -79,6 +83,8 @@ impl Tenants {
                 match (kind, side) {
                     (Kind::Throttled, 0) => command.arg("write").arg(place.join("written")),
                     (Kind::Throttled, _) => command.arg("sync").arg(place.join("synced")),
+                    (Kind::Crowd, 0) => command.arg("crowd").arg(place).arg(crowd.to_string()),
+                    (Kind::Mapping, 0) => command.arg("map").arg(place).arg(crowd.to_string()),
                     (Kind::Churning, _) => command.arg("churn").arg(place).args([
                         side.to_string(),
                         each.as_nanos().to_string(),

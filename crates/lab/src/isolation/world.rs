@@ -18,7 +18,7 @@ use super::tenants::Tenants;
 use crate::child::{self, Server};
 use crate::control::{self, Control};
 pub(super) use unmounts::Way;
-pub(super) use work::Work;
+pub(super) use work::{SEEN_OF_A_CROWD, Work};
 
 /// Healthy volumes.
 pub(super) const HEALTHY: usize = 10;
@@ -57,7 +57,7 @@ pub(super) struct World {
     main: Option<(Server, Control)>,
     healthy: Vec<Volume>,
     neighbours: Vec<Volume>,
-    kind: Kind,
+    beside: Beside,
     is_stalled: bool,
     /// Who uses the neighbours, if anybody does.
     tenants: Option<Tenants>,
@@ -90,8 +90,9 @@ impl World {
         program: &Path,
         place: &Path,
         is_attached: bool,
-        Beside { kind, count }: Beside,
+        beside: Beside,
     ) -> anyhow::Result<Self> {
+        let Beside { kind, count, .. } = beside;
         let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place)?;
         let keeper = Some(Keeper::start(directory.path())?);
         // From here on, what there is ends with it.
@@ -100,7 +101,7 @@ impl World {
             main: None,
             healthy: Vec::new(),
             neighbours: Vec::new(),
-            kind,
+            beside,
             is_stalled: false,
             tenants: None,
             stores: None,
@@ -123,7 +124,7 @@ impl World {
         }
         for number in 0..count {
             let (place, options) = match &world.tenants {
-                Some(tenants) if kind == Kind::Throttled => {
+                Some(tenants) if kind.is_limited() => {
                     ("answering", format!("{USED},{}", tenants.limit(number)))
                 }
                 Some(_) => ("answering", USED.to_owned()),
@@ -267,7 +268,7 @@ impl World {
 
     /// Has the neighbours do what they are there for. What is heard when it begins: how long after its time each was called stalled, if they stall.
     pub(super) fn begin(&mut self) -> anyhow::Result<Vec<f64>> {
-        if self.kind.has_tenants() {
+        if self.beside.kind.has_tenants() {
             self.work()?;
             return Ok(Vec::new());
         }
@@ -276,7 +277,7 @@ impl World {
             self.neighbours.iter().map(|volume| self.at(&volume.name).join("dirty")).collect();
         let keeper = self.keeper()?;
         files.iter().try_for_each(|file| keeper.dirty(file))?;
-        if self.kind == Kind::Stalled { self.stall() } else { Ok(Vec::new()) }
+        if self.beside.kind == Kind::Stalled { self.stall() } else { Ok(Vec::new()) }
     }
 
     /// Stops the stores' server; every one of its volumes has a caller in fsync(2). For each volume: how long after its time `status` said

@@ -9,7 +9,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, LazyLock};
 
 use mounts::strategy::{Gone, Last, OnDemand, Teardown, Why};
-use rcu::{Cookie, Domain, DomainOptions};
+use rcu::{Cookie, Domain, DomainOptions, WorkQueue};
+use sync::{Condvar, Mutex};
 
 /// Whose grace periods are waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub(crate) enum Engine {
 pub(crate) enum Kind {
     /// A grace period, then the puts.
     Expedited,
-    /// A lazy unmount leaves the puts to a callback.
+    /// A lazy unmount leaves the puts to a pool of threads, after a grace period.
     Deferred,
     /// The end of a namespace does so, too.
     DeferredAll,
@@ -59,7 +60,7 @@ pub(crate) struct Strategy {
     /// Those that walk, by the phase in which they began.
     walkers: [AtomicUsize; 2],
     phase: AtomicUsize,
-    flip: sync::Mutex<()>,
+    flip: Mutex<()>,
     /// Those that make a mount their own, in shards of the threads.
     legitimizing: [Legitimizing; SHARDS],
 }
@@ -125,7 +126,7 @@ pub(crate) fn teardown(
         domain: Domain::with_options(options.clone()),
         walkers: [AtomicUsize::new(0), AtomicUsize::new(0)],
         phase: AtomicUsize::new(0),
-        flip: sync::Mutex::new(()),
+        flip: Mutex::new(()),
         legitimizing: Default::default(),
     });
     (Arc::clone(&strategy) as _, Some(strategy))
@@ -190,9 +191,70 @@ impl Strategy {
         self.kind == Kind::WalkerCount && self.flip.try_lock().is_none()
     }
 
-    /// What has been left to callbacks is over.
+    /// Leaves the puts of these mounts to the pool, after a grace period.
+    fn defer(&self, gone: Vec<Gone>) {
+        let pool: Arc<dyn WorkQueue> = POOL.clone();
+        self.domain.queue_work(&pool, move || put_all(gone, false));
+    }
+
+    /// Waits until the callbacks and the pool have nothing left to do.
     pub(crate) fn settle(&self) {
         self.domain.barrier();
+        if matches!(self.kind, Kind::Deferred | Kind::DeferredAll) {
+            POOL.settle();
+        }
+    }
+}
+
+/// Threads of the pool: a superblock that hangs holds one of them, and the others go on.
+const POOL_THREADS: usize = 4;
+
+/// The pool to which `deferred` leaves puts, as a kernel does to its workqueue. For all namespaces.
+static POOL: LazyLock<Arc<Pool>> = LazyLock::new(|| {
+    let (jobs, queue) = channel::<Job>();
+    let queue = Arc::new(Mutex::new(queue));
+    let pool = Arc::new(Pool { jobs, unfinished: Mutex::new(0), is_idle: Condvar::new() });
+    for _ in 0..POOL_THREADS {
+        let (queue, pool) = (Arc::clone(&queue), Arc::clone(&pool));
+        std::thread::spawn(move || {
+            while let Ok(job) = { queue.lock().recv() } {
+                job();
+                pool.finished();
+            }
+        });
+    }
+    pool
+});
+
+struct Pool {
+    jobs: Sender<Job>,
+    unfinished: Mutex<usize>,
+    is_idle: Condvar,
+}
+
+impl Pool {
+    fn finished(&self) {
+        let mut unfinished = self.unfinished.lock();
+        *unfinished -= 1;
+        if *unfinished == 0 {
+            self.is_idle.notify_all();
+        }
+    }
+
+    /// Waits until nothing is left to do.
+    fn settle(&self) {
+        let mut unfinished = self.unfinished.lock();
+        while *unfinished > 0 {
+            self.is_idle.wait(&mut unfinished);
+        }
+    }
+}
+
+impl WorkQueue for Pool {
+    fn push(&self, work: Job) {
+        *self.unfinished.lock() += 1;
+        // Its threads are there as long as the process is.
+        let _ = self.jobs.send(work);
     }
 }
 
@@ -251,8 +313,8 @@ impl Teardown for Strategy {
     fn finish(&self, gone: Vec<Gone>, why: Why) {
         let is_sync = why == Why::Sync;
         match self.kind {
-            Kind::Deferred if why == Why::Lazy => self.domain.call(move || put_all(gone, false)),
-            Kind::DeferredAll if !is_sync => self.domain.call(move || put_all(gone, false)),
+            Kind::Deferred if why == Why::Lazy => self.defer(gone),
+            Kind::DeferredAll if !is_sync => self.defer(gone),
             Kind::Expedited | Kind::Deferred | Kind::DeferredAll | Kind::PolledGlobal => {
                 self.wait(self.domain.get_state());
                 put_all(gone, is_sync);

@@ -6,10 +6,9 @@ use std::time::Instant;
 use anyhow::ensure;
 use sync::{Clock, RealClock};
 use testing::cgroup::Cgroup;
-use writeback::{Admission, Direction, Request, Throttle};
+use writeback::{Admission, CgroupPath, Direction, Request, Throttle};
 
 use super::client::Call;
-use super::model;
 use super::world::Place;
 use crate::report::{Metric, Recorder, Shown};
 
@@ -33,7 +32,8 @@ pub(super) const NOTE: &str = "`admit-N`: N cgroups with limits so high that nob
 pub(super) fn throttle(scenario: &str, cgroups: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
     let clock: Arc<dyn Clock> = Arc::new(RealClock::default());
     let throttle = Throttle::new(clock);
-    let paths: Vec<_> = (0..cgroups).map(|number| model::at(&format!("/tenants/{number}"))).collect();
+    let paths = (0..cgroups).map(|number| format!("/tenants/{number}").parse::<CgroupPath>());
+    let paths = paths.collect::<Result<Vec<_>, _>>()?;
     let limits = FAR.parse()?;
     paths.iter().for_each(|path| throttle.set(path, limits));
     let chains: Vec<_> = paths.iter().map(|path| throttle.chain(path)).collect();

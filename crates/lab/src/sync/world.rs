@@ -118,9 +118,19 @@ impl Drop for Writers {
 impl<'a> World<'a> {
     /// With such a policy; `limit` as `wbps` takes it, and how much the cgroup may have dirty and owe.
     pub(super) fn new(place: &'a Place, policy: &str, limit: &str, room_mib: u64) -> anyhow::Result<Self> {
+        Self::with_cache(place, policy, limit, (room_mib, 256))
+    }
+
+    /// The same with such a cache.
+    pub(super) fn with_cache(
+        place: &'a Place,
+        policy: &str,
+        limit: &str,
+        (room_mib, cache_mib): (u64, u64),
+    ) -> anyhow::Result<Self> {
         let (slow, other) = Option::zip(Cgroup::make(), Cgroup::make()).context("no cgroup can be made")?;
         let options = format!(
-            "dirty_after=1h,cache=256M,sync_policy={policy},limit={}:wbps={limit}:dirty_max={room_mib}M",
+            "dirty_after=1h,cache={cache_mib}M,sync_policy={policy},limit={}:wbps={limit}:dirty_max={room_mib}M",
             slow.path().display()
         );
         let source = format!("dir:{}", place.path("store").display());
@@ -149,9 +159,32 @@ impl<'a> World<'a> {
 
     /// Has all their data dirty, and what other programs had dirty elsewhere written: sync(2) is of that as well.
     pub(super) fn fill(&self) -> anyhow::Result<()> {
+        self.fill_with(WRITER_MIB)
+    }
+
+    /// The same, with so much from each writer.
+    pub(super) fn fill_with(&self, writer_mib: u64) -> anyhow::Result<()> {
         rustix::fs::sync();
-        ensure!(self.fio("", WRITER_MIB, &[]).status()?.success(), "fio failed");
-        ensure!(self.figure("dirty_bytes")? > 0.9 * ((WRITERS * WRITER_MIB) << 20) as f64, "it was written");
+        ensure!(self.fio("", writer_mib, &[]).status()?.success(), "fio failed");
+        ensure!(self.figure("dirty_bytes")? > 0.9 * ((WRITERS * writer_mib) << 20) as f64, "it was written");
+        Ok(())
+    }
+
+    /// Has the limited cgroup write a file.
+    pub(super) fn dirty_by_slow(&self, name: &str, mib: u64) -> anyhow::Result<()> {
+        self.dirty(&self.slow, name, mib)
+    }
+
+    /// Has the other cgroup write a file.
+    pub(super) fn dirty_by_other(&self, name: &str, mib: u64) -> anyhow::Result<()> {
+        self.dirty(&self.other, name, mib)
+    }
+
+    fn dirty(&self, by: &Cgroup, name: &str, mib: u64) -> anyhow::Result<()> {
+        let mut command = by.command("dd");
+        command.args(["if=/dev/zero", "bs=1M", "conv=notrunc", "status=none"]).arg(format!("count={mib}"));
+        command.arg(format!("of={}", self.place.mountpoint().join(name).display()));
+        ensure!(command.stdin(Stdio::null()).status()?.success(), "dd failed");
         Ok(())
     }
 
@@ -160,7 +193,25 @@ impl<'a> World<'a> {
         Ok(Writers(self.fio(name, 1 << 10, &["--time_based", "--runtime=600"]).spawn()?))
     }
 
-    /// The same, and waits until there is no room for what they write (1 MiB at a time), and they wait for it. They pause before that.
+    /// Begins writing, and waits until every writer has written something.
+    pub(super) fn write_unlimited(&self, name: &str) -> anyhow::Result<Writers> {
+        let writers = self.begin_writing(name)?;
+        let begun = Instant::now();
+        let writes =
+            |number| std::fs::metadata(self.writer(name, number)).is_ok_and(|metadata| metadata.len() > 0);
+        while !(0..WRITERS).all(writes) {
+            ensure!(begun.elapsed() < LONG, "the writers never write");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(writers)
+    }
+
+    fn writer(&self, name: &str, number: u64) -> PathBuf {
+        self.place.mountpoint().join(format!("{name}writer.{number}.0"))
+    }
+
+    /// Begins writing, and waits until there is no room for what the writers write (1 MiB at a time)
+    /// and they wait for it. The writers pause before that.
     pub(super) fn write_without_end(&self, name: &str) -> anyhow::Result<Writers> {
         let before = self.figure("writer_waits")?;
         let writers = self.begin_writing(name)?;
@@ -207,7 +258,7 @@ impl<'a> World<'a> {
     /// Removes what was written, so that the disk has room.
     pub(super) fn remove(&self, name: &str) -> anyhow::Result<()> {
         for number in 0..WRITERS {
-            std::fs::remove_file(self.place.mountpoint().join(format!("{name}writer.{number}.0")))?;
+            std::fs::remove_file(self.writer(name, number))?;
         }
         Ok(())
     }

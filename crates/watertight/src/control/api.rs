@@ -230,10 +230,8 @@ pub struct Requests {
     pub panics: u64,
     /// Messages that are no known request.
     pub unknown: u64,
-    /// Being handled now, those that wait for a lock left out.
+    /// Being handled now.
     pub under_way: u64,
-    /// Waiting for a lock now.
-    pub waiting_for_locks: u64,
 }
 
 /// What a mount process uses of the host; 0 where the kernel does not tell.

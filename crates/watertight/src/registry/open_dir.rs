@@ -95,6 +95,11 @@ impl OpenDir {
         Ok(Some(Self { fd: Arc::new(fd), owner, access }))
     }
 
+    #[cfg(fuzzing)]
+    pub(super) fn as_foreign(&self) -> Self {
+        Self { access: Access::Foreign, ..self.clone() }
+    }
+
     /// The user it belongs to.
     pub(crate) const fn owner(&self) -> u32 {
         self.owner

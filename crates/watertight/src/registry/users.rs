@@ -55,10 +55,14 @@ pub(super) fn own_paths(uid: u32) -> Vec<PathBuf> {
     if uid == 0 {
         return vec!["/run/watertight".into()];
     }
+    paths_of(uid, std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from))
+}
+
+/// The paths of a user who is not root; `set` is the value of `$XDG_RUNTIME_DIR`.
+fn paths_of(uid: u32, set: Option<PathBuf>) -> Vec<PathBuf> {
     // After su(1) the variable may be another user's.
     let is_own =
         |dir: &PathBuf| fs::symlink_metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid);
-    let set = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let set = set.filter(|dir| dir.is_absolute() && is_own(dir)).map(|dir| dir.join("watertight"));
     // A session's volumes are looked for outside of it, too: by cron, after su(1).
     let session = Path::new(USERS).join(uid.to_string()).join("watertight");
@@ -126,6 +130,23 @@ fn number(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_directory_of_the_session_comes_first_if_it_is_the_users_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let in_tmp = |uid: u32| Path::new(TMP).join(format!("{PREFIX}{uid}"));
+        let first = |uid, set: &Path| paths_of(uid, Some(set.to_owned())).swap_remove(0);
+        assert_eq!(first(uid, dir.path()), dir.path().join("watertight"));
+        assert_eq!(paths_of(uid, None)[0], in_tmp(uid));
+        // Another user's, a link to one's own, none, and one that depends on where the process is.
+        assert_eq!(first(uid + 1, dir.path()), in_tmp(uid + 1));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        assert_eq!(first(uid, &link), in_tmp(uid));
+        assert_eq!(first(uid, &dir.path().join("none")), in_tmp(uid));
+        assert_eq!(first(uid, Path::new(".")), in_tmp(uid));
+    }
 
     #[test]
     fn users_are_written_in_one_way_only() {

@@ -1,8 +1,6 @@
 //! A volume's mount process: started, or taken over, and watched by a thread.
 
-use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -106,12 +104,10 @@ impl Child {
         Ok(Self { pid, kept_since: None })
     }
 
-    /// Whether the process has ended, but for threads that wait in the kernel, for a store that does not answer. One that gives its memory
-    /// back looks the same, for a moment.
+    /// Whether the process has ended except for threads that wait in the kernel, for a store that does not
+    /// answer. A process that is about to be reaped looks the same for a moment.
     pub(super) fn waits_in_the_kernel(&mut self) -> bool {
-        // A directory's links are itself, its name, and each directory in it: here, each thread.
-        let threads = fs::metadata(format!("/proc/{}/task", self.pid)).map_or(0, |task| task.nlink());
-        if threads <= 3 || !umount_cmd::has_ended(self.pid) {
+        if !umount_cmd::has_ended(self.pid) {
             self.kept_since = None;
             return false;
         }

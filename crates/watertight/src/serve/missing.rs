@@ -81,7 +81,9 @@ pub fn all() -> Vec<Missing> {
     all
 }
 
-fn in_dir(dir: &RuntimeDir) -> Vec<Missing> {
+/// The volumes that the lists in this runtime directory name.
+#[must_use]
+pub fn in_dir(dir: &RuntimeDir) -> Vec<Missing> {
     dir.files(".serve").flat_map(|(name, file)| read(dir, &name, file)).collect()
 }
 

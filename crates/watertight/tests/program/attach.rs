@@ -264,6 +264,27 @@ fn detach_takes_the_place_that_was_named_and_no_other_of_the_same_volume() {
     world.end();
 }
 
+/// The kernel forgets the directory where it was seen before: its number stays.
+#[test]
+fn a_directory_of_a_volume_is_shown_in_a_second_place_also_when_the_first_is_gone() {
+    let Some(world) = World::new("") else { return };
+    world.attach().ok();
+    fs::create_dir(world.path("x/in")).unwrap();
+    fs::write(world.path("x/in/mark"), "in").unwrap();
+    fs::create_dir(world.path("y")).unwrap();
+    // In its own volume's place: that is covered then.
+    for place in ["y", "x"] {
+        world.run("attach", &[&world.path("x/in"), &world.path(place)]).ok();
+        assert_eq!(fs::read(world.path(place).join("mark")).unwrap(), b"in", "{place}");
+    }
+    world.run("detach", &[&world.path("x")]).ok();
+    world.run("detach", &[&world.path("x")]).ok();
+    assert!(!world.path("x/in").exists());
+    assert_eq!(fs::read(world.path("y/mark")).unwrap(), b"in");
+    world.run("detach", &[&world.path("y")]).ok().says("everything is on");
+    world.end();
+}
+
 #[test]
 fn who_detaches_from_inside_is_named_and_the_verb_is_not() {
     let Some(world) = World::new("dirty_after=1h") else { return };

@@ -74,7 +74,6 @@ pub(crate) fn status() -> Status {
             panics: 121,
             unknown: 122,
             under_way: 123,
-            waiting_for_locks: 124,
         },
         process: Process {
             threads: 125,

@@ -5,11 +5,13 @@ use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 use watertight::mountinfo::MountTable;
 
-use crate::rig::{Rig, eventually, run};
+use crate::rig::{Rig, eventually, run, skipped};
 
 #[test]
 fn the_table_of_mounts_has_the_loop_device_or_the_store() {
@@ -162,7 +164,7 @@ fn kernel_write_back_keeps_the_same_promise() {
     let daemon = rig.mount_faulty("write:delay=50ms", "mode=kernel-writeback,dirty_after=1h");
     assert_eq!(rig.volume()["mode"], "kernel-writeback");
     if rig.volume()["mount_type"] != "fuseblk" {
-        crate::rig::skipped("plain fuse: syncfs does not wait for the pages that it hands over");
+        skipped("plain fuse: syncfs does not wait for the pages that it hands over");
         return;
     }
     // Open, so that no close has brought it out of the kernel.
@@ -194,6 +196,54 @@ fn wait_says_what_is_left_and_then_that_it_is_free() {
     assert_eq!(daemon.end(), Some(0));
 }
 
+/// Tells whether a `fuseblk` mount's loop device is still in use for it.
+fn loop_device(rig: &Rig) -> impl Fn() -> bool + use<> {
+    // The mount has the device's number.
+    let device = fs::metadata(&rig.mnt).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let backing = format!("/sys/dev/block/{major}:{minor}/loop/backing_file");
+    let is_ours = move || fs::read_to_string(&backing).is_ok_and(|file| file.contains("watertight"));
+    let has_loop_device = rig.volume()["mount_type"] == "fuseblk" && Path::new("/sys/dev/block").exists();
+    assert_eq!(is_ours(), has_loop_device);
+    is_ours
+}
+
+/// It is the mount's, not the process's: paths to a mount whose process was killed give errors, they do not lead below it.
+#[test]
+fn the_loop_device_of_a_killed_process_goes_with_the_mount_and_nobody_has_to_look() {
+    for flags in [UnmountFlags::empty(), UnmountFlags::DETACH] {
+        let Some(mut rig) = Rig::mounting() else { return };
+        if !rustix::process::geteuid().is_root() {
+            return skipped("only root has a loop device, and may unmount");
+        }
+        let daemon = rig.mount("");
+        let is_ours = loop_device(&rig);
+        daemon.kill();
+        let error = fs::metadata(rig.mnt.join("not-asked-before")).unwrap_err();
+        let error = Errno::from_io_error(&error).unwrap();
+        assert!([Errno::NOTCONN, Errno::CONNABORTED].contains(&error), "{error}");
+        rustix::mount::unmount(&rig.mnt, flags).unwrap();
+        eventually("the loop device is given back", || !is_ours());
+    }
+}
+
+#[test]
+fn reading_leaves_times_of_access_alone_where_that_is_asked_for() {
+    let Some(mut rig) = Rig::mounting() else { return };
+    let old = UNIX_EPOCH + Duration::from_secs(1_000_000);
+    let file = rig.store.join("file");
+    fs::write(&file, "content").unwrap();
+    fs::File::open(&file)
+        .unwrap()
+        .set_times(fs::FileTimes::new().set_accessed(old).set_modified(old))
+        .unwrap();
+    let daemon = rig.mount("noatime");
+    assert_eq!(fs::read(rig.mnt.join("file")).unwrap(), b"content");
+    rig.verb("umount", &[]).ok();
+    assert_eq!(daemon.end(), Some(0));
+    assert_eq!(fs::metadata(&file).unwrap().accessed().unwrap(), old);
+}
+
 #[test]
 fn a_process_that_was_killed_is_told_of_and_cleared_away() {
     let Some(mut rig) = Rig::mounting() else { return };
@@ -202,13 +252,7 @@ fn a_process_that_was_killed_is_told_of_and_cleared_away() {
     (&file).write_all(b"safe").unwrap();
     file.sync_all().unwrap();
     drop(file);
-    // Of a `fuseblk` mount, which has its loop device's number.
-    let device = fs::metadata(&rig.mnt).unwrap().dev();
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let backing = format!("/sys/dev/block/{major}:{minor}/loop/backing_file");
-    let is_ours = || fs::read_to_string(&backing).is_ok_and(|file| file.contains("watertight"));
-    let has_loop_device = rig.volume()["mount_type"] == "fuseblk" && Path::new("/sys/dev/block").exists();
-    assert_eq!(is_ours(), has_loop_device, "{backing}");
+    let is_ours = loop_device(&rig);
     daemon.kill();
 
     let out = rig.run(&["status"]).ok().says("nobody serves it any more");

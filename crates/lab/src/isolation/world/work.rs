@@ -10,6 +10,9 @@ use super::{Volume, World, eventually};
 use crate::isolation::beside::Kind;
 use crate::isolation::tenants::{ROOM_KIB, SIDES, limit_bytes};
 
+/// Callers of a crowd that are seen waiting: a mount takes so many requests at once, and more only where it has threads for them.
+pub(in crate::isolation) const SEEN_OF_A_CROWD: usize = 32;
+
 /// What the neighbours had done at a moment.
 #[derive(Debug)]
 pub(in crate::isolation) struct Look {
@@ -35,9 +38,9 @@ impl World {
     pub(super) fn work(&mut self) -> anyhow::Result<()> {
         let places: Vec<PathBuf> = self.neighbours.iter().map(|volume| self.at(&volume.name)).collect();
         let begun = self.look()?;
-        self.tenants.as_mut().context("nobody uses them")?.start(self.kind, &places)?;
-        match self.kind {
-            Kind::Throttled => self.are_throttled(),
+        self.tenants.as_mut().context("nobody uses them")?.start(self.beside, &places)?;
+        match self.beside.kind {
+            kind if kind.is_limited() => self.are_throttled(),
             Kind::Churning => self.have_switched_since(&begun),
             _ => Ok(()),
         }
@@ -47,8 +50,8 @@ impl World {
     pub(super) fn is_at_work(&mut self) -> anyhow::Result<()> {
         let Some(tenants) = &mut self.tenants else { return Ok(()) };
         tenants.are_there()?;
-        match self.kind {
-            Kind::Throttled => self.are_throttled(),
+        match self.beside.kind {
+            kind if kind.is_limited() => self.are_throttled(),
             Kind::Churning => self.have_switched_since(&self.look()?),
             _ => Ok(()),
         }
@@ -64,7 +67,8 @@ impl World {
         looks.with_context(|| why.unwrap_or_default())
     }
 
-    /// What is wrong, if not each has its room full of dirty data, and two callers in write(2) or fsync(2) who wait.
+    /// What is wrong, if not each has its room full of dirty data, and two callers in write(2) or fsync(2) who wait; of those who write through
+    /// mapped memory, none waits in a request of its own, and what waits is the kernel's.
     fn is_throttled(&self) -> anyhow::Result<Option<String>> {
         let wbps = limit_bytes(self.neighbours.len());
         let mut waiting = 0;
@@ -82,7 +86,11 @@ impl World {
         if let Some((_, control)) = &self.main {
             waiting = under_way(&control.status()?)?;
         }
-        let callers = (SIDES * self.neighbours.len()) as u64;
+        let callers = match self.beside.kind {
+            Kind::Mapping => 1,
+            Kind::Crowd => self.beside.crowd.min(SEEN_OF_A_CROWD) as u64,
+            _ => (SIDES * self.neighbours.len()) as u64,
+        };
         Ok((waiting < callers).then(|| format!("{waiting} of {callers} callers wait")))
     }
 
@@ -111,8 +119,8 @@ impl World {
         let sum = |of: fn(&Look) -> &Vec<u64>| {
             of(after).iter().zip(of(before)).map(|(after, before)| after - before).sum::<u64>() as f64
         };
-        match self.kind {
-            Kind::Throttled => {
+        match self.beside.kind {
+            kind if kind.is_limited() => {
                 let allowed =
                     seconds * (limit_bytes(self.neighbours.len()) * self.neighbours.len() as u64) as f64;
                 Work::OfLimit(sum(|look| &look.written) / allowed * 100.0)

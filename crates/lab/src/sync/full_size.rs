@@ -1,0 +1,125 @@
+//! The published experiment with its own sizes, on a mount; and who syncs beside writers that go on, beside data of their own, and after others' syncs.
+
+use anyhow::{Context as _, ensure};
+
+use super::client::Call;
+use super::mounted::LIMIT_MIB;
+use super::world::{Place, ROOM_MIB, WRITERS, World};
+use super::{FSYNC, SYNC, SYNCFS};
+use crate::report::Recorder;
+
+/// What each writer of the published experiment writes, and its limit.
+const WRITER_MIB: u64 = 32;
+const LIMIT: &str = "1M";
+/// More than the writers write.
+const CACHE_MIB: u64 = 1024;
+/// What an isolated caller has dirty itself.
+const OWN_MIB: u64 = 4;
+/// What the limited cgroup has dirty before a neighbour's sync, its limit, and its own fsyncs before and after that.
+const OWED_MIB: u64 = 12;
+const FSYNCS: usize = 20;
+/// Room for a quarter of what a cgroup at its limit may have dirty: it is used up within a second.
+const GOING_ON_MIB: u64 = 32;
+
+pub(super) fn notes() -> Vec<String> {
+    vec![
+        format!(
+            "`full-size`: as `mounted`, with the published sizes: {WRITERS} fio writers of {WRITER_MIB} MiB in a cgroup limited to {LIMIT} a second, all of it dirty when somebody \
+             in another cgroup calls sync(2). Vanilla takes its {} s once in a run, and not with `--quick`.",
+            WRITERS * WRITER_MIB
+        ),
+        format!(
+            "`writers-go-on`: syncfs(2) by another cgroup while the {WRITERS} writers of the cgroup limited to {LIMIT_MIB} MiB/s write new data without end, with room for {GOING_ON_MIB} MiB. \
+             `isolated`: the caller's cgroup is isolated, and has nothing of its own."
+        ),
+        format!(
+            "`isolated-own`: syncfs(2) by an isolated cgroup that has {OWN_MIB} MiB dirty itself, beside the {} MiB of `mounted`; `isolated-own-alone`: without these. In turn.",
+            WRITERS * super::world::WRITER_MIB
+        ),
+        format!(
+            "`own-before-sync`: {FSYNCS} times a write of 4 KiB and fdatasync(2) by a cgroup limited to {LIMIT} a second; `own-after-sync`: the same once {OWED_MIB} MiB of its data were written for another \
+             cgroup's syncfs(2), and are owed."
+        ),
+    ]
+}
+
+/// How the mount and the caller stand to each other: policy, limit, and whether the caller is isolated.
+fn setting<'a>(variant: &'a str, limit: &'a str) -> (&'a str, &'a str, bool) {
+    match variant {
+        "unloaded" => ("boost", "max", false),
+        "isolated" => ("boost", limit, true),
+        policy => (policy, limit, false),
+    }
+}
+
+/// The published experiment.
+pub(super) fn published(place: &Place, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let (policy, limit, is_isolated) = setting(variant, LIMIT);
+    let world = World::with_cache(place, policy, limit, (CACHE_MIB * 3 / 4, CACHE_MIB))?;
+    world.set(&world.other, &format!("sync_isolation={}", u8::from(is_isolated)))?;
+    world.fill_with(WRITER_MIB)?;
+    recorder.value("full-size", variant, SYNC, world.once(Call::Sync, "")?.ms());
+    world.rest()?;
+    world.end()
+}
+
+/// A sync beside writers that do not stop for it.
+pub(super) fn writers_go_on(place: &Place, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let limit = format!("{LIMIT_MIB}M");
+    let (policy, limit, is_isolated) = setting(variant, &limit);
+    let world = World::new(place, policy, limit, GOING_ON_MIB)?;
+    world.set(&world.other, &format!("sync_isolation={}", u8::from(is_isolated)))?;
+    let writers = match variant {
+        // Without a limit they never wait for room.
+        "unloaded" => world.write_unlimited("going-on.")?,
+        _ => world.write_without_end("going-on.")?,
+    };
+    for _ in 0..3 {
+        let took = world.once(Call::Syncfs, "")?;
+        recorder.value("writers-go-on", variant, SYNCFS, took.ms());
+    }
+    drop(writers);
+    world.rest()?;
+    world.remove("going-on.")?;
+    world.end()
+}
+
+/// An isolated caller with data of its own, beside nothing and beside the limited cgroup's, in turn.
+pub(super) fn isolated_own(place: &Place, rounds: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let world = World::new(place, "boost", &format!("{LIMIT_MIB}M"), ROOM_MIB)?;
+    world.set(&world.other, "sync_isolation=1")?;
+    for round in 0..=rounds {
+        for scenario in ["isolated-own-alone", "isolated-own"] {
+            if scenario == "isolated-own" {
+                world.fill()?;
+            }
+            world.dirty_by_other("own", OWN_MIB)?;
+            let took = world.once(Call::Syncfs, "")?;
+            let left = world.figure("dirty_bytes")?;
+            ensure!(left > 0.0 || scenario == "isolated-own-alone", "it has written its neighbour's data");
+            // The first is on new files.
+            if round > 0 {
+                recorder.value(scenario, "isolated", SYNCFS, took.ms());
+            }
+            world.rest()?;
+        }
+    }
+    world.end()
+}
+
+/// The limited cgroup's own fsyncs before and after somebody else's sync of what it has dirty.
+pub(super) fn own_fsync(place: &Place, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let world = World::new(place, "boost", LIMIT, ROOM_MIB)?;
+    let own = |scenario, recorder: &mut Recorder| -> anyhow::Result<()> {
+        let file = place.mountpoint().join("own");
+        let took = place.time(&world.slow, Call::WriteFdatasync, &file, FSYNCS).context(scenario)?;
+        took.iter().for_each(|took| recorder.value(scenario, "boost", FSYNC, took.ms()));
+        Ok(())
+    };
+    own("own-before-sync", recorder)?;
+    world.dirty_by_slow("owed", OWED_MIB)?;
+    let _boosted = world.once(Call::Syncfs, "")?;
+    own("own-after-sync", recorder)?;
+    world.rest()?;
+    world.end()
+}

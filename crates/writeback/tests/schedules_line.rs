@@ -1,0 +1,322 @@
+//! Who waits for room in line, under many schedules: a call that is not used goes to the next one, and somebody always looks at the clock.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --release --test schedules_line`
+#![cfg(shuttle)]
+
+use std::sync::Arc;
+
+use sync::atomic::AtomicU64;
+use sync::{Condvar, Mutex, model, mutant, thread};
+use watertight_writeback::{Budget, InLine, Permit, Queued, Waiter};
+
+const LINE: u64 = 1;
+const OTHER_LINE: u64 = 2;
+
+#[derive(Default)]
+struct Event {
+    set: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Event {
+    fn set(&self) {
+        *self.set.lock() = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut set = self.set.lock();
+        while !*set {
+            self.changed.wait(&mut set);
+        }
+        *set = false;
+    }
+}
+
+/// What all share: a cache, whether a debt is paid, and who asked to be woken when it is.
+struct World {
+    budget: Arc<Budget>,
+    is_paid: Mutex<bool>,
+    alarms: Mutex<Vec<Arc<Event>>>,
+}
+
+impl World {
+    fn new(pages: u64, is_paid: bool) -> Arc<Self> {
+        Arc::new(Self { budget: Budget::new(pages), is_paid: Mutex::new(is_paid), alarms: Mutex::default() })
+    }
+
+    /// Time has paid the debt: only those are told who have an alarm.
+    fn pay(&self) {
+        *self.is_paid.lock() = true;
+        self.alarms.lock().drain(..).for_each(|event| event.set());
+    }
+}
+
+/// One who waits for pages, and can be told to give up.
+#[derive(Default)]
+struct Writer {
+    pages: u64,
+    /// How many its owner has.
+    held: u64,
+    event: Arc<Event>,
+    /// It has gone to another line, where there is no room for it.
+    is_elsewhere: Arc<Mutex<bool>>,
+    gives_up: Mutex<bool>,
+}
+
+impl Writer {
+    fn of(pages: u64, held: u64) -> Arc<Self> {
+        Arc::new(Self { pages, held, ..Self::default() })
+    }
+
+    fn queue<'a>(&self, world: &'a Arc<World>) -> Queued<'a> {
+        let (asks, event, is_elsewhere) =
+            (Arc::clone(world), Arc::clone(&self.event), Arc::clone(&self.is_elsewhere));
+        let may_go = move |_, at| !*is_elsewhere.lock() && (at == InLine::First || *asks.is_paid.lock());
+        world.budget.queue(
+            LINE,
+            Waiter {
+                pages: self.pages,
+                held: Arc::new(AtomicU64::new(self.held)),
+                may_go: Box::new(may_go),
+                wake: Box::new(move || event.set()),
+            },
+        )
+    }
+
+    /// Looks for its pages; says whether the debt was in the way.
+    fn look(&self, world: &World, queued: &Queued<'_>, owes: &mut bool) -> Option<Permit> {
+        let is_elsewhere = *self.is_elsewhere.lock();
+        queued.look(if is_elsewhere { OTHER_LINE } else { LINE }, || {
+            *owes = !*world.is_paid.lock();
+            if *owes || is_elsewhere { None } else { world.budget.try_take(self.pages, self.held) }
+        })
+    }
+
+    /// Waits in the way of the volume's `Inode::reserve`.
+    fn wait(&self, world: &Arc<World>, queued: &Queued<'_>, has_errand: bool) -> Option<Permit> {
+        loop {
+            let mut owes = false;
+            if let Some(permit) = self.look(world, queued, &mut owes) {
+                return Some(permit);
+            }
+            if *self.gives_up.lock() {
+                return None;
+            }
+            if has_errand {
+                queued.be_busy();
+                thread::yield_now();
+                if let Some(permit) = self.look(world, queued, &mut owes) {
+                    return Some(permit);
+                }
+            }
+            if owes && queued.is_first() {
+                world.alarms.lock().push(Arc::clone(&self.event));
+                // It was paid meanwhile, perhaps.
+                if *world.is_paid.lock() {
+                    continue;
+                }
+            }
+            self.event.wait();
+        }
+    }
+
+    /// Waits in a thread of its own, and gives back what it finds.
+    fn start(self: &Arc<Self>, world: &Arc<World>, has_errand: bool) -> thread::JoinHandle<()> {
+        let (world, writer) = (Arc::clone(world), Arc::clone(self));
+        thread::spawn(move || {
+            let queued = writer.queue(&world);
+            drop(writer.wait(&world, &queued, has_errand));
+        })
+    }
+
+    fn go_elsewhere(&self, world: &World) {
+        *self.is_elsewhere.lock() = true;
+        world.budget.wake_all();
+    }
+
+    fn give_up(&self) {
+        *self.gives_up.lock() = true;
+        self.event.set();
+    }
+}
+
+/// Two who wait, in threads of their own, of whom the first is told to give up by a third.
+fn two_of_whom_one_gives_up(world: &Arc<World>, has_errand: bool) -> Vec<thread::JoinHandle<()>> {
+    let [leaves, stays] = [Writer::of(1, 0), Writer::of(1, 0)];
+    let mut threads = vec![leaves.start(world, has_errand), stays.start(world, has_errand)];
+    threads.push(thread::spawn(move || leaves.give_up()));
+    threads
+}
+
+fn all_end(world: &World, threads: Vec<thread::JoinHandle<()>>) {
+    threads.into_iter().for_each(|thread| thread.join().expect("no assertion failed"));
+    assert_eq!(world.budget.used(), 0);
+    assert_eq!(world.budget.waiting(), 0);
+}
+
+/// Both wait for a page that somebody has: who does not give up has it in the end.
+fn whoever_leaves_has_the_next_called(has_errand: bool) {
+    let world = World::new(1, true);
+    let page = world.budget.try_take(1, 0).expect("the only page");
+    let threads = two_of_whom_one_gives_up(&world, has_errand);
+    drop(page);
+    all_end(&world, threads);
+}
+
+/// Both wait for what time brings, and only the first looks at the clock.
+fn somebody_looks_at_the_clock() {
+    let world = World::new(1, false);
+    let threads = two_of_whom_one_gives_up(&world, false);
+    world.pay();
+    all_end(&world, threads);
+}
+
+/// Both wait for a page, without an alarm; with the page comes a debt, which time pays.
+fn the_first_hears_of_room_that_comes_with_a_debt(has_errand: bool) {
+    let world = World::new(1, true);
+    let page = world.budget.try_take(1, 0).expect("the only page");
+    let threads = two_of_whom_one_gives_up(&world, has_errand);
+    *world.is_paid.lock() = false;
+    drop(page);
+    world.pay();
+    all_end(&world, threads);
+}
+
+/// Four in whose way is what they hold themselves, and one who holds nothing.
+fn who_has_its_share_is_not_in_the_way_of_one_who_has_nothing() {
+    let world = World::new(20, true);
+    let mut pages = world.budget.try_take(20, 0).expect("all of them");
+    let heavy: Vec<_> = (0..4).map(|_| Writer::of(1, 80)).collect();
+    let threads: Vec<_> = heavy.iter().map(|heavy| heavy.start(&world, false)).collect();
+    let light = Writer::of(1, 0).start(&world, false);
+    drop(pages.split(1));
+    light.join().expect("it has its page");
+    heavy.iter().for_each(|heavy| heavy.give_up());
+    drop(pages);
+    all_end(&world, threads);
+}
+
+/// One that wants a page, and is busy for a moment; and one behind it that wants two, and is called meanwhile: there is one.
+fn what_is_too_little_for_one_goes_to_one_before_it() {
+    let world = World::new(2, true);
+    let mut pages = world.budget.try_take(2, 0).expect("all of them");
+    let small = Writer::of(1, 0);
+    let queued = small.queue(&world);
+    let large = Writer::of(2, 0).start(&world, false);
+    let look = || small.look(&world, &queued, &mut false);
+    assert!(look().is_none());
+    queued.be_busy();
+    assert!(look().is_none());
+    drop(pages.split(1));
+    small.event.wait();
+    while look().is_none() {
+        small.event.wait();
+    }
+    drop(queued);
+    drop(pages);
+    all_end(&world, vec![large]);
+}
+
+/// One stands before, in whose way is what it holds itself; one that is called for the page perhaps is busy until the last one has had it.
+fn who_is_busy_for_long_has_others_called() {
+    let world = World::new(20, true);
+    let mut pages = world.budget.try_take(20, 0).expect("all of them");
+    let (heavy, light, busy) = (Writer::of(1, 80), Writer::of(1, 0), Writer::of(1, 0));
+    let waits = heavy.start(&world, false);
+    let (ends, works) = (Arc::<Event>::default(), Arc::clone(&world));
+    let is_busy = {
+        let ends = Arc::clone(&ends);
+        thread::spawn(move || {
+            let queued = busy.queue(&works);
+            if busy.look(&works, &queued, &mut false).is_none() {
+                queued.be_busy();
+                ends.wait();
+            }
+        })
+    };
+    let light = light.start(&world, false);
+    drop(pages.split(1));
+    light.join().expect("it has its page");
+    ends.set();
+    heavy.give_up();
+    drop(pages);
+    all_end(&world, vec![waits, is_busy]);
+}
+
+/// One wants two pages; one that wants one, and has been called for it perhaps, goes to another line.
+fn who_goes_to_another_line_leaves_its_call_behind() {
+    let world = World::new(2, true);
+    let mut pages = world.budget.try_take(2, 0).expect("all of them");
+    let (stays, goes) = (Writer::of(2, 0), Writer::of(1, 0));
+    let (stayed, gone) = (stays.start(&world, false), goes.start(&world, false));
+    let moves = {
+        let (world, goes) = (Arc::clone(&world), Arc::clone(&goes));
+        thread::spawn(move || goes.go_elsewhere(&world))
+    };
+    drop(pages.split(1));
+    drop(pages);
+    stayed.join().expect("it has its pages");
+    goes.give_up();
+    all_end(&world, vec![gone, moves]);
+}
+
+#[test]
+fn a_call_that_is_not_used_goes_to_the_next() {
+    model::check(|| whoever_leaves_has_the_next_called(false));
+}
+
+#[test]
+fn nor_does_one_who_is_busy_keep_it() {
+    model::check(|| whoever_leaves_has_the_next_called(true));
+}
+
+#[test]
+fn nor_does_one_who_is_busy_for_long() {
+    model::check(who_is_busy_for_long_has_others_called);
+}
+
+#[test]
+fn the_next_looks_at_the_clock_when_the_first_has_gone() {
+    model::check(somebody_looks_at_the_clock);
+}
+
+#[test]
+fn the_first_looks_at_the_clock_when_room_comes_with_a_debt() {
+    model::check(|| the_first_hears_of_room_that_comes_with_a_debt(false));
+}
+
+#[test]
+fn nor_is_the_first_passed_over_for_one_behind_it() {
+    model::check(|| the_first_hears_of_room_that_comes_with_a_debt(true));
+}
+
+#[test]
+fn nor_for_one_behind_it_that_wants_more() {
+    model::check(what_is_too_little_for_one_goes_to_one_before_it);
+}
+
+#[test]
+fn a_share_that_is_used_up_is_in_nobody_elses_way() {
+    model::check(who_has_its_share_is_not_in_the_way_of_one_who_has_nothing);
+}
+
+#[test]
+fn a_call_stays_in_its_line() {
+    model::check(who_goes_to_another_line_leaves_its_call_behind);
+}
+
+#[test]
+fn each_mutant_is_caught() {
+    mutant::assert_caught("a_call_that_is_not_used_goes_to_the_next", &["budget-keeps-a-call"], "deadlock");
+    mutant::assert_caught("nor_does_one_who_is_busy_for_long", &["budget-keeps-a-call"], "deadlock");
+    let test = "the_next_looks_at_the_clock_when_the_first_has_gone";
+    mutant::assert_caught(test, &["budget-nobody-follows"], "deadlock");
+    let test = "the_first_looks_at_the_clock_when_room_comes_with_a_debt";
+    mutant::assert_caught(test, &["budget-first-like-others"], "deadlock");
+    let test = "nor_for_one_behind_it_that_wants_more";
+    mutant::assert_caught(test, &["budget-calls-those-behind-only"], "deadlock");
+    let test = "a_share_that_is_used_up_is_in_nobody_elses_way";
+    mutant::assert_caught(test, &["budget-one-share-ends-the-line"], "deadlock");
+    mutant::assert_caught("a_call_stays_in_its_line", &["budget-takes-a-call-along"], "deadlock");
+}
