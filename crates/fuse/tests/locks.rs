@@ -353,7 +353,9 @@ fn locks_of_a_description_end_with_it() {
     assert_eq!(fcntl(&two, libc::F_OFD_SETLK, &mut range(WRITE, 50, 100)), Err(Errno::AGAIN));
     drop(copy);
     // A process that another test starts has all open files until its `execve`.
-    eventually("the description is gone", || fcntl(&two, libc::F_OFD_SETLK, &mut range(WRITE, 50, 100)).is_ok());
+    eventually("the description is gone", || {
+        fcntl(&two, libc::F_OFD_SETLK, &mut range(WRITE, 50, 100)).is_ok()
+    });
     drop(two);
     end(mounted);
 }
