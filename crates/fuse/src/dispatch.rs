@@ -106,12 +106,17 @@ impl Worker {
             at.turn((shared, slot), (whom, &op), (unique, header.pid), buffer.message(len), has_waited)
         };
         let refused = refused.or_else(|| (turn == Turn::Refused).then_some(Errno::IO));
+        let _collected = match (&shared.page, &op) {
+            (Some(page), Op::Write { arg, .. }) if files::is_collected(arg) => Some(page.collected.begin()),
+            _ => None,
+        };
         let is_to_begin =
             turn != Turn::Waits && at.begin(shared, slot, (unique, header.pid, early), has_waited);
         if !is_to_begin {
             return;
         }
-        let begin = || Reply::new(slot, touched, unique);
+        let page = shared.page.as_ref().filter(|_| may_change(&op)).map(|page| &page.page);
+        let begin = || Reply::new(slot, touched, unique).noting(page);
         let kept = Cell::new(None);
         let is_without_store = turn == Turn::BeginsWithoutStore;
         let cx = Cx {
@@ -246,6 +251,20 @@ fn early(op: &Op<'_>) -> Early {
         Op::SetAttr(arg) if attrs::resizes(arg) => Early::No,
         op if place::changes_names_or_attributes(op) => Early::Killed,
         _ => Early::No,
+    }
+}
+
+/// Whether something may not be durable after this request that was before.
+fn may_change(op: &Op<'_>) -> bool {
+    match op {
+        Op::Write { .. }
+        | Op::FAllocate(_)
+        | Op::CopyFileRange(_)
+        | Op::CopyFileRange64(_)
+        | Op::Create { .. }
+        | Op::TmpFile(_) => true,
+        Op::Open(arg) => files::truncates(arg.flags),
+        op => place::changes_names_or_attributes(op),
     }
 }
 

@@ -33,6 +33,7 @@ mod interrupt;
 mod line;
 pub mod mount;
 mod notify;
+mod page;
 mod places;
 mod reader;
 mod reply;

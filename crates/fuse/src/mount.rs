@@ -10,12 +10,13 @@ mod info;
 #[allow(unsafe_code, reason = "two ioctl(2)s that rustix has not")]
 mod loopdev;
 mod point;
+mod served;
 mod show;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -28,11 +29,15 @@ use crate::uring::{BeforeMount, Uring};
 
 pub use info::MountInfo;
 pub use point::{MountpointError, check_mountpoint};
+pub(crate) use served::Served;
 pub(crate) use show::PREFIX as CLONE_PREFIX;
 pub use show::{show, shown_clone};
 
 /// Block size of the loop device's file system, in bytes.
 const BLKSIZE: u32 = 4096;
+
+/// Length of the device below a mount of type `fuseblk`.
+pub(crate) const DEVICE_BYTES: u64 = loopdev::BYTES;
 
 /// Which type of mount is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,6 +49,16 @@ pub enum Wanted {
     Fuse,
     /// `fuseblk`, or fail.
     FuseBlk,
+}
+
+/// How sync(2) and syncfs(2) of a mount of type `fuseblk` come here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Syncs {
+    /// As SYNCFS, which kernels send since 6.18; on older ones by a dirty page of the device.
+    #[default]
+    Auto,
+    /// By a dirty page of the device; SYNCFS is refused, as older kernels do not know it.
+    ByPage,
 }
 
 /// How to mount.
@@ -63,6 +78,8 @@ pub struct MountOptions {
     pub flags: MountFlags,
     /// Accept a directory with entries, which the mount hides.
     pub allow_nonempty: bool,
+    /// How this side hears of syncs.
+    pub syncs: Syncs,
     /// Whether the session is to talk to the kernel over io_uring. This is asked here because the kernel's
     /// switch for it has to be on when it mounts.
     pub uring: Uring,
@@ -80,6 +97,7 @@ impl MountOptions {
             allow_other: None,
             flags: MountFlags::empty(),
             allow_nonempty: false,
+            syncs: Syncs::default(),
             uring: Uring::default(),
         }
     }
@@ -196,6 +214,7 @@ pub struct Mount {
     by_fusermount: bool,
     is_gone: bool,
     uring: Option<BeforeMount>,
+    served: Option<Served>,
 }
 
 impl Mount {
@@ -216,15 +235,17 @@ impl Mount {
             return Ok(Self::mounted(fd, mountpoint, kind, uring, true));
         }
         let fd = open_device()?;
-        let kind = match options.wanted {
-            Wanted::Fuse => plain(&fd, &mountpoint, options, "`type=fuse` asks for that".to_owned())?,
+        let (kind, served) = match options.wanted {
+            Wanted::Fuse => (plain(&fd, &mountpoint, options, "`type=fuse` asks for that".to_owned())?, None),
             Wanted::FuseBlk => block(&fd, &mountpoint, options)?,
             Wanted::Auto => match block(&fd, &mountpoint, options) {
-                Ok(kind) => kind,
-                Err(error) => plain(&fd, &mountpoint, options, error.to_string())?,
+                Ok(mounted) => mounted,
+                Err(error) => (plain(&fd, &mountpoint, options, error.to_string())?, None),
             },
         };
-        Ok(Self::mounted(fd, mountpoint, kind, uring, false))
+        let mut mounted = Self::mounted(fd, mountpoint, kind, uring, false);
+        mounted.served = served;
+        Ok(mounted)
     }
 
     fn mounted(
@@ -235,7 +256,8 @@ impl Mount {
         by_fusermount: bool,
     ) -> Self {
         let info = info::topmost(&mountpoint);
-        Self { fd: Some(fd), mountpoint, kind, info, by_fusermount, is_gone: false, uring: Some(uring) }
+        let (fd, uring) = (Some(fd), Some(uring));
+        Self { fd, mountpoint, kind, info, by_fusermount, is_gone: false, uring, served: None }
     }
 
     /// Where.
@@ -299,6 +321,11 @@ impl Mount {
     /// Hands out what was done for io_uring; to be dropped when INIT was answered.
     pub(crate) fn take_uring(&mut self) -> Option<BeforeMount> {
         self.uring.take()
+    }
+
+    /// Hands out what serves the device below the mount, where this side does.
+    pub(crate) fn take_served(&mut self) -> Option<Served> {
+        self.served.take()
     }
 
     /// The kernel has unmounted it.
@@ -370,12 +397,53 @@ fn plain(
     Ok(MountKind::Fuse { reason })
 }
 
-fn block(fd: &OwnedFd, mountpoint: &Path, options: &MountOptions) -> Result<MountKind, MountError> {
-    let device =
-        loopdev::LoopDevice::new(&options.fsname).map_err(|reason| MountError::NoLoopDevice { reason })?;
+fn block(
+    fd: &OwnedFd,
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> Result<(MountKind, Option<Served>), MountError> {
+    let (served, device) = match serve_device(options) {
+        Some((served, device)) => (Some(served), Ok(device)),
+        None => (None, loopdev::LoopDevice::new(&options.fsname)),
+    };
+    let device = device.map_err(|reason| MountError::NoLoopDevice { reason })?;
     let data = data_of(fd, options, Some(BLKSIZE))?;
     mount("fuseblk", device.path().as_os_str(), mountpoint, options, data)?;
-    Ok(MountKind::FuseBlk { loop_device: device.path().to_owned() })
+    Ok((MountKind::FuseBlk { loop_device: device.path().to_owned() }, served))
+}
+
+/// A device that tells of syncs, where the kernel does not.
+fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)> {
+    if options.syncs == Syncs::Auto && !is_without_syncfs() {
+        return None;
+    }
+    let made = Served::new(loopdev::BYTES, options.syncs == Syncs::ByPage)
+        .map_err(|error| error.to_string())
+        .and_then(|(served, file)| Ok((served, loopdev::LoopDevice::over(file.as_fd())?)));
+    made.inspect_err(|error| tracing::warn!(error, "no device that tells of syncs")).ok()
+}
+
+/// Whether the kernel is older than those that send SYNCFS. What it really does is seen later; this only says what to prepare.
+#[must_use]
+pub fn is_without_syncfs() -> bool {
+    const FIRST: (u32, u32) = (6, 18);
+    let name = rustix::system::uname();
+    let mut numbers = name.release().to_str().unwrap_or_default().split(['.', '-', '+']).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < FIRST,
+        _ => false,
+    }
+}
+
+/// To be called by a process that will serve a mount as root, before it has other threads. On kernels where a page of the mount's device tells of syncs, this process
+/// writes that page for the kernel, and so must never wait for memory that is free only once the page is written.
+pub fn will_serve() {
+    if is_without_syncfs()
+        && rustix::process::geteuid().is_root()
+        && let Err(error) = rustix::process::configure_io_flusher_behavior(true)
+    {
+        tracing::debug!(%error, "this process may wait for memory like any other");
+    }
 }
 
 fn data_of(fd: &OwnedFd, options: &MountOptions, blksize: Option<u32>) -> Result<CString, MountError> {

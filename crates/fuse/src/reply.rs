@@ -10,6 +10,7 @@ use sync::mutant::is_on;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::interrupt::{Claim, Slot};
+use crate::page::SyncPage;
 
 /// That a request was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,12 +29,20 @@ pub(crate) struct Reply<'a> {
     /// Set when the slot's `Cancel` was used.
     touched: &'a Cell<bool>,
     unique: u64,
+    /// To be told before the answer that something may have changed.
+    page: Option<&'a SyncPage>,
     is_answered: bool,
 }
 
 impl<'a> Reply<'a> {
     pub(crate) fn new(slot: &'a Slot, touched: &'a Cell<bool>, unique: u64) -> Self {
-        Self { slot, touched, unique, is_answered: false }
+        Self { slot, touched, unique, page: None, is_answered: false }
+    }
+
+    /// The same, of a request that may change something.
+    pub(crate) fn noting(mut self, page: Option<&'a SyncPage>) -> Self {
+        self.page = page;
+        self
     }
 
     /// Success, with nothing to say.
@@ -78,6 +87,9 @@ impl<'a> Reply<'a> {
 
     fn send_once(&mut self, answer: Result<[&[u8]; 2], Errno>) -> Sent {
         self.is_answered = true;
+        if let Some(page) = self.page {
+            page.note_change();
+        }
         let is_error = answer.is_err();
         match self.slot.claim() {
             Claim::Mine { touched: false } => {}

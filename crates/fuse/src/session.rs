@@ -26,8 +26,9 @@ use crate::dev::Dev;
 use crate::encode::Validity;
 use crate::init::{self, Answer, InitError, Mode, Negotiated, Wishes};
 use crate::interrupt::Interrupts;
-use crate::mount::Mount;
+use crate::mount::{Mount, MountKind, Served};
 use crate::notify::Notifier;
+use crate::page::mounted::{Hearing, OfSession};
 use crate::places;
 use crate::reader::{Pool, ReadEnd};
 use crate::spin::SpinGate;
@@ -36,6 +37,9 @@ use crate::syncs::{Synced, Syncs};
 use crate::tree;
 use crate::uring::{BeforeMount, Prepared, Ring, Transport, Uring};
 use crate::view::Tree;
+
+/// How long the end of the device below the mount is waited for.
+const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// How a session behaves.
 pub struct SessionOptions {
@@ -141,6 +145,8 @@ pub(crate) struct Shared {
     pub(crate) master: Arc<Dev>,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) syncs: Arc<Syncs>,
+    /// Where the kernel does not send SYNCFS, or was not seen to yet.
+    pub(crate) page: Option<Hearing>,
     pub(crate) stats: Stats,
     pub(crate) pool: Pool,
     pub(crate) spin: SpinGate,
@@ -169,6 +175,7 @@ impl Shared {
             master,
             interrupts: Arc::default(),
             syncs: Arc::default(),
+            page: None,
             stats: Stats::default(),
             pool,
             spin: SpinGate::new(Duration::ZERO),
@@ -225,6 +232,9 @@ impl Shared {
         {
             tracing::error!("the handler of the end panicked");
         }
+        if let Some(hearing) = &self.page {
+            hearing.page.end();
+        }
         // ORDERING: Release, pairs with the Acquire in `run`: what the handler did is seen there.
         self.destroyed.store(true, Ordering::Release);
     }
@@ -235,6 +245,7 @@ impl Shared {
 pub struct Session {
     shared: Arc<Shared>,
     mount: Mount,
+    served: Option<Served>,
     exit_grace: Duration,
     prepared: Option<Prepared>,
     needs_uring: bool,
@@ -270,11 +281,18 @@ impl SessionView {
         self.0.transport.lock().clone()
     }
 
-    /// Whether the kernel was seen to pass on a sync(2) or syncfs(2) of the mount. Before one was called, it says nothing: kernels send
-    /// SYNCFS to `fuseblk` since 6.18, to `fuse` never.
+    /// Whether the kernel was seen to have this side hear of a sync(2) or syncfs(2) of the mount, and to wait for it. Before one was called, it says nothing:
+    /// kernels send SYNCFS to `fuseblk` since 6.18, to `fuse` never; older ones write a page of the device below a `fuseblk`.
     #[must_use]
     pub fn has_seen_syncfs(&self) -> bool {
-        self.0.stats.view().of(Opcode::SyncFs) > 0
+        self.knows_who_syncs() || self.0.page.as_ref().is_some_and(|hearing| hearing.page.has_heard())
+    }
+
+    /// Whether the kernel was seen to say who syncs: it does with SYNCFS, and not with a page.
+    #[must_use]
+    pub fn knows_who_syncs(&self) -> bool {
+        let is_refused = self.0.page.as_ref().is_some_and(Hearing::is_only_way);
+        !is_refused && self.0.stats.view().of(Opcode::SyncFs) > 0
     }
 
     /// What was agreed with the kernel.
@@ -318,6 +336,8 @@ impl Session {
             Err(reason) => (None, Transport::Readers { reason }),
         };
         mount.tune(options.readahead_bytes);
+        let served = mount.take_served();
+        let page = served.as_ref().and_then(|served| hear(&mount, served));
         let shared = Shared {
             tree: Arc::new(tree::Tree::new(volume)),
             negotiated,
@@ -326,6 +346,7 @@ impl Session {
             master,
             interrupts: Arc::default(),
             syncs: Arc::default(),
+            page,
             stats: Stats::default(),
             pool: Pool::new(options.threads_max),
             // Over io_uring the readers only get what nobody waits for.
@@ -336,7 +357,7 @@ impl Session {
             destroyed: AtomicBool::new(false),
         };
         let exit_grace = options.exit_grace;
-        Ok(Self { shared: Arc::new(shared), mount, exit_grace, prepared, needs_uring })
+        Ok(Self { shared: Arc::new(shared), mount, served, exit_grace, prepared, needs_uring })
     }
 
     /// Where it is mounted.
@@ -374,7 +395,10 @@ impl Session {
         let interrupts = Arc::clone(&self.shared.interrupts);
         let watcher = spawn("wt-fuse-signals", move || interrupts.watch()).map_err(SessionError::Start)?;
         let started = self.shared.pool.start(&self.shared).map_err(SessionError::Start);
-        let outcome = started.and_then(|()| self.start_ring()).map(|()| self.wait());
+        let outcome = started.and_then(|()| self.start_ring()).map(|()| {
+            self.start_hearing();
+            self.wait()
+        });
         self.shared.interrupts.end();
         self.shared.tree.root().teller.end();
         if watcher.join().is_err() {
@@ -399,6 +423,21 @@ impl Session {
         }
     }
 
+    /// From now on the kernel's writes of the device's pages are syncs of the volumes.
+    fn start_hearing(&self) {
+        let (Some(served), Some(hearing)) = (&self.served, &self.shared.page) else { return };
+        let shared = Arc::downgrade(&self.shared);
+        served.on_write(Box::new(move || match shared.upgrade() {
+            Some(shared) => shared
+                .page
+                .as_ref()
+                .map_or(Ok(()), |hearing| hearing.page.written(&OfSession(Arc::clone(&shared)))),
+            None => Ok(()),
+        }));
+        // The first sync shows what the kernel does.
+        hearing.page.note_change();
+    }
+
     fn wait(&mut self) -> Ended {
         let (end, mut stuck) = self.shared.pool.wait(self.exit_grace);
         let until = Instant::now() + self.exit_grace;
@@ -406,6 +445,9 @@ impl Session {
             stuck += ring.wait(until);
         }
         stuck += self.shared.syncs.end(until);
+        if let Some(hearing) = &self.shared.page {
+            hearing.page.end();
+        }
         // ORDERING: Acquire, pairs with the Release in `Shared::destroy`.
         let destroyed = self.shared.destroyed.load(Ordering::Acquire);
         let reason = match end {
@@ -417,18 +459,36 @@ impl Session {
         if matches!(reason, EndReason::Destroyed | EndReason::Unmounted) {
             self.mount.is_gone();
         }
+        if reason == EndReason::Destroyed
+            && let Some(served) = &self.served
+        {
+            // The kernel writes what it has of the device last. Somebody may still look at it; umount(2) does not wait for them.
+            served.wait(LAST_WRITE);
+        }
         Ended { reason, stuck }
     }
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<std::thread::JoinHandle<()>> {
+/// To hear of syncs by the device's pages.
+fn hear(mount: &Mount, served: &Served) -> Option<Hearing> {
+    let MountKind::FuseBlk { loop_device } = mount.kind() else { return None };
+    let connection = mount.info().map(crate::mount::MountInfo::connection_dir);
+    Hearing::new(loop_device, connection, served.is_only_way)
+        .inspect_err(|error| tracing::warn!(%error, "syncs of the mount are not heard: nobody may write to its device"))
+        .ok()
+}
+
+pub(crate) fn spawn(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<std::thread::JoinHandle<()>> {
     let span = tracing::Span::current();
     let body = move || span.in_scope(body);
     std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body)
 }
 
 /// Answers INIT.
-fn agree(dev: &Dev, wishes: &Wishes) -> Result<Negotiated, SessionError> {
+pub(crate) fn agree(dev: &Dev, wishes: &Wishes) -> Result<Negotiated, SessionError> {
     let mut buffer = Buffer::new().map_err(|error| SessionError::Start(error.into()))?;
     loop {
         let len = match dev.read(buffer.space()) {

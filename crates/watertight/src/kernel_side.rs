@@ -40,8 +40,11 @@ use crate::shown::Show as _;
 use crate::signals;
 use crate::unmount::{self, Outcome};
 
-/// What a host without SYNCFS does not give.
+/// What a host does not give that has no way to tell of syncs.
 pub const NO_SYNCFS: &str = "sync(2) and syncfs(2) return before the data is durable, since the kernel does not pass them on for this mount; fsync(2) and `watertight sync` wait";
+
+/// What a kernel before 6.18 does not give.
+pub const NO_CALLERS: &str = "sync(2) and syncfs(2) wait for everybody's data, since the kernel does not say who calls; by cgroup it is `watertight sync`";
 
 /// How long a mount waits for the first syncfs(2) of it.
 const SYNCFS_TRIED: Duration = Duration::from_secs(1);

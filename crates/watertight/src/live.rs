@@ -193,7 +193,7 @@ impl Live {
         }
     }
 
-    /// Whether the kernel was seen to pass sync(2) and syncfs(2) on.
+    /// Whether sync(2) and syncfs(2) were seen to come here.
     #[must_use]
     pub fn passes_syncfs(&self) -> bool {
         self.session.has_seen_syncfs()
@@ -267,6 +267,7 @@ impl Service for Live {
             mount_type: mountinfo::kind(&facts.mount).into(),
             mount_type_reason: facts.type_reason.clone().map(Words::from),
             syncfs: Some(self.session.has_seen_syncfs()),
+            syncfs_callers: Some(self.session.knows_who_syncs()),
             transport: transport.into(),
             transport_reason: transport_reason.map(Words::from),
             mode: facts.mode.into(),

@@ -98,6 +98,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
 
     let runtime_dir = RuntimeDir::own()?;
     fuse::mount::check_device().map_err(|error| Problem::failure(error.to_string()))?;
+    fuse::mount::will_serve();
     kernel_side::start()?;
 
     if let Some(directory) = &source.directory {

@@ -455,9 +455,13 @@ fn print_notes(shown: &Shown) {
         let note = format!("{at}: plain `fuse`, for which a raw umount2(2) does not wait: {reason}");
         console().print(&console().paint(Colour::Dim, &note));
     }
-    if volume.syncfs == Some(false) {
-        let note = format!("{at}: {}", kernel_side::NO_SYNCFS);
-        console().print(&console().paint(Colour::Dim, &note));
+    let syncs = match (volume.syncfs, volume.syncfs_callers) {
+        (Some(false), _) => Some(kernel_side::NO_SYNCFS),
+        (Some(true), Some(false)) => Some(kernel_side::NO_CALLERS),
+        _ => None,
+    };
+    if let Some(note) = syncs {
+        console().print(&console().paint(Colour::Dim, &format!("{at}: {note}")));
     }
     for error in volume.errors.iter().take(ERRORS_NAMED_MAX) {
         warn(&format!(

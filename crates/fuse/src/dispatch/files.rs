@@ -28,6 +28,11 @@ pub(super) fn truncates(flags: u32) -> bool {
     flags & flag(libc::O_TRUNC) != 0
 }
 
+/// Whether it is data that the kernel has collected: nobody waits for this request.
+pub(super) fn is_collected(arg: &WriteIn) -> bool {
+    WriteInFlags::from_bits_retain(arg.write_flags).contains(WriteInFlags::CACHE)
+}
+
 /// Whether a file that is opened so can be changed by that.
 pub(super) fn writes(flags: u32) -> bool {
     truncates(flags) || flags & flag(libc::O_ACCMODE) != flag(libc::O_RDONLY)
@@ -201,6 +206,12 @@ pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
 /// The kernel does not say which part of the mountpoint is meant: all volumes are made durable, but for attached ones that do not answer.
 /// The first failure is told, after the others were tried; EIO if the caller's cgroup has something in one that was left out.
 pub(super) fn sync(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
+    if let Some(page) = &cx.shared.page {
+        if page.is_only_way() {
+            return reply.error(Errno::NOSYS);
+        }
+        page.page.end();
+    }
     (cx.before_wait)();
     let own = || cx.volume().sync(&cx.ctx());
     let synced = cx.shared.sync_attached(|| cx.cgroup(), cx.cancel, own);

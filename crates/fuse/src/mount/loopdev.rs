@@ -1,11 +1,11 @@
 //! A small loop device that a mount of type `fuseblk` can stand on.
 //!
-//! Its memory is a file without a name; the kernel takes the device apart when its last user, the mounted
-//! file system, is gone.
+//! Its memory is a file without a name, or one that this side serves (module `served`); the kernel takes the device apart when its last
+//! user, the mounted file system, is gone.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::MemfdFlags;
@@ -14,7 +14,7 @@ use rustix::ioctl::{self, Opcode, Setter};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Length of the device.
-const BYTES: u64 = 1 << 20;
+pub(super) const BYTES: u64 = 1 << 20;
 /// How often another process may take the device away between asking for one and using it.
 const ATTEMPTS: usize = 64;
 
@@ -92,6 +92,11 @@ impl LoopDevice {
         let backing = rustix::fs::memfd_create(memfd_name(label), MemfdFlags::CLOEXEC)
             .and_then(|fd| rustix::fs::ftruncate(&fd, BYTES).map(|()| fd))
             .map_err(|error| format!("no memory file: {}", io::Error::from(error)))?;
+        Self::over(backing.as_fd())
+    }
+
+    /// Makes one over this file.
+    pub(super) fn over(backing: BorrowedFd<'_>) -> Result<Self, String> {
         let control = OpenOptions::new()
             .read(true)
             .write(true)
@@ -108,7 +113,12 @@ impl LoopDevice {
                 .open(&path)
                 .map_err(|error| format!("{}: {error}", path.display()))?;
             match configure(&device, backing.as_raw_fd()) {
-                Ok(()) => return Ok(Self { _open: device, path }),
+                Ok(()) => {
+                    // A kernel that lets nobody write below a mount (BLK_DEV_WRITE_MOUNTED=n) mounts only where nobody can. The
+                    // device stays as long as somebody has it open.
+                    let open = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+                    return Ok(Self { _open: open, path });
+                }
                 // Somebody else was faster.
                 Err(Errno::BUSY) => {}
                 Err(error) => {

@@ -12,6 +12,7 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 const FILE: &str = "WATERTIGHT_TEST_MAPPED_FILE";
 const SYNC: &str = "WATERTIGHT_TEST_MAPPED_SYNC";
+const STORED: &str = "WATERTIGHT_TEST_MAPPED_STORED";
 
 /// Has the test `mapping_client` of this binary change the first byte of each of the first two pages, with an msync if
 /// `with_sync`.
@@ -22,6 +23,15 @@ pub fn change(path: &Path, with_sync: bool) {
     if with_sync {
         client.env(SYNC, "1");
     }
+    let out = client.output().unwrap();
+    assert!(out.status.success(), "{out:?}");
+}
+
+/// Has it change the same bytes, call sync(2), and look while the file is still mapped whether they are in the file `stored`.
+#[track_caller]
+pub fn change_and_sync(path: &Path, stored: &Path) {
+    let mut client = Command::new(std::env::current_exe().unwrap());
+    client.args(["--exact", "mapping_client"]).env(FILE, path).env(STORED, stored);
     let out = client.output().unwrap();
     assert!(out.status.success(), "{out:?}");
 }
@@ -42,6 +52,7 @@ pub fn client() {
         )
     }
     .unwrap();
+    let stored = std::env::var_os(STORED);
     let byte = if std::env::var_os(SYNC).is_some() { b's' } else { b'm' };
     // SAFETY: inside the mapping, which nobody else refers to and which ends here.
     unsafe {
@@ -49,6 +60,11 @@ pub fn client() {
         start.cast::<u8>().add(4096).write(byte);
         if byte == b's' {
             msync(start, 8192, MsyncFlags::SYNC).unwrap();
+        }
+        if let Some(stored) = stored {
+            rustix::fs::sync();
+            let content = std::fs::read(stored).unwrap();
+            assert_eq!((content[0], content[4096]), (byte, byte), "not on the store after sync(2)");
         }
         munmap(start, 8192).unwrap();
     }

@@ -17,7 +17,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use store::{At, HookStore, Store};
 use tempfile::TempDir;
 use volume::Volume;
-use watertight_fuse::mount::Wanted;
+use watertight_fuse::mount::{Syncs, Wanted};
 use watertight_fuse::{
     Ended, Mount, MountError, MountKind, MountOptions, Notifier, Session, SessionOptions, SessionView, Tree,
     Uring,
@@ -60,6 +60,7 @@ pub struct Setup {
     pub wanted: Wanted,
     pub uring: Uring,
     pub flags: MountFlags,
+    pub syncs: Syncs,
     pub session: SessionOptions,
     pub volume: volume::Options,
     /// Wraps the store.
@@ -74,6 +75,7 @@ impl Default for Setup {
             wanted: Wanted::Auto,
             uring: uring(),
             flags: MountFlags::empty(),
+            syncs: Syncs::default(),
             session: SessionOptions::default(),
             volume: volume::Options::default(),
             wrap: Box::new(|store| store),
@@ -122,6 +124,7 @@ impl Setup {
         options.wanted = self.wanted;
         options.uring = self.uring;
         options.flags = self.flags;
+        options.syncs = self.syncs;
         let mount = match Mount::new(&options) {
             Ok(mount) => mount,
             Err(

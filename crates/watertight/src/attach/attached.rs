@@ -264,6 +264,7 @@ impl Attached {
             mount_type: crate::mountinfo::kind(&all.root.mount).into(),
             mount_type_reason: all.root.type_reason.clone().map(Words::from),
             syncfs: Some(all.session.has_seen_syncfs()),
+            syncfs_callers: Some(all.session.knows_who_syncs()),
             transport: transport.into(),
             transport_reason: transport_reason.map(Words::from),
             mode: all.root.mode.into(),

@@ -92,9 +92,12 @@ pub struct Status {
     /// Why it is plain `fuse`, for which a raw umount2(2) does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_type_reason: Option<Words>,
-    /// Whether the kernel was seen to pass sync(2) and syncfs(2) on, so that these wait; by one that the mount begins with.
+    /// Whether sync(2) and syncfs(2) were seen to come to the mount process, so that they wait; by one that the mount begins with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub syncfs: Option<bool>,
+    /// Whether it was seen to say who calls them: only then `sync_isolation` applies to them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub syncfs_callers: Option<bool>,
     /// How requests come from the kernel: `io_uring` or `dev-fuse`.
     pub transport: Name,
     /// Why not over io_uring.

@@ -20,6 +20,7 @@ pub(crate) fn status() -> Status {
         mount_type: "fuse".into(),
         mount_type_reason: Some("not root".into()),
         syncfs: Some(false),
+        syncfs_callers: Some(false),
         transport: "dev-fuse".into(),
         transport_reason: Some("switched off".into()),
         mode: "write-through".into(),

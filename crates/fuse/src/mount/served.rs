@@ -1,0 +1,161 @@
+//! A file that this side serves, for a loop device to stand on.
+//!
+//! Purpose: what the kernel writes to the device comes here, and the kernel waits for the answer; module `page` says what for. The file is the root of a FUSE
+//! mount of its own, which is at no path: nobody but the loop device has it, and it goes with that.
+//!
+//! The file has no content: what is written is only heard, what is read is zero.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+use zerocopy::IntoBytes as _;
+
+use super::open_device;
+use crate::abi::{Attr, AttrOut, OpenOut, StatFsOut, WriteOut};
+use crate::buffer::Buffer;
+use crate::decode::{self, Agreed, Op};
+use crate::dev::Dev;
+use crate::init::{Mode, Wishes};
+use crate::session::{agree, spawn};
+
+/// Called for each write; what the kernel is answered.
+pub(crate) type OnWrite = Box<dyn Fn() -> Result<(), Errno> + Send + Sync>;
+
+/// The kernel need not ask again.
+const FOR_EVER: u64 = u64::MAX >> 1;
+
+/// The file, while somebody uses it.
+#[derive(Debug)]
+pub(crate) struct Served {
+    on_write: Arc<OnceLock<Handler>>,
+    ended: Receiver<()>,
+    /// SYNCFS is to be refused.
+    pub(crate) is_only_way: bool,
+}
+
+struct Handler(OnWrite);
+
+impl std::fmt::Debug for Handler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handler").finish_non_exhaustive()
+    }
+}
+
+impl Served {
+    /// Serves a file of so many bytes, by a thread that ends with its last user.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub(super) fn new(bytes: u64, is_only_way: bool) -> io::Result<(Self, File)> {
+        let dev = open_device().map_err(io::Error::other)?;
+        let fs = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        let number = dev.as_raw_fd().to_string();
+        for (key, value) in
+            [("fd", number.as_str()), ("rootmode", "100600"), ("user_id", "0"), ("group_id", "0")]
+        {
+            rustix::mount::fsconfig_set_string(fs.as_fd(), key, value)?;
+        }
+        rustix::mount::fsconfig_set_string(fs.as_fd(), "source", "watertight")?;
+        rustix::mount::fsconfig_create(fs.as_fd())?;
+        let (on_write, (ending, ended)) = (Arc::new(OnceLock::new()), channel());
+        let this = Self { on_write: Arc::clone(&on_write), ended, is_only_way };
+        spawn("wt-fuse-device", move || {
+            if let Err(error) = serve(&Dev::new(dev), bytes, &on_write) {
+                tracing::error!(%error, "the mount's device is served no more");
+            }
+            drop(ending);
+        })?;
+        let flags = MountAttrFlags::empty();
+        let mount = rustix::mount::fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags)?;
+        let path = format!("/proc/self/fd/{}", mount.as_raw_fd());
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        // A loop device takes the length that the kernel knows.
+        if file.metadata()?.len() != bytes {
+            return Err(io::Error::other("the kernel does not know the file's length"));
+        }
+        Ok((this, file))
+    }
+
+    /// From now on this is called for each write; those before are answered at once.
+    pub(crate) fn on_write(&self, handler: OnWrite) {
+        let _only_the_first_counts = self.on_write.set(Handler(handler));
+    }
+
+    /// Waits until the file's last user is gone; so long at most.
+    pub(crate) fn wait(&self, longest: Duration) {
+        // An error is what the end of the thread is.
+        let _gone_or_too_long = self.ended.recv_timeout(longest);
+    }
+}
+
+fn serve(dev: &Dev, bytes: u64, on_write: &OnceLock<Handler>) -> io::Result<()> {
+    let wishes = Wishes {
+        mode: Mode::WriteThrough,
+        max_background: 16,
+        max_readahead: 0,
+        page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(4096),
+        uring: false,
+    };
+    let agreed = agree(dev, &wishes).map_err(io::Error::other)?.agreed;
+    let mut buffer = Buffer::new()?;
+    loop {
+        let len = match dev.read(buffer.space()) {
+            Ok(len) => len,
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
+            // The last user is gone, or it was cut.
+            Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let answered = answer(dev, &mut buffer, len, agreed, bytes, on_write);
+        match answered {
+            Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn answer(
+    dev: &Dev,
+    buffer: &mut Buffer,
+    len: usize,
+    agreed: Agreed,
+    bytes: u64,
+    on_write: &OnceLock<Handler>,
+) -> Result<(), Errno> {
+    let Ok((header, body)) = decode::header(buffer.message(len)) else { return Ok(()) };
+    let unique = header.unique;
+    let Ok(op) = decode::operation(&header, body, agreed) else {
+        return dev.answer(unique, Err(Errno::IO));
+    };
+    let attr =
+        Attr { ino: 1, size: bytes, mode: libc::S_IFREG | 0o600, nlink: 1, blksize: 4096, ..Attr::default() };
+    match op {
+        Op::GetAttr(_) | Op::SetAttr(_) => {
+            let out = AttrOut { attr_valid: FOR_EVER, attr, ..AttrOut::default() };
+            dev.answer(unique, Ok([out.as_bytes(), &[]]))
+        }
+        Op::Open(_) => dev.answer(unique, Ok([OpenOut::default().as_bytes(), &[]])),
+        Op::Write { arg, .. } => match on_write.get().map_or(Ok(()), |Handler(heard)| heard()) {
+            Ok(()) => dev.answer(unique, Ok([WriteOut { size: arg.size, padding: 0 }.as_bytes(), &[]])),
+            Err(errno) => dev.answer(unique, Err(errno)),
+        },
+        Op::Read(arg) => {
+            let left = usize::try_from(bytes.saturating_sub(arg.offset)).unwrap_or(usize::MAX);
+            let data = buffer.data();
+            let len = left.min(data.len()).min(usize::try_from(arg.size).unwrap_or(usize::MAX));
+            data[..len].fill(0);
+            dev.answer(unique, Ok([&data[..len], &[]]))
+        }
+        Op::StatFs => dev.answer(unique, Ok([StatFsOut::default().as_bytes(), &[]])),
+        Op::Flush(_) | Op::FSync(_) | Op::Release(_) | Op::Destroy => dev.answer(unique, Ok([&[], &[]])),
+        // Nobody waits for an answer to these.
+        Op::Forget(_) | Op::BatchForget(_) | Op::Interrupt(_) => Ok(()),
+        _ => dev.answer(unique, Err(Errno::NOSYS)),
+    }
+}

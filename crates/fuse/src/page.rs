@@ -1,0 +1,191 @@
+//! Syncs of which the kernel says nothing, heard by a dirty page.
+//!
+//! Purpose: kernels before 6.18 send no SYNCFS to `fuseblk`. But sync(2), syncfs(2), FIFREEZE and a remount to read-only write the dirty pages of
+//! the block device below a file system, and wait for these writes. Where that device is served by this side (module `mount::served`), a
+//! page of it is kept dirty while the volume may have something that is not durable: the write of the page is then the kernel's word that somebody syncs, and its
+//! answer is what they wait for.
+//!
+//! # Whose write it is
+//! The kernel's flusher writes pages that have been dirty for long too (`vm.dirty_expire_centisecs`), and so does a host that is short of memory.
+//! Neither is anybody's sync, and must not have the volume written before it is due. The write itself does not say. Who syncs is in a system call until the answer,
+//! though, and `/proc` shows it (module `callers`). So on each write:
+//! 1. Is somebody in such a call? Then it is a sync: all is made durable, and the write answered.
+//! 2. Else another page is made dirty, and *then* it is asked again. Whoever began before that page was dirty is still in the call; whoever begins later has
+//!    that page written. If nobody is: it was the flusher.
+//!
+//! Where `/proc` does not show every process of the host, each write is taken for a sync.
+//!
+//! # Who may touch what
+//! `state` by anybody. `device` by its mutex, which is held while a page is dirtied (memory only; the kernel may slow down who dirties pages, see
+//! [`SyncPage::new`]); never while a store is called.
+//!
+//! # Lock order
+//! `device` is a leaf.
+//!
+//! # Orderings
+//! P1: who changes something does so, then looks at `state`, then answers its caller. Who hears of a sync sets `state` to [`CLEAN`], then has all written. The change
+//! and the writing meet under the volume's locks: where the writing came first and missed the change, `state` was clean before the change, and who changed it sees
+//! that and dirties a page before the answer.
+
+mod callers;
+pub(crate) mod mounted;
+#[cfg(all(test, shuttle))]
+mod schedules;
+
+use std::fmt;
+use std::io;
+
+use rustix::io::Errno;
+use sync::Mutex;
+use sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use sync::mutant::is_on;
+
+/// No page is dirty, or only such as are being written.
+const CLEAN: u8 = 0;
+/// Somebody is making one dirty.
+const BEGUN: u8 = 1;
+/// One is.
+const DIRTY: u8 = 2;
+
+/// The device below the mount.
+pub(crate) trait Device: fmt::Debug + Send + Sync {
+    /// Makes a page of it dirty, another one each time.
+    fn dirty_a_page(&mut self) -> io::Result<()>;
+}
+
+/// Says whether a process may be in a system call that waits for dirty pages of the device.
+pub(crate) type Callers = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// What is to be made durable.
+pub(crate) trait Volumes {
+    /// Whether something may not be durable.
+    fn has_undurable(&self) -> bool;
+    /// Makes all durable.
+    fn sync(&self) -> Result<(), Errno>;
+}
+
+/// The page, or the pages in turn, of one mount.
+pub(crate) struct SyncPage {
+    state: AtomicU8,
+    /// None: at the end, and where the kernel was seen to send SYNCFS.
+    device: Mutex<Option<Box<dyn Device>>>,
+    callers: Callers,
+    is_off: AtomicBool,
+    has_heard: AtomicBool,
+}
+
+impl fmt::Debug for SyncPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SyncPage").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl SyncPage {
+    /// Of this device. The threads that dirty pages are to be `PR_SET_IO_FLUSHER`: whoever serves a device must not wait for memory that is
+    /// only free once that device has answered.
+    pub(crate) fn new(device: Box<dyn Device>, callers: Callers) -> Self {
+        Self {
+            state: AtomicU8::new(CLEAN),
+            device: Mutex::new(Some(device)),
+            callers,
+            is_off: AtomicBool::new(false),
+            has_heard: AtomicBool::new(false),
+        }
+    }
+
+    /// To be called after something was changed and before the one who did it is told.
+    pub(crate) fn note_change(&self) {
+        // ORDERING: Acquire, pairs with the Release below: the page is dirty when this reads that it is. See P1; were `state` read before the
+        // change, the answer to a sync could miss it.
+        if self.state.load(Ordering::Acquire) != DIRTY {
+            self.dirty();
+        }
+    }
+
+    fn dirty(&self) {
+        let mut device = self.device.lock();
+        // ORDERING: Acquire, as in `note_change`: somebody may have done it while this waited for the lock.
+        if self.state.load(Ordering::Acquire) == DIRTY {
+            return;
+        }
+        let Some(pages) = device.as_mut() else { return };
+        let begun = if is_on("page-dirty-too-early") { DIRTY } else { BEGUN };
+        // ORDERING: Relaxed: only who holds the lock sets it to anything but CLEAN, and `written` comes after the page is dirty.
+        self.state.store(begun, Ordering::Relaxed);
+        match pages.dirty_a_page() {
+            // It may have been written already; then the next change dirties another.
+            // ORDERING: Release: see `note_change`. Relaxed on failure, nothing is read then.
+            Ok(()) if !is_on("page-written-meanwhile") => {
+                let _written_meanwhile =
+                    self.state.compare_exchange(BEGUN, DIRTY, Ordering::Release, Ordering::Relaxed);
+            }
+            // ORDERING: as above.
+            Ok(()) => self.state.store(DIRTY, Ordering::Release),
+            Err(error) => {
+                // ORDERING: Relaxed: who reads it looks again with the lock.
+                self.state.store(CLEAN, Ordering::Relaxed);
+                tracing::error!(%error, "syncs of the mount are not heard: its device takes no page");
+            }
+        }
+    }
+
+    /// The kernel writes the page: what it is to be answered with.
+    pub(crate) fn written(&self, volumes: &dyn Volumes) -> Result<(), Errno> {
+        // ORDERING: Relaxed, a note for `status`.
+        self.has_heard.store(true, Ordering::Relaxed);
+        // ORDERING: Relaxed: at the end all is made durable without being asked.
+        if self.is_off.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if !is_on("page-clean-after-sync") {
+            self.is_clean();
+        }
+        let outcome = if self.is_a_sync(volumes) { volumes.sync() } else { Ok(()) };
+        if is_on("page-clean-after-sync") {
+            self.is_clean();
+        }
+        if outcome.is_err() {
+            // What is not durable yet is so still when the next one asks.
+            self.note_change();
+        }
+        outcome
+    }
+
+    fn is_clean(&self) {
+        // ORDERING: AcqRel: the writing that follows must not begin before it. See P1.
+        self.state.swap(CLEAN, Ordering::AcqRel);
+    }
+
+    fn is_a_sync(&self, volumes: &dyn Volumes) -> bool {
+        if (self.callers)() {
+            return true;
+        }
+        if is_on("page-asked-once") {
+            self.note_change();
+            return false;
+        }
+        if !volumes.has_undurable() {
+            // The next change dirties a page.
+            return false;
+        }
+        self.note_change();
+        (self.callers)()
+    }
+
+    /// Whether the kernel has ever written the page.
+    pub(crate) fn has_heard(&self) -> bool {
+        // ORDERING: Relaxed, as where it is set.
+        self.has_heard.load(Ordering::Relaxed)
+    }
+
+    /// The kernel sends SYNCFS, or the end has come: no page is made dirty any more, and writes are answered at once.
+    pub(crate) fn end(&self) {
+        // ORDERING: Relaxed, only spares who comes often the lock.
+        if !self.is_off.swap(true, Ordering::Relaxed) {
+            let device = self.device.lock().take();
+            // ORDERING: Relaxed: nothing is to be dirtied.
+            self.state.store(DIRTY, Ordering::Relaxed);
+            drop(device);
+        }
+    }
+}

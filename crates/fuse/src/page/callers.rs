@@ -1,0 +1,161 @@
+//! Whether a process of the host waits for dirty pages to be written, by what `/proc` says of its threads.
+//!
+//! Whoever waits for that sleeps uninterruptibly (state `D` in `/proc/PID/task/TID/stat`), or has a processor or wants one (`R`): the kernel sleeps in no other way on
+//! the way through these calls. Of a thread in `D` the file `syscall` beside it has the number and the arguments of its call. One that runs, and one whose call may not be
+//! read, is looked at again until it sleeps otherwise, is seen in another call, or has used more of its processor for itself than before, which it cannot have done in such a
+//! call. Source: proc_pid_stat(5), proc_pid_syscall(5).
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long threads of which it is not known are looked at again.
+const LONGEST: Duration = Duration::from_secs(5);
+/// How often: longer each time.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Freezes a file system: `_IOWR('X', 119, int)` of `linux/fs.h`.
+const FIFREEZE: u64 = 0xc004_5877;
+/// fsconfig(2)'s FSCONFIG_CMD_RECONFIGURE, of `linux/mount.h`.
+const RECONFIGURE: u64 = 7;
+
+/// Whether every process of the host can be seen from here: this one is in the first process-id namespace.
+pub(super) fn can_see_all() -> bool {
+    /// Its inode number, `PROC_PID_INIT_INO` of the kernel.
+    const FIRST: &str = "pid:[4026531836]";
+    fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(FIRST))
+}
+
+/// Whether another thread may be in such a call. True, too, if that cannot be known.
+///
+/// Who sleeps in one is found at once. Only threads that want a processor and get none hold this up, until [`LONGEST`].
+pub(super) fn may_anybody_sync() -> bool {
+    let Some(mut undecided) = undecided() else { return true };
+    let (until, mut pause) = (Instant::now() + LONGEST, SHORTEST_PAUSE);
+    while !undecided.is_empty() {
+        if Instant::now() >= until {
+            return true;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        // All of them: somebody may have begun meanwhile, and should not wait for those that are looked at again.
+        let Some(now) = self::undecided() else { return true };
+        undecided.retain(|thread, before| now.get(thread) == Some(before));
+    }
+    false
+}
+
+/// The threads that may be in such a call, with the time that each has used; none if one is.
+fn undecided() -> Option<HashMap<PathBuf, String>> {
+    let own = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let mut undecided = HashMap::new();
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        if !process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        // One that has ended meanwhile is in no call.
+        let Ok(threads) = fs::read_dir(process.path().join("task")) else { continue };
+        for thread in threads.flatten().filter(|thread| thread.file_name() != *own) {
+            let dir = thread.path();
+            let Some((state, own_time)) =
+                fs::read_to_string(dir.join("stat")).ok().and_then(|stat| read(&stat))
+            else {
+                continue;
+            };
+            let is_undecided = match state {
+                'R' => true,
+                'D' => match fs::read_to_string(dir.join("syscall")) {
+                    Ok(line) if is_of_a_sync(&line) => return None,
+                    Ok(line) => line.starts_with("running"),
+                    Err(_) => true,
+                },
+                _ => false,
+            };
+            if is_undecided {
+                undecided.insert(dir, own_time);
+            }
+        }
+    }
+    Some(undecided)
+}
+
+/// A thread's state, and the processor time that it has used in its own program, as text that is only compared. None of one that is no process's: the kernel's own
+/// threads call nothing.
+fn read(stat: &str) -> Option<(char, String)> {
+    /// PF_KTHREAD.
+    const OF_KERNEL: u64 = 0x0020_0000;
+    // The name, in parentheses, may contain anything; what follows does not. Of all fields flags is the ninth, utime the fourteenth.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let flags: u64 = fields.nth(5)?.parse().ok()?;
+    let own_time = fields.nth(4)?;
+    (flags & OF_KERNEL == 0).then(|| (state, own_time.to_owned()))
+}
+
+/// Reads a line of `/proc/PID/syscall`: a number, in decimal, and six arguments in hexadecimal; `running`; or -1.
+fn is_of_a_sync(line: &str) -> bool {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let argument =
+        |n: usize| words.get(n + 1).and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    let Some(Ok(number)) = words.first().map(|word| word.parse::<libc::c_long>()) else { return false };
+    match number {
+        libc::SYS_sync | libc::SYS_syncfs => true,
+        libc::SYS_ioctl => argument(1) == Some(FIFREEZE),
+        libc::SYS_mount => argument(3).is_some_and(|flags| flags & libc::MS_REMOUNT != 0),
+        libc::SYS_fsconfig => argument(1) == Some(RECONFIGURE),
+        // Of programs for 32 bits: sync and syncfs of i386.
+        #[cfg(target_arch = "x86_64")]
+        36 | 344 => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_told_apart() {
+        assert!(!is_of_a_sync("running\n"));
+        assert!(!is_of_a_sync("-1 0x7ffd 0x0\n"));
+        assert!(!is_of_a_sync(""));
+        let is = |number: libc::c_long, second: u64, fourth: u64| {
+            is_of_a_sync(&format!("{number} 0x3 {second:#x} 0x0 {fourth:#x} 0x0 0x0 0x7ffd 0x7f00\n"))
+        };
+        assert!(is(libc::SYS_sync, 0, 0));
+        assert!(is(libc::SYS_syncfs, 0, 0));
+        assert!(!is(libc::SYS_fsync, 0, 0));
+        assert!(is(libc::SYS_ioctl, FIFREEZE, 0));
+        assert!(!is(libc::SYS_ioctl, 0xae80, 0));
+        assert!(is(libc::SYS_mount, 0, libc::MS_REMOUNT | libc::MS_RDONLY));
+        assert!(!is(libc::SYS_mount, 0, libc::MS_BIND));
+        assert!(is(libc::SYS_fsconfig, RECONFIGURE, 0));
+        assert!(!is(libc::SYS_fsconfig, 0, 0));
+    }
+
+    #[test]
+    fn states_are_read_whatever_the_name_is() {
+        let stat = |name: &str| format!("7 ({name}) D 1 7 7 0 -1 4194304 9 0 0 0 123 45 0 0 20 0 1 0\n");
+        assert_eq!(read("8 (kworker) R 2 0 0 0 -1 69238880 0 0 0 0 0 5 0 0 20 0 1 0\n"), None);
+        assert_eq!(read(&stat("a")), Some(('D', "123".to_owned())));
+        assert_eq!(read(&stat("a) R 1 (b")), Some(('D', "123".to_owned())));
+        assert_eq!(read("7 (a"), None);
+        assert_eq!(read(""), None);
+    }
+
+    #[test]
+    fn a_thread_that_runs_uses_time() {
+        let this = format!("/proc/self/task/{}/stat", rustix::thread::gettid().as_raw_nonzero());
+        let look = || read(&fs::read_to_string(&this).unwrap()).unwrap();
+        let (state, before) = look();
+        assert_eq!(state, 'R');
+        let mut n = 0_u64;
+        while look().1 == before {
+            n = std::hint::black_box(n.wrapping_add(1));
+        }
+    }
+}

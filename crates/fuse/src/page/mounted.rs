@@ -1,0 +1,204 @@
+//! A session's sync page: the device of its mount, and its volumes.
+//!
+//! # Data that the kernel has collected
+//! Before it writes the page, the kernel sends the dirty pages of mapped files (in mode `kernel-writeback`: of all files), and does not wait for the answers. So before all is made
+//! durable, this waits until no request is left in the kernel's queues, and then until those of such data that are in hand are through. Under a load that never
+//! leaves the queues empty it waits [`LONGEST`], and goes on.
+//!
+//! # A store that does not answer
+//! The page must not wait for it: whoever calls sync(2) on the host does. So the volumes are synced by a thread of its own, and when the session's own one is known to stall, the kernel is
+//! told EIO and the page stays dirty. Attached ones that stall are left out as in any sync of the mountpoint. A thread that hangs so is the only one.
+//!
+//! # Lock order
+//! `Collected::state` is a leaf.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use sync::atomic::{AtomicBool, Ordering};
+use sync::{Condvar, Mutex};
+use volume::{Cancel, CgroupPath};
+
+use super::callers;
+use super::{Callers, Device, SyncPage, Volumes};
+use crate::mount::DEVICE_BYTES;
+use crate::session::{Shared, spawn};
+
+/// How long the kernel's queues are waited for.
+const LONGEST: Duration = Duration::from_secs(2);
+/// How often they are looked at. Nothing tells that they are empty.
+const AGAIN: Duration = Duration::from_millis(1);
+/// How often a sync looks whether a store has stopped answering.
+const LOOK: Duration = Duration::from_millis(50);
+/// Length of a page, in bytes: the block size of the mount.
+const PAGE: u64 = 4096;
+
+/// What a session knows of its page.
+#[derive(Debug)]
+pub(crate) struct Hearing {
+    pub(crate) page: SyncPage,
+    pub(crate) collected: Collected,
+    is_only_way: bool,
+    /// Of the connection, in the control file system.
+    waiting: Option<PathBuf>,
+    has_thread: AtomicBool,
+}
+
+/// The pages of a device, in turn.
+#[derive(Debug)]
+struct Pages {
+    file: File,
+    count: u64,
+    next: u64,
+}
+
+impl Device for Pages {
+    fn dirty_a_page(&mut self) -> io::Result<()> {
+        let page = self.next % self.count;
+        self.next += 1;
+        self.file.write_all_at(&[0; PAGE as usize], page * PAGE)
+    }
+}
+
+impl Hearing {
+    /// Of a mount that is there. `is_only_way`: SYNCFS is refused.
+    pub(crate) fn new(device: &Path, connection: Option<PathBuf>, is_only_way: bool) -> io::Result<Self> {
+        let file = OpenOptions::new().write(true).open(device)?;
+        let count = DEVICE_BYTES / PAGE;
+        let callers: Callers =
+            if callers::can_see_all() { Box::new(callers::may_anybody_sync) } else { Box::new(|| true) };
+        Ok(Self {
+            page: SyncPage::new(Box::new(Pages { file, count, next: 0 }), callers),
+            collected: Collected::default(),
+            is_only_way,
+            waiting: connection.map(|dir| dir.join("waiting")),
+            has_thread: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether SYNCFS is to be refused.
+    pub(crate) fn is_only_way(&self) -> bool {
+        self.is_only_way
+    }
+
+    /// Waits for what the kernel had collected when this was called.
+    fn wait_for_collected(&self, shared: &Shared) {
+        let until = Instant::now() + LONGEST;
+        while !self.are_queues_empty(shared) && Instant::now() < until {
+            std::thread::sleep(AGAIN);
+        }
+        self.collected.wait(until);
+    }
+
+    fn are_queues_empty(&self, shared: &Shared) -> bool {
+        let text = self.waiting.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+        match text.and_then(|text| text.trim().parse::<usize>().ok()) {
+            // It counts those in hand too.
+            Some(waiting) => waiting <= shared.interrupts.in_hand(),
+            None => {
+                let mut fds = [PollFd::from_borrowed_fd(shared.master.fd(), PollFlags::IN)];
+                let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+                !matches!(poll(&mut fds, Some(&now)), Ok(1..))
+            }
+        }
+    }
+}
+
+/// The volumes of a session.
+pub(crate) struct OfSession(pub(crate) Arc<Shared>);
+
+impl Volumes for OfSession {
+    fn has_undurable(&self) -> bool {
+        let root = CgroupPath::root();
+        let tree = &self.0.tree;
+        tree.root().volume.has_undurable_of(&root)
+            || (!tree.is_plain() && tree.subjects().iter().any(|one| one.has_undurable_of(&root)))
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        let Some(hearing) = &self.0.page else { return Ok(()) };
+        hearing.wait_for_collected(&self.0);
+        // ORDERING: Relaxed: only the thread that serves the device sets it.
+        if hearing.has_thread.swap(true, Ordering::Relaxed) {
+            return Err(Errno::IO);
+        }
+        let (tell, told) = channel();
+        let shared = Arc::clone(&self.0);
+        let sync = move || {
+            // Nobody knows who calls: what they may wait for is what anybody may.
+            let (root, cancel) = (CgroupPath::root(), Cancel::default());
+            let own = || shared.tree.root().volume.sync_by(&root, &cancel);
+            let synced = shared.sync_attached(CgroupPath::root, &cancel, own).told();
+            if let Some(hearing) = &shared.page {
+                // ORDERING: Release, pairs with nothing that reads data: it is a count of one.
+                hearing.has_thread.store(false, Ordering::Release);
+            }
+            let _nobody_waits_any_more = tell.send(synced);
+        };
+        spawn("wt-fuse-synced", sync).map_err(|_| Errno::IO)?;
+        loop {
+            match told.recv_timeout(LOOK) {
+                Ok(synced) => return synced.map_err(|error| crate::errno::of(&error)),
+                Err(RecvTimeoutError::Timeout) if self.0.tree.root().volume.is_known_to_stall() => {
+                    return Err(Errno::IO);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(Errno::IO),
+            }
+        }
+    }
+}
+
+/// The requests in hand that carry data which the kernel had collected.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    state: Mutex<Tickets>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Tickets {
+    next: u64,
+    open: BTreeSet<u64>,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Ticket<'a>(&'a Collected, u64);
+
+impl Collected {
+    /// One is in hand.
+    pub(crate) fn begin(&self) -> Ticket<'_> {
+        let mut state = self.state.lock();
+        let number = state.next;
+        state.next += 1;
+        state.open.insert(number);
+        Ticket(self, number)
+    }
+
+    /// Waits for those that are in hand now; until then at most.
+    fn wait(&self, until: Instant) {
+        let mut state = self.state.lock();
+        let next = state.next;
+        while state.open.first().is_some_and(|first| *first < next) {
+            if self.ended.wait_until(&mut state, until) {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().open.remove(&self.1);
+        self.0.ended.notify_all();
+    }
+}

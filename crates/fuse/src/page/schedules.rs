@@ -1,0 +1,148 @@
+//! Who changes something, who syncs and the kernel's flusher, under many schedules, with mutants that the same test catches.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
+
+use std::sync::Arc;
+
+use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use sync::{model, mutant, thread};
+
+use super::*;
+
+/// The kernel's side: one page that is dirty or not, and one that is being written or not.
+#[derive(Debug, Default)]
+struct Kernel {
+    dirty: AtomicUsize,
+    /// Held while pages are written.
+    writing: Mutex<()>,
+    /// Threads in a call that waits for the device.
+    syncing: AtomicUsize,
+    fails: AtomicBool,
+    changed: AtomicU64,
+    durable: AtomicU64,
+    /// How often all was made durable.
+    syncs: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Below(Arc<Kernel>);
+
+// ORDERING: SeqCst throughout: shuttle knows no other.
+impl Device for Below {
+    fn dirty_a_page(&mut self) -> io::Result<()> {
+        thread::yield_now();
+        self.0.dirty.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl Volumes for Kernel {
+    fn has_undurable(&self) -> bool {
+        self.changed.load(Ordering::SeqCst) > self.durable.load(Ordering::SeqCst)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        let changed = self.changed.load(Ordering::SeqCst);
+        thread::yield_now();
+        if self.fails.swap(false, Ordering::SeqCst) {
+            return Err(Errno::IO);
+        }
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        self.durable.fetch_max(changed, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl Kernel {
+    /// Writes what is dirty, and waits for what is being written, as sync_blockdev() does.
+    fn write_pages(&self, page: &SyncPage) -> Result<(), Errno> {
+        let _one_at_a_time = self.writing.lock();
+        if self.dirty.swap(0, Ordering::SeqCst) > 0 { page.written(self) } else { Ok(()) }
+    }
+
+    fn syncfs(&self, page: &SyncPage) -> Result<(), Errno> {
+        self.syncing.fetch_add(1, Ordering::SeqCst);
+        let outcome = self.write_pages(page);
+        self.syncing.fetch_sub(1, Ordering::SeqCst);
+        outcome
+    }
+
+    fn change(&self, page: &SyncPage) -> u64 {
+        let changed = self.changed.fetch_add(1, Ordering::SeqCst) + 1;
+        page.note_change();
+        changed
+    }
+}
+
+fn mounted() -> (Arc<Kernel>, Arc<SyncPage>) {
+    let kernel = Arc::<Kernel>::default();
+    let seen = Arc::clone(&kernel);
+    let callers = Box::new(move || seen.syncing.load(Ordering::SeqCst) > 0);
+    let page = Arc::new(SyncPage::new(Box::new(Below(Arc::clone(&kernel))), callers));
+    (kernel, page)
+}
+
+/// What was changed before a sync is durable when it returns, whoever else changes and syncs, and whatever the flusher writes.
+#[test]
+fn a_sync_waits_for_what_was_changed_before_it() {
+    model::check(|| {
+        let (kernel, page) = mounted();
+        let change_and_sync = {
+            let (kernel, page) = (Arc::clone(&kernel), Arc::clone(&page));
+            move || {
+                for _ in 0..2 {
+                    let changed = kernel.change(&page);
+                    kernel.syncfs(&page).unwrap();
+                    let durable = kernel.durable.load(Ordering::SeqCst);
+                    assert!(durable >= changed, "a sync returned before its data was durable");
+                }
+            }
+        };
+        let other = thread::spawn(change_and_sync.clone());
+        let flusher = {
+            let (kernel, page) = (Arc::clone(&kernel), Arc::clone(&page));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    kernel.write_pages(&page).unwrap();
+                }
+            })
+        };
+        change_and_sync();
+        other.join().unwrap();
+        flusher.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sync_that_is_not_heard_is_caught() {
+    let test = "page::schedules::a_sync_waits_for_what_was_changed_before_it";
+    let mutants =
+        ["page-dirty-too-early", "page-written-meanwhile", "page-clean-after-sync", "page-asked-once"];
+    mutant::assert_caught(test, &mutants, "before its data was durable");
+}
+
+/// What the flusher writes of its own accord has nothing written before it is due, and the next sync is heard all the same; so is one after a failure.
+#[test]
+fn the_flusher_is_not_a_sync_and_takes_none_away() {
+    model::check(|| {
+        let (kernel, page) = mounted();
+        let changed = kernel.change(&page);
+        kernel.write_pages(&page).unwrap();
+        assert_eq!(kernel.syncs.load(Ordering::SeqCst), 0, "it was taken for a sync");
+        kernel.fails.store(true, Ordering::SeqCst);
+        assert_eq!(kernel.syncfs(&page), Err(Errno::IO));
+        assert_eq!(kernel.syncfs(&page), Ok(()));
+        assert_eq!(
+            kernel.durable.load(Ordering::SeqCst),
+            changed,
+            "a sync returned before its data was durable"
+        );
+        // Nothing is left to be told of.
+        kernel.write_pages(&page).unwrap();
+        assert_eq!(kernel.dirty.load(Ordering::SeqCst), 0, "an idle volume's page is dirty for ever");
+        kernel.change(&page);
+        page.end();
+        kernel.syncfs(&page).unwrap();
+        assert_eq!(kernel.syncs.load(Ordering::SeqCst), 1, "after the end");
+    });
+}

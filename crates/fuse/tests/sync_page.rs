@@ -1,0 +1,173 @@
+//! Syncs that are heard by a dirty page of the mount's device, as on kernels before 6.18: here SYNCFS is refused, as these do not know it.
+
+mod common;
+
+use std::fs;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use common::hook::OpenAtEnd;
+use common::{Mounted, Setup, eventually};
+use rustix::fs::syncfs;
+use store::{At, HookStore, Store};
+use watertight_fuse::mount::{Syncs, Wanted};
+use watertight_fuse::{Mode, MountKind, SessionOptions};
+
+fn by_page(setup: Setup) -> Option<Mounted> {
+    let volume = volume::Options { dirty_after: Duration::from_secs(3600), ..setup.volume };
+    Setup { wanted: Wanted::FuseBlk, syncs: Syncs::ByPage, volume, ..setup }.mount()
+}
+
+fn stored(mounted: &Mounted, name: &str) -> String {
+    fs::read_to_string(mounted.store_path().join(name)).unwrap_or_default()
+}
+
+fn device(mounted: &Mounted) -> &Path {
+    let MountKind::FuseBlk { loop_device } = &mounted.kind else { panic!("{:?}", mounted.kind) };
+    loop_device
+}
+
+/// The session has begun to hear.
+fn hears(mounted: &Mounted) {
+    eventually("a syncfs(2) is heard", || {
+        syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
+        mounted.view.has_seen_syncfs()
+    });
+    assert!(!mounted.view.knows_who_syncs());
+}
+
+#[test]
+fn syncfs_and_sync_return_when_all_is_on_the_store() {
+    for mode in [Mode::WriteThrough, Mode::KernelWriteback] {
+        let session = SessionOptions { mode, ..SessionOptions::default() };
+        let Some(mounted) = by_page(Setup { session, ..Setup::default() }) else { return };
+        hears(&mounted);
+        let file = mounted.path().join("file");
+        fs::write(&file, "one").unwrap();
+        if mode == Mode::WriteThrough {
+            assert_eq!(stored(&mounted, "file"), "", "written before its time");
+        }
+        syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
+        assert_eq!(stored(&mounted, "file"), "one", "{mode:?}");
+        fs::write(&file, "another").unwrap();
+        rustix::fs::sync();
+        assert_eq!(stored(&mounted, "file"), "another", "{mode:?}");
+        // Names and attributes too.
+        fs::rename(&file, mounted.path().join("renamed")).unwrap();
+        rustix::fs::sync();
+        assert_eq!(stored(&mounted, "renamed"), "another", "{mode:?}");
+        mounted.unmount();
+    }
+}
+
+/// Not a test of its own: see [`common::mapping`].
+#[test]
+fn mapping_client() {
+    common::mapping::client();
+}
+
+#[test]
+fn mapped_pages_are_on_the_store_when_sync_returns() {
+    let Some(mounted) = by_page(Setup::default()) else { return };
+    hears(&mounted);
+    for n in 0..3 {
+        let path = mounted.path().join(format!("file-{n}"));
+        fs::write(&path, vec![b'.'; 8192]).unwrap();
+        rustix::fs::sync();
+        common::mapping::change_and_sync(&path, &mounted.store_path().join(format!("file-{n}")));
+    }
+    mounted.unmount();
+}
+
+#[test]
+fn a_sync_waits_for_the_store() {
+    let (setup, gate) = Setup::hanging_in("write");
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    let Some(mounted) = by_page(setup) else { return };
+    hears(&mounted);
+    gate.shut();
+    fs::write(mounted.path().join("file"), "held").unwrap();
+    let dir = fs::File::open(mounted.path()).unwrap();
+    let (send, returned) = channel();
+    let syncing = std::thread::spawn(move || {
+        syncfs(dir.as_fd()).unwrap();
+        drop(dir);
+        send.send(()).unwrap();
+    });
+    eventually("the store's write", || gate.waiting() == 1);
+    assert!(returned.recv_timeout(Duration::from_millis(200)).is_err(), "it returned before the store did");
+    // Meanwhile others write and read.
+    fs::write(mounted.path().join("other"), "beside").unwrap();
+    gate.open();
+    syncing.join().unwrap();
+    assert_eq!(stored(&mounted, "file"), "held");
+    mounted.unmount();
+}
+
+#[test]
+fn an_error_of_the_store_is_told_and_the_next_sync_tries_again() {
+    let fails = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let is_failing = Arc::clone(&fails);
+    let wrap = Box::new(move |inner| -> Arc<dyn Store> {
+        let hooked = HookStore::new(inner);
+        hooked.hook(move |at, op| {
+            // ORDERING: SeqCst here and below: a flag between the test's threads.
+            if at == At::Before && op == "sync" && is_failing.load(std::sync::atomic::Ordering::SeqCst) {
+                return Err(store::Error::new(store::ErrorKind::Io, "sync"));
+            }
+            Ok(())
+        });
+        hooked
+    });
+    let Some(mounted) = by_page(Setup { wrap, ..Setup::default() }) else { return };
+    hears(&mounted);
+    fs::write(mounted.path().join("file"), "text").unwrap();
+    let dir = fs::File::open(mounted.path()).unwrap();
+    fails.store(true, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(syncfs(&dir), Err(rustix::io::Errno::IO));
+    fails.store(false, std::sync::atomic::Ordering::SeqCst);
+    syncfs(&dir).unwrap();
+    assert_eq!(stored(&mounted, "file"), "text");
+    drop(dir);
+    mounted.unmount();
+}
+
+/// A write of the page for which nobody is in a sync: here by fdatasync(2) of the device, as the kernel's flusher would.
+#[test]
+fn a_page_that_the_flusher_writes_has_nothing_written_and_later_syncs_are_heard() {
+    let Some(mounted) = by_page(Setup::default()) else { return };
+    hears(&mounted);
+    let page = fs::OpenOptions::new().write(true).open(device(&mounted)).unwrap();
+    let mut n = 0;
+    // Somebody else on the host may sync at that moment, or keep all processors busy.
+    eventually("nothing is written", || {
+        n += 1;
+        fs::write(mounted.path().join("file"), format!("text {n}")).unwrap();
+        page.sync_data().unwrap();
+        stored(&mounted, "file") != format!("text {n}")
+    });
+    drop(page);
+    syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
+    assert_eq!(stored(&mounted, "file"), format!("text {n}"));
+    mounted.unmount();
+}
+
+#[test]
+fn an_unmount_leaves_no_device_and_all_on_the_store() {
+    let Some(mut mounted) = by_page(Setup::default()) else { return };
+    hears(&mounted);
+    let loop_device = device(&mounted).to_owned();
+    fs::write(mounted.path().join("file"), "text").unwrap();
+    common::umount(&mounted.path());
+    assert_eq!(stored(&mounted, "file"), "text");
+    mounted.ended();
+    let name = loop_device.file_name().unwrap().to_owned();
+    let backing = Path::new("/sys/block").join(&name).join("loop/backing_file");
+    // Somebody may look at it still, and somebody else may have it by now.
+    eventually("the device is free", || {
+        fs::read_to_string(&backing).is_ok_and(|file| file != "/\n") || !backing.exists()
+    });
+}
