@@ -357,7 +357,11 @@ impl Session {
             destroyed: AtomicBool::new(false),
         };
         let exit_grace = options.exit_grace;
-        Ok(Self { shared: Arc::new(shared), mount, served, exit_grace, prepared, needs_uring })
+        let shared = Arc::new(shared);
+        if let Some(served) = &served {
+            start_hearing(&shared, served);
+        }
+        Ok(Self { shared, mount, served, exit_grace, prepared, needs_uring })
     }
 
     /// Where it is mounted.
@@ -395,10 +399,7 @@ impl Session {
         let interrupts = Arc::clone(&self.shared.interrupts);
         let watcher = spawn("wt-fuse-signals", move || interrupts.watch()).map_err(SessionError::Start)?;
         let started = self.shared.pool.start(&self.shared).map_err(SessionError::Start);
-        let outcome = started.and_then(|()| self.start_ring()).map(|()| {
-            self.start_hearing();
-            self.wait()
-        });
+        let outcome = started.and_then(|()| self.start_ring()).map(|()| self.wait());
         self.shared.interrupts.end();
         self.shared.tree.root().teller.end();
         if watcher.join().is_err() {
@@ -421,21 +422,6 @@ impl Session {
                 Ok(())
             }
         }
-    }
-
-    /// From now on the kernel's writes of the device's pages are syncs of the volumes.
-    fn start_hearing(&self) {
-        let (Some(served), Some(hearing)) = (&self.served, &self.shared.page) else { return };
-        let shared = Arc::downgrade(&self.shared);
-        served.on_write(Box::new(move || match shared.upgrade() {
-            Some(shared) => shared
-                .page
-                .as_ref()
-                .map_or(Ok(()), |hearing| hearing.page.written(&OfSession(Arc::clone(&shared)))),
-            None => Ok(()),
-        }));
-        // The first sync shows what the kernel does.
-        hearing.page.note_change();
     }
 
     fn wait(&mut self) -> Ended {

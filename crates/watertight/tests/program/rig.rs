@@ -337,6 +337,18 @@ pub(crate) fn umount2(path: &Path, flags: UnmountFlags) {
     });
 }
 
+/// Where the threads of a process are, for a person.
+fn threads_of(pid: u32) -> String {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return "none".to_owned() };
+    let of = |task: fs::DirEntry| {
+        let text = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let state =
+            text("stat").rsplit_once(") ").map_or(' ', |(_, rest)| rest.chars().next().unwrap_or(' '));
+        format!("{} {state} {}\n{}", text("comm").trim(), text("syscall").trim(), text("stack"))
+    };
+    tasks.flatten().map(of).collect()
+}
+
 /// A mount process in the foreground.
 pub(crate) struct Daemon {
     child: Arc<Mutex<Option<Child>>>,
@@ -416,7 +428,9 @@ impl Daemon {
     pub(crate) fn end(&self) -> Option<i32> {
         let mut child = self.child.lock().unwrap();
         let status = wait(child.as_mut().unwrap(), LONG);
-        let status = status.unwrap_or_else(|| panic!("it does not end: {}", self.stderr()));
+        let status = status.unwrap_or_else(|| {
+            panic!("it does not end: {}\nits threads:\n{}", self.stderr(), threads_of(self.pid))
+        });
         // What it said last may still be on its way, on a busy machine for long. Of one that was killed, children may have the
         // pipe for as long as they like.
         let limit = if status.signal().is_none() { LONG } else { Duration::from_secs(2) };
