@@ -58,7 +58,10 @@ fn experiments_help() -> String {
             experiment.scenarios().join(", ")
         ));
     }
-    help.push_str("Not an experiment:\n  report  makes docs/RESULTS.md and the plots from docs/results (lab report --help)\n");
+    help.push_str(
+        "Not experiments:\n  host    measures what the kernel and this host give Watertight (lab host --help)\n  \
+         report  makes docs/RESULTS.md, docs/KERNELS.md and the plots from docs/results (lab report --help)\n",
+    );
     help
 }
 

@@ -10,6 +10,7 @@ mod control;
 mod drain;
 mod eventpoll;
 mod experiment;
+mod host;
 mod isolation;
 mod machine;
 mod many;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
             return isolation::keeper::main(arguments.next());
         }
         Some(first) if first == isolation::tenant::COMMAND => return isolation::tenant::main(arguments),
+        Some(first) if first == host::COMMAND => return host::main(),
         Some(first) if first == results::COMMAND => return results::main(),
         _ => {}
     }
