@@ -12,6 +12,7 @@ mod eventpoll;
 mod experiment;
 mod host;
 mod isolation;
+mod kernels;
 mod machine;
 mod many;
 mod mapped;
@@ -39,6 +40,10 @@ fn main() -> ExitCode {
         Some(first) if first == isolation::tenant::COMMAND => return isolation::tenant::main(arguments),
         Some(first) if first == host::COMMAND => return host::main(),
         Some(first) if first == results::COMMAND => return results::main(),
+        Some(first) if first == kernels::COMMAND => return kernels::main(),
+        Some(first) if first == kernels::INSIDE => return kernels::main_inside(),
+        Some(first) if first == kernels::NAMESPACE => return kernels::main_namespace(arguments),
+        Some(first) if first == drain::churner::COMMAND => return drain::churner::main(arguments),
         _ => {}
     }
     cli::main()
