@@ -86,13 +86,13 @@ impl Experiment for EventPoll {
 
 /// A short form of it in a kernel that was booted for it: bandwidth and inversion, of the kernel and beside it.
 pub(crate) fn run_beside_kernel(
-    _settings: &Settings,
+    settings: &Settings,
     progress: &Progress,
     recorder: &mut Recorder,
 ) -> anyhow::Result<Vec<String>> {
     const VARIANTS: [&str; 5] =
         ["kernel", "default", "default-syscall", "mutex-condvar", "futures-unordered"];
-    const SCENARIOS: [&str; 12] = [
+    const SCENARIOS: [&str; 10] = [
         "stress-1",
         "stress-2",
         "stress-4",
@@ -100,13 +100,14 @@ pub(crate) fn run_beside_kernel(
         "stress-16",
         "stress-32",
         "wait",
-        "wake",
         "inversion-0",
         "inversion-1",
-        "inversion-4",
         "inversion-16",
     ];
-    let sizes = Sizes::BOOTED;
+    let sizes = Sizes {
+        rounds: settings.runs.map_or(Sizes::BOOTED.rounds, |runs| runs.div_ceil(4)),
+        ..Sizes::BOOTED
+    };
     for scenario in SCENARIOS.iter().filter_map(|name| Scenario::named(name)) {
         progress.step(&format!("epoll: {}", scenario.name()));
         for round in 0..sizes.rounds {

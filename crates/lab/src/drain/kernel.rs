@@ -256,7 +256,7 @@ fn notes() -> Vec<String> {
             WRITE.as_millis()
         ),
         "`umount` of ours is umount2(2) of an idle volume with a process of its own; `detach` is of an attached one, asked at the control socket. Both have a store in memory or a directory of a tmpfs, and no disk, of which the unmount of an \
-         ext4 writes a superblock. `drain` is the time between the entry and the return of cgroup_writeback_umount, by a probe; `switches_per_s` counts the tracepoint inode_switch_wbs, one for each inode."
+         ext4 writes a superblock. `drain` is the time between the entry and the return of cgroup_writeback_umount, by a probe, of all unmounts of the scenario, ours among them; `switches_per_s` counts the tracepoint inode_switch_wbs, one for each inode."
             .to_owned(),
     ]
 }

@@ -93,7 +93,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 break;
             }
             // After each boot: what was found is not lost with the next one.
-            if let Some(file) = &arguments.json {
+            if let Some(file) = arguments.json.as_ref().filter(|_| !collected.is_empty()) {
                 let document = collected.document(command(), machine::commit(&harness.0), now());
                 fs::write(file, document.json()?)
                     .with_context(|| format!("cannot write {}", file.display()))?;
@@ -199,6 +199,10 @@ impl<'a> Inside<'a> {
         settings: &Settings,
         progress: &Progress,
     ) -> anyhow::Result<Document> {
+        // What an earlier kernel said is not this one's.
+        if report.exists() {
+            fs::remove_dir_all(report)?;
+        }
         let mut command = self.harness.script("boot");
         command.arg(kernel).arg(&self.image).arg(self.directory.path().join(part.name())).arg(report);
         // A file, not a pipe: nobody reads before the end.
