@@ -37,6 +37,8 @@ const ATTACHED: usize = 200;
 /// Samples of what takes all of them.
 const WHOLES: usize = 5;
 
+/// After which a new mount is idle.
+const SETTLED: Duration = Duration::from_secs(5);
 const HUNG_ITSELF: &str = "unmount-hung-itself";
 
 const NORMAL: &str = "/sys/kernel/rcu_normal";
@@ -206,6 +208,8 @@ impl Unmounts<'_> {
         let (used, idle) = (mount("used")?, mount("idle")?);
         let inside = self.tmpfs.path("used.mnt/inside");
         self.crowd.replace("0", &inside)?;
+        // A mount asks its own kernel some questions when it begins; those have to be over.
+        thread::sleep(SETTLED);
         used.suspend()?;
         idle.suspend()?;
         let stuck_in = |place: PathBuf| thread::spawn(move || drop(fs::metadata(place)));
@@ -214,7 +218,7 @@ impl Unmounts<'_> {
             stuck_in(inside.join("nothing")),
             stuck_in(self.crowd.mountpoint().join("0/nothing")),
             thread::spawn(move || {
-                let _until_its_server_is_killed = unmount(place, UnmountFlags::empty());
+                let _until_its_server_is_killed = timed(&place, UnmountFlags::empty());
             }),
         ];
         thread::sleep(Duration::from_millis(500));
