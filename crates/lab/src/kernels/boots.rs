@@ -1,6 +1,7 @@
 //! The host's side: makes the image, boots one kernel after the other, and collects what each brings back.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -104,11 +105,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     ensure!(!collected.is_empty(), "no kernel brought anything back");
     let choice = Choice { figures: Figure::ALL[..5].to_vec(), ..Choice::default() };
     let document = collected.document(command(), machine::commit(&harness.0), now());
-    println!(
-        "## kernels\n\n{}\n{}",
-        document.origin(),
-        document.tables(&super::document::baseline(), &choice)
-    );
+    let tables = document.tables(&super::document::baseline(), &choice);
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "## kernels\n\n{}\n{tables}", document.origin())?;
     Ok(())
 }
 
