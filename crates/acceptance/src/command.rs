@@ -122,7 +122,7 @@ impl Cmd {
         let child =
             spawn(self.inner.stdin(spool(&self.input)).stdout(clone(&out)).stderr(clone(&err)), &what);
         let mut child = Running::new(child);
-        let status = child.wait(self.limit);
+        let status = child.wait(testing::patience(self.limit));
         let took = started.elapsed();
         let mut output = |status| Output { status, stdout: drain(&mut out), stderr: drain(&mut err), took };
         match status {

@@ -146,7 +146,10 @@ impl Subject {
         let runtime = scratch.private_dir("run");
         let mut subject = Self {
             name: name.to_owned(),
-            watchdog: Watchdog::new(name, if crate::is_long() { setup.limit * 10 } else { setup.limit }),
+            watchdog: Watchdog::new(
+                name,
+                testing::patience(if crate::is_long() { setup.limit * 10 } else { setup.limit }),
+            ),
             setup,
             store,
             mountpoint,

@@ -58,7 +58,13 @@ fn experiments_help() -> String {
             experiment.scenarios().join(", ")
         ));
     }
-    help.push_str("Not an experiment:\n  report  makes docs/RESULTS.md and the plots from docs/results (lab report --help)\n");
+    help.push_str(
+        "Not experiments:\n  host    measures what the kernel and this host give Watertight (lab host --help)\n  \
+         report  makes docs/RESULTS.md, docs/KERNELS.md and the plots from docs/results (lab report --help)\n",
+    );
+    help.push_str(
+        "  kernels  boots kernels, and measures their own mechanisms beside ours (lab kernels --help)\n",
+    );
     help
 }
 
@@ -152,7 +158,7 @@ fn run(arguments: &Arguments, experiment: &dyn Experiment, settings: Settings) -
 }
 
 /// The command that repeats this run. Where its files went, and where the program was, is another machine's affair.
-fn command(arguments: impl Iterator<Item = String>) -> String {
+pub(crate) fn command(arguments: impl Iterator<Item = String>) -> String {
     let profile = if cfg!(debug_assertions) { "" } else { " --release" };
     let mut text = format!("cargo run{profile} -p lab --");
     let mut is_left_out = false;
@@ -171,7 +177,7 @@ fn command(arguments: impl Iterator<Item = String>) -> String {
 }
 
 /// A directory inside of the working tree that this executable was built from.
-fn source_tree() -> PathBuf {
+pub(crate) fn source_tree() -> PathBuf {
     if let Some(package) = std::env::var_os("CARGO_MANIFEST_DIR") {
         return package.into();
     }

@@ -5,10 +5,13 @@
 //! that is measured runs. What is done is in [`load`], who differs in [`variants`].
 
 mod churn;
+pub(crate) mod churner;
+pub(crate) mod kernel;
 mod load;
 mod mounted;
 mod scenario;
 mod subject;
+mod tracer;
 pub(crate) mod variants;
 
 use std::time::Duration;

@@ -84,6 +84,41 @@ impl Experiment for EventPoll {
     }
 }
 
+/// A short form of it in a kernel that was booted for it: bandwidth and inversion, of the kernel and beside it.
+pub(crate) fn run_beside_kernel(
+    settings: &Settings,
+    progress: &Progress,
+    recorder: &mut Recorder,
+) -> anyhow::Result<Vec<String>> {
+    const VARIANTS: [&str; 5] =
+        ["kernel", "default", "default-syscall", "mutex-condvar", "futures-unordered"];
+    const SCENARIOS: [&str; 10] = [
+        "stress-1",
+        "stress-2",
+        "stress-4",
+        "stress-8",
+        "stress-16",
+        "stress-32",
+        "wait",
+        "inversion-0",
+        "inversion-1",
+        "inversion-16",
+    ];
+    let sizes = Sizes {
+        rounds: settings.runs.map_or(Sizes::BOOTED.rounds, |runs| runs.div_ceil(4)),
+        ..Sizes::BOOTED
+    };
+    for scenario in SCENARIOS.iter().filter_map(|name| Scenario::named(name)) {
+        progress.step(&format!("epoll: {}", scenario.name()));
+        for round in 0..sizes.rounds {
+            for turn in 0..VARIANTS.len() {
+                run(scenario, VARIANTS[(turn + round) % VARIANTS.len()], sizes, recorder);
+            }
+        }
+    }
+    Ok(notes(sizes, sizes.rounds))
+}
+
 fn run(scenario: Scenario, variant: &str, sizes: Sizes, recorder: &mut Recorder) {
     match variant {
         "default" => scenario.run::<ours::Default>(variant, sizes, recorder),

@@ -61,7 +61,7 @@ pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
 }
 
 /// What the command line asked for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     /// End within a minute; tails are not stable then.
     pub(crate) quick: bool,

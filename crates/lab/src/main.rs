@@ -10,7 +10,9 @@ mod control;
 mod drain;
 mod eventpoll;
 mod experiment;
+mod host;
 mod isolation;
+mod kernels;
 mod machine;
 mod many;
 mod mapped;
@@ -36,7 +38,12 @@ fn main() -> ExitCode {
             return isolation::keeper::main(arguments.next());
         }
         Some(first) if first == isolation::tenant::COMMAND => return isolation::tenant::main(arguments),
+        Some(first) if first == host::COMMAND => return host::main(),
         Some(first) if first == results::COMMAND => return results::main(),
+        Some(first) if first == kernels::COMMAND => return kernels::main(),
+        Some(first) if first == kernels::INSIDE => return kernels::main_inside(),
+        Some(first) if first == kernels::NAMESPACE => return kernels::main_namespace(arguments),
+        Some(first) if first == drain::churner::COMMAND => return drain::churner::main(arguments),
         _ => {}
     }
     cli::main()

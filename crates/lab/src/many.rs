@@ -18,7 +18,7 @@ use crate::progress::Progress;
 use crate::report::{Metric, Recorder, Shown};
 use crate::stats::Histogram;
 use crate::volumes::ours::program;
-use process::Crowd;
+pub(crate) use process::{Crowd, How};
 use served::Served;
 
 /// The experiment.
@@ -123,7 +123,7 @@ impl Experiment for Many {
                 crowd.attach_one_more()?;
                 attaching.add(begun.elapsed());
                 let begun = Instant::now();
-                crowd.detach_it()?;
+                crowd.detach_it(How::Plain)?;
                 detaching.add(begun.elapsed());
             }
         }

@@ -36,6 +36,14 @@ impl Progress {
         self.bar.set_message(what.to_owned());
     }
 
+    /// The same, and a line where there is no terminal: for steps that take long.
+    pub(crate) fn step(&self, what: &str) {
+        self.now(what);
+        if self.bar.is_hidden() {
+            eprintln!("lab: {what}");
+        }
+    }
+
     /// A step that was expected to take `expected` is over.
     pub(crate) fn done(&self, expected: Duration) {
         self.bar.inc(millis(expected));

@@ -4,13 +4,14 @@
 //! be seen. The command fills all of them, and redraws every plot; a file without a block gets a section at the
 //! page's end. With `--check` nothing is written, and what differs is named: a figure in the page that is in no file is
 //! an error, and so is a file that the page does not show, or whose plot it does not. Figures that others have published are in `published.json`
-//! ([`published`]) and stand beside ours. Single figures in prose ([`inline`]) are filled on this page and all others of the documentation.
+//! ([`published`]) and stand beside ours; what hosts give is in `host.json`, of which [`crate::host`] makes the blocks of docs/KERNELS.md. Single figures in prose ([`inline`]) are filled on this page and all others of the documentation.
 
 mod blocks;
 mod inline;
 mod published;
 
 use crate::experiment;
+use crate::host::{Hosts, page as host_page};
 use crate::report::{Baseline, Document};
 use anyhow::Context as _;
 use blocks::{Block, Part};
@@ -97,6 +98,8 @@ struct Results {
     /// By the file's name without `.json`.
     documents: BTreeMap<String, Document>,
     published: Vec<Published>,
+    /// Of docs/KERNELS.md.
+    hosts: Option<Hosts>,
 }
 
 impl Results {
@@ -108,7 +111,7 @@ impl Results {
         let others = other_pages(docs)?.into_iter().map(|file| Ok((file.clone(), read(&file)?)));
         let others = others.collect::<anyhow::Result<_>>()?;
         let directory = docs.join("results");
-        let (mut documents, mut published) = (BTreeMap::new(), Vec::new());
+        let (mut documents, mut published, mut hosts) = (BTreeMap::new(), Vec::new(), None);
         let entries = directory.read_dir().with_context(|| format!("cannot read {}", directory.display()))?;
         for entry in entries {
             let file = entry?.path();
@@ -119,11 +122,13 @@ impl Results {
             let within = || format!("in {}", file.display());
             if name == published::NAME {
                 published = published::read(&text).with_context(within)?;
+            } else if name == host_page::NAME {
+                hosts = Some(Hosts::from_json(&text).with_context(within)?);
             } else {
                 documents.insert(name.to_owned(), Document::from_json(&text).with_context(within)?);
             }
         }
-        Ok(Self { docs: docs.to_owned(), page, others, documents, published })
+        Ok(Self { docs: docs.to_owned(), page, others, documents, published, hosts })
     }
 
     /// The files that are not what the JSON gives, with what they should be.
@@ -133,7 +138,8 @@ impl Results {
         let mut wanted = vec![(self.docs.join("RESULTS.md"), page)];
         for (file, text) in &self.others {
             let within = || format!("in {}", file.display());
-            wanted.push((file.clone(), inline::fill(text, &self.documents).with_context(within)?));
+            let text = host_page::fill(text, self.hosts.as_ref()).with_context(within)?;
+            wanted.push((file.clone(), inline::fill(&text, &self.documents).with_context(within)?));
         }
         for (name, document) in &self.documents {
             let shows = |block: &&Block| block.name == *name && block.parts.contains(&Part::Plot);

@@ -5,6 +5,7 @@
 mod admit;
 pub(crate) mod client;
 mod full_size;
+pub(crate) mod kernel;
 mod mounted;
 mod throttled;
 mod world;

@@ -9,6 +9,7 @@ pub mod cgroup;
 
 use std::fmt::Display;
 use std::io::Write as _;
+use std::time::Duration;
 
 /// How such a line begins.
 pub const MARK: &str = "SKIPPED: ";
@@ -37,6 +38,17 @@ fn release_is_at_least(release: &str, wanted: (u32, u32)) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= wanted
 }
 
+/// A time limit that is far longer than anything takes, on a machine that is slower than others: `WATERTIGHT_TEST_SLOWNESS` times as long.
+/// `tests/kernels` measures that factor in its emulator.
+pub fn patience(limit: Duration) -> Duration {
+    scaled(limit, std::env::var("WATERTIGHT_TEST_SLOWNESS").ok().as_deref())
+}
+
+fn scaled(limit: Duration, slowness: Option<&str>) -> Duration {
+    let factor = slowness.and_then(|text| text.parse().ok()).unwrap_or(1);
+    limit.saturating_mul(u32::max(factor, 1))
+}
+
 /// One line of its own, also where the runner is in the middle of one.
 fn line(test: Option<&str>, why: &str) -> String {
     let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -60,6 +72,15 @@ mod tests {
         let since = |release| release_is_at_least(release, (6, 18));
         assert!(since("6.18.44-fc") && since("7.2.13+deb14-rt-amd64") && since("10.0"));
         assert!(!since("6.1.0-50-cloud-amd64") && !since("6.12.117+deb13") && !since("") && !since("5.99"));
+    }
+
+    #[test]
+    fn limits_are_longer_where_the_machine_is_slower() {
+        let second = Duration::from_secs(1);
+        assert_eq!(scaled(second, Some("7")), second * 7);
+        for as_it_is in [None, Some("0"), Some("1"), Some("x")] {
+            assert_eq!(scaled(second, as_it_is), second);
+        }
     }
 
     #[test]

@@ -24,9 +24,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open, syncfs};
 use serde::{Deserialize, Serialize};
@@ -46,8 +46,10 @@ pub const NO_SYNCFS: &str = "sync(2) and syncfs(2) return before the data is dur
 /// What a kernel before 6.18 does not give.
 pub const NO_CALLERS: &str = "sync(2) and syncfs(2) wait for everybody's data, since the kernel does not say who calls; by cgroup it is `watertight sync`";
 
-/// How long a mount waits for the first syncfs(2) of it.
-const SYNCFS_TRIED: Duration = Duration::from_secs(1);
+/// How long a mount waits for the first syncfs(2) of it, at most: on a host that has no processor for the helper, its call comes late.
+const SYNCFS_TRIED: Duration = Duration::from_secs(30);
+/// How often a mount looks whether that call has come to it. Of a store that hangs, it does not return.
+const SYNCFS_LOOKED_FOR: Duration = Duration::from_millis(5);
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,9 +120,9 @@ pub fn ask(what: Ask, mount: &Mount) -> Result<Outcome> {
     ask_with(what, mount, None)
 }
 
-/// Calls syncfs(2) on a mount that was just made, so that its session sees whether the kernel passes it on. Returns when the call does,
-/// or after a second: then the session has seen it, and what it waits for is not what was asked.
-pub fn try_syncfs(mount: &Mount) {
+/// Calls syncfs(2) on a mount that was just made, so that its session sees whether the kernel passes it on. Returns when the call does, or when the
+/// session `has_seen` it: what the call then waits for is not what was asked.
+pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
     let (tell, told) = channel();
     let mount = mount.clone();
     let call = move || {
@@ -129,8 +131,14 @@ pub fn try_syncfs(mount: &Mount) {
     };
     match thread::Builder::new().name("try-syncfs".to_owned()).spawn(call) {
         Ok(_) => {
-            if let Ok(Err(problem)) = told.recv_timeout(SYNCFS_TRIED) {
-                tracing::debug!(%problem, "the first syncfs(2) failed");
+            let until = Instant::now() + SYNCFS_TRIED;
+            while !has_seen() && Instant::now() < until {
+                match told.recv_timeout(SYNCFS_LOOKED_FOR) {
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Ok(Err(problem)) => tracing::debug!(%problem, "the first syncfs(2) failed"),
+                    Ok(Ok(_)) | Err(RecvTimeoutError::Disconnected) => {}
+                }
+                break;
             }
         }
         Err(error) => tracing::debug!(%error, "no thread to call syncfs(2)"),

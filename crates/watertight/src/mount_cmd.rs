@@ -149,7 +149,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         }
     };
 
-    kernel_side::try_syncfs(&live.facts().mount);
+    kernel_side::try_syncfs(&live.facts().mount, || live.passes_syncfs());
     let utab = utab::Entry::add(&live.facts().mount, &live.facts().id);
     let at = live.facts().mount.mountpoint.clone();
     live.volume().events().life(Life::Mounted, Some(at));
@@ -395,15 +395,19 @@ fn announce(live: &Live, in_background: bool) {
     let facts = live.facts();
     let mount = &facts.mount;
     let how = format!("{}{}", mountinfo::kind(mount), if facts.read_only { ", read-only" } else { "" });
+    // All that the kernel does not give, in one line.
+    let mut lacks = Vec::new();
     if let Some(reason) = &facts.type_reason {
-        let text = format!(
+        lacks.push(format!(
             "plain `fuse`, for which a raw umount2(2) does not wait: {}; `watertight umount` waits",
             in_one_line(reason)
-        );
-        note(live, in_background, &text);
+        ));
     }
     if !live.passes_syncfs() {
-        note(live, in_background, kernel_side::NO_SYNCFS);
+        lacks.push(kernel_side::NO_SYNCFS.to_owned());
+    }
+    if !lacks.is_empty() {
+        note(live, in_background, &lacks.join("; "));
     }
     let privileges = mountinfo::privileges([mount]);
     if !privileges.is_empty() {

@@ -207,7 +207,7 @@ pub fn umount(path: &Path) {
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "never happened: {what}");
+        assert!(begun.elapsed() < testing::patience(Duration::from_secs(60)), "never happened: {what}");
         std::thread::yield_now();
         std::thread::sleep(Duration::from_millis(2));
     }

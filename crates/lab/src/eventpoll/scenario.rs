@@ -40,6 +40,9 @@ pub(crate) struct Sizes {
 impl Sizes {
     pub(crate) const QUICK: Self =
         Self { signals: 2_000, slice: Duration::from_millis(100), wakes: 200, rounds: 2 };
+    /// In a kernel that was booted for it, as a rule without hardware support.
+    pub(crate) const BOOTED: Self =
+        Self { signals: 10_000, slice: Duration::from_millis(300), wakes: 200, rounds: 10 };
     pub(crate) const FULL: Self =
         Self { signals: 1_000_000, slice: Duration::from_millis(300), wakes: 1_000, rounds: 3 };
 }
@@ -67,7 +70,10 @@ pub(crate) enum Scenario {
 
 impl Scenario {
     /// All names, in the order of the table.
-    pub(crate) const NAMES: [&'static str; 16] = [
+    pub(crate) const NAMES: [&'static str; 19] = [
+        "stress-1",
+        "stress-2",
+        "stress-4",
         "stress-8",
         "stress-16",
         "stress-32",
@@ -86,7 +92,10 @@ impl Scenario {
         "ctl-128",
     ];
 
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 19] = [
+        Self::Stress { threads: 1 },
+        Self::Stress { threads: 2 },
+        Self::Stress { threads: 4 },
         Self::Stress { threads: 8 },
         Self::Stress { threads: 16 },
         Self::Stress { threads: 32 },

@@ -20,9 +20,18 @@ const LOOKS: u32 = 27;
 /// Volumes that are used: what is in use keeps descriptors, of which a process has so many.
 const USED_MAX: usize = 1000;
 
+/// How a volume is detached.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum How {
+    /// If nobody uses it.
+    Plain,
+    /// In any case; who uses it goes on.
+    Lazy,
+}
+
 /// The process.
 #[derive(Debug)]
-pub(super) struct Crowd {
+pub(crate) struct Crowd {
     size: usize,
     program: PathBuf,
     control: Control,
@@ -43,7 +52,7 @@ pub(super) struct Figures {
 
 impl Crowd {
     /// Mounts, and attaches so many.
-    pub(super) fn new(settings: &Settings, size: usize) -> anyhow::Result<Self> {
+    pub(crate) fn new(settings: &Settings, size: usize) -> anyhow::Result<Self> {
         let Prepared { program, directory } = Prepared::new(settings, size)?;
         let at = |name: &str| directory.path().join(name);
         let mut command = Command::new(&program);
@@ -66,18 +75,40 @@ impl Crowd {
     }
 
     fn attach(&self, number: usize) -> anyhow::Result<()> {
-        let source = self.path(&format!("stores/{number}"));
-        let wish = json!({ "path": number.to_string(), "source": source, "options": ["cache=16M"] });
+        self.attach_store(&number.to_string(), &self.path(&format!("stores/{number}")))
+    }
+
+    fn attach_store(&self, name: &str, store: &Path) -> anyhow::Result<()> {
+        let wish = json!({ "path": name, "source": store, "options": ["cache=16M"] });
         self.call("POST", "/v1/attach", &wish).map(drop)
     }
 
-    pub(super) fn attach_one_more(&self) -> anyhow::Result<()> {
+    pub(crate) fn attach_one_more(&self) -> anyhow::Result<()> {
         self.attach(self.size)
     }
 
-    pub(super) fn detach_it(&self) -> anyhow::Result<()> {
-        let wish = json!({ "path": self.size.to_string(), "how": "plain" });
-        self.call("POST", "/v1/detach", &wish).map(drop)
+    pub(crate) fn detach_it(&self, how: How) -> anyhow::Result<()> {
+        self.detach(&self.size.to_string(), how)
+    }
+
+    /// Detaches the volume of such a name: its number.
+    pub(crate) fn detach(&self, name: &str, how: How) -> anyhow::Result<()> {
+        let how = match how {
+            How::Plain => "plain",
+            How::Lazy => "lazy",
+        };
+        self.call("POST", "/v1/detach", &json!({ "path": name, "how": how })).map(drop)
+    }
+
+    /// Attaches another store in the place of a volume.
+    pub(crate) fn replace(&self, name: &str, store: &Path) -> anyhow::Result<()> {
+        self.detach(name, How::Plain)?;
+        self.attach_store(name, store)
+    }
+
+    /// Where all are attached.
+    pub(crate) fn mountpoint(&self) -> PathBuf {
+        self.path("mnt")
     }
 
     fn used(&self) -> usize {
@@ -153,7 +184,7 @@ impl Crowd {
         self.control.call(method, path, body)
     }
 
-    pub(super) fn stop(self) -> anyhow::Result<()> {
+    pub(crate) fn stop(self) -> anyhow::Result<()> {
         self.server.stop()
     }
 }

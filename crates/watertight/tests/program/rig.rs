@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use testing::patience;
 use watertight::control::client::{CallError, Client};
 use watertight::registry::OpenDir;
 
@@ -28,7 +29,7 @@ pub(crate) fn connect(socket: &Path) -> Result<Client, CallError> {
 
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_watertight");
-/// Far longer than anything takes; a test that waits so long has failed.
+/// Far longer than anything takes; a test that waits so long has failed. What waits here waits longer where the machine is slow (`patience`).
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// Says that a test could not run.
@@ -266,7 +267,7 @@ pub(crate) fn run_within(limit: Duration, mut command: Command) -> Out {
         let _ = child.kill();
         panic!("{command:?} does not end")
     });
-    let text = |gathered: Receiver<String>| gathered.recv_timeout(LONG).unwrap();
+    let text = |gathered: Receiver<String>| gathered.recv_timeout(patience(LONG)).unwrap();
     Out { code: status.code(), stdout: text(stdout), stderr: text(stderr), took: begun.elapsed() }
 }
 
@@ -282,7 +283,7 @@ fn gather(mut stream: impl Read + Send + 'static) -> Receiver<String> {
 
 /// Waits for a child's end.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
-    let until = Instant::now() + limit;
+    let until = Instant::now() + patience(limit);
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return Some(status);
@@ -297,7 +298,7 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 /// Waits until `done` says so.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + LONG;
+    let until = Instant::now() + patience(LONG);
     while !done() {
         assert!(Instant::now() < until, "never: {what}");
         thread::sleep(Duration::from_millis(10));
@@ -383,7 +384,7 @@ impl Daemon {
 
     /// The next line of its standard output.
     pub(crate) fn line(&self, limit: Duration) -> Option<String> {
-        self.lines.recv_timeout(limit).ok()
+        self.lines.recv_timeout(patience(limit)).ok()
     }
 
     /// What it said on standard error so far.
@@ -394,7 +395,7 @@ impl Daemon {
     /// Waits until it has said this.
     #[track_caller]
     pub(crate) fn says(&self, what: &str) {
-        let until = Instant::now() + LONG;
+        let until = Instant::now() + patience(LONG);
         while !self.stderr().contains(what) {
             assert!(Instant::now() < until, "no {what:?} in: {}", self.stderr());
             thread::sleep(Duration::from_millis(10));
@@ -433,7 +434,7 @@ impl Daemon {
         });
         // What it said last may still be on its way, on a busy machine for long. Of one that was killed, children may have the
         // pipe for as long as they like.
-        let limit = if status.signal().is_none() { LONG } else { Duration::from_secs(2) };
+        let limit = if status.signal().is_none() { patience(LONG) } else { Duration::from_secs(2) };
         let _whole = self.log_ends.recv_timeout(limit);
         status.code()
     }
