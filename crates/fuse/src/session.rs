@@ -464,6 +464,19 @@ fn hear(mount: &Mount, served: &Served) -> Option<Hearing> {
         .ok()
 }
 
+/// From now on the kernel's writes of the device's pages are syncs of the volumes.
+fn start_hearing(shared: &Arc<Shared>, served: &Served) {
+    let Some(hearing) = &shared.page else { return };
+    let weak = Arc::downgrade(shared);
+    served.on_write(Box::new(move || {
+        let Some(shared) = weak.upgrade() else { return Ok(()) };
+        let volumes = OfSession(Arc::clone(&shared));
+        shared.page.as_ref().map_or(Ok(()), |hearing| hearing.page.written(&volumes))
+    }));
+    // The first sync shows what the kernel does.
+    hearing.page.note_change();
+}
+
 pub(crate) fn spawn(
     name: &str,
     body: impl FnOnce() + Send + 'static,

@@ -48,6 +48,8 @@ pub const NO_CALLERS: &str = "sync(2) and syncfs(2) wait for everybody's data, s
 
 /// How long a mount waits for the first syncfs(2) of it, at most: on a host that has no processor for the helper, its call comes late.
 const SYNCFS_TRIED: Duration = Duration::from_secs(30);
+/// The same, from when it has come: most stores have answered by then.
+const SYNCFS_ANSWERED: Duration = Duration::from_secs(1);
 /// How often a mount looks whether that call has come to it. Of a store that hangs, it does not return.
 const SYNCFS_LOOKED_FOR: Duration = Duration::from_millis(5);
 
@@ -120,8 +122,8 @@ pub fn ask(what: Ask, mount: &Mount) -> Result<Outcome> {
     ask_with(what, mount, None)
 }
 
-/// Calls syncfs(2) on a mount that was just made, so that its session sees whether the kernel passes it on. Returns when the call does, or when the
-/// session `has_seen` it: what the call then waits for is not what was asked.
+/// Calls syncfs(2) on a mount that was just made, so that its session sees whether the kernel passes it on. Returns when the call does: until
+/// then the mount is busy. Of a store that hangs it does not; then it returns a moment after the session `has_seen` it.
 pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
     let (tell, told) = channel();
     let mount = mount.clone();
@@ -131,8 +133,11 @@ pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
     };
     match thread::Builder::new().name("try-syncfs".to_owned()).spawn(call) {
         Ok(_) => {
-            let until = Instant::now() + SYNCFS_TRIED;
-            while !has_seen() && Instant::now() < until {
+            let mut until = Instant::now() + SYNCFS_TRIED;
+            while Instant::now() < until {
+                if has_seen() {
+                    until = until.min(Instant::now() + SYNCFS_ANSWERED);
+                }
                 match told.recv_timeout(SYNCFS_LOOKED_FOR) {
                     Err(RecvTimeoutError::Timeout) => continue,
                     Ok(Err(problem)) => tracing::debug!(%problem, "the first syncfs(2) failed"),
