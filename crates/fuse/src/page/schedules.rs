@@ -5,16 +5,17 @@
 use std::sync::Arc;
 
 use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use sync::{model, mutant, thread};
+use sync::{Condvar, model, mutant, thread};
 
 use super::*;
 
-/// The kernel's side: one page that is dirty or not, and one that is being written or not.
+/// The kernel's side: how many pages are dirty, and how many are being written.
 #[derive(Debug, Default)]
 struct Kernel {
-    dirty: AtomicUsize,
-    /// Held while pages are written.
-    writing: Mutex<()>,
+    pages: Mutex<(usize, usize)>,
+    written: Condvar,
+    /// The device does one thing at a time.
+    serving: Mutex<()>,
     /// Threads in a call that waits for the device.
     syncing: AtomicUsize,
     fails: AtomicBool,
@@ -31,7 +32,7 @@ struct Below(Arc<Kernel>);
 impl Device for Below {
     fn dirty_a_page(&mut self) -> io::Result<()> {
         thread::yield_now();
-        self.0.dirty.fetch_add(1, Ordering::SeqCst);
+        self.0.pages.lock().0 += 1;
         Ok(())
     }
 }
@@ -54,10 +55,29 @@ impl Volumes for Kernel {
 }
 
 impl Kernel {
-    /// Writes what is dirty, and waits for what is being written, as sync_blockdev() does.
+    /// Writes what is dirty when it comes, and waits for that and for what is being written, as sync_blockdev() does.
     fn write_pages(&self, page: &SyncPage) -> Result<(), Errno> {
-        let _one_at_a_time = self.writing.lock();
-        if self.dirty.swap(0, Ordering::SeqCst) > 0 { page.written(self) } else { Ok(()) }
+        let taken = {
+            let mut pages = self.pages.lock();
+            let taken = std::mem::take(&mut pages.0);
+            pages.1 += taken;
+            taken
+        };
+        if taken > 0 {
+            let outcome = {
+                let _one_at_a_time = self.serving.lock();
+                page.written(self)
+            };
+            self.pages.lock().1 -= taken;
+            self.written.notify_all();
+            outcome
+        } else {
+            let mut pages = self.pages.lock();
+            while pages.1 > 0 {
+                self.written.wait(&mut pages);
+            }
+            Ok(())
+        }
     }
 
     fn syncfs(&self, page: &SyncPage) -> Result<(), Errno> {
@@ -127,7 +147,11 @@ fn the_flusher_is_not_a_sync_and_takes_none_away() {
     model::check(|| {
         let (kernel, page) = mounted();
         let changed = kernel.change(&page);
-        kernel.write_pages(&page).unwrap();
+        let flusher = {
+            let (kernel, page) = (Arc::clone(&kernel), Arc::clone(&page));
+            thread::spawn(move || kernel.write_pages(&page).unwrap())
+        };
+        flusher.join().unwrap();
         assert_eq!(kernel.syncs.load(Ordering::SeqCst), 0, "it was taken for a sync");
         kernel.fails.store(true, Ordering::SeqCst);
         assert_eq!(kernel.syncfs(&page), Err(Errno::IO));
@@ -139,7 +163,7 @@ fn the_flusher_is_not_a_sync_and_takes_none_away() {
         );
         // Nothing is left to be told of.
         kernel.write_pages(&page).unwrap();
-        assert_eq!(kernel.dirty.load(Ordering::SeqCst), 0, "an idle volume's page is dirty for ever");
+        assert_eq!(kernel.pages.lock().0, 0, "an idle volume's page is dirty for ever");
         kernel.change(&page);
         page.end();
         kernel.syncfs(&page).unwrap();

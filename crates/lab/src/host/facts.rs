@@ -74,7 +74,7 @@ fn is(what: impl Into<String>, seen: impl Into<String>) -> anyhow::Result<Found>
 }
 
 /// All of them, in the order in which they are measured and shown.
-pub(super) const ALL: [Fact; 25] = [
+pub(super) const ALL: [Fact; 26] = [
     Fact {
         name: "release",
         title: "kernel release",
@@ -136,7 +136,7 @@ pub(super) const ALL: [Fact; 25] = [
         title: "syncfs(2) reaches the server (`fuseblk`)",
         how: "the server holds the answer to SYNCFS back; the call returns after the answer, or before",
         used_for: "`sync -f` and syncfs(2) return when what was written is durable",
-        without: "syncfs(2) returns at once while data is in the volume's memory; fsync(2), `watertight sync` and the unmount wait. The mount and `status` say so, by what they saw the kernel do",
+        without: "a page of the mount's device tells of syncs instead, see below; who calls is not known then, and `sync_isolation` is for `watertight sync` only",
         measure: asked::syncfs_on_fuseblk,
     },
     Fact {
@@ -154,6 +154,14 @@ pub(super) const ALL: [Fact; 25] = [
         used_for: "nothing: no kernel does it yet for a server in user space that has no block device",
         without: "on a mount without root, or without a loop device, use fsync(2) or `watertight sync`",
         measure: asked::syncfs_on_fuse,
+    },
+    Fact {
+        name: "syncs-wait",
+        title: "sync(2) and syncfs(2) of a volume return when all is on its store",
+        how: "a volume is mounted as root does it, a file written, `sync -f` and then `sync` called, and the store looked at",
+        used_for: "what every program expects of sync(2). Where the kernel sends no SYNCFS, a page of the mount's device tells of syncs",
+        without: "sync(2) and syncfs(2) return at once; fsync(2), `watertight sync` and the unmount wait. The mount and `status` say so, by what they saw the kernel do",
+        measure: asked::syncs_wait,
     },
     Fact {
         name: "uring",

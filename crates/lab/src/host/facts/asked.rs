@@ -158,6 +158,49 @@ pub(super) fn uring() -> anyhow::Result<Found> {
     }
 }
 
+/// A volume over a directory, in which nothing is due for an hour: what is on the store when a sync returns?
+pub(super) fn syncs_wait() -> anyhow::Result<Found> {
+    let dir = tempfile::tempdir()?;
+    let (mountpoint, stored) = (dir.path().join("mnt"), dir.path().join("store"));
+    std::fs::create_dir(&mountpoint)?;
+    std::fs::create_dir(&stored)?;
+    let store = store::open(&format!("dir:{}", stored.display())).context("the store")?;
+    let volume =
+        Volume::new(store, volume::Options { dirty_after: 60 * LONG, ..volume::Options::default() })?;
+    let ending = Arc::clone(&volume);
+    let options = SessionOptions {
+        on_destroy: Box::new(move || {
+            ending.shutdown();
+        }),
+        ..SessionOptions::default()
+    };
+    let session = Session::new(Arc::clone(&volume), Mount::new(&MountOptions::new(&mountpoint))?, options)?;
+    let view = session.view();
+    let thread = std::thread::Builder::new().name("host-session".to_owned());
+    let thread = thread.spawn(move || session.run()).context("no thread")?;
+    let is_durable = |args: &[&std::ffi::OsStr], text: &str| -> anyhow::Result<bool> {
+        std::fs::write(mountpoint.join("f"), text)?;
+        let mut sync = Command::new("sync");
+        sync.args(args).stdout(Stdio::null());
+        match within(move || sync.status()) {
+            Some(Ok(status)) if status.success() => Ok(std::fs::read_to_string(stored.join("f"))? == text),
+            sync => bail!("sync(1): {sync:?}"),
+        }
+    };
+    let syncfs = is_durable(&["-f".as_ref(), mountpoint.as_os_str()], "by syncfs");
+    let sync = is_durable(&[], "by sync");
+    let callers = view.knows_who_syncs();
+    rustix::mount::unmount(&mountpoint, rustix::mount::UnmountFlags::DETACH).context("umount2(2)")?;
+    let _ended = thread.join();
+    match (syncfs?, sync?) {
+        (true, true) if callers => yes("both, by SYNCFS: each by the policy of its caller's cgroup"),
+        (true, true) => {
+            yes("both, by a page of the mount's device: whoever calls waits for everybody's data")
+        }
+        (syncfs, sync) => no(format!("on the store after syncfs(2): {syncfs}; after sync(2): {sync}")),
+    }
+}
+
 pub(super) fn cloned() -> anyhow::Result<Found> {
     let dir = tempfile::tempdir()?;
     let server = match Server::mount(dir.path(), Asked { by_clone: true, ..Asked::of(Wanted::Auto) }) {
