@@ -417,7 +417,7 @@ fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)>
     if options.syncs == Syncs::Auto && !is_without_syncfs() {
         return None;
     }
-    let made = Served::new(loopdev::BYTES, options.syncs == Syncs::ByPage)
+    let made = Served::new(&options.fsname, loopdev::BYTES, options.syncs == Syncs::ByPage)
         .map_err(|error| error.to_string())
         .and_then(|(served, file)| Ok((served, loopdev::LoopDevice::over(file.as_fd())?)));
     made.inspect_err(|error| tracing::warn!(error, "no device that tells of syncs")).ok()

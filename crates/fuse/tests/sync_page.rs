@@ -160,14 +160,15 @@ fn an_unmount_leaves_no_device_and_all_on_the_store() {
     let Some(mut mounted) = by_page(Setup::default()) else { return };
     hears(&mounted);
     let loop_device = device(&mounted).to_owned();
+    let name = loop_device.file_name().unwrap().to_owned();
+    let backing = Path::new("/sys/block").join(&name).join("loop/backing_file");
+    let backed = fs::read_to_string(&backing).unwrap();
+    // Tools show what is mounted.
+    assert_eq!(backed, "/watertight\n");
     fs::write(mounted.path().join("file"), "text").unwrap();
     common::umount(&mounted.path());
     assert_eq!(stored(&mounted, "file"), "text");
     mounted.ended();
-    let name = loop_device.file_name().unwrap().to_owned();
-    let backing = Path::new("/sys/block").join(&name).join("loop/backing_file");
     // Somebody may look at it still, and somebody else may have it by now.
-    eventually("the device is free", || {
-        fs::read_to_string(&backing).is_ok_and(|file| file != "/\n") || !backing.exists()
-    });
+    eventually("the device is free", || fs::read_to_string(&backing).map_or(true, |file| file != backed));
 }

@@ -1,9 +1,9 @@
 //! A file that this side serves, for a loop device to stand on.
 //!
-//! Purpose: what the kernel writes to the device comes here, and the kernel waits for the answer; module `page` says what for. The file is the root of a FUSE
-//! mount of its own, which is at no path: nobody but the loop device has it, and it goes with that.
+//! Purpose: what the kernel writes to the device comes here, and the kernel waits for the answer; module `page` says what for. The file is in a FUSE
+//! mount of its own, which is at no path: nobody but the loop device has it, and it goes with that. Its path there is what tools show for the device.
 //!
-//! The file has no content: what is written is only heard, what is read is zero.
+//! The file has no content: what is written is only heard, what is read is zero. Nodes are numbered along its path: the root, the directories, the file.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,7 +17,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use zerocopy::IntoBytes as _;
 
 use super::open_device;
-use crate::abi::{Attr, AttrOut, OpenOut, StatFsOut, WriteOut};
+use crate::abi::{Attr, AttrOut, EntryOut, OpenOut, ROOT_ID, StatFsOut, WriteOut};
 use crate::buffer::Buffer;
 use crate::decode::{self, Agreed, Op};
 use crate::dev::Dev;
@@ -48,32 +48,34 @@ impl std::fmt::Debug for Handler {
 }
 
 impl Served {
-    /// Serves a file of so many bytes, by a thread that ends with its last user.
+    /// Serves a file of so many bytes that is called `label`, by a thread that ends with its last user.
     ///
     /// # Errors
     /// What the kernel refuses.
-    pub(super) fn new(bytes: u64, is_only_way: bool) -> io::Result<(Self, File)> {
+    pub(super) fn new(label: &str, bytes: u64, is_only_way: bool) -> io::Result<(Self, File)> {
         let dev = open_device().map_err(io::Error::other)?;
         let fs = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
         let number = dev.as_raw_fd().to_string();
         for (key, value) in
-            [("fd", number.as_str()), ("rootmode", "100600"), ("user_id", "0"), ("group_id", "0")]
+            [("fd", number.as_str()), ("rootmode", "40700"), ("user_id", "0"), ("group_id", "0")]
         {
             rustix::mount::fsconfig_set_string(fs.as_fd(), key, value)?;
         }
         rustix::mount::fsconfig_set_string(fs.as_fd(), "source", "watertight")?;
         rustix::mount::fsconfig_create(fs.as_fd())?;
         let (on_write, (ending, ended)) = (Arc::new(OnceLock::new()), channel());
+        let served = FileServed { path: path_of(label), bytes };
+        let path = served.path.join("/");
         let this = Self { on_write: Arc::clone(&on_write), ended, is_only_way };
         spawn("wt-fuse-device", move || {
-            if let Err(error) = serve(&Dev::new(dev), bytes, &on_write) {
+            if let Err(error) = serve(&Dev::new(dev), &served, &on_write) {
                 tracing::error!(%error, "the mount's device is served no more");
             }
             drop(ending);
         })?;
         let flags = MountAttrFlags::empty();
         let mount = rustix::mount::fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags)?;
-        let path = format!("/proc/self/fd/{}", mount.as_raw_fd());
+        let path = format!("/proc/self/fd/{}/{path}", mount.as_raw_fd());
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         // A loop device takes the length that the kernel knows.
         if file.metadata()?.len() != bytes {
@@ -94,7 +96,38 @@ impl Served {
     }
 }
 
-fn serve(dev: &Dev, bytes: u64, on_write: &OnceLock<Handler>) -> io::Result<()> {
+/// What is served.
+#[derive(Debug)]
+struct FileServed {
+    path: Vec<String>,
+    bytes: u64,
+}
+
+impl FileServed {
+    fn attr(&self, node: u64) -> Attr {
+        let is_file = node == ROOT_ID + self.path.len() as u64;
+        let (mode, nlink, size) =
+            if is_file { (libc::S_IFREG | 0o600, 1, self.bytes) } else { (libc::S_IFDIR | 0o700, 2, 0) };
+        Attr { ino: node, size, mode, nlink, blksize: 4096, ..Attr::default() }
+    }
+}
+
+/// The parts of a label, as names of directories and a file.
+fn path_of(label: &str) -> Vec<String> {
+    /// What a path may have.
+    const PARTS_MAX: usize = 16;
+    const PART_MAX: usize = 48;
+    let is_name = |part: &&str| !matches!(*part, "" | "." | "..");
+    let cut = |part: &str| part.chars().filter(|c| *c != '\0').take(PART_MAX).collect::<String>();
+    let mut path: Vec<String> = label.split('/').filter(is_name).take(PARTS_MAX).map(cut).collect();
+    path.retain(|part| !part.is_empty());
+    if path.is_empty() {
+        path.push("watertight".to_owned());
+    }
+    path
+}
+
+fn serve(dev: &Dev, file: &FileServed, on_write: &OnceLock<Handler>) -> io::Result<()> {
     let wishes = Wishes {
         mode: Mode::WriteThrough,
         max_background: 16,
@@ -112,7 +145,7 @@ fn serve(dev: &Dev, bytes: u64, on_write: &OnceLock<Handler>) -> io::Result<()> 
             Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let answered = answer(dev, &mut buffer, len, agreed, bytes, on_write);
+        let answered = answer(dev, &mut buffer, len, agreed, file, on_write);
         match answered {
             Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => {}
             Err(error) => return Err(error.into()),
@@ -125,7 +158,7 @@ fn answer(
     buffer: &mut Buffer,
     len: usize,
     agreed: Agreed,
-    bytes: u64,
+    file: &FileServed,
     on_write: &OnceLock<Handler>,
 ) -> Result<(), Errno> {
     let Ok((header, body)) = decode::header(buffer.message(len)) else { return Ok(()) };
@@ -133,11 +166,18 @@ fn answer(
     let Ok(op) = decode::operation(&header, body, agreed) else {
         return dev.answer(unique, Err(Errno::IO));
     };
-    let attr =
-        Attr { ino: 1, size: bytes, mode: libc::S_IFREG | 0o600, nlink: 1, blksize: 4096, ..Attr::default() };
     match op {
         Op::GetAttr(_) | Op::SetAttr(_) => {
+            let attr = file.attr(header.nodeid);
             let out = AttrOut { attr_valid: FOR_EVER, attr, ..AttrOut::default() };
+            dev.answer(unique, Ok([out.as_bytes(), &[]]))
+        }
+        // Only this process looks names up, and only those of the file's path.
+        Op::Lookup { .. } => {
+            let nodeid = header.nodeid + 1;
+            let (entry_valid, attr_valid) = (FOR_EVER, FOR_EVER);
+            let attr = file.attr(nodeid);
+            let out = EntryOut { nodeid, entry_valid, attr_valid, attr, ..EntryOut::default() };
             dev.answer(unique, Ok([out.as_bytes(), &[]]))
         }
         Op::Open(_) => dev.answer(unique, Ok([OpenOut::default().as_bytes(), &[]])),
@@ -146,7 +186,7 @@ fn answer(
             Err(errno) => dev.answer(unique, Err(errno)),
         },
         Op::Read(arg) => {
-            let left = usize::try_from(bytes.saturating_sub(arg.offset)).unwrap_or(usize::MAX);
+            let left = usize::try_from(file.bytes.saturating_sub(arg.offset)).unwrap_or(usize::MAX);
             let data = buffer.data();
             let len = left.min(data.len()).min(usize::try_from(arg.size).unwrap_or(usize::MAX));
             data[..len].fill(0);
@@ -157,5 +197,21 @@ fn answer(
         // Nobody waits for an answer to these.
         Op::Forget(_) | Op::BatchForget(_) | Op::Interrupt(_) => Ok(()),
         _ => dev.answer(unique, Err(Errno::NOSYS)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_label_becomes_a_path() {
+        assert_eq!(path_of("dir:/srv/data"), ["dir:", "srv", "data"]);
+        assert_eq!(path_of("../a//./b\0"), ["a", "b"]);
+        assert_eq!(path_of("/"), ["watertight"]);
+        assert_eq!(path_of("\0"), ["watertight"]);
+        let long = path_of(&"\u{e9}".repeat(5000));
+        assert_eq!((long.len(), long[0].len()), (1, 96));
+        assert_eq!(path_of(&"a/".repeat(5000)).len(), 16);
     }
 }
