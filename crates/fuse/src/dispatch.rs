@@ -263,7 +263,8 @@ fn may_change(op: &Op<'_>) -> bool {
         | Op::CopyFileRange64(_)
         | Op::Create { .. }
         | Op::TmpFile(_) => true,
-        Op::Open(arg) => files::truncates(arg.flags),
+        // The kernel collects what is written through a mapping, and says nothing of it before a sync.
+        Op::Open(arg) => files::truncates(arg.flags) || files::writes(arg.flags),
         op => place::changes_names_or_attributes(op),
     }
 }

@@ -247,7 +247,12 @@ impl Interrupts {
 
     /// How many requests threads have in hand, or will have.
     pub(crate) fn in_hand(&self) -> usize {
-        self.room.len() + self.slots.lock().iter().filter(|slot| slot.in_hand() != 0).count()
+        self.room.len() + self.in_slots()
+    }
+
+    /// Those of them that threads have in hand by now.
+    pub(crate) fn in_slots(&self) -> usize {
+        self.slots.lock().iter().filter(|slot| slot.in_hand() != 0).count()
     }
 
     /// Puts a request into its thread's slot.

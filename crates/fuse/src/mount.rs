@@ -414,8 +414,16 @@ fn block(
 
 /// A device that tells of syncs, where the kernel does not.
 fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)> {
-    if options.syncs == Syncs::Auto && !is_without_syncfs() {
-        return None;
+    if options.syncs == Syncs::Auto {
+        if !is_without_syncfs() {
+            return None;
+        }
+        if !rustix::process::is_io_flusher().unwrap_or(false) {
+            tracing::warn!(
+                "no device that tells of syncs: this process may have to wait for its own pages (PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE)"
+            );
+            return None;
+        }
     }
     let made = Served::new(&options.fsname, loopdev::BYTES, options.syncs == Syncs::ByPage)
         .map_err(|error| error.to_string())
@@ -436,7 +444,7 @@ pub fn is_without_syncfs() -> bool {
 }
 
 /// To be called by a process that will serve a mount as root, before it has other threads. On kernels where a page of the mount's device tells of syncs, this process
-/// writes that page for the kernel, and so must never wait for memory that is free only once the page is written.
+/// writes that page for the kernel, and so must never wait for memory that is free only once the page is written. Without that, no such page is used.
 pub fn will_serve() {
     if is_without_syncfs()
         && rustix::process::geteuid().is_root()

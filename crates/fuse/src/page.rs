@@ -10,10 +10,12 @@
 //! Neither is anybody's sync, and must not have the volume written before it is due. The write itself does not say. Who syncs is in a system call until the answer,
 //! though, and `/proc` shows it (module `callers`). So on each write:
 //! 1. Is somebody in such a call? Then it is a sync: all is made durable, and the write answered.
-//! 2. Else another page is made dirty, and *then* it is asked again. Whoever began before that page was dirty is still in the call; whoever begins later has
-//!    that page written. If nobody is: it was the flusher.
+//! 2. Else another page is made dirty, and *then* it is asked again, for a while ([`WHILE`]). Whoever began before that page was dirty is still in the call; whoever begins later has
+//!    that page written. If nobody is: it was the flusher. The while is for a host that is short of memory: its flusher would come again at once.
 //!
 //! Where `/proc` does not show every process of the host, each write is taken for a sync.
+//!
+//! While files are open, a page is always kept dirty: what is written through a mapping is the kernel's until it is asked for, and nothing tells that it was changed.
 //!
 //! # Who may touch what
 //! `state` by anybody. `device` by its mutex, which is held while a page is dirtied (memory only; the kernel may slow down who dirties pages, see
@@ -34,6 +36,7 @@ mod schedules;
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use sync::Mutex;
@@ -53,13 +56,18 @@ pub(crate) trait Device: fmt::Debug + Send + Sync {
     fn dirty_a_page(&mut self) -> io::Result<()>;
 }
 
-/// Says whether a process may be in a system call that waits for dirty pages of the device.
-pub(crate) type Callers = Box<dyn Fn() -> bool + Send + Sync>;
+/// How long it is looked for somebody who syncs before a write is taken for the flusher's.
+const WHILE: Duration = Duration::from_secs(1);
+
+/// Says whether a process may be in a system call that waits for dirty pages of the device, now or within so long.
+pub(crate) type Callers = Box<dyn Fn(Duration) -> bool + Send + Sync>;
 
 /// What is to be made durable.
 pub(crate) trait Volumes {
     /// Whether something may not be durable.
     fn has_undurable(&self) -> bool;
+    /// Whether files are open.
+    fn has_open_files(&self) -> bool;
     /// Makes all durable.
     fn sync(&self) -> Result<(), Errno>;
 }
@@ -72,6 +80,7 @@ pub(crate) struct SyncPage {
     callers: Callers,
     is_off: AtomicBool,
     has_heard: AtomicBool,
+    has_failed: AtomicBool,
 }
 
 impl fmt::Debug for SyncPage {
@@ -90,6 +99,7 @@ impl SyncPage {
             callers,
             is_off: AtomicBool::new(false),
             has_heard: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
         }
     }
 
@@ -124,25 +134,35 @@ impl SyncPage {
             Err(error) => {
                 // ORDERING: Relaxed: who reads it looks again with the lock.
                 self.state.store(CLEAN, Ordering::Relaxed);
-                tracing::error!(%error, "syncs of the mount are not heard: its device takes no page");
+                // ORDERING: Relaxed, only that the log has it once.
+                if !self.has_failed.swap(true, Ordering::Relaxed) {
+                    tracing::error!(%error, "syncs of the mount are not heard: its device takes no page");
+                }
             }
         }
     }
 
     /// The kernel writes the page: what it is to be answered with.
     pub(crate) fn written(&self, volumes: &dyn Volumes) -> Result<(), Errno> {
-        // ORDERING: Relaxed, a note for `status`.
-        self.has_heard.store(true, Ordering::Relaxed);
         // ORDERING: Relaxed: at the end all is made durable without being asked.
         if self.is_off.load(Ordering::Relaxed) {
             return Ok(());
         }
         if !is_on("page-clean-after-sync") {
-            self.is_clean();
+            self.mark_clean();
         }
-        let outcome = if self.is_a_sync(volumes) { volumes.sync() } else { Ok(()) };
+        if volumes.has_open_files() && !is_on("page-clean-while-open") {
+            self.note_change();
+        }
+        let outcome = if self.find_sync(volumes) {
+            // ORDERING: Relaxed, a note for `status`.
+            self.has_heard.store(true, Ordering::Relaxed);
+            volumes.sync()
+        } else {
+            Ok(())
+        };
         if is_on("page-clean-after-sync") {
-            self.is_clean();
+            self.mark_clean();
         }
         if outcome.is_err() {
             // What is not durable yet is so still when the next one asks.
@@ -151,28 +171,29 @@ impl SyncPage {
         outcome
     }
 
-    fn is_clean(&self) {
+    fn mark_clean(&self) {
         // ORDERING: AcqRel: the writing that follows must not begin before it. See P1.
         self.state.swap(CLEAN, Ordering::AcqRel);
     }
 
-    fn is_a_sync(&self, volumes: &dyn Volumes) -> bool {
-        if (self.callers)() {
+    /// Finds out whether the write is somebody's sync; if not, a page is dirty again where one has to be.
+    fn find_sync(&self, volumes: &dyn Volumes) -> bool {
+        if (self.callers)(Duration::ZERO) {
             return true;
         }
         if is_on("page-asked-once") {
             self.note_change();
             return false;
         }
-        if !volumes.has_undurable() {
+        if !volumes.has_undurable() && !volumes.has_open_files() {
             // The next change dirties a page.
             return false;
         }
         self.note_change();
-        (self.callers)()
+        (self.callers)(WHILE)
     }
 
-    /// Whether the kernel has ever written the page.
+    /// Whether a sync was ever heard.
     pub(crate) fn has_heard(&self) -> bool {
         // ORDERING: Relaxed, as where it is set.
         self.has_heard.load(Ordering::Relaxed)

@@ -455,6 +455,15 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    /// Of a session that ended in another way than by DESTROY.
+    fn drop(&mut self) {
+        if let Some(hearing) = &self.shared.page {
+            hearing.page.end();
+        }
+    }
+}
+
 /// To hear of syncs by the device's pages.
 fn hear(mount: &Mount, served: &Served) -> Option<Hearing> {
     let MountKind::FuseBlk { loop_device } = mount.kind() else { return None };

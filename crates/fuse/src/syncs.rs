@@ -80,6 +80,10 @@ pub(crate) trait Subject: fmt::Debug + Send + Sync {
     /// Whether something that a sync by this cgroup is about is not known to be durable: if in doubt, yes. Asks no store, and takes no lock that is held while
     /// one is asked.
     fn has_undurable_of(&self, by: &CgroupPath) -> bool;
+    /// Whether files are open in it.
+    fn has_open_files(&self) -> bool {
+        false
+    }
     /// It was left out: tells the log, once for each stall.
     fn tell_left_out(&self) {}
 }

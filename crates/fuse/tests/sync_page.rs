@@ -55,6 +55,15 @@ fn syncfs_and_sync_return_when_all_is_on_the_store() {
         fs::write(&file, "another").unwrap();
         rustix::fs::sync();
         assert_eq!(stored(&mounted, "file"), "another", "{mode:?}");
+        // In place, of a file that is open already: in the second mode the kernel says nothing of it before the sync.
+        let open = fs::OpenOptions::new().write(true).open(&file).unwrap();
+        for text in ["another one", "and another"] {
+            std::os::unix::fs::FileExt::write_all_at(&open, text.as_bytes(), 0).unwrap();
+            syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
+            assert_eq!(stored(&mounted, "file"), text, "{mode:?}");
+        }
+        fs::write(&file, "another").unwrap();
+        drop(open);
         // Names and attributes too.
         fs::rename(&file, mounted.path().join("renamed")).unwrap();
         rustix::fs::sync();

@@ -206,6 +206,12 @@ impl Volume {
         }
     }
 
+    /// Whether files are open, or were until a moment ago. Costs nothing, and asks no store.
+    #[must_use]
+    pub fn has_open_files(&self) -> bool {
+        self.files.len() > 0
+    }
+
     /// The threads that opened what is open, each once, by number, as this process knows them. Others may have it since: by fork(2), or over a
     /// socket. `None` if one of them is not known here, or more than 1024 are open.
     #[must_use]

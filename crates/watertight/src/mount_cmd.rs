@@ -75,6 +75,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if in_background {
         background::leave_session()?;
     }
+    fuse::mount::will_serve();
     let (sender, events) = channel();
     let beginning = Beginning::default();
     let (begins, signal_sender) = (beginning.clone(), sender.clone());
@@ -98,7 +99,6 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
 
     let runtime_dir = RuntimeDir::own()?;
     fuse::mount::check_device().map_err(|error| Problem::failure(error.to_string()))?;
-    fuse::mount::will_serve();
     kernel_side::start()?;
 
     if let Some(directory) = &source.directory {

@@ -161,7 +161,7 @@ fn answer(
     file: &FileServed,
     on_write: &OnceLock<Handler>,
 ) -> Result<(), Errno> {
-    let Ok((header, body)) = decode::header(buffer.message(len)) else { return Ok(()) };
+    let Ok((header, body)) = decode::header(buffer.message(len)) else { return Err(Errno::PROTO) };
     let unique = header.unique;
     let Ok(op) = decode::operation(&header, body, agreed) else {
         return dev.answer(unique, Err(Errno::IO));

@@ -10,7 +10,7 @@
 //! told EIO and the page stays dirty. Attached ones that stall are left out as in any sync of the mountpoint. A thread that hangs so is the only one.
 //!
 //! # Lock order
-//! `Collected::state` is a leaf.
+//! `Collected::state` is a leaf. `Hearing::left` is held for as long as a run is waited for, by the thread that serves the device and no other.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -18,12 +18,11 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use sync::atomic::{AtomicBool, Ordering};
 use sync::{Condvar, Mutex};
 use volume::{Cancel, CgroupPath};
 
@@ -49,7 +48,8 @@ pub(crate) struct Hearing {
     is_only_way: bool,
     /// Of the connection, in the control file system.
     waiting: Option<PathBuf>,
-    has_thread: AtomicBool,
+    /// A run that was left behind in a store that did not answer.
+    left: Mutex<Option<Receiver<volume::Result<()>>>>,
 }
 
 /// The pages of a device, in turn.
@@ -74,13 +74,13 @@ impl Hearing {
         let file = OpenOptions::new().write(true).open(device)?;
         let count = DEVICE_BYTES / PAGE;
         let callers: Callers =
-            if callers::can_see_all() { Box::new(callers::may_anybody_sync) } else { Box::new(|| true) };
+            if callers::can_see_all() { Box::new(callers::may_anybody_sync) } else { Box::new(|_| true) };
         Ok(Self {
             page: SyncPage::new(Box::new(Pages { file, count, next: 0 }), callers),
             collected: Collected::default(),
             is_only_way,
             waiting: connection.map(|dir| dir.join("waiting")),
-            has_thread: AtomicBool::new(false),
+            left: Mutex::new(None),
         })
     }
 
@@ -102,7 +102,7 @@ impl Hearing {
         let text = self.waiting.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
         match text.and_then(|text| text.trim().parse::<usize>().ok()) {
             // It counts those in hand too.
-            Some(waiting) => waiting <= shared.interrupts.in_hand(),
+            Some(waiting) => waiting <= shared.interrupts.in_slots(),
             None => {
                 let mut fds = [PollFd::from_borrowed_fd(shared.master.fd(), PollFlags::IN)];
                 let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -123,35 +123,52 @@ impl Volumes for OfSession {
             || (!tree.is_plain() && tree.subjects().iter().any(|one| one.has_undurable_of(&root)))
     }
 
+    fn has_open_files(&self) -> bool {
+        let tree = &self.0.tree;
+        tree.root().volume.has_open_files()
+            || (!tree.is_plain() && tree.subjects().iter().any(|one| one.has_open_files()))
+    }
+
     fn sync(&self) -> Result<(), Errno> {
         let Some(hearing) = &self.0.page else { return Ok(()) };
-        hearing.wait_for_collected(&self.0);
-        // ORDERING: Relaxed: only the thread that serves the device sets it.
-        if hearing.has_thread.swap(true, Ordering::Relaxed) {
+        // One at a time: the device is served by one thread, and what was left behind is waited for.
+        let mut left = hearing.left.lock();
+        if let Some(run) = left.take()
+            && self.wait(&run).is_none()
+        {
+            *left = Some(run);
             return Err(Errno::IO);
         }
+        hearing.wait_for_collected(&self.0);
         let (tell, told) = channel();
         let shared = Arc::clone(&self.0);
         let sync = move || {
-            // Nobody knows who calls: what they may wait for is what anybody may.
-            let (root, cancel) = (CgroupPath::root(), Cancel::default());
-            let own = || shared.tree.root().volume.sync_by(&root, &cancel);
-            let synced = shared.sync_attached(CgroupPath::root, &cancel, own).told();
-            if let Some(hearing) = &shared.page {
-                // ORDERING: Release, pairs with nothing that reads data: it is a count of one.
-                hearing.has_thread.store(false, Ordering::Release);
-            }
+            // Nobody knows who calls, so no limit holds: an unmount may be among them.
+            let own = || shared.tree.root().volume.sync_all();
+            let synced = shared.sync_attached(CgroupPath::root, &Cancel::default(), own).told();
             let _nobody_waits_any_more = tell.send(synced);
         };
         spawn("wt-fuse-synced", sync).map_err(|_| Errno::IO)?;
+        let Some(synced) = self.wait(&told) else {
+            *left = Some(told);
+            return Err(Errno::IO);
+        };
+        synced.map_err(|error| crate::errno::of(&error))
+    }
+}
+
+impl OfSession {
+    /// How a run went; none if it goes on and the session's own volume stalls.
+    fn wait(&self, run: &Receiver<volume::Result<()>>) -> Option<volume::Result<()>> {
         loop {
-            match told.recv_timeout(LOOK) {
-                Ok(synced) => return synced.map_err(|error| crate::errno::of(&error)),
+            match run.recv_timeout(LOOK) {
+                Ok(synced) => return Some(synced),
+                // It panicked.
+                Err(RecvTimeoutError::Disconnected) => return Some(Err(volume::Error::Released)),
                 Err(RecvTimeoutError::Timeout) if self.0.tree.root().volume.is_known_to_stall() => {
-                    return Err(Errno::IO);
+                    return None;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(Errno::IO),
             }
         }
     }

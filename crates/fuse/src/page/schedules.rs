@@ -19,6 +19,9 @@ struct Kernel {
     /// Threads in a call that waits for the device.
     syncing: AtomicUsize,
     fails: AtomicBool,
+    /// Changed through a mapping: the kernel has it until somebody syncs.
+    mapped: AtomicU64,
+    is_open: AtomicBool,
     changed: AtomicU64,
     durable: AtomicU64,
     /// How often all was made durable.
@@ -40,6 +43,10 @@ impl Device for Below {
 impl Volumes for Kernel {
     fn has_undurable(&self) -> bool {
         self.changed.load(Ordering::SeqCst) > self.durable.load(Ordering::SeqCst)
+    }
+
+    fn has_open_files(&self) -> bool {
+        self.is_open.load(Ordering::SeqCst)
     }
 
     fn sync(&self) -> Result<(), Errno> {
@@ -82,6 +89,8 @@ impl Kernel {
 
     fn syncfs(&self, page: &SyncPage) -> Result<(), Errno> {
         self.syncing.fetch_add(1, Ordering::SeqCst);
+        // It hands over what it has, and does not wait for the answer.
+        self.changed.fetch_add(self.mapped.swap(0, Ordering::SeqCst), Ordering::SeqCst);
         let outcome = self.write_pages(page);
         self.syncing.fetch_sub(1, Ordering::SeqCst);
         outcome
@@ -97,7 +106,7 @@ impl Kernel {
 fn mounted() -> (Arc<Kernel>, Arc<SyncPage>) {
     let kernel = Arc::<Kernel>::default();
     let seen = Arc::clone(&kernel);
-    let callers = Box::new(move || seen.syncing.load(Ordering::SeqCst) > 0);
+    let callers = Box::new(move |_| seen.syncing.load(Ordering::SeqCst) > 0);
     let page = Arc::new(SyncPage::new(Box::new(Below(Arc::clone(&kernel))), callers));
     (kernel, page)
 }
@@ -169,4 +178,33 @@ fn the_flusher_is_not_a_sync_and_takes_none_away() {
         kernel.syncfs(&page).unwrap();
         assert_eq!(kernel.syncs.load(Ordering::SeqCst), 1, "after the end");
     });
+}
+
+/// What is changed through a mapping, after a sync and before another one, is durable after that: nothing was told of the change.
+#[test]
+fn a_sync_waits_for_what_was_changed_through_a_mapping() {
+    model::check(|| {
+        let (kernel, page) = mounted();
+        kernel.is_open.store(true, Ordering::SeqCst);
+        page.note_change();
+        let flusher = {
+            let (kernel, page) = (Arc::clone(&kernel), Arc::clone(&page));
+            thread::spawn(move || kernel.write_pages(&page).unwrap())
+        };
+        for n in 1..=2 {
+            kernel.mapped.fetch_add(1, Ordering::SeqCst);
+            kernel.syncfs(&page).unwrap();
+            assert!(
+                kernel.durable.load(Ordering::SeqCst) >= n,
+                "a sync returned before its data was durable"
+            );
+        }
+        flusher.join().unwrap();
+    });
+}
+
+#[test]
+fn a_page_that_is_clean_while_files_are_open_is_caught() {
+    let test = "page::schedules::a_sync_waits_for_what_was_changed_through_a_mapping";
+    mutant::assert_caught(test, &["page-clean-while-open"], "before its data was durable");
 }

@@ -199,6 +199,10 @@ impl Subject for Served {
         self.volume.has_undurable_of(by)
     }
 
+    fn has_open_files(&self) -> bool {
+        self.volume.has_open_files()
+    }
+
     fn tell_left_out(&self) {
         let stall = self.volume.stalls();
         // ORDERING: Relaxed, nothing is published by it.

@@ -62,9 +62,14 @@ pub fn client() {
             msync(start, 8192, MsyncFlags::SYNC).unwrap();
         }
         if let Some(stored) = stored {
-            rustix::fs::sync();
-            let content = std::fs::read(stored).unwrap();
-            assert_eq!((content[0], content[4096]), (byte, byte), "not on the store after sync(2)");
+            // Again, too: nothing tells the server of a change before a sync does.
+            for byte in [byte, b'n', b'o'] {
+                start.cast::<u8>().write(byte);
+                start.cast::<u8>().add(4096).write(byte);
+                rustix::fs::sync();
+                let content = std::fs::read(&stored).unwrap();
+                assert_eq!((content[0], content[4096]), (byte, byte), "not on the store after sync(2)");
+            }
         }
         munmap(start, 8192).unwrap();
     }

@@ -160,6 +160,7 @@ pub(super) fn uring() -> anyhow::Result<Found> {
 
 /// A volume over a directory, in which nothing is due for an hour: what is on the store when a sync returns?
 pub(super) fn syncs_wait() -> anyhow::Result<Found> {
+    fuse::mount::will_serve();
     let dir = tempfile::tempdir()?;
     let (mountpoint, stored) = (dir.path().join("mnt"), dir.path().join("store"));
     std::fs::create_dir(&mountpoint)?;
