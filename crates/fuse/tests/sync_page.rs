@@ -181,3 +181,33 @@ fn an_unmount_leaves_no_device_and_all_on_the_store() {
     // Somebody may look at it still, and somebody else may have it by now.
     eventually("the device is free", || fs::read_to_string(&backing).map_or(true, |file| file != backed));
 }
+
+/// A store that hangs does not keep those who sync, who may mean another file system; nothing is lost by that.
+#[test]
+fn a_store_that_is_known_to_stall_is_not_waited_for_and_synced_once_it_answers() {
+    let (setup, gate) = Setup::hanging_in("write");
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    let stalling = volume::Options { stall_after: Duration::from_millis(20), ..volume::Options::default() };
+    let Some(mounted) = by_page(Setup { volume: stalling, ..setup }) else { return };
+    hears(&mounted);
+    gate.shut();
+    fs::write(mounted.path().join("file"), "held").unwrap();
+    let dir = fs::File::open(mounted.path()).unwrap();
+    let sync = |dir: &fs::File| {
+        let dir = dir.try_clone().unwrap();
+        let syncing = std::thread::spawn(move || syncfs(&dir));
+        eventually("the call ends", || {
+            mounted.volume.look();
+            syncing.is_finished()
+        });
+        syncing.join().unwrap()
+    };
+    for _ in 0..2 {
+        assert_eq!(sync(&dir), Err(rustix::io::Errno::IO));
+    }
+    gate.open();
+    eventually("it is synced", || sync(&dir).is_ok());
+    assert_eq!(stored(&mounted, "file"), "held");
+    drop(dir);
+    mounted.unmount();
+}
