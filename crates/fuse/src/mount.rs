@@ -412,7 +412,7 @@ fn block(
     Ok((MountKind::FuseBlk { loop_device: device.path().to_owned() }, served))
 }
 
-/// A device that tells of syncs, where the kernel does not.
+/// A device that tells of syncs, where the kernel does not. Without it the mount's first sync is not seen, which is said then.
 fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)> {
     if options.syncs == Syncs::Auto {
         if !is_without_syncfs() {
@@ -428,7 +428,7 @@ fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)>
     let made = Served::new(&options.fsname, loopdev::BYTES, options.syncs == Syncs::ByPage)
         .map_err(|error| error.to_string())
         .and_then(|(served, file)| Ok((served, loopdev::LoopDevice::over(file.as_fd())?)));
-    made.inspect_err(|error| tracing::warn!(error, "no device that tells of syncs")).ok()
+    made.inspect_err(|error| tracing::debug!(error, "no device that tells of syncs")).ok()
 }
 
 /// Whether the kernel is older than those that send SYNCFS. What it really does is seen later; this only says what to prepare.

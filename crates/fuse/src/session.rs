@@ -469,7 +469,7 @@ fn hear(mount: &Mount, served: &Served) -> Option<Hearing> {
     let MountKind::FuseBlk { loop_device } = mount.kind() else { return None };
     let connection = mount.info().map(crate::mount::MountInfo::connection_dir);
     Hearing::new(loop_device, connection, served.is_only_way)
-        .inspect_err(|error| tracing::warn!(%error, "syncs of the mount are not heard: nobody may write to its device"))
+        .inspect_err(|error| tracing::debug!(%error, "syncs of the mount are not heard: nobody may write to its device"))
         .ok()
 }
 
