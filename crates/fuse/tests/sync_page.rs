@@ -33,7 +33,7 @@ fn device(mounted: &Mounted) -> &Path {
 /// The session has begun to hear.
 fn hears(mounted: &Mounted) {
     eventually("a syncfs(2) is heard", || {
-        syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
+        syncfs(fs::File::open(mounted.path()).expect("it is mounted")).expect("the store takes all");
         mounted.view.has_seen_syncfs()
     });
     assert!(!mounted.view.knows_who_syncs());

@@ -39,6 +39,8 @@ const AGAIN: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(50);
 /// Length of a page, in bytes: the block size of the mount.
 const PAGE: u64 = 4096;
+/// What is written to one: it means nothing.
+const EMPTY: [u8; 4096] = [0; 4096];
 
 /// What a session knows of its page.
 #[derive(Debug)]
@@ -64,7 +66,7 @@ impl Device for Pages {
     fn dirty_a_page(&mut self) -> io::Result<()> {
         let page = self.next % self.count;
         self.next += 1;
-        self.file.write_all_at(&[0; PAGE as usize], page * PAGE)
+        self.file.write_all_at(&EMPTY, page * PAGE)
     }
 }
 

@@ -184,9 +184,9 @@ fn is_ready(child: &mut Child) -> anyhow::Result<bool> {
 fn type_of(pid: u32, mountpoint: &Path) -> anyhow::Result<String> {
     let file = format!("/proc/{pid}/mounts");
     let mounts = std::fs::read_to_string(&file).context(file)?;
-    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let at = |fields: &Vec<&str>| fields.get(1).is_some_and(|at| Path::new(at) == mountpoint);
-    let fields = fields.filter(at).next_back().context("ready, and not in its mount table")?;
+    let fields = fields.rfind(at).context("ready, and not in its mount table")?;
     let kind = fields.get(2).copied().unwrap_or_default();
     Ok(kind.split('.').next().unwrap_or(kind).to_owned())
 }

@@ -209,7 +209,7 @@ fn mounts(hosts: &Hosts) -> String {
         if outcomes.is_empty() {
             continue;
         }
-        text.push_str(&wrapped(&situation.title.to_owned(), "- ", "  "));
+        text.push_str(&wrapped(situation.title, "- ", "  "));
         for (said, names) in outcomes.values() {
             text.push_str(&wrapped(&format!("{}: {said}", names.join(", ")), "  - ", "    "));
         }
