@@ -294,6 +294,11 @@ impl Model {
         self.lives.get(&store).is_some_and(|life| self.all_at(path).iter().any(|known| known == life))
     }
 
+    /// Whether something is attached above a path.
+    pub(super) fn is_hidden(&self, path: &str) -> bool {
+        path.match_indices('/').any(|(at, _)| !self.all_at(&path[..at]).is_empty())
+    }
+
     /// All that is attached at a path, the uppermost last.
     fn all_at(&self, path: &str) -> Vec<usize> {
         let mut at = (BASE, (0, 0));
