@@ -1,33 +1,41 @@
 //! Syncs of which the kernel says nothing, heard by a dirty page.
 //!
-//! Purpose: kernels before 6.18 send no SYNCFS to `fuseblk`. But sync(2), syncfs(2), FIFREEZE and a remount to read-only write the dirty pages of
-//! the block device below a file system, and wait for these writes. Where that device is served by this side (module `mount::served`), a
-//! page of it is kept dirty while the volume may have something that is not durable: the write of the page is then the kernel's word that somebody syncs, and its
-//! answer is what they wait for.
+//! Purpose: kernels before 6.18 send no SYNCFS to `fuseblk`. But sync(2), syncfs(2), FIFREEZE and a
+//! remount to read-only write the dirty pages of the block device below a file system, and wait for
+//! these writes. Where that device is served by this side (module `mount::served`), a page of it is
+//! kept dirty while the volume may have something that is not durable: the write of the page is
+//! then the kernel's word that somebody syncs, and its answer is what they wait for.
 //!
 //! # Whose write it is
-//! The kernel's flusher writes pages that have been dirty for long too (`vm.dirty_expire_centisecs`), and so does a host that is short of memory.
-//! Neither is anybody's sync, and must not have the volume written before it is due. The write itself does not say. Who syncs is in a system call until the answer,
-//! though, and `/proc` shows it (module `callers`). So on each write:
+//! The kernel's flusher writes pages that have been dirty for long too
+//! (`vm.dirty_expire_centisecs`), and so does a host that is short of memory. Neither is anybody's
+//! sync, and must not have the volume written before it is due. The write itself does not say. Who
+//! syncs is in a system call until the answer, though, and `/proc` shows it (module `callers`). So
+//! on each write:
 //! 1. Is somebody in such a call? Then it is a sync: all is made durable, and the write answered.
-//! 2. Else another page is made dirty, and *then* it is asked again, for a while ([`WHILE`]). Whoever began before that page was dirty is still in the call; whoever begins later has
-//!    that page written. If nobody is: it was the flusher. The while is for a host that is short of memory: its flusher would come again at once.
+//! 2. Else another page is made dirty, and *then* it is asked again, for a while ([`WHILE`]).
+//!    Whoever began before that page was dirty is still in the call; whoever begins later has that
+//!    page written. If nobody is: it was the flusher. The while is for a host that is short of
+//!    memory: its flusher would come again at once.
 //!
 //! Where `/proc` does not show every process of the host, each write is taken for a sync.
 //!
-//! While files are open, a page is always kept dirty: what is written through a mapping is the kernel's until it is asked for, and nothing tells that it was changed.
+//! While files are open, a page is always kept dirty: what is written through a mapping is the
+//! kernel's until it is asked for, and nothing tells that it was changed.
 //!
 //! # Who may touch what
-//! `state` by anybody. `device` by its mutex, which is held while a page is dirtied (memory only; the kernel may slow down who dirties pages, see
-//! [`SyncPage::new`]); never while a store is called.
+//! `state` by anybody. `device` by its mutex, which is held while a page is dirtied (memory only;
+//! the kernel may slow down who dirties pages, see [`SyncPage::new`]); never while a store is
+//! called.
 //!
 //! # Lock order
 //! `device` is a leaf.
 //!
 //! # Orderings
-//! P1: who changes something does so, then looks at `state`, then answers its caller. Who hears of a sync sets `state` to [`CLEAN`], then has all written. The change
-//! and the writing meet under the volume's locks: where the writing came first and missed the change, `state` was clean before the change, and who changed it sees
-//! that and dirties a page before the answer.
+//! P1: who changes something does so, then looks at `state`, then answers its caller. Who hears of
+//! a sync sets `state` to [`CLEAN`], then has all written. The change and the writing meet under
+//! the volume's locks: where the writing came first and missed the change, `state` was clean before
+//! the change, and who changed it sees that and dirties a page before the answer.
 
 mod callers;
 pub(crate) mod mounted;
@@ -59,7 +67,8 @@ pub(crate) trait Device: fmt::Debug + Send + Sync {
 /// How long it is looked for somebody who syncs before a write is taken for the flusher's.
 const WHILE: Duration = Duration::from_secs(1);
 
-/// Says whether a process may be in a system call that waits for dirty pages of the device, now or within so long.
+/// Says whether a process may be in a system call that waits for dirty pages of the device, now or
+/// within so long.
 pub(crate) type Callers = Box<dyn Fn(Duration) -> bool + Send + Sync>;
 
 /// What is to be made durable.
@@ -90,8 +99,8 @@ impl fmt::Debug for SyncPage {
 }
 
 impl SyncPage {
-    /// Of this device. The threads that dirty pages are to be `PR_SET_IO_FLUSHER`: whoever serves a device must not wait for memory that is
-    /// only free once that device has answered.
+    /// Of this device. The threads that dirty pages are to be `PR_SET_IO_FLUSHER`: whoever serves a
+    /// device must not wait for memory that is only free once that device has answered.
     pub(crate) fn new(device: Box<dyn Device>, callers: Callers) -> Self {
         Self {
             state: AtomicU8::new(CLEAN),
@@ -105,8 +114,8 @@ impl SyncPage {
 
     /// To be called after something was changed and before the one who did it is told.
     pub(crate) fn note_change(&self) {
-        // ORDERING: Acquire, pairs with the Release below: the page is dirty when this reads that it is. See P1; were `state` read before the
-        // change, the answer to a sync could miss it.
+        // ORDERING: Acquire, pairs with the Release below: the page is dirty when this reads that
+        // it is. See P1; were `state` read before the change, the answer to a sync could miss it.
         if self.state.load(Ordering::Acquire) != DIRTY {
             self.dirty();
         }
@@ -114,13 +123,15 @@ impl SyncPage {
 
     fn dirty(&self) {
         let mut device = self.device.lock();
-        // ORDERING: Acquire, as in `note_change`: somebody may have done it while this waited for the lock.
+        // ORDERING: Acquire, as in `note_change`: somebody may have done it while this waited for
+        // the lock.
         if self.state.load(Ordering::Acquire) == DIRTY {
             return;
         }
         let Some(pages) = device.as_mut() else { return };
         let begun = if is_on("page-dirty-too-early") { DIRTY } else { BEGUN };
-        // ORDERING: Relaxed: only who holds the lock sets it to anything but CLEAN, and `written` comes after the page is dirty.
+        // ORDERING: Relaxed: only who holds the lock sets it to anything but CLEAN, and `written`
+        // comes after the page is dirty.
         self.state.store(begun, Ordering::Relaxed);
         match pages.dirty_a_page() {
             // It may have been written already; then the next change dirties another.
@@ -176,7 +187,8 @@ impl SyncPage {
         self.state.swap(CLEAN, Ordering::AcqRel);
     }
 
-    /// Finds out whether the write is somebody's sync; if not, a page is dirty again where one has to be.
+    /// Finds out whether the write is somebody's sync; if not, a page is dirty again where one has
+    /// to be.
     fn find_sync(&self, volumes: &dyn Volumes) -> bool {
         if (self.callers)(Duration::ZERO) {
             return true;
@@ -199,7 +211,8 @@ impl SyncPage {
         self.has_heard.load(Ordering::Relaxed)
     }
 
-    /// The kernel sends SYNCFS, or the end has come: no page is made dirty any more, and writes are answered at once.
+    /// The kernel sends SYNCFS, or the end has come: no page is made dirty any more, and writes are
+    /// answered at once.
     pub(crate) fn end(&self) {
         // ORDERING: Relaxed, only spares who comes often the lock.
         if !self.is_off.swap(true, Ordering::Relaxed) {

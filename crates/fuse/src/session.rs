@@ -431,9 +431,6 @@ impl Session {
             stuck += ring.wait(until);
         }
         stuck += self.shared.syncs.end(until);
-        if let Some(hearing) = &self.shared.page {
-            hearing.page.end();
-        }
         // ORDERING: Acquire, pairs with the Release in `Shared::destroy`.
         let destroyed = self.shared.destroyed.load(Ordering::Acquire);
         let reason = match end {

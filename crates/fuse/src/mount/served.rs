@@ -1,9 +1,12 @@
 //! A file that this side serves, for a loop device to stand on.
 //!
-//! Purpose: what the kernel writes to the device comes here, and the kernel waits for the answer; module `page` says what for. The file is in a FUSE
-//! mount of its own, which is at no path: nobody but the loop device has it, and it goes with that. Its path there is what tools show for the device.
+//! Purpose: what the kernel writes to the device comes here, and the kernel waits for the answer;
+//! module `page` says what for. The file is in a FUSE mount of its own, which is at no path: nobody
+//! but the loop device has it, and it goes with that. Its path there is what tools show for the
+//! device.
 //!
-//! The file has no content: what is written is only heard, what is read is zero. Nodes are numbered along its path: the root, the directories, the file.
+//! The file has no content: what is written is only heard, what is read is zero. Nodes are numbered
+//! along its path: the root, the directories, the file.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -48,7 +51,8 @@ impl std::fmt::Debug for Handler {
 }
 
 impl Served {
-    /// Serves a file of so many bytes that is called `label`, by a thread that ends with its last user.
+    /// Serves a file of so many bytes that is called `label`, by a thread that ends with its last
+    /// user.
     ///
     /// # Errors
     /// What the kernel refuses.

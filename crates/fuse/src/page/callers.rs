@@ -1,8 +1,12 @@
-//! Whether a process of the host waits for dirty pages to be written, by what `/proc` says of its threads.
+//! Whether a process of the host waits for dirty pages to be written, by what `/proc` says of its
+//! threads.
 //!
-//! Whoever waits for a page of the device sleeps uninterruptibly (state `D` in `/proc/PID/task/TID/stat`), or has a processor or wants one (`R`) on the way there. Of a thread in `D` the file `syscall` beside it has the number and the arguments of its call. One that runs, and one whose call may not be
-//! read, is looked at again until it sleeps otherwise, is seen in another call, or has used more of its processor for itself than before, which it cannot have done in such a
-//! call. Source: proc_pid_stat(5), proc_pid_syscall(5).
+//! Whoever waits for a page of the device sleeps uninterruptibly (state `D` in
+//! `/proc/PID/task/TID/stat`), or has a processor or wants one (`R`) on the way there. Of a thread
+//! in `D` the file `syscall` beside it has the number and the arguments of its call. One that runs,
+//! and one whose call may not be read, is looked at again until it sleeps otherwise, is seen in
+//! another call, or has used more of its processor for itself than before, which it cannot have
+//! done in such a call. Source: proc_pid_stat(5), proc_pid_syscall(5).
 
 use std::collections::HashMap;
 use std::fs;
@@ -25,7 +29,8 @@ const FIFREEZE: u64 = 0xc004_5877;
 /// fsconfig(2)'s FSCONFIG_CMD_RECONFIGURE, of `linux/mount.h`.
 const RECONFIGURE: u64 = 7;
 
-/// Whether every process of the host can be seen from here: this one is in the first process-id namespace.
+/// Whether every process of the host can be seen from here: this one is in the first process-id
+/// namespace.
 pub(super) fn can_see_all() -> bool {
     /// Its inode number, `PROC_PID_INIT_INO` of the kernel.
     const FIRST: &str = "pid:[4026531836]";
@@ -34,9 +39,11 @@ pub(super) fn can_see_all() -> bool {
         && fs::read("/proc/1/stat").is_ok()
 }
 
-/// Whether another thread may be in such a call, now or within so long. True, too, if that cannot be known.
+/// Whether another thread may be in such a call, now or within so long. True, too, if that cannot
+/// be known.
 ///
-/// Who sleeps in one is found at once. Only threads that want a processor and get none hold this up, until [`LONGEST`].
+/// Who sleeps in one is found at once. Only threads that want a processor and get none hold this
+/// up, until [`LONGEST`].
 pub(super) fn may_anybody_sync(within: Duration) -> bool {
     let Some(mut undecided) = undecided() else { return true };
     let (begun, mut pause) = (Instant::now(), SHORTEST_PAUSE);
@@ -46,7 +53,8 @@ pub(super) fn may_anybody_sync(within: Duration) -> bool {
         }
         thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
-        // All of them: somebody may have begun meanwhile, and should not wait for those that are looked at again.
+        // All of them: somebody may have begun meanwhile, and should not wait for those that are
+        // looked at again.
         let Some(now) = self::undecided() else { return true };
         undecided.retain(|thread, before| now.get(thread) == Some(before));
     }
@@ -97,12 +105,13 @@ fn unless_gone<T>(read: io::Result<T>) -> Option<Option<T>> {
     }
 }
 
-/// A thread's state, and the processor time that it has used in its own program, as text that is only compared. None of one that is the kernel's own,
-/// which calls nothing.
+/// A thread's state, and the processor time that it has used in its own program, as text that is
+/// only compared. None of one that is the kernel's own, which calls nothing.
 fn read(stat: &[u8]) -> Option<(char, String)> {
     /// PF_KTHREAD, PF_USER_WORKER and PF_IO_WORKER of the kernel.
     const OF_KERNEL: u64 = 0x0020_0000 | 0x4000 | 0x10;
-    // The name, in parentheses, may contain any bytes; what follows does not. Of all fields flags is the ninth, utime the fourteenth.
+    // The name, in parentheses, may contain any bytes; what follows does not. Of all fields flags
+    // is the ninth, utime the fourteenth.
     let name_ends = stat.iter().rposition(|byte| *byte == b')')?;
     let fields = std::str::from_utf8(&stat[name_ends + 1..]).ok()?;
     let mut fields = fields.split_ascii_whitespace();
@@ -112,7 +121,8 @@ fn read(stat: &[u8]) -> Option<(char, String)> {
     (flags & OF_KERNEL == 0).then(|| (state, own_time.to_owned()))
 }
 
-/// Reads a line of `/proc/PID/syscall`: a number, in decimal, and six arguments in hexadecimal; `running`; or -1.
+/// Reads a line of `/proc/PID/syscall`: a number, in decimal, and six arguments in hexadecimal;
+/// `running`; or -1.
 fn is_of_a_sync(line: &str) -> bool {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let argument =

@@ -1,20 +1,26 @@
 //! A session's sync page: the device of its mount, and its volumes.
 //!
 //! # Data that the kernel has collected
-//! Before it writes the page, the kernel sends the dirty pages of mapped files (in mode `kernel-writeback`: of all files), and does not wait for the answers. So before all is made
-//! durable, this waits until no request is left in the kernel's queues, and then until those of such data that are in hand are through. Under a load that never
-//! leaves the queues empty it waits [`LONGEST`], and goes on.
+//! Before it writes the page, the kernel sends the dirty pages of mapped files (in mode
+//! `kernel-writeback`: of all files), and does not wait for the answers. So before all is made
+//! durable, this waits until no request is left in the kernel's queues, and then until those of
+//! such data that are in hand are through. Under a load that never leaves the queues empty it waits
+//! [`LONGEST`], and goes on.
 //!
 //! # A store that does not answer
-//! The page must not wait for it: whoever calls sync(2) on the host does. So the volumes are synced by a thread of its own, and when the session's own one is known to stall, the kernel is
-//! told EIO and the page stays dirty. Attached ones that stall are left out as in any sync of the mountpoint. A thread that hangs so is the only one.
+//! The page must not wait for it: whoever calls sync(2) on the host does. So the volumes are synced
+//! by a thread of its own, and when the session's own one is known to stall, the kernel is told EIO
+//! and the page stays dirty. Attached ones that stall are left out as in any sync of the
+//! mountpoint. A thread that hangs so is the only one.
 //!
 //! # Lock order
-//! `Collected::state` is a leaf. `Hearing::left` is held for as long as a run is waited for, by the thread that serves the device and no other.
+//! `Collected::state` is a leaf. `Hearing::left` is held for as long as a run is waited for, by the
+//! thread that serves the device and no other.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +28,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use sync::{Condvar, Mutex};
 use volume::{Cancel, CgroupPath};
 
@@ -48,8 +56,8 @@ pub(crate) struct Hearing {
     pub(crate) page: SyncPage,
     pub(crate) collected: Collected,
     is_only_way: bool,
-    /// Of the connection, in the control file system.
-    waiting: Option<PathBuf>,
+    /// The control file system, and the connection's directory there.
+    control: Option<(OwnedFd, PathBuf)>,
     /// A run that was left behind in a store that did not answer.
     left: Mutex<Option<Receiver<volume::Result<()>>>>,
 }
@@ -81,7 +89,7 @@ impl Hearing {
             page: SyncPage::new(Box::new(Pages { file, count, next: 0 }), callers),
             collected: Collected::default(),
             is_only_way,
-            waiting: connection.map(|dir| dir.join("waiting")),
+            control: connection.and_then(|dir| Some((control().ok()?, PathBuf::from(dir.file_name()?)))),
             left: Mutex::new(None),
         })
     }
@@ -101,7 +109,10 @@ impl Hearing {
     }
 
     fn are_queues_empty(&self, shared: &Shared) -> bool {
-        let text = self.waiting.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+        let text = self.control.as_ref().and_then(|(control, dir)| {
+            let file = openat(control, dir.join("waiting"), OFlags::CLOEXEC, Mode::empty()).ok()?;
+            io::read_to_string(File::from(file)).ok()
+        });
         match text.and_then(|text| text.trim().parse::<usize>().ok()) {
             // It counts those in hand too.
             Some(waiting) => waiting <= shared.interrupts.in_slots(),
@@ -112,6 +123,13 @@ impl Hearing {
             }
         }
     }
+}
+
+/// The kernel's control file system for FUSE, in a mount at no path: not every host has it mounted.
+fn control() -> io::Result<OwnedFd> {
+    let fs = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(fs.as_fd())?;
+    Ok(fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }
 
 /// The volumes of a session.
@@ -133,7 +151,8 @@ impl Volumes for OfSession {
 
     fn sync(&self) -> Result<(), Errno> {
         let Some(hearing) = &self.0.page else { return Ok(()) };
-        // One at a time: the device is served by one thread, and what was left behind is waited for.
+        // One at a time: the device is served by one thread, and what was left behind is waited
+        // for.
         let mut left = hearing.left.lock();
         if let Some(run) = left.take()
             && self.wait(&run).is_none()

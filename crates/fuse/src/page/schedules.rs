@@ -1,4 +1,5 @@
-//! Who changes something, who syncs and the kernel's flusher, under many schedules, with mutants that the same test catches.
+//! Who changes something, who syncs and the kernel's flusher, under many schedules, with mutants
+//! that the same test catches.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
 
@@ -62,7 +63,8 @@ impl Volumes for Kernel {
 }
 
 impl Kernel {
-    /// Writes what is dirty when it comes, and waits for that and for what is being written, as sync_blockdev() does.
+    /// Writes what is dirty when it comes, and waits for that and for what is being written, as
+    /// sync_blockdev() does.
     fn write_pages(&self, page: &SyncPage) -> Result<(), Errno> {
         let taken = {
             let mut pages = self.pages.lock();
@@ -111,7 +113,8 @@ fn mounted() -> (Arc<Kernel>, Arc<SyncPage>) {
     (kernel, page)
 }
 
-/// What was changed before a sync is durable when it returns, whoever else changes and syncs, and whatever the flusher writes.
+/// What was changed before a sync is durable when it returns, whoever else changes and syncs, and
+/// whatever the flusher writes.
 #[test]
 fn a_sync_waits_for_what_was_changed_before_it() {
     model::check(|| {
@@ -150,7 +153,8 @@ fn a_sync_that_is_not_heard_is_caught() {
     mutant::assert_caught(test, &mutants, "before its data was durable");
 }
 
-/// What the flusher writes of its own accord has nothing written before it is due, and the next sync is heard all the same; so is one after a failure.
+/// What the flusher writes of its own accord has nothing written before it is due, and the next
+/// sync is heard all the same; so is one after a failure.
 #[test]
 fn the_flusher_is_not_a_sync_and_takes_none_away() {
     model::check(|| {
@@ -180,7 +184,8 @@ fn the_flusher_is_not_a_sync_and_takes_none_away() {
     });
 }
 
-/// What is changed through a mapping, after a sync and before another one, is durable after that: nothing was told of the change.
+/// What is changed through a mapping, after a sync and before another one, is durable after that:
+/// nothing was told of the change.
 #[test]
 fn a_sync_waits_for_what_was_changed_through_a_mapping() {
     model::check(|| {
