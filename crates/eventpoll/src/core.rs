@@ -27,6 +27,7 @@
 //! that are taken in [`Poll::poll`](crate::Poll::poll). A listener is called under whatever lock its caller holds, and takes none. Who is dropped or
 //! closed may hold any of them as well: it only tries the scan's lock and `nest`'s (`errands`).
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ use crate::barrier::full;
 use crate::errands::Errands;
 use crate::eventpoll::Watches;
 use crate::protect::{self, Called, Retired};
-use crate::queue::{Listener, Listeners, WaitQueue};
+use crate::queue::{FastPath, Listener, Listeners, WaitQueue};
 use crate::ready::{Pending, ReadyList};
 use crate::source::{Queue, Watched};
 use crate::waiters::Waiters;
@@ -47,13 +48,11 @@ use crate::{Error, Event, Events, Interest, Result, nest};
 ///
 /// What who signals writes, what who waits writes, and what is mostly read lie in cache lines of their own.
 pub(crate) struct Core<R: ReadyList> {
-    pub(crate) shared: Shared<R>,
+    pub(crate) shared: Arc<Shared<R>>,
     scan: Alone<Errands<Scan<R>, Errand>>,
     pub(crate) is_closed: AtomicBool,
     /// How often all waits were interrupted.
     pub(crate) interrupts: AtomicU32,
-    /// Who watches the eventpoll itself.
-    pub(crate) poll_wait: WaitQueue,
     pub(crate) watches: Arc<Watches>,
 }
 
@@ -62,6 +61,8 @@ pub(crate) struct Core<R: ReadyList> {
 pub(crate) struct Shared<R: ReadyList> {
     pub(crate) ready: R,
     pub(crate) waiters: Waiters,
+    /// Who watches the eventpoll itself.
+    pub(crate) poll_wait: WaitQueue,
 }
 
 /// Alone in its cache lines.
@@ -82,6 +83,7 @@ struct Item<R: ReadyList> {
     /// The events that queue it; none while it is disarmed.
     mask: AtomicU32,
     place: R::Place,
+    shared: Arc<Shared<R>>,
     core: Arc<Core<R>>,
     source: Arc<dyn Watched>,
     called: Called,
@@ -160,10 +162,13 @@ enum Answer {
 impl<R: ReadyList> Core<R> {
     pub(crate) fn new(watches: Arc<Watches>) -> Self {
         Self {
-            shared: Shared { ready: R::default(), waiters: Waiters::default() },
+            shared: Arc::new(Shared {
+                ready: R::default(),
+                waiters: Waiters::default(),
+                poll_wait: WaitQueue::new(),
+            }),
             is_closed: AtomicBool::new(false),
             interrupts: AtomicU32::new(0),
-            poll_wait: WaitQueue::new(),
             watches,
             scan: Alone(Errands::new(Scan {
                 is_closed: false,
@@ -202,7 +207,7 @@ impl<R: ReadyList> Core<R> {
                 Done::Forgotten(Some(item), source) => {
                     self.watches.give(1);
                     if item.source.is_eventpoll() {
-                        nest::unlink(self.poll_wait.id(), source);
+                        nest::unlink(self.shared.poll_wait.id(), source);
                     }
                     protect::drop_later(item);
                 }
@@ -221,7 +226,9 @@ impl<R: ReadyList> Core<R> {
     ) -> Result<Changed<R>> {
         match self.add_unless_nested(source, interest, token)? {
             Some(changed) => Ok(changed),
-            None => nest::watch(self.poll_wait.id(), &**source, || self.add_counted(source, interest, token)),
+            None => nest::watch(self.shared.poll_wait.id(), &**source, || {
+                self.add_counted(source, interest, token)
+            }),
         }
     }
 
@@ -270,6 +277,7 @@ impl<R: ReadyList> Core<R> {
         let item = Arc::new(Item {
             mask: AtomicU32::new(mask_of(interest)),
             place: self.shared.ready.place(&mut scan.taken, slot),
+            shared: Arc::clone(&self.shared),
             core: Arc::clone(self),
             source: Arc::clone(source),
             called: Called::default(),
@@ -360,8 +368,8 @@ impl<R: ReadyList> Core<R> {
                 protect::drop_later((item, source));
             }
         }
-        self.poll_wait.close();
-        nest::forget(self.poll_wait.id());
+        self.shared.poll_wait.close();
+        nest::forget(self.shared.poll_wait.id());
     }
 
     /// Sources that are watched.
@@ -372,7 +380,7 @@ impl<R: ReadyList> Core<R> {
 
 impl<R: ReadyList> Watched for Core<R> {
     fn queue(&self) -> Queue<'_> {
-        Queue(&self.poll_wait)
+        Queue(&self.shared.poll_wait)
     }
 
     fn ask(&self) -> Events {
@@ -424,16 +432,16 @@ impl<R: ReadyList> Item<R> {
     /// The source may have become ready for `events`.
     #[inline]
     fn callback(&self, events: Events) -> bool {
-        let core = &*self.core;
-        let mut hold = core.shared.ready.hold();
+        let Shared { ready, waiters, poll_wait } = &*self.shared;
+        let mut hold = ready.hold();
         // ORDERING: Relaxed, P6 with the caller's barrier.
         if self.mask.load(Ordering::Relaxed) & events.bits() == 0 {
             return false;
         }
-        core.shared.ready.queue(&mut hold, &self.place);
-        let is_awake = core.shared.waiters.wake_one();
+        ready.queue(&mut hold, &self.place);
+        let is_awake = waiters.wake_one();
         drop(hold);
-        core.poll_wait.fire_if_any(Events::IN);
+        poll_wait.fire_if_any(Events::IN);
         is_awake
     }
 }
@@ -449,7 +457,13 @@ impl<R: ReadyList> Listener for Item<R> {
     }
 
     fn eventpoll(&self) -> Option<u64> {
-        Some(self.core.poll_wait.id())
+        Some(self.shared.poll_wait.id())
+    }
+
+    fn fast_path(&self) -> Option<FastPath> {
+        let bit = R::bit(&self.place)?.clone();
+        let shared: Arc<dyn Any + Send + Sync> = Arc::clone(&self.shared) as _;
+        Some(FastPath { bit, shared: shared.downcast().ok()? })
     }
 }
 

@@ -113,7 +113,7 @@ impl<R: ReadyList> EventPoll<R> {
             self.core.add(&source, interest, token)?.finish();
             return Ok(());
         }
-        let outer = self.core.poll_wait.id();
+        let outer = self.core.shared.poll_wait.id();
         if outer == source.queue().0.id() {
             return Err(Error::Itself);
         }
@@ -142,7 +142,7 @@ impl<R: ReadyList> EventPoll<R> {
             self.core.delete(&*source)?.finish();
             return Ok(());
         }
-        let (outer, inner) = (self.core.poll_wait.id(), source.queue().0.id());
+        let (outer, inner) = (self.core.shared.poll_wait.id(), source.queue().0.id());
         nest::cut(outer, inner, || self.core.delete(&*source))?.finish();
         Ok(())
     }

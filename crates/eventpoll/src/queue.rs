@@ -4,6 +4,11 @@
 //! `listeners` is read by whoever signals, in a read section, and replaced under `change`. Those who are exclusive
 //! come last.
 //!
+//! # The fast path
+//! Mostly a source has one listener, and is signalled far more often than it is asked. The list has then a [`FastPath`] to what that
+//! listener would look at. It is taken where all steps of a signal would find nothing to do: the loads are those of the listener, in the
+//! same order, behind the same barriers. Where one finds something to do, the listener is called and takes all steps from the first.
+//!
 //! # Lock order
 //! The scan's lock of an eventpoll, then `change`. Listeners are called with neither; what was replaced is dropped
 //! without a lock.
@@ -15,7 +20,9 @@ use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::is_on;
 
 use crate::barrier::full;
+use crate::core::Shared;
 use crate::protect::{Cell, Retired};
+use crate::ready::{Bit, Bits};
 use crate::{Error, Events, Result};
 
 /// Listeners of one source: a signal calls each of them, in the thread that signals. Linux has the same number in
@@ -34,6 +41,29 @@ pub(crate) trait Listener: Send + Sync {
     /// The eventpoll whose item it is, by the number of that one's own queue.
     fn eventpoll(&self) -> Option<u64> {
         None
+    }
+
+    /// What [`fire`](Self::fire) looks at first, where that is known.
+    fn fast_path(&self) -> Option<FastPath> {
+        None
+    }
+}
+
+/// What tells of an item that a signal has nothing to do.
+#[derive(Clone)]
+pub(crate) struct FastPath {
+    pub(crate) bit: Bit,
+    pub(crate) shared: Arc<Shared<Bits>>,
+}
+
+impl FastPath {
+    /// Whether the item is queued, nobody sleeps who was not woken, and nobody watches the eventpoll. A full barrier lies before.
+    #[inline]
+    fn has_nothing_to_do(&self) -> bool {
+        let Shared { ready, waiters, poll_wait } = &*self.shared;
+        ready.check_queued(&self.bit).is_ok()
+            && (!waiters.is_any_left() || is_on("eventpoll-fast-path-lets-sleep"))
+            && (!poll_wait.is_listened() || is_on("eventpoll-fast-path-untold"))
     }
 }
 
@@ -55,6 +85,8 @@ struct Entry {
 /// The first apart: most sources have one listener, which is then one step nearer.
 #[derive(Clone, Default)]
 pub(crate) struct Listeners {
+    /// Where there are no others.
+    fast: Option<FastPath>,
     first: Option<Entry>,
     others: Vec<Entry>,
 }
@@ -85,12 +117,8 @@ impl WaitQueue {
     #[inline]
     pub(crate) fn fire(&self, events: Events) {
         self.listeners.with(|listeners| {
-            if let Some(first) = &listeners.first {
-                let is_awake = first.listener.fire(events);
-                let is_enough = first.is_exclusive && (is_awake || is_on("eventpoll-exclusive-trusts"));
-                if !is_enough && !listeners.others.is_empty() {
-                    tell(&listeners.others, events);
-                }
+            if !listeners.fast.as_ref().is_some_and(FastPath::has_nothing_to_do) {
+                listeners.tell(events);
             }
         });
     }
@@ -98,10 +126,15 @@ impl WaitQueue {
     /// The same, where mostly nobody listens.
     #[inline]
     pub(crate) fn fire_if_any(&self, events: Events) {
-        // ORDERING: Relaxed: the barriers of both sides are full ones, as for the list.
-        if self.is_listened.load(Ordering::Relaxed) {
+        if self.is_listened() {
             self.fire(events);
         }
+    }
+
+    #[inline]
+    fn is_listened(&self) -> bool {
+        // ORDERING: Relaxed: the barriers of both sides are full ones, as for the list.
+        self.is_listened.load(Ordering::Relaxed)
     }
 
     /// Adds a listener, which is told from here on; a full barrier follows. What it returns is to be dropped without
@@ -163,7 +196,9 @@ impl WaitQueue {
         // ORDERING: Relaxed, as in `fire_if_any`; who adds has a full barrier behind it.
         self.is_listened.store(!entries.is_empty(), Ordering::Relaxed);
         let mut entries = entries.into_iter();
-        self.listeners.replace(Listeners { first: entries.next(), others: entries.collect() })
+        let (first, others) = (entries.next(), entries.collect::<Vec<_>>());
+        let fast = first.as_ref().filter(|_| others.is_empty()).and_then(|only| only.listener.fast_path());
+        self.listeners.replace(Listeners { fast, first, others })
     }
 }
 
@@ -172,12 +207,16 @@ fn is_same(one: &Arc<dyn Listener>, other: &Arc<dyn Listener>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
-/// Tells all of them, until one that is exclusive has woken a thread.
-#[cold]
-fn tell(entries: &[Entry], events: Events) {
-    for entry in entries {
-        if entry.listener.fire(events) && entry.is_exclusive {
-            return;
+impl Listeners {
+    /// Tells all of them, until one that is exclusive has woken a thread. Not inlined, so that who signals saves no registers for it where
+    /// there is nothing to do.
+    #[inline(never)]
+    fn tell(&self, events: Events) {
+        for entry in self.first.iter().chain(&self.others) {
+            let is_awake = entry.listener.fire(events);
+            if entry.is_exclusive && (is_awake || is_on("eventpoll-exclusive-trusts")) {
+                return;
+            }
         }
     }
 }

@@ -76,7 +76,7 @@ pub type Pending = VecDeque<usize>;
 /// Everything but `hold`, `queue` and `is_empty` is called under the scan's lock.
 pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     /// What an item has of it.
-    type Place: Debug + Send + Sync;
+    type Place: Debug + Send + Sync + 'static;
     /// What the scan alone uses.
     type Taken: Debug + Default + Send;
     /// What is held while an item is queued.
@@ -98,6 +98,11 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     /// Whether `is_empty` never says yes while something is ready, also while a scan moves it. Otherwise who does not want to
     /// wait has to look under the scan's lock.
     const IS_EXACT: bool;
+
+    /// The bit of an item in the default list: its signals have a fast path.
+    fn bit(_place: &Self::Place) -> Option<&Bit> {
+        None
+    }
 
     /// Begins a scan: what was queued goes to the end of `pending`.
     fn start(&self, taken: &mut Self::Taken, pending: &mut Pending);
@@ -132,7 +137,7 @@ pub struct Bits {
 }
 
 /// An item's bit.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Bit {
     leaf: Arc<Leaf>,
     queued: u64,
@@ -173,35 +178,31 @@ impl ReadyList for Bits {
 
     #[inline]
     fn queue(&self, (): &mut (), place: &Bit) {
-        // ORDERING: Acquire, P3 with the caller's barrier, and P5.
-        let word = place.leaf.word.load(Ordering::Acquire);
-        if word & place.taken() != 0 {
-            // In the scan's list. What the one who took it would see of the sleepers we see as well.
-            return between_loads();
-        }
+        let word = match self.check_queued(place) {
+            Ok(()) => return,
+            Err(word) => word,
+        };
         if word & place.queued == 0 {
             // ORDERING: AcqRel, P3 and P4 with the barrier.
             place.leaf.word.fetch_or(place.queued, Ordering::AcqRel);
             if !is_on("eventpoll-no-queue-fence") {
                 after_rmw();
             }
-        } else if is_on("eventpoll-link-in-two-steps") {
-            // As a list would: whoever set the bit is trusted to do the rest.
-            return;
-        } else if !is_on("eventpoll-no-load-fence") {
-            between_loads();
-        }
-        // ORDERING: Acquire, P4 and P5.
-        if self.root.load(Ordering::Acquire) & place.group == 0 {
-            // ORDERING: AcqRel, P4, and for who looks whether somebody sleeps (`waiters`, P1).
-            self.root.fetch_or(place.group, Ordering::AcqRel);
-            if !is_on("eventpoll-no-waker-fence") {
-                after_rmw();
+            // ORDERING: Acquire, P4.
+            if self.root.load(Ordering::Acquire) & place.group != 0 {
+                // Another's bit: what it would see of the sleepers we see as well.
+                return between_loads();
             }
-        } else {
-            // Another's bit: what it would see of the sleepers we see as well.
-            between_loads();
         }
+        // ORDERING: AcqRel, P4, and for who looks whether somebody sleeps (`waiters`, P1).
+        self.root.fetch_or(place.group, Ordering::AcqRel);
+        if !is_on("eventpoll-no-waker-fence") {
+            after_rmw();
+        }
+    }
+
+    fn bit(place: &Bit) -> Option<&Bit> {
+        Some(place)
     }
 
     fn is_empty(&self) -> bool {
@@ -268,6 +269,35 @@ impl ReadyList for Bits {
             // ORDERING: AcqRel; whoever queues anything sets a bit of its own.
             self.root.fetch_and(!LISTED, Ordering::AcqRel);
         }
+    }
+}
+
+impl Bits {
+    /// Whether an item that is signalled is queued already, by all the steps that it takes; else what its leaf holds. As for
+    /// `queue`, there was a full barrier before, and what the caller loads next comes after what is loaded here.
+    #[inline]
+    pub(crate) fn check_queued(&self, place: &Bit) -> Result<(), u64> {
+        // ORDERING: Acquire, P3 with the caller's barrier, and P5.
+        let word = place.leaf.word.load(Ordering::Acquire);
+        if word & place.taken() == 0 {
+            if word & place.queued == 0 {
+                return Err(word);
+            }
+            if is_on("eventpoll-link-in-two-steps") {
+                // As a list would: whoever set the bit is trusted to do the rest.
+                return Ok(());
+            }
+            if !is_on("eventpoll-no-load-fence") {
+                between_loads();
+            }
+            // ORDERING: Acquire, P5.
+            if self.root.load(Ordering::Acquire) & place.group == 0 {
+                return Err(word);
+            }
+        }
+        // In the scan's list, or in a group that somebody has set: what that one would see of the sleepers we see as well.
+        between_loads();
+        Ok(())
     }
 }
 

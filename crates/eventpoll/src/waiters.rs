@@ -79,10 +79,17 @@ impl Waiters {
     pub(crate) fn wake_one(&self) -> bool {
         // ORDERING: Acquire, P1 with the caller's barrier.
         let word = self.word.load(Ordering::Acquire);
-        if word & WOKEN_MASK < (word & ASLEEP_MASK) / ASLEEP {
+        if is_any_left(word) {
             return self.wake(word);
         }
         word & ASLEEP_MASK != 0 && is_on("eventpoll-exclusive-shares-a-sleeper")
+    }
+
+    /// Whether somebody sleeps who was not woken. As for [`wake_one`](Self::wake_one), a full barrier lies before.
+    #[inline]
+    pub(crate) fn is_any_left(&self) -> bool {
+        // ORDERING: Acquire, P1 with the caller's barrier.
+        is_any_left(self.word.load(Ordering::Acquire))
     }
 
     #[cold]
@@ -114,6 +121,12 @@ impl Waiters {
         self.number.bump();
         self.number.wake(u32::MAX);
     }
+}
+
+/// Whether more sleep than were woken.
+#[inline]
+fn is_any_left(word: u64) -> bool {
+    word & WOKEN_MASK < (word & ASLEEP_MASK) / ASLEEP
 }
 
 impl Sleeper<'_> {

@@ -524,7 +524,11 @@ fn each_mutant_is_caught() {
         ),
         ("what_a_scan_takes_is_not_missed", &["eventpoll-list-late"], "a false negative"),
         ("what_a_scan_has_taken_lets_nobody_sleep", &["eventpoll-list-late"], "asleep beside what is ready"),
-        ("after_a_signal_nobody_sleeps", &["eventpoll-note-before-wake"], "asleep until another is finished"),
+        (
+            "after_a_signal_nobody_sleeps",
+            &["eventpoll-note-before-wake", "eventpoll-fast-path-lets-sleep"],
+            "asleep until another is finished",
+        ),
         (
             "no_signal_is_lost_beside_a_scan",
             &["eventpoll-unqueue-after-asking", "eventpoll-no-unqueue-fence"],
@@ -538,7 +542,7 @@ fn each_mutant_is_caught() {
         ),
         (
             "after_a_signal_the_descriptor_is_readable",
-            &["eventpoll-noted-before-told"],
+            &["eventpoll-noted-before-told", "eventpoll-fast-path-untold"],
             "unreadable until another is finished",
         ),
         (

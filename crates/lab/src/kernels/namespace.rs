@@ -17,21 +17,50 @@ use crate::child;
 /// The first argument of such a process.
 pub(crate) const COMMAND: &str = "kernels-namespace";
 
-/// The process: `kernels-namespace DIRECTORY COUNT`. Prints nanoseconds.
+/// What is mounted in numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// Bind mounts of one directory: nothing but mounts ends with them.
+    Binds,
+    /// A tmpfs each: a superblock ends with each, as with a volume of ours.
+    Tmpfs,
+}
+
+impl Kind {
+    const ALL: [(&str, Self); 2] = [("binds", Self::Binds), ("tmpfs", Self::Tmpfs)];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Binds => "binds",
+            Self::Tmpfs => "tmpfs",
+        }
+    }
+
+    /// Mounts one.
+    pub(super) fn mount(self, source: &Path, place: &Path) -> rustix::io::Result<()> {
+        match self {
+            Self::Binds => mount_bind(source, place),
+            Self::Tmpfs => mount("lab", place, "tmpfs", MountFlags::empty(), None::<&std::ffi::CStr>),
+        }
+    }
+}
+
+/// The process: `kernels-namespace DIRECTORY COUNT KIND`. Prints nanoseconds.
 pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     child::exit(COMMAND, serve(&arguments.collect::<Vec<_>>()))
 }
 
 fn serve(arguments: &[OsString]) -> anyhow::Result<()> {
-    let [directory, count] = arguments else { anyhow::bail!("DIRECTORY COUNT") };
+    let [directory, count, kind] = arguments else { anyhow::bail!("DIRECTORY COUNT KIND") };
     let directory = Path::new(directory);
     let count: usize = count.to_str().and_then(|count| count.parse().ok()).context("COUNT is a number")?;
+    let kind = Kind::ALL.into_iter().find(|(name, _)| kind == name).context("KIND is binds or tmpfs")?.1;
     let old = File::open("/proc/self/ns/mnt")?;
     // SAFETY: takes no pointer; the process has one thread.
     ensure!(unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0, std::io::Error::last_os_error());
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     mount("lab", directory, "tmpfs", MountFlags::empty(), None::<&std::ffi::CStr>)?;
-    bind_all(directory, count)?;
+    mount_all(directory, count, kind)?;
     let begun = Instant::now();
     // SAFETY: takes no pointer; the descriptor is open.
     ensure!(unsafe { libc::setns(old.as_raw_fd(), libc::CLONE_NEWNS) } == 0, std::io::Error::last_os_error());
@@ -40,22 +69,23 @@ fn serve(arguments: &[OsString]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes directories `0`, `1`, … and binds another one to each.
-pub(super) fn bind_all(directory: &Path, count: usize) -> anyhow::Result<()> {
+/// Makes directories `0`, `1`, … and mounts something on each.
+pub(super) fn mount_all(directory: &Path, count: usize, kind: Kind) -> anyhow::Result<()> {
     let source = directory.join("source");
     std::fs::create_dir_all(&source)?;
     for number in 0..count {
         let place = directory.join(number.to_string());
         std::fs::create_dir_all(&place)?;
-        mount_bind(&source, &place)?;
+        kind.mount(&source, &place)?;
     }
     Ok(())
 }
 
 /// Has a process make a namespace with so many, and leave it.
-pub(super) fn end_of(directory: &Path, count: usize) -> anyhow::Result<Duration> {
+pub(super) fn end_of(directory: &Path, count: usize, kind: Kind) -> anyhow::Result<Duration> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg(COMMAND).arg(directory).arg(count.to_string()).stdin(Stdio::null()).stderr(Stdio::inherit());
+    command.arg(COMMAND).arg(directory).arg(count.to_string()).arg(kind.name());
+    command.stdin(Stdio::null()).stderr(Stdio::inherit());
     let output = command.output()?;
     ensure!(output.status.success(), "a namespace could not be made");
     Ok(Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?))

@@ -10,11 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rustix::io::Errno;
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
-};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 
-use super::namespace;
+use super::namespace::{self, Kind};
 use crate::child::Server;
 use crate::experiment::Settings;
 use crate::many::{Crowd, How};
@@ -44,9 +42,16 @@ const HUNG_ITSELF: &str = "unmount-hung-itself";
 const NORMAL: &str = "/sys/kernel/rcu_normal";
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
 
-/// Which grace periods the kernel is asked for: `None` as it booted.
-const KERNELS: [(&str, Option<(&str, &str)>); 3] =
-    [("kernel", None), ("kernel-rcu-normal", Some(("1", "0"))), ("kernel-rcu-expedited", Some(("0", "1")))];
+/// What rcu_normal and rcu_expedited are set to; `None`: as they were at boot.
+type Setting = Option<(&'static str, &'static str)>;
+
+/// What the kernel unmounts, and which grace periods it is asked for: `None` as it booted.
+const KERNELS: [(&str, Kind, Setting); 4] = [
+    ("kernel", Kind::Binds, None),
+    ("kernel-rcu-normal", Kind::Binds, Some(("1", "0"))),
+    ("kernel-rcu-expedited", Kind::Binds, Some(("0", "1"))),
+    ("kernel-tmpfs", Kind::Tmpfs, None),
+];
 
 /// The switches, and what they were at boot.
 struct GracePeriods {
@@ -57,11 +62,11 @@ struct GracePeriods {
 impl GracePeriods {
     fn as_booted() -> anyhow::Result<Self> {
         let read = |file: &str| fs::read_to_string(file).with_context(|| format!("cannot read {file}"));
-        Ok(Self { normal: read(NORMAL)?, expedited: read(EXPEDITED)? })
+        Ok(Self { normal: read(NORMAL)?.trim().to_owned(), expedited: read(EXPEDITED)?.trim().to_owned() })
     }
 
-    fn set(&self, setting: Option<(&str, &str)>) -> anyhow::Result<()> {
-        let (normal, expedited) = setting.unwrap_or((self.normal.trim(), self.expedited.trim()));
+    fn set(&self, setting: Setting) -> anyhow::Result<()> {
+        let (normal, expedited) = setting.unwrap_or((&self.normal, &self.expedited));
         fs::write(NORMAL, normal).with_context(|| format!("cannot write {NORMAL}"))?;
         fs::write(EXPEDITED, expedited).with_context(|| format!("cannot write {EXPEDITED}"))
     }
@@ -128,8 +133,7 @@ pub(super) fn run(
     };
     let booted = format!(
         "As it boots, rcu_normal is {} and rcu_expedited {}.",
-        part.periods.normal.trim(),
-        part.periods.expedited.trim()
+        part.periods.normal, part.periods.expedited
     );
     part.all(recorder)?;
     part.crowd.stop()?;
@@ -176,8 +180,8 @@ impl Unmounts<'_> {
         fs::create_dir_all(&place)?;
         for _ in 0..self.rounds {
             for (metric, flags, how) in WAYS {
-                for (variant, setting) in KERNELS {
-                    mount_bind(&source, &place)?;
+                for (variant, kind, setting) in KERNELS {
+                    kind.mount(&source, &place)?;
                     self.periods.set(setting)?;
                     let took = timed(&place, flags);
                     self.periods.set(None)?;
@@ -247,10 +251,10 @@ impl Unmounts<'_> {
     /// Many, one after the other.
     fn bulk(&self, recorder: &mut Recorder) -> anyhow::Result<()> {
         for (metric, flags, _) in WAYS {
-            for (variant, setting) in KERNELS {
+            for (variant, kind, setting) in KERNELS {
                 self.progress.step(&format!("unmount-bulk-{BULK}, {}, {variant}", metric.name));
                 let directory = self.tmpfs.path("bulk");
-                namespace::bind_all(&directory, BULK)?;
+                namespace::mount_all(&directory, BULK, kind)?;
                 self.periods.set(setting)?;
                 let done = (0..BULK).try_for_each(|number| {
                     let took = timed(&directory.join(number.to_string()), flags)?;
@@ -272,9 +276,9 @@ impl Unmounts<'_> {
             let scenario = format!("unmount-namespace-{count}");
             self.progress.step(&scenario);
             for _ in 0..WHOLES {
-                for (variant, setting) in KERNELS {
+                for (variant, kind, setting) in KERNELS {
                     self.periods.set(setting)?;
-                    let took = namespace::end_of(&directory, count);
+                    let took = namespace::end_of(&directory, count, kind);
                     self.periods.set(None)?;
                     recorder.value(&scenario, variant, WHOLE, in_ms(took?));
                 }
@@ -335,7 +339,8 @@ fn notes() -> Vec<String> {
             "`unmount-bulk-{BULK}`: {BULK} bind mounts, one after the other, and of ours {ATTACHED} attached volumes, every other one lazily. `unmount-namespace-N`: the end of a mount namespace with N \
              bind mounts, by its last user; ours: umount2(2) of a mountpoint with as many attached volumes."
         ),
-        "`kernel` is as it boots; `kernel-rcu-normal` with rcu_normal 1 and rcu_expedited 0, `kernel-rcu-expedited` with rcu_normal 0 and rcu_expedited 1."
+        "`kernel` is as it boots; `kernel-rcu-normal` with rcu_normal 1 and rcu_expedited 0, `kernel-rcu-expedited` with rcu_normal 0 and rcu_expedited 1. These unmount \
+         bind mounts, with which no file system ends. `kernel-tmpfs`, as it boots, unmounts a tmpfs each, whose superblock ends with it: what an attached volume is to ours."
             .to_owned(),
     ]
 }
