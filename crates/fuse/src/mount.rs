@@ -419,7 +419,8 @@ fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)>
             return None;
         }
         if !rustix::process::is_io_flusher().unwrap_or(false) {
-            tracing::warn!(
+            // The mount's first sync is not seen then, which is told where it matters.
+            tracing::debug!(
                 "no device that tells of syncs: this process may have to wait for its own pages (PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE)"
             );
             return None;

@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::os::fd::AsFd as _;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -180,6 +181,21 @@ fn an_unmount_leaves_no_device_and_all_on_the_store() {
     mounted.ended();
     // Somebody may look at it still, and somebody else may have it by now.
     eventually("the device is free", || fs::read_to_string(&backing).map_or(true, |file| file != backed));
+}
+
+/// FIFREEZE of ioctl_fs(2) is refused by the kernel for each FUSE mount: nobody is left frozen by the device, and syncs are heard after it.
+#[test]
+fn a_freeze_is_refused_and_leaves_nothing_behind() {
+    let Some(mounted) = by_page(Setup::default()) else { return };
+    hears(&mounted);
+    fs::write(mounted.path().join("file"), "before").unwrap();
+    let frozen = Command::new("fsfreeze").arg("-f").arg(mounted.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&frozen.stderr).into_owned();
+    assert!(!frozen.status.success() && said.contains("Operation not supported"), "{frozen:?}");
+    fs::write(mounted.path().join("file"), "after").unwrap();
+    syncfs(fs::File::open(mounted.path()).unwrap()).unwrap();
+    assert_eq!(stored(&mounted, "file"), "after");
+    mounted.unmount();
 }
 
 /// A store that hangs does not keep those who sync, who may mean another file system; nothing is lost by that.
