@@ -3,7 +3,7 @@
 //! Whoever signals reads the list of listeners in a read section and writes nothing that others read. Whoever changes
 //! the list puts another one in its place; the old one goes when no section sees it any more.
 //!
-//! Under shuttle the code is the product's. Loom knows no threads in the background; there the same gate protects, whoever
+//! Under shuttle the code is the product's. Loom knows no threads in the background; there the same grace periods protect, whoever
 //! replaces waits for the readers, and a value notices when it is given up under one.
 
 #[cfg(not(loom))]
@@ -100,18 +100,18 @@ mod model {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use loom::{lazy_static, thread_local};
-    use rcu::gate::{Counters, Gate, Left, Slot};
+    use rcu::gp::{Counters, GracePeriods, Reader, Unlocked};
     use sync::Mutex;
     use sync::mutant::is_on;
 
     lazy_static! {
-        static ref GATE: Gate = Gate::new(2);
+        static ref GRACE_PERIODS: GracePeriods = GracePeriods::new(2);
     }
 
     thread_local! {
-        static READER: Arc<Slot> = {
-            let slot = Slot::new("reader".into());
-            GATE.join(Arc::clone(&slot));
+        static READER: Arc<Reader> = {
+            let slot = Reader::new("reader".into());
+            GRACE_PERIODS.register(Arc::clone(&slot));
             slot
         };
     }
@@ -143,13 +143,13 @@ mod model {
 
         pub(crate) fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
             READER.with(|reader| {
-                Gate::enter(reader);
+                GracePeriods::read_lock(reader);
                 let watched = Arc::clone(&self.0.lock());
                 let result = read(&watched.value);
                 // ORDERING: SeqCst here and below: the check itself must not be the weak part.
                 assert!(!watched.is_free.load(Ordering::SeqCst), "freed under the callback");
-                if Gate::leave(reader) != Left::Quietly {
-                    GATE.tell_left();
+                if GracePeriods::read_unlock(reader) != Unlocked::Done {
+                    GRACE_PERIODS.wake_gp();
                 }
                 result
             })
@@ -164,7 +164,7 @@ mod model {
     impl<T> Drop for Retired<T> {
         fn drop(&mut self) {
             if !is_on("eventpoll-free-under-callback") {
-                GATE.wait_for(GATE.get_state(), &Counters::default());
+                GRACE_PERIODS.wait_for(GRACE_PERIODS.get_state(), &Counters::default());
             }
             self.0.is_free.store(true, Ordering::SeqCst);
         }

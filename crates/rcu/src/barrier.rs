@@ -1,16 +1,18 @@
 //! Asymmetric fences: one heavy one for many light ones.
 //!
-//! P1. A [`light`] fence of one thread and a [`heavy`] one of another order a store before each against a load
-//! after the other: at least one of the loads sees the other's store. The heavy one makes every running
-//! thread of the process pass a full fence (`membarrier(2)`, private expedited), so that the light one needs
-//! to keep only the compiler from reordering. Where the call is missing ([`is_asymmetric`]), readers and callers
-//! use full fences instead of light ones.
+//! P1. A [`light`] fence of one thread and a [`heavy`] one of another order a store before each
+//! against a load after the other: at least one of the loads sees the other's store. The heavy one
+//! makes every running thread of the process pass a full fence (`membarrier(2)`, private
+//! expedited), so that the light one needs to keep only the compiler from reordering. Where the
+//! call is missing ([`is_asymmetric`]), readers and callers use full fences instead of light ones.
 //!
-//! Who unpublished may be a third thread beside the reader and the one that runs the grace period. Where stores become visible to some processors
-//! earlier than to others (POWER), nobody here has checked that light fences are enough then. So these processors have full fences, as
-//! those have of which we do not know.
+//! The thread that unpublished may be a third one, beside the reader and the one that runs the
+//! grace period. Some processors (POWER) make a store visible to some processors earlier than to
+//! others; that light fences suffice there has not been checked. Those processors therefore use
+//! full fences, and so do all of which this crate does not know.
 //!
-//! Under the model checkers, which know nothing of membarrier, light fences are full ones. Miri has no such call.
+//! Under the model checkers, which know nothing of membarrier, light fences are full ones. Miri has
+//! no such call.
 
 use sync::atomic::{Ordering, fence};
 
@@ -30,8 +32,8 @@ mod real {
 
     use super::{Ordering, fence};
 
-    /// Registers the process at the first use. Never changes afterwards: a light fence that was only the
-    /// compiler's needs every later heavy one to be the real one.
+    /// Registers the process at the first use. Never changes afterwards: a light fence that was
+    /// only the compiler's needs every later heavy one to be the real one.
     static IS_ASYMMETRIC: LazyLock<bool> = LazyLock::new(|| {
         IS_MULTI_COPY_ATOMIC && !cfg!(miri) && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
     });
@@ -56,8 +58,9 @@ mod real {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Has every running thread of the process pass a full fence. Ends the process where that cannot be had any more: readers rely on it, and
-    /// whoever went on would free what they read.
+    /// Has every running thread of the process pass a full fence. Ends the process where that
+    /// cannot be had any more: readers rely on it, and a thread that went on would free what they
+    /// read.
     fn pass_everybody() {
         while let Err(error) = membarrier(MembarrierCommand::PrivateExpedited) {
             if error != Errno::NOMEM {
@@ -75,7 +78,8 @@ mod real {
         if is_asymmetric {
             pass_everybody();
         }
-        // ORDERING: P1, and for the caller's own store: membarrier(2) of a process with one thread returns at once.
+        // ORDERING: P1, and for the caller's own store: membarrier(2) of a process with one thread
+        // returns at once.
         fence(Ordering::SeqCst);
     }
 }

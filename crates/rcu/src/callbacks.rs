@@ -1,42 +1,55 @@
-//! Deferred calls, their bound, and their barrier.
+//! Callbacks (`call_rcu`), their bound, and their barrier.
 //!
-//! A thread puts its callbacks into a queue of its own ([`crate::queue`]), without a lock and without a line that
-//! others write. A domain with work to do has one worker thread, of its own while it has work (module `workers`):
-//! one whose readers or callbacks take long must hold up no other domain's.
+//! A thread queues its callbacks in a list of its own ([`crate::callback_list`]), without a lock
+//! and without a cache line that others write. A domain that has callbacks has one worker thread
+//! (module `workers`), shared with no other domain: readers or callbacks of one that take long hold
+//! up no other.
 //!
 //! # A pass
-//! The worker looks how much each queue holds, lets a grace period pass, runs that much of each queue in order and
-//! counts it *after* it ran: a barrier waits for the counts, so that it waits for callbacks that are running, too.
-//! One grace period that begins after the look serves all that were seen.
+//! The worker looks how many callbacks each list holds, lets a grace period pass, invokes that many
+//! of each list in order, and counts them *after* they ran. A barrier waits for the counts, so that
+//! it waits for callbacks that are running, too. One grace period that begins after the look serves
+//! all callbacks that were seen.
 //!
-//! A pass begins at a tick, or earlier: if somebody waits for callbacks, or many are waiting. A worker that is needed for its first pass comes
-//! at the tick: until then it is only a ticket at those who rest.
+//! A pass begins at a tick. It begins earlier if a thread waits for callbacks, or if there are more
+//! than `QHIMARK`. For its first pass a worker comes at the tick: until then it is only a ticket of
+//! the pool.
 //!
 //! # The bound
-//! `backlog` counts callbacks from their call until their memory is given back, so that it bounds both. A caller adds
-//! what it has put in a block at a time, at its first call and when it ends, so that each living thread may have one less than a block besides.
-//! Who finds the backlog full waits. Who must not wait, because it is in a section (of this domain: it would wait for itself; of another one: a callback here
-//! may wait for that one's grace period), looks again at each call, and waits at the first one outside. Callbacks of any domain do not wait: two domains' workers could
-//! wait for each other. Neither does a thread that is ending, whose sections nobody can find.
+//! `qlen` counts callbacks from their call until their memory is given back, so that it bounds
+//! both. A caller adds what it has queued a block at a time, at its first call and when it ends;
+//! each living thread may so have one callback less than a block beyond the bound.
+//!
+//! A caller that finds the bound reached waits. Some must not:
+//! - a caller in a read section (of this domain: it would wait for itself; of another domain: a
+//!   callback here may wait for that one's grace period). It looks again at each call, and waits at
+//!   the first call outside of sections;
+//! - a callback, of whichever domain: two domains' workers could wait for each other;
+//! - a thread that is ending, whose sections cannot be found any more.
 //!
 //! # State
 //! | field | holds | protected by |
 //! |---|---|---|
-//! | `queues` | every thread's queue | `state` |
-//! | `removed` | how many works ran in queues that are gone | `state` |
-//! | `tick`, `ticket` | when a worker is to begin that has not come yet | `state` |
-//! | `has_worker`, `is_urgent`, `waiters` | whether there is a worker; it must not wait for the tick; who waits for callbacks | `state` |
-//! | `lack` | whether there was no thread when one was last asked for: it is logged once | `state` |
-//! | `alert` | what the worker has to be told of | atomic, C1 |
-//! | `backlog` | callbacks whose memory is not given back, less what callers have not added; so it may be negative | atomic, C2 |
+//! | `lists` | the list of each thread | `state` |
+//! | `removed` | how many callbacks ran in lists that are gone | `state` |
+//! | `tick`, `ticket` | when the worker that has not come yet is to begin | `state` |
+//! | `has_worker` | whether there is a worker, or one is to come | `state` |
+//! | `is_urgent` | whether the worker must not wait for the tick | `state` |
+//! | `waiters` | how many threads wait for callbacks | `state` |
+//! | `spawn_failure` | whether no thread could be had at the last try: it is logged once | `state` |
+//! | `worker` | what the worker does, which says what it has to be woken for | atomic, C1 |
+//! | `qlen` | callbacks whose memory is not given back, less those that callers have not added; so it may be negative | atomic, C2 |
 //!
 //! # Orderings
-//! * C1 caller: put a work in, light fence, load `alert`. Worker: store `alert`, heavy fence, look at the queues. Either
-//!   the caller sees that there is no worker, and gets one, or the worker sees the work.
-//! * C2 `backlog` is a count. Who sleeps because of it looks under `state`; who takes it below the lower bound takes the lock before it wakes.
+//! * C1 caller: queue a callback, light fence, load `worker`. Worker: store `worker`, heavy fence,
+//!   look at the lists. Either the caller sees that there is no worker, and gets one, or the worker
+//!   sees the callback.
+//! * C2 `qlen` is a count. A thread that sleeps because of it looks at it under `state`; one that
+//!   takes it below the lower bound takes that lock before it wakes the sleepers.
 //!
 //! # Lock order
-//! `state`, then what module `workers` says. Callbacks run under the lock of their queue's running end, which only who runs them takes.
+//! `state`, then what module `workers` says. Callbacks run under the lock of their list's consumer,
+//! which only the thread that invokes them takes.
 
 use std::cell::Cell;
 use std::io;
@@ -48,63 +61,64 @@ use sync::mutant::is_on;
 use sync::{Condvar, Mutex, MutexGuard};
 
 use crate::barrier::{heavy, light};
+use crate::callback_list::{CallbackList, Producer};
 use crate::domain::Inner;
 use crate::local;
-use crate::queue::{Queue, Sender};
 use crate::work::Work;
 use crate::workers;
 
-/// A pass begins before its tick if so many wait: what they hold is still in the processor's cache, and grace periods
-/// are shared by enough of them.
-/// Models have no such crowds.
-const CROWD: u64 = if cfg!(any(loom, shuttle)) { 1 } else { 4096 };
+/// A pass begins before its tick if a list holds so many: what they hold is still in the
+/// processor's cache, and enough of them share the grace period. Analogous to Linux's `qhimark`.
+/// Low in models.
+const QHIMARK: u64 = if cfg!(any(loom, shuttle)) { 1 } else { 4096 };
 
-/// Callbacks run between two counts of them.
+/// Callbacks that are invoked between two updates of the count.
 const COUNTED_AT_ONCE: u64 = 64;
 
-/// Works of a thread that are added to the backlog together, where the bound is large enough.
+/// Callbacks of a thread that are added to `qlen` together, where the bound is large enough.
 const BLOCK: u64 = 64;
 
-/// There is no clock in a model: no tick is waited for.
+/// Models have no clock: they wait for no tick.
 const IS_MODEL: bool = cfg!(any(loom, shuttle));
 
-/// Something that runs what it is given, later and elsewhere.
+/// A queue whose own threads run what it is given, later.
 pub trait WorkQueue: Send + Sync + 'static {
     /// Takes `work`. Must not wait for long: it is called by the domain's worker.
     fn push(&self, work: Box<dyn FnOnce() + Send>);
 }
 
-/// What a worker has to be told of. On a line of its own: every caller reads it.
+/// What a domain's worker does. In a cache line of its own: every caller reads it.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Alert(AtomicU8);
+pub struct WorkerState(AtomicU8);
 
-/// Of every callback: there is none.
-const OF_ANY: u8 = 0;
-/// Of a crowd: it waits for its tick.
-const OF_A_CROWD: u8 = 1;
-/// Of nothing: it is at work, and looks again.
-const OF_NOTHING: u8 = 2;
+/// There is none: a caller has to get one.
+const ABSENT: u8 = 0;
+/// It waits for its tick, and is to be woken for `QHIMARK` callbacks.
+const WAITING_FOR_TICK: u8 = 1;
+/// It runs, and looks at the lists again before it parks.
+const RUNNING: u8 = 2;
 
-impl Alert {
-    /// There is no worker.
+impl WorkerState {
+    /// Without a worker.
     #[must_use]
     pub fn new() -> Self {
-        Self(AtomicU8::new(OF_ANY))
+        Self(AtomicU8::new(ABSENT))
     }
 
-    /// Who looks at the queues after this misses no callback whose caller does not find that it must tell.
-    pub fn of_any(&self, is_asymmetric: bool) {
+    /// There is no worker from here on. A look at the lists that follows misses no callback but
+    /// those whose callers find that there is none ([`is_absent`](Self::is_absent)).
+    pub fn set_absent(&self, is_asymmetric: bool) {
         // ORDERING: Relaxed, C1 with the fence.
-        self.0.store(OF_ANY, Ordering::Relaxed);
+        self.0.store(ABSENT, Ordering::Relaxed);
         if !is_on("rcu-no-heavy-fence-before-rest") {
             heavy(is_asymmetric);
         }
     }
 
-    /// Whether who has just put a callback in must tell.
+    /// Whether there is no worker: asked by a caller that has just queued a callback.
     #[inline]
-    pub fn is_of_any(&self, is_asymmetric: bool) -> bool {
+    pub fn is_absent(&self, is_asymmetric: bool) -> bool {
         if is_asymmetric {
             if !is_on("rcu-no-light-fence-on-call") {
                 light();
@@ -114,26 +128,26 @@ impl Alert {
             fence(Ordering::SeqCst);
         }
         // ORDERING: Relaxed, C1 with the fence.
-        self.0.load(Ordering::Relaxed) == OF_ANY
+        self.0.load(Ordering::Relaxed) == ABSENT
     }
 
-    /// Who calls is at work, and looks at the queues again before it rests.
-    pub fn of_nothing(&self) {
-        self.set(OF_NOTHING);
+    /// The worker runs, and looks at the lists again before it parks.
+    pub fn set_running(&self) {
+        self.set(RUNNING);
     }
 
-    fn is_of_a_crowd(&self) -> bool {
-        // ORDERING: Relaxed. Who misses it looks again a block later, and the tick comes.
-        self.0.load(Ordering::Relaxed) == OF_A_CROWD
+    fn is_waiting_for_tick(&self) -> bool {
+        // ORDERING: Relaxed. A caller that misses it looks again a block later, and the tick comes.
+        self.0.load(Ordering::Relaxed) == WAITING_FOR_TICK
     }
 
     fn set(&self, level: u8) {
-        // ORDERING: Relaxed. Who still sees `OF_ANY` takes the lock for nothing.
+        // ORDERING: Relaxed. A caller that still sees `ABSENT` takes the lock for nothing.
         self.0.store(level, Ordering::Relaxed);
     }
 }
 
-impl Default for Alert {
+impl Default for WorkerState {
     fn default() -> Self {
         Self::new()
     }
@@ -142,41 +156,42 @@ impl Default for Alert {
 /// A domain's callbacks.
 #[derive(Debug)]
 pub(crate) struct Callbacks {
-    alert: Alert,
-    backlog: AtomicU64,
+    worker: WorkerState,
+    qlen: AtomicU64,
     bounds: Bounds,
     state: Mutex<State>,
-    /// For the worker: do not wait for the tick.
+    /// Wakes the worker before its tick.
     work: Condvar,
-    /// For callers and barriers: callbacks have run.
+    /// Wakes callers and barriers when callbacks have run.
     ran: Condvar,
 }
 
-/// How much may wait.
+/// How many callbacks there may be.
 #[derive(Debug)]
 struct Bounds {
-    /// Who finds so many waits.
+    /// A caller that finds so many waits.
     max: i64,
-    /// Who waits goes on below: a quarter is free, for one callback's sake nobody is woken.
+    /// Callers that wait go on below this. A quarter is free then: no thread is woken for room for
+    /// a single callback.
     low: i64,
-    /// Works of a thread that are added together.
+    /// Callbacks of a thread that are added to `qlen` together.
     block: u64,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    queues: Vec<Arc<Queue>>,
+    lists: Vec<Arc<CallbackList>>,
     removed: u64,
     has_worker: bool,
     tick: Option<Duration>,
     ticket: Option<workers::Ticket>,
     is_urgent: bool,
     waiters: usize,
-    lack: workers::Lack,
+    spawn_failure: workers::SpawnFailure,
 }
 
 sync::thread_local! {
-    /// The domain whose callbacks this thread runs: it must not wait for them.
+    /// The address of the domain whose callbacks this thread runs: it must not wait for them.
     static RUNS: Cell<usize> = const { Cell::new(NO_DOMAIN) };
 }
 
@@ -188,9 +203,9 @@ fn running() -> usize {
     RUNS.try_with(Cell::get).unwrap_or(NO_DOMAIN)
 }
 
-/// While it lives the thread runs a domain's callbacks.
+/// The thread runs a domain's callbacks for as long as this lives.
 struct Running {
-    /// Those of which one is under way.
+    /// The domain whose callback called, if the thread was in one.
     outer: usize,
 }
 
@@ -211,8 +226,8 @@ impl Callbacks {
         let max = i64::try_from(max).unwrap_or(i64::MAX);
         let block = if max >= 16 * BLOCK.cast_signed() { BLOCK } else { 1 };
         Self {
-            alert: Alert::new(),
-            backlog: AtomicU64::new(0),
+            worker: WorkerState::new(),
+            qlen: AtomicU64::new(0),
             bounds: Bounds { max, low: max - max / 4, block },
             state: Mutex::new(State::default()),
             work: Condvar::new(),
@@ -223,53 +238,54 @@ impl Callbacks {
     /// How many were ever queued, and how many have run.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let state = self.state.lock();
-        let sum = |count: fn(&Queue) -> u64| {
-            state.queues.iter().fold(state.removed, |sum, queue| sum + count(queue))
+        let sum = |count: fn(&CallbackList) -> u64| {
+            state.lists.iter().fold(state.removed, |sum, list| sum + count(list))
         };
         // In this order, so that no more have run than were queued.
-        let ran = sum(Queue::ran);
-        (sum(Queue::put), ran)
+        let ran = sum(CallbackList::invoked);
+        (sum(CallbackList::queued), ran)
     }
 
-    /// A queue for a thread.
-    pub(crate) fn join(&self) -> Sender {
-        let sender = Sender::new();
-        self.state.lock().queues.push(Arc::clone(sender.queue()));
-        sender
+    /// A new list, of the calling thread.
+    pub(crate) fn register(&self) -> Producer {
+        let producer = Producer::new();
+        self.state.lock().lists.push(Arc::clone(producer.list()));
+        producer
     }
 
-    /// A thread's queue has got its last work.
-    pub(crate) fn part(&self, sender: Sender) {
-        self.add(sender.untold.works);
-        drop(sender);
-        let over = self.state.lock().forget_what_is_over();
+    /// Takes the end of a list whose thread ends: nothing is queued there any more.
+    pub(crate) fn unregister(&self, producer: Producer) {
+        self.add(producer.uncounted.works);
+        drop(producer);
+        let over = self.state.lock().remove_finished();
         self.free(&over);
     }
 
-    fn backlog(&self) -> i64 {
+    fn qlen(&self) -> i64 {
         // ORDERING: Relaxed, C2.
-        self.backlog.load(Ordering::Relaxed).cast_signed()
+        self.qlen.load(Ordering::Relaxed).cast_signed()
     }
 
-    /// Adds works; gives the backlog then.
+    /// Adds callbacks to `qlen`, and gives what it is then.
     fn add(&self, works: u64) -> i64 {
         // ORDERING: Relaxed, C2.
-        (self.backlog.fetch_add(works, Ordering::Relaxed).wrapping_add(works)).cast_signed()
+        (self.qlen.fetch_add(works, Ordering::Relaxed).wrapping_add(works)).cast_signed()
     }
 
-    /// Takes works away whose memory was given back, and wakes who waits for that.
+    /// Takes callbacks whose memory was given back off `qlen`, and wakes threads that wait for
+    /// room.
     fn take(&self, works: u64) {
         // ORDERING: Relaxed, C2.
-        let before = self.backlog.fetch_sub(works, Ordering::Relaxed).cast_signed();
+        let before = self.qlen.fetch_sub(works, Ordering::Relaxed).cast_signed();
         let makes_room = before >= self.bounds.low && before - works.cast_signed() < self.bounds.low;
         if makes_room {
             self.wake_waiters();
         }
     }
 
-    /// Gives back the memory of what has run.
-    fn free(&self, queues: &[Arc<Queue>]) {
-        self.take(queues.iter().map(|queue| queue.free()).sum());
+    /// Gives back the memory of callbacks that have run.
+    fn free(&self, lists: &[Arc<CallbackList>]) {
+        self.take(lists.iter().map(|list| list.free()).sum());
     }
 
     #[cold]
@@ -281,69 +297,71 @@ impl Callbacks {
 }
 
 impl Drop for Callbacks {
-    /// The domain has no readers any more, and no worker: what is left, because no thread could be had, runs here.
+    /// Runs what is left because no thread could be had: the domain has no readers any more, and no
+    /// worker.
     fn drop(&mut self) {
-        for queue in std::mem::take(&mut self.state.lock().queues) {
-            queue.run(queue.put(), COUNTED_AT_ONCE, |_| ());
+        for list in std::mem::take(&mut self.state.lock().lists) {
+            list.run(list.queued(), COUNTED_AT_ONCE, |_| ());
         }
     }
 }
 
 impl Inner {
-    /// Queues a callback. Who fills the domain's queues up waits until there is room again, if it may.
+    /// Queues a callback. A caller that reaches the bound waits until there is room again, if it
+    /// may.
     #[inline]
     pub(crate) fn call(&self, work: Work) {
-        let must_look = local::with_sender(self, |sender| {
-            let freed = sender.push(work);
+        let must_look = local::with_producer(self, |producer| {
+            let freed = producer.push(work);
             if freed > 0 {
                 self.callbacks.take(freed);
             }
-            sender.untold.works += 1;
-            sender.untold.works >= sender.untold.at
+            producer.uncounted.works += 1;
+            producer.uncounted.works >= producer.uncounted.at
         });
-        if self.callbacks.alert.is_of_any(self.gate.is_asymmetric()) {
+        if self.callbacks.worker.is_absent(self.gp.is_asymmetric()) {
             self.get_worker();
         }
         if must_look {
-            self.look_at_backlog();
+            self.check_qlen();
         }
     }
 
     #[cold]
     fn get_worker(&self) {
-        let lacking = self.wake_worker(&mut self.callbacks.state.lock());
-        log_lack(lacking);
+        let failure = self.wake_worker(&mut self.callbacks.state.lock());
+        log_spawn_failure(failure);
     }
 
-    /// Adds what this thread has put in, and waits if it is too much.
+    /// Adds what this thread has queued to `qlen`, and waits if that is too much.
     #[cold]
-    fn look_at_backlog(&self) {
+    fn check_qlen(&self) {
         let callbacks = &self.callbacks;
-        let (backlog, waiting) = local::with_sender(self, |sender| {
-            let backlog = callbacks.add(std::mem::take(&mut sender.untold.works));
-            sender.untold.at = callbacks.bounds.block;
-            (backlog, sender.queue().waiting())
+        let (qlen, waiting) = local::with_producer(self, |producer| {
+            let qlen = callbacks.add(std::mem::take(&mut producer.uncounted.works));
+            producer.uncounted.at = callbacks.bounds.block;
+            (qlen, producer.list().len())
         });
-        if waiting >= CROWD && callbacks.alert.is_of_a_crowd() {
+        if waiting >= QHIMARK && callbacks.worker.is_waiting_for_tick() {
             let mut state = (!is_on("rcu-crowd-unlocked")).then(|| callbacks.state.lock());
-            // Under the lock: a worker that rests meanwhile wants to be told of the next call.
-            if state.is_none() || callbacks.alert.is_of_a_crowd() {
+            // Under the lock: a worker that parks meanwhile has to be woken by the next call.
+            if state.is_none() || callbacks.worker.is_waiting_for_tick() {
                 state.iter_mut().for_each(|state| state.is_urgent = true);
-                callbacks.alert.of_nothing();
+                callbacks.worker.set_running();
                 callbacks.work.notify_one();
-                state.iter_mut().for_each(|state| self.hurry(state));
+                state.iter_mut().for_each(|state| self.expedite(state));
             }
         }
-        if backlog < callbacks.bounds.max {
+        if qlen < callbacks.bounds.max {
             return;
         }
         if !self.may_wait() {
-            local::with_sender(self, |sender| sender.untold.at = 1);
+            local::with_producer(self, |producer| producer.uncounted.at = 1);
             return;
         }
         self.counters.slowed.add(1);
         let mut state = callbacks.state.lock();
-        while callbacks.backlog() >= callbacks.bounds.low {
+        while callbacks.qlen() >= callbacks.bounds.low {
             state = self.wait_for_callbacks(state);
         }
     }
@@ -367,9 +385,9 @@ impl Inner {
     pub(crate) fn barrier(&self) {
         assert!(!self.is_run_here(), "a barrier in a callback of the same domain would wait for itself");
         let mut state = self.callbacks.state.lock();
-        let mut awaited: Vec<_> = state.queues.iter().map(|queue| (Arc::clone(queue), queue.put())).collect();
+        let mut awaited: Vec<_> = state.lists.iter().map(|list| (Arc::clone(list), list.queued())).collect();
         loop {
-            awaited.retain(|(queue, put)| !queue.has_run(*put));
+            awaited.retain(|(list, queued)| !list.has_run(*queued));
             if awaited.is_empty() {
                 return;
             }
@@ -377,11 +395,11 @@ impl Inner {
         }
     }
 
-    /// Waits until more callbacks have run; does the worker's work if there is none.
+    /// Waits until more callbacks have run. Does the work of the worker if there is none.
     fn wait_for_callbacks<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let callbacks = &self.callbacks;
         state.is_urgent = true;
-        let lacking = self.wake_worker(&mut state);
+        let failure = self.wake_worker(&mut state);
         if state.has_worker {
             state.waiters += 1;
             callbacks.ran.wait(&mut state);
@@ -389,134 +407,136 @@ impl Inner {
             return state;
         }
         drop(state);
-        log_lack(lacking);
+        log_spawn_failure(failure);
         self.pass(true);
         callbacks.state.lock()
     }
 
-    /// Sees to it that there is a worker; what it gives is for [`log_lack`], without the lock.
+    /// Wakes the worker, or gets one. The caller passes the result to [`log_spawn_failure`],
+    /// without the lock.
     fn wake_worker(&self, state: &mut State) -> Option<io::Error> {
         let callbacks = &self.callbacks;
         if state.has_worker {
             callbacks.work.notify_one();
             if state.is_urgent {
-                self.hurry(state);
+                self.expedite(state);
             }
             return None;
         }
-        // Whoever calls or waits next tries again.
+        // The next caller or waiter tries again.
         let asked = self.ask_for_worker(state);
         state.has_worker = asked.is_ok();
-        state.lack.note(asked)
+        state.spawn_failure.note(asked)
     }
 
-    /// A worker that was to come at the tick comes now.
-    fn hurry(&self, state: &mut State) {
+    /// Has a worker that was to come at the tick come now.
+    fn expedite(&self, state: &mut State) {
         #[cfg(not(any(loom, shuttle)))]
         if let Some(ticket) = state.ticket.take()
-            && !workers::hurry(ticket)
+            && !workers::expedite(ticket)
         {
-            // Nobody comes: whoever calls or waits next tries again.
+            // None comes: the next caller or waiter tries again.
             state.has_worker = false;
-            self.callbacks.alert.of_any(self.gate.is_asymmetric());
+            self.callbacks.worker.set_absent(self.gp.is_asymmetric());
         }
         #[cfg(any(loom, shuttle))]
         let _ = (self, state);
     }
 
-    /// Somebody has moved the clock: the worker has to look at it itself.
+    /// The clock was moved: has the worker look at it.
     pub(crate) fn clock_of_callbacks_moved(&self) {
-        self.hurry(&mut self.callbacks.state.lock());
+        self.expedite(&mut self.callbacks.state.lock());
         self.callbacks.work.notify_all();
     }
 
-    /// A worker comes at the tick, or at once if that is not waited for.
+    /// Asks the pool for a worker: at the tick, or at once if it must not wait for that.
     fn ask_for_worker(&self, state: &mut State) -> io::Result<()> {
-        let alert = &self.callbacks.alert;
+        let worker = &self.callbacks.worker;
         #[cfg(not(any(loom, shuttle)))]
         if !state.is_urgent {
-            let tick = self.ticks.next(self.gate.now());
-            state.ticket = Some(workers::serve_at(self, self.gate.instant(tick), Self::serve_callbacks)?);
+            let tick = self.ticks.next(self.gp.now());
+            state.ticket = Some(workers::serve_at(self, self.gp.instant(tick), Self::serve_callbacks)?);
             state.tick = Some(tick);
-            alert.set(OF_A_CROWD);
+            worker.set(WAITING_FOR_TICK);
             return Ok(());
         }
         let _ = &state;
         workers::serve(self, Self::serve_callbacks)?;
-        alert.of_nothing();
+        worker.set_running();
         Ok(())
     }
 
-    /// The worker, until there is nothing to do.
+    /// The worker's body, until there is nothing to do.
     fn serve_callbacks(&self) {
         while self.gather() {
             self.pass(false);
         }
     }
 
-    /// Waits for work, and then for the tick. `false`: there is nothing to do, and the domain has no worker any more.
+    /// Waits for callbacks, and then for the tick. `false`: there are none, and the domain has no
+    /// worker from here on.
     fn gather(&self) -> bool {
         let callbacks = &self.callbacks;
         let mut state = callbacks.state.lock();
         state.ticket = None;
         let asked_for = state.tick.take();
-        if state.waiting() == 0 {
+        if state.len() == 0 {
             state = self.free_all(state);
         }
-        if state.waiting() == 0 {
-            // C1: the look that follows is the one that counts.
-            callbacks.alert.of_any(self.gate.is_asymmetric());
-            if state.waiting() == 0 || is_on("rcu-rest-unchecked") {
+        if state.len() == 0 {
+            // C1: only the look that follows misses nothing.
+            callbacks.worker.set_absent(self.gp.is_asymmetric());
+            if state.len() == 0 || is_on("rcu-rest-unchecked") {
                 state.has_worker = false;
                 return false;
             }
         }
-        callbacks.alert.set(OF_A_CROWD);
-        state.is_urgent |= IS_MODEL || state.waiting() >= CROWD;
-        let tick = asked_for.unwrap_or_else(|| self.ticks.next(self.gate.now()));
-        while !state.is_urgent && self.gate.now() < tick {
-            callbacks.work.wait_until(&mut state, self.gate.instant(tick));
+        callbacks.worker.set(WAITING_FOR_TICK);
+        state.is_urgent |= IS_MODEL || state.len() >= QHIMARK;
+        let tick = asked_for.unwrap_or_else(|| self.ticks.next(self.gp.now()));
+        while !state.is_urgent && self.gp.now() < tick {
+            callbacks.work.wait_until(&mut state, self.gp.instant(tick));
         }
-        callbacks.alert.of_nothing();
+        callbacks.worker.set_running();
         state.is_urgent = false;
         true
     }
 
-    /// Frees what the callers have not freed: they may never come again.
+    /// Frees what the callers have not freed: they may never call again.
     fn free_all<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let (over, queues) = (state.forget_what_is_over(), state.queues.clone());
+        let (over, lists) = (state.remove_finished(), state.lists.clone());
         drop(state);
         self.callbacks.free(&over);
-        self.callbacks.free(&queues);
+        self.callbacks.free(&lists);
         self.callbacks.state.lock()
     }
 
-    /// Runs what is there now, and frees what its callers cannot be relied on to free.
+    /// One pass over the callbacks that are queued now. Frees those whose callers cannot be relied
+    /// on to free them.
     fn pass(&self, must_free: bool) {
         let callbacks = &self.callbacks;
         let mut state = callbacks.state.lock();
-        let over = state.forget_what_is_over();
-        let (idle, busy): (Vec<_>, Vec<_>) =
-            state.queues.iter().cloned().partition(|queue| queue.waiting() == 0);
+        let over = state.remove_finished();
+        let (idle, busy): (Vec<_>, Vec<_>) = state.lists.iter().cloned().partition(|list| list.len() == 0);
         drop(state);
         callbacks.free(&over);
         callbacks.free(&idle);
-        let busy: Vec<_> = busy.into_iter().map(|queue| (queue.put(), queue)).collect();
+        let busy: Vec<_> = busy.into_iter().map(|list| (list.queued(), list)).collect();
         if busy.is_empty() {
             return;
         }
-        // After the look: it serves all that were seen.
-        self.wait_for(self.gate.get_state());
+        // After the look: the grace period serves all that were seen.
+        self.wait_for(self.gp.get_state());
         let _running = Running::begin(self.address());
-        for (put, queue) in busy {
-            let is_slow = queue.run(put, COUNTED_AT_ONCE, |ran| self.count(ran == put));
+        for (queued, list) in busy {
+            let is_slow = list.run(queued, COUNTED_AT_ONCE, |invoked| self.count(invoked == queued));
             if is_slow || must_free || callbacks.state.lock().waiters > 0 {
-                callbacks.take(queue.free());
+                callbacks.take(list.free());
             }
         }
     }
 
-    /// Callbacks of one queue have run; these were the last ones of a pass.
+    /// Callbacks of one list have run. `are_last`: the last ones of that list in this pass.
     fn count(&self, are_last: bool) {
         if are_last {
             self.callbacks.wake_waiters();
@@ -524,23 +544,24 @@ impl Inner {
     }
 }
 
-/// Says why there is no worker.
-fn log_lack(error: Option<io::Error>) {
+/// Logs why there is no worker.
+fn log_spawn_failure(error: Option<io::Error>) {
     if let Some(error) = error {
         tracing::error!(%error, "no thread for callbacks: they run when somebody waits for them, or one can be had");
     }
 }
 
 impl State {
-    /// Works that have not run.
-    fn waiting(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.waiting()).sum()
+    /// Callbacks that have not run.
+    fn len(&self) -> u64 {
+        self.lists.iter().map(|list| list.len()).sum()
     }
 
-    /// Lets go of the queues of threads that have ended, and gives them: their memory is to be freed without the lock.
-    fn forget_what_is_over(&mut self) -> Vec<Arc<Queue>> {
-        let over: Vec<_> = self.queues.extract_if(.., |queue| queue.is_over()).collect();
-        self.removed += over.iter().map(|queue| queue.ran()).sum::<u64>();
+    /// Removes the lists that are empty and whose threads have ended. Gives them: the caller frees
+    /// their memory without the lock.
+    fn remove_finished(&mut self) -> Vec<Arc<CallbackList>> {
+        let over: Vec<_> = self.lists.extract_if(.., |list| list.is_over()).collect();
+        self.removed += over.iter().map(|list| list.invoked()).sum::<u64>();
         over
     }
 }

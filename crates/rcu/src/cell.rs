@@ -14,7 +14,8 @@ use crate::work::Work;
 
 /// A value that is replaced while others read it.
 ///
-/// A cell that is dropped leaves its value to the domain, as a replaced one, and waits as a dropped [`Retired`] may.
+/// A cell that is dropped leaves its value to the domain, as a replaced one, and waits as a dropped
+/// [`Retired`] may.
 ///
 /// What it gives out does not outlive the guard:
 /// ```compile_fail,E0505
@@ -38,16 +39,19 @@ pub struct RcuCell<T: Send + 'static> {
     owns: PhantomData<Box<T>>,
 }
 
-// SAFETY: the cell owns its value, and hands it to other threads when it is replaced and freed there. `Sync` as well: references to the
-// value live as long as a guard, not as long as a borrow of the cell, so that they may be on the thread that the cell leaves.
+// SAFETY: the cell owns its value, and hands it to other threads when it is replaced and freed
+// there. `Sync` as well: references to the value live as long as a guard, not as long as a borrow
+// of the cell, so that they may be on the thread that the cell leaves.
 unsafe impl<T: Send + Sync + 'static> Send for RcuCell<T> {}
-// SAFETY: several threads get `&T` at a time, and any of them may replace the value and take the old one.
+// SAFETY: several threads get `&T` at a time, and any of them may replace the value and take the
+// old one.
 unsafe impl<T: Send + Sync + 'static> Sync for RcuCell<T> {}
 
 /// What was replaced. Readers may still see it, until a grace period has passed.
 ///
-/// Dropped, it is freed after a grace period, by the domain. The drop may wait, as [`Domain::call`] does: for room, if too many callbacks
-/// wait already. So drop it after the locks that a reader or a callback of the domain may want.
+/// Dropped, it is freed after a grace period, by the domain. The drop may wait, as [`Domain::call`]
+/// does: for room, if too many callbacks wait already. So drop it after the locks that a reader or
+/// a callback of the domain may want.
 #[must_use = "dropped, it is freed by the domain's worker"]
 pub struct Retired<T: Send + 'static> {
     value: ManuallyDrop<Raw<T>>,
@@ -86,12 +90,13 @@ impl<T: Send + 'static> RcuCell<T> {
         assert!(guard.is_of(&self.domain), "a guard of another domain");
         // ORDERING: Acquire, pairs with the release in `replace`: the value's contents.
         let current = self.current.load(Ordering::Acquire);
-        // SAFETY: never null; freed only after a grace period that begins after it was replaced or the cell was
-        // dropped, and so ends after this section.
+        // SAFETY: never null; freed only after a grace period that begins after it was replaced or
+        // the cell was dropped, and so ends after this section.
         unsafe { &*current }
     }
 
-    /// Reads the value in a section of its own: the shortest way, because nobody can have the wrong guard.
+    /// Reads the value in a section of its own: the fastest way, because there is no guard that
+    /// could be of another domain.
     #[inline]
     pub fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
         let _section = self.domain.read();
@@ -101,7 +106,7 @@ impl<T: Send + 'static> RcuCell<T> {
         read(unsafe { &*current })
     }
 
-    /// Publishes a new value, and gives the old one.
+    /// Publishes a new value, and returns the old one.
     pub fn replace(&self, value: T) -> Retired<T> {
         let new = Box::into_raw(Box::new(value));
         let early = is_on("rcu-cookie-before-unpublish").then(|| self.domain.get_state());
@@ -109,14 +114,15 @@ impl<T: Send + 'static> RcuCell<T> {
             // The swap is no step of the models: the mutant makes one.
             sync::thread::yield_now();
         }
-        // ORDERING: AcqRel: the new contents are published, and the old ones are read by whoever frees them. Before
-        // the cookie by the fence in `get_state`.
+        // ORDERING: AcqRel: the new contents are published, and the old ones are read by the thread
+        // that frees them. Before the cookie by the fence in `get_state`.
         let old = self.current.swap(new, Ordering::AcqRel);
         Retired::new(old, &self.domain, early.unwrap_or_else(|| self.domain.get_state()))
     }
 
-    /// Publishes a new value and lets the domain free the old one. May wait, as a dropped [`Retired`] may: under a lock call
-    /// [`replace`](Self::replace), and drop what it gives after unlocking.
+    /// Publishes a new value and lets the domain free the old one. May wait, as a dropped
+    /// [`Retired`] may: under a lock call [`replace`](Self::replace), and drop what it gives after
+    /// unlocking.
     pub fn publish(&self, value: T) {
         drop(self.replace(value));
     }
@@ -131,13 +137,13 @@ impl<T: Send + 'static> RcuCell<T> {
 impl<T: Send + 'static> Drop for RcuCell<T> {
     fn drop(&mut self) {
         // References from `load` live as long as their guards, which may be longer than the cell.
-        // ORDERING: Relaxed, nobody else has the cell.
+        // ORDERING: Relaxed, no other thread has the cell.
         drop(Retired::new(self.current.load(Ordering::Relaxed), &self.domain, self.domain.get_state()));
     }
 }
 
 impl<T: Send + 'static> Retired<T> {
-    /// `old` is the pointer of a cell that nobody finds there any more; `cookie` was taken since.
+    /// `old` is the pointer of a cell that does not have it any more; `cookie` was taken since.
     fn new(old: *mut T, domain: &Domain, cookie: Cookie) -> Self {
         // SAFETY: a cell's pointer is never null.
         let value = ManuallyDrop::new(Raw(unsafe { NonNull::new_unchecked(old) }));
@@ -176,7 +182,8 @@ impl<T: Send + 'static> Drop for Retired<T> {
             drop(unsafe { value.into_box() });
             return;
         }
-        // SAFETY: made of a box; it runs after a grace period, and readers are all who may see it until then.
+        // SAFETY: made of a box; it runs after a grace period, and until then only readers may see
+        // it.
         self.domain.queue(unsafe { Work::drop_raw(value.0.as_ptr()) });
     }
 }

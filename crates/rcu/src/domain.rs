@@ -9,31 +9,34 @@ use std::time::Duration;
 use sync::{Clock, RealClock};
 
 use crate::callbacks::{Callbacks, WorkQueue};
-use crate::gate::{Gate, Left, Slot};
+use crate::gp::{GracePeriods, Reader, Unlocked};
 use crate::handle::Handle;
 use crate::local;
 use crate::polls::Polls;
 use crate::seq::Cookie;
 use crate::stats::{Counters, Stats};
-use crate::ticks::Ticks;
+use crate::ticks::GpTick;
 use crate::work::Work;
 
 /// How a domain behaves.
 #[derive(Debug, Clone)]
 pub struct DomainOptions {
-    /// Normal grace periods begin at most this often, so that many share one. 4 ms, a tick of a kernel with 250 Hz;
-    /// about 20 ms resemble a real-time kernel.
+    /// Normal grace periods begin at most this often, so that many share one. 4 ms, a tick of a
+    /// kernel with 250 Hz; about 20 ms resemble a real-time kernel.
     pub tick: Duration,
-    /// Callbacks that may wait at a time, values whose memory was not given back yet among them. Who adds the last one waits
-    /// until there is room again. With 1024 and more, each living thread may have 63 beyond that: they are counted by 64.
+    /// Callbacks that may wait at a time, among them values whose memory was not given back yet.
+    /// The caller that queues the last one waits until there is room again. From 1024 on, each
+    /// living thread may have 63 beyond that: they are counted by 64.
     pub callbacks_max: usize,
     /// The grace periods' numbers go on from here: for tests of the wrap-around. Must be even.
     pub first_number: u64,
-    /// Whether a grace period may have every running thread of the process pass a fence (membarrier(2), which interrupts
-    /// their processors), so that readers need none. Without, as where the kernel lacks the call, each outermost section costs two
-    /// full fences, and no processor is interrupted.
+    /// Whether a grace period may have every running thread of the process pass a fence
+    /// (membarrier(2), which interrupts their processors), so that readers need none. Without, as
+    /// where the kernel lacks the call, each outermost section costs two full fences, and no
+    /// processor is interrupted.
     pub membarrier: bool,
-    /// The clock of ticks and of stall warnings. One that is set by hand needs [`Domain::clock_moved`].
+    /// The clock of ticks and of stall warnings. One that is set by hand needs
+    /// [`Domain::clock_moved`].
     pub clock: Arc<dyn Clock>,
 }
 
@@ -51,10 +54,11 @@ impl Default for DomainOptions {
     }
 }
 
-/// Readers and those who wait for them.
+/// Readers, and the threads that wait for them.
 ///
-/// Domains are independent: a reader of one never holds up a grace period of another. A clone is the same domain.
-/// What is protected by a domain is read, replaced and retired with that domain alone.
+/// Domains are independent: a reader of one never holds up a grace period of another. A clone is
+/// the same domain. What is protected by a domain is read, replaced and retired with that domain
+/// alone.
 #[derive(Clone)]
 pub struct Domain {
     pub(crate) inner: Handle,
@@ -63,27 +67,27 @@ pub struct Domain {
 /// What a domain's handles, its threads' places and its worker share.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) gate: Gate,
-    /// Itself, for who keeps it beyond a call.
+    pub(crate) gp: GracePeriods,
+    /// A reference to itself, for threads that keep it beyond a call.
     pub(crate) this: Weak<Inner>,
     pub(crate) counters: Counters,
     pub(crate) callbacks: Callbacks,
     pub(crate) polls: Polls,
     /// Whether it is [`Domain::global`].
     is_default: bool,
-    pub(crate) ticks: Ticks,
+    pub(crate) ticks: GpTick,
 }
 
 /// A read section: what is read under it stays until it is dropped.
 ///
-/// Sections nest, cost no system call and write no memory that other readers look at. They should be short:
-/// everybody who frees something in the domain waits for them. A guard that is never dropped
-/// (`mem::forget`) keeps its domain's grace periods from ending.
+/// Sections nest, cost no system call and write no memory that other readers look at. They should
+/// be short: every thread that frees something in the domain waits for them. A guard that is never
+/// dropped (`mem::forget`) keeps its domain's grace periods from ending.
 #[must_use = "the section ends when the guard is dropped"]
 pub struct Guard<'d> {
-    /// `None` is the default domain, for who found its slot without it.
+    /// `None` is the default domain, whose reader is found without it.
     inner: Option<&'d Inner>,
-    slot: NonNull<Slot>,
+    reader: NonNull<Reader>,
     /// A section belongs to its thread.
     of_thread: PhantomData<*mut ()>,
 }
@@ -99,10 +103,10 @@ pub struct Guard<'d> {
 /// ```
 #[inline]
 pub fn read() -> Guard<'static> {
-    let slot = local::default_slot();
+    let reader = local::default_reader();
     // SAFETY: this thread's, and lives until the thread ends or its last section does.
-    Gate::enter(unsafe { slot.as_ref() });
-    Guard { inner: None, slot, of_thread: PhantomData }
+    GracePeriods::read_lock(unsafe { reader.as_ref() });
+    Guard { inner: None, reader, of_thread: PhantomData }
 }
 
 impl Default for Domain {
@@ -131,17 +135,22 @@ impl Domain {
         assert!(options.callbacks_max > 0, "a domain must take callbacks");
         let inner = Arc::new_cyclic(|this| Inner {
             this: Weak::clone(this),
-            gate: Gate::with_clock(options.first_number, options.membarrier, Arc::clone(&options.clock)),
+            gp: GracePeriods::with_clock(
+                options.first_number,
+                options.membarrier,
+                Arc::clone(&options.clock),
+            ),
             counters: Counters::default(),
             callbacks: Callbacks::new(options.callbacks_max),
             polls: Polls::default(),
             is_default,
-            ticks: Ticks::new(options.clock.now(), options.tick),
+            ticks: GpTick::new(options.clock.now(), options.tick),
         });
         Self { inner: Handle::new(inner) }
     }
 
-    /// The default domain, for whoever needs none of their own. [`read`] is the shortest way into a section of it.
+    /// The default domain, for callers that need none of their own. [`read`] is the fastest way
+    /// into a section of it.
     pub fn global() -> &'static Self {
         static GLOBAL: LazyLock<Domain> = LazyLock::new(|| Domain::make(DomainOptions::default(), true));
         &GLOBAL
@@ -150,15 +159,16 @@ impl Domain {
     /// Begins a read section.
     #[inline]
     pub fn read(&self) -> Guard<'_> {
-        let slot = local::slot(&self.inner);
+        let reader = local::reader(&self.inner);
         // SAFETY: this thread's, and lives until the thread ends or its last section does.
-        Gate::enter(unsafe { slot.as_ref() });
-        Guard { inner: Some(&self.inner), slot, of_thread: PhantomData }
+        GracePeriods::read_lock(unsafe { reader.as_ref() });
+        Guard { inner: Some(&self.inner), reader, of_thread: PhantomData }
     }
 
     /// Returns when every read section that was open on the call has ended.
     ///
-    /// Normal: begins at the next tick, so that everybody who asks until then shares it.
+    /// A normal grace period: it begins at the next tick, so that all threads that ask until then
+    /// share it.
     ///
     /// # Panics
     /// Inside a read section of the same domain: it would wait for itself.
@@ -166,45 +176,46 @@ impl Domain {
         self.cond_synchronize(self.get_state());
     }
 
-    /// The same without waiting for a tick.
+    /// As [`synchronize`](Self::synchronize), without waiting for a tick.
     ///
     /// # Panics
     /// As [`synchronize`](Self::synchronize).
     pub fn synchronize_expedited(&self) {
         self.check_outside("synchronize");
         self.inner.counters.waiters.add(1);
-        if self.inner.gate.try_now(&self.inner.counters) {
+        if self.inner.gp.try_now(&self.inner.counters) {
             self.inner.ticks.tell_of_grace_period();
         } else {
             self.inner.wait_for(self.get_state());
         }
     }
 
-    /// The grace period that will have passed after everything the caller did before. Take it after the
-    /// unpublishing, never before.
+    /// The grace period that will have passed after everything the caller did before. Take it after
+    /// the unpublishing, never before.
     pub fn get_state(&self) -> Cookie {
-        self.inner.gate.get_state()
+        self.inner.gp.get_state()
     }
 
-    /// The same, and sees to it that the grace period comes without anybody waiting for it. (Where the host gives no thread for that, which is
-    /// logged, it comes with whoever asks or waits next.)
+    /// As [`get_state`](Self::get_state), and requests the grace period, so that it comes without a
+    /// thread that waits for it. (Where the host gives no thread for that, which is logged, it
+    /// comes with the next request or wait.)
     pub fn start_poll(&self) -> Cookie {
         let cookie = self.get_state();
-        self.inner.ask(cookie, false);
+        self.inner.request_gp(cookie, false);
         cookie
     }
 
-    /// The same without waiting for a tick.
+    /// As [`start_poll`](Self::start_poll), without waiting for a tick.
     pub fn start_poll_expedited(&self) -> Cookie {
         let cookie = self.get_state();
-        self.inner.ask(cookie, true);
+        self.inner.request_gp(cookie, true);
         cookie
     }
 
     /// Whether that grace period has passed. Never waits.
     #[must_use]
     pub fn poll_state(&self, cookie: Cookie) -> bool {
-        self.inner.gate.poll_state(cookie)
+        self.inner.gp.poll_state(cookie)
     }
 
     /// Returns when that grace period has passed; at once if it has.
@@ -217,11 +228,11 @@ impl Domain {
         }
         self.check_outside("synchronize");
         self.inner.counters.waiters.add(1);
-        self.inner.ticks.wait(&self.inner.gate, cookie);
+        self.inner.ticks.wait(&self.inner.gp, cookie);
         self.inner.wait_for(cookie);
     }
 
-    /// The same without waiting for a tick.
+    /// As [`cond_synchronize`](Self::cond_synchronize), without waiting for a tick.
     ///
     /// # Panics
     /// As [`cond_synchronize`](Self::cond_synchronize).
@@ -234,24 +245,26 @@ impl Domain {
         self.inner.wait_for(cookie);
     }
 
-    /// Runs `work` after a grace period, on a thread of the domain. Callbacks of one thread run in the order of its
-    /// calls; those of different threads in no order.
+    /// Runs `work` after a grace period, on a thread of the domain. Callbacks of one thread run in
+    /// the order of its calls; those of different threads in no order.
     ///
-    /// Who finds [`callbacks_max`](DomainOptions::callbacks_max) of them waiting then waits until there is room, unless
-    /// it is in a read section (it waits at its next call outside), in a callback or at its thread's end; sections and callbacks of whichever domain:
-    /// those that it would wait for may wait for it.
-    /// `work` should be short, must not wait for a barrier of the same domain, and leaves no section open behind it.
+    /// A caller that finds [`callbacks_max`](DomainOptions::callbacks_max) of them waiting then
+    /// waits until there is room. It does not wait in a read section (it waits at its next call
+    /// outside), in a callback or at its thread's end; sections and callbacks of whichever domain:
+    /// what it would wait for may wait for it. `work` should be short, must not wait for a barrier
+    /// of the same domain, and leaves no section open behind it.
     ///
-    /// Where no thread can be had for them callbacks run on a thread that waits for room or for a [`barrier`](Self::barrier). Those that are left when the
-    /// domain's last handle goes run then.
+    /// Where no thread can be had for them callbacks run on a thread that waits for room or for a
+    /// [`barrier`](Self::barrier). Those that are left when the domain's last handle goes run then.
     #[inline]
     pub fn call(&self, work: impl FnOnce() + Send + 'static) {
         self.queue(Work::call(work));
     }
 
-    /// Drops what is in the box after a grace period, and gives its memory back where it came from: as
-    /// [`defer_drop`](Self::defer_drop), and several times faster. The value is dropped by the domain's thread;
-    /// its memory is freed by the calling thread in a later call, or by the domain's thread if no such call comes.
+    /// Drops what is in the box after a grace period, and gives its memory back where it came from:
+    /// as [`defer_drop`](Self::defer_drop), and several times faster. The value is dropped by the
+    /// domain's thread; its memory is freed by the calling thread in a later call, or by the
+    /// domain's thread if no such call comes.
     #[inline]
     pub fn defer_free<T: Send + 'static>(&self, value: Box<T>) {
         self.queue(Work::drop_box(value));
@@ -267,8 +280,9 @@ impl Domain {
         self.call(move || drop(value));
     }
 
-    /// After a grace period hands `work` to `queue`, as `queue_rcu_work` does: for what is long, or may wait.
-    /// It counts as a callback until it is handed over; what bounds it from there on is the queue's business, and [`barrier`](Self::barrier) does not wait for it.
+    /// After a grace period hands `work` to `queue`, as `queue_rcu_work` does: for what is long, or
+    /// may wait. It counts as a callback until it is handed over; what bounds it from there on is
+    /// the queue's business, and [`barrier`](Self::barrier) does not wait for it.
     pub fn queue_work(&self, queue: &Arc<dyn WorkQueue>, work: impl FnOnce() + Send + 'static) {
         let queue = Arc::clone(queue);
         self.call(move || queue.push(Box::new(work)));
@@ -277,7 +291,8 @@ impl Domain {
     /// Returns when every callback that was queued before the call has run.
     ///
     /// # Panics
-    /// Inside a read section of the same domain, and in one of its callbacks: it would wait for itself.
+    /// Inside a read section of the same domain, and in one of its callbacks: it would wait for
+    /// itself.
     pub fn barrier(&self) {
         self.check_outside("barrier");
         self.inner.barrier();
@@ -289,7 +304,8 @@ impl Domain {
         self.inner.stats()
     }
 
-    /// Who waits for time to pass looks at the clock again: for whoever sets the domain's clock by hand.
+    /// Has threads that wait for a time look at the clock again: for callers that set the domain's
+    /// clock by hand.
     pub fn clock_moved(&self) {
         self.inner.clock_moved();
     }
@@ -304,14 +320,14 @@ impl Domain {
 
 impl Inner {
     pub(crate) fn wait_for(&self, cookie: Cookie) {
-        if self.gate.wait_for(cookie, &self.counters) {
+        if self.gp.wait_for(cookie, &self.counters) {
             self.ticks.tell_of_grace_period();
         }
     }
 
     fn clock_moved(&self) {
         self.ticks.clock_moved();
-        self.gate.clock_moved();
+        self.gp.clock_moved();
         self.clock_of_callbacks_moved();
         self.polls.clock_moved();
     }
@@ -320,14 +336,14 @@ impl Inner {
         let counters = &self.counters;
         let (callbacks_queued, callbacks_run) = self.callbacks.counts();
         Stats {
-            grace_periods: self.gate.grace_periods(),
+            grace_periods: self.gp.grace_periods(),
             waiters: counters.waiters.get(),
             callbacks_queued,
             callbacks_run,
             callers_slowed: counters.slowed.get(),
             stalls: counters.stalls.get(),
             longest_reader: counters.longest_wait(),
-            readers: self.gate.readers(),
+            readers: self.gp.reader_count(),
         }
     }
 }
@@ -357,26 +373,27 @@ fn of_default(inner: Option<&Inner>) -> &Inner {
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the slot lives until this section's end at least, and is this thread's.
-        let left = Gate::leave(unsafe { self.slot.as_ref() });
-        if left != Left::Quietly {
+        // SAFETY: the reader lives until this section's end at least, and is this thread's.
+        let left = GracePeriods::read_unlock(unsafe { self.reader.as_ref() });
+        if left != Unlocked::Done {
             // SAFETY: its section has just ended, and the guard goes with it.
-            unsafe { after(self.inner, self.slot, left) };
+            unsafe { after(self.inner, self.reader, left) };
         }
     }
 }
 
-/// A section has ended in another way than the usual one. Not given the guard, which so needs no place in memory.
+/// A section has ended in another way than the usual one. Not given the guard, which so needs no
+/// place in memory.
 ///
 /// # Safety
-/// The slot is of that domain, it ended as `left` says, and the caller does not use it again.
+/// The reader is of that domain, it ended as `left` says, and the caller does not use it again.
 #[cold]
-unsafe fn after(inner: Option<&Inner>, slot: NonNull<Slot>, left: Left) {
+unsafe fn after(inner: Option<&Inner>, reader: NonNull<Reader>, left: Unlocked) {
     let inner = of_default(inner);
-    inner.gate.tell_left();
-    if left == Left::ForGood {
+    inner.gp.wake_gp();
+    if left == Unlocked::Unregister {
         // SAFETY: temporary; the rest is the caller's promise.
-        unsafe { local::end_temporary(inner, slot) };
+        unsafe { local::end_temporary(inner, reader) };
     }
 }
 

@@ -1,5 +1,5 @@
-//! An [`Arc`] that points to its value itself, not to the counts before it: who enters a section compares this pointer, and has
-//! no address to compute.
+//! An [`Arc`] that points to its value itself, not to the counts before it: entering a section
+//! compares this pointer, and computes no address.
 
 use std::ops::Deref;
 use std::ptr::NonNull;

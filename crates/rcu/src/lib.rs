@@ -1,8 +1,8 @@
 //! Read-copy-update for user space.
 //!
-//! Readers look at shared data without locks and without writing a cache line that another thread reads.
-//! Writers replace what readers see, and wait for a *grace period* before they free what was there: until
-//! every reader that could have seen it has left its read section.
+//! Readers look at shared data without locks and without writing a cache line that another thread
+//! reads. Writers replace what readers see, and wait for a *grace period* before they free what was
+//! there: until every reader that could have seen it has left its read section.
 //!
 //! ```
 //! use watertight_rcu::{Domain, RcuCell};
@@ -19,60 +19,74 @@
 //!
 //! | type | is |
 //! |---|---|
-//! | [`Domain`] | readers and those who wait for them; independent of every other domain |
+//! | [`Domain`] | readers, and the threads that wait for them; independent of every other domain |
 //! | [`Guard`] | a read section |
 //! | [`RcuCell`] | a value that is replaced while others read it |
 //! | [`Retired`] | what was replaced, until no reader sees it |
-//! | [`Cookie`] | a grace period to come, for those who poll |
+//! | [`Cookie`] | a grace period to come, for pollers |
 //!
 //! | module | holds |
 //! |---|---|
-//! | `gate` | the protocol between readers and grace periods |
+//! | `gp` | the protocol between readers and grace periods: **read this first** |
 //! | `barrier` | its asymmetric fences |
 //! | `seq` | numbers of grace periods |
 //! | `local` | which slot of a domain is this thread's |
 //! | `domain` | the interface |
 //! | `handle` | a domain's counted references |
-//! | `ticks` | those who wait for a normal grace period to begin |
-//! | `callbacks` | deferred calls, their bound, and their barrier |
-//! | `polls` | grace periods for those who poll |
-//! | `queue` | the callbacks of one thread |
+//! | `ticks` | waiting for a normal grace period to begin |
+//! | `callbacks` | callbacks, their bound, and their barrier |
+//! | `polls` | grace periods for pollers |
+//! | `callback_list` | the callbacks of one thread |
 //! | `work` | one callback |
-//! | `workers` | the threads of domains |
+//! | `workers`, `pool` | the threads of domains |
 //! | `cell` | pointers that live as long as a guard |
 //!
 //! # Threads
-//! A thread needs no registration, and costs its domains a slot until it ends. A domain has at most two threads of its own: one while callbacks run or wait for a grace period,
-//! one while somebody polls: each domain that is polled has one. They are made when they are needed; without work a thread serves other domains or, after 250 ms, ends (eight rest at most). Where the host
-//! gives no thread, an error is logged once: callbacks are then run by who waits for them or for room, and the next call tries again; who
-//! only polls must ask again ([`Domain::start_poll`]), or wait ([`Domain::cond_synchronize`]).
+//! A thread needs no registration by hand, and costs each domain that it uses a reader until it
+//! ends. A domain has at most two threads: one while callbacks run or wait for a grace period, one
+//! while grace periods are requested by pollers. They are started when they are needed. A thread
+//! without work serves another domain or ends after 250 ms; at most eight are parked. Where the
+//! host gives no thread, an error is logged once. Callbacks are then invoked by threads that wait
+//! for them or for room, and the next call tries again; a poller must request again
+//! ([`Domain::start_poll`]) or wait ([`Domain::cond_synchronize`]).
 //!
 //! # Ordering guarantees
-//! Let U be what a thread did before it asked for a grace period: before a call of `synchronize*`, of [`Domain::get_state`] or `start_poll*`, or of [`Domain::call`] and its
-//! like. When that grace period is over (the call has returned; [`Domain::poll_state`] has answered `true`, or `cond_synchronize*` has returned; the callback runs), then for each section of
-//! the domain, on whatever processor, one of these holds:
+//! Let U be what a thread did before it asked for a grace period: before a call of `synchronize*`,
+//! of [`Domain::get_state`] or `start_poll*`, or of [`Domain::call`] and its like. When that grace
+//! period is over (the call has returned; [`Domain::poll_state`] has answered `true`, or
+//! `cond_synchronize*` has returned; the callback runs), then for each section of the domain, on
+//! whatever processor, one of these holds:
 //!
-//! - the section had ended, and all that its thread did in it *happens before* what follows the grace period;
+//! - the section had ended, and all that its thread did in it *happens before* what follows the
+//!   grace period;
 //! - the section began later, and U *happens before* all that is done in it.
 //!
-//! So each grace period is a full memory barrier between U and what follows it, as the kernel's are. A section by itself is no barrier:
-//! what is loaded in it is ordered by the loads' own orderings ([`RcuCell`] acquires and releases).
-//! What a callback did *happens before* the return of a [`Domain::barrier`] that was called after the callback was queued.
+//! So each grace period is a full memory barrier between U and what follows it, as the kernel's
+//! are. A section by itself is no barrier: what is loaded in it is ordered by the loads' own
+//! orderings ([`RcuCell`] acquires and releases). What a callback did *happens before* the return
+//! of a [`Domain::barrier`] that was called after the callback was queued.
 //!
 //! # Locks
-//! A section takes none, but for a thread's first one in a domain (and each one of a thread that is ending): it puts its place into the domain's list, whose lock is held for a look at the list, and never while anything
-//! is waited for. One that a grace period waits for asleep wakes that when it ends, with a system call and no lock.
+//! A section takes none, but for a thread's first one in a domain (and each one of a thread that is
+//! ending): it registers the thread under a lock that is held to look at the list of readers, and
+//! never while a thread waits for anything. When a section ends that a grace period sleeps for, its
+//! thread wakes the grace period with a system call and no lock.
 //!
 //! # fork(2)
-//! A child that was forked has one thread only: sections that others had open never end there, and the domains' threads are
-//! missing. Such a child uses no domain, neither its parent's nor one of its own; after `execve(2)` all is as in any program.
+//! A child that was forked has one thread only: sections that others had open never end there, and
+//! the domains' threads are missing. Such a child uses no domain, neither its parent's nor one of
+//! its own; after `execve(2)` all is as in any program.
 //!
 //! # Processors
-//! Readers have no fences on x86, AArch64, 64-bit RISC-V and s390x under Linux with `membarrier(2)` (4.14 and later), and full ones elsewhere.
+//! Readers have no fences on x86, AArch64, 64-bit RISC-V and s390x under Linux with `membarrier(2)`
+//! (4.14 and later), and full ones elsewhere.
 
 #![deny(unsafe_code)]
 
 mod barrier;
+#[allow(unsafe_code, reason = "one thread fills, another empties")]
+#[doc(hidden)]
+pub mod callback_list;
 #[doc(hidden)]
 pub mod callbacks;
 #[allow(unsafe_code, reason = "pointers whose life a guard proves")]
@@ -80,7 +94,7 @@ mod cell;
 #[allow(unsafe_code, reason = "a thread's own slot")]
 mod domain;
 #[doc(hidden)]
-pub mod gate;
+pub mod gp;
 #[allow(unsafe_code, reason = "a counted reference that points to its value")]
 mod handle;
 #[allow(unsafe_code, reason = "a thread's own pointer to its slot, without counting")]
@@ -89,9 +103,6 @@ mod polls;
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub mod pool;
-#[allow(unsafe_code, reason = "one thread fills, another empties")]
-#[doc(hidden)]
-pub mod queue;
 mod seq;
 mod stats;
 #[doc(hidden)]

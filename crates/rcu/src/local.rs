@@ -1,18 +1,20 @@
-//! Which slot of a domain is this thread's.
+//! The calling thread's reader in a domain, and its callbacks there.
 //!
-//! A thread gets a place at its first read section or call in a domain, and gives it back when it ends. Nothing is
-//! registered by hand. What was used last is remembered in cells without destructors, so that entering costs
-//! one comparison.
+//! A thread is registered at its first read section or callback in a domain, and unregistered when
+//! it ends; callers do nothing for it. The last registration is cached in cells without
+//! destructors, so that entering a section costs one comparison.
 //!
-//! # Who keeps a place alive
-//! The thread's entry in `LOCAL` holds it; the remembered pointers are to such a place, and are taken back before it
-//! goes. A place holds its domain weakly, so that the domain's address is not used again while the place is there: an
-//! address that matches is that of the living domain behind the `&Domain`.
+//! # What keeps a registration alive
+//! The thread's entry in `LOCAL` owns it. The cached pointers are to such a registration, and are
+//! cleared before it is dropped. A registration holds its domain weakly, so that the domain's
+//! address is not used again while the registration is there: an address that matches is that of
+//! the living domain behind the `&Domain`.
 //!
 //! # The end of a thread
-//! `LOCAL`'s destructor gives the places back. Destructors of other thread-locals that run later, and read or call, get
-//! a slot or a queue of their own for that one section or call (`Slot::is_temporary`). A section that is still open when
-//! `LOCAL` goes keeps its slot in the same way.
+//! `LOCAL`'s destructor unregisters the thread. Destructors of other thread-locals may run later,
+//! and begin sections or queue callbacks: each of these gets a reader or a list of its own
+//! (`Reader::make_temporary`). A section that is still open when `LOCAL` is dropped keeps its
+//! reader in the same way.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -22,35 +24,36 @@ use std::sync::{Arc, Weak};
 
 use sync::mutant::is_on;
 
+use crate::callback_list::Producer;
 use crate::domain::{Domain, Inner};
-use crate::gate::Slot;
-use crate::queue::Sender;
+use crate::gp::Reader;
 
-/// A thread's place in a domain.
+/// A thread's registration in a domain.
 #[derive(Debug)]
-struct Place {
+struct Registration {
     inner: Weak<Inner>,
-    /// What grace periods look at, once there was a section: who only calls is no reader.
-    slot: OnceCell<Arc<Slot>>,
+    /// What grace periods scan, once there was a section: a thread that only queues callbacks is no
+    /// reader.
+    reader: OnceCell<Arc<Reader>>,
     /// The thread's callbacks, once there was one.
-    sender: RefCell<Option<Sender>>,
+    producer: RefCell<Option<Producer>>,
 }
 
-impl Place {
+impl Registration {
     #[inline]
-    fn with_sender<T>(&self, inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> T {
-        put_in(self.sender.borrow_mut().get_or_insert_with(|| inner.callbacks.join()))
+    fn with_producer<T>(&self, inner: &Inner, put_in: impl FnOnce(&mut Producer) -> T) -> T {
+        put_in(self.producer.borrow_mut().get_or_insert_with(|| inner.callbacks.register()))
     }
 
     fn is_inside(&self) -> bool {
-        self.slot.get().is_some_and(|slot| slot.is_inside())
+        self.reader.get().is_some_and(|reader| reader.is_inside())
     }
 }
 
-/// This thread's places, by the addresses of their domains: there may be thousands.
+/// This thread's registrations, by the addresses of their domains: there may be thousands.
 #[derive(Debug)]
 struct Local {
-    places: BTreeMap<usize, Rc<Place>>,
+    registrations: BTreeMap<usize, Rc<Registration>>,
     /// Those in domains that are gone are looked for when there are so many.
     sweep_at: usize,
 }
@@ -74,88 +77,92 @@ impl<T> Clone for Last<T> {
 impl<T> Copy for Last<T> {}
 
 sync::thread_local! {
-    /// The slot of the last section.
-    static LAST: Cell<Last<Slot>> = const { Cell::new(Last::NONE) };
-    /// The slot in the default domain, once it was used: there is nothing to compare.
-    static DEFAULT: Cell<*const Slot> = const { Cell::new(null()) };
-    /// The place of the last call.
-    static LAST_CALL: Cell<Last<Place>> = const { Cell::new(Last::NONE) };
-    static LOCAL: RefCell<Local> = const { RefCell::new(Local { places: BTreeMap::new(), sweep_at: 16 }) };
+    /// The reader of the last section.
+    static LAST: Cell<Last<Reader>> = const { Cell::new(Last::NONE) };
+    /// The reader in the default domain, once it was used: there is nothing to compare.
+    static DEFAULT: Cell<*const Reader> = const { Cell::new(null()) };
+    /// The registration of the last call.
+    static LAST_CALL: Cell<Last<Registration>> = const { Cell::new(Last::NONE) };
+    static LOCAL: RefCell<Local> = const { RefCell::new(Local { registrations: BTreeMap::new(), sweep_at: 16 }) };
 }
 
-/// This thread's slot in a domain, which the caller keeps alive. It lives until the thread ends, or its last section
-/// does if that is later.
+/// This thread's reader in a domain, which the caller keeps alive. It lives until the thread ends,
+/// or its last section does if that is later.
 #[inline]
-pub(crate) fn slot(inner: &Inner) -> NonNull<Slot> {
+pub(crate) fn reader(inner: &Inner) -> NonNull<Reader> {
     let last = LAST.with(Cell::get);
     if std::ptr::eq(last.inner, inner) {
-        // SAFETY: beside a domain's address there is that of a slot.
+        // SAFETY: beside a domain's address there is that of a reader.
         return unsafe { NonNull::new_unchecked(last.own.cast_mut()) };
     }
-    slot_of_another(inner)
+    reader_of_another(inner)
 }
 
 #[cold]
-fn slot_of_another(inner: &Inner) -> NonNull<Slot> {
-    let slot = match find(inner) {
-        Some(place) => {
-            let own = Arc::as_ptr(place.slot.get_or_init(|| join(inner)));
+fn reader_of_another(inner: &Inner) -> NonNull<Reader> {
+    let reader = match find(inner) {
+        Some(registration) => {
+            let own = Arc::as_ptr(registration.reader.get_or_init(|| register(inner)));
             LAST.with(|last| last.set(Last { inner, own }));
             own
         }
         None => {
-            let slot = join(inner);
-            slot.make_temporary();
+            let reader = register(inner);
+            reader.make_temporary();
             // The section's end takes it back.
-            Arc::into_raw(slot)
+            Arc::into_raw(reader)
         }
     };
     // SAFETY: never null.
-    unsafe { NonNull::new_unchecked(slot.cast_mut()) }
+    unsafe { NonNull::new_unchecked(reader.cast_mut()) }
 }
 
-/// This thread's slot in the default domain. It lives as that of [`slot`] does.
+/// This thread's reader in the default domain. It lives as that of [`reader`] does.
 #[inline]
-pub(crate) fn default_slot() -> NonNull<Slot> {
-    NonNull::new(DEFAULT.with(Cell::get).cast_mut()).unwrap_or_else(find_default_slot)
+pub(crate) fn default_reader() -> NonNull<Reader> {
+    NonNull::new(DEFAULT.with(Cell::get).cast_mut()).unwrap_or_else(find_default_reader)
 }
 
 #[cold]
-fn find_default_slot() -> NonNull<Slot> {
+fn find_default_reader() -> NonNull<Reader> {
     let inner: &Inner = &Domain::global().inner;
-    let slot = slot(inner);
+    let reader = reader(inner);
     // Not while the thread is ending.
     if std::ptr::eq(LAST.with(Cell::get).inner, inner) {
-        DEFAULT.with(|default| default.set(slot.as_ptr()));
+        DEFAULT.with(|default| default.set(reader.as_ptr()));
     }
-    slot
+    reader
 }
 
-/// Finds or makes this thread's place; `None`: the thread is ending.
-fn find(inner: &Inner) -> Option<Rc<Place>> {
+/// Finds or makes this thread's registration; `None`: the thread is ending.
+fn find(inner: &Inner) -> Option<Rc<Registration>> {
     let address = std::ptr::from_ref(inner).addr();
     let found = LOCAL.try_with(|local| {
         let mut local = local.borrow_mut();
-        if !local.places.contains_key(&address) && local.places.len() >= local.sweep_at {
-            local.forget_the_dead();
+        if !local.registrations.contains_key(&address) && local.registrations.len() >= local.sweep_at {
+            local.sweep();
         }
         let make = || {
-            Rc::new(Place { inner: inner.this.clone(), slot: OnceCell::new(), sender: RefCell::new(None) })
+            Rc::new(Registration {
+                inner: inner.this.clone(),
+                reader: OnceCell::new(),
+                producer: RefCell::new(None),
+            })
         };
-        Rc::clone(local.places.entry(address).or_insert_with(make))
+        Rc::clone(local.registrations.entry(address).or_insert_with(make))
     });
     found.ok()
 }
 
-/// Forgets what was remembered. Does nothing where the thread is ending: nobody looks there any more.
-fn forget_the_last() {
+/// Clears the cached pointers. Does nothing where the thread is ending: they are not used any more.
+fn clear_cache() {
     let _ = LAST.try_with(|last| last.set(Last::NONE));
     let _ = LAST_CALL.try_with(|last| last.set(Last::NONE));
 }
 
-/// A slot of the calling thread's.
-fn join(inner: &Inner) -> Arc<Slot> {
-    inner.gate.new_slot(name_of_this_thread())
+/// A reader of the calling thread's.
+fn register(inner: &Inner) -> Arc<Reader> {
+    inner.gp.new_reader(name_of_this_thread())
 }
 
 fn name_of_this_thread() -> String {
@@ -170,34 +177,36 @@ fn name_of_this_thread() -> String {
 
 /// Calls `put_in` with this thread's end of its queue, and gives what that gives.
 #[inline]
-pub(crate) fn with_sender<T>(inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> T {
+pub(crate) fn with_producer<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer) -> T) -> T {
     let last = LAST_CALL.with(Cell::get);
     if std::ptr::eq(last.inner, inner) {
         // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
-        return unsafe { &*last.own }.with_sender(inner, put_in);
+        return unsafe { &*last.own }.with_producer(inner, put_in);
     }
     with_sender_of_another(inner, put_in)
 }
 
 #[cold]
-fn with_sender_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Sender) -> T) -> T {
-    if let Some(place) = find(inner) {
-        LAST_CALL.with(|last| last.set(Last { inner, own: Rc::as_ptr(&place) }));
-        return place.with_sender(inner, put_in);
+fn with_sender_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer) -> T) -> T {
+    if let Some(registration) = find(inner) {
+        LAST_CALL.with(|last| last.set(Last { inner, own: Rc::as_ptr(&registration) }));
+        return registration.with_producer(inner, put_in);
     }
-    let mut sender = inner.callbacks.join();
-    let result = put_in(&mut sender);
-    inner.callbacks.part(sender);
+    let mut producer = inner.callbacks.register();
+    let result = put_in(&mut producer);
+    inner.callbacks.unregister(producer);
     result
 }
 
-/// Whether the thread may wait for callbacks: it is in no section, of whichever domain, and not ending.
-/// (A callback of this domain may wait for a grace period of the other one.)
+/// Whether the thread may wait for callbacks: it is in no section, of whichever domain, and not
+/// ending. (A callback of this domain may wait for a grace period of the other one.)
 pub(crate) fn may_wait(inner: &Inner) -> bool {
     if is_on("rcu-waits-in-section-of-another") {
         return !is_inside(inner) && LOCAL.try_with(|_| ()).is_ok();
     }
-    LOCAL.try_with(|local| !local.borrow().places.values().any(|place| place.is_inside())).unwrap_or(false)
+    LOCAL
+        .try_with(|local| !local.borrow().registrations.values().any(|registration| registration.is_inside()))
+        .unwrap_or(false)
 }
 
 /// Whether the calling thread is in a section of this domain.
@@ -208,50 +217,53 @@ pub(crate) fn is_inside(inner: &Inner) -> bool {
         return unsafe { &*last.own }.is_inside();
     }
     let address = std::ptr::from_ref(inner).addr();
-    let look =
-        |local: &RefCell<Local>| local.borrow().places.get(&address).is_some_and(|place| place.is_inside());
-    // While the thread ends each section has a place of its own.
-    LOCAL.try_with(look).unwrap_or_else(|_| inner.gate.has_inside(std::thread::current().id()))
+    let is_inside = |local: &RefCell<Local>| {
+        local.borrow().registrations.get(&address).is_some_and(|registration| registration.is_inside())
+    };
+    // While the thread ends each section has a reader of its own.
+    LOCAL.try_with(is_inside).unwrap_or_else(|_| inner.gp.has_inside(std::thread::current().id()))
 }
 
-/// Ends the life of a temporary slot after its last section.
+/// Ends the life of a temporary reader after its last section.
 ///
 /// # Safety
-/// `slot` is temporary, its last section has ended, and the caller does not use it again.
+/// `reader` is temporary, its last section has ended, and the caller does not use it again.
 #[cold]
-pub(crate) unsafe fn end_temporary(inner: &Inner, slot: NonNull<Slot>) {
-    // SAFETY: as the caller promises; who made it temporary left its count behind.
-    let slot = unsafe { Arc::from_raw(slot.as_ptr()) };
-    inner.gate.part(&slot);
+pub(crate) unsafe fn end_temporary(inner: &Inner, reader: NonNull<Reader>) {
+    // SAFETY: as the caller promises; its count was left behind when it became temporary.
+    let reader = unsafe { Arc::from_raw(reader.as_ptr()) };
+    inner.gp.unregister(&reader);
 }
 
 impl Local {
-    /// Frees places in domains that are gone. Guards borrow their domain, so that none is left.
-    fn forget_the_dead(&mut self) {
-        forget_the_last();
-        self.places.retain(|_, place| place.inner.strong_count() > 0);
-        self.sweep_at = 16.max(self.places.len() * 2);
+    /// Drops registrations in domains that are gone. Guards borrow their domain, so that none is
+    /// open.
+    fn sweep(&mut self) {
+        clear_cache();
+        self.registrations.retain(|_, registration| registration.inner.strong_count() > 0);
+        self.sweep_at = 16.max(self.registrations.len() * 2);
     }
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
-        forget_the_last();
+        clear_cache();
         let _ = DEFAULT.try_with(|default| default.set(null()));
-        for place in std::mem::take(&mut self.places).into_values() {
-            let Place { inner, slot, sender } = Rc::into_inner(place).expect("nobody else holds it");
-            // Else the domain is gone, and there is nothing to part from.
+        for registration in std::mem::take(&mut self.registrations).into_values() {
+            let Registration { inner, reader, producer } =
+                Rc::into_inner(registration).expect("this is its only owner");
+            // Otherwise the domain is gone, and with it what the thread was registered in.
             let Some(inner) = inner.upgrade() else { continue };
-            if let Some(sender) = sender.into_inner() {
-                inner.callbacks.part(sender);
+            if let Some(producer) = producer.into_inner() {
+                inner.callbacks.unregister(producer);
             }
-            let Some(slot) = slot.into_inner() else { continue };
-            if slot.is_inside() {
+            let Some(reader) = reader.into_inner() else { continue };
+            if reader.is_inside() {
                 // Its guard is in another thread-local, and ends it.
-                slot.make_temporary();
-                let _ = Arc::into_raw(slot);
+                reader.make_temporary();
+                let _ = Arc::into_raw(reader);
             } else {
-                inner.gate.part(&slot);
+                inner.gp.unregister(&reader);
             }
         }
     }

@@ -1,6 +1,8 @@
-//! Grace periods for those who poll: somebody has to run them, and whoever asked goes on.
+//! Grace periods for pollers (`start_poll_synchronize_rcu`): another thread runs them, the caller
+//! goes on.
 //!
-//! A thread of the domain's does, while it is asked to; not the one that runs callbacks, which may take long.
+//! A thread of the domain runs them, for as long as some are requested. It is not the worker that
+//! invokes callbacks, which may take long.
 //!
 //! # Lock order
 //! `Polls::state`, then what module `workers` says.
@@ -11,34 +13,34 @@ use crate::domain::Inner;
 use crate::seq::{Cookie, is_at_least};
 use crate::workers;
 
-/// What is asked for.
+/// What is requested.
 #[derive(Debug, Default)]
 pub(crate) struct Polls {
     state: Mutex<State>,
-    /// For the server: do not wait for the tick.
-    hurry: Condvar,
+    /// Wakes the thread before its tick.
+    expedite: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     wanted: Option<Cookie>,
-    /// The tick is not waited for.
+    /// Whether the thread must not wait for the tick.
     is_urgent: bool,
     has_server: bool,
-    lack: workers::Lack,
+    spawn_failure: workers::SpawnFailure,
 }
 
 impl Polls {
-    /// Somebody has moved the clock.
+    /// The clock was moved: the thread looks at it again.
     pub(crate) fn clock_moved(&self) {
         drop(self.state.lock());
-        self.hurry.notify_all();
+        self.expedite.notify_all();
     }
 }
 
 impl Inner {
-    /// Sees to it that this grace period comes.
-    pub(crate) fn ask(&self, cookie: Cookie, is_urgent: bool) {
+    /// Has a thread run this grace period.
+    pub(crate) fn request_gp(&self, cookie: Cookie, is_urgent: bool) {
         let mut state = self.polls.state.lock();
         // The later of the two: it serves both.
         if state.wanted.is_none_or(|wanted| is_at_least(cookie.0, wanted.0)) {
@@ -46,32 +48,32 @@ impl Inner {
         }
         state.is_urgent |= is_urgent;
         if state.has_server {
-            self.polls.hurry.notify_one();
+            self.polls.expedite.notify_one();
             return;
         }
-        // Whoever asks next tries again.
+        // The next request tries again.
         let asked = workers::serve(self, Self::serve_polls);
         state.has_server = asked.is_ok();
-        let lacking = state.lack.note(asked);
+        let lacking = state.spawn_failure.note(asked);
         drop(state);
         if let Some(error) = lacking {
             tracing::error!(%error, "no thread for grace periods: they come with who asks or waits next");
         }
     }
 
-    /// Runs grace periods until none is wanted.
+    /// The thread's body: runs grace periods until none is requested.
     fn serve_polls(&self) {
         loop {
             let mut state = self.polls.state.lock();
             // It stays until it has passed: a server that panics begins again here.
-            if state.wanted.is_none_or(|wanted| self.gate.poll_state(wanted)) {
+            if state.wanted.is_none_or(|wanted| self.gp.poll_state(wanted)) {
                 state.wanted = None;
                 state.has_server = false;
                 return;
             }
-            let tick = self.ticks.next(self.gate.now());
-            while !(cfg!(any(loom, shuttle)) || state.is_urgent || self.gate.now() >= tick) {
-                self.polls.hurry.wait_until(&mut state, self.gate.instant(tick));
+            let tick = self.ticks.next(self.gp.now());
+            while !(cfg!(any(loom, shuttle)) || state.is_urgent || self.gp.now() >= tick) {
+                self.polls.expedite.wait_until(&mut state, self.gp.instant(tick));
             }
             state.is_urgent = false;
             let wanted = state.wanted;

@@ -1,15 +1,17 @@
-//! Threads that rest, and what they are to do, now or later.
+//! Parked threads, and tasks that they are to do, now or later.
 //!
-//! Whoever has something for later wakes nobody, if one rests that will look in time: those who rest keep the time for all. Each task has a
-//! thread of its own when its time comes, however long the others take.
+//! A task for later wakes no thread, if one is parked that will look in time: parked threads keep
+//! the time for all tasks. Each task has a thread of its own when its time comes, however long the
+//! others take.
 //!
 //! # State (under the lock, which is a leaf)
 //! | field | holds |
 //! |---|---|
-//! | `resting` | threads that wait here, or were started for it. One of them at least looks at the tasks when the first is due |
-//! | `tasks` | what they will do, by when. Where there are some somebody rests, or no thread could be had |
+//! | `parked` | threads that wait here, or were started for it. At least one of them looks at the tasks when the first is due |
+//! | `tasks` | the tasks, by when they are due. Where there are some, a thread is parked, or none could be had |
 //!
-//! Whoever takes a task, or leaves, and leaves tasks behind, sees to it that somebody else looks at these (`Pool::rest`): what it took may take for ever.
+//! A thread that takes a task, or ends, and leaves tasks behind makes sure that another one looks
+//! at these (`Pool::park`): what it took may take for ever.
 //!
 //! Models have no clock: module `time` says what they have instead.
 
@@ -21,12 +23,12 @@ use std::time::{Duration, Instant};
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex, MutexGuard};
 
-/// So many may rest.
-const MANY: usize = 8;
-/// For so long.
-const IDLE: Duration = Duration::from_millis(250);
+/// How many threads may be parked.
+const IDLE_THREADS_MAX: usize = 8;
+/// For how long they are parked.
+const IDLE_TIME: Duration = Duration::from_millis(250);
 
-/// A task that is for later. By when, and none twice.
+/// A task that was handed over: when it is due, and a number that no other has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(Option<Instant>, u64);
 
@@ -35,7 +37,7 @@ pub struct Ticket(Option<Instant>, u64);
 pub struct Pool<T> {
     state: Mutex<State<T>>,
     told: Condvar,
-    /// Does a task; does not panic.
+    /// Does a task. Does not panic.
     run: fn(T),
 }
 
@@ -43,11 +45,11 @@ type Locked<'a, T> = MutexGuard<'a, State<T>>;
 
 #[derive(Debug)]
 struct State<T> {
-    resting: usize,
+    parked: usize,
     tasks: BTreeMap<Ticket, T>,
-    /// Tasks so far.
+    /// How many tasks there were so far.
     tickets: u64,
-    /// Who rests has rested for long.
+    /// Threads that are parked have been so for long.
     #[cfg(shuttle)]
     is_late: bool,
 }
@@ -59,10 +61,10 @@ impl<T> State<T> {
 }
 
 impl<T: Send + 'static> Pool<T> {
-    /// One without threads.
+    /// A pool without threads.
     pub fn new(run: fn(T)) -> Self {
         let state = State {
-            resting: 0,
+            parked: 0,
             tasks: BTreeMap::new(),
             tickets: 0,
             #[cfg(shuttle)]
@@ -71,7 +73,8 @@ impl<T: Send + 'static> Pool<T> {
         Self { state: Mutex::new(state), told: Condvar::new(), run }
     }
 
-    /// Has a thread do the task, at that time if one is given, or once [`hurry`](Self::hurry) is called. One that rests is told only if it would look too late.
+    /// Has a thread do the task: at that time if one is given, or once [`expedite`](Self::expedite)
+    /// is called. Wakes a parked thread only if that would look too late.
     ///
     /// # Errors
     /// Where no thread can be had.
@@ -89,10 +92,10 @@ impl<T: Send + 'static> Pool<T> {
         Ok(ticket)
     }
 
-    /// What is for later is for now. `false`: it was taken back, because no thread can be had.
-    pub fn hurry(&'static self, ticket: Ticket) -> bool {
+    /// Makes a task due now. `false`: it was taken back, because no thread can be had.
+    pub fn expedite(&'static self, ticket: Ticket) -> bool {
         let mut state = self.state.lock();
-        // Else a thread has it.
+        // Otherwise a thread has it.
         let Some(task) = state.tasks.remove(&ticket) else { return true };
         if self.get_thread(&mut state).is_err() {
             drop(state);
@@ -106,34 +109,34 @@ impl<T: Send + 'static> Pool<T> {
         true
     }
 
-    /// Somebody is there to look. Those who work do not count: they may do so for ever.
+    /// Makes sure that a thread is parked. Those that work do not count: they may do so for ever.
     fn get_thread(&'static self, state: &mut State<T>) -> io::Result<()> {
-        if state.resting == 0 {
+        if state.parked == 0 {
             // A new thread would inherit what the caller's has for itself.
             sync::thread::will_make_threads();
             let thread = sync::thread::Builder::new().name("rcu-worker".into());
             thread.spawn(|| self.live()).map(drop)?;
-            state.resting = 1;
+            state.parked = 1;
         }
         Ok(())
     }
 
-    /// A thread's life.
+    /// A thread's body.
     fn live(&'static self) {
-        // By who started it.
+        // By the thread that started this one.
         let mut is_counted = true;
-        while let Some(task) = self.rest(is_counted) {
+        while let Some(task) = self.park(is_counted) {
             (self.run)(task);
             is_counted = false;
         }
     }
 
     /// Waits for a task that is due; `None`: the thread ends.
-    fn rest(&'static self, is_counted: bool) -> Option<T> {
+    fn park(&'static self, is_counted: bool) -> Option<T> {
         let mut state = self.state.lock();
-        state.resting += usize::from(!is_counted);
+        state.parked += usize::from(!is_counted);
         let (mut state, task) = self.take(state);
-        state.resting -= 1;
+        state.parked -= 1;
         if state.tasks.is_empty() {
             return task;
         }
@@ -161,9 +164,9 @@ impl<T: Send + 'static> Pool<T> {
             if due.is_some_and(|due| time::has_come(due, now)) {
                 break;
             }
-            let until = *until.get_or_insert(now + IDLE);
-            let is_needed = due.is_some() && state.resting == 1;
-            if !is_needed && (state.resting > MANY || time::is_late(&state, until, now)) {
+            let until = *until.get_or_insert(now + IDLE_TIME);
+            let is_needed = due.is_some() && state.parked == 1;
+            if !is_needed && (state.parked > IDLE_THREADS_MAX || time::is_late(&state, until, now)) {
                 return (state, None);
             }
             let wake = due.map_or(until, |due| if is_needed { due } else { due.min(until) });
@@ -174,7 +177,8 @@ impl<T: Send + 'static> Pool<T> {
     }
 }
 
-/// No second thread can be had: the tasks wait for this one, and for who cannot wait. Whoever hears of it may panic, and is not to end this thread.
+/// No second thread can be had: the tasks wait for this one. A subscriber of the log may panic,
+/// which must not end this thread.
 fn log(error: &io::Error) {
     let _told = catch_unwind(AssertUnwindSafe(|| tracing::error!(%error, "no second thread for callbacks")));
 }
@@ -201,7 +205,8 @@ mod time {
     }
 }
 
-/// It is always the same moment. What is due then comes soon, and who rests may have rested for long; nothing else comes.
+/// Time in a model: always the same moment. What is due then is done soon; a parked thread may have
+/// been parked for long.
 #[cfg(shuttle)]
 #[doc(hidden)]
 pub mod time {
@@ -211,13 +216,13 @@ pub mod time {
 
     static NOW: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-    /// The moment.
+    /// The one moment that there is.
     #[must_use]
     pub fn now() -> Instant {
         *NOW
     }
 
-    /// Who rests has rested for long, and so has whoever will.
+    /// All threads that are parked, or will be, have been so for long.
     pub fn end<T>(pool: &Pool<T>) {
         pool.state.lock().is_late = true;
         pool.told.notify_all();
@@ -231,7 +236,8 @@ pub mod time {
         state.is_late || sync::model::maybe()
     }
 
-    /// Until what comes soon. Who rests without that may do so for ever unless it is told.
+    /// Waits for what is due soon. Without a due time a thread may wait for ever unless it is
+    /// woken.
     pub(super) fn wait<'a, T>(pool: &'a Pool<T>, mut state: Locked<'a, T>, until: Instant) -> Locked<'a, T> {
         if until > now() {
             pool.told.wait(&mut state);

@@ -1,8 +1,8 @@
 //! Numbers of grace periods.
 //!
-//! A number is odd, so that 0 is none ([`crate::gate`]). Numbers wrap around, so that they are
-//! compared by their distance: of two that are less than half the range apart, the later is the one that the
-//! other reaches by counting up.
+//! A number is odd, so that 0 is none ([`crate::gp`]). Numbers wrap around, so that they are
+//! compared by their distance: of two that are less than half the range apart, the later is the one
+//! that the other reaches by counting up.
 
 use sync::mutant;
 

@@ -1,9 +1,10 @@
-//! What is to be done after a grace period, in four words.
+//! One callback, in four machine words.
 //!
-//! A small closure lies in the words themselves; a larger one in a box. A box that is to be dropped is two steps:
-//! its value is dropped (`Work::run`) by the domain's worker, as a closure is run. Its memory is given back
-//! (`Work::free`) apart from that, by the thread that it came from where that is still there: allocators are
-//! several times slower where one thread takes memory and another gives it back.
+//! A small closure lies in the words themselves; a larger one in a box. A box that is to be dropped
+//! is two steps: its value is dropped (`Work::run`) by the domain's worker, as a closure is run.
+//! Its memory is given back (`Work::free`) apart from that, by the thread that it came from where
+//! that is still there: allocators are several times slower where one thread takes memory and
+//! another gives it back.
 
 use std::alloc::{Layout, dealloc};
 use std::marker::PhantomData;
@@ -49,10 +50,10 @@ impl Work {
         unsafe { Self::drop_raw(Box::into_raw(value)) }
     }
 
-    /// The same for a box that others may still read, until this runs.
+    /// As [`drop_box`](Self::drop_box), for a box that readers may still see until this runs.
     ///
     /// # Safety
-    /// `value` was made of a box. When this runs nobody else uses it.
+    /// `value` was made of a box. When this runs no other thread uses it.
     #[inline]
     pub unsafe fn drop_raw<T: Send + 'static>(value: *mut T) -> Self {
         let mut data = Data::uninit();

@@ -1,14 +1,16 @@
-//! Threads that run callbacks, and grace periods for those who poll.
+//! Threads that invoke callbacks, and threads that run grace periods for pollers.
 //!
-//! A domain has a thread for each of the two while there is something to do, and no other domain waits for it. A thread
-//! that has nothing more to do rests for a while, and serves whichever domain needs one next: so there are never many more
-//! threads than domains need at a time.
+//! A domain has one thread for each of the two while there is something to do, and shares neither
+//! with another domain. A thread that has nothing more to do parks for a while and serves the next
+//! domain that needs one. So there are never many more threads than domains need at a time.
 //!
-//! What is called on them for others (a log's subscriber, a clock) may panic: the thread then goes on with the same task, so that a domain
-//! never waits for a server that is gone. Callbacks are caught one by one (module `queue`).
+//! What these threads call for others (a subscriber of the log, a clock) may panic. The thread then
+//! begins the same task again, so that a domain never waits for a thread that is gone. Panics of
+//! callbacks are caught one by one (module `callback_list`).
 //!
-//! A task may be for later: a domain's callbacks wait for its tick, and need no thread until then. So who calls in a domain that has no worker
-//! starts no thread, and wakes none, if one rests that will look in time (module `pool`).
+//! A task may be for later: a domain's callbacks wait for its tick, and need no thread until then.
+//! A caller in a domain without a worker therefore starts and wakes no thread, if one is parked
+//! that looks in time (module `pool`).
 //!
 //! In models each task has a thread of its own, at once; the pool has models of its own.
 //!
@@ -42,14 +44,15 @@ struct Task {
 
 impl Task {
     fn new(domain: &Inner, serve: fn(&Inner)) -> Self {
-        Self { domain: domain.this.upgrade().expect("who calls has a handle"), serve }
+        Self { domain: domain.this.upgrade().expect("the caller has a handle"), serve }
     }
 
     fn run(self) {
         // Models end their threads by panics.
         #[cfg(any(loom, shuttle))]
         (self.serve)(&self.domain);
-        // What a panic leaves behind is as between two steps: nothing is taken from a domain's state before it was served.
+        // A panic leaves the state as it is between two steps: nothing is taken from it before it
+        // was served.
         #[cfg(not(any(loom, shuttle)))]
         while catch_unwind(AssertUnwindSafe(|| (self.serve)(&self.domain))).is_err() {
             sync::thread::yield_now();
@@ -69,7 +72,7 @@ pub(crate) fn serve(domain: &Inner, serve: fn(&Inner)) -> io::Result<()> {
     POOL.hand_over(task, None).map(drop)
 }
 
-/// The same at that time, or once [`hurry`] was called with the ticket.
+/// As [`serve`], at that time, or once [`expedite`] was called with the ticket.
 ///
 /// # Errors
 /// Where no thread can be had.
@@ -78,21 +81,23 @@ pub(crate) fn serve_at(domain: &Inner, at: Instant, serve: fn(&Inner)) -> io::Re
     POOL.hand_over(Task::new(domain, serve), Some(at))
 }
 
-/// What is for later is for now. `false`: it was taken back, because no thread can be had.
+/// Has a task that is for later begin now. `false`: it was taken back, because no thread can be
+/// had.
 #[cfg(not(any(loom, shuttle)))]
-pub(crate) fn hurry(ticket: Ticket) -> bool {
-    POOL.hurry(ticket)
+pub(crate) fn expedite(ticket: Ticket) -> bool {
+    POOL.expedite(ticket)
 }
 
-/// Whether there was no thread when one was last asked for: that is told once.
+/// Whether no thread could be had at the last try: that is logged once.
 #[derive(Debug, Default)]
-pub(crate) struct Lack(bool);
+pub(crate) struct SpawnFailure(bool);
 
-impl Lack {
-    /// Notes what came of asking. Gives why there is none, if nobody has heard of it: for the log, which is written without the domain's lock.
+impl SpawnFailure {
+    /// Records the outcome of a try. Returns the error if it was not logged yet: the caller logs it
+    /// without the domain's lock.
     pub(crate) fn note(&mut self, asked: io::Result<()>) -> Option<io::Error> {
-        let was_told = std::mem::replace(&mut self.0, asked.is_err());
-        asked.err().filter(|_| !was_told)
+        let was_logged = std::mem::replace(&mut self.0, asked.is_err());
+        asked.err().filter(|_| !was_logged)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Domains that wait for their ticks need one thread for all, and none of them waits for another's callback. Alone in its process: it counts
-//! threads.
+//! Domains that wait for their ticks need one thread for all, and none of them waits for another's
+//! callback. Alone in its process: it counts threads.
 #![cfg(not(any(loom, shuttle, miri)))]
 
 use std::sync::mpsc::channel;
@@ -41,7 +41,8 @@ fn domains_that_wait_for_their_ticks_need_one_thread() {
     ticking.iter().for_each(call);
     (0..DOMAINS).for_each(|_| runs.recv_timeout(LONG).expect("it runs after a tick"));
 
-    // Each waits until all run: a domain whose callback hangs holds up no other's, though the same thread kept their time.
+    // Each waits until all run: a domain whose callback hangs holds up no other's, though the same
+    // thread kept their time.
     let all = Arc::new(Barrier::new(DOMAINS));
     for domain in &ticking {
         let (all, ran) = (Arc::clone(&all), ran.clone());

@@ -1,4 +1,5 @@
-//! A domain goes on where what it calls panics on its threads. Alone in its process: the log is everybody's.
+//! A domain goes on where what it calls panics on its threads. Alone in its process: the log is
+//! everybody's.
 #![cfg(not(any(loom, shuttle)))]
 
 use std::io::{self, Write};

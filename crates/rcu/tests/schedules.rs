@@ -281,7 +281,8 @@ fn pool_with_others() -> &'static Pool<Task> {
     pool
 }
 
-/// Some are for now, some for soon: whoever takes one leaves nobody behind who would take the others.
+/// Some are for now, some for soon: whoever takes one leaves nobody behind who would take the
+/// others.
 #[test]
 fn each_task_of_a_pool_has_a_thread_when_its_time_comes() {
     check(|| {
@@ -311,11 +312,11 @@ fn who_is_told_to_hurry_comes() {
         let (first, second) = (task(), task());
         let other = thread::spawn(move || {
             let ticket = pool.hand_over(first, Some(later)).expect("a thread");
-            assert!(pool.hurry(ticket), "a thread");
+            assert!(pool.expedite(ticket), "a thread");
         });
         let ticket = pool.hand_over(second, Some(later)).expect("a thread");
         pool.hand_over(task(), Some(time::now())).expect("a thread");
-        assert!(pool.hurry(ticket), "a thread");
+        assert!(pool.expedite(ticket), "a thread");
         have_met();
         other.join().expect("the other ends");
         time::end(pool);

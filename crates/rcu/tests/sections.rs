@@ -92,7 +92,8 @@ fn sections_nest() {
     domain.cond_synchronize_expedited(cookie);
 }
 
-/// Whether the grace period passes although somebody waits inside: a second domain's barrier gives it time.
+/// Whether the grace period passes although somebody waits inside: a second domain's barrier gives
+/// it time.
 fn passes_soon(domain: &Domain, cookie: watertight_rcu::Cookie) -> bool {
     let other = Domain::new();
     for _ in 0..20 {
@@ -249,8 +250,8 @@ fn whoever_queues_too_much_waits() {
     assert_eq!(domain.stats().callbacks_run, 100);
 }
 
-/// How many are queued when somebody waits because of them. They are `at_least` so many then; counters are read one after
-/// the other, and may be seen late.
+/// How many are queued when somebody waits because of them. They are `at_least` so many then;
+/// counters are read one after the other, and may be seen late.
 fn queued_when_slowed(domain: &Domain, at_least: u64) -> u64 {
     loop {
         let stats = domain.stats();
@@ -357,7 +358,8 @@ fn callbacks_of_callbacks_and_of_panics() {
     assert_eq!(domain.stats().callbacks_run, 3);
 }
 
-/// What a panic leaves behind may panic when it is dropped: the callback has run all the same, once, and the next one runs.
+/// What a panic leaves behind may panic when it is dropped: the callback has run all the same,
+/// once, and the next one runs.
 #[test]
 fn a_panic_within_a_panic_runs_nothing_twice() {
     struct Payload;
@@ -443,7 +445,8 @@ fn sections_in_destructors_of_a_thread_that_ends() {
     domain.synchronize_expedited();
 }
 
-/// Nobody waits for oneself: not even in the destructor of a thread-local that is dropped after the thread's places.
+/// Nobody waits for oneself: not even in the destructor of a thread-local that is dropped after the
+/// thread's places.
 #[test]
 fn waiting_for_oneself_is_refused_while_a_thread_ends() {
     struct WaitsAtTheEnd([Domain; 2], Sender<[bool; 3]>);
@@ -474,7 +477,8 @@ fn waiting_for_oneself_is_refused_while_a_thread_ends() {
     assert_eq!(results.recv_timeout(LONG).expect("the destructor ran"), [true, false, false]);
 }
 
-/// The shortest way into the default domain is into the same domain, in all threads, also while they end.
+/// The shortest way into the default domain is into the same domain, in all threads, also while
+/// they end.
 #[test]
 fn the_default_domain() {
     struct ReadsAtTheEnd(Sender<bool>);
@@ -594,7 +598,8 @@ impl<F: Fn()> Write for OnWrite<F> {
     }
 }
 
-/// A grace period waits for a reader for over a second; the reader leaves when it is named in the log, and then `and_then` is called there.
+/// A grace period waits for a reader for over a second; the reader leaves when it is named in the
+/// log, and then `and_then` is called there.
 fn stalled_until_named(
     domain: &Domain,
     clock: &ManualClock,

@@ -1,7 +1,8 @@
-//! In the manner of the kernel's rcutorture: readers of all kinds, updaters of all kinds, threads that come and
-//! go, and an oracle that knows for every element whether a reader may still see it.
+//! In the manner of the kernel's rcutorture: readers of all kinds, updaters of all kinds, threads
+//! that come and go, and an oracle that knows for every element whether a reader may still see it.
 //!
-//! `TORTURE_SECONDS=600 cargo test -p watertight-rcu --release --test torture` is the long campaign.
+//! `TORTURE_SECONDS=600 cargo test -p watertight-rcu --release --test torture` is the long
+//! campaign.
 #![cfg(not(any(loom, shuttle)))]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,8 +18,8 @@ const READERS: usize = 4;
 /// Ways to free what was replaced.
 const KINDS: u64 = 9;
 
-/// What readers look at. An element is live from its publication until a grace period after its replacement, and has a
-/// version meanwhile: publications are counted.
+/// What readers look at. An element is live from its publication until a grace period after its
+/// replacement, and has a version meanwhile: publications are counted.
 struct Arena {
     domain: Domain,
     current: RcuCell<Element>,
@@ -97,7 +98,8 @@ impl Arena {
         }
     }
 
-    /// Publishes a free element; gives the one that was replaced. Under the lock, so that versions come in their order.
+    /// Publishes a free element; gives the one that was replaced. Under the lock, so that versions
+    /// come in their order.
     fn replace(self: &Arc<Self>) -> Option<Retired<Element>> {
         let mut free = self.free.lock().expect("no panic under it");
         let number = free.pop()?;

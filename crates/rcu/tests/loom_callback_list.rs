@@ -1,6 +1,6 @@
 //! A thread's callbacks, between it and who runs them, under loom.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p watertight-rcu --release --test loom_queue`
+//! `RUSTFLAGS="--cfg loom" cargo test -p watertight-rcu --release --test loom_callback_list`
 #![cfg(loom)]
 
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use loom::cell::UnsafeCell;
 use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::assert_caught;
 use sync::thread;
-use watertight_rcu::callbacks::Alert;
-use watertight_rcu::queue::Sender;
+use watertight_rcu::callback_list::Producer;
+use watertight_rcu::callbacks::WorkerState;
 use watertight_rcu::work::Work;
 
 /// Works that assert that they run in order.
@@ -25,22 +25,22 @@ fn work(number: usize, ran: &Arc<Plain>) -> Work {
 fn who_runs_finds_what_was_put_in() {
     loom::model(|| {
         let ran = Arc::new(Plain::new(0));
-        let mut sender = Sender::new();
-        let queue = Arc::clone(sender.queue());
+        let mut producer = Producer::new();
+        let queue = Arc::clone(producer.list());
         let caller = {
             let ran = Arc::clone(&ran);
             thread::spawn(move || {
                 // Through segments of one, two, and one that is used again if it is free by then.
                 for number in 0..4 {
-                    let _ = sender.push(work(number, &ran));
+                    let _ = producer.push(work(number, &ran));
                 }
-                let _ = sender.push(Work::drop_box(Box::new(7)));
+                let _ = producer.push(Work::drop_box(Box::new(7)));
             })
         };
-        queue.run(queue.put(), 2, |_| ());
+        queue.run(queue.queued(), 2, |_| ());
         queue.free();
         caller.join().expect("the caller ends");
-        queue.run(queue.put(), 2, |_| ());
+        queue.run(queue.queued(), 2, |_| ());
         assert!(queue.has_run(5));
         assert_eq!(ran.load(std::sync::atomic::Ordering::SeqCst), 4);
     });
@@ -58,10 +58,10 @@ unsafe impl Send for Written {}
 fn what_is_counted_has_run() {
     loom::model(|| {
         let written = Arc::new(Written(UnsafeCell::new(false)));
-        let mut sender = Sender::new();
-        let queue = Arc::clone(sender.queue());
+        let mut producer = Producer::new();
+        let queue = Arc::clone(producer.list());
         let writes = Arc::clone(&written);
-        sender.push(Work::call(move || {
+        producer.push(Work::call(move || {
             writes.0.with_mut(|written| {
                 // SAFETY: that nobody else is there is what is tested.
                 unsafe { *written = true };
@@ -92,21 +92,21 @@ fn a_caller_tells_or_is_seen_without_membarrier() {
 
 fn calls_beside_a_worker_that_rests(is_asymmetric: bool) {
     loom::model(move || {
-        let alert = Arc::new(Alert::default());
-        alert.of_nothing();
+        let worker = Arc::new(WorkerState::default());
+        worker.set_running();
         let told = Arc::new(AtomicBool::new(false));
-        let mut sender = Sender::new();
-        let queue = Arc::clone(sender.queue());
+        let mut producer = Producer::new();
+        let queue = Arc::clone(producer.list());
         let caller = {
-            let (alert, told) = (Arc::clone(&alert), Arc::clone(&told));
+            let (worker, told) = (Arc::clone(&worker), Arc::clone(&told));
             thread::spawn(move || {
-                sender.push(Work::call(|| ()));
+                producer.push(Work::call(|| ()));
                 // ORDERING: Relaxed, read after the join.
-                told.store(alert.is_of_any(is_asymmetric), Ordering::Relaxed);
+                told.store(worker.is_absent(is_asymmetric), Ordering::Relaxed);
             })
         };
-        alert.of_any(is_asymmetric);
-        let is_seen = !queue.has_run(queue.put());
+        worker.set_absent(is_asymmetric);
+        let is_seen = !queue.has_run(queue.queued());
         caller.join().expect("the caller ends");
         assert!(is_seen || told.load(Ordering::Relaxed), "nobody runs a callback");
     });

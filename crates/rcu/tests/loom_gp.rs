@@ -1,6 +1,6 @@
 //! The protocol between readers and grace periods, under loom.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p watertight-rcu --release --test loom_gate`
+//! `RUSTFLAGS="--cfg loom" cargo test -p watertight-rcu --release --test loom_gp`
 #![cfg(loom)]
 
 use std::sync::Arc;
@@ -10,32 +10,29 @@ use loom::cell::UnsafeCell;
 use sync::atomic::{AtomicUsize, Ordering};
 use sync::mutant::{assert_caught, is_on};
 use sync::thread;
-use watertight_rcu::gate::{Counters, Gate, Left, Slot};
-use watertight_rcu::ticks::Ticks;
+use watertight_rcu::gp::{Counters, GracePeriods, Reader, Unlocked};
+use watertight_rcu::ticks::GpTick;
 
-/// Two values of which one is published; the other may be written by whoever knows that nobody reads it.
+/// Two values of which one is published; the other may be written by whoever knows that nobody
+/// reads it.
 struct Shared {
-    gate: Gate,
+    gp: GracePeriods,
     current: AtomicUsize,
     values: [UnsafeCell<usize>; 2],
 }
 
 impl Shared {
     #[allow(clippy::arc_with_non_send_sync, reason = "that threads share it rightly is what loom looks at")]
-    fn new(gate: Gate) -> Arc<Self> {
-        Arc::new(Self {
-            gate,
-            current: AtomicUsize::new(0),
-            values: [UnsafeCell::new(7), UnsafeCell::new(7)],
-        })
+    fn new(gp: GracePeriods) -> Arc<Self> {
+        Arc::new(Self { gp, current: AtomicUsize::new(0), values: [UnsafeCell::new(7), UnsafeCell::new(7)] })
     }
 
     /// Loom objects if the value is written meanwhile.
-    fn read(&self, slot: &Slot) {
-        Gate::enter(slot);
+    fn read(&self, reader: &Reader) {
+        GracePeriods::read_lock(reader);
         self.read_inside();
-        if Gate::leave(slot) != Left::Quietly {
-            self.gate.tell_left();
+        if GracePeriods::read_unlock(reader) != Unlocked::Done {
+            self.gp.wake_gp();
         }
     }
 
@@ -50,22 +47,22 @@ impl Shared {
 
     /// The same by a reader who had no place here before, and has none afterwards.
     fn read_once(&self) {
-        let slot = Slot::new("comes and goes".into());
+        let reader = Reader::new("comes and goes".into());
         if !is_on("rcu-join-late") {
-            self.gate.join(Arc::clone(&slot));
+            self.gp.register(Arc::clone(&reader));
         }
-        Gate::enter(&slot);
+        GracePeriods::read_lock(&reader);
         if is_on("rcu-part-inside") {
-            self.gate.part(&slot);
+            self.gp.unregister(&reader);
         }
         self.read_inside();
         if is_on("rcu-join-late") {
-            self.gate.join(Arc::clone(&slot));
+            self.gp.register(Arc::clone(&reader));
         }
-        if Gate::leave(&slot) != Left::Quietly {
-            self.gate.tell_left();
+        if GracePeriods::read_unlock(&reader) != Unlocked::Done {
+            self.gp.wake_gp();
         }
-        self.gate.part(&slot);
+        self.gp.unregister(&reader);
     }
 
     /// Frees what was published first: no reader may be there any more.
@@ -83,33 +80,33 @@ impl Shared {
 }
 
 fn reader(shared: &Arc<Shared>, sections: usize) -> thread::JoinHandle<()> {
-    let slot = shared.gate.new_slot("reader".into());
+    let reader = shared.gp.new_reader("reader".into());
     let shared = Arc::clone(shared);
-    thread::spawn(move || (0..sections).for_each(|_| shared.read(&slot)))
+    thread::spawn(move || (0..sections).for_each(|_| shared.read(&reader)))
 }
 
 #[test]
 fn nobody_reads_what_was_freed() {
-    frees_beside_a_reader(Gate::new);
+    frees_beside_a_reader(GracePeriods::new);
 }
 
 /// The same where readers have full fences.
 #[test]
 fn nobody_reads_what_was_freed_without_membarrier() {
-    frees_beside_a_reader(Gate::fenced);
+    frees_beside_a_reader(GracePeriods::fenced);
 }
 
-fn frees_beside_a_reader(gate: fn(u64) -> Gate) {
+fn frees_beside_a_reader(gp: fn(u64) -> GracePeriods) {
     loom::model(move || {
-        let shared = Shared::new(gate(u64::MAX - 1));
+        let shared = Shared::new(gp(u64::MAX - 1));
         let reader = reader(&shared, 2);
         if is_on("rcu-cookie-before-unpublish") {
-            let cookie = shared.gate.get_state();
+            let cookie = shared.gp.get_state();
             shared.unpublish();
-            shared.gate.wait_for(cookie, &Counters::default());
+            shared.gp.wait_for(cookie, &Counters::default());
         } else {
             shared.unpublish();
-            shared.gate.wait_for(shared.gate.get_state(), &Counters::default());
+            shared.gp.wait_for(shared.gp.get_state(), &Counters::default());
         }
         shared.free_first();
         reader.join().expect("the reader ends");
@@ -119,23 +116,23 @@ fn frees_beside_a_reader(gate: fn(u64) -> Gate) {
 #[test]
 fn who_polls_frees_no_earlier() {
     loom::model(|| {
-        let shared = Shared::new(Gate::new(u64::MAX - 1));
+        let shared = Shared::new(GracePeriods::new(u64::MAX - 1));
         let reader = reader(&shared, 1);
         let other = {
             let shared = Arc::clone(&shared);
             // Somebody else's grace period, which may have begun before the cookie was taken.
             thread::spawn(move || {
-                shared.gate.wait_for(shared.gate.get_state(), &Counters::default());
+                shared.gp.wait_for(shared.gp.get_state(), &Counters::default());
             })
         };
-        let early = is_on("rcu-cookie-before-unpublish").then(|| shared.gate.get_state());
+        let early = is_on("rcu-cookie-before-unpublish").then(|| shared.gp.get_state());
         shared.unpublish();
-        let cookie = early.unwrap_or_else(|| shared.gate.get_state());
-        if shared.gate.poll_state(cookie) {
+        let cookie = early.unwrap_or_else(|| shared.gp.get_state());
+        if shared.gp.poll_state(cookie) {
             shared.free_first();
         }
         other.join().expect("the other ends");
-        if shared.gate.poll_state(cookie) {
+        if shared.gp.poll_state(cookie) {
             shared.free_first();
         }
         reader.join().expect("the reader ends");
@@ -156,9 +153,9 @@ fn who_joins_or_parts_between_two_looks_reads_nothing_freed() {
 
 fn joins_or_parts_beside(others: &'static [&'static str]) {
     loom::model(move || {
-        let shared = Shared::new(Gate::new(u64::MAX - 1));
+        let shared = Shared::new(GracePeriods::new(u64::MAX - 1));
         for name in others {
-            shared.gate.new_slot((*name).to_owned());
+            shared.gp.new_reader((*name).to_owned());
         }
         let comes_and_goes = {
             let shared = Arc::clone(&shared);
@@ -167,42 +164,43 @@ fn joins_or_parts_beside(others: &'static [&'static str]) {
         let other = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                shared.gate.wait_for(shared.gate.get_state(), &Counters::default());
+                shared.gp.wait_for(shared.gp.get_state(), &Counters::default());
             })
         };
         shared.unpublish();
-        let cookie = shared.gate.get_state();
+        let cookie = shared.gp.get_state();
         other.join().expect("the other ends");
-        if shared.gate.poll_state(cookie) {
+        if shared.gp.poll_state(cookie) {
             shared.free_first();
         }
         comes_and_goes.join().expect("the reader ends");
     });
 }
 
-/// Who waits for the tick is woken by a grace period that serves it: models have no time, so that the tick never comes.
+/// Who waits for the tick is woken by a grace period that serves it: models have no time, so that
+/// the tick never comes.
 #[test]
 fn who_waits_for_the_tick_is_told() {
     loom::model(|| {
-        let shared = Shared::new(Gate::new(0));
-        let ticks = Arc::new(Ticks::new(Duration::ZERO, Duration::from_secs(1 << 30)));
-        let cookie = shared.gate.get_state();
+        let shared = Shared::new(GracePeriods::new(0));
+        let ticks = Arc::new(GpTick::new(Duration::ZERO, Duration::from_secs(1 << 30)));
+        let cookie = shared.gp.get_state();
         let other = {
             let (shared, ticks) = (Arc::clone(&shared), Arc::clone(&ticks));
             thread::spawn(move || {
-                shared.gate.wait_for(shared.gate.get_state(), &Counters::default());
+                shared.gp.wait_for(shared.gp.get_state(), &Counters::default());
                 ticks.tell_of_grace_period();
             })
         };
-        ticks.wait(&shared.gate, cookie);
-        shared.gate.wait_for(cookie, &Counters::default());
-        assert!(shared.gate.poll_state(cookie));
+        ticks.wait(&shared.gp, cookie);
+        shared.gp.wait_for(cookie, &Counters::default());
+        assert!(shared.gp.poll_state(cookie));
         other.join().expect("the other ends");
     });
 }
 
-/// Runs the tests above with one part of the protocol changed, which the named test must object to. In processes of their
-/// own, because a model that fails may take its process down.
+/// Runs the tests above with one part of the protocol changed, which the named test must object to.
+/// In processes of their own, because a model that fails may take its process down.
 #[test]
 fn each_mutant_is_caught() {
     const RACE: &str = "Causality violation";
