@@ -1,7 +1,8 @@
-//! Compiles what the lab asks of liburcu, where it and a C compiler are; elsewhere the peer is a row that says so.
+//! Compiles what the lab asks of liburcu, where it and a C compiler are; elsewhere the peer is a
+//! row that says so.
 //!
-//! Linked into the program, not loaded by it: liburcu's thread-local data then costs no call, as in any program
-//! that uses it.
+//! Linked into the program, not loaded by it: liburcu's thread-local data then costs no call, as in
+//! any program that uses it.
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(has_liburcu)");
@@ -26,7 +27,8 @@ fn compile() -> Result<(), &'static str> {
     build.file("src/rcu/liburcu.c").includes(&library.include_paths).opt_level(2).cargo_warnings(false);
     // As a program is compiled, not a library: thread-local data is reached without a call.
     build.pic(false).flag("-fPIE");
-    // As rustc does, so that the copies of a loop lie where they are meant to (src/rcu/placement.rs).
+    // As rustc does, so that the copies of a loop lie where they are meant to
+    // (src/rcu/placement.rs).
     build.flag("-falign-loops=16");
     build.try_compile("lab_liburcu").map_err(|_| "liburcu cannot be compiled against: no C compiler?")?;
     // After what uses it.

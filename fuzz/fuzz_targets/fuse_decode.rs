@@ -1,7 +1,8 @@
-//! Any bytes as a message from the kernel: decoded or refused, never a panic or a look beyond the end.
+//! Any bytes as a message from the kernel: decoded or refused, never a panic or a look beyond the
+//! end.
 //!
-//! The first byte chooses what was negotiated and whether the header's length is made right, so that the fuzzer
-//! spends its time behind the header.
+//! The first byte chooses what was negotiated and whether the header's length is made right, so
+//! that the fuzzer spends its time behind the header.
 #![no_main]
 
 use std::hint::black_box;

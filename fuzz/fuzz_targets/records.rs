@@ -1,7 +1,8 @@
-//! Any bytes as a runtime directory: a name in it and in its index, and what is in the record and in the list of `serve` of that name.
+//! Any bytes as a runtime directory: a name in it and in its index, and what is in the record and
+//! in the list of `serve` of that name.
 //!
-//! They are read or left out, and nothing outside of the directory is changed by looking at them; nor in it, where it is looked at as
-//! another user's.
+//! They are read or left out, and nothing outside of the directory is changed by looking at them;
+//! nor in it, where it is looked at as another user's.
 #![no_main]
 
 use std::fs::{self, File};
@@ -14,7 +15,8 @@ use watertight::registry::{DIR_VARIABLE, Record, RuntimeDir};
 use watertight::serve::missing;
 use watertight::volume_id::VolumeId;
 
-/// The directory that everything is in, the file that must stay as it is, and the runtime directory.
+/// The directory that everything is in, the file that must stay as it is, and the runtime
+/// directory.
 static PLACES: LazyLock<(PathBuf, PathBuf, RuntimeDir)> = LazyLock::new(|| {
     let root = std::env::temp_dir().join(format!("watertight-fuzz.{}", std::process::id()));
     fs::create_dir_all(&root).expect("a directory");

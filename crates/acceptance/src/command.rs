@@ -1,8 +1,8 @@
 //! External commands that cannot hang a test.
 //!
-//! Each command runs in a process group of its own and has a time limit; past it the group is killed and
-//! the test fails with what the command had said. Output goes to files, not to pipes: a grandchild that
-//! keeps the descriptor open cannot keep the test waiting.
+//! Each command runs in a process group of its own and has a time limit; past it the group is
+//! killed and the test fails with what the command had said. Output goes to files, not to pipes: a
+//! grandchild that keeps the descriptor open cannot keep the test waiting.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -96,7 +96,8 @@ impl Cmd {
         self
     }
 
-    /// Leaves its standard error unseen, where it is expected to complain; for [`start`](Self::start).
+    /// Leaves its standard error unseen, where it is expected to complain; for
+    /// [`start`](Self::start).
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.inner.stderr(Stdio::null());
@@ -157,7 +158,8 @@ impl Cmd {
         output
     }
 
-    /// Starts it and returns; standard output comes through a pipe, standard error goes to the test's own.
+    /// Starts it and returns; standard output comes through a pipe, standard error goes to the
+    /// test's own.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -183,8 +185,8 @@ pub(crate) fn spawn(command: &mut Command, what: &str) -> Child {
     spawned.unwrap_or_else(|e| panic!("{what}: cannot be started: {e}"))
 }
 
-/// Waits until no child of another test that is only being started holds files that this test has closed;
-/// they would keep a volume in use.
+/// Waits until no child of another test that is only being started holds files that this test has
+/// closed; they would keep a volume in use.
 pub(crate) fn wait_for_spawns() {
     drop(SPAWNING.lock().unwrap_or_else(PoisonError::into_inner));
 }

@@ -1,12 +1,12 @@
 //! A writer whose every byte says where it belongs, and the check after its crash.
 //!
-//! A [`Plan`] is a sequence of steps on the files of one directory that a seed repeats. The writer runs it
-//! and says after each step that it is done; the checker, told how many were done, works out what must be
-//! there and what may be there.
+//! A [`Plan`] is a sequence of steps on the files of one directory that a seed repeats. The writer
+//! runs it and says after each step that it is done; the checker, told how many were done, works
+//! out what must be there and what may be there.
 //!
-//! Every 8 aligned bytes that are written are one word: the round, the file, the generation of the write
-//! and the word's place in the file. So a word of another file, of another place, of an older generation
-//! than was synced, or torn, is seen as what it is.
+//! Every 8 aligned bytes that are written are one word: the round, the file, the generation of the
+//! write and the word's place in the file. So a word of another file, of another place, of an older
+//! generation than was synced, or torn, is seen as what it is.
 //!
 //! | step | after it was acknowledged | if it was under way |
 //! |---|---|---|

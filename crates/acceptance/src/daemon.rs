@@ -50,7 +50,8 @@ impl Log {
 }
 
 impl Daemon {
-    /// Mounts `source` at `mountpoint` and waits until it is ready; its control socket is in `runtime`.
+    /// Mounts `source` at `mountpoint` and waits until it is ready; its control socket is in
+    /// `runtime`.
     ///
     /// # Errors
     /// What the program said, when it is not ready in time or ended before.

@@ -27,7 +27,8 @@
 //! | `ACCEPTANCE_LONG=1` | the long versions: more seeds, more rounds, more cases |
 //! | `ACCEPTANCE_DIR` | where to make stores and mountpoints, otherwise the temporary directory |
 //!
-//! A test that lacks root, `/dev/fuse` or an external program prints a line `SKIPPED: …` and returns.
+//! A test that lacks root, `/dev/fuse` or an external program prints a line `SKIPPED: …` and
+//! returns.
 
 pub mod command;
 pub mod crash;

@@ -1,12 +1,13 @@
 //! A file system in memory, and random operations on it and on a mount.
 //!
-//! [`Op`]s come from proptest. Each is applied to the [`Model`] and, by [`Real`], to a directory; both give
-//! an [`Outcome`], which must be equal: the bytes read, the count copied, or the error number. The whole
-//! tree is compared with [`differences`]: names, kinds, sizes, contents, link counts, owners, modes,
-//! modification times that were set, extended attributes; and every open file, with a name or without.
+//! [`Op`]s come from proptest. Each is applied to the [`Model`] and, by [`Real`], to a directory;
+//! both give an [`Outcome`], which must be equal: the bytes read, the count copied, or the error
+//! number. The whole tree is compared with [`differences`]: names, kinds, sizes, contents, link
+//! counts, owners, modes, modification times that were set, extended attributes; and every open
+//! file, with a name or without.
 //!
-//! The model says nothing about an operation that makes no sense at that moment (a closed slot, opening a
-//! fifo): it returns `None`, and the operation is left out.
+//! The model says nothing about an operation that makes no sense at that moment (a closed slot,
+//! opening a fifo): it returns `None`, and the operation is left out.
 
 mod compare;
 mod files;

@@ -1,7 +1,7 @@
 //! Lines that are seen although the test passes.
 //!
-//! The test runner keeps what `println!` writes of a test that passes; what is written to the stream
-//! itself is seen.
+//! The test runner keeps what `println!` writes of a test that passes; what is written to the
+//! stream itself is seen.
 
 use std::io::Write as _;
 
@@ -22,6 +22,7 @@ pub fn is_long() -> bool {
 }
 
 fn line(text: &str) {
-    // One call, so that lines of tests that run side by side do not mix. Nobody to tell if it fails.
+    // One call, so that lines of tests that run side by side do not mix. Nobody to tell if it
+    // fails.
     let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
 }

@@ -1,7 +1,7 @@
 //! Directories of a test's own.
 //!
-//! All of them are below one directory per process, named with its id, so that a later run finds and
-//! clears what a killed one left mounted.
+//! All of them are below one directory per process, named with its id, so that a later run finds
+//! and clears what a killed one left mounted.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

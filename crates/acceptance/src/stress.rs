@@ -1,7 +1,8 @@
 //! stress-ng: one stressor in one directory, and what really happened.
 //!
-//! stress-ng exits with 0 also when a stressor found that it could do nothing. So what counts as passed has
-//! done operations and said nothing of skipping; everything else is compared with the host's file system.
+//! stress-ng exits with 0 also when a stressor found that it could do nothing. So what counts as
+//! passed has done operations and said nothing of skipping; everything else is compared with the
+//! host's file system.
 
 use std::path::Path;
 use std::time::Duration;
@@ -93,8 +94,8 @@ fn operations(stressor: &str, said: &str) -> u64 {
         .sum()
 }
 
-/// Judges what `stressor` did here; `there` is asked for the host's file system only when it matters.
-/// `exceptions` are stressors that may be skipped here only, with the reason.
+/// Judges what `stressor` did here; `there` is asked for the host's file system only when it
+/// matters. `exceptions` are stressors that may be skipped here only, with the reason.
 #[must_use]
 pub fn judge(
     stressor: &str,

@@ -1,11 +1,12 @@
 //! A volume to test, mounted by the program, cleaned up whatever happens.
 //!
-//! A [`Subject`] owns a directory store and a mountpoint in a scratch directory, and the program that
-//! serves the mount. Its `Drop` kills the program, detaches the mount and prints the program's log when the
-//! test panicked. A watchdog kills the program when the test takes too long: whatever hangs in a system
-//! call on the mount then fails, and the test with it.
+//! A [`Subject`] owns a directory store and a mountpoint in a scratch directory, and the program
+//! that serves the mount. Its `Drop` kills the program, detaches the mount and prints the program's
+//! log when the test panicked. A watchdog kills the program when the test takes too long: whatever
+//! hangs in a system call on the mount then fails, and the test with it.
 //!
-//! With `ACCEPTANCE_SUBJECT=host` the subject is the plain directory: what fails there is the test's fault.
+//! With `ACCEPTANCE_SUBJECT=host` the subject is the plain directory: what fails there is the
+//! test's fault.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -200,8 +201,8 @@ impl Subject {
         self.is_host
     }
 
-    /// Whether syncfs(2) and a raw umount2(2) reach the program: the mount type `fuseblk` (or a host's
-    /// directory).
+    /// Whether syncfs(2) and a raw umount2(2) reach the program: the mount type `fuseblk` (or a
+    /// host's directory).
     #[must_use]
     pub fn kernel_waits(&self) -> bool {
         self.is_host || mount_type(&self.mountpoint).is_some_and(|kind| kind.starts_with("fuseblk"))
@@ -266,8 +267,8 @@ impl Subject {
         took
     }
 
-    /// Unmounts, again for a while when the mount is busy: a child that another test started closes the
-    /// files of this one some time after exec, when nothing here can know.
+    /// Unmounts, again for a while when the mount is busy: a child that another test started closes
+    /// the files of this one some time after exec, when nothing here can know.
     fn unmount_when_free(&self, verb: Verb) {
         let until = Instant::now() + BUSY_LIMIT;
         while let Err(busy) = self.try_unmount(verb) {

@@ -22,8 +22,8 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and is only reached through `&self` calls
-// that copy with raw pointers; unmapping happens once, in `drop`.
+// SAFETY: the mapping belongs to the process, not to a thread, and is only reached through `&self`
+// calls that copy with raw pointers; unmapping happens once, in `drop`.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
@@ -71,7 +71,8 @@ impl Mapping {
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.len, "beyond the mapping");
         let mut out = vec![0; len];
-        // SAFETY: the range is inside the mapping (asserted) and readable; `out` is a fresh allocation.
+        // SAFETY: the range is inside the mapping (asserted) and readable; `out` is a fresh
+        // allocation.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 self.start.as_ptr().cast::<u8>().add(offset).cast_const(),

@@ -1,8 +1,8 @@
 //! Two trees compared bit for bit.
 //!
-//! Compared: names, kinds, permission bits, owners, sizes, contents, targets, device numbers, modification
-//! times to the nanosecond, extended attributes with their values, which names share an inode, and how much
-//! of a file is a hole.
+//! Compared: names, kinds, permission bits, owners, sizes, contents, targets, device numbers,
+//! modification times to the nanosecond, extended attributes with their values, which names share
+//! an inode, and how much of a file is a hole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsStr, OsString};
@@ -30,8 +30,8 @@ impl Default for Compare {
     }
 }
 
-/// How much more a file may have allocated where holes are not compared exactly: a copier may find a hole
-/// only in its own block size.
+/// How much more a file may have allocated where holes are not compared exactly: a copier may find
+/// a hole only in its own block size.
 const HOLE_SLACK: u64 = 256 << 10;
 
 /// Everything that differs between the trees at `left` and `right`, empty if they are equal.

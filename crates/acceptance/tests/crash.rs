@@ -1,4 +1,5 @@
-//! `kill -9` to the program at random moments: what was synced is in the store, whole, and no other bytes.
+//! `kill -9` to the program at random moments: what was synced is in the store, whole, and no other
+//! bytes.
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 use std::io::Read as _;
@@ -48,7 +49,8 @@ fn round(subject: &mut Subject, number: u64, seed: u64, honesty: &str, after: Du
         drop(tell);
         acks.read_to_end(&mut more).map(|n| done + n)
     });
-    // However long a busy machine takes to start it: a program that is killed before a writer is at work shows nothing.
+    // However long a busy machine takes to start it: a program that is killed before a writer is at
+    // work shows nothing.
     let _closed = begun.recv();
     thread::sleep(after);
     if subject.is_host() {
@@ -120,7 +122,8 @@ fn synced_data_survives_a_kill_with_kernel_writeback() {
     crashes("kill-9-writeback", Setup::default().option("mode=kernel-writeback"), rounds(40), 3);
 }
 
-/// Anti-vacuity: a writer that says "synced" without syncing is caught, on the same mount by the same check.
+/// Anti-vacuity: a writer that says "synced" without syncing is caught, on the same mount by the
+/// same check.
 #[test]
 fn a_writer_that_never_syncs_is_caught() {
     let name = "kill-9-lying";

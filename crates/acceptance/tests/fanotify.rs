@@ -1,8 +1,8 @@
 //! stress-ng's fanotify, alone: a program of its own, so that nothing else runs beside it.
 //!
-//! It watches every mount of the machine and opens each file that is touched anywhere, also those on the
-//! mounts of other tests, which could not be unmounted meanwhile. That is why it is not among the stressors of
-//! `posix.rs`; it hangs neither on ext4 nor on a mount of ours.
+//! It watches every mount of the machine and opens each file that is touched anywhere, also those
+//! on the mounts of other tests, which could not be unmounted meanwhile. That is why it is not
+//! among the stressors of `posix.rs`; it hangs neither on ext4 nor on a mount of ours.
 
 use watertight_acceptance::program::have;
 use watertight_acceptance::scratch::Scratch;
@@ -10,7 +10,8 @@ use watertight_acceptance::stress::{Verdict, judge, run};
 use watertight_acceptance::subject::need_root;
 use watertight_acceptance::{Subject, note};
 
-/// Events of a file system that the watching process must open while the file system serves its users.
+/// Events of a file system that the watching process must open while the file system serves its
+/// users.
 #[test]
 fn events_of_all_mounts() {
     let name = "fanotify";

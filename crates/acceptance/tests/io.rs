@@ -90,8 +90,8 @@ fn fio_synchronous() {
     fio("synchronous", &["--rw=randwrite", "--bs=4k", "--ioengine=psync", "--sync=1", "--size=8m"]);
 }
 
-/// Several processes write one file through shared mappings, every third word each; read(2) sees all of it,
-/// at once, after a remount and in the store.
+/// Several processes write one file through shared mappings, every third word each; read(2) sees
+/// all of it, at once, after a remount and in the store.
 #[test]
 fn mapped_writers() {
     let Some(mut subject) = Subject::start("mapped-writers") else { return };
@@ -186,7 +186,8 @@ fn mapping_and_calls_see_each_other() {
     }
 }
 
-/// Five processes append records of many sizes: every record is there once, whole, in its writer's order.
+/// Five processes append records of many sizes: every record is there once, whole, in its writer's
+/// order.
 fn appends(name: &str, setup: Setup) {
     let Some(mut subject) = Subject::with(name, setup) else { return };
     let path = subject.at("log");

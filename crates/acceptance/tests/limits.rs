@@ -141,8 +141,8 @@ fn write_until_refused(file: &File, data: &[u8]) -> (usize, Option<io::Error>) {
     (done, None)
 }
 
-/// The store is full: write(2) takes what fits the cache, fsync tells, the data stays, and is written once
-/// there is room.
+/// The store is full: write(2) takes what fits the cache, fsync tells, the data stays, and is
+/// written once there is room.
 #[test]
 fn a_full_store_reaches_fsync() {
     let name = "store-full";
@@ -188,8 +188,8 @@ fn a_full_store_reaches_fsync() {
     subject.close();
 }
 
-/// A failed write-back is told once to every open file, the data stays, and is written when the store
-/// recovers.
+/// A failed write-back is told once to every open file, the data stays, and is written when the
+/// store recovers.
 #[test]
 fn a_failed_write_back_is_told_once_to_each() {
     let name = "eio-once";

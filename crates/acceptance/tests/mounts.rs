@@ -1,4 +1,5 @@
-//! MN-R1 as the real thing: a store, a loop device and a file system on it are free and intact on every return.
+//! MN-R1 as the real thing: a store, a loop device and a file system on it are free and intact on
+//! every return.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +12,8 @@ use watertight_acceptance::scratch::Scratch;
 use watertight_acceptance::subject::need_root;
 use watertight_acceptance::{Setup, Subject, Verb, is_long, note, skip};
 
-/// One of these tests at a time: who looks for a free loop device opens one that another has just given back, and then it is given back late, and
-/// may show the next one some of what was on it.
+/// One of these tests at a time: who looks for a free loop device opens one that another has just
+/// given back, and then it is given back late, and may show the next one some of what was on it.
 static LOOP_DEVICES: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -24,7 +25,8 @@ fn run(program: &str, arguments: &[&Path]) -> String {
     Cmd::new(program).args(arguments).ok().out().trim().to_owned()
 }
 
-/// Reads a file, by a program: what is open here is open for a moment in each program that another test starts just then.
+/// Reads a file, by a program: what is open here is open for a moment in each program that another
+/// test starts just then.
 fn read(path: &Path) -> String {
     Cmd::new("cat").arg(path).ok().out()
 }
@@ -133,8 +135,9 @@ impl Image {
         run("umount", &[Path::new("-l"), &self.inner]);
     }
 
-    /// The last one who uses the volume lets go. Where somebody else looks at the device just now, the kernel leaves it to their close, and
-    /// their close of the image to them: a moment later than this.
+    /// The last one who uses the volume lets go. Where somebody else looks at the device just now,
+    /// the kernel leaves it to their close, and their close of the image to them: a moment later
+    /// than this.
     fn let_go(self) {
         run("losetup", &[Path::new("-d"), &self.device]);
     }
@@ -151,8 +154,9 @@ fn is_intact(stored: &Path, inner: &Path, content: &str) {
 
 const TOOLS: [&str; 5] = ["mkfs.ext4", "losetup", "e2fsck", "mount", "umount"];
 
-/// {an image on an attached volume; loop device; mkfs, mount, touch, umount -l, twice; detach of the volume's own path, lazily or not}: after
-/// each return the device is free for the next mkfs, and the image is on the store as it was written.
+/// {an image on an attached volume; loop device; mkfs, mount, touch, umount -l, twice; detach of
+/// the volume's own path, lazily or not}: after each return the device is free for the next mkfs,
+/// and the image is on the store as it was written.
 #[test]
 fn mn_r1_a_loop_device_over_an_image_on_an_attached_volume() {
     let _alone = alone();
@@ -190,8 +194,10 @@ fn mn_r1_a_loop_device_over_an_image_on_an_attached_volume() {
     world.subject.finish();
 }
 
-/// {mount a volume; mkfs of an image on it, by a loop device; mount, touch; `umount -l` of the volume's own path, below all that}: the path is gone on
-/// return, what is over it goes on, and once that has let go, which `wait` tells, the store is free and the image intact: it is mounted again at once.
+/// {mount a volume; mkfs of an image on it, by a loop device; mount, touch; `umount -l` of the
+/// volume's own path, below all that}: the path is gone on return, what is over it goes on, and
+/// once that has let go, which `wait` tells, the store is free and the image intact: it is mounted
+/// again at once.
 #[test]
 fn mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device() {
     let _alone = alone();
@@ -222,9 +228,10 @@ fn mn_r1_umount_lazy_of_the_volumes_own_path_below_a_loop_device() {
     subject.close();
 }
 
-/// {mkfs; loop device; mount; a store on it, mounted; write; unmount}: the moment the unmount has returned, the store's own file system is
-/// unmounted, by umount(2), which refuses where anything is open; its device is formatted anew, which is refused where anything uses it; and
-/// the device is given back.
+/// {mkfs; loop device; mount; a store on it, mounted; write; unmount}: the moment the unmount has
+/// returned, the store's own file system is unmounted, by umount(2), which refuses where anything
+/// is open; its device is formatted anew, which is refused where anything uses it; and the device
+/// is given back.
 #[test]
 fn the_file_system_and_the_device_of_a_store_are_free_on_return() {
     let _alone = alone();

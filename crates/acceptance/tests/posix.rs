@@ -50,7 +50,8 @@ fn pjdfstest(dir: &Path, config: &Path, secondary: &Path) -> Verdict {
     Verdict { failed, skipped, passed, said }
 }
 
-/// Two unprivileged users of this machine with their groups, as the suite's configuration wants them.
+/// Two unprivileged users of this machine with their groups, as the suite's configuration wants
+/// them.
 fn dummy_users() -> Option<String> {
     let group_name = |gid: &str| {
         let groups = fs::read_to_string("/etc/group").ok()?;
@@ -83,8 +84,9 @@ fn pjdfstest_config(dir: &Path) -> Option<std::path::PathBuf> {
     Some(path)
 }
 
-/// Skipped on every FUSE file system: the C library tells the limit of links by the file system's type only,
-/// and does not know it for FUSE. [`link_count_is_bounded_as_in_the_store`] is in its place.
+/// Skipped on every FUSE file system: the C library tells the limit of links by the file system's
+/// type only, and does not know it for FUSE. [`link_count_is_bounded_as_in_the_store`] is in its
+/// place.
 const LINK_MAX_TEST: &str = "link::link_count_max";
 
 fn pjdfstest_on(name: &str, setup: Setup) {
@@ -130,7 +132,8 @@ fn pjdfstest_whole_with_kernel_writeback() {
     pjdfstest_on("pjdfs-wb", Setup::default().option("mode=kernel-writeback"));
 }
 
-/// As many names as the host's file system allows, and EMLINK for one more: what pjdfstest cannot test here.
+/// As many names as the host's file system allows, and EMLINK for one more: what pjdfstest cannot
+/// test here.
 #[test]
 fn link_count_is_bounded_as_in_the_store() {
     let name = "link-max";
@@ -156,7 +159,8 @@ fn link_count_is_bounded_as_in_the_store() {
     subject.close();
 }
 
-/// Reads, writes, maps, truncates, punches, copies at random, every read compared: 100 000 operations.
+/// Reads, writes, maps, truncates, punches, copies at random, every read compared: 100 000
+/// operations.
 fn fsx(name: &str, seed: u64, operations: u64, more: &str, setup: Setup) {
     if !have(name, &["fsx"]) {
         return;
@@ -164,7 +168,8 @@ fn fsx(name: &str, seed: u64, operations: u64, more: &str, setup: Setup) {
     let Some(mut subject) = Subject::with(name, setup) else { return };
     let artifacts = subject.outside("artifacts");
     let config = artifacts.join("fsx.toml");
-    // Few fsyncs: each waits for the host's disk, as msync after each mapped write does unless `more` says no.
+    // Few fsyncs: each waits for the host's disk, as msync after each mapped write does unless
+    // `more` says no.
     fs::write(
         &config,
         format!(
@@ -222,8 +227,9 @@ fn fsx_with_kernel_writeback() {
 }
 
 /// The file stressors of stress-ng that pass on ext4. Not among them: what needs a mount of its own
-/// (bind-mount, binderfs) and what works on other files than those in its directory (procfs, tmpfs).
-/// fanotify, which opens files of every mount of the machine, has a test program of its own.
+/// (bind-mount, binderfs) and what works on other files than those in its directory (procfs,
+/// tmpfs). fanotify, which opens files of every mount of the machine, has a test program of its
+/// own.
 const STRESSORS: &[&str] = &[
     "access",
     "aio",

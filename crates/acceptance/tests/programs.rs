@@ -100,7 +100,8 @@ fn assert_intact(database: &Path, when: &str) {
 
 const WRITERS: usize = 4;
 
-/// What writer `w` does: transactions that insert, move between accounts (the sum never changes), delete.
+/// What writer `w` does: transactions that insert, move between accounts (the sum never changes),
+/// delete.
 fn transactions(w: usize, count: usize) -> String {
     let mut rng = Rng::new(w as u64);
     let mut script = String::from("PRAGMA synchronous=FULL;\n");
@@ -257,7 +258,8 @@ fn running_programs_keep_their_file() {
     let name = "replaced-program";
     let Some(subject) = Subject::start(name) else { return };
     let program = subject.at("sleep");
-    // By another process: children that other tests start would have it open for writing, and it could not be started.
+    // By another process: children that other tests start would have it open for writing, and it
+    // could not be started.
     Cmd::new("cp").args(["/bin/sleep".as_ref(), program.as_os_str()]).ok();
     let mut sleeper = Cmd::new(&program).arg("100").start();
     let exe = format!("/proc/{}/exe", sleeper.id());

@@ -1,8 +1,8 @@
 //! Random operations on a mounted volume and on a model in memory: everything must be equal.
 //!
-//! `ACCEPTANCE_SEED` chooses another sequence, `ACCEPTANCE_LONG=1` many more cases from a seed of the
-//! moment, which is printed. A failure is shrunk and printed as operations: keep it as a `regression_*`
-//! test below.
+//! `ACCEPTANCE_SEED` chooses another sequence, `ACCEPTANCE_LONG=1` many more cases from a seed of
+//! the moment, which is printed. A failure is shrunk and printed as operations: keep it as a
+//! `regression_*` test below.
 
 use std::cell::RefCell;
 use std::path::PathBuf;

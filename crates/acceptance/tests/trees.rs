@@ -1,5 +1,5 @@
-//! Trees copied onto a volume and compared bit for bit: there, after a remount, in the store's directory,
-//! and copied back.
+//! Trees copied onto a volume and compared bit for bit: there, after a remount, in the store's
+//! directory, and copied back.
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 use std::fs;
@@ -46,7 +46,8 @@ fn copied(name: &str, tool: &str, copy: Copier, how: Compare) {
         return;
     }
     let Some(mut subject) = Subject::start(name) else { return };
-    // Holes are not told there (SEEK_HOLE), for the program cannot know them; copiers find them by zeros.
+    // Holes are not told there (SEEK_HOLE), for the program cannot know them; copiers find them by
+    // zeros.
     let how = Compare { exact_holes: how.exact_holes && !subject.is_kernel_writeback(), ..how };
     let origin = subject.outside("origin");
     for reason in oddtree::make(&origin, 5).reasons {

@@ -1,7 +1,8 @@
 //! An unmount returns only when the store holds the data.
 //!
-//! The store is slow, so that a verb that returned early would be seen: right after its return (of Ctrl-C and
-//! SIGTERM: after the program's end) the store's own directory is compared with what was written.
+//! The store is slow, so that a verb that returned early would be seen: right after its return (of
+//! Ctrl-C and SIGTERM: after the program's end) the store's own directory is compared with what was
+//! written.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -22,8 +23,8 @@ const DELAY: Duration = Duration::from_millis(20);
 struct Files(BTreeMap<String, Vec<u8>>);
 
 impl Files {
-    /// Changes files on the volume at `root`: new ones, parts of old ones, appended, mapped, removed,
-    /// renamed; nothing is synced.
+    /// Changes files on the volume at `root`: new ones, parts of old ones, appended, mapped,
+    /// removed, renamed; nothing is synced.
     fn change(&mut self, root: &Path, rng: &mut Rng) {
         for _ in 0..6 {
             let name = format!("file-{}", rng.below(12));

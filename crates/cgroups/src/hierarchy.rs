@@ -13,8 +13,8 @@ pub type Id = u64;
 /// Which tree.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Choice {
-    /// What the host uses: version 2 if it has the controllers `memory` or `io`, else the tree of `memory`, of `blkio`, of version 2 at
-    /// last. None of them: off.
+    /// What the host uses: version 2 if it has the controllers `memory` or `io`, else the tree of
+    /// `memory`, of `blkio`, of version 2 at last. None of them: off.
     #[default]
     Auto,
     /// Version 2.
@@ -52,7 +52,8 @@ pub struct Hierarchy {
 /// A cgroup, with those above it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The cgroup's directories from below the root downwards, each with its name; none for the root.
+    /// The cgroup's directories from below the root downwards, each with its name; none for the
+    /// root.
     pub chain: Vec<(Id, OsString)>,
 }
 
@@ -129,8 +130,9 @@ impl Hierarchy {
         &self.mountpoint
     }
 
-    /// The path of a thread's cgroup below the mountpoint; `None` if there is no such thread, or its cgroup is not to be seen from
-    /// here. For a thread in a cgroup that was removed, what is above it.
+    /// The path of a thread's cgroup below the mountpoint; `None` if there is no such thread, or
+    /// its cgroup is not to be seen from here. For a thread in a cgroup that was removed, what is
+    /// above it.
     #[must_use]
     pub fn path_of(&self, tid: u32) -> Option<PathBuf> {
         let text = std::fs::read(format!("/proc/{tid}/cgroup")).ok()?;
@@ -146,7 +148,8 @@ impl Hierarchy {
         (!is_outside).then(|| below.strip_prefix("/").unwrap_or(below).to_owned())
     }
 
-    /// The cgroup at `path`, which is below the mountpoint, and those above it; `None` if it is not there.
+    /// The cgroup at `path`, which is below the mountpoint, and those above it; `None` if it is not
+    /// there.
     #[must_use]
     pub fn look_up(&self, path: &Path) -> Option<Found> {
         let mut at = self.mountpoint.clone();

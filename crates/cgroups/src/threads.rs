@@ -1,7 +1,8 @@
 //! Which cgroup a thread is in, remembered for a moment.
 //!
-//! Reading `/proc` takes longer than a small write. What was read is true for [`STALE_AFTER`] at most: as long may a thread that
-//! was moved, or one that got the number of one that has ended, count for the cgroup of before.
+//! Reading `/proc` takes longer than a small write. What was read is true for [`STALE_AFTER`] at
+//! most: as long may a thread that was moved, or one that got the number of one that has ended,
+//! count for the cgroup of before.
 //!
 //! Lock order: a shard is a leaf.
 
@@ -25,8 +26,8 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// The cgroup of `tid` as of 50 ms ago at most; `find` says it, if it is not known. What `find` does not
-    /// know is not remembered.
+    /// The cgroup of `tid` as of 50 ms ago at most; `find` says it, if it is not known. What `find`
+    /// does not know is not remembered.
     pub fn get(&self, tid: u32, find: impl FnOnce() -> Option<Id>) -> Option<Id> {
         let shard = &self.shards[tid as usize % SHARDS];
         let now = Instant::now();

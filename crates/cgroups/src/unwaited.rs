@@ -1,9 +1,10 @@
 //! An inotify instance whose end nobody waits for.
 //!
-//! Purpose: the kernel frees an instance that watches something after a grace period of the whole host, for which close(2), and with it the
-//! process's end, waits: 10 to 30 ms where the CPUs are busy. What an io_uring has registered the kernel lets go of in a thread of its own,
-//! once the ring is closed. So a ring has the instance from the start, and is closed after it, also by a process that is killed: the kernel closes
-//! descriptors in the order of their numbers.
+//! Purpose: the kernel frees an instance that watches something after a grace period of the whole
+//! host, for which close(2), and with it the process's end, waits: 10 to 30 ms where the CPUs are
+//! busy. What an io_uring has registered the kernel lets go of in a thread of its own, once the
+//! ring is closed. So a ring has the instance from the start, and is closed after it, also by a
+//! process that is killed: the kernel closes descriptors in the order of their numbers.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -32,8 +33,8 @@ impl AsFd for Unwaited {
     }
 }
 
-/// A ring that has the instance. Its number is the higher one, since every lower one was taken when the instance was made (unless one has been given back
-/// since: then the process's end waits).
+/// A ring that has the instance. Its number is the higher one, since every lower one was taken when
+/// the instance was made (unless one has been given back since: then the process's end waits).
 fn ring_that_has(inotify: &OwnedFd) -> io::Result<IoUring> {
     let ring: IoUring = IoUring::builder().dontfork().build(1)?;
     ring.submitter().register_files(&[inotify.as_raw_fd()])?;

@@ -1,13 +1,15 @@
 //! The end of cgroups, and their renaming (which version 1 allows, within one parent).
 //!
-//! A thread waits for what inotify says of the parents' directories: the kernel tells it of each mkdir, rmdir and rename there. Where
-//! inotify cannot be had, or not for so many directories, the thread looks twice a second at every cgroup that is watched.
+//! A thread waits for what inotify says of the parents' directories: the kernel tells it of each
+//! mkdir, rmdir and rename there. Where inotify cannot be had, or not for so many directories, the
+//! thread looks twice a second at every cgroup that is watched.
 //!
-//! A cgroup is watched from its parent's watch on: `add` makes that first and looks for the cgroup again afterwards, so that
-//! one that goes in between is not taken for one that is there, and one that goes later is told of.
+//! A cgroup is watched from its parent's watch on: `add` makes that first and looks for the cgroup
+//! again afterwards, so that one that goes in between is not taken for one that is there, and one
+//! that goes later is told of.
 //!
-//! Lock order: `Inner::state`, then whatever the callback takes: it is called with it held, so that what it is told is in
-//! order, also with [`Watch::add`].
+//! Lock order: `Inner::state`, then whatever the callback takes: it is called with it held, so that
+//! what it is told is in order, also with [`Watch::add`].
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -80,8 +82,8 @@ impl fmt::Debug for Inner {
 }
 
 impl Watch {
-    /// Calls `tell` for what happens to cgroups of `tree`, once they were [added](Self::add). It must not
-    /// call this watch. What is logged by the way is logged in the caller's span.
+    /// Calls `tell` for what happens to cgroups of `tree`, once they were [added](Self::add). It
+    /// must not call this watch. What is logged by the way is logged in the caller's span.
     ///
     /// # Errors
     /// When the host gives no descriptor or no thread.
@@ -108,8 +110,8 @@ impl Watch {
         Ok(Self { inner, thread: Some(thread) })
     }
 
-    /// Watches a cgroup and those above it; `made` is called for each that was not watched, from above, with its parent's number
-    /// and its name. `false` if it is not there any more.
+    /// Watches a cgroup and those above it; `made` is called for each that was not watched, from
+    /// above, with its parent's number and its name. `false` if it is not there any more.
     pub fn add(&self, found: &Found, mut made: impl FnMut(Id, Id, &OsStr)) -> bool {
         let inner = &*self.inner;
         let mut state = inner.state.lock();

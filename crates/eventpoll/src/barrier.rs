@@ -1,7 +1,8 @@
 //! Memory barriers, of which some cost nothing where the processor does not need them.
 //!
-//! The protocols here are all of one form: each side writes one word and then reads the other's, and one of them
-//! must see the other's write. That takes a full barrier between the write and the read.
+//! The protocols here are all of one form: each side writes one word and then reads the other's,
+//! and one of them must see the other's write. That takes a full barrier between the write and the
+//! read.
 
 use sync::atomic::{Ordering, fence};
 
@@ -12,15 +13,16 @@ pub(crate) fn full() {
     fence(Ordering::SeqCst);
 }
 
-/// The same, where what was written before was written by a read-modify-write: on x86 those are full barriers
-/// themselves, and only the compiler has to be told.
+/// The same, where what was written before was written by a read-modify-write: on x86 those are
+/// full barriers themselves, and only the compiler has to be told.
 #[inline]
 pub(crate) fn after_rmw() {
     of_processor_or_full();
 }
 
-/// Orders loads among each other for all processors alike: a load that sees somebody's write is followed by loads
-/// that see all that this one saw before it wrote. On x86 loads are so by themselves.
+/// Orders loads among each other for all processors alike: a load that sees somebody's write is
+/// followed by loads that see all that this one saw before it wrote. On x86 loads are so by
+/// themselves.
 #[inline]
 pub(crate) fn between_loads() {
     of_processor_or_full();

@@ -9,23 +9,27 @@
 //! | `Core::is_closed`, `Core::interrupts` | written before all are woken, read before one sleeps |
 //!
 //! # A scan
-//! Takes what was queued, and asks the sources one by one, until as many are reported as there is room for. An item
-//! whose source is not ready leaves the list. One that is reported once (edge, one-shot) leaves it *before* its
-//! source is asked, so that whoever signals afterwards queues it again. One of level kind is asked where it is; if it
-//! is ready it stays, so that sources which are busy are signalled and scanned without anybody writing a word that the
-//! other reads. If it is not ready it leaves the list, and is asked once more.
+//! Takes what was queued, and asks the sources one by one, until as many are reported as there is
+//! room for. An item whose source is not ready leaves the list. One that is reported once (edge,
+//! one-shot) leaves it *before* its source is asked, so that whoever signals afterwards queues it
+//! again. One of level kind is asked where it is; if it is ready it stays, so that sources which
+//! are busy are signalled and scanned without anybody writing a word that the other reads. If it is
+//! not ready it leaves the list, and is asked once more.
 //!
-//! The order afterwards: what was not reached, what was queued meanwhile, what was reported and stays.
+//! The order afterwards: what was not reached, what was queued meanwhile, what was reported and
+//! stays.
 //!
 //! # Orderings
-//! * P6 modify: store `mask`, full barrier (`errands`), ask the source. Signal: change the source, full barrier, load `mask`.
-//!   Either the modifier sees the change, or who signals sees the mask.
-//! * P7 add: listen to the source, full barrier, ask. Signal: change, full barrier, load the listeners.
+//! * P6 modify: store `mask`, full barrier (`errands`), ask the source. Signal: change the source,
+//!   full barrier, load `mask`. Either the modifier sees the change, or who signals sees the mask.
+//! * P7 add: listen to the source, full barrier, ask. Signal: change, full barrier, load the
+//!   listeners.
 //!
 //! # Lock order
-//! `nest`'s lock; the scan's lock of an eventpoll; that of one that it watches (there are no circles); locks of sources
-//! that are taken in [`Poll::poll`](crate::Poll::poll). A listener is called under whatever lock its caller holds, and takes none. Who is dropped or
-//! closed may hold any of them as well: it only tries the scan's lock and `nest`'s (`errands`).
+//! `nest`'s lock; the scan's lock of an eventpoll; that of one that it watches (there are no
+//! circles); locks of sources that are taken in [`Poll::poll`](crate::Poll::poll). A listener is
+//! called under whatever lock its caller holds, and takes none. Who is dropped or closed may hold
+//! any of them as well: it only tries the scan's lock and `nest`'s (`errands`).
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -46,7 +50,8 @@ use crate::{Error, Event, Events, Interest, Result, nest};
 
 /// What is left of an eventpoll while somebody signals one of its sources.
 ///
-/// What who signals writes, what who waits writes, and what is mostly read lie in cache lines of their own.
+/// What who signals writes, what who waits writes, and what is mostly read lie in cache lines of
+/// their own.
 pub(crate) struct Core<R: ReadyList> {
     pub(crate) shared: Arc<Shared<R>>,
     scan: Alone<Errands<Scan<R>, Errand>>,
@@ -133,8 +138,8 @@ enum Done<R: ReadyList> {
     Closed(Vec<Slot<R>>),
 }
 
-/// What is left to do when no lock is held any more: the list of listeners that was replaced is dropped, and the
-/// source of a new item is asked.
+/// What is left to do when no lock is held any more: the list of listeners that was replaced is
+/// dropped, and the source of a new item is asked.
 #[must_use = "to be finished without a lock"]
 pub(crate) struct Changed<R: ReadyList> {
     retired: Retired<Listeners>,
@@ -199,8 +204,8 @@ impl<R: ReadyList> Core<R> {
         self.finish(done);
     }
 
-    /// What errands leave to do. Perhaps under the lock of another eventpoll that asks this one, and so nothing is dropped that may be a
-    /// source's last.
+    /// What errands leave to do. Perhaps under the lock of another eventpoll that asks this one,
+    /// and so nothing is dropped that may be a source's last.
     fn finish(&self, done: Vec<Done<R>>) {
         for done in done {
             match done {
@@ -232,7 +237,8 @@ impl<R: ReadyList> Core<R> {
         }
     }
 
-    /// Nothing if this eventpoll is watched itself: then chains are to be counted, under their lock.
+    /// Nothing if this eventpoll is watched itself: then chains are to be counted, under their
+    /// lock.
     fn add_unless_nested(
         self: &Arc<Self>,
         source: &Arc<dyn Watched>,
@@ -409,8 +415,8 @@ impl<R: ReadyList> Watched for Core<R> {
 }
 
 impl<R: ReadyList> Item<R> {
-    /// What the source is ready for, of what is of interest; for nothing while the item is disarmed. Under the scan's
-    /// lock.
+    /// What the source is ready for, of what is of interest; for nothing while the item is
+    /// disarmed. Under the scan's lock.
     fn ask(&self) -> Events {
         // ORDERING: Relaxed, written under the lock that the caller holds.
         match self.mask.load(Ordering::Relaxed) {

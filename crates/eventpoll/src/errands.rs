@@ -1,7 +1,8 @@
 //! A lock, and what is left there by those who must not wait for it.
 //!
-//! A source and an eventpoll may be dropped under any lock, also one that whoever scans wants next ([`Poll::poll`](crate::Poll::poll)). So who
-//! is dropped leaves an errand, and does it if nobody has the lock; whoever has the lock does it when giving the lock back.
+//! A source and an eventpoll may be dropped under any lock, also one that whoever scans wants next
+//! ([`Poll::poll`](crate::Poll::poll)). So who is dropped leaves an errand, and does it if nobody
+//! has the lock; whoever has the lock does it when giving the lock back.
 //!
 //! # State
 //! | field | who touches it |
@@ -10,8 +11,9 @@
 //! | `left` | `errands` under its lock, held for a moment and nothing taken under it; `is_any` says whether there is something |
 //!
 //! # Orderings
-//! * P10 who leaves: set `is_any`, full barrier, try the lock. Who has it: give it back, full barrier, load `is_any`, and
-//!   try the lock again if it is set. Either the one finds the lock free, or the other finds the errand.
+//! * P10 who leaves: set `is_any`, full barrier, try the lock. Who has it: give it back, full
+//!   barrier, load `is_any`, and try the lock again if it is set. Either the one finds the lock
+//!   free, or the other finds the errand.
 
 use std::mem;
 
@@ -28,7 +30,8 @@ pub(crate) struct Errands<T, E> {
     left: Left<E>,
 }
 
-/// Not in the lock's cache line: who gives the lock back looks here, when another processor may have the line already.
+/// Not in the lock's cache line: who gives the lock back looks here, when another processor may
+/// have the line already.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Left<E> {
@@ -42,8 +45,9 @@ impl<T, E> Errands<T, E> {
         Self { inside: Mutex::new(inside), left }
     }
 
-    /// Works under the lock, after what was left until then; `run` does an errand. Gives what came of the work and, to be dealt with
-    /// without the lock, of the errands. A full barrier follows the lock.
+    /// Works under the lock, after what was left until then; `run` does an errand. Gives what came
+    /// of the work and, to be dealt with without the lock, of the errands. A full barrier follows
+    /// the lock.
     pub(crate) fn with<W, D>(
         &self,
         run: impl Fn(&mut T, E) -> D,

@@ -19,8 +19,9 @@ pub enum Error {
     /// An eventpoll cannot watch itself: EINVAL.
     #[error("an eventpoll cannot watch itself")]
     Itself,
-    /// What is exclusive cannot be modified, nothing can be made exclusive later, an eventpoll cannot be watched
-    /// exclusively, and neither one-shot interest nor other events than IN, OUT, ERR and HUP go with it: EINVAL.
+    /// What is exclusive cannot be modified, nothing can be made exclusive later, an eventpoll
+    /// cannot be watched exclusively, and neither one-shot interest nor other events than IN, OUT,
+    /// ERR and HUP go with it: EINVAL.
     #[error("not possible with exclusive interest")]
     Exclusive,
     /// A wait for no events at all: EINVAL.
@@ -35,7 +36,8 @@ pub enum Error {
         /// The longest chain that is allowed.
         max: usize,
     },
-    /// One signal of a source would call more than `max` eventpolls by chains of this length: EINVAL.
+    /// One signal of a source would call more than `max` eventpolls by chains of this length:
+    /// EINVAL.
     #[error("a signal would go to more than {max} eventpolls by chains of {length}")]
     TooManyPaths {
         /// Eventpolls in the chain, the one that watches the source included.

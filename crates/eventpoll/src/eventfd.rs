@@ -1,5 +1,5 @@
-//! A number behind a file descriptor that is readable while it is not 0: eventfd(2). Models have no system calls; there a
-//! lock stands in for the kernel's.
+//! A number behind a file descriptor that is readable while it is not 0: eventfd(2). Models have no
+//! system calls; there a lock stands in for the kernel's.
 
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use real::EventFd;

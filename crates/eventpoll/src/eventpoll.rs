@@ -15,8 +15,9 @@ use crate::{AsSource, Error, Event, Interest, Result, nest};
 
 /// Watches sources, and tells those who wait which are ready.
 ///
-/// Any number of threads may wait, signal, add, modify and delete at the same time. An eventpoll is a source itself: ready
-/// for [`Events::IN`](crate::Events::IN) while one of its sources is. Dropped, it lets go of its sources.
+/// Any number of threads may wait, signal, add, modify and delete at the same time. An eventpoll is
+/// a source itself: ready for [`Events::IN`](crate::Events::IN) while one of its sources is.
+/// Dropped, it lets go of its sources.
 pub struct EventPoll<R: ReadyList = Bits> {
     core: Arc<Core<R>>,
 }
@@ -98,9 +99,10 @@ impl<R: ReadyList> EventPoll<R> {
     /// Watches a source. If it is ready, that is reported even if nobody signals.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::Itself`], [`Error::NotPollable`], [`Error::WatchLimit`], [`Error::TooManyPaths`],
-    /// [`Error::Closed`]; [`Error::Exclusive`] for what [`Interest::exclusive`] excludes; for eventpolls also [`Error::Loop`],
-    /// [`Error::TooDeep`] and, with exclusive interest, [`Error::Exclusive`].
+    /// [`Error::Exists`], [`Error::Itself`], [`Error::NotPollable`], [`Error::WatchLimit`],
+    /// [`Error::TooManyPaths`], [`Error::Closed`]; [`Error::Exclusive`] for what
+    /// [`Interest::exclusive`] excludes; for eventpolls also [`Error::Loop`], [`Error::TooDeep`]
+    /// and, with exclusive interest, [`Error::Exclusive`].
     pub fn add(&self, source: &impl AsSource, interest: Interest, token: u64) -> Result<()> {
         let source = source.watched();
         if !source.is_watchable() {
@@ -124,7 +126,8 @@ impl<R: ReadyList> EventPoll<R> {
         Ok(())
     }
 
-    /// Changes what is reported of a source, and arms it. If it is ready, that is reported even if nobody signals.
+    /// Changes what is reported of a source, and arms it. If it is ready, that is reported even if
+    /// nobody signals.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Exclusive`], [`Error::Closed`].
@@ -147,11 +150,12 @@ impl<R: ReadyList> EventPoll<R> {
         Ok(())
     }
 
-    /// Waits until something is ready, and reports up to `max` events in `events`, in place of what was there. Returns how
-    /// many; 0 when `timeout` has passed. Without a timeout it waits as long as it takes; with one of zero it does
-    /// not wait, and never says 0 while something is ready.
+    /// Waits until something is ready, and reports up to `max` events in `events`, in place of what
+    /// was there. Returns how many; 0 when `timeout` has passed. Without a timeout it waits as long
+    /// as it takes; with one of zero it does not wait, and never says 0 while something is ready.
     ///
-    /// Of several who wait one is woken for each source that becomes ready; who leaves something wakes another.
+    /// Of several who wait one is woken for each source that becomes ready; who leaves something
+    /// wakes another.
     ///
     /// # Errors
     /// [`Error::NoRoom`] if `max` is 0; [`Error::Closed`]; [`Error::Interrupted`].
@@ -185,7 +189,8 @@ impl<R: ReadyList> EventPoll<R> {
         }
     }
 
-    /// What was queued, what a scan holds and what it left are one word for who looks (`ready`, invariant 2).
+    /// What was queued, what a scan holds and what it left are one word for who looks (`ready`,
+    /// invariant 2).
     fn harvest_at_once(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
         if R::IS_EXACT && self.core.shared.ready.is_empty() {
             // ORDERING: Acquire, as in `wait`.
@@ -197,7 +202,8 @@ impl<R: ReadyList> EventPoll<R> {
     fn sleep(&self, deadline: Option<Instant>, interrupts: u32) {
         let sleeper = self.core.shared.waiters.come();
         let must_stay = is_on("eventpoll-sleep-unchecked")
-            // ORDERING: Acquire, as in `wait`; after the number that `wake_all` changes (`waiters` P2).
+            // ORDERING: Acquire, as in `wait`; after the number that `wake_all` changes (`waiters`
+            // P2).
             || (self.core.shared.ready.is_empty()
                 && self.core.interrupts.load(Ordering::Acquire) == interrupts
                 && !self.core.is_closed.load(Ordering::Acquire));
@@ -214,7 +220,8 @@ impl<R: ReadyList> EventPoll<R> {
         self.core.shared.waiters.wake_all();
     }
 
-    /// Lets go of all sources and ends all waits, which fail with [`Error::Closed`], as does everything later.
+    /// Lets go of all sources and ends all waits, which fail with [`Error::Closed`], as does
+    /// everything later.
     pub fn close(&self) {
         self.core.close();
     }

@@ -35,8 +35,8 @@ impl Interest {
         Self { events, is_edge: false, is_one_shot: false, is_exclusive: false }
     }
 
-    /// Report it once for each time that it is signalled, if it is ready then. Signals that come before the
-    /// report count as one.
+    /// Report it once for each time that it is signalled, if it is ready then. Signals that come
+    /// before the report count as one.
     #[must_use]
     pub const fn edge(events: Events) -> Self {
         Self { is_edge: true, ..Self::level(events) }
@@ -48,12 +48,12 @@ impl Interest {
         Self { is_one_shot: true, ..self }
     }
 
-    /// Where several eventpolls watch the source, one signal wakes at least one of them, and not all: as long as a thread
-    /// sleeps in one of them that no signal has woken yet, the next signal wakes one. Those that are not exclusive are
-    /// always woken.
+    /// Where several eventpolls watch the source, one signal wakes at least one of them, and not
+    /// all: as long as a thread sleeps in one of them that no signal has woken yet, the next signal
+    /// wakes one. Those that are not exclusive are always woken.
     ///
-    /// As in epoll_ctl(2), only [`Events::IN`], [`Events::OUT`], [`Events::ERR`] and [`Events::HUP`] can be waited for so, and not
-    /// with [`one_shot`](Self::one_shot).
+    /// As in epoll_ctl(2), only [`Events::IN`], [`Events::OUT`], [`Events::ERR`] and
+    /// [`Events::HUP`] can be waited for so, and not with [`one_shot`](Self::one_shot).
     #[must_use]
     pub const fn exclusive(self) -> Self {
         Self { is_exclusive: true, ..self }

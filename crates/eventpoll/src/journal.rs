@@ -1,7 +1,8 @@
 //! What happened, for any number of readers, of whom none holds up who writes.
 //!
 //! # State
-//! Entries have numbers, from 1. Entry `n` is in slot `n % room` until entry `n + room` takes its place.
+//! Entries have numbers, from 1. Entry `n` is in slot `n % room` until entry `n + room` takes its
+//! place.
 //!
 //! | field | who touches it |
 //! |---|---|
@@ -10,22 +11,24 @@
 //! | `Slot::filled`, `Slot::void` | only grow; stored by who writes, when it has given back the slot's lock |
 //! | `end` | the number of the last entry, stored once |
 //!
-//! Slots are made a chunk at a time, by who first writes there: one of thousands of journals in which nothing happens is small. Two who
-//! make the same chunk do not wait for each other: one of the two chunks is dropped.
+//! Slots are made a chunk at a time, by who first writes there: one of thousands of journals in
+//! which nothing happens is small. Two who make the same chunk do not wait for each other: one of
+//! the two chunks is dropped.
 //!
 //! # The protocol
-//! Who writes takes a number, and tries the lock of its slot. If somebody has it (a reader who is a whole round behind,
-//! or one who writes and was overtaken by a whole round) it declares the number void and takes the next: so it waits
-//! for nobody, whatever others were stopped in the middle of. Readers look at a slot's content when `filled` says that
-//! it is there, so that one who keeps up never has a lock that somebody tries.
+//! Who writes takes a number, and tries the lock of its slot. If somebody has it (a reader who is a
+//! whole round behind, or one who writes and was overtaken by a whole round) it declares the number
+//! void and takes the next: so it waits for nobody, whatever others were stopped in the middle of.
+//! Readers look at a slot's content when `filled` says that it is there, so that one who keeps up
+//! never has a lock that somebody tries.
 //!
-//! A reader goes on at a number that is void, stops at one that is neither filled nor void yet (who has it
-//! signals when it has filled it), and counts those that were overwritten: that is a gap, and no reader's affair but
-//! its own.
+//! A reader goes on at a number that is void, stops at one that is neither filled nor void yet (who
+//! has it signals when it has filled it), and counts those that were overwritten: that is a gap,
+//! and no reader's affair but its own.
 //!
 //! # Orderings
-//! * P9 who writes: fill the slot, store `filled` with release. Reader: load `filled` with acquire, lock the slot. It
-//!   finds this entry or a later one.
+//! * P9 who writes: fill the slot, store `filled` with release. Reader: load `filled` with acquire,
+//!   lock the slot. It finds this entry or a later one.
 //! * That a reader who found nothing is told: `ready` P3, with the barrier in `Source::signal`.
 
 use std::fmt;
@@ -39,11 +42,12 @@ use sync::mutant::is_on;
 use crate::source::Watched;
 use crate::{AsSource, Events, Poll, Source};
 
-/// The newest entries of what happened. Whoever [writes](Self::push) never waits; each [reader](Self::reader) goes at
-/// its own pace, and is told how many entries it has missed if it was too slow.
+/// The newest entries of what happened. Whoever [writes](Self::push) never waits; each
+/// [reader](Self::reader) goes at its own pace, and is told how many entries it has missed if it
+/// was too slow.
 ///
-/// As a source it is ready for [`Events::IN`] always; watch it with [`Interest::edge`](crate::Interest::edge), and read
-/// until there is nothing.
+/// As a source it is ready for [`Events::IN`] always; watch it with
+/// [`Interest::edge`](crate::Interest::edge), and read until there is nothing.
 ///
 /// ```
 /// use watertight_eventpoll::{Journal, Read};
@@ -129,7 +133,8 @@ impl<T> Journal<T> {
         })
     }
 
-    /// Writes an entry, and signals. Never waits for anybody. After the [end](Self::end) it does nothing.
+    /// Writes an entry, and signals. Never waits for anybody. After the [end](Self::end) it does
+    /// nothing.
     pub fn push(&self, value: T) {
         // ORDERING: Acquire: who comes after the end writes nothing over it.
         if self.is_ending.load(Ordering::Acquire) {
@@ -206,8 +211,9 @@ impl<T> Journal<T> {
 }
 
 impl<T> Reader<T> {
-    /// The next entry, or what there is instead. Takes turns with other readers of the same entry for a moment, and
-    /// waits for nobody else; what was written behind an entry that a writer has not finished yet comes after that one.
+    /// The next entry, or what there is instead. Takes turns with other readers of the same entry
+    /// for a moment, and waits for nobody else; what was written behind an entry that a writer has
+    /// not finished yet comes after that one.
     pub fn read(&mut self) -> Read<T> {
         let journal = &*self.journal;
         loop {

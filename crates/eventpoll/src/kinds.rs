@@ -16,7 +16,8 @@ struct FlagState(AtomicBool);
 
 impl Poll for FlagState {
     fn poll(&self) -> Events {
-        // ORDERING: Acquire: who is told that there is work sees it. After a full barrier, `ready` P3.
+        // ORDERING: Acquire: who is told that there is work sees it. After a full barrier, `ready`
+        // P3.
         if self.0.load(Ordering::Acquire) { Events::IN } else { Events::empty() }
     }
 }

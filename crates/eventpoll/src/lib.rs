@@ -1,7 +1,8 @@
 //! epoll for things inside a process.
 //!
-//! A [`Source`] is something that can be ready. An [`EventPoll`] watches many of them, and whoever calls
-//! [`EventPoll::wait`] is told which are. Both may be dropped at any time, with callers inside.
+//! A [`Source`] is something that can be ready. An [`EventPoll`] watches many of them, and whoever
+//! calls [`EventPoll::wait`] is told which are. Both may be dropped at any time, with callers
+//! inside.
 //!
 //! ```
 //! use watertight_eventpoll::{Event, EventPoll, Events, Flag, Interest};
@@ -22,18 +23,23 @@
 //! ```
 //!
 //! # What it promises
-//! * **Whoever signals never waits**: not for another who signals, not for who waits. It takes no lock that either of them holds, and
-//!   makes a system call only if somebody sleeps and nobody has woken it. Two moments are apart, both of the reclamation of memory (`rcu`), with locks that
-//!   are held for as long as a list is changed: the first signal of a thread's life puts the thread on a list, and a signal during which
-//!   somebody fell asleep to wait for its end tells that one. A real-time thread signals once before it begins, and the first is behind it.
-//! * **A signal that has returned is seen** by every wait that begins later, whatever other threads were stopped
-//!   in the middle of, at whatever point. So a consumer of high priority never waits for a producer of low priority.
-//! * A source that is ready is queued once, however often it is signalled and by however many threads.
-//! * What became ready between two waits comes after what was left over before, and before what is ready again.
-//!   Within such a batch the order is not that of the signals.
+//! * **Whoever signals never waits**: not for another who signals, not for who waits. It takes no
+//!   lock that either of them holds, and makes a system call only if somebody sleeps and nobody has
+//!   woken it. Two moments are apart, both of the reclamation of memory (`rcu`), with locks that
+//!   are held for as long as a list is changed: the first signal of a thread's life puts the thread
+//!   on a list, and a signal during which somebody fell asleep to wait for its end tells that one.
+//!   A real-time thread signals once before it begins, and the first is behind it.
+//! * **A signal that has returned is seen** by every wait that begins later, whatever other threads
+//!   were stopped in the middle of, at whatever point. So a consumer of high priority never waits
+//!   for a producer of low priority.
+//! * A source that is ready is queued once, however often it is signalled and by however many
+//!   threads.
+//! * What became ready between two waits comes after what was left over before, and before what is
+//!   ready again. Within such a batch the order is not that of the signals.
 //! * A source is asked for its readiness when it is reported, not when it was signalled.
 //!
-//! Those who wait for the same eventpoll, and those who add, modify and delete, take turns by a lock of their own.
+//! Those who wait for the same eventpoll, and those who add, modify and delete, take turns by a
+//! lock of their own.
 //!
 //! | type | is |
 //! |---|---|

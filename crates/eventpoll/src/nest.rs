@@ -1,15 +1,18 @@
 //! Chains of eventpolls: no circles, none that are too long, and not too many from one source.
 //!
-//! All links of the process are under one lock, which is held from the check until the link is there: of two that
-//! would close a circle one comes first, and the other sees it. Eventpolls that go leave it to who has the lock to forget their links.
+//! All links of the process are under one lock, which is held from the check until the link is
+//! there: of two that would close a circle one comes first, and the other sees it. Eventpolls that
+//! go leave it to who has the lock to forget their links.
 //!
 //! # How many chains begin at a source
-//! A signal calls each eventpoll that it can reach, once for each chain. Without a bound a few hundred eventpolls that watch each
-//! other in layers make millions of calls of one signal (in Linux: CVE-2011-1083, bounded by `path_limits` since). The bounds
-//! are Linux's: [`CHAINS_MAX`]. They are checked where a chain of two or more can begin: when an eventpoll is to be watched, for
-//! itself and for all that it reaches, and when a source is added to an eventpoll that is watched. The latter takes the lock only
-//! then: `Watched::begin_nesting` says so to the eventpoll, under that one's own lock, before its sources are counted. A
-//! source that was added before is counted; one that comes later finds that it has to take this lock.
+//! A signal calls each eventpoll that it can reach, once for each chain. Without a bound a few
+//! hundred eventpolls that watch each other in layers make millions of calls of one signal (in
+//! Linux: CVE-2011-1083, bounded by `path_limits` since). The bounds are Linux's: [`CHAINS_MAX`].
+//! They are checked where a chain of two or more can begin: when an eventpoll is to be watched, for
+//! itself and for all that it reaches, and when a source is added to an eventpoll that is watched.
+//! The latter takes the lock only then: `Watched::begin_nesting` says so to the eventpoll, under
+//! that one's own lock, before its sources are counted. A source that was added before is counted;
+//! one that comes later finds that it has to take this lock.
 //!
 //! # Lock order
 //! This lock, then the scan's lock of an eventpoll, one at a time; then a source's `change`.
@@ -25,7 +28,8 @@ use crate::{Error, Result};
 
 /// Eventpolls in a chain.
 const CHAIN_MAX: usize = 5;
-/// How many chains of one, two, … eventpolls may begin at a source. The first is the bound of a source's own listeners (`queue`).
+/// How many chains of one, two, … eventpolls may begin at a source. The first is the bound of a
+/// source's own listeners (`queue`).
 #[cfg(not(any(loom, shuttle)))]
 const CHAINS_MAX: [usize; CHAIN_MAX] = [LISTENERS_MAX, 500, 100, 50, 10];
 // In models what is counted is small.
@@ -69,7 +73,8 @@ pub(crate) fn link<T>(outer: u64, inner: &dyn Watched, add: impl FnOnce() -> Res
     })
 }
 
-/// Makes the eventpoll `outer`, which is watched itself, watch `source` by calling `add`, if that is allowed.
+/// Makes the eventpoll `outer`, which is watched itself, watch `source` by calling `add`, if that
+/// is allowed.
 pub(crate) fn watch<T>(outer: u64, source: &dyn Watched, add: impl FnOnce() -> Result<T>) -> Result<T> {
     with(|links| {
         let mut chains = Chains::default();
@@ -115,7 +120,8 @@ impl Links {
         Ok(())
     }
 
-    /// Whether the chains that begin at `inner`, or at anything that it reaches, stay within their bounds if `outer` watches it.
+    /// Whether the chains that begin at `inner`, or at anything that it reaches, stay within their
+    /// bounds if `outer` watches it.
     fn check_below(&mut self, outer: u64, inner: &dyn Watched) -> Result<()> {
         let id = inner.queue().0.id();
         // As if it were there, for the time of counting.
@@ -177,7 +183,8 @@ type Counts = [usize; CHAIN_MAX];
 struct Chains(HashMap<u64, Counts>);
 
 impl Chains {
-    /// Whether the chains that begin at `source` are within their bounds, with one more eventpoll that watches it.
+    /// Whether the chains that begin at `source` are within their bounds, with one more eventpoll
+    /// that watches it.
     fn check(&mut self, source: &dyn Watched, links: &Links, more: Option<u64>) -> Result<()> {
         let mut counts = Counts::default();
         let mut eventpolls = source.queue().0.eventpolls();

@@ -10,8 +10,8 @@ use crate::eventfd::EventFd;
 use crate::told::{Listening, Teller};
 use crate::{Error, Event, EventPoll, Result};
 
-/// An eventpoll as a file descriptor, which is readable while something is ready: for poll(2), epoll(7) and those who
-/// are built on them.
+/// An eventpoll as a file descriptor, which is readable while something is ready: for poll(2),
+/// epoll(7) and those who are built on them.
 ///
 /// A loop that waits for a socket, and from now on for an eventpoll as well:
 /// ```
@@ -77,16 +77,17 @@ impl PollFd {
         Ok(this)
     }
 
-    /// Takes up to `max` events without waiting, as [`EventPoll::wait`]. The descriptor stays readable until this
-    /// finds nothing.
+    /// Takes up to `max` events without waiting, as [`EventPoll::wait`]. The descriptor stays
+    /// readable until this finds nothing.
     ///
-    /// Several threads may take. One that is stopped in the middle of it may have made the descriptor unreadable for the others
-    /// until it goes on; those who signal never do.
+    /// Several threads may take. One that is stopped in the middle of it may have made the
+    /// descriptor unreadable for the others until it goes on; those who signal never do.
     ///
     /// # Errors
     /// As [`EventPoll::wait`].
     pub fn take(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
-        // In this order: what was told before the look begins is taken back, and what comes later is told again.
+        // In this order: what was told before the look begins is taken back, and what comes later
+        // is told again.
         self.0.told.teller.read();
         self.0.told.begin_look();
         let result = self.0.poll.wait(events, max, Some(Duration::ZERO));

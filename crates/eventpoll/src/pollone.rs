@@ -19,8 +19,8 @@ struct Waiting {
     waiters: Waiters,
 }
 
-/// Waits until `source` is ready for any of `events`, and says for which; for none when `timeout` has passed. Takes
-/// nothing: of an eventpoll that is ready, nothing is reported by this.
+/// Waits until `source` is ready for any of `events`, and says for which; for none when `timeout`
+/// has passed. Takes nothing: of an eventpoll that is ready, nothing is reported by this.
 ///
 /// ```
 /// use std::time::Duration;

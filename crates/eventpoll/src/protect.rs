@@ -1,10 +1,12 @@
 //! What keeps listeners alive while somebody signals.
 //!
-//! Whoever signals reads the list of listeners in a read section and writes nothing that others read. Whoever changes
-//! the list puts another one in its place; the old one goes when no section sees it any more.
+//! Whoever signals reads the list of listeners in a read section and writes nothing that others
+//! read. Whoever changes the list puts another one in its place; the old one goes when no section
+//! sees it any more.
 //!
-//! Under shuttle the code is the product's. Loom knows no threads in the background; there the same grace periods protect, whoever
-//! replaces waits for the readers, and a value notices when it is given up under one.
+//! Under shuttle the code is the product's. Loom knows no threads in the background; there the same
+//! grace periods protect, whoever replaces waits for the readers, and a value notices when it is
+//! given up under one.
 
 #[cfg(not(loom))]
 pub(crate) use real::{Cell, Retired, drop_later};
@@ -18,17 +20,20 @@ pub(crate) use oracle::Called;
 mod real {
     use rcu::{Domain, RcuCell};
 
-    /// All eventpolls of the process: sections are short, and only who changes lists leaves something to it.
+    /// All eventpolls of the process: sections are short, and only who changes lists leaves
+    /// something to it.
     #[cfg(not(shuttle))]
     static DOMAIN: std::sync::LazyLock<Domain> = std::sync::LazyLock::new(Domain::new);
 
-    // One for each schedule. It is not dropped: a schedule's statics are dropped when it has no threads any more.
+    // One for each schedule. It is not dropped: a schedule's statics are dropped when it has no
+    // threads any more.
     #[cfg(shuttle)]
     shuttle::lazy_static! {
         static ref DOMAIN: std::mem::ManuallyDrop<Domain> = std::mem::ManuallyDrop::new(Domain::new());
     }
 
-    /// What was replaced. It is freed when it was dropped and no reader sees it any more; drop it without a lock.
+    /// What was replaced. It is freed when it was dropped and no reader sees it any more; drop it
+    /// without a lock.
     pub(crate) type Retired<T> = rcu::Retired<T>;
 
     /// Drops a value some time, and not under the caller's locks.
@@ -121,8 +126,8 @@ mod model {
         drop(value);
     }
 
-    /// A value that is replaced while others read it. A lock holds it: that the pointer may be read without one is
-    /// `rcu`'s affair, and checked there.
+    /// A value that is replaced while others read it. A lock holds it: that the pointer may be read
+    /// without one is `rcu`'s affair, and checked there.
     #[derive(Debug)]
     pub(crate) struct Cell<T>(Mutex<Arc<Watched<T>>>);
 

@@ -1,17 +1,19 @@
 //! Who listens to a source: its wait queue.
 //!
 //! # State
-//! `listeners` is read by whoever signals, in a read section, and replaced under `change`. Those who are exclusive
-//! come last.
+//! `listeners` is read by whoever signals, in a read section, and replaced under `change`. Those
+//! who are exclusive come last.
 //!
 //! # The fast path
-//! Mostly a source has one listener, and is signalled far more often than it is asked. The list has then a [`FastPath`] to what that
-//! listener would look at. It is taken where all steps of a signal would find nothing to do: the loads are those of the listener, in the
-//! same order, behind the same barriers. Where one finds something to do, the listener is called and takes all steps from the first.
+//! Mostly a source has one listener, and is signalled far more often than it is asked. The list has
+//! then a [`FastPath`] to what that listener would look at. It is taken where all steps of a signal
+//! would find nothing to do: the loads are those of the listener, in the same order, behind the
+//! same barriers. Where one finds something to do, the listener is called and takes all steps from
+//! the first.
 //!
 //! # Lock order
-//! The scan's lock of an eventpoll, then `change`. Listeners are called with neither; what was replaced is dropped
-//! without a lock.
+//! The scan's lock of an eventpoll, then `change`. Listeners are called with neither; what was
+//! replaced is dropped without a lock.
 
 use std::sync::Arc;
 
@@ -25,14 +27,14 @@ use crate::protect::{Cell, Retired};
 use crate::ready::{Bit, Bits};
 use crate::{Error, Events, Result};
 
-/// Listeners of one source: a signal calls each of them, in the thread that signals. Linux has the same number in
-/// `path_limits`, and does not apply it.
+/// Listeners of one source: a signal calls each of them, in the thread that signals. Linux has the
+/// same number in `path_limits`, and does not apply it.
 pub(crate) const LISTENERS_MAX: usize = 1000;
 
 /// One who is told when a source becomes ready.
 pub(crate) trait Listener: Send + Sync {
-    /// The source may have become ready for `events`. Must not block. Returns whether this call woke a thread that
-    /// slept, and that no other call woke.
+    /// The source may have become ready for `events`. Must not block. Returns whether this call
+    /// woke a thread that slept, and that no other call woke.
     fn fire(&self, events: Events) -> bool;
 
     /// The source has gone.
@@ -57,7 +59,8 @@ pub(crate) struct FastPath {
 }
 
 impl FastPath {
-    /// Whether the item is queued, nobody sleeps who was not woken, and nobody watches the eventpoll. A full barrier lies before.
+    /// Whether the item is queued, nobody sleeps who was not woken, and nobody watches the
+    /// eventpoll. A full barrier lies before.
     #[inline]
     fn has_nothing_to_do(&self) -> bool {
         let Shared { ready, waiters, poll_wait } = &*self.shared;
@@ -137,8 +140,8 @@ impl WaitQueue {
         self.is_listened.load(Ordering::Relaxed)
     }
 
-    /// Adds a listener, which is told from here on; a full barrier follows. What it returns is to be dropped without
-    /// a lock.
+    /// Adds a listener, which is told from here on; a full barrier follows. What it returns is to
+    /// be dropped without a lock.
     pub(crate) fn attach(
         &self,
         listener: Arc<dyn Listener>,
@@ -208,8 +211,8 @@ fn is_same(one: &Arc<dyn Listener>, other: &Arc<dyn Listener>) -> bool {
 }
 
 impl Listeners {
-    /// Tells all of them, until one that is exclusive has woken a thread. Not inlined, so that who signals saves no registers for it where
-    /// there is nothing to do.
+    /// Tells all of them, until one that is exclusive has woken a thread. Not inlined, so that who
+    /// signals saves no registers for it where there is nothing to do.
     #[inline(never)]
     fn tell(&self, events: Events) {
         for entry in self.first.iter().chain(&self.others) {

@@ -1,10 +1,10 @@
 //! Which items may be ready: what those who signal share with those who wait.
 //!
 //! # State
-//! Each item has a *slot*, a number, and with it two bits in a [`Leaf`]: *queued* and *taken*. `root` has one bit for each
-//! of 63 groups of leaves, *there is news*, and one more: *the list is not empty*. Slots are dealt out over the groups one
-//! by one: the first 63 have a leaf of their own, so that sources which are signalled at the same time do not meet in
-//! one cache line.
+//! Each item has a *slot*, a number, and with it two bits in a [`Leaf`]: *queued* and *taken*.
+//! `root` has one bit for each of 63 groups of leaves, *there is news*, and one more: *the list is
+//! not empty*. Slots are dealt out over the groups one by one: the first 63 have a leaf of their
+//! own, so that sources which are signalled at the same time do not meet in one cache line.
 //!
 //! | bit | who sets it | who clears it |
 //! |---|---|---|
@@ -13,36 +13,41 @@
 //! | group | who signals an item that is not taken | the scan, before it looks for what is new there |
 //! | `LISTED` | the scan, as it clears groups | the scan, when its list is empty |
 //!
-//! What is in the scan's list is in no group: who waits looks at one word as long as nobody has news, and who signals what is
-//! listed anyway writes nothing.
+//! What is in the scan's list is in no group: who waits looks at one word as long as nobody has
+//! news, and who signals what is listed anyway writes nothing.
 //!
-//! A bit of those who signal means: somebody should look here. A bit too many costs one look. So no step needs to
-//! undo another, and setting bits twice is setting them once: *whoever signals does all steps itself and relies on
-//! nobody else's being finished*, but the scan's, which has the item. That is why a thread that is preempted between its
-//! steps holds up nobody: not the scan, which never waits for it, and not another thread that signals the same source and
-//! finds the bit set.
+//! A bit of those who signal means: somebody should look here. A bit too many costs one look. So no
+//! step needs to undo another, and setting bits twice is setting them once: *whoever signals does
+//! all steps itself and relies on nobody else's being finished*, but the scan's, which has the
+//! item. That is why a thread that is preempted between its steps holds up nobody: not the scan,
+//! which never waits for it, and not another thread that signals the same source and finds the bit
+//! set.
 //!
 //! # Invariants
-//! 1. An item is in the scan's list, once, exactly if its bit `taken` is set; but for the moment in which it is asked.
-//! 2. While the scan's list is not empty, `LISTED` is set. It is set by the exchange that clears the groups: there is no moment at
-//!    which what was queued shows in neither.
-//! 3. After `queue` has returned: the group's bit is set, or a scan has the item or had it since, and asks its source
-//!    afterwards.
+//! 1. An item is in the scan's list, once, exactly if its bit `taken` is set; but for the moment in
+//!    which it is asked.
+//! 2. While the scan's list is not empty, `LISTED` is set. It is set by the exchange that clears
+//!    the groups: there is no moment at which what was queued shows in neither.
+//! 3. After `queue` has returned: the group's bit is set, or a scan has the item or had it since,
+//!    and asks its source afterwards.
 //!
 //! # Orderings
-//! * P3 signal: change the source, full barrier, load (or set) the item's bits. Scan: clear both, full barrier, ask the
-//!   source. Either the scan sees the change, or the bit is set after it was cleared.
-//! * P4 signal: set the bit, full barrier, load (or set) `root`. Scan: clear in `root`, full barrier, load the bits.
-//!   Either the scan sees the bit, or `root` is set after it was cleared.
-//! * P5 one who finds the bit set by another that has not come to `root` yet: load the bit, barrier between loads, load
-//!   `root`. It sees at least what the one who set the bit would have seen; so it does that one's second step. If the item is
-//!   taken there is no second step.
+//! * P3 signal: change the source, full barrier, load (or set) the item's bits. Scan: clear both,
+//!   full barrier, ask the source. Either the scan sees the change, or the bit is set after it was
+//!   cleared.
+//! * P4 signal: set the bit, full barrier, load (or set) `root`. Scan: clear in `root`, full
+//!   barrier, load the bits. Either the scan sees the bit, or `root` is set after it was cleared.
+//! * P5 one who finds the bit set by another that has not come to `root` yet: load the bit, barrier
+//!   between loads, load `root`. It sees at least what the one who set the bit would have seen; so
+//!   it does that one's second step. If the item is taken there is no second step.
 //!
 //! # Why not a list
-//! * Two steps (exchange the tail, then link the predecessor): who stops between them hides all that come after.
-//! * A stack of items, linked before they are published by one exchange, needs a mark that the item is queued, set
-//!   before: who stops between the mark and the exchange hides every further signal *of the same source*. And a
-//!   removed item that is still listed must be kept, or taken out of the middle.
+//! * Two steps (exchange the tail, then link the predecessor): who stops between them hides all
+//!   that come after.
+//! * A stack of items, linked before they are published by one exchange, needs a mark that the item
+//!   is queued, set before: who stops between the mark and the exchange hides every further signal
+//!   *of the same source*. And a removed item that is still listed must be kept, or taken out of
+//!   the middle.
 //! * What a list has and this has not: the order of arrival of different sources within one batch.
 
 #![cfg_attr(loom, allow(clippy::modulo_one, reason = "one group is what models have"))]
@@ -88,15 +93,15 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     /// Begins a callback.
     fn hold(&self) -> Self::Hold<'_>;
 
-    /// Queues an item, unless it is queued. There was a full barrier since its source changed (P3), and there is
-    /// one between this and what the caller loads next.
+    /// Queues an item, unless it is queued. There was a full barrier since its source changed (P3),
+    /// and there is one between this and what the caller loads next.
     fn queue(&self, hold: &mut Self::Hold<'_>, place: &Self::Place);
 
     /// Whether nothing is queued or taken. May say no when there is nothing, but not for ever.
     fn is_empty(&self) -> bool;
 
-    /// Whether `is_empty` never says yes while something is ready, also while a scan moves it. Otherwise who does not want to
-    /// wait has to look under the scan's lock.
+    /// Whether `is_empty` never says yes while something is ready, also while a scan moves it.
+    /// Otherwise who does not want to wait has to look under the scan's lock.
     const IS_EXACT: bool;
 
     /// The bit of an item in the default list: its signals have a fast path.
@@ -110,20 +115,24 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     /// The item leaves the list: from here on it is queued again. A full barrier follows (P3).
     fn unqueue(&self, taken: &mut Self::Taken, place: &Self::Place);
 
-    /// An item that was unqueued in this scan stays after all. No if somebody has queued it meanwhile.
+    /// An item that was unqueued in this scan stays after all. No if somebody has queued it
+    /// meanwhile.
     fn requeue(&self, taken: &mut Self::Taken, place: &Self::Place) -> bool;
 
-    /// The item is no more. Says whether its slot will still come by in a scan, by whose end it must be kept.
+    /// The item is no more. Says whether its slot will still come by in a scan, by whose end it
+    /// must be kept.
     fn remove(&self, taken: &mut Self::Taken, place: &Self::Place) -> bool;
 
     /// A slot came by that has no item: who signalled was stopped until the item was gone.
     fn pass(&self, taken: &mut Self::Taken, slot: usize);
 
-    /// Ends a scan: what was queued meanwhile goes to the end of `pending`. With `stays`, more will follow there.
+    /// Ends a scan: what was queued meanwhile goes to the end of `pending`. With `stays`, more will
+    /// follow there.
     fn end(&self, taken: &mut Self::Taken, pending: &mut Pending, stays: bool);
 }
 
-/// What up to 32 items are, in one word: the lower half says who is queued, the upper half who of them was taken.
+/// What up to 32 items are, in one word: the lower half says who is queued, the upper half who of
+/// them was taken.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Leaf {
@@ -215,7 +224,8 @@ impl ReadyList for Bits {
         if self.root.load(Ordering::Relaxed) & !LISTED == 0 {
             return;
         }
-        // From here on the list is not empty, for who looks: there is no moment at which what was queued is in neither.
+        // From here on the list is not empty, for who looks: there is no moment at which what was
+        // queued is in neither.
         let listed = if is_on("eventpoll-list-late") { 0 } else { LISTED };
         // ORDERING: AcqRel, P4 with the barrier.
         let news = self.root.swap(listed, Ordering::AcqRel) & !LISTED;
@@ -237,7 +247,8 @@ impl ReadyList for Bits {
     }
 
     fn requeue(&self, _leaves: &mut Leaves, place: &Bit) -> bool {
-        // Whoever has queued it meanwhile may have been stopped before it said so: the item stays by what is done here.
+        // Whoever has queued it meanwhile may have been stopped before it said so: the item stays
+        // by what is done here.
         // ORDERING: AcqRel, as in `queue`.
         let before = place.leaf.word.fetch_or(place.queued | place.taken(), Ordering::AcqRel);
         // As if whoever queued it meanwhile saw to the rest.
@@ -258,7 +269,8 @@ impl ReadyList for Bits {
             return;
         }
         let (index, bit) = leaf_of(slot);
-        // ORDERING: AcqRel; the next item of this place has its bits cleared before it is seen by anybody.
+        // ORDERING: AcqRel; the next item of this place has its bits cleared before it is seen by
+        // anybody.
         leaves.0[index].word.fetch_and(!(1 << bit | 1 << bit << BITS), Ordering::AcqRel);
     }
 
@@ -273,8 +285,9 @@ impl ReadyList for Bits {
 }
 
 impl Bits {
-    /// Whether an item that is signalled is queued already, by all the steps that it takes; else what its leaf holds. As for
-    /// `queue`, there was a full barrier before, and what the caller loads next comes after what is loaded here.
+    /// Whether an item that is signalled is queued already, by all the steps that it takes; else
+    /// what its leaf holds. As for `queue`, there was a full barrier before, and what the caller
+    /// loads next comes after what is loaded here.
     #[inline]
     pub(crate) fn check_queued(&self, place: &Bit) -> Result<(), u64> {
         // ORDERING: Acquire, P3 with the caller's barrier, and P5.
@@ -295,7 +308,8 @@ impl Bits {
                 return Err(word);
             }
         }
-        // In the scan's list, or in a group that somebody has set: what that one would see of the sleepers we see as well.
+        // In the scan's list, or in a group that somebody has set: what that one would see of the
+        // sleepers we see as well.
         between_loads();
         Ok(())
     }

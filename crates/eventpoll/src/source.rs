@@ -12,9 +12,10 @@ use crate::queue::WaitQueue;
 pub trait Poll: Send + Sync + 'static {
     /// What it is ready for at this moment.
     ///
-    /// Called by those who wait, with the eventpoll's lock held: it must not block for long, and must not call into an
-    /// eventpoll. It may take locks under which sources are signalled, and under which sources and eventpolls are dropped; not
-    /// locks under which anybody waits for the eventpoll, or adds to it, modifies or deletes.
+    /// Called by those who wait, with the eventpoll's lock held: it must not block for long, and
+    /// must not call into an eventpoll. It may take locks under which sources are signalled, and
+    /// under which sources and eventpolls are dropped; not locks under which anybody waits for the
+    /// eventpoll, or adds to it, modifies or deletes.
     fn poll(&self) -> Events;
 
     /// Whether it makes sense to wait for it.
@@ -50,8 +51,9 @@ pub trait Poll: Send + Sync + 'static {
 /// # }
 /// ```
 ///
-/// Dropped, it disappears from all eventpolls, also under a lock that [`Poll::poll`] takes: it waits for nobody who asks. Its value is
-/// dropped when none of them can see it any more, which may be a little later and on another thread.
+/// Dropped, it disappears from all eventpolls, also under a lock that [`Poll::poll`] takes: it
+/// waits for nobody who asks. Its value is dropped when none of them can see it any more, which may
+/// be a little later and on another thread.
 pub struct Source<T: Poll>(Arc<Shared<T>>);
 
 /// A source of whatever type, as those who watch it see it.
@@ -71,7 +73,8 @@ pub trait Watched: Send + Sync {
         false
     }
 
-    /// What it watches itself, if it is an eventpoll. From the call on, whoever adds a source to it counts chains.
+    /// What it watches itself, if it is an eventpoll. From the call on, whoever adds a source to it
+    /// counts chains.
     #[doc(hidden)]
     fn begin_nesting(&self) -> Vec<Arc<dyn Watched>> {
         Vec::new()
@@ -105,7 +108,8 @@ impl<T: Poll> Watched for Shared<T> {
     }
 }
 
-/// What an eventpoll can watch: a [`Source`], what is made of one, and another [`EventPoll`](crate::EventPoll).
+/// What an eventpoll can watch: a [`Source`], what is made of one, and another
+/// [`EventPoll`](crate::EventPoll).
 pub trait AsSource {
     #[doc(hidden)]
     fn watched(&self) -> Arc<dyn Watched>;
@@ -118,15 +122,17 @@ impl<T: Poll> Source<T> {
         Self(Arc::new(Shared { queue: WaitQueue::new(), value }))
     }
 
-    /// Says that the source may have become ready for `events`. From any thread, and as often as one likes; waits for nobody (the crate's
-    /// page says what a thread's first signal does). What is to be seen must have been changed before.
+    /// Says that the source may have become ready for `events`. From any thread, and as often as
+    /// one likes; waits for nobody (the crate's page says what a thread's first signal does). What
+    /// is to be seen must have been changed before.
     #[inline]
     pub fn signal(&self, events: Events) {
         full();
         self.0.queue.fire(events);
     }
 
-    /// The same, where the last thing that was done to the source is a read-modify-write of an atomic.
+    /// The same, where the last thing that was done to the source is a read-modify-write of an
+    /// atomic.
     #[inline]
     pub(crate) fn signal_after_rmw(&self, events: Events) {
         after_rmw();

@@ -17,7 +17,8 @@ const BATCH: usize = 64;
 
 /// The events of an eventpoll as a stream, for any runtime. Ends when the eventpoll is closed.
 ///
-/// A source of level kind that stays ready comes again and again: take what it has before the next event is asked for.
+/// A source of level kind that stays ready comes again and again: take what it has before the next
+/// event is asked for.
 ///
 /// ```
 /// use std::future::poll_fn;

@@ -1,23 +1,26 @@
-//! Who waits for an eventpoll from outside of it: told that there is something, once until it looks.
+//! Who waits for an eventpoll from outside of it: told that there is something, once until it
+//! looks.
 //!
-//! It listens to the eventpoll as an outer one would. Telling may cost a system call, so `word` keeps those who signal from
-//! telling again what was told.
+//! It listens to the eventpoll as an outer one would. Telling may cost a system call, so `word`
+//! keeps those who signal from telling again what was told.
 //!
 //! # State
-//! `word`: the lowest bit says that it was *told* since the last look; above it, how many looks have begun.
+//! `word`: the lowest bit says that it was *told* since the last look; above it, how many looks
+//! have begun.
 //!
 //! # The protocol
-//! Teller: make work, look at `word`; if it is not told, tell, and *then* note in `word` that it is, unless a look has begun
-//! meanwhile. Looker: take back what was told (read the descriptor), begin a look (`word`: one more, not told), look for
-//! work.
+//! Teller: make work, look at `word`; if it is not told, tell, and *then* note in `word` that it
+//! is, unless a look has begun meanwhile. Looker: take back what was told (read the descriptor),
+//! begin a look (`word`: one more, not told), look for work.
 //!
-//! That the note comes last is what keeps a teller that is preempted from holding up the looker: until it has really told,
-//! everybody else who comes by does. The price is a system call too many now and then. That it is not made when
-//! a look has begun is what keeps a late note from hiding what comes after that look.
+//! That the note comes last is what keeps a teller that is preempted from holding up the looker:
+//! until it has really told, everybody else who comes by does. The price is a system call too many
+//! now and then. That it is not made when a look has begun is what keeps a late note from hiding
+//! what comes after that look.
 //!
 //! # Orderings
-//! * P8 teller: make work, full barrier, load `word`. Looker: change `word`, full barrier, look for work. Either the looker
-//!   sees the work, or the teller sees that the look has begun, and tells.
+//! * P8 teller: make work, full barrier, load `word`. Looker: change `word`, full barrier, look for
+//!   work. Either the looker sees the work, or the teller sees that the look has begun, and tells.
 
 use std::sync::Arc;
 
@@ -42,7 +45,8 @@ pub(crate) struct Told<T> {
 }
 
 impl<T: Teller> Told<T> {
-    /// Tells, unless that was done since the last look. The caller has made work, with a full barrier behind it.
+    /// Tells, unless that was done since the last look. The caller has made work, with a full
+    /// barrier behind it.
     pub(crate) fn tell(&self) {
         // ORDERING: Acquire, P8 with the caller's barrier; whom `teller` tells since that look.
         let seen = self.word.load(Ordering::Acquire);
@@ -69,7 +73,8 @@ impl<T: Teller> Told<T> {
     pub(crate) fn begin_look(&self) {
         // ORDERING: Relaxed, the exchange decides.
         let mut word = self.word.load(Ordering::Relaxed);
-        // ORDERING: AcqRel: whom `teller` tells from here on is seen by who sees this; P8 with the barrier.
+        // ORDERING: AcqRel: whom `teller` tells from here on is seen by who sees this; P8 with the
+        // barrier.
         while let Err(now) = self.word.compare_exchange(
             word,
             (word | TOLD).wrapping_add(1),

@@ -1,33 +1,37 @@
 //! Who sleeps, and who wakes them.
 //!
 //! # State
-//! `word`, from the top: how often somebody came or left (35 bits, wraps around); who sleeps or is about to (20);
-//! how many of these were woken and have not left yet (8, not counted above 255). `number` changes with each wake-up.
+//! `word`, from the top: how often somebody came or left (35 bits, wraps around); who sleeps or is
+//! about to (20); how many of these were woken and have not left yet (8, not counted above 255).
+//! `number` changes with each wake-up.
 //!
 //! # The protocol
-//! Waiter: read `number`, come (`word`), look once more whether there is nothing to do, sleep on `number`, leave.
-//! Waker: make something to do, look at `word`; if more sleep than were woken, change `number`, wake one, and *then*
-//! note in `word` that one was woken.
+//! Waiter: read `number`, come (`word`), look once more whether there is nothing to do, sleep on
+//! `number`, leave. Waker: make something to do, look at `word`; if more sleep than were woken,
+//! change `number`, wake one, and *then* note in `word` that one was woken.
 //!
-//! That the note comes last is what keeps a waker that is preempted from holding up the sleepers: until it has
-//! really woken somebody, everybody else who comes by does it. The price is a system call too many now and then.
-//! It is noted as well if nobody was in the system call: who is counted is then on the way into it, and does not stay, for it
-//! has read the number before it was counted, and so before the number changed. Read afterwards, it might be the new one, and the work
-//! done already: who signalled may have been stopped long before it looks who sleeps.
-//! The note is only made if nobody came or left since the look: it never counts one who has left already, so that
+//! That the note comes last is what keeps a waker that is preempted from holding up the sleepers:
+//! until it has really woken somebody, everybody else who comes by does it. The price is a system
+//! call too many now and then. It is noted as well if nobody was in the system call: who is counted
+//! is then on the way into it, and does not stay, for it has read the number before it was counted,
+//! and so before the number changed. Read afterwards, it might be the new one, and the work done
+//! already: who signalled may have been stopped long before it looks who sleeps. The note is only
+//! made if nobody came or left since the look: it never counts one who has left already, so that
 //! there are never fewer on their way than noted. That there are more only costs a wake-up.
 //!
 //! # Exclusive listeners
-//! A signal that is meant for one of several eventpolls goes on to the next one unless it has *itself* taken a thread out of its
-//! sleep here. The kernel of Linux takes a waiter off `ep->wq` as it wakes it, so that a second signal does not find it;
-//! futex(2) does the same for us, and its result is the only one that no two wakers share. Counting sleepers is not
-//! enough: two signals that rely on the one thread strand one event, beside another eventpoll whose thread sleeps.
+//! A signal that is meant for one of several eventpolls goes on to the next one unless it has
+//! *itself* taken a thread out of its sleep here. The kernel of Linux takes a waiter off `ep->wq`
+//! as it wakes it, so that a second signal does not find it; futex(2) does the same for us, and its
+//! result is the only one that no two wakers share. Counting sleepers is not enough: two signals
+//! that rely on the one thread strand one event, beside another eventpoll whose thread sleeps.
 //!
 //! # Orderings
-//! * P1 waiter: change `word`, full barrier, look for work. Waker: make work, full barrier, load `word`. Either the
-//!   waiter sees the work, or the waker sees the waiter.
-//! * P2 waiter: load `number` with acquire, come, look for work, sleep. Waker: make work, change `number` with release. A
-//!   waiter that has seen the new number sees the work; one that has not does not fall asleep on the old one.
+//! * P1 waiter: change `word`, full barrier, look for work. Waker: make work, full barrier, load
+//!   `word`. Either the waiter sees the work, or the waker sees the waiter.
+//! * P2 waiter: load `number` with acquire, come, look for work, sleep. Waker: make work, change
+//!   `number` with release. A waiter that has seen the new number sees the work; one that has not
+//!   does not fall asleep on the old one.
 
 use std::time::Duration;
 
@@ -72,9 +76,10 @@ impl Waiters {
         Sleeper { waiters: self, number: if is_late { self.number.get() } else { number } }
     }
 
-    /// Wakes one sleeper, if there is one that was not woken. Returns whether *this* call took a thread out of its
-    /// sleep: no two calls say so of one sleeper, and none says so of a thread that only is on its way into or out of
-    /// the system call. The caller has made work, with a full barrier behind it (P1).
+    /// Wakes one sleeper, if there is one that was not woken. Returns whether *this* call took a
+    /// thread out of its sleep: no two calls say so of one sleeper, and none says so of a thread
+    /// that only is on its way into or out of the system call. The caller has made work, with a
+    /// full barrier behind it (P1).
     #[inline]
     pub(crate) fn wake_one(&self) -> bool {
         // ORDERING: Acquire, P1 with the caller's barrier.
@@ -85,7 +90,8 @@ impl Waiters {
         word & ASLEEP_MASK != 0 && is_on("eventpoll-exclusive-shares-a-sleeper")
     }
 
-    /// Whether somebody sleeps who was not woken. As for [`wake_one`](Self::wake_one), a full barrier lies before.
+    /// Whether somebody sleeps who was not woken. As for [`wake_one`](Self::wake_one), a full
+    /// barrier lies before.
     #[inline]
     pub(crate) fn is_any_left(&self) -> bool {
         // ORDERING: Acquire, P1 with the caller's barrier.
@@ -99,14 +105,17 @@ impl Waiters {
             let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
         }
         self.number.bump();
-        // Also if nobody was in the system call: whoever is counted is on its way into it then, and finds that the number
-        // has changed. So there is one system call for each time that somebody goes to sleep.
+        // Also if nobody was in the system call: whoever is counted is on its way into it then, and
+        // finds that the number has changed. So there is one system call for each time that
+        // somebody goes to sleep.
         let is_woken = self.number.wake(1) > 0;
         if seen & WOKEN_MASK != WOKEN_MASK && !is_on("eventpoll-note-before-wake") {
-            // ORDERING: AcqRel, so that who leaves sees the work. Failing is no matter: it only keeps others waking.
+            // ORDERING: AcqRel, so that who leaves sees the work. Failing is no matter: it only
+            // keeps others waking.
             let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
         }
-        // Not "somebody was counted": two signallers that come before either has made its note count the same sleeper.
+        // Not "somebody was counted": two signallers that come before either has made its note
+        // count the same sleeper.
         is_woken || is_on("eventpoll-exclusive-counts-a-sleeper-twice")
     }
 

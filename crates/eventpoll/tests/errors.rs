@@ -83,7 +83,8 @@ fn the_kernel_refuses_the_same_with_exclusive() {
     assert!(refused(epoll::EventFlags::PRI) && refused(epoll::EventFlags::IN | epoll::EventFlags::RDHUP));
 }
 
-/// Of each length of chain as many as may be, and not one more; and nothing is left of what was refused.
+/// Of each length of chain as many as may be, and not one more; and nothing is left of what was
+/// refused.
 #[test]
 fn a_signal_reaches_so_many_eventpolls_and_no_more() {
     let source = Counter::new();

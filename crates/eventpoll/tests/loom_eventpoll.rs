@@ -1,5 +1,6 @@
-//! The protocols between those who signal, those who wait and those who change the interest set, under loom: the
-//! crate's own code, with few sources and few switches between threads that could go on.
+//! The protocols between those who signal, those who wait and those who change the interest set,
+//! under loom: the crate's own code, with few sources and few switches between threads that could
+//! go on.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-eventpoll --release --test loom_eventpoll`
 #![cfg(loom)]
@@ -55,7 +56,8 @@ fn who_waits_is_woken() {
     });
 }
 
-/// EP-R1: one whose signal was served before it came to wake does not use up the wake-up of the next signal.
+/// EP-R1: one whose signal was served before it came to wake does not use up the wake-up of the
+/// next signal.
 #[test]
 fn who_waits_is_woken_again() {
     model(3, || {
@@ -88,7 +90,8 @@ fn a_signal_that_has_returned_is_seen() {
     });
 }
 
-/// Two sources of edge kind, of which the first was signalled; a scan that is about to take it, on a thread of its own.
+/// Two sources of edge kind, of which the first was signalled; a scan that is about to take it, on
+/// a thread of its own.
 fn beside_a_scan() -> (Arc<EventPoll>, Arc<Flag>, Flag, thread::JoinHandle<usize>) {
     let (poll, flag) = watching(Flag::new(), ET);
     let first = Flag::new();
@@ -199,7 +202,8 @@ fn after_a_signal_nobody_sleeps() {
     });
 }
 
-/// EP-R3, EP-R4: a source of level kind that is ready for two takes, one who signals it stopped anywhere.
+/// EP-R3, EP-R4: a source of level kind that is ready for two takes, one who signals it stopped
+/// anywhere.
 #[test]
 fn what_is_left_of_a_source_is_not_hidden_by_one_who_stopped() {
     model(3, || {
@@ -303,7 +307,8 @@ fn what_is_deleted_stays_while_it_is_called() {
     });
 }
 
-/// EP-R5: one who signals is stopped until the item is gone; whoever has its place then is told all the same.
+/// EP-R5: one who signals is stopped until the item is gone; whoever has its place then is told all
+/// the same.
 #[test]
 fn a_late_signal_does_no_harm_to_who_comes_next() {
     model(3, || {
@@ -388,7 +393,8 @@ fn a_look_or_the_signal_sees_the_other() {
     });
 }
 
-/// P8: one who tells is stopped before it notes it, until looks have begun and found what there was.
+/// P8: one who tells is stopped before it notes it, until looks have begun and found what there
+/// was.
 #[test]
 fn a_late_note_hides_nothing() {
     model(3, || {
@@ -438,8 +444,8 @@ impl Wake for Task {
     }
 }
 
-/// EP-R7: whoever waits is told, though another that is exclusive is told first and nobody waits for it; and of two who
-/// sleep one at least is woken.
+/// EP-R7: whoever waits is told, though another that is exclusive is told first and nobody waits
+/// for it; and of two who sleep one at least is woken.
 #[test]
 fn of_those_that_are_exclusive_one_is_woken() {
     model(2, || {

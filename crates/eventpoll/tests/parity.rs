@@ -1,8 +1,8 @@
-//! The kernel's behaviour, scenario by scenario. The numbers are those of the specification, which are those of the
-//! kernel's own test.
+//! The kernel's behaviour, scenario by scenario. The numbers are those of the specification, which
+//! are those of the kernel's own test.
 //!
-//! `e0 > e1 > s0` is an eventpoll that watches an eventpoll that watches a source; nobody takes anything from a
-//! source. "ew" waits, "p" polls and then takes without waiting.
+//! `e0 > e1 > s0` is an eventpoll that watches an eventpoll that watches a source; nobody takes
+//! anything from a source. "ew" waits, "p" polls and then takes without waiting.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -79,8 +79,8 @@ impl Setting {
         }
     }
 
-    /// Two threads wait, each in its way and for its eventpoll, with room for `room`; how many are told something
-    /// must be in `expected`.
+    /// Two threads wait, each in its way and for its eventpoll, with room for `room`; how many are
+    /// told something must be in `expected`.
     fn two(self, waiters: [(Way, usize); 2], room: usize, expected: std::ops::RangeInclusive<usize>) {
         let told = AtomicUsize::new(0);
         std::thread::scope(|scope| {

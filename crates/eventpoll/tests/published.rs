@@ -1,5 +1,6 @@
-//! Bugs of Linux' eventpoll that were published, each as a scenario here, with real threads. Those that are races run under shuttle too
-//! (`schedules`). What keeps them out is in `docs/design/eventpoll.md`.
+//! Bugs of Linux' eventpoll that were published, each as a scenario here, with real threads. Those
+//! that are races run under shuttle too (`schedules`). What keeps them out is in
+//! `docs/design/eventpoll.md`.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -34,8 +35,8 @@ impl Drop for Value {
     }
 }
 
-/// Runs both at once, many times, each time with an eventpoll and a source that it watches; afterwards nothing is left of
-/// either.
+/// Runs both at once, many times, each time with an eventpoll and a source that it watches;
+/// afterwards nothing is left of either.
 fn race(one: impl Fn(Arc<EventPoll>) + Sync, other: impl Fn(Source<Value>, Arc<EventPoll>)) {
     let dropped = Arc::new(AtomicUsize::new(0));
     for round in 1..=ROUNDS {
@@ -172,7 +173,8 @@ fn cve_2026_43074_one_above_goes_while_chains_are_counted() {
     }
 }
 
-/// An eventpoll is deleted from another, and closed, at the same time: it is taken out once, and wholly.
+/// An eventpoll is deleted from another, and closed, at the same time: it is taken out once, and
+/// wholly.
 #[test]
 fn cve_2026_46242_what_is_deleted_is_closed_at_once() {
     for _ in 0..ROUNDS {

@@ -1,5 +1,5 @@
-//! The requirements EP-R1 to EP-R8, with real threads. What they say of memory orderings and of every interleaving is
-//! checked by the models (`loom_*`); EP-R4 is measured by the lab as well.
+//! The requirements EP-R1 to EP-R8, with real threads. What they say of memory orderings and of
+//! every interleaving is checked by the models (`loom_*`); EP-R4 is measured by the lab as well.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -213,7 +213,8 @@ fn ep_r5_sources_come_and_go_under_signals_and_waits() {
             let goes_on = &goes_on;
             changers.push(scope.spawn(move || {
                 while goes_on() {
-                    // One that is deleted, one that is dropped, one that goes with its eventpoll, each under signals.
+                    // One that is deleted, one that is dropped, one that goes with its eventpoll,
+                    // each under signals.
                     let sources = [(); 3].map(|()| Counter::new());
                     let gone = EventPoll::new();
                     std::thread::scope(|scope| {
@@ -267,7 +268,8 @@ fn ep_r5_a_close_ends_every_wait() {
     }
 }
 
-/// A source may be dropped under a lock that whoever asks its neighbour takes, and an eventpoll too.
+/// A source may be dropped under a lock that whoever asks its neighbour takes, and an eventpoll
+/// too.
 #[test]
 fn ep_r5_what_is_dropped_waits_for_no_scan() {
     struct Locked(Arc<Mutex<()>>);
@@ -329,8 +331,8 @@ fn is_asleep(thread: &AtomicU64) -> bool {
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
 }
 
-/// Eventpolls that all watch one source exclusively, of which those in `waiting` have one who is asleep: the source is signalled, and then
-/// who has nothing is sent home. Says who was told.
+/// Eventpolls that all watch one source exclusively, of which those in `waiting` have one who is
+/// asleep: the source is signalled, and then who has nothing is sent home. Says who was told.
 fn told_exclusively(mode: Interest, polls: usize, waiting: std::ops::Range<usize>) -> Vec<usize> {
     let (polls, source): (Vec<EventPoll>, _) = ((0..polls).map(|_| EventPoll::new()).collect(), Flag::new());
     polls.iter().for_each(|poll| poll.add(&source, mode.exclusive(), 0).unwrap());
@@ -360,8 +362,8 @@ fn told_exclusively(mode: Interest, polls: usize, waiting: std::ops::Range<usize
     })
 }
 
-/// As many eventpolls as sources, all of which they watch exclusively, and a thread asleep in each: each source is signalled, without a pause,
-/// and no thread sleeps on beside an event.
+/// As many eventpolls as sources, all of which they watch exclusively, and a thread asleep in each:
+/// each source is signalled, without a pause, and no thread sleeps on beside an event.
 #[test]
 fn ep_r7_exclusive_wakes_one_for_each_signal() {
     for mode in [LT, ET] {

@@ -1,5 +1,5 @@
-//! What loom cannot show, under shuttle: it never lets the trying of a lock fail, and knows no threads in the
-//! background, so that only here what was unlinked is freed as it is in the product.
+//! What loom cannot show, under shuttle: it never lets the trying of a lock fail, and knows no
+//! threads in the background, so that only here what was unlinked is freed as it is in the product.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-eventpoll --test schedules`
 #![cfg(shuttle)]
@@ -42,7 +42,8 @@ fn a_reader_that_is_overtaken_finds_the_end() {
     });
 }
 
-/// EP-R5: whoever signals is stopped anywhere in the callback, and the item is deleted, or its eventpoll dropped.
+/// EP-R5: whoever signals is stopped anywhere in the callback, and the item is deleted, or its
+/// eventpoll dropped.
 #[test]
 fn what_is_unlinked_is_not_freed_under_the_callback() {
     check(|| {
@@ -121,8 +122,9 @@ fn an_eventpoll_is_dropped_under_a_lock_that_a_scan_takes() {
     });
 }
 
-/// EP-R7: two sources that two eventpolls watch exclusively, and a thread asleep in each of these: both sources are signalled, by two threads at
-/// once, and both sleepers are woken, however the signals meet.
+/// EP-R7: two sources that two eventpolls watch exclusively, and a thread asleep in each of these:
+/// both sources are signalled, by two threads at once, and both sleepers are woken, however the
+/// signals meet.
 #[test]
 fn two_exclusive_signals_wake_two_sleepers() {
     check(|| {
@@ -152,8 +154,9 @@ fn two_exclusive_signals_wake_two_sleepers() {
     });
 }
 
-/// A source that two eventpolls watch, both watched by an outer one, which is as many chains as models allow; a third eventpoll comes to the
-/// source, and to the outer one, at the same time: one of both is refused.
+/// A source that two eventpolls watch, both watched by an outer one, which is as many chains as
+/// models allow; a third eventpoll comes to the source, and to the outer one, at the same time: one
+/// of both is refused.
 #[test]
 fn chains_are_counted_whichever_link_comes_last() {
     check(|| {
@@ -177,7 +180,8 @@ fn chains_are_counted_whichever_link_comes_last() {
     });
 }
 
-/// CVE-2025-38349 and CVE-2026-46242: an eventpoll is dropped, or deleted from another, while a thread has the lock of it.
+/// CVE-2025-38349 and CVE-2026-46242: an eventpoll is dropped, or deleted from another, while a
+/// thread has the lock of it.
 #[test]
 fn what_goes_beside_its_lock_goes_once() {
     check(|| {

@@ -1,8 +1,8 @@
 //! The FUSE wire protocol: numbers and structures as the Linux kernel lays them out, version 7.45.
 //!
-//! Purpose: one place that says what the bytes are; nothing here acts. Structures are plain old data without
-//! padding of the compiler's, so that reading and writing them needs no unsafe code; their sizes are
-//! compared with the kernel's when this crate is built.
+//! Purpose: one place that says what the bytes are; nothing here acts. Structures are plain old
+//! data without padding of the compiler's, so that reading and writing them needs no unsafe code;
+//! their sizes are compared with the kernel's when this crate is built.
 //!
 //! Names are those of `linux/fuse.h` without the `fuse_` prefix.
 #![allow(missing_docs, reason = "names and meanings are those of the kernel's linux/fuse.h")]
@@ -164,7 +164,8 @@ pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 pub const LK_FLOCK: u32 = 1 << 0;
 /// In `fsync_in.fsync_flags`: the data only.
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
-/// In `setxattr_in.setxattr_flags`: clear the set-group-id bit along with `system.posix_acl_access`.
+/// In `setxattr_in.setxattr_flags`: clear the set-group-id bit along with
+/// `system.posix_acl_access`.
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// The largest offset of a lock.
 pub const OFFSET_MAX: u64 = i64::MAX as u64;

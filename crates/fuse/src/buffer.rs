@@ -1,11 +1,11 @@
 //! The memory that a reader reads requests into and assembles data in.
 //!
-//! Purpose: one mapping for each reading thread, of one page and [`MAX_WRITE`] bytes. A message is read so that
-//! the data of a WRITE begins at the second page; a READ's message ends there, so that the same memory
-//! takes the data of its reply. Pages that were never used cost no memory.
+//! Purpose: one mapping for each reading thread, of one page and [`MAX_WRITE`] bytes. A message is
+//! read so that the data of a WRITE begins at the second page; a READ's message ends there, so that
+//! the same memory takes the data of its reply. Pages that were never used cost no memory.
 //!
-//! Entries of the queues shared with the kernel (module `uring`) are such mappings too, with the kernel's header at the
-//! beginning of the first page.
+//! Entries of the queues shared with the kernel (module `uring`) are such mappings too, with the
+//! kernel's header at the beginning of the first page.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -31,7 +31,8 @@ unsafe impl Send for Buffer {}
 impl Buffer {
     /// Maps one.
     pub(crate) fn new() -> rustix::io::Result<Self> {
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no other memory.
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no
+        // other memory.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -44,8 +45,8 @@ impl Buffer {
     }
 
     fn all(&self) -> &[u8] {
-        // SAFETY: the mapping is LEN bytes long, readable, zeroed at first, lives as long as `self`, and is
-        // changed only through `&mut self`.
+        // SAFETY: the mapping is LEN bytes long, readable, zeroed at first, lives as long as
+        // `self`, and is changed only through `&mut self`.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), LEN) }
     }
 
@@ -88,8 +89,8 @@ impl Buffer {
         let page = rustix::param::page_size();
         let from = at.next_multiple_of(page);
         let len = (LEN - from) / page * page;
-        // SAFETY: the range is part of the mapping, page-aligned, and only reachable through `self`, which is
-        // borrowed mutably: no reference into it lives.
+        // SAFETY: the range is part of the mapping, page-aligned, and only reachable through
+        // `self`, which is borrowed mutably: no reference into it lives.
         let done = unsafe {
             rustix::mm::madvise(self.0.as_ptr().add(from).cast(), len, rustix::mm::Advice::LinuxDontNeed)
         };

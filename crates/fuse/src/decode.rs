@@ -1,8 +1,9 @@
 //! Bytes from the kernel to typed requests.
 //!
-//! Purpose: [`header`] splits a message, [`operation`] reads the rest of it. Every length is checked, every name
-//! ends with the NUL that belongs to it; nothing panics whatever the bytes are, and nothing is copied but
-//! the fixed part. Bytes that follow what is known are left alone, as newer kernels may append.
+//! Purpose: [`header`] splits a message, [`operation`] reads the rest of it. Every length is
+//! checked, every name ends with the NUL that belongs to it; nothing panics whatever the bytes are,
+//! and nothing is copied but the fixed part. Bytes that follow what is known are left alone, as
+//! newer kernels may append.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -167,7 +168,8 @@ impl Forgets<'_> {
 /// Splits a message into its header and what follows it, without extensions.
 ///
 /// # Errors
-/// When the message is shorter than a header, or not as long as the header says, or than its extensions.
+/// When the message is shorter than a header, or not as long as the header says, or than its
+/// extensions.
 pub fn header(message: &[u8]) -> Result<(InHeader, &[u8]), DecodeError> {
     let Ok((header, body)) = InHeader::read_from_prefix(message) else {
         return Err(DecodeError::NoHeader { got: message.len() });
@@ -185,7 +187,8 @@ pub fn header(message: &[u8]) -> Result<(InHeader, &[u8]), DecodeError> {
 /// Reads what follows a header.
 ///
 /// # Errors
-/// When it is shorter or longer than the opcode allows, or a name in it is no name. An unknown opcode is no error.
+/// When it is shorter or longer than the opcode allows, or a name in it is no name. An unknown
+/// opcode is no error.
 pub fn operation<'a>(header: &InHeader, body: &'a [u8], agreed: Agreed) -> Result<Op<'a>, DecodeError> {
     let Some(op) = Opcode::from_number(header.opcode) else {
         return Ok(Op::Unknown(header.opcode));

@@ -35,7 +35,8 @@ impl Dev {
         let flags = i32::try_from((flags | OFlags::CLOEXEC).bits()).map_err(io::Error::other)?;
         let new = OpenOptions::new().read(true).write(true).custom_flags(flags).open(DEV_FUSE)?;
         let master = u32::try_from(self.0.as_raw_fd()).map_err(io::Error::other)?;
-        // SAFETY: FUSE_DEV_IOC_CLONE takes a pointer to a u32 that it only reads, as Setter passes it.
+        // SAFETY: FUSE_DEV_IOC_CLONE takes a pointer to a u32 that it only reads, as Setter passes
+        // it.
         unsafe { ioctl::ioctl(new.as_fd(), Setter::<IOC_CLONE, u32>::new(master)) }?;
         Ok(Self(new.into()))
     }

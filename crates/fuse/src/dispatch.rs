@@ -1,8 +1,8 @@
 //! Requests to calls of the volume.
 //!
-//! Purpose: [`Worker::serve`] takes one message from decoding to its answer. A panic in a handler is that request's
-//! EIO and nobody else's trouble. The handlers, by subject, are in the submodules; each consumes the
-//! request's [`Reply`] and gives back the proof.
+//! Purpose: [`Worker::serve`] takes one message from decoding to its answer. A panic in a handler
+//! is that request's EIO and nobody else's trouble. The handlers, by subject, are in the
+//! submodules; each consumes the request's [`Reply`] and gives back the proof.
 
 mod attrs;
 mod dirs;
@@ -56,8 +56,8 @@ impl Worker {
         }
     }
 
-    /// Serves the message of `len` bytes in the buffer. `is_lent`: the buffer goes back to the kernel with the
-    /// answer, which must not be given while the handler still uses it.
+    /// Serves the message of `len` bytes in the buffer. `is_lent`: the buffer goes back to the
+    /// kernel with the answer, which must not be given while the handler still uses it.
     pub(crate) fn serve(&mut self, buffer: &mut Buffer, len: usize, is_lent: bool) {
         self.serve_one(buffer, len, is_lent, false);
     }
@@ -226,8 +226,9 @@ fn unanswered(handler: impl FnOnce()) -> Handled {
     }
 }
 
-/// When a request may be answered while its handler goes on. What the late answer would have handed out is taken back (see
-/// [`Sent`]), and the kernel is told of names that were made or removed late.
+/// When a request may be answered while its handler goes on. What the late answer would have handed
+/// out is taken back (see [`Sent`]), and the kernel is told of names that were made or removed
+/// late.
 fn early(op: &Op<'_>) -> Early {
     match op {
         Op::Open(arg) if files::truncates(arg.flags) => Early::No,
@@ -263,7 +264,8 @@ fn may_change(op: &Op<'_>) -> bool {
         | Op::CopyFileRange64(_)
         | Op::Create { .. }
         | Op::TmpFile(_) => true,
-        // The kernel collects what is written through a mapping, and says nothing of it before a sync.
+        // The kernel collects what is written through a mapping, and says nothing of it before a
+        // sync.
         Op::Open(arg) => files::truncates(arg.flags) || files::writes(arg.flags),
         op => place::changes_names_or_attributes(op),
     }
@@ -317,7 +319,8 @@ fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
     }
 }
 
-/// umount(2) waits for this answer: it goes out after the program has brought everything to the store.
+/// umount(2) waits for this answer: it goes out after the program has brought everything to the
+/// store.
 fn destroy(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
     cx.shared.destroy();
     reply.done()

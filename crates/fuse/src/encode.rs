@@ -1,7 +1,7 @@
 //! What a volume answers to the structures of the protocol.
 //!
-//! Purpose: conversions of attributes, entries and sizes, and [`Listing`], which packs directory entries into a
-//! buffer as READDIR and READDIRPLUS want them.
+//! Purpose: conversions of attributes, entries and sizes, and [`Listing`], which packs directory
+//! entries into a buffer as READDIR and READDIRPLUS want them.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -22,8 +22,8 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// As far as these attributes go. A file with set-id bits loses them when anybody changes its data, and the kernel
-    /// executes it by what it believes: it has to ask each time.
+    /// As far as these attributes go. A file with set-id bits loses them when anybody changes its
+    /// data, and the kernel executes it by what it believes: it has to ask each time.
     fn of(self, attr: &store::Attr) -> Self {
         let is_set_id = attr.perm & 0o4000 != 0 || attr.perm & 0o2010 == 0o2010;
         if attr.kind == FileType::Regular && is_set_id { Self { attr: Duration::ZERO, ..self } } else { self }
@@ -205,7 +205,8 @@ impl<'a> Listing<'a> {
         self.push(dirent.as_bytes(), &entry.name)
     }
 
-    /// Adds an entry with what its look-up gave (`EntryOut::default()` for none), unless it does not fit.
+    /// Adds an entry with what its look-up gave (`EntryOut::default()` for none), unless it does
+    /// not fit.
     #[must_use]
     pub fn add_plus(&mut self, entry: &store::DirEntry, found: &EntryOut) -> bool {
         let kind = if found.nodeid == 0 { entry.kind } else { file_type(found.attr.mode) };

@@ -1,12 +1,13 @@
 //! What the two sides agree on when a connection begins.
 //!
-//! Purpose: [`negotiate`] is a pure function from the kernel's offer and this side's wishes to the reply.
+//! Purpose: [`negotiate`] is a pure function from the kernel's offer and this side's wishes to the
+//! reply.
 
 use crate::abi::{self, InitFlags, InitIn, InitOut};
 use crate::decode::Agreed;
 
-/// Largest WRITE and READ, in bytes: the most that the kernel sends at once as it comes (256 pages of 4 KiB, unless
-/// `fs.fuse.max_pages_limit` was raised).
+/// Largest WRITE and READ, in bytes: the most that the kernel sends at once as it comes (256 pages
+/// of 4 KiB, unless `fs.fuse.max_pages_limit` was raised).
 pub const MAX_WRITE: u32 = 1 << 20;
 
 /// Who holds dirty data that was only written.
@@ -15,7 +16,8 @@ pub enum Mode {
     /// Every write(2) comes here, with its writer; the volume's cache holds it.
     #[default]
     WriteThrough,
-    /// The kernel's page cache collects writes and sends them when it likes, without saying whose they are.
+    /// The kernel's page cache collects writes and sends them when it likes, without saying whose
+    /// they are.
     KernelWriteback,
 }
 
@@ -111,12 +113,14 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
 
 /// What this side makes use of.
 ///
-/// Left out on purpose: `ATOMIC_O_TRUNC` (the file of a running program would be truncated by the opening that
-/// is then refused with ETXTBSY), `AUTO_INVAL_DATA` (the store is used by
-/// this connection only, so that nothing changes behind the kernel's back), `ASYNC_DIO` (when an asynchronous direct
-/// write is done the kernel leaves in its cache what somebody read there meanwhile: old data), `HAS_INODE_DAX`,
-/// `NO_OPEN_SUPPORT` (handles are needed), `POSIX_LOCKS` and `FLOCK_LOCKS` (wherever a file is seen it is one inode of one kernel, which
-/// keeps its locks as it does for a disk: `/proc/locks` shows them, and a wait needs no request), the splice flags (they only say what the kernel can do).
+/// Left out on purpose: `ATOMIC_O_TRUNC` (the file of a running program would be truncated by the
+/// opening that is then refused with ETXTBSY), `AUTO_INVAL_DATA` (the store is used by this
+/// connection only, so that nothing changes behind the kernel's back), `ASYNC_DIO` (when an
+/// asynchronous direct write is done the kernel leaves in its cache what somebody read there
+/// meanwhile: old data), `HAS_INODE_DAX`, `NO_OPEN_SUPPORT` (handles are needed), `POSIX_LOCKS` and
+/// `FLOCK_LOCKS` (wherever a file is seen it is one inode of one kernel, which keeps its locks as
+/// it does for a disk: `/proc/locks` shows them, and a wait needs no request), the splice flags
+/// (they only say what the kernel can do).
 fn wanted(mode: Mode) -> InitFlags {
     let common = InitFlags::ASYNC_READ
         | InitFlags::BIG_WRITES

@@ -1,12 +1,15 @@
 //! Requests under way, and what a signal to their caller does to them.
 //!
-//! Purpose: the kernel tells once, by INTERRUPT, that the caller of a request got a signal. Requests
-//! behave as in a disk's file system: they go on unless the caller is being killed. Since the kernel does not tell a second time, a [`watcher`](Interrupts::watch) looks at interrupted
-//! callers again every [`RECHECK`] for as long as there are any. Of some requests the kernel does not tell at all; for
-//! those see the module [`long`]. What else ends a request early is in [`share`], and where requests wait that have not begun in [`room`].
+//! Purpose: the kernel tells once, by INTERRUPT, that the caller of a request got a signal.
+//! Requests behave as in a disk's file system: they go on unless the caller is being killed. Since
+//! the kernel does not tell a second time, a [`watcher`](Interrupts::watch) looks at interrupted
+//! callers again every [`RECHECK`] for as long as there are any. Of some requests the kernel does
+//! not tell at all; for those see the module [`long`]. What else ends a request early is in
+//! [`share`], and where requests wait that have not begun in [`room`].
 //!
 //! # State
-//! Each reading thread has a [`Slot`], and so has each request that waits for one. Its `word` is 0 or
+//! Each reading thread has a [`Slot`], and so has each request that waits for one. Its `word` is 0
+//! or
 //!
 //! | bits | meaning |
 //! |---|---|
@@ -17,15 +20,18 @@
 //! Who takes the word from non-zero to 0 sends the answer, nobody else does.
 //!
 //! # Who may touch what
-//! `Slot::word`: set by the thread whose slot it is; bit 0 set and the word cleared by the watcher too, under
-//! `Slot::cancel`. `Slot::pid`, `Slot::volume`: written before `word`, read after it. `Interrupts::slots`, `early`, `watched`: by their mutexes.
+//! `Slot::word`: set by the thread whose slot it is; bit 0 set and the word cleared by the watcher
+//! too, under `Slot::cancel`. `Slot::pid`, `Slot::volume`: written before `word`, read after it.
+//! `Interrupts::slots`, `early`, `watched`: by their mutexes.
 //!
 //! # Lock order
-//! `watched`, then `Room::state`, then `slots` or `early`, then `Slot::cancel`, then those of [`Line`]. None is held while a volume is called.
+//! `watched`, then `Room::state`, then `slots` or `early`, then `Slot::cancel`, then those of
+//! [`Line`]. None is held while a volume is called.
 //!
 //! # Orderings
-//! P1: a thread publishes a request in `word`, then looks at `early_len`; INTERRUPT for a request that is in no
-//! slot raises `early_len`, then looks at the slots again. Both sides are SeqCst: one of them sees the other.
+//! P1: a thread publishes a request in `word`, then looks at `early_len`; INTERRUPT for a request
+//! that is in no slot raises `early_len`, then looks at the slots again. Both sides are SeqCst: one
+//! of them sees the other.
 
 mod long;
 mod pending;
@@ -50,8 +56,9 @@ use crate::line::Line;
 
 /// How often callers of interrupted requests are looked at.
 const RECHECK: Duration = Duration::from_millis(100);
-/// How long an INTERRUPT that came before its request is kept: far longer than it takes from the return of
-/// read(2) to the slot. Most of those kept belong to requests that were answered meanwhile.
+/// How long an INTERRUPT that came before its request is kept: far longer than it takes from the
+/// return of read(2) to the slot. Most of those kept belong to requests that were answered
+/// meanwhile.
 const EARLY_KEPT: Duration = Duration::from_secs(2);
 
 const TOUCHED: u64 = 1;
@@ -89,7 +96,8 @@ impl Early {
 pub(crate) struct Slot {
     word: AtomicU64,
     pid: AtomicU32,
-    /// The volume that the request is for, as long as the thread is at it; see the module [`share`].
+    /// The volume that the request is for, as long as the thread is at it; see the module
+    /// [`share`].
     volume: AtomicU64,
     cancel: Mutex<Arc<Cancel>>,
     line: Line,
@@ -106,7 +114,8 @@ impl fmt::Debug for Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Claim {
-    /// The caller of [`Slot::claim`]; with `touched`, [`Slot::renew`] is due before the next request.
+    /// The caller of [`Slot::claim`]; with `touched`, [`Slot::renew`] is due before the next
+    /// request.
     Mine { touched: bool },
     /// Nobody: the request was answered meanwhile, and [`Slot::renew`] is due.
     Gone,
@@ -146,8 +155,8 @@ impl Slot {
             self.is_for_none();
         }
         let looked_first = is_on("slot-claim-looks-first").then(|| self.in_hand());
-        // ORDERING: Acquire, pairs with the watcher's changes of `word`: what it did before is seen. Release, so that the
-        // watcher, seeing 0, sees this request's work as done.
+        // ORDERING: Acquire, pairs with the watcher's changes of `word`: what it did before is
+        // seen. Release, so that the watcher, seeing 0, sees this request's work as done.
         let word = self.word.swap(0, Ordering::AcqRel);
         match looked_first.unwrap_or(word) {
             0 => Claim::Gone,
@@ -180,12 +189,13 @@ impl Slot {
     }
 
     fn pid(&self) -> u32 {
-        // ORDERING: Relaxed, `holds` was true before; a wrong number of a later request's is harmless, as the caller
-        // is asked for by `unique` again in `end`.
+        // ORDERING: Relaxed, `holds` was true before; a wrong number of a later request's is
+        // harmless, as the caller is asked for by `unique` again in `end`.
         self.pid.load(Ordering::Relaxed)
     }
 
-    /// Ends the waits of request `unique`, whose caller is being killed, and answers it if that can be done now.
+    /// Ends the waits of request `unique`, whose caller is being killed, and answers it if that can
+    /// be done now.
     fn end(&self, unique: u64) {
         let cancel = self.cancel.lock();
         if is_on("slot-cancel-early") {
@@ -198,7 +208,8 @@ impl Slot {
             }
             let abandon = word & (ABANDONABLE | KILLABLE) != 0;
             let next = if abandon { 0 } else { word | TOUCHED };
-            // ORDERING: Acquire, what the request's thread did before `begin` is seen. Release, with the Acquire in `claim`.
+            // ORDERING: Acquire, what the request's thread did before `begin` is seen. Release,
+            // with the Acquire in `claim`.
             let exchanged = self.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire);
             match if is_on("slot-end-looks-only") { Ok(word) } else { exchanged } {
                 Err(now) => word = now,

@@ -1,21 +1,23 @@
-//! The FUSE front end: a thin protocol layer, and the service of a [`Volume`](volume::Volume) over it, with others
-//! attached to its directories.
+//! The FUSE front end: a thin protocol layer, and the service of a [`Volume`](volume::Volume) over
+//! it, with others attached to its directories.
 //!
 //! # Parts
-//! - [`abi`], [`decode`], [`encode`], [`init`]: bytes and what they mean. They act on nothing and hold nothing.
+//! - [`abi`], [`decode`], [`encode`], [`init`]: bytes and what they mean. They act on nothing and
+//!   hold nothing.
 //! - [`mount`]: where a connection comes from.
 //! - [`Tree`]: which volume is attached where; module `tree` says how requests find theirs.
-//! - [`Session`]: one connection in service. Its reading threads (module `reader`) take each request from the device to
-//!   its answer (module `dispatch`); `interrupt` ends those whose caller is killed; [`Notifier`] tells the kernel
-//!   what to forget.
+//! - [`Session`]: one connection in service. Its reading threads (module `reader`) take each
+//!   request from the device to its answer (module `dispatch`); `interrupt` ends those whose caller
+//!   is killed; [`Notifier`] tells the kernel what to forget.
 //!
 //! # What it promises
-//! - Every request is answered once, whatever its handler does; a handler's panic is that request's EIO.
+//! - Every request is answered once, whatever its handler does; a handler's panic is that request's
+//!   EIO.
 //! - A request that takes long holds up no other: there is always another thread that reads, up to
 //!   [`SessionOptions::threads_max`].
 //! - DESTROY, for which umount(2) waits, is answered after the program's own handler has returned.
-//! - Killing a process frees it even when the store does not answer, for every request whose late end harms
-//!   nobody.
+//! - Killing a process frees it even when the store does not answer, for every request whose late
+//!   end harms nobody.
 
 #![deny(unsafe_code)]
 

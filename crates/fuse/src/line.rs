@@ -1,4 +1,5 @@
-//! Where a thread's requests come from and its answers go: a device, or a queue shared with the kernel.
+//! Where a thread's requests come from and its answers go: a device, or a queue shared with the
+//! kernel.
 
 use std::sync::Arc;
 
@@ -15,13 +16,14 @@ pub(crate) type Answer<'a> = Result<[&'a [u8]; 2], Errno>;
 pub(crate) enum Line {
     /// An opening of `/dev/fuse`; answers are written at once.
     Dev(Arc<Dev>),
-    /// An entry of a queue; the answer is left there, and the thread passes it on after the handler's return.
+    /// An entry of a queue; the answer is left there, and the thread passes it on after the
+    /// handler's return.
     Seat(Arc<Seat>),
 }
 
 impl Line {
-    /// Answers the request that the calling thread has in hand. Errors are the kernel's; a queue's come later
-    /// and mean that the connection has ended.
+    /// Answers the request that the calling thread has in hand. Errors are the kernel's; a queue's
+    /// come later and mean that the connection has ended.
     pub(crate) fn answer(&self, unique: u64, answer: Answer<'_>) -> Result<(), Errno> {
         match self {
             Self::Dev(dev) => dev.answer(unique, answer),

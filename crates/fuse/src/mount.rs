@@ -1,9 +1,9 @@
 //! Mounting and unmounting.
 //!
-//! Purpose: [`Mount::new`] puts a connection at a directory. As root it does so itself: as type `fuseblk` on a small
-//! loop device where one can be had, since umount(2) and sync(2) then wait for this side (the kernel sends DESTROY and SYNCFS
-//! for that type only), else as plain `fuse`. Without root `fusermount3` does it, as plain `fuse`.
-//! [`MountKind`] says which it is and why.
+//! Purpose: [`Mount::new`] puts a connection at a directory. As root it does so itself: as type
+//! `fuseblk` on a small loop device where one can be had, since umount(2) and sync(2) then wait for
+//! this side (the kernel sends DESTROY and SYNCFS for that type only), else as plain `fuse`.
+//! Without root `fusermount3` does it, as plain `fuse`. [`MountKind`] says which it is and why.
 
 mod fusermount;
 mod info;
@@ -68,7 +68,8 @@ pub struct MountOptions {
     pub mountpoint: PathBuf,
     /// Which type.
     pub wanted: Wanted,
-    /// What is mounted, for a person; shown as the source by the kernel for type `fuse`, by tools for type `fuseblk`.
+    /// What is mounted, for a person; shown as the source by the kernel for type `fuse`, by tools
+    /// for type `fuseblk`.
     pub fsname: String,
     /// The part of the type after the dot.
     pub subtype: String,
@@ -80,8 +81,8 @@ pub struct MountOptions {
     pub allow_nonempty: bool,
     /// How this side hears of syncs.
     pub syncs: Syncs,
-    /// Whether the session is to talk to the kernel over io_uring. This is asked here because the kernel's
-    /// switch for it has to be on when it mounts.
+    /// Whether the session is to talk to the kernel over io_uring. This is asked here because the
+    /// kernel's switch for it has to be on when it mounts.
     pub uring: Uring,
 }
 
@@ -284,8 +285,8 @@ impl Mount {
         !self.is_gone && self.info.as_ref().is_some_and(MountInfo::is_present)
     }
 
-    /// Unmounts. Without `DETACH` it fails with [`MountError::Busy`] while somebody uses it; for type `fuseblk` it
-    /// returns after DESTROY was answered.
+    /// Unmounts. Without `DETACH` it fails with [`MountError::Busy`] while somebody uses it; for
+    /// type `fuseblk` it returns after DESTROY was answered.
     ///
     /// # Errors
     /// umount(2)'s or fusermount3's.
@@ -412,7 +413,8 @@ fn block(
     Ok((MountKind::FuseBlk { loop_device: device.path().to_owned() }, served))
 }
 
-/// A device that tells of syncs, where the kernel does not. Without it the mount's first sync is not seen, which is said then.
+/// A device that tells of syncs, where the kernel does not. Without it the mount's first sync is
+/// not seen, which is said then.
 fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)> {
     if options.syncs == Syncs::Auto {
         if !is_without_syncfs() {
@@ -432,7 +434,8 @@ fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)>
     made.inspect_err(|error| tracing::debug!(error, "no device that tells of syncs")).ok()
 }
 
-/// Whether the kernel is older than those that send SYNCFS. What it really does is seen later; this only says what to prepare.
+/// Whether the kernel is older than those that send SYNCFS. What it really does is seen later; this
+/// only says what to prepare.
 #[must_use]
 pub fn is_without_syncfs() -> bool {
     const FIRST: (u32, u32) = (6, 18);
@@ -444,8 +447,10 @@ pub fn is_without_syncfs() -> bool {
     }
 }
 
-/// To be called by a process that will serve a mount as root, before it has other threads. On kernels where a page of the mount's device tells of syncs, this process
-/// writes that page for the kernel, and so must never wait for memory that is free only once the page is written. Without that, no such page is used.
+/// To be called by a process that will serve a mount as root, before it has other threads. On
+/// kernels where a page of the mount's device tells of syncs, this process writes that page for the
+/// kernel, and so must never wait for memory that is free only once the page is written. Without
+/// that, no such page is used.
 pub fn will_serve() {
     if is_without_syncfs()
         && rustix::process::geteuid().is_root()

@@ -1,7 +1,8 @@
 //! Telling the kernel that what it remembers is no longer so.
 //!
-//! Purpose: what may be told ([`Note`]), how it is sent, and [`Notifier`], by which a program tells it. What a volume's own requests give rise to
-//! and what a program tells go the same way: a list and a thread for each volume (module `teller`).
+//! Purpose: what may be told ([`Note`]), how it is sent, and [`Notifier`], by which a program tells
+//! it. What a volume's own requests give rise to and what a program tells go the same way: a list
+//! and a thread for each volume (module `teller`).
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -43,7 +44,8 @@ pub(crate) enum Note {
         parent: NodeId,
         name: OsString,
     },
-    /// A new path look-up asks again; whoever is inside, and mounts inside, are not touched (Linux 6.2; before that as `Entry`).
+    /// A new path look-up asks again; whoever is inside, and mounts inside, are not touched (Linux
+    /// 6.2; before that as `Entry`).
     Expired {
         parent: NodeId,
         name: OsString,
@@ -61,7 +63,8 @@ pub(crate) enum Note {
 }
 
 impl Note {
-    /// A name was made, removed or moved in a directory: what the kernel has seen of it, and of the directory's attributes and listing, is not valid any more.
+    /// A name was made, removed or moved in a directory: what the kernel has seen of it, and of the
+    /// directory's attributes and listing, is not valid any more.
     pub(crate) fn name_changed(parent: NodeId, name: &OsStr) -> [Self; 2] {
         [Self::Expired { parent, name: name.to_owned() }, Self::Inode { id: parent, offset: 0, len: 0 }]
     }
@@ -72,7 +75,8 @@ impl Note {
     }
 }
 
-/// Tells the kernel that what it remembers of the mountpoint's own volume is no longer so; in the order of the calls.
+/// Tells the kernel that what it remembers of the mountpoint's own volume is no longer so; in the
+/// order of the calls.
 #[derive(Debug, Clone)]
 pub struct Notifier {
     teller: Arc<Teller>,
@@ -84,19 +88,22 @@ impl Notifier {
         Self { teller, dev }
     }
 
-    /// `name` in `parent` may no longer be what it was. Who holds it goes on; new path look-ups ask again.
+    /// `name` in `parent` may no longer be what it was. Who holds it goes on; new path look-ups ask
+    /// again.
     ///
     /// # Errors
-    /// When too many notifications wait, or the connection has ended: nothing was queued. When there is no thread: it is told with what comes next.
+    /// When too many notifications wait, or the connection has ended: nothing was queued. When
+    /// there is no thread: it is told with what comes next.
     pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
         self.tell(Note::Entry { parent, name: name.to_owned() })
     }
 
-    /// Attributes of `id` may have changed, and its data from `offset` on (`len` bytes, 0 for all that
-    /// follows; a negative offset: attributes only).
+    /// Attributes of `id` may have changed, and its data from `offset` on (`len` bytes, 0 for all
+    /// that follows; a negative offset: attributes only).
     ///
     /// # Errors
-    /// When too many notifications wait, or the connection has ended: nothing was queued. When there is no thread: it is told with what comes next.
+    /// When too many notifications wait, or the connection has ended: nothing was queued. When
+    /// there is no thread: it is told with what comes next.
     pub fn inode(&self, id: NodeId, offset: i64, len: i64) -> Result<(), NotifyError> {
         self.tell(Note::Inode { id, offset, len })
     }
@@ -104,13 +111,15 @@ impl Notifier {
     /// `name` in `parent`, which is `child`, was removed; those inside it see what rmdir(2) leaves.
     ///
     /// # Errors
-    /// When too many notifications wait, or the connection has ended: nothing was queued. When there is no thread: it is told with what comes next.
+    /// When too many notifications wait, or the connection has ended: nothing was queued. When
+    /// there is no thread: it is told with what comes next.
     pub fn delete(&self, parent: NodeId, child: NodeId, name: &OsStr) -> Result<(), NotifyError> {
         self.tell(Note::Delete { parent, child, name: name.to_owned() })
     }
 
-    /// Waits until everything queued so far was sent; what was queued when the connection ended is not. Also what the volume's own requests gave rise to.
-    /// Not to be called by a request's handler.
+    /// Waits until everything queued so far was sent; what was queued when the connection ended is
+    /// not. Also what the volume's own requests gave rise to. Not to be called by a request's
+    /// handler.
     pub fn wait(&self) {
         self.teller.wait();
     }

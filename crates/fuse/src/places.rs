@@ -1,9 +1,12 @@
 //! How many requests may be under way at the same time.
 //!
-//! The kernel keeps one queue for all who use a mount, or one for each CPU, and gives out what is in it in its order: whose turn it is, it does
-//! not ask. A request that waits, for its cgroup's limit say, has its place until it is answered: a thread, with io_uring an entry, and what its caller
-//! writes. Who comes next is served as long as there are more places than requests that wait. So there are many. One that waits costs, beside the data that is
-//! in it, some 70 KiB on x86-64: two stacks, the pages of its buffer's head, page tables. A place that was never used costs nothing, with io_uring 2 KiB of page tables.
+//! The kernel keeps one queue for all who use a mount, or one for each CPU, and gives out what is
+//! in it in its order: whose turn it is, it does not ask. A request that waits, for its cgroup's
+//! limit say, has its place until it is answered: a thread, with io_uring an entry, and what its
+//! caller writes. Who comes next is served as long as there are more places than requests that
+//! wait. So there are many. One that waits costs, beside the data that is in it, some 70 KiB on
+//! x86-64: two stacks, the pages of its buffer's head, page tables. A place that was never used
+//! costs nothing, with io_uring 2 KiB of page tables.
 
 use rustix::process::{Resource, getrlimit};
 
@@ -13,7 +16,8 @@ use crate::init::{MAX_WRITE, Mode};
 pub(crate) const AT_LEAST: usize = 256;
 /// However large.
 const AT_MOST: usize = 1024;
-/// Requests that the kernel may make by itself, at least; and at most where it collects writes and sends them when it likes: each of them holds data.
+/// Requests that the kernel may make by itself, at least; and at most where it collects writes and
+/// sends them when it likes: each of them holds data.
 const BACKGROUND: u16 = 64;
 
 /// What suits this host, for all that a process may have of it now.
@@ -23,15 +27,16 @@ pub(crate) fn of_host() -> usize {
     of(memory, getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
 }
 
-/// As many as hold a sixteenth of the memory if all of them are the largest writes, and take a quarter of the descriptors, of which a
-/// thread has one.
+/// As many as hold a sixteenth of the memory if all of them are the largest writes, and take a
+/// quarter of the descriptors, of which a thread has one.
 fn of(memory: u64, descriptors: u64) -> usize {
     let most = (memory / 16 / u64::from(MAX_WRITE)).min(descriptors / 4);
     usize::try_from(most).unwrap_or(usize::MAX).clamp(AT_LEAST, AT_MOST)
 }
 
-/// How many of `all` may be requests that no process waits for, by the kernel's count: reading ahead, which includes the first
-/// read of a file; closing. They leave room for those that a process waits for.
+/// How many of `all` may be requests that no process waits for, by the kernel's count: reading
+/// ahead, which includes the first read of a file; closing. They leave room for those that a
+/// process waits for.
 pub(crate) fn of_background(mode: Mode, all: usize) -> u16 {
     match mode {
         Mode::WriteThrough => u16::try_from(all / 4 * 3).unwrap_or(u16::MAX).max(BACKGROUND),

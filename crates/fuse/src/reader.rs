@@ -1,14 +1,15 @@
 //! Who reads requests, and when another thread is needed for it.
 //!
-//! Purpose: the policy of the reading threads, and nothing of what they do with a request. Any request may take
-//! long (its store may hang), so that one thread at least is always about to read: the thread that takes a request away from
-//! the last one reading wakes or makes another before it goes on. Threads beyond [`IDLE_MAX`] rest;
-//! those that rest for [`REST`] end.
+//! Purpose: the policy of the reading threads, and nothing of what they do with a request. Any
+//! request may take long (its store may hang), so that one thread at least is always about to read:
+//! the thread that takes a request away from the last one reading wakes or makes another before it
+//! goes on. Threads beyond [`IDLE_MAX`] rest; those that rest for [`REST`] end.
 //!
-//! Where io_uring brings the requests, the kernel sends by `/dev/fuse` only what nobody waits for: FORGET, and INTERRUPT. Each of them would
-//! wake a reader at the expense of the client, which is what most of a small operation costs. So one thread waits then, and whoever is about
-//! to do so after a FORGET pauses for [`PAUSE`] first: what comes meanwhile wakes nobody, and FORGETs come many at a time.
-//! ([`Pool::is_relaxed`])
+//! Where io_uring brings the requests, the kernel sends by `/dev/fuse` only what nobody waits for:
+//! FORGET, and INTERRUPT. Each of them would wake a reader at the expense of the client, which is
+//! what most of a small operation costs. So one thread waits then, and whoever is about to do so
+//! after a FORGET pauses for [`PAUSE`] first: what comes meanwhile wakes nobody, and FORGETs come
+//! many at a time. ([`Pool::is_relaxed`])
 //!
 //! # State
 //! `Pool::idle` counts threads that read or are on their way there. `PoolState` is under its mutex.
@@ -17,12 +18,13 @@
 //! `Pool::state` is a leaf but for `Resting::wake`, which is taken under it.
 //!
 //! # Orderings
-//! P1: a thread that finds enough others reading decides again under `Pool::state` before it rests; a thread that
-//! takes the last reader away looks for a resting one under `Pool::state` after it has lowered `idle`.
-//! So one of the two sees the other.
+//! P1: a thread that finds enough others reading decides again under `Pool::state` before it rests;
+//! a thread that takes the last reader away looks for a resting one under `Pool::state` after it
+//! has lowered `idle`. So one of the two sees the other.
 //!
-//! P2: who raises the bound of threads looks at `idle` afterwards; the thread that takes the last reader away lowers `idle`, then looks at
-//! the bound. All of it is SeqCst: one of them brings another reader.
+//! P2: who raises the bound of threads looks at `idle` afterwards; the thread that takes the last
+//! reader away lowers `idle`, then looks at the bound. All of it is SeqCst: one of them brings
+//! another reader.
 
 use std::collections::HashMap;
 use std::io;
@@ -199,7 +201,8 @@ impl Pool {
         }
     }
 
-    /// Whether so many threads are at work, or were a moment ago, that no volume is to take more than its part of them.
+    /// Whether so many threads are at work, or were a moment ago, that no volume is to take more
+    /// than its part of them.
     pub(crate) fn is_crowded(&self) -> bool {
         // ORDERING: Relaxed, what depends on it looks for itself.
         self.is_crowded.load(Ordering::Relaxed)
@@ -257,8 +260,8 @@ impl Pool {
 
     /// A request was served: says whether to read on, `false` to end.
     fn served(&self, resting: &Arc<Resting>) -> bool {
-        // ORDERING: SeqCst, P1. A value that is too large or too small by a few is harmless: it is looked at again
-        // under the lock before anything depends on it.
+        // ORDERING: SeqCst, P1. A value that is too large or too small by a few is harmless: it is
+        // looked at again under the lock before anything depends on it.
         if self.idle.load(Ordering::SeqCst) < self.idle_max() {
             // ORDERING: SeqCst, as in `took`.
             self.idle.fetch_add(1, Ordering::SeqCst);
@@ -316,8 +319,8 @@ impl Pool {
         self.changed.notify_all();
     }
 
-    /// Waits until reading has ended, and then for the threads, `grace` at most. Says why reading ended
-    /// and how many threads are left in calls that do not return.
+    /// Waits until reading has ended, and then for the threads, `grace` at most. Says why reading
+    /// ended and how many threads are left in calls that do not return.
     pub(crate) fn wait(&self, grace: Duration) -> (ReadEnd, usize) {
         let mut state = self.state.lock();
         while state.ended.is_none() && !state.threads.is_empty() {
@@ -368,7 +371,8 @@ fn run(shared: &Arc<Shared>, number: usize) {
     let _of_the_mount = shared.span().enter();
     let mut member = Member { shared, slot: None, number };
     let Some(mut buffer) = buffer(&shared.pool) else { return };
-    // A descriptor of its own spares the threads each other's locks; without it they share the first.
+    // A descriptor of its own spares the threads each other's locks; without it they share the
+    // first.
     let dev = shared.master.try_clone(false).map_or_else(|_| Arc::clone(&shared.master), Arc::new);
     let slot = Arc::new(Slot::new(Line::Dev(Arc::clone(&dev))));
     shared.interrupts.add(&slot);
@@ -382,7 +386,8 @@ fn run(shared: &Arc<Shared>, number: usize) {
     }
 }
 
-/// Memory to read into. The thread counts as one that reads, and may be the only one: it does not give up while the connection lasts.
+/// Memory to read into. The thread counts as one that reads, and may be the only one: it does not
+/// give up while the connection lasts.
 fn buffer(pool: &Pool) -> Option<Buffer> {
     loop {
         match Buffer::new() {

@@ -1,7 +1,8 @@
 //! The obligation to answer a request.
 //!
-//! Purpose: a [`Reply`] is made for each request that the kernel waits for, and sends one answer: the handler's, or
-//! EIO when it is dropped without one (a handler that panicked). [`Sent`] proves that it was used.
+//! Purpose: a [`Reply`] is made for each request that the kernel waits for, and sends one answer:
+//! the handler's, or EIO when it is dropped without one (a handler that panicked). [`Sent`] proves
+//! that it was used.
 
 use std::cell::Cell;
 

@@ -1,11 +1,13 @@
 //! One connection from its beginning to its end.
 //!
-//! Purpose: [`Session::new`] agrees with the kernel, [`Session::run`] serves until the connection ends, however it
-//! does, and says how. After that nothing of its threads runs, unless a call into the store does not
-//! return; those are counted. A thread that tells the kernel of names (module `teller`) ends a moment later.
+//! Purpose: [`Session::new`] agrees with the kernel, [`Session::run`] serves until the connection
+//! ends, however it does, and says how. After that nothing of its threads runs, unless a call into
+//! the store does not return; those are counted. A thread that tells the kernel of names (module
+//! `teller`) ends a moment later.
 //!
 //! # Lock order
-//! `Shared::transport` and `Shared::on_destroy` are leaves: the handler of the end is taken out and called without its lock.
+//! `Shared::transport` and `Shared::on_destroy` are leaves: the handler of the end is taken out and
+//! called without its lock.
 
 use std::fmt;
 use std::io;
@@ -45,10 +47,11 @@ const LAST_WRITE: Duration = Duration::from_secs(1);
 pub struct SessionOptions {
     /// Who holds data that was only written.
     pub mode: Mode,
-    /// Threads at most, and requests under way: each that waits, for a limit or for a store that does not answer, holds one. What the
-    /// host can bear by default, 256 to 1024.
+    /// Threads at most, and requests under way: each that waits, for a limit or for a store that
+    /// does not answer, holds one. What the host can bear by default, 256 to 1024.
     pub threads_max: usize,
-    /// How long an idle reader of `/dev/fuse` looks for a request before it sleeps, while that pays; zero: never.
+    /// How long an idle reader of `/dev/fuse` looks for a request before it sleeps, while that
+    /// pays; zero: never.
     pub spin: Duration,
     /// How long the kernel may remember names, and that there are none.
     pub entry_valid: Duration,
@@ -118,7 +121,8 @@ pub enum SessionError {
 pub enum EndReason {
     /// By DESTROY: `on_destroy` has run, and umount(2) waited for it.
     Destroyed,
-    /// Unmounted by the kernel without a word (mounts of type `fuse`): `on_destroy` has **not** run.
+    /// Unmounted by the kernel without a word (mounts of type `fuse`): `on_destroy` has **not**
+    /// run.
     Unmounted,
     /// Cut by `umount -f` or through `/sys/fs/fuse/connections`.
     Aborted,
@@ -186,12 +190,14 @@ impl Shared {
         }
     }
 
-    /// Names the mountpoint's volume in what the session's threads log. What they log of an attached one has its name itself.
+    /// Names the mountpoint's volume in what the session's threads log. What they log of an
+    /// attached one has its name itself.
     pub(crate) fn span(&self) -> &tracing::Span {
         self.tree.root().volume.span()
     }
 
-    /// Syncs all that is attached, and the session's own volume by `own`. Those that do not answer are left out, which the log is told.
+    /// Syncs all that is attached, and the session's own volume by `own`. Those that do not answer
+    /// are left out, which the log is told.
     pub(crate) fn sync_attached(
         &self,
         by: impl FnOnce() -> CgroupPath,
@@ -206,7 +212,8 @@ impl Shared {
         synced
     }
 
-    /// Ends what is attached, and brings the session's own volume to its store meanwhile: one store that hangs holds up its own volume only.
+    /// Ends what is attached, and brings the session's own volume to its store meanwhile: one store
+    /// that hangs holds up its own volume only.
     fn end_attached(&self) {
         if self.tree.is_plain() {
             return;
@@ -269,7 +276,8 @@ impl SessionView {
         self.0.pool.threads() + ring + self.0.syncs.threads()
     }
 
-    /// How many requests are being handled, without calls that go on although their caller was killed.
+    /// How many requests are being handled, without calls that go on although their caller was
+    /// killed.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.0.interrupts.in_hand()
@@ -281,8 +289,9 @@ impl SessionView {
         self.0.transport.lock().clone()
     }
 
-    /// Whether the kernel was seen to have this side hear of a sync(2) or syncfs(2) of the mount, and to wait for it. Before one was called, it says nothing:
-    /// kernels send SYNCFS to `fuseblk` since 6.18, to `fuse` never; older ones write a page of the device below a `fuseblk`.
+    /// Whether the kernel was seen to have this side hear of a sync(2) or syncfs(2) of the mount,
+    /// and to wait for it. Before one was called, it says nothing: kernels send SYNCFS to `fuseblk`
+    /// since 6.18, to `fuse` never; older ones write a page of the device below a `fuseblk`.
     #[must_use]
     pub fn has_seen_syncfs(&self) -> bool {
         self.knows_who_syncs() || self.0.page.as_ref().is_some_and(|hearing| hearing.page.has_heard())
@@ -306,8 +315,8 @@ impl Session {
     /// Agrees with the kernel on how to talk. Requests wait until [`run`](Self::run).
     ///
     /// # Errors
-    /// When the kernel is too old, or the connection ends, or io_uring is a must and cannot be had; the mount is
-    /// taken away again.
+    /// When the kernel is too old, or the connection ends, or io_uring is a must and cannot be had;
+    /// the mount is taken away again.
     pub fn new(volume: Arc<Volume>, mut mount: Mount, options: SessionOptions) -> Result<Self, SessionError> {
         let master = Arc::new(Dev::new(mount.take_fd().map_err(SessionError::Device)?));
         let before = mount.take_uring().unwrap_or_else(|| BeforeMount::new(Uring::Off));
@@ -391,8 +400,8 @@ impl Session {
     /// Serves until the connection ends.
     ///
     /// # Errors
-    /// [`SessionError::Start`] when the host gives no thread, [`SessionError::NoUring`] when the kernel refuses what it
-    /// agreed to; the mount is taken away again.
+    /// [`SessionError::Start`] when the host gives no thread, [`SessionError::NoUring`] when the
+    /// kernel refuses what it agreed to; the mount is taken away again.
     pub fn run(mut self) -> Result<Ended, SessionError> {
         let span = self.shared.span().clone();
         let _of_the_mount = span.enter();
@@ -445,7 +454,8 @@ impl Session {
         if reason == EndReason::Destroyed
             && let Some(served) = &self.served
         {
-            // The kernel writes what it has of the device last. Somebody may still look at it; umount(2) does not wait for them.
+            // The kernel writes what it has of the device last. Somebody may still look at it;
+            // umount(2) does not wait for them.
             served.wait(LAST_WRITE);
         }
         Ended { reason, stuck }

@@ -1,9 +1,10 @@
 //! Spinning before a reader sleeps: adaptive, bounded, one thread at a time, off unless asked for.
 //!
-//! An idle wake-up may cost more than the request that it is for, and a reader that looks for a moment before it
-//! sleeps spares it. Whether that pays depends on the host: where a client on another CPU has to be woken as well,
-//! the spinning reader takes from the client what it saves. So it counts: a reader whose looks mostly end in sleep, or
-//! who is preempted meanwhile (somebody else wants the CPU), stops for a number of requests that doubles each time.
+//! An idle wake-up may cost more than the request that it is for, and a reader that looks for a
+//! moment before it sleeps spares it. Whether that pays depends on the host: where a client on
+//! another CPU has to be woken as well, the spinning reader takes from the client what it saves. So
+//! it counts: a reader whose looks mostly end in sleep, or who is preempted meanwhile (somebody
+//! else wants the CPU), stops for a number of requests that doubles each time.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +52,8 @@ impl SpinGate {
         if self.limit.is_zero() || history.skips() {
             return;
         }
-        // ORDERING: Relaxed both here and below; the flag guards no data, it only keeps a second thread from spinning.
+        // ORDERING: Relaxed both here and below; the flag guards no data, it only keeps a second
+        // thread from spinning.
         if self.taken.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -104,7 +106,8 @@ impl History {
 /// How often this thread had to give its CPU to somebody else.
 fn preemptions() -> i64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: getrusage writes a whole rusage to the address, which is valid for one; any bytes of it are a value.
+    // SAFETY: getrusage writes a whole rusage to the address, which is valid for one; any bytes of
+    // it are a value.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
         usage.assume_init()

@@ -1,35 +1,45 @@
 //! Syncs of all that is attached to a mountpoint.
 //!
-//! Purpose: the kernel's SYNCFS, and a sync of the mountpoint by the control socket, mean each attached volume. These are synced beside each other by
-//! threads of this module's, so that whoever asks waits for the slowest, and not for one that does not answer: that one is left out. A volume is
-//! left out from the moment at which it is known to be stalled or given up, before the sync or during it. Nothing of what a stalled one has is lost by that: it stays
-//! dirty, is written when the store answers, and each of its files tells its errors as always. Who waits for one while it is given up gets an error; who
-//! comes after that does not, however long its end waits for its store.
-//! Whether something of who asks is in one that was left out is asked at the end of the sync, of what is in memory ([`Subject::has_undurable_of`]): to such a
-//! one no success may be told.
+//! Purpose: the kernel's SYNCFS, and a sync of the mountpoint by the control socket, mean each
+//! attached volume. These are synced beside each other by threads of this module's, so that whoever
+//! asks waits for the slowest, and not for one that does not answer: that one is left out. A volume
+//! is left out from the moment at which it is known to be stalled or given up, before the sync or
+//! during it. Nothing of what a stalled one has is lost by that: it stays dirty, is written when
+//! the store answers, and each of its files tells its errors as always. Who waits for one while it
+//! is given up gets an error; who comes after that does not, however long its end waits for its
+//! store. Whether something of who asks is in one that was left out is asked at the end of the
+//! sync, of what is in memory ([`Subject::has_undurable_of`]): to such a one no success may be
+//! told.
 //!
 //! # Runs
-//! A sync of one volume on behalf of one cgroup is a *run*, by one thread. Of a volume and a cgroup there is one at most: who comes while it is under way
-//! waits for the next one, which begins after it and serves all who came meanwhile. So a store that does not answer holds one thread for each
-//! cgroup that had asked before this was known, however often it was asked; and no cgroup waits for another's limit. A run for which nobody waits any more is
-//! cancelled: it ends with the call that it is in.
+//! A sync of one volume on behalf of one cgroup is a *run*, by one thread. Of a volume and a cgroup
+//! there is one at most: who comes while it is under way waits for the next one, which begins after
+//! it and serves all who came meanwhile. So a store that does not answer holds one thread for each
+//! cgroup that had asked before this was known, however often it was asked; and no cgroup waits for
+//! another's limit. A run for which nobody waits any more is cancelled: it ends with the call that
+//! it is in.
 //!
 //! # Who may touch what
 //! `Syncs::state`: by its mutex. `Call::outcome`: by its own. `Call::event`: set outside both.
 //!
 //! # Lock order
-//! `Syncs::state`, then `Call::outcome`. No volume is called with either, but for [`Subject::is_out`], which takes no lock.
+//! `Syncs::state`, then `Call::outcome`. No volume is called with either, but for
+//! [`Subject::is_out`], which takes no lock.
 //!
 //! # Late errors
-//! What went wrong in a run for which nobody waited any more is told to the next sync by the same cgroup: it had asked for it. Of more than [`UNHEARD_MAX`] of them, those
-//! that come last are told to whoever syncs next: no error goes untold, and cgroups that never come back take no more memory.
+//! What went wrong in a run for which nobody waited any more is told to the next sync by the same
+//! cgroup: it had asked for it. Of more than [`UNHEARD_MAX`] of them, those that come last are told
+//! to whoever syncs next: no error goes untold, and cgroups that never come back take no more
+//! memory.
 //!
 //! # Orderings
-//! P1: a volume is known to be out, then [`Syncs::relieve`] (or [`Syncs::give_up`]) takes `state` and looks at the runs; who asks looks at whether
-//! the volume is out and puts itself down for a run, both under `state`. Either it sees that, or it is found among those who wait.
+//! P1: a volume is known to be out, then [`Syncs::relieve`] (or [`Syncs::give_up`]) takes `state`
+//! and looks at the runs; who asks looks at whether the volume is out and puts itself down for a
+//! run, both under `state`. Either it sees that, or it is found among those who wait.
 //!
 //! # Shutdown
-//! Threads end when nothing is queued. [`Syncs::end`] waits for that as long as the session does for its other threads, and counts those that hang.
+//! Threads end when nothing is queued. [`Syncs::end`] waits for that as long as the session does
+//! for its other threads, and counts those that hang.
 
 #[cfg(all(test, shuttle))]
 mod schedules;
@@ -61,7 +71,8 @@ const UNHEARD_MAX: usize = 4096;
 pub(crate) enum Out {
     /// Its store does not answer.
     Stalled,
-    /// What it has not written is lost: an error for whoever waits for it then, and no concern of those who come later.
+    /// What it has not written is lost: an error for whoever waits for it then, and no concern of
+    /// those who come later.
     GivenUp,
 }
 
@@ -77,8 +88,8 @@ pub(crate) trait Subject: fmt::Debug + Send + Sync {
     fn name(&self) -> String {
         self.number().to_string()
     }
-    /// Whether something that a sync by this cgroup is about is not known to be durable: if in doubt, yes. Asks no store, and takes no lock that is held while
-    /// one is asked.
+    /// Whether something that a sync by this cgroup is about is not known to be durable: if in
+    /// doubt, yes. Asks no store, and takes no lock that is held while one is asked.
     fn has_undurable_of(&self, by: &CgroupPath) -> bool;
     /// Whether files are open in it.
     fn has_open_files(&self) -> bool {
@@ -106,7 +117,8 @@ struct State {
     queue: VecDeque<Key>,
     /// Runs that were begun so far.
     begun: u64,
-    /// What went wrong in runs for which nobody waited any more: the next sync by that cgroup is told, or by any where none is named.
+    /// What went wrong in runs for which nobody waited any more: the next sync by that cgroup is
+    /// told, or by any where none is named.
     unheard: HashMap<(u64, Option<CgroupPath>), Error>,
     threads: usize,
     /// How many of them are in runs for which nobody waits.
@@ -260,7 +272,8 @@ impl Syncs {
         Synced { result: own.and(waited).and(error.map_or(Ok(()), Err)), left_out, is_own_left_out }
     }
 
-    /// Those that are known to be out by now are not waited for any more. To be called after each time that one came to be.
+    /// Those that are known to be out by now are not waited for any more. To be called after each
+    /// time that one came to be.
     pub(crate) fn relieve(&self) {
         self.leave_out(|_, subject| subject.is_out());
     }
@@ -369,7 +382,8 @@ impl Syncs {
         }
     }
 
-    /// Adds threads, and gives `state` free. Where the host gives none and there is none, the calling thread does it.
+    /// Adds threads, and gives `state` free. Where the host gives none and there is none, the
+    /// calling thread does it.
     fn add_threads(self: &Arc<Self>, mut state: sync::MutexGuard<'_, State>, count: usize) {
         if count == 0 {
             return;
@@ -423,7 +437,8 @@ impl Syncs {
 }
 
 impl State {
-    /// A run is over: tells those who waited for it, and returns those of them who wait for nothing else.
+    /// A run is over: tells those who waited for it, and returns those of them who wait for nothing
+    /// else.
     fn over(&mut self, key: Key, mut result: Result<()>) -> Vec<Arc<Call>> {
         let Some(run) = self.runs.get_mut(&key) else { return Vec::new() };
         if run.is_stuck {

@@ -1,12 +1,16 @@
 //! What the kernel is told of one volume's names, beside the answers to requests.
 //!
-//! Purpose: a name was changed in a directory that the kernel knows by another number, too; or after the caller had its answer, since it was
-//! killed; or a program says so ([`Notifier`](crate::Notifier)). For the notification the kernel takes the directory's lock, which the caller of another request may have that waits for the volume's store. So
-//! no thread that serves requests sends it, and none that other volumes need: each volume has a list and a thread of its own (`wt-fuse-tell`), made when the
-//! list gets its first entry, gone when it is empty. The list is bounded: whoever fills it is told.
+//! Purpose: a name was changed in a directory that the kernel knows by another number, too; or
+//! after the caller had its answer, since it was killed; or a program says so
+//! ([`Notifier`](crate::Notifier)). For the notification the kernel takes the directory's lock,
+//! which the caller of another request may have that waits for the volume's store. So no thread
+//! that serves requests sends it, and none that other volumes need: each volume has a list and a
+//! thread of its own (`wt-fuse-tell`), made when the list gets its first entry, gone when it is
+//! empty. The list is bounded: whoever fills it is told.
 //!
-//! While the kernel waits for a directory's lock there, that thread cannot be killed: of a process that is killed then, the connection stays until whoever has the lock
-//! is answered, which `umount --force` and an abort of the connection do.
+//! While the kernel waits for a directory's lock there, that thread cannot be killed: of a process
+//! that is killed then, the connection stays until whoever has the lock is answered, which
+//! `umount --force` and an abort of the connection do.
 //!
 //! # Lock order
 //! `Teller::list` is a leaf: the kernel is told without it.
@@ -34,7 +38,8 @@ pub(crate) struct Teller {
 #[derive(Debug, Default)]
 struct List {
     notes: VecDeque<Note>,
-    /// Set by who adds, cleared by the thread when it finds nothing: under one lock with the list, so that what is on it has a thread.
+    /// Set by who adds, cleared by the thread when it finds nothing: under one lock with the list,
+    /// so that what is on it has a thread.
     has_thread: bool,
     /// The connection has ended, and the kernel has forgotten everything.
     has_ended: bool,
@@ -44,7 +49,8 @@ impl Teller {
     /// Has the kernel told.
     ///
     /// # Errors
-    /// When too much waits, or the connection has ended; nothing is told then. When there is no thread: it is told with what comes next.
+    /// When too much waits, or the connection has ended; nothing is told then. When there is no
+    /// thread: it is told with what comes next.
     pub(crate) fn tell<const N: usize>(
         self: &Arc<Self>,
         dev: &Arc<Dev>,

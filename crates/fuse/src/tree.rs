@@ -1,9 +1,10 @@
 //! Which volume a node is of: one mountpoint, several volumes.
 //!
-//! Purpose: the mountpoint's tree is a [`mounts::Namespace`] whose root is the session's own volume. A node number of the kernel's
-//! names a mount or a volume, and a node in it (module [`wire`]). A look-up of a name at which something is attached
-//! crosses into that. Requests for the root volume's nodes do not come here, but look-ups: these see, by one load, that nothing was ever
-//! attached.
+//! Purpose: the mountpoint's tree is a [`mounts::Namespace`] whose root is the session's own
+//! volume. A node number of the kernel's names a mount or a volume, and a node in it (module
+//! [`wire`]). A look-up of a name at which something is attached crosses into that. Requests for
+//! the root volume's nodes do not come here, but look-ups: these see, by one load, that nothing was
+//! ever attached.
 //!
 //! # State
 //! | what | is | changed by |
@@ -15,12 +16,13 @@
 //! | `State::places` | where attached mounts are, in the kernel's words | under `state` |
 //! | `State::of_volume` | which tags go with a volume | under `state` |
 //!
-//! Each serving thread keeps the snapshot that it saw last and looks at `generation` before it uses it: nothing
-//! shared is written for a request, nor locked.
+//! Each serving thread keeps the snapshot that it saw last and looks at `generation` before it uses
+//! it: nothing shared is written for a request, nor locked.
 //!
 //! # What the kernel remembers
-//! It keeps names for a day. A change therefore ends with telling it (`change`), which waits for look-ups under way in that
-//! directory: what was answered before the change is forgotten with the rest.
+//! It keeps names for a day. A change therefore ends with telling it (`change`), which waits for
+//! look-ups under way in that directory: what was answered before the change is forgotten with the
+//! rest.
 //!
 //! # Lock order
 //! ```text
@@ -31,9 +33,9 @@
 //! ```
 //!
 //! # Orderings
-//! P1: `generation` is stored after the snapshot was replaced, both under `state`; who finds a new number takes `state`. A thread
-//! that finds the old number uses the old snapshot: as if its request had come before the change, which ends with
-//! telling the kernel.
+//! P1: `generation` is stored after the snapshot was replaced, both under `state`; who finds a new
+//! number takes `state`. A thread that finds the old number uses the old snapshot: as if its
+//! request had come before the change, which ends with telling the kernel.
 
 mod again;
 pub(crate) mod change;
@@ -97,7 +99,8 @@ impl Tagged {
     }
 
     pub(crate) fn is_gone(&self) -> bool {
-        // ORDERING: Acquire, pairs with the Release in `Tree::left`: what follows for the request is as after the detach.
+        // ORDERING: Acquire, pairs with the Release in `Tree::left`: what follows for the request
+        // is as after the detach.
         self.is_gone.load(Ordering::Acquire)
     }
 }
@@ -138,7 +141,8 @@ struct State {
     covered: HashMap<(Tag, NodeId), usize>,
     /// The tags of each volume, its mounts' among them, as long as requests may have them.
     of_volume: HashMap<Tag, BTreeSet<Tag>>,
-    /// The tags of the volumes that are attached, by the addresses of what they are to the namespaces: alive as long as they are here.
+    /// The tags of the volumes that are attached, by the addresses of what they are to the
+    /// namespaces: alive as long as they are here.
     by_address: HashMap<usize, Tag>,
 }
 
@@ -180,7 +184,8 @@ impl Tree {
     /// Whether there are clones.
     #[inline]
     pub(crate) fn has_clones(&self) -> bool {
-        // ORDERING: Acquire, with the Release in `clones`: raised before the kernel can see a clone.
+        // ORDERING: Acquire, with the Release in `clones`: raised before the kernel can see a
+        // clone.
         self.clones.load(Ordering::Acquire) > 0
     }
 
@@ -230,7 +235,8 @@ impl Tree {
         self.state.lock().covered.contains_key(&(volume, node))
     }
 
-    /// What is mounted uppermost on a directory that is seen through a mount (none: the root volume's first), if anything is.
+    /// What is mounted uppermost on a directory that is seen through a mount (none: the root
+    /// volume's first), if anything is.
     pub(crate) fn crossed(&self, through: Option<&Tagged>, node: NodeId) -> Option<Arc<Tagged>> {
         let through = through.unwrap_or(&self.first.root);
         let mut place = Place { mount: through.mount?, inode: mounts::Inode(node.0) };
@@ -249,8 +255,8 @@ impl Tree {
         self.state.lock().by_mount.get(&mount).map(Arc::clone)
     }
 
-    /// Replaces what requests see. What was seen until now is dropped without the lock: where nobody else has it, that is as much as
-    /// the tree is large, and whatever has left it.
+    /// Replaces what requests see. What was seen until now is dropped without the lock: where
+    /// nobody else has it, that is as much as the tree is large, and whatever has left it.
     fn change<T>(&self, change: impl FnOnce(&mut State, &mut Snapshot) -> T) -> T {
         let mut state = self.state.lock();
         let mut snapshot = Snapshot::clone(&state.snapshot);
@@ -265,7 +271,8 @@ impl Tree {
 
     /// A directory that was open through a mount is closed.
     pub(crate) fn closed_dir(&self, tagged: &Tagged) {
-        // ORDERING: SeqCst, before the load of `is_gone`; `left` stores that one, then loads this one. One of them sees the other.
+        // ORDERING: SeqCst, before the load of `is_gone`; `left` stores that one, then loads this
+        // one. One of them sees the other.
         if tagged.dirs.fetch_sub(1, Ordering::SeqCst) == 1 && tagged.is_gone.load(Ordering::SeqCst) {
             self.change(|state, snapshot| state.drop_tag(snapshot, tagged));
         }

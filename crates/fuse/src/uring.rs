@@ -1,73 +1,88 @@
-//! FUSE over io_uring: the kernel and this side share entries, and a request costs one system call and no wake-up of
-//! another CPU.
+//! FUSE over io_uring: the kernel and this side share entries, and a request costs one system call
+//! and no wake-up of another CPU.
 //!
-//! Purpose: a second transport beside the readers of `/dev/fuse` (module `reader`), which go on beside it: the kernel
-//! still sends FORGET and INTERRUPT there, and everything until the entries are known. What is done with a request
-//! is the same (module `dispatch`).
+//! Purpose: a second transport beside the readers of `/dev/fuse` (module `reader`), which go on
+//! beside it: the kernel still sends FORGET and INTERRUPT there, and everything until the entries
+//! are known. What is done with a request is the same (module `dispatch`).
 //!
 //! # How it works
-//! The kernel has a queue for each CPU the host can have, and puts a request into an entry of the queue of the CPU that the
-//! caller runs on. Who handed the entry over is woken, on that CPU, gets the request copied into it (in that thread's context), and
-//! hands it over again with the answer. Two facts of the kernel decide the design:
-//! - The copying is done by **the thread that handed the entry over**, when it enters the kernel. A thread that sleeps in the
-//!   store therefore holds up every other entry that it has handed over, and no other thread can help.
+//! The kernel has a queue for each CPU the host can have, and puts a request into an entry of the
+//! queue of the CPU that the caller runs on. Who handed the entry over is woken, on that CPU, gets
+//! the request copied into it (in that thread's context), and hands it over again with the answer.
+//! Two facts of the kernel decide the design:
+//! - The copying is done by **the thread that handed the entry over**, when it enters the kernel. A
+//!   thread that sleeps in the store therefore holds up every other entry that it has handed over,
+//!   and no other thread can help.
 //! - The entry that was handed over last is used first.
 //!
-//! So a thread that serves ([`server`]) has **one** entry. While it serves, that entry is the request's, and it has none in the
-//! kernel. All other entries are handed over by one thread ([`keeper`]) which serves nothing. An entry of the keeper's is used when
-//! every serving thread of the queue is busy; it is given to a thread that rests or a new one, which has it from then
-//! on. In the steady state the keeper sleeps, and the entries used are those of threads that were busy a moment
-//! ago. A thread whose request was slow, where enough others wait, gives its entry back to the keeper and rests.
+//! So a thread that serves ([`server`]) has **one** entry. While it serves, that entry is the
+//! request's, and it has none in the kernel. All other entries are handed over by one thread
+//! ([`keeper`]) which serves nothing. An entry of the keeper's is used when every serving thread of
+//! the queue is busy; it is given to a thread that rests or a new one, which has it from then on.
+//! In the steady state the keeper sleeps, and the entries used are those of threads that were busy
+//! a moment ago. A thread whose request was slow, where enough others wait, gives its entry back to
+//! the keeper and rests.
 //!
 //! # What is guaranteed
-//! - **No request holds up another**, whether its handler waits in a way that is known of (`before_wait`) or hangs in a system call
-//!   of the store: there is nothing to detect, and no watchdog. The number of entries limits this. All queues together
-//!   begin with as many entries as there may be threads (`SessionOptions::threads_max`, at least 256; a queue has at
-//!   least 32). They may grow to twice as many; the first queues that run short get the further entries. Once these
-//!   are used up, the kernel holds the next request from a CPU until a request from that CPU is answered, or until the
-//!   client runs on another CPU. Threads are bounded by the number of entries plus `SessionOptions::threads_max`; the
-//!   latter serve calls that are still under way although their callers were killed.
-//! - Nothing runs while there is no traffic: all threads sleep in the kernel, those that rest end after a while.
+//! - **No request holds up another**, whether its handler waits in a way that is known of
+//!   (`before_wait`) or hangs in a system call of the store: there is nothing to detect, and no
+//!   watchdog. The number of entries limits this. All queues together begin with as many entries as
+//!   there may be threads (`SessionOptions::threads_max`, at least 256; a queue has at least 32).
+//!   They may grow to twice as many; the first queues that run short get the further entries. Once
+//!   these are used up, the kernel holds the next request from a CPU until a request from that CPU
+//!   is answered, or until the client runs on another CPU. Threads are bounded by the number of
+//!   entries plus `SessionOptions::threads_max`; the latter serve calls that are still under way
+//!   although their callers were killed.
+//! - Nothing runs while there is no traffic: all threads sleep in the kernel, those that rest end
+//!   after a while.
 //! - Nothing is allocated in the steady state.
 //!
 //! # Answers from elsewhere (SAFETY of the payload)
-//! An answer hands the entry over at once, and the kernel may fill it with the next request. It is given before the handler's
-//! return in one case, and then nobody on this side looks at the entry's memory any more:
-//! a killed caller is answered EINTR while the handler is still in the store. The handler has a copy of the whole message
-//! in its thread's own buffer ([`entry::Place::Scratch`]) and finds out that its answer is not wanted before it writes it. Requests
-//! whose data stays in the entry ([`entry::Place::Lent`]: more than 16 KiB written or read) are *not* answered early: such a
-//! caller is gone when the store answers or the volume ends the wait. With `/dev/fuse` it is gone at once.
+//! An answer hands the entry over at once, and the kernel may fill it with the next request. It is
+//! given before the handler's return in one case, and then nobody on this side looks at the entry's
+//! memory any more: a killed caller is answered EINTR while the handler is still in the store. The
+//! handler has a copy of the whole message in its thread's own buffer ([`entry::Place::Scratch`])
+//! and finds out that its answer is not wanted before it writes it. Requests whose data stays in
+//! the entry ([`entry::Place::Lent`]: more than 16 KiB written or read) are *not* answered early:
+//! such a caller is gone when the store answers or the volume ends the wait. With `/dev/fuse` it is
+//! gone at once.
 //!
 //! It is handed over by the keeper, since whoever answers may sleep in the store afterwards.
 //!
 //! # Memory
-//! An entry is a mapping of one page and 1 MiB, of which only what was used takes memory. As the kernel uses the entries like
-//! a stack, few are ever touched. What a burst leaves behind is given back: an entry that held much data and is handed over while
-//! more than `warm` of its queue are in use gives its pages back, so that about `warm` MiB per CPU stay. One that waits keeps them all the same:
-//! beside requests of stalled stores, which are under way for long, a large write finds its pages there.
+//! An entry is a mapping of one page and 1 MiB, of which only what was used takes memory. As the
+//! kernel uses the entries like a stack, few are ever touched. What a burst leaves behind is given
+//! back: an entry that held much data and is handed over while more than `warm` of its queue are in
+//! use gives its pages back, so that about `warm` MiB per CPU stay. One that waits keeps them all
+//! the same: beside requests of stalled stores, which are under way for long, a large write finds
+//! its pages there.
 //!
-//! A burst of requests that are quick leaves its threads asleep, one for each that was under way at the same time, since an entry
-//! cannot be called back from the kernel. They are the last ones that the kernel uses again.
+//! A burst of requests that are quick leaves its threads asleep, one for each that was under way at
+//! the same time, since an entry cannot be called back from the kernel. They are the last ones that
+//! the kernel uses again.
 //!
 //! # Order
-//! Requests from different CPUs are served in any order, and RELEASE, for which close(2) does not wait, is overtaken by what is
-//! sent after it from elsewhere. DESTROY may overtake it, too: a volume can be shut down with files open.
+//! Requests from different CPUs are served in any order, and RELEASE, for which close(2) does not
+//! wait, is overtaken by what is sent after it from elsewhere. DESTROY may overtake it, too: a
+//! volume can be shut down with files open.
 //!
 //! # Whose CPU
-//! A serving thread is kept on its queue's CPU, where its caller has just gone to sleep: this is what makes it quick. A
-//! thread that reads ahead for a caller who goes on meanwhile is not.
+//! A serving thread is kept on its queue's CPU, where its caller has just gone to sleep: this is
+//! what makes it quick. A thread that reads ahead for a caller who goes on meanwhile is not.
 //!
 //! # The end
-//! The kernel brings every entry back with an error when the connection ends; threads end when they see theirs, the keeper when it has all of
-//! its own. Memory of an entry that the kernel has is never unmapped.
+//! The kernel brings every entry back with an error when the connection ends; threads end when they
+//! see theirs, the keeper when it has all of its own. Memory of an entry that the kernel has is
+//! never unmapped.
 //!
 //! # Lock order
-//! `Slot::cancel` (module `interrupt`), then `Seat::state`. `Ring::inbox` is taken without `Seat::state`, and nothing is taken under it.
-//! `Crew::state`, then `Bunk::place`; a thread is made under the former. No lock is held inside `io_uring_enter(2)`.
+//! `Slot::cancel` (module `interrupt`), then `Seat::state`. `Ring::inbox` is taken without
+//! `Seat::state`, and nothing is taken under it. `Crew::state`, then `Bunk::place`; a thread is
+//! made under the former. No lock is held inside `io_uring_enter(2)`.
 //!
 //! # Limits
-//! A signal that arrives between a request's queueing and its copying is not passed on by the kernel (Linux 6.18);
-//! with `/dev/fuse` it is.
+//! A signal that arrives between a request's queueing and its copying is not passed on by the
+//! kernel (Linux 6.18); with `/dev/fuse` it is.
 
 mod alone;
 mod cpus;
@@ -144,7 +159,8 @@ impl BeforeMount {
         self.wish == Uring::On
     }
 
-    /// Gets everything that can fail, before the kernel is told: from then on it waits for the entries.
+    /// Gets everything that can fail, before the kernel is told: from then on it waits for the
+    /// entries.
     pub(crate) fn prepare(&self, dev: &Arc<Dev>, threads_max: usize) -> Result<Prepared, String> {
         match &self.switch {
             Err(reason) => Err(reason.clone()),
@@ -173,8 +189,8 @@ impl Prepared {
         &self.ring
     }
 
-    /// Makes the entries known to the kernel, which has agreed to it. The error says why requests will come
-    /// over `/dev/fuse` after all.
+    /// Makes the entries known to the kernel, which has agreed to it. The error says why requests
+    /// will come over `/dev/fuse` after all.
     pub(crate) fn start(self, shared: &Arc<Shared>) -> Result<(), String> {
         self.keeper.go(&self.ring, shared)
     }
@@ -335,7 +351,8 @@ fn ends_connection(errno: Errno) -> bool {
 struct Queue {
     /// Those that serve in the low half, those that wait in the high half.
     threads: AtomicU64,
-    /// Whether an entry that waits for its next request keeps its memory although the queue is crowded.
+    /// Whether an entry that waits for its next request keeps its memory although the queue is
+    /// crowded.
     is_warm: AtomicBool,
 }
 
@@ -344,8 +361,8 @@ const IDLE: u64 = 1 << 32;
 
 impl Queue {
     fn add(&self, change: u64) {
-        // ORDERING: Relaxed. These numbers choose between two right ways only: where an entry's memory and its
-        // thread go. Changes are atomic, so that none is lost.
+        // ORDERING: Relaxed. These numbers choose between two right ways only: where an entry's
+        // memory and its thread go. Changes are atomic, so that none is lost.
         self.threads.fetch_add(change, Ordering::Relaxed);
     }
 
@@ -384,16 +401,18 @@ impl Queue {
         self.now() >> 32 >= IDLE_MAX
     }
 
-    /// Whether an entry that is handed over keeps its memory although the queue is crowded: one does, which is the one that the
-    /// kernel uses next. Requests of stalled stores crowd a queue for as long as they like, and large writes beside them would have
-    /// their pages made anew each time.
+    /// Whether an entry that is handed over keeps its memory although the queue is crowded: one
+    /// does, which is the one that the kernel uses next. Requests of stalled stores crowd a queue
+    /// for as long as they like, and large writes beside them would have their pages made anew each
+    /// time.
     fn keeps_warm(&self, entry: &mut Entry) -> bool {
         // ORDERING: Relaxed, as in `add`. Who swaps false for true has the one place.
         entry.is_warm = !self.is_warm.swap(true, Ordering::Relaxed);
         entry.is_warm
     }
 
-    /// An entry is used again. If it was the one that kept its memory, another may, should this one not come back.
+    /// An entry is used again. If it was the one that kept its memory, another may, should this one
+    /// not come back.
     fn takes(&self, entry: &mut Entry) {
         if std::mem::take(&mut entry.is_warm) {
             // ORDERING: Relaxed, as in `add`.
@@ -420,7 +439,8 @@ mod tests {
         // The other's next request changes nothing.
         queue.takes(&mut second);
         assert!(!queue.keeps_warm(&mut second));
-        // The first is used again, for whatever long; meanwhile it is another's turn, and then it is too late for the first.
+        // The first is used again, for whatever long; meanwhile it is another's turn, and then it
+        // is too late for the first.
         queue.takes(&mut first);
         assert!(queue.keeps_warm(&mut second));
         assert!(!queue.keeps_warm(&mut first));

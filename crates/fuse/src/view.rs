@@ -14,8 +14,8 @@ use crate::tree::change::{Attached, AttachmentInfo, Detach, TreeError};
 use crate::tree::clones::View;
 use crate::tree::wire::Tag;
 
-/// What is attached to a session's mountpoint, to be looked at and changed from any thread but those that serve
-/// requests: changes wait for the kernel, and for volumes.
+/// What is attached to a session's mountpoint, to be looked at and changed from any thread but
+/// those that serve requests: changes wait for the kernel, and for volumes.
 #[derive(Debug, Clone)]
 pub struct Tree {
     shared: Arc<Shared>,
@@ -31,11 +31,11 @@ impl Tree {
     }
 
     /// Clones the namespace, with all that is attached. The clone is to be shown at a mountpoint
-    /// ([`mount::show`](crate::mount::show)); it ends when nobody uses it any more ([`let_go`](Self::let_go)), or with
-    /// [`end_clone`](Self::end_clone).
+    /// ([`mount::show`](crate::mount::show)); it ends when nobody uses it any more
+    /// ([`let_go`](Self::let_go)), or with [`end_clone`](Self::end_clone).
     ///
-    /// `Shared`: what is attached or detached in one is so in the other; `Slave`: what is, in this one, is so in the clone; otherwise
-    /// neither.
+    /// `Shared`: what is attached or detached in one is so in the other; `Slave`: what is, in this
+    /// one, is so in the clone; otherwise neither.
     ///
     /// # Errors
     /// [`TreeError::NoTags`], [`TreeError::Tree`]; the namespace is as it was.
@@ -44,41 +44,46 @@ impl Tree {
         Ok(Self { shared: Arc::clone(&self.shared), view })
     }
 
-    /// The clone's name in the file system's root directory, where only root finds it; `None` for the first.
+    /// The clone's name in the file system's root directory, where only root finds it; `None` for
+    /// the first.
     #[must_use]
     pub fn clone_name(&self) -> Option<&OsStr> {
         (!self.view.name.is_empty()).then_some(&*self.view.name)
     }
 
-    /// To be called when no mountpoint leads to the clone any more: it ends when nobody uses it, in whichever mount namespace.
+    /// To be called when no mountpoint leads to the clone any more: it ends when nobody uses it, in
+    /// whichever mount namespace.
     pub fn let_go(&self) {
         self.shared.tree.let_go(&self.shared.master, &self.view);
     }
 
-    /// Whether a clone has ended, and with it what was attached there and nowhere else. The first namespace ends with its
-    /// session, which tells that itself.
+    /// Whether a clone has ended, and with it what was attached there and nowhere else. The first
+    /// namespace ends with its session, which tells that itself.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.view.root.is_gone()
     }
 
-    /// `on_unused` is called, once and by a thread of its own, when nobody uses the clone any more, in whichever mount
-    /// namespace; it has to [end](Self::end_clone) it.
+    /// `on_unused` is called, once and by a thread of its own, when nobody uses the clone any more,
+    /// in whichever mount namespace; it has to [end](Self::end_clone) it.
     pub fn when_unused(&self, on_unused: impl FnOnce() + Send + 'static) {
         self.view.when_unused(Box::new(on_unused));
     }
 
-    /// Takes everything away that is attached in this namespace; what is attached nowhere else has ended on return, unless something
-    /// of it is open. With `is_forced` what is not written of that is given up. A clone is no more after that; the first shows its own
-    /// volume as long as it is mounted, and nothing can be attached to it.
+    /// Takes everything away that is attached in this namespace; what is attached nowhere else has
+    /// ended on return, unless something of it is open. With `is_forced` what is not written of
+    /// that is given up. A clone is no more after that; the first shows its own volume as long as
+    /// it is mounted, and nothing can be attached to it.
     pub fn end_clone(&self, is_forced: bool) {
         let give_up = |volume| self.answer_all(volume);
         self.shared.tree.end_clone(&self.shared.master, &self.view, is_forced, give_up);
     }
 
-    /// Makes durable what is dirty in the session's volume and in all that are attached, by the policy of the cgroup that a process of the host is in. Attached ones whose
-    /// stores do not answer are left out, before they are asked or when it is noticed ([`relieve`](Self::relieve)); they are returned, by the names that the log
-    /// has for them, whoever has something in them: what is dirty there is not durable.
+    /// Makes durable what is dirty in the session's volume and in all that are attached, by the
+    /// policy of the cgroup that a process of the host is in. Attached ones whose stores do not
+    /// answer are left out, before they are asked or when it is noticed
+    /// ([`relieve`](Self::relieve)); they are returned, by the names that the log has for them,
+    /// whoever has something in them: what is dirty there is not durable.
     ///
     /// # Errors
     /// The first failure, after the others were tried.
@@ -89,8 +94,8 @@ impl Tree {
         synced.result.map(|()| synced.left_out.iter().map(|one| one.name()).collect())
     }
 
-    /// Attaches a volume to a directory; whoever looks there sees it when the call returns. `on_end` is called when the
-    /// volume has ended, however that comes.
+    /// Attaches a volume to a directory; whoever looks there sees it when the call returns.
+    /// `on_end` is called when the volume has ended, however that comes.
     ///
     /// # Errors
     /// The path is none, or leads to no directory; see [`TreeError`]. The volume goes on as it was.
@@ -112,8 +117,9 @@ impl Tree {
         self.shared.tree.bind(&self.shared.master, &self.view, from, to)
     }
 
-    /// Takes what is attached at a path away. On return no path leads there, for any process; and its volume has ended, if
-    /// this was its last place and nothing of it is open (where something is, [`Detach::Sync`] is refused).
+    /// Takes what is attached at a path away. On return no path leads there, for any process; and
+    /// its volume has ended, if this was its last place and nothing of it is open (where something
+    /// is, [`Detach::Sync`] is refused).
     ///
     /// # Errors
     /// [`TreeError::NotAttached`], `EBUSY` ([`mounts::Error::Busy`]), and those of the path.
@@ -130,12 +136,13 @@ impl Tree {
         self.shared.tree.found_at((&self.view, path))
     }
 
-    /// Attaches a volume of this session to one more directory, also one that was detached and that open files keep: these, what is
-    /// cached and what has failed go on. Every process that looks there sees it when the call returns.
+    /// Attaches a volume of this session to one more directory, also one that was detached and that
+    /// open files keep: these, what is cached and what has failed go on. Every process that looks
+    /// there sees it when the call returns.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach); [`mounts::Error::AlreadyThere`] where the path leads to it, [`mounts::Error::Ended`] where it has
-    /// ended, is ending, or was given up.
+    /// As [`attach`](Self::attach); [`mounts::Error::AlreadyThere`] where the path leads to it,
+    /// [`mounts::Error::Ended`] where it has ended, is ending, or was given up.
     pub fn attach_again(&self, path: &Path, attached: &Attached) -> Result<Attached, TreeError> {
         self.shared.tree.attach_again(&self.shared.master, (&self.view, path), attached)
     }
@@ -148,7 +155,8 @@ impl Tree {
         self.detach_attached(attached, Detach::Force)
     }
 
-    /// [`detach`](Self::detach) of what was attached or found, wherever it is now: no store is asked for the way there.
+    /// [`detach`](Self::detach) of what was attached or found, wherever it is now: no store is
+    /// asked for the way there.
     ///
     /// # Errors
     /// [`TreeError::NotAttached`] where it has left.
@@ -157,13 +165,15 @@ impl Tree {
         self.shared.tree.detach_attached(&self.shared.master, attached, how, give_up)
     }
 
-    /// Gives a volume up, if it is in one place at most; also one that is being detached, or that only open files keep. Who waits for
-    /// it gets an error. Waits for nothing: its place is to be taken away by [`detach_by_force`](Self::detach_by_force). Says whether it is given up.
+    /// Gives a volume up, if it is in one place at most; also one that is being detached, or that
+    /// only open files keep. Who waits for it gets an error. Waits for nothing: its place is to be
+    /// taken away by [`detach_by_force`](Self::detach_by_force). Says whether it is given up.
     pub fn give_up(&self, attached: &Attached) -> bool {
         self.shared.tree.give_up(attached, |volume| self.answer_all(volume))
     }
 
-    /// Whoever waits for a volume that was given up gets an error; others are to read in place of the threads that hang.
+    /// Whoever waits for a volume that was given up gets an error; others are to read in place of
+    /// the threads that hang.
     fn answer_all(&self, volume: Tag) {
         let Shared { interrupts, pool, syncs, .. } = &*self.shared;
         interrupts.give_up(volume);
@@ -179,8 +189,8 @@ impl Tree {
         self.shared.tree.move_to(&self.shared.master, &self.view, from, to)
     }
 
-    /// Waits until nothing is open of the volume that is attached at a path, or `until`; says whether nothing is.
-    /// The kernel tells of a close a little after close(2).
+    /// Waits until nothing is open of the volume that is attached at a path, or `until`; says
+    /// whether nothing is. The kernel tells of a close a little after close(2).
     ///
     /// # Errors
     /// As [`detach`](Self::detach).
@@ -194,14 +204,15 @@ impl Tree {
         self.shared.tree.is_attached(attached)
     }
 
-    /// Where a volume that was attached is: at its first place in this namespace, or the next one that is left. None: nowhere here, or a
-    /// store cannot say.
+    /// Where a volume that was attached is: at its first place in this namespace, or the next one
+    /// that is left. None: nowhere here, or a store cannot say.
     #[must_use]
     pub fn place_of(&self, attached: &Attached) -> Option<PathBuf> {
         self.shared.tree.place_of(&self.view, attached)
     }
 
-    /// The number of the volume that is attached uppermost at a path, as [`Attached::volume`] gives it.
+    /// The number of the volume that is attached uppermost at a path, as [`Attached::volume`] gives
+    /// it.
     ///
     /// # Errors
     /// As [`detach`](Self::detach).
@@ -215,10 +226,10 @@ impl Tree {
         self.shared.tree.attachments(&self.view)
     }
 
-    /// Has those volumes whose stores do not answer hold no more than their share of what brings requests: of each the first request
-    /// waits, and of further ones as many as have room; the rest fail with EIO. Syncs of the mountpoint wait for them no longer. To be
-    /// called about once a second, after each volume's
-    /// [`look`](Volume::look).
+    /// Has those volumes whose stores do not answer hold no more than their share of what brings
+    /// requests: of each the first request waits, and of further ones as many as have room; the
+    /// rest fail with EIO. Syncs of the mountpoint wait for them no longer. To be called about once
+    /// a second, after each volume's [`look`](Volume::look).
     pub fn relieve(&self) {
         let Shared { tree, interrupts, pool, .. } = &*self.shared;
         let volumes = tree.volumes();
@@ -235,8 +246,8 @@ impl Tree {
         self.shared.syncs.relieve();
     }
 
-    /// Ends everything that is attached, and returns when all of it has ended. The session's own volume is not
-    /// touched. Called by the session itself before the handler of DESTROY.
+    /// Ends everything that is attached, and returns when all of it has ended. The session's own
+    /// volume is not touched. Called by the session itself before the handler of DESTROY.
     pub fn end(&self) {
         self.shared.tree.end();
     }

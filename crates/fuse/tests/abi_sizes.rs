@@ -54,7 +54,8 @@ fn sizes_are_those_of_the_c_header() {
             if message.contains("linux/fuse.h") && message.contains("No such file") {
                 return common::skipped("linux/fuse.h is not installed");
             }
-            // Structures that a header of an older kernel lacks cannot be compared; a wrong name is a fault.
+            // Structures that a header of an older kernel lacks cannot be compared; a wrong name is
+            // a fault.
             panic!("{message}");
         }
         Ok(_) => {}

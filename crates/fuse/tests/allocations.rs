@@ -19,8 +19,8 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 // SAFETY: everything is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // ORDERING: Relaxed throughout this file: a count; what a request's threads added is ordered before its caller's load by
-        // the kernel's answer.
+        // ORDERING: Relaxed throughout this file: a count; what a request's threads added is
+        // ordered before its caller's load by the kernel's answer.
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
@@ -39,8 +39,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations of this process for each of many calls, in the round that had fewest: threads that come and go, flushers and the like allocate now
-/// and then, on a busy machine between few calls.
+/// Allocations of this process for each of many calls, in the round that had fewest: threads that
+/// come and go, flushers and the like allocate now and then, on a busy machine between few calls.
 fn per_call(mut call: impl FnMut(u64)) -> f64 {
     const CALLS: u64 = 50;
     const ROUNDS: u64 = 40;

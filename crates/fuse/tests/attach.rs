@@ -241,7 +241,8 @@ fn who_was_inside_a_detached_volume_never_sees_another_one() {
         fs::write(one.stored("deep/er/name"), "").unwrap();
     }
     let _ends = other.attach(&mounted, "x");
-    // Processes in the volume's root and below: they say what inode they are in, and on request what else they see, or why not.
+    // Processes in the volume's root and below: they say what inode they are in, and on request
+    // what else they see, or why not.
     let script = "stat -c %i .; read _; for what in . name deep deep/name; do \
                   ls $what; cat < $what; mkdir $what/new; done; stat -c %i .; echo end";
     let mut inside: Vec<_> = ["x", "x/deep/er"]
@@ -476,7 +477,8 @@ fn requests_that_hang_in_one_volume_do_not_keep_those_of_another_from_being_serv
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    // From each processor, whose entries may be those that hang: new names, so that the server is asked.
+    // From each processor, whose entries may be those that hang: new names, so that the server is
+    // asked.
     for n in 0..64 {
         fs::write(mnt.join(format!("other/new-{n}")), "new").unwrap();
         assert_eq!(text(&mnt.join(format!("other/new-{n}"))), "new");

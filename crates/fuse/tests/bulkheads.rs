@@ -61,7 +61,8 @@ fn who_asks_a_stalled_volume_one_thing_at_a_time_is_never_refused() {
     let mut clients: Vec<_> = volumes.iter().map(Hanging::read).collect();
     volumes.iter().for_each(|one| one.is_hanging(1));
     all_stalled(&mounted, &volumes);
-    // Nobody looks from now on: it is taken for stalled, and there is no room beyond the first request of each.
+    // Nobody looks from now on: it is taken for stalled, and there is no room beyond the first
+    // request of each.
     volumes[0].store.release();
     assert_eq!(clients.remove(0).join().unwrap().as_deref(), Ok(&b"x"[..]));
     assert!(volumes[0].volume.is_known_to_stall());
@@ -74,7 +75,8 @@ fn who_asks_a_stalled_volume_one_thing_at_a_time_is_never_refused() {
     mounted.unmount();
 }
 
-/// A request that hangs has the lock of the directory, which the kernel takes to forget what was attached.
+/// A request that hangs has the lock of the directory, which the kernel takes to forget what was
+/// attached.
 #[test]
 fn a_volume_is_given_up_though_a_request_has_its_directory() {
     let Some(mounted) = mount() else { return };
@@ -118,7 +120,8 @@ fn a_volume_is_given_up_while_its_detach_waits_for_the_store() {
         if rules == "write:hang" {
             it.is_hanging(1);
         }
-        // Both ways at once: whoever comes second finds nothing there, and nobody waits for the other.
+        // Both ways at once: whoever comes second finds nothing there, and nobody waits for the
+        // other.
         assert!(mounted.tree.give_up(&it.attached), "{rules}");
         let again = mounted.tree.detach_by_force(&it.attached);
         assert!(matches!(again, Err(TreeError::NotAttached(_))), "{rules}: {again:?}");
@@ -165,7 +168,8 @@ const CLIENTS: usize = 300;
 const FILES_OF_EACH: usize = 2;
 const FILES: u64 = (CLIENTS * FILES_OF_EACH) as u64;
 
-/// All of them have closed what they had open, the store does not answer, and a neighbour still reads what it has not read before.
+/// All of them have closed what they had open, the store does not answer, and a neighbour still
+/// reads what it has not read before.
 fn with_closed_files(wanted: Wanted, then: impl FnOnce(Mounted, Hanging)) {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
@@ -182,7 +186,8 @@ fn with_closed_files(wanted: Wanted, then: impl FnOnce(Mounted, Hanging)) {
     let open = |n: usize| fs::File::open(it.root.join(n.to_string())).unwrap();
     let files: Vec<_> = (0..CLIENTS * FILES_OF_EACH).map(open).collect();
     let dirs: Vec<_> = (0..CLIENTS).map(|_| fs::File::open(&it.root).unwrap()).collect();
-    // All is open before the first is closed: until somebody looks, the closes hold up what comes after them.
+    // All is open before the first is closed: until somebody looks, the closes hold up what comes
+    // after them.
     let mut files = files.into_iter();
     let close = |dir| {
         let open: Vec<_> = files.by_ref().take(FILES_OF_EACH).collect();

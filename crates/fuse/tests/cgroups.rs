@@ -18,7 +18,8 @@ use testing::cgroup::Cgroup;
 use volume::{CgroupPath, Tenants};
 use watertight_fuse::{SessionOptions, Uring};
 
-/// A volume in memory that tells tenants apart, and writes nothing by itself; each megabyte that it writes takes `delay`.
+/// A volume in memory that tells tenants apart, and writes nothing by itself; each megabyte that it
+/// writes takes `delay`.
 fn mounted(delay: Duration) -> Option<Mounted> {
     let slow = Setup::with_hook(move |op| {
         if op == "write" {
@@ -117,7 +118,8 @@ fn the_end_of_a_cgroup_with_a_thousand_inodes_holds_up_nobody() {
     child.run("sh", &["-c".as_ref(), script.as_ref(), mounted.path().as_os_str()]);
     assert_eq!(owned(&mounted, &child), FILES);
     mounted.volume.sync_all().unwrap();
-    // Somebody writes all the time, and is told to end when the inodes have moved: each of its writes has ended then.
+    // Somebody writes all the time, and is told to end when the inodes have moved: each of its
+    // writes has ended then.
     let script = "n=0; until [ -e $0/stop ]; do echo >> $0/victim; n=$((n + 1)); done; echo $n";
     let mut writer = victim.command("sh");
     writer.args(["-c", script]).arg(mounted.path()).stdout(Stdio::piped());
@@ -138,7 +140,8 @@ fn the_end_of_a_cgroup_with_a_thousand_inodes_holds_up_nobody() {
 fn a_thread_that_goes_to_another_cgroup_counts_for_it_soon() {
     let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return };
     let Some(mounted) = mounted(Duration::ZERO) else { return };
-    // One shell writes as a member of A, becomes one of B, and writes again. A file appears for each attempt.
+    // One shell writes as a member of A, becomes one of B, and writes again. A file appears for
+    // each attempt.
     let script = "echo > $0/a; echo 0 > $1; n=0; until [ -e $0/stop ]; do n=$((n + 1)); echo > $0/b$n; done";
     let tree = Hierarchy::find(&Choice::Auto).unwrap().unwrap();
     let b_procs = tree.mountpoint().join(b.path().strip_prefix("/").unwrap()).join("cgroup.procs");
@@ -213,8 +216,8 @@ fn unwritten(mounted: &Mounted, of: &Cgroup) -> u64 {
     figures(mounted, of.path()).map_or(0, |wb| wb.dirty + wb.writeback)
 }
 
-/// One cgroup writes 16 MiB to a store that takes nothing, in files of a megabyte; then another one writes 64 KiB. Says how much the
-/// first was let have.
+/// One cgroup writes 16 MiB to a store that takes nothing, in files of a megabyte; then another one
+/// writes 64 KiB. Says how much the first was let have.
 fn beside_one_at_its_limit(mounted: &Mounted, gate: &Arc<Gate>, limit: u64) -> u64 {
     let _open = OpenAtEnd(Arc::clone(gate));
     let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return limit };
@@ -285,11 +288,13 @@ fn limit(mounted: &Mounted, of: &Cgroup, limits: &str) {
     mounted.volume.limit(&CgroupPath::from(of.path()), &limits.parse().unwrap());
 }
 
-/// A cgroup that may read and write a byte a second has `CROWD` processes wait, each for a read that the kernel does as reading ahead, for one that it does
-/// not, or for an fsync. Meanwhile another one reads and writes.
+/// A cgroup that may read and write a byte a second has `CROWD` processes wait, each for a read
+/// that the kernel does as reading ahead, for one that it does not, or for an fsync. Meanwhile
+/// another one reads and writes.
 fn beside_a_crowd_at_its_limits(uring: Uring) {
     const CROWD: usize = 360;
-    /// More than there were places for once, of any kind: 64 for the kernel's own requests, 256 in all, each kind a third of these.
+    /// More than there were places for once, of any kind: 64 for the kernel's own requests, 256 in
+    /// all, each kind a third of these.
     const WAIT: usize = 330;
     let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return };
     let session = SessionOptions { threads_max: 1024, ..SessionOptions::default() };

@@ -26,7 +26,8 @@ struct Both {
     clone: Tree,
 }
 
-/// Lets one test run at a time: a test that starts a program makes a child that has another one's files for a moment, and keeps its mounts busy.
+/// Lets one test run at a time: a test that starts a program makes a child that has another one's
+/// files for a moment, and keeps its mounts busy.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

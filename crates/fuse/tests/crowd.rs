@@ -1,4 +1,5 @@
-//! More clients of one volume than a mountpoint has places, beside other volumes, over a store that is silent without anybody having noticed.
+//! More clients of one volume than a mountpoint has places, beside other volumes, over a store that
+//! is silent without anybody having noticed.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -73,7 +74,8 @@ fn all_wait(mounted: &Mounted, it: &Hanging) {
     it.is_hanging(PART);
 }
 
-/// A volume whose store hangs when a file is opened, and its clients, who all wait. (The store is released before the rest is dropped.)
+/// A volume whose store hangs when a file is opened, and its clients, who all wait. (The store is
+/// released before the rest is dropped.)
 fn crowd() -> Option<(Mounted, Hanging, Release, Vec<JoinHandle<Outcome>>)> {
     let mounted = setup().mount()?;
     let it = with_files(&mounted, "open:hang");
@@ -234,7 +236,8 @@ fn who_waits_for_a_volume_that_is_given_up_gets_an_error_at_once() {
 
 #[test]
 fn when_the_stall_is_noticed_who_waits_beyond_the_share_gets_an_error() {
-    // See `F interrupt::tests::of_each_stalled_volume_the_first_request_waits_and_they_share_a_quarter`.
+    // See
+    // `F interrupt::tests::of_each_stalled_volume_the_first_request_waits_and_they_share_a_quarter`.
     const SHARE: usize = PLACES / 8 + 1;
     let Some((mounted, it, _release, clients)) = crowd() else { return };
     let maker = one_that_makes_a_directory(&mounted, &it);
@@ -251,7 +254,8 @@ fn when_the_stall_is_noticed_who_waits_beyond_the_share_gets_an_error() {
     unmount(mounted);
 }
 
-/// Nobody waits for the answers, but the kernel has a bound for such requests, together with reading ahead.
+/// Nobody waits for the answers, but the kernel has a bound for such requests, together with
+/// reading ahead.
 #[test]
 fn more_files_than_places_that_are_closed_hold_up_no_neighbour_before_anybody_notices() {
     let Some(mounted) = setup().mount() else { return };

@@ -14,8 +14,8 @@ use watertight_fuse::{Mode, SessionOptions, Uring};
 
 const LEN: usize = 4096;
 
-/// An asynchronous write is under way while somebody reads through the cache: that brings the old data there, which
-/// has to go when the write is done.
+/// An asynchronous write is under way while somebody reads through the cache: that brings the old
+/// data there, which has to go when the write is done.
 #[test]
 fn a_read_during_an_asynchronous_direct_write_leaves_no_old_data_behind() {
     for uring in [Uring::Off, common::uring()] {
@@ -42,7 +42,8 @@ fn a_read_during_an_asynchronous_direct_write_leaves_no_old_data_behind() {
             gate.shut();
             // To a worker of the kernel's: the caller is free whether or not the file system is.
             let entry = entry.build().flags(io_uring::squeue::Flags::ASYNC);
-            // SAFETY: the data and the file live until the write has ended, which is waited for below.
+            // SAFETY: the data and the file live until the write has ended, which is waited for
+            // below.
             unsafe { ring.submission().push(&entry).unwrap() };
             ring.submit().unwrap();
             eventually("the write is under way", || gate.waiting() > 0);

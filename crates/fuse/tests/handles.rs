@@ -31,8 +31,8 @@ impl Handle {
         let mut handle = Self { len: 128, kind: 0, bytes: [0; 128] };
         let path = CString::new(path.as_os_str().as_bytes()).unwrap();
         let mut mount = 0_i32;
-        // SAFETY: `handle` has the layout of `struct file_handle` with the 128 bytes that `len` announces; all pointers are
-        // valid through the call.
+        // SAFETY: `handle` has the layout of `struct file_handle` with the 128 bytes that `len`
+        // announces; all pointers are valid through the call.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
@@ -170,7 +170,8 @@ fn handles_survive_a_remount_and_lead_nowhere_else() {
     }
     assert!(dir.names(&root).unwrap().contains(&"c".to_owned()));
     assert_eq!(gone.read(&root), Err(Errno::STALE));
-    // Made up: the number of a file of the host's that is in no directory of the store, with any generation.
+    // Made up: the number of a file of the host's that is in no directory of the store, with any
+    // generation.
     let number = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&outside).unwrap());
     let mut made_up = files[0].1;
     made_up.bytes[..4].copy_from_slice(&u32::try_from(number >> 32).unwrap().to_ne_bytes());
@@ -214,7 +215,8 @@ fn a_handle_of_an_attached_volume_leads_there_or_nowhere() {
             .attach(Path::new("x"), &volume(dir), false, Box::new(|_: &volume::DrainReport| {}))
             .unwrap();
     };
-    // The kernel does not wait for RELEASE at close(2): for a moment the file that was read is open still.
+    // The kernel does not wait for RELEASE at close(2): for a moment the file that was read is open
+    // still.
     let detach = || {
         common::eventually("nothing of it is open", || {
             mounted.tree.detach(Path::new("x"), Detach::Sync).is_ok()

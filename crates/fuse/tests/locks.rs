@@ -1,6 +1,8 @@
-//! flock(2) and fcntl(2) locks through a real mount, between processes. They are the kernel's own: no request is for them.
+//! flock(2) and fcntl(2) locks through a real mount, between processes. They are the kernel's own:
+//! no request is for them.
 //!
-//! The other processes are this program itself, started again with the test `child` and a task in its environment.
+//! The other processes are this program itself, started again with the test `child` and a task in
+//! its environment.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -135,7 +137,8 @@ fn child() {
 fn alarms(file: &File) {
     let each = libc::timespec { tv_sec: 0, tv_nsec: 230_000 };
     let times = libc::itimerspec { it_interval: each, it_value: each };
-    // SAFETY: the handler does nothing; the structures are valid when zeroed, and there for the calls.
+    // SAFETY: the handler does nothing; the structures are valid when zeroed, and there for the
+    // calls.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_signal as *const () as usize;

@@ -1,5 +1,5 @@
-//! The set-id bits and the capabilities of a file go when its data is changed, and the kernel knows it before the
-//! call returns: over both transports, in both modes.
+//! The set-id bits and the capabilities of a file go when its data is changed, and the kernel knows
+//! it before the call returns: over both transports, in both modes.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -96,7 +96,8 @@ fn perform(op: &str, path: &Path) {
 fn map(file: &File) {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     let (read_write, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-    // SAFETY: a new mapping of a file of this length at an address of the kernel's choice, which ends below.
+    // SAFETY: a new mapping of a file of this length at an address of the kernel's choice, which
+    // ends below.
     unsafe {
         let start = mmap(std::ptr::null_mut(), 4096, read_write, shared, file.as_fd(), 0).unwrap();
         start.cast::<u8>().add(usize::try_from(UNUSED).unwrap()).write(b'x');
@@ -174,7 +175,8 @@ fn every_change_of_data_by_others_takes_set_id_bits_and_capabilities_away() {
             let mode = fs::metadata(&stored).unwrap().mode() & 0o7777;
             let caps = (has_capability(&path), has_capability(&stored));
             let (cached, now) = said.split_once(' ').unwrap();
-            // The kernel announces every change but that of a mapping. What it has then is not believed by anything that asks.
+            // The kernel announces every change but that of a mapping. What it has then is not
+            // believed by anything that asks.
             let is_stale = now != "777" || cached != "777" && op != "mapped write";
             if is_stale || (mode, caps) != (0o777, (false, false)) {
                 kept.push(format!("{how}: {op}: kernel {said}, store {mode:o}, capability {caps:?}"));
@@ -247,7 +249,8 @@ fn a_program_that_somebody_changed_runs_as_who_starts_it() {
     }
 }
 
-/// What was written before goes to the store before: the host takes a capability from a file that is written.
+/// What was written before goes to the store before: the host takes a capability from a file that
+/// is written.
 #[test]
 fn a_capability_outlives_the_data_from_before_it() {
     for (mounted, how) in mounts().into_iter().filter(|(_, how)| how.contains("WriteThrough")) {

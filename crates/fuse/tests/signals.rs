@@ -107,8 +107,9 @@ fn a_killed_opener_leaves_no_open_file() {
     mounted.unmount();
 }
 
-/// Kills a client that changes names while the store hangs: it ends, the directory is free for others, and what is done late is seen by
-/// all, also by those who have looked meanwhile. `before` and `after`: what is there.
+/// Kills a client that changes names while the store hangs: it ends, the directory is free for
+/// others, and what is done late is seen by all, also by those who have looked meanwhile. `before`
+/// and `after`: what is there.
 fn killed_while_names_change(
     hanging: &'static str,
     program: &str,

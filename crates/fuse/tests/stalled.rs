@@ -20,7 +20,8 @@ use volume::{Tenants, Volume};
 use watertight_fuse::Detach;
 use watertight_fuse::mount::Wanted;
 
-/// A volume that is attached, whose store's own syncs hang while the gate is shut, and fail after that if they are to.
+/// A volume that is attached, whose store's own syncs hang while the gate is shut, and fail after
+/// that if they are to.
 struct Attached {
     dir: tempfile::TempDir,
     volume: Arc<Volume>,
@@ -29,7 +30,8 @@ struct Attached {
 }
 
 impl Attached {
-    /// Attaches one to the directory `name`, with a file `file` that nobody has written to the store yet.
+    /// Attaches one to the directory `name`, with a file `file` that nobody has written to the
+    /// store yet.
     fn at(mounted: &Mounted, name: &str) -> Self {
         Self::with(mounted, name, Arc::default())
     }
@@ -62,7 +64,8 @@ impl Attached {
         self.dir.path().join("file")
     }
 
-    /// It stops answering in a sync that begins now, and is known to: as whoever serves the volumes looks about once a second.
+    /// It stops answering in a sync that begins now, and is known to: as whoever serves the volumes
+    /// looks about once a second.
     fn stalls(&self, mounted: &Mounted) -> JoinHandle<Result<(), volume::Error>> {
         self.gate.shut();
         let volume = Arc::clone(&self.volume);

@@ -1,4 +1,5 @@
-//! Syncs that are heard by a dirty page of the mount's device, as on kernels before 6.18: here SYNCFS is refused, as these do not know it.
+//! Syncs that are heard by a dirty page of the mount's device, as on kernels before 6.18: here
+//! SYNCFS is refused, as these do not know it.
 
 mod common;
 
@@ -56,7 +57,8 @@ fn syncfs_and_sync_return_when_all_is_on_the_store() {
         fs::write(&file, "another").unwrap();
         rustix::fs::sync();
         assert_eq!(stored(&mounted, "file"), "another", "{mode:?}");
-        // In place, of a file that is open already: in the second mode the kernel says nothing of it before the sync.
+        // In place, of a file that is open already: in the second mode the kernel says nothing of
+        // it before the sync.
         let open = fs::OpenOptions::new().write(true).open(&file).unwrap();
         for text in ["another one", "and another"] {
             std::os::unix::fs::FileExt::write_all_at(&open, text.as_bytes(), 0).unwrap();
@@ -145,7 +147,8 @@ fn an_error_of_the_store_is_told_and_the_next_sync_tries_again() {
     mounted.unmount();
 }
 
-/// A write of the page for which nobody is in a sync: here by fdatasync(2) of the device, as the kernel's flusher would.
+/// A write of the page for which nobody is in a sync: here by fdatasync(2) of the device, as the
+/// kernel's flusher would.
 #[test]
 fn a_page_that_the_flusher_writes_has_nothing_written_and_later_syncs_are_heard() {
     let Some(mounted) = by_page(Setup::default()) else { return };
@@ -183,7 +186,8 @@ fn an_unmount_leaves_no_device_and_all_on_the_store() {
     eventually("the device is free", || fs::read_to_string(&backing).map_or(true, |file| file != backed));
 }
 
-/// FIFREEZE of ioctl_fs(2) is refused by the kernel for each FUSE mount: nobody is left frozen by the device, and syncs are heard after it.
+/// FIFREEZE of ioctl_fs(2) is refused by the kernel for each FUSE mount: nobody is left frozen by
+/// the device, and syncs are heard after it.
 #[test]
 fn a_freeze_is_refused_and_leaves_nothing_behind() {
     let Some(mounted) = by_page(Setup::default()) else { return };
@@ -198,7 +202,8 @@ fn a_freeze_is_refused_and_leaves_nothing_behind() {
     mounted.unmount();
 }
 
-/// A store that hangs does not keep those who sync, who may mean another file system; nothing is lost by that.
+/// A store that hangs does not keep those who sync, who may mean another file system; nothing is
+/// lost by that.
 #[test]
 fn a_store_that_is_known_to_stall_is_not_waited_for_and_synced_once_it_answers() {
     let (setup, gate) = Setup::hanging_in("write");

@@ -42,7 +42,8 @@ fn umount_of_fuseblk_returns_after_the_drain() {
         })
     };
     eventually("DESTROY", || gate.waiting() == 1);
-    // Not proof by itself that it waits; that nothing is in the store and the other call is still under way is.
+    // Not proof by itself that it waits; that nothing is in the store and the other call is still
+    // under way is.
     std::thread::sleep(Duration::from_millis(200));
     assert!(!returned.load(Ordering::SeqCst), "umount returned before DESTROY was answered");
     assert_eq!(fs::read(mounted.store_path().join("file")).unwrap(), b"", "written before its time");

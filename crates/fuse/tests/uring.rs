@@ -179,7 +179,8 @@ fn hung_requests_do_not_hold_up_others_from_the_same_cpu() {
         let path = mounted.path().join(format!("slow{n}"));
         clients.push(on_cpu(cpu, move || fs::read_to_string(path).unwrap()));
         eventually("one more hangs", || gate.waiting() == n + 1);
-        // Each time: the entry that the hung one's thread had waited with must not be the next one's.
+        // Each time: the entry that the hung one's thread had waited with must not be the next
+        // one's.
         let path = mounted.path().join(format!("other{n}"));
         let other = on_cpu(cpu, move || {
             for _ in 0..20 {
@@ -291,8 +292,8 @@ fn a_burst_of_large_requests_keeps_its_data() {
             })
         })
         .collect();
-    // Requests that hang the while make the queue crowded, so that memory is given back; a queue has room for
-    // 16 at least.
+    // Requests that hang the while make the queue crowded, so that memory is given back; a queue
+    // has room for 16 at least.
     gate.shut();
     let hung: Vec<_> = (0..if cpus().len() <= 4 { 20 } else { 12 })
         .map(|_| {

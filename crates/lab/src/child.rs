@@ -1,8 +1,8 @@
 //! A server in a process of its own, and the wait for its mount.
 //!
-//! A server is started in a process group of its own (a Ctrl-C on the terminal is the lab's to handle),
-//! is sent SIGTERM by the kernel if the lab dies, and is gone when its [`Server`] is dropped: first its
-//! mount is taken away, then it is waited for, then it is ended.
+//! A server is started in a process group of its own (a Ctrl-C on the terminal is the lab's to
+//! handle), is sent SIGTERM by the kernel if the lab dies, and is gone when its [`Server`] is
+//! dropped: first its mount is taken away, then it is waited for, then it is ended.
 
 use anyhow::{Context as _, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take until its mount is there: on a host with a thousand others that want to run, long.
+/// How long a server may take until its mount is there: on a host with a thousand others that want
+/// to run, long.
 const START_MAX: Duration = Duration::from_secs(120);
 /// How long a server may take to end after its mount is gone.
 const END_MAX: Duration = Duration::from_secs(120);
@@ -45,8 +46,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts `command` with its output going to `log`; for who starts several and waits for all of them. By a thread that lives as long as
-    /// the lab: the kernel takes its end for the lab's.
+    /// Starts `command` with its output going to `log`; for who starts several and waits for all of
+    /// them. By a thread that lives as long as the lab: the kernel takes its end for the lab's.
     ///
     /// # Errors
     /// If the program cannot be started.
@@ -115,7 +116,8 @@ impl Server {
         rustix::process::kill_process(pid(&self.child)?, Signal::STOP).context("cannot stop the server")
     }
 
-    /// Ends it without asking it, and takes away the dead mount that it leaves: for one that has stopped, or whose store has.
+    /// Ends it without asking it, and takes away the dead mount that it leaves: for one that has
+    /// stopped, or whose store has.
     ///
     /// # Errors
     /// If it is still there after a while.
@@ -165,15 +167,16 @@ impl Drop for Server {
     }
 }
 
-/// In a process group of its own, and sent SIGTERM if the lab dies; not begun at all if it has died by then.
+/// In a process group of its own, and sent SIGTERM if the lab dies; not begun at all if it has died
+/// by then.
 pub(crate) fn ends_with_the_lab(command: &mut Command) {
     ends_with(command, rustix::process::getpid());
 }
 
 fn ends_with(command: &mut Command, parent: Pid) {
     command.process_group(0);
-    // SAFETY: between fork and exec the closure makes two system calls, which are async-signal-safe, and
-    // allocates nothing.
+    // SAFETY: between fork and exec the closure makes two system calls, which are
+    // async-signal-safe, and allocates nothing.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
@@ -187,7 +190,8 @@ fn ends_with(command: &mut Command, parent: Pid) {
     }
 }
 
-/// How this executable ends as another's process, `lab COMMAND …`: with what went wrong on standard error.
+/// How this executable ends as another's process, `lab COMMAND …`: with what went wrong on standard
+/// error.
 pub(crate) fn exit(command: &str, done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,

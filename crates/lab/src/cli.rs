@@ -1,8 +1,9 @@
-//! The command line: `lab EXPERIMENT [--quick] [--json FILE] [--svg FILE] [--runs N] [--variant A,B]`. What
-//! becomes of the files is [`crate::results`]: `lab report`.
+//! The command line:
+//! `lab EXPERIMENT [--quick] [--json FILE] [--svg FILE] [--runs N] [--variant A,B]`. What becomes
+//! of the files is [`crate::results`]: `lab report`.
 //!
-//! Exit codes: 0 done; 1 the experiment failed; 2 the command line is wrong; 130 stopped by a signal
-//! (what was found until then is printed and written).
+//! Exit codes: 0 done; 1 the experiment failed; 2 the command line is wrong; 130 stopped by a
+//! signal (what was found until then is printed and written).
 
 use crate::experiment::{self, Experiment, Settings, Stop};
 use crate::machine::{self, Machine};
@@ -157,7 +158,8 @@ fn run(arguments: &Arguments, experiment: &dyn Experiment, settings: Settings) -
     Ok(if stop.is_set() { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-/// The command that repeats this run. Where its files went, and where the program was, is another machine's affair.
+/// The command that repeats this run. Where its files went, and where the program was, is another
+/// machine's affair.
 pub(crate) fn command(arguments: impl Iterator<Item = String>) -> String {
     let profile = if cfg!(debug_assertions) { "" } else { " --release" };
     let mut text = format!("cargo run{profile} -p lab --");

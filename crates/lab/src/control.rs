@@ -48,7 +48,8 @@ impl Control {
     }
 }
 
-/// The volumes that have a record in a runtime directory, and where each is, or was. A mount is there a moment before its record.
+/// The volumes that have a record in a runtime directory, and where each is, or was. A mount is
+/// there a moment before its record.
 ///
 /// # Errors
 /// If the directory cannot be read.

@@ -1,8 +1,9 @@
 //! `drain`: what does an unmount wait for?
 //!
-//! Superblocks without files under them: an inode whose pages are counted, on a store that takes its time. The engine is the
-//! product's: wbs, workers, grace periods, callbacks. Each variant has an engine of its own, of which only the one
-//! that is measured runs. What is done is in [`load`], who differs in [`variants`].
+//! Superblocks without files under them: an inode whose pages are counted, on a store that takes
+//! its time. The engine is the product's: wbs, workers, grace periods, callbacks. Each variant has
+//! an engine of its own, of which only the one that is measured runs. What is done is in [`load`],
+//! who differs in [`variants`].
 
 mod churn;
 pub(crate) mod churner;

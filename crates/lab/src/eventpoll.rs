@@ -1,8 +1,9 @@
 //! `eventpoll`: how many events get through, and who holds up whom?
 //!
-//! A round takes each scenario in turn and gives each subject one run of it, starting with another one each round.
-//! What is measured is in [`scenario`]; who, in [`subject`] and beside it: ours with four ready lists ([`lists`], [`stack`]), the
-//! running kernel's epoll, and what one would take inside a process otherwise ([`peers`]).
+//! A round takes each scenario in turn and gives each subject one run of it, starting with another
+//! one each round. What is measured is in [`scenario`]; who, in [`subject`] and beside it: ours
+//! with four ready lists ([`lists`], [`stack`]), the running kernel's epoll, and what one would
+//! take inside a process otherwise ([`peers`]).
 
 mod kernel;
 mod lists;
@@ -84,7 +85,8 @@ impl Experiment for EventPoll {
     }
 }
 
-/// A short form of it in a kernel that was booted for it: bandwidth and inversion, of the kernel and beside it.
+/// A short form of it in a kernel that was booted for it: bandwidth and inversion, of the kernel
+/// and beside it.
 pub(crate) fn run_beside_kernel(
     settings: &Settings,
     progress: &Progress,

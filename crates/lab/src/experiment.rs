@@ -32,9 +32,9 @@ pub(crate) trait Experiment {
         Baseline::Variant(self.default_variant().to_owned())
     }
 
-    /// Runs every chosen scenario with every chosen variant, interleaved, and records what was found.
-    /// What holds for all rows (sizes, durability, what was warm) is returned as notes. An experiment
-    /// that is told to stop returns early with what it has.
+    /// Runs every chosen scenario with every chosen variant, interleaved, and records what was
+    /// found. What holds for all rows (sizes, durability, what was warm) is returned as notes. An
+    /// experiment that is told to stop returns early with what it has.
     ///
     /// # Errors
     /// Only if nothing can be measured at all; a variant that fails is a row that says so.

@@ -1,7 +1,8 @@
 //! `lab host`: what the running kernel and this host give Watertight, found out by doing it.
 //!
-//! A question is a [`facts::Fact`]; most are put to the kernel by a bare FUSE server ([`server`]). With `--program` the program itself is started
-//! where a host lacks something ([`attempts`]), and what it says is kept. `tests/kernels/run facts` does this on each kernel and collects
+//! A question is a [`facts::Fact`]; most are put to the kernel by a bare FUSE server ([`server`]).
+//! With `--program` the program itself is started where a host lacks something ([`attempts`]), and
+//! what it says is kept. `tests/kernels/run facts` does this on each kernel and collects
 //! docs/results/host.json, of which `lab report` makes docs/KERNELS.md ([`page`]).
 
 mod attempts;
@@ -24,7 +25,8 @@ use crate::machine::{self, Machine};
 /// The name of the command.
 pub(crate) const COMMAND: &str = "host";
 
-/// Measures what the running kernel and this host give Watertight. As root; mounts in temporary directories, calls sync(2) and drops the kernel's caches.
+/// Measures what the running kernel and this host give Watertight. As root; mounts in temporary
+/// directories, calls sync(2) and drops the kernel's caches.
 #[derive(Debug, Parser)]
 #[command(name = "lab host")]
 struct Arguments {
@@ -40,7 +42,8 @@ struct Arguments {
     /// What this host was made to lack, for the tables
     #[arg(long, value_name = "WHAT")]
     lacking: Option<String>,
-    /// Measure nothing: put what these files say into the file of --json, which may have other hosts
+    /// Measure nothing: put what these files say into the file of --json, which may have other
+    /// hosts
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "json")]
     collect: Vec<PathBuf>,
 }

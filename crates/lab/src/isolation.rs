@@ -1,10 +1,13 @@
 //! `isolation`: what does a neighbour cost a healthy volume?
 //!
-//! Processes of the product with real mounts: ten healthy volumes, and others beside them. *Stalled* ones, whose stores lie on a FUSE server that was
-//! stopped by a signal: each has something to write and a caller who waits for it in fsync(2). They are compared with as many that nobody uses and whose
-//! stores answer. *Throttled* and *churning* ones, which real cgroups use: they are compared with as many whose cgroups have as many processes that do
-//! nothing. What neighbours are there for, they do before and after everything that is measured, or nothing is. Each world is made anew in each round,
-//! so that `alone` nobody else is there. [`world`] is such a world, [`beside`] says who is in it, [`load`] what is done in it, [`tenants`] who uses the
+//! Processes of the product with real mounts: ten healthy volumes, and others beside them.
+//! *Stalled* ones, whose stores lie on a FUSE server that was stopped by a signal: each has
+//! something to write and a caller who waits for it in fsync(2). They are compared with as many
+//! that nobody uses and whose stores answer. *Throttled* and *churning* ones, which real cgroups
+//! use: they are compared with as many whose cgroups have as many processes that do nothing. What
+//! neighbours are there for, they do before and after everything that is measured, or nothing is.
+//! Each world is made anew in each round, so that `alone` nobody else is there. [`world`] is such a
+//! world, [`beside`] says who is in it, [`load`] what is done in it, [`tenants`] who uses the
 //! neighbours, [`keeper`] who waits, and who cleans up should this process be gone.
 
 mod beside;
@@ -106,7 +109,8 @@ fn has(kind: Kind, metric: Metric) -> bool {
     }
 }
 
-/// How often the ten are gone through, each unmounted once: both ways in turn, so that what changes meanwhile is in the figures of both alike.
+/// How often the ten are gone through, each unmounted once: both ways in turn, so that what changes
+/// meanwhile is in the figures of both alike.
 const TURNS: usize = 8;
 /// Stalled volumes that are given up in each round.
 const FORCED: usize = 5;

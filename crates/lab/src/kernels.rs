@@ -1,11 +1,14 @@
 //! `lab kernels`: the kernels that the four mechanisms come from, measured beside ours.
 //!
-//! The other experiments compare variants of this project with each other, on the kernel that happens to run. This one
-//! boots kernels ([`boots`]), and in each of them has the kernel and the product do the same, in turn ([`inside`]). What is done is in four
-//! parts: [`crate::drain::kernel`], [`unmount`], [`crate::sync::kernel`] and the scenarios of [`crate::eventpoll`].
+//! The other experiments compare variants of this project with each other, on the kernel that
+//! happens to run. This one boots kernels ([`boots`]), and in each of them has the kernel and the
+//! product do the same, in turn ([`inside`]). What is done is in four parts:
+//! [`crate::drain::kernel`], [`unmount`], [`crate::sync::kernel`] and the scenarios of
+//! [`crate::eventpoll`].
 //!
-//! Rows are named as those of the experiments are, with the kernel after a slash: `drain-idle/6.12`. Their variants are
-//! `kernel` and, with what was set, `kernel-…`; `default` is the product.
+//! Rows are named as those of the experiments are, with the kernel after a slash:
+//! `drain-idle/6.12`. Their variants are `kernel` and, with what was set, `kernel-…`; `default` is
+//! the product.
 
 mod boots;
 mod document;

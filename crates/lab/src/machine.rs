@@ -33,8 +33,8 @@ fn cpu_name(cpu_info: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// The commit of the working tree that holds `inside`, with `-dirty` where tracked files differ from it;
-/// `unknown` outside of a working tree.
+/// The commit of the working tree that holds `inside`, with `-dirty` where tracked files differ
+/// from it; `unknown` outside of a working tree.
 pub(crate) fn commit(inside: &Path) -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").arg("-C").arg(inside).args(arguments).output().ok()?;

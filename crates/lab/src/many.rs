@@ -1,8 +1,10 @@
 //! `many`: what does one more volume cost, among thousands?
 //!
-//! A mount process for each size, all of them there for the whole run. In each round one volume is attached and detached at each size in turn, so that
-//! what the machine does at that moment happens to all; the turns are in another order each time, so that none comes always after the same one. The
-//! other volumes are idle. Before that `watertight serve` is run with as many volumes, one size at a time.
+//! A mount process for each size, all of them there for the whole run. In each round one volume is
+//! attached and detached at each size in turn, so that what the machine does at that moment happens
+//! to all; the turns are in another order each time, so that none comes always after the same one.
+//! The other volumes are idle. Before that `watertight serve` is run with as many volumes, one size
+//! at a time.
 
 mod process;
 mod served;
@@ -63,7 +65,8 @@ const USED: Metric = Metric { name: "memory_used", unit: "KiB", shown: Shown::P5
 const THREADS: Metric = Metric { name: "threads", unit: "", shown: Shown::P50, larger_is_better: false };
 const FILES: Metric = Metric { name: "descriptors", unit: "", shown: Shown::P50, larger_is_better: false };
 
-/// Fewer volumes than these take less memory than the process itself gives back and takes meanwhile.
+/// Fewer volumes than these take less memory than the process itself gives back and takes
+/// meanwhile.
 const SEEN_IN_MEMORY: usize = 1000;
 /// How many times all volumes are asked for.
 const STATUSES: usize = 20;
@@ -189,7 +192,8 @@ fn serve(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> a
     Ok(())
 }
 
-/// Turns them, so that none is always the first; and round about, so that none comes always after the same one.
+/// Turns them, so that none is always the first; and round about, so that none comes always after
+/// the same one.
 fn in_another_order<T>(all: &mut [T], round: usize) {
     all.rotate_left(1);
     if round.is_multiple_of(all.len()) {

@@ -8,7 +8,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 const PAGE: usize = 4096;
 
-/// The first pages of a file, mapped. The file has to be as long for as long as this is there: the kernel ends a process that writes beyond its end.
+/// The first pages of a file, mapped. The file has to be as long for as long as this is there: the
+/// kernel ends a process that writes beyond its end.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     memory: NonNull<u8>,
@@ -27,11 +28,13 @@ impl Mapped {
         Ok(Self { memory, pages })
     }
 
-    /// Writes a byte of such a page, counted around. The page is clean before, or this is a store to memory and no more.
+    /// Writes a byte of such a page, counted around. The page is clean before, or this is a store
+    /// to memory and no more.
     pub(crate) fn touch(&self, page: usize) {
         let at = page % self.pages * PAGE;
-        // SAFETY: `at` lies inside of the mapping, which is there until this is dropped and which nobody has a reference to. Others who write the same byte
-        // are other processes, or other threads of this one by another mapping; the store is one byte and volatile.
+        // SAFETY: `at` lies inside of the mapping, which is there until this is dropped and which
+        // nobody has a reference to. Others who write the same byte are other processes, or other
+        // threads of this one by another mapping; the store is one byte and volatile.
         unsafe { self.memory.add(at).write_volatile(7) };
     }
 }

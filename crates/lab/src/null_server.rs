@@ -1,12 +1,13 @@
-//! The floor: a plain FUSE server on the `fuser` crate that keeps names and attributes in memory and
-//! throws data away. Two threads with cloned descriptors, writes of up to 1 MiB, no spinning, no kernel
-//! write-back, every request answered (FLUSH and FSYNC too), reads give zeros.
+//! The floor: a plain FUSE server on the `fuser` crate that keeps names and attributes in memory
+//! and throws data away. Two threads with cloned descriptors, writes of up to 1 MiB, no spinning,
+//! no kernel write-back, every request answered (FLUSH and FSYNC too), reads give zeros.
 //!
-//! It runs in a process of its own, `lab null-server MOUNTPOINT`, says `ready` on standard output when
-//! it is mounted and ends when it is unmounted. It is a yardstick, not a file system: no hard links, no
-//! extended attributes, no renames.
+//! It runs in a process of its own, `lab null-server MOUNTPOINT`, says `ready` on standard output
+//! when it is mounted and ends when it is unmounted. It is a yardstick, not a file system: no hard
+//! links, no extended attributes, no renames.
 //!
-//! Locking: one mutex over all names; a request holds it while it makes its answer, never while it sends.
+//! Locking: one mutex over all names; a request holds it while it makes its answer, never while it
+//! sends.
 
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig,

@@ -1,7 +1,8 @@
 //! `rcu`: what do readers, grace periods and callbacks cost?
 //!
-//! Every subject is made once; a round takes each scenario in turn and gives each subject a slice of it,
-//! starting with another one each round. What is measured is in [`scenario`], who in [`mod@subject`].
+//! Every subject is made once; a round takes each scenario in turn and gives each subject a slice
+//! of it, starting with another one each round. What is measured is in [`scenario`], who in
+//! [`mod@subject`].
 
 mod crossbeam;
 #[cfg(has_liburcu)]

@@ -1,8 +1,8 @@
 //! What an experiment found: rows, and their three forms (table, JSON, plot).
 //!
-//! An experiment fills a [`Recorder`] with samples or with the reason why there are none; the recorder
-//! turns them into [`Row`]s in the order in which each was first mentioned. Everything that is printed
-//! or written afterwards comes from the rows alone.
+//! An experiment fills a [`Recorder`] with samples or with the reason why there are none; the
+//! recorder turns them into [`Row`]s in the order in which each was first mentioned. Everything
+//! that is printed or written afterwards comes from the rows alone.
 
 mod curves;
 mod document;
@@ -77,9 +77,9 @@ impl Shown {
     }
 }
 
-/// One line of the result: one metric of one variant in one scenario. Serialised as the lab's JSON has
-/// it; a figure that does not apply is `null` (a rate has `mean` and `p50` only; a row that could not
-/// run has none, `n` = 0 and the reason in `note`).
+/// One line of the result: one metric of one variant in one scenario. Serialised as the lab's JSON
+/// has it; a figure that does not apply is `null` (a rate has `mean` and `p50` only; a row that
+/// could not run has none, `n` = 0 and the reason in `note`).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
     /// What was done.

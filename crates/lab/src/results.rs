@@ -1,10 +1,14 @@
-//! `lab report`: makes the tables of docs/RESULTS.md and the plots beside them from the JSON in docs/results.
+//! `lab report`: makes the tables of docs/RESULTS.md and the plots beside them from the JSON in
+//! docs/results.
 //!
-//! The page is written by people but for its blocks ([`blocks`]), each of which names a file of results and what of it is to
-//! be seen. The command fills all of them, and redraws every plot; a file without a block gets a section at the
-//! page's end. With `--check` nothing is written, and what differs is named: a figure in the page that is in no file is
-//! an error, and so is a file that the page does not show, or whose plot it does not. Figures that others have published are in `published.json`
-//! ([`published`]) and stand beside ours; what hosts give is in `host.json`, of which [`crate::host`] makes the blocks of docs/KERNELS.md. Single figures in prose ([`inline`]) are filled on this page and all others of the documentation.
+//! The page is written by people but for its blocks ([`blocks`]), each of which names a file of
+//! results and what of it is to be seen. The command fills all of them, and redraws every plot; a
+//! file without a block gets a section at the page's end. With `--check` nothing is written, and
+//! what differs is named: a figure in the page that is in no file is an error, and so is a file
+//! that the page does not show, or whose plot it does not. Figures that others have published are
+//! in `published.json` ([`published`]) and stand beside ours; what hosts give is in `host.json`, of
+//! which [`crate::host`] makes the blocks of docs/KERNELS.md. Single figures in prose ([`inline`])
+//! are filled on this page and all others of the documentation.
 
 mod blocks;
 mod inline;
@@ -25,7 +29,8 @@ use std::process::ExitCode;
 /// The name of the command.
 pub(crate) const COMMAND: &str = "report";
 
-/// Makes the tables of RESULTS.md, the plots, and the figures in the prose of all pages and of README.md, from the JSON in results/.
+/// Makes the tables of RESULTS.md, the plots, and the figures in the prose of all pages and of
+/// README.md, from the JSON in results/.
 #[derive(Debug, Parser)]
 #[command(name = "lab report")]
 struct Arguments {

@@ -1,9 +1,9 @@
 //! Samples and what is said of them.
 //!
-//! [`Samples`] keeps every value and is exact: for runs, of which there are few. [`Histogram`] is for
-//! operations, of which there are millions: its percentiles are at most 0.8 % above the true value,
-//! its count, sum and maximum are exact. Percentiles are by nearest rank everywhere: the smallest
-//! value that at least the given share of the values does not exceed.
+//! [`Samples`] keeps every value and is exact: for runs, of which there are few. [`Histogram`] is
+//! for operations, of which there are millions: its percentiles are at most 0.8 % above the true
+//! value, its count, sum and maximum are exact. Percentiles are by nearest rank everywhere: the
+//! smallest value that at least the given share of the values does not exceed.
 
 use std::time::Duration;
 

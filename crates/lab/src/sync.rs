@@ -1,6 +1,8 @@
 //! `sync`: who waits for whom?
 //!
-//! The published experiment twice, with real cgroups and fio's writers on a real mount: with its own sizes, and scaled. In both a cgroup that may write little has much to be written, and somebody in another cgroup syncs.
+//! The published experiment twice, with real cgroups and fio's writers on a real mount: with its
+//! own sizes, and scaled. In both a cgroup that may write little has much to be written, and
+//! somebody in another cgroup syncs.
 
 mod admit;
 pub(crate) mod client;

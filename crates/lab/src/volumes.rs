@@ -1,12 +1,13 @@
 //! `volumes`: what does a mounted volume cost?
 //!
-//! Every target (ours in each mode on each store, and each peer) is mounted once and stays mounted; a
-//! round takes each scenario in turn and gives every target a slice of it, starting with another target
-//! each round. The clients are threads of this process that make the system calls themselves
+//! Every target (ours in each mode on each store, and each peer) is mounted once and stays mounted;
+//! a round takes each scenario in turn and gives every target a slice of it, starting with another
+//! target each round. The clients are threads of this process that make the system calls themselves
 //! ([`clients`]); `tar` and `git` are the programs.
 //!
-//! Scenario names: `seqwrite-1m` is a directory store (and every peer), `seqwrite-1m/mem` our memory
-//! store, and likewise for all others. The null server has no store, so its rows stand under both names.
+//! Scenario names: `seqwrite-1m` is a directory store (and every peer), `seqwrite-1m/mem` our
+//! memory store, and likewise for all others. The null server has no store, so its rows stand under
+//! both names.
 
 mod clients;
 pub(crate) mod ours;

@@ -74,8 +74,8 @@ fn an_output_that_cannot_be_written_is_known_before_anything_runs() {
     assert!(complaint(&output).contains("/no/such/place/out.json"), "{}", complaint(&output));
 }
 
-/// The rows, the table and the plot of a run of `scenarios` with the null server and a program that does
-/// not exist; everything the lab makes is below `directory`.
+/// The rows, the table and the plot of a run of `scenarios` with the null server and a program that
+/// does not exist; everything the lab makes is below `directory`.
 fn run(scenarios: &str, directory: &Path) -> (Vec<Value>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_lab"))
         .args(["volumes", "--quick", "--variant", "default,null", "--scenario", scenarios])
@@ -165,7 +165,8 @@ fn every_variant_of_drain_unmounts() {
     );
 }
 
-/// liburcu is linked where it was there when the lab was built; elsewhere, and where it lacks a call, its row says so.
+/// liburcu is linked where it was there when the lab was built; elsewhere, and where it lacks a
+/// call, its row says so.
 #[test]
 fn a_library_without_a_call_is_a_row_that_says_so() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -220,7 +221,8 @@ fn left_in(directory: &Path) -> Vec<String> {
     left
 }
 
-/// Has the scenarios run, and looks at every row: these of the healthy volumes, and those that a scenario has of its own.
+/// Has the scenarios run, and looks at every row: these of the healthy volumes, and those that a
+/// scenario has of its own.
 fn isolation_has_rows(scenarios: &[(&str, &[&str])]) {
     let names: Vec<&str> = scenarios.iter().map(|(name, _)| *name).collect();
     let Some((mut command, directory)) = isolation(&names.join(",")) else { return };
@@ -283,7 +285,8 @@ fn isolation_that_is_killed_leaves_nothing() {
             assert!(lab.try_wait().expect("a child").is_none(), "it has ended");
             has("neighbour0")
         };
-        // One of its neighbours is there; whether that is stalled, or used, by now makes no difference to who has to clean up.
+        // One of its neighbours is there; whether that is stalled, or used, by now makes no
+        // difference to who has to clean up.
         eventually("it has mounted", &mut mounted);
         lab.kill().unwrap();
         lab.wait().unwrap();

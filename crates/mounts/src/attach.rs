@@ -1,7 +1,8 @@
-//! Mounting: a superblock, a part of what is mounted elsewhere, and copies for all who receive the change.
+//! Mounting: a superblock, a part of what is mounted elsewhere, and copies for all who receive the
+//! change.
 //!
-//! What is to be mounted is first a list of [`Draft`]s, then one copy of it is made for each place: the one that was
-//! asked for, and those that receive it. All copies appear to walks at once.
+//! What is to be mounted is first a list of [`Draft`]s, then one copy of it is made for each place:
+//! the one that was asked for, and those that receive it. All copies appear to walks at once.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,8 +47,8 @@ impl Namespace {
     /// Mounts a superblock on a path; whoever walks there sees it when the call returns.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`], [`Error::AlreadyThere`], [`Error::NotDirectory`], [`Error::TooManyMounts`],
-    /// [`Error::Ended`], and those of the walk.
+    /// [`Error::NotPermitted`], [`Error::AlreadyThere`], [`Error::NotDirectory`],
+    /// [`Error::TooManyMounts`], [`Error::Ended`], and those of the walk.
     pub fn attach<'a>(
         &self,
         start: impl Into<Start<'a>>,
@@ -57,7 +58,8 @@ impl Namespace {
         first(&self.attach_telling(start, path, superblock)?)
     }
 
-    /// The same; says which mounts were made: the one on the path first, then those on all that receive the change.
+    /// The same; says which mounts were made: the one on the path first, then those on all that
+    /// receive the change.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -82,7 +84,8 @@ impl Namespace {
         })
     }
 
-    /// Mounts what is seen at `from`, also on `to`; with `is_recursive` together with what is mounted below it.
+    /// Mounts what is seen at `from`, also on `to`; with `is_recursive` together with what is
+    /// mounted below it.
     ///
     /// # Errors
     /// As [`attach`](Self::attach), and [`Error::NotAllowed`] for a mount that is unbindable.
@@ -120,8 +123,8 @@ impl Namespace {
         }
     }
 
-    /// Finds a place, takes the lock of the tree, and changes what is there then: the walk is made again if its mount
-    /// has left meanwhile.
+    /// Finds a place, takes the lock of the tree, and changes what is there then: the walk is made
+    /// again if its mount has left meanwhile.
     pub(crate) fn change_at<T>(
         &self,
         start: Start<'_>,
@@ -327,7 +330,8 @@ impl Tree {
         Ok(all)
     }
 
-    /// A place that receives a mount may have one already: that one goes on top of the new one, as if it had come later.
+    /// A place that receives a mount may have one already: that one goes on top of the new one, as
+    /// if it had come later.
     fn tuck(&mut self, ns: &Arc<Ns>, on: (MountId, Inode), under: &Arc<Mount>, change: &mut Change) {
         let Some(child) = self.child(on.0, on.1) else { return };
         let Some(mount) = self.nodes.get(&child).map(|node| Arc::clone(&node.mount)) else { return };

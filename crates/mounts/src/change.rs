@@ -13,7 +13,8 @@ use crate::protocol::{Departed, Locked};
 /// A change under way. The lock of the tree is held.
 #[derive(Debug, Default)]
 pub(crate) struct Change {
-    /// Boxed: a map of one has room for eleven, and who asks for so much memory has the allocator tidy up.
+    /// Boxed: a map of one has room for eleven, and who asks for so much memory has the allocator
+    /// tidy up.
     old: BTreeMap<u64, Box<(Arc<Ns>, Old)>>,
 }
 
@@ -23,7 +24,8 @@ impl Change {
         &mut self.old.entry(ns.home.id).or_insert_with(|| Box::new((Arc::clone(ns), Old::default()))).1
     }
 
-    /// After all locks are free: leaves what was replaced to the readers' domains, which begin grace periods for it.
+    /// After all locks are free: leaves what was replaced to the readers' domains, which begin
+    /// grace periods for it.
     pub(crate) fn publish(self) {
         for (ns, old) in self.old.into_values().map(|left| *left) {
             old.leave_to(&ns.home.domain);
@@ -51,7 +53,7 @@ pub(crate) struct Departure {
     pub(crate) mount: Arc<Mount>,
     pub(crate) ns: Arc<Ns>,
     pub(crate) found: Departed,
-    /// Taken after the mount had left, with a full barrier: when this grace period has passed, no section is left that
-    /// could have found it.
+    /// Taken after the mount had left, with a full barrier: when this grace period has passed, no
+    /// section is left that could have found it.
     pub(crate) stamp: Cookie,
 }

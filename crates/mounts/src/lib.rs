@@ -1,11 +1,12 @@
 //! Mount namespaces over a superblock trait, and an unmount that waits for nobody.
 //!
-//! A [`Namespace`] is a tree of mounts. Walks cross it without locks and without writing memory that other threads
-//! read; an unmount that finds nobody else using its mount waits for nobody. **Who runs the clean-up matters**: whoever
-//! asked for the unmount has the superblock shut down when the call returns; after a lazy one with users it is who drops
-//! the last [`Pin`], when that drop returns. No queue is involved and nobody else's thread: where a call ends several
-//! superblocks that may have to wait, it makes threads of its own for them, and outlasts these. So a superblock that hangs holds up nobody
-//! but its own unmount.
+//! A [`Namespace`] is a tree of mounts. Walks cross it without locks and without writing memory
+//! that other threads read; an unmount that finds nobody else using its mount waits for nobody.
+//! **Who runs the clean-up matters**: whoever asked for the unmount has the superblock shut down
+//! when the call returns; after a lazy one with users it is who drops the last [`Pin`], when that
+//! drop returns. No queue is involved and nobody else's thread: where a call ends several
+//! superblocks that may have to wait, it makes threads of its own for them, and outlasts these. So
+//! a superblock that hangs holds up nobody but its own unmount.
 //!
 //! | type | is |
 //! |---|---|
@@ -25,8 +26,9 @@
 //! | `attach`, `moving`, `umount` | changes |
 //! | `strategy` | how a mount that left is ended |
 //!
-//! Lock order: the tree of a family of namespaces; the locks of namespaces, by number; pins of a mount; the mounts of
-//! a superblock. Superblocks are called with none of them held but for [`Superblock::is_below`].
+//! Lock order: the tree of a family of namespaces; the locks of namespaces, by number; pins of a
+//! mount; the mounts of a superblock. Superblocks are called with none of them held but for
+//! [`Superblock::is_below`].
 
 #![forbid(unsafe_code)]
 

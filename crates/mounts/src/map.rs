@@ -1,8 +1,8 @@
 //! Hash tables of mounts that are read in read sections.
 //!
-//! Buckets are replaced, never changed: a reader sees one as a whole, before or after. Only who holds the lock of the
-//! tree writes. What was replaced is collected in [`Old`] and left to the domain once for a whole change, after all
-//! locks are free.
+//! Buckets are replaced, never changed: a reader sees one as a whole, before or after. Only who
+//! holds the lock of the tree writes. What was replaced is collected in [`Old`] and left to the
+//! domain once for a whole change, after all locks are free.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::mount::{Mount, Parent};
 
 /// Buckets of an empty table.
 const FIRST: usize = 16;
-/// How much larger a table gets that has more entries than buckets. A change copies the other entries of its bucket,
-/// and so touches their mounts: buckets should be short.
+/// How much larger a table gets that has more entries than buckets. A change copies the other
+/// entries of its bucket, and so touches their mounts: buckets should be short.
 const GROWTH: usize = 4;
 
 /// Two numbers that name an entry.
@@ -70,7 +70,8 @@ pub(crate) struct Old {
 }
 
 impl Old {
-    /// Leaves everything to `domain`. May wait while too many callbacks are queued: not under locks.
+    /// Leaves everything to `domain`. May wait while too many callbacks are queued: not under
+    /// locks.
     pub(crate) fn leave_to(self, domain: &Domain) {
         let is_empty = self.buckets.is_empty()
             && self.parents.is_empty()

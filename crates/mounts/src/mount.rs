@@ -31,8 +31,8 @@ pub(crate) struct Parent {
     pub(crate) at: Inode,
 }
 
-/// A superblock, or a part of it, at a place of a namespace. Immutable but for what the protocol counts and for
-/// its parent, which changes under the namespace's lock.
+/// A superblock, or a part of it, at a place of a namespace. Immutable but for what the protocol
+/// counts and for its parent, which changes under the namespace's lock.
 pub(crate) struct Mount {
     pub(crate) id: MountId,
     pub(crate) superblock: Super,
@@ -97,7 +97,8 @@ impl Mount {
         self.refs.legitimize(&self.home.lock, seq, this_shard())
     }
 
-    /// Gives a reference back; runs the clean-up if it was the last one. Not in a read section, nor under locks.
+    /// Gives a reference back; runs the clean-up if it was the last one. Not in a read section, nor
+    /// under locks.
     pub(crate) fn put(&self) {
         if self.refs.put(&self.home.domain, &self.home.lock, this_shard()) == Put::Last {
             self.clean_up();
@@ -146,10 +147,11 @@ impl Drop for Passing {
     }
 }
 
-/// Keeps a mount: whoever wants to unmount it is told who has it; after a lazy unmount it stays as long as it has pins.
+/// Keeps a mount: whoever wants to unmount it is told who has it; after a lazy unmount it stays as
+/// long as it has pins.
 ///
-/// The drop of the last pin of a mount that was unmounted shuts its superblock down, if this was the superblock's
-/// last mount, before it returns.
+/// The drop of the last pin of a mount that was unmounted shuts its superblock down, if this was
+/// the superblock's last mount, before it returns.
 #[derive(Debug)]
 pub struct Pin {
     mount: Arc<Mount>,

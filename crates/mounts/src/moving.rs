@@ -13,12 +13,13 @@ use crate::tree::{Tie, Tree};
 use crate::walk::{Last, Place, Start};
 
 impl Namespace {
-    /// Moves the mount that `from` leads to, with all mounts below it, to `to`. Walks see it at one of both places, never
-    /// at none.
+    /// Moves the mount that `from` leads to, with all mounts below it, to `to`. Walks see it at one
+    /// of both places, never at none.
     ///
     /// # Errors
-    /// [`Error::NotMountRoot`], [`Error::IntoItself`], [`Error::NotAllowed`] for the namespace's root, below a shared mount,
-    /// and for a tree with an unbindable mount onto a shared one; and those of [`attach`](Self::attach).
+    /// [`Error::NotMountRoot`], [`Error::IntoItself`], [`Error::NotAllowed`] for the namespace's
+    /// root, below a shared mount, and for a tree with an unbindable mount onto a shared one; and
+    /// those of [`attach`](Self::attach).
     pub fn move_mount<'a, 'b>(
         &self,
         from: (impl Into<Start<'a>>, impl AsRef<Path>),
@@ -40,12 +41,12 @@ impl Namespace {
         }
     }
 
-    /// Makes the mount that `new_root` leads to the namespace's root, and puts the old root on `put_old`, which is `new_root` or
-    /// below it, as pivot_root(2) does.
+    /// Makes the mount that `new_root` leads to the namespace's root, and puts the old root on
+    /// `put_old`, which is `new_root` or below it, as pivot_root(2) does.
     ///
     /// # Errors
-    /// [`Error::NotMountRoot`]; [`Error::NotAllowed`] if `new_root` is the root already, `put_old` is not below it, or one of the
-    /// mounts concerned is below a shared mount; those of the walk.
+    /// [`Error::NotMountRoot`]; [`Error::NotAllowed`] if `new_root` is the root already, `put_old`
+    /// is not below it, or one of the mounts concerned is below a shared mount; those of the walk.
     pub fn pivot<'a, 'b>(
         &self,
         new_root: (impl Into<Start<'a>>, impl AsRef<Path>),
@@ -188,8 +189,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// A namespace with copies of all mounts, which are peers of the originals where those are shared, and slaves where those
-    /// are. Its readers are its own.
+    /// A namespace with copies of all mounts, which are peers of the originals where those are
+    /// shared, and slaves where those are. Its readers are its own.
     ///
     /// # Errors
     /// [`Error::NotPermitted`], and [`Error::NotHere`] if this one has ended.

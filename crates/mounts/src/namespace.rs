@@ -35,7 +35,8 @@ impl Default for Options {
 
 /// A tree of mounts, with its own readers.
 ///
-/// The handle that [`new`](Self::new) or [`try_clone`](Self::try_clone) gave ends the namespace when it is dropped.
+/// The handle that [`new`](Self::new) or [`try_clone`](Self::try_clone) gave ends the namespace
+/// when it is dropped.
 #[derive(Debug)]
 pub struct Namespace {
     pub(crate) ns: Arc<Ns>,
@@ -141,12 +142,13 @@ impl Namespace {
         if self.rights == Rights::Change { Ok(()) } else { Err(Error::NotPermitted) }
     }
 
-    /// Where a path leads at a moment of the call. Keeps nothing: takes no lock and writes no memory that other threads
-    /// read, unless a superblock has to be waited for or mounts change meanwhile.
+    /// Where a path leads at a moment of the call. Keeps nothing: takes no lock and writes no
+    /// memory that other threads read, unless a superblock has to be waited for or mounts change
+    /// meanwhile.
     ///
     /// # Errors
-    /// Those of the walk: [`Error::NoEntry`], [`Error::NotDirectory`], [`Error::TooManyLinks`], those of superblocks, and
-    /// [`Error::NotHere`] if the start is gone.
+    /// Those of the walk: [`Error::NoEntry`], [`Error::NotDirectory`], [`Error::TooManyLinks`],
+    /// those of superblocks, and [`Error::NotHere`] if the start is gone.
     pub fn resolve<'a>(
         &self,
         start: impl Into<Start<'a>>,
@@ -170,8 +172,9 @@ impl Namespace {
         self.ns.pin(start.into(), path.as_ref(), last, &holder.into())
     }
 
-    /// Where a path leads, for `look` to look at: the mount does not end meanwhile. Nobody is told who has it; a synchronous
-    /// unmount is not refused, but waits until `look` returns, so that this must not take long.
+    /// Where a path leads, for `look` to look at: the mount does not end meanwhile. Nobody is told
+    /// who has it; a synchronous unmount is not refused, but waits until `look` returns, so that
+    /// this must not take long.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
@@ -199,7 +202,8 @@ impl Namespace {
         self.ns.by_id.find((mount.0, 0), &guard).map(|mount| mount.superblock.clone())
     }
 
-    /// What the mount with this number is on; `None` for the root, and for one that is not in this namespace.
+    /// What the mount with this number is on; `None` for the root, and for one that is not in this
+    /// namespace.
     #[must_use]
     pub fn place_of(&self, mount: MountId) -> Option<Place> {
         let guard = self.ns.home.domain.read();
@@ -245,14 +249,14 @@ impl Namespace {
         &self.ns.home.domain
     }
 
-    /// Ends the namespace: on return no path leads anywhere, and every superblock whose last mounts were here, and that
-    /// nobody has pinned or holds, is shut down.
+    /// Ends the namespace: on return no path leads anywhere, and every superblock whose last mounts
+    /// were here, and that nobody has pinned or holds, is shut down.
     pub fn end(self) {
         drop(self);
     }
 
-    /// The same for a namespace that others go on to ask: they find nothing. If it was ended before, or is just being
-    /// ended, the call returns at once.
+    /// The same for a namespace that others go on to ask: they find nothing. If it was ended
+    /// before, or is just being ended, the call returns at once.
     ///
     /// # Errors
     /// [`Error::NotPermitted`].
@@ -260,7 +264,8 @@ impl Namespace {
         self.shut_telling(|_| {})
     }
 
-    /// The same; calls `left` with the mounts that go, once no walk finds them and before they are ended: no lock is held.
+    /// The same; calls `left` with the mounts that go, once no walk finds them and before they are
+    /// ended: no lock is held.
     ///
     /// # Errors
     /// [`Error::NotPermitted`].
@@ -270,7 +275,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// What the mount with this number shows of its superblock; `None` if it is not in this namespace.
+    /// What the mount with this number shows of its superblock; `None` if it is not in this
+    /// namespace.
     #[must_use]
     pub fn root_of(&self, mount: MountId) -> Option<Inode> {
         let guard = self.ns.home.domain.read();

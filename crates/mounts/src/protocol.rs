@@ -11,25 +11,29 @@
 //! | `Refs::flags` | [`UMOUNT`], [`SYNC_UMOUNT`], [`DOOMED`] | who holds the lock |
 //! | `Refs::is_expiring` | nobody used the mount since an unmount asked for that | anybody |
 //!
-//! The namespace itself has one reference, which its unmount gives back. A reference is a *pin*, which has a name,
-//! or *passing*: of a walk that is under way. A synchronous unmount refuses because of pins, and waits for
-//! the passing ones, which cannot be many or new: no path leads to the mount any more.
+//! The namespace itself has one reference, which its unmount gives back. A reference is a *pin*,
+//! which has a name, or *passing*: of a walk that is under way. A synchronous unmount refuses
+//! because of pins, and waits for the passing ones, which cannot be many or new: no path leads to
+//! the mount any more.
 //!
 //! # Who runs the clean-up
-//! Whoever sets `DOOMED`, once. An unmount that finds the count to be exactly 1 sets it at once, without a grace
-//! period: there is nobody else. Otherwise it waits for a grace period, so that nobody is left in a fast put, and then
-//! a synchronous one waits until it is alone; a lazy one gives its reference back, as everybody does.
+//! Whoever sets `DOOMED`, once. An unmount that finds the count to be exactly 1 sets it at once,
+//! without a grace period: there is nobody else. Otherwise it waits for a grace period, so that
+//! nobody is left in a fast put, and then a synchronous one waits until it is alone; a lazy one
+//! gives its reference back, as everybody does.
 //!
 //! # Orderings
-//! * P1 legitimize: count up, full fence, load `seq`. Unmount and slow put: store `seq`, full fence, sum. Either the walk
-//!   sees that something changed, or its reference is counted.
-//! * P2 what is reached by a walk: writer stores `seq` odd, release fence, its changes; the walk reads them with acquire,
-//!   acquire fence, loads `seq`. Who sees a change sees the number changed.
-//! * P3 the sum: all puts with acquire, then all gets. A put that is counted has its get counted, so that the sum is
-//!   never less than what there was between the passes.
-//! * P4 fast put: in a read section, flags are 0, count down. Unmount: set flags, grace period. After it every put
-//!   is a slow one, and looks whether it was the last.
-//! * P5 the last user: its work, count down with release. Who finds the sum to be 0 or 1 loaded with acquire.
+//! * P1 legitimize: count up, full fence, load `seq`. Unmount and slow put: store `seq`, full
+//!   fence, sum. Either the walk sees that something changed, or its reference is counted.
+//! * P2 what is reached by a walk: writer stores `seq` odd, release fence, its changes; the walk
+//!   reads them with acquire, acquire fence, loads `seq`. Who sees a change sees the number
+//!   changed.
+//! * P3 the sum: all puts with acquire, then all gets. A put that is counted has its get counted,
+//!   so that the sum is never less than what there was between the passes.
+//! * P4 fast put: in a read section, flags are 0, count down. Unmount: set flags, grace period.
+//!   After it every put is a slow one, and looks whether it was the last.
+//! * P5 the last user: its work, count down with release. Who finds the sum to be 0 or 1 loaded
+//!   with acquire.
 //!
 //! # Lock order
 //! The lock, then a shard's pins. Nothing that can wait is done under either.
@@ -98,7 +102,8 @@ impl MountLock {
         Locked { lock: self, _held: held }
     }
 
-    /// The number that a walk begins with. Waits for a change that is under way; not for use in a read section.
+    /// The number that a walk begins with. Waits for a change that is under way; not for use in a
+    /// read section.
     pub fn sample(&self) -> u64 {
         for _ in 0..LOOKS {
             // ORDERING: Acquire, P2: what is read later is no older.
@@ -235,7 +240,8 @@ impl<N: Clone> Refs<N> {
     /// One more, by who has one already.
     #[inline]
     pub fn get(&self, shard: usize) {
-        // ORDERING: Relaxed: before the caller's own put by P3, before the number by the fence of P1.
+        // ORDERING: Relaxed: before the caller's own put by P3, before the number by the fence of
+        // P1.
         self.shard(shard).gets.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -251,7 +257,8 @@ impl<N: Clone> Refs<N> {
         shard.puts.fetch_add(1, Ordering::Release);
     }
 
-    /// How many references there are, or were meanwhile: never fewer than at one moment of the call.
+    /// How many references there are, or were meanwhile: never fewer than at one moment of the
+    /// call.
     pub fn sum(&self) -> u64 {
         if is_on("mounts-gets-first") {
             // ORDERING: as below, in the wrong order.
@@ -271,7 +278,8 @@ impl<N: Clone> Refs<N> {
         gets.wrapping_sub(puts)
     }
 
-    /// Makes a mount that a walk found in the caller's read section, begun with `seq`, the caller's own.
+    /// Makes a mount that a walk found in the caller's read section, begun with `seq`, the caller's
+    /// own.
     pub fn legitimize(&self, lock: &MountLock, seq: u64, shard: usize) -> Legitimized {
         if !lock.is_unchanged(seq) {
             return Legitimized::Changed;
@@ -323,7 +331,8 @@ impl<N: Clone> Refs<N> {
 
     /// Gives a reference to a mount back that has left its namespace.
     pub fn put_slow(&self, lock: &MountLock, shard: usize) -> Put {
-        // Walks see it: one may have found the mount where this reference was kept, and make it its own now.
+        // Walks see it: one may have found the mount where this reference was kept, and make it its
+        // own now.
         let locked = lock.lock();
         if !is_on("mounts-slow-put-no-barrier") {
             // ORDERING: P1.
@@ -347,8 +356,8 @@ impl<N: Clone> Refs<N> {
         self.flags.fetch_or(flags, Ordering::Release);
     }
 
-    /// The mount has left its namespace; `locked` shows that walks know. Under the same lock as the check of
-    /// pins and as the unhashing.
+    /// The mount has left its namespace; `locked` shows that walks know. Under the same lock as the
+    /// check of pins and as the unhashing.
     pub fn depart(&self, _locked: &Locked<'_>, is_sync: bool, may_be_alone: bool) -> Departed {
         self.set(if is_sync { UMOUNT | SYNC_UMOUNT } else { UMOUNT });
         if !is_on("mounts-busy-no-barrier") {
@@ -381,8 +390,8 @@ impl<N: Clone> Refs<N> {
         if is_sync { self.wait_until_alone(lock) } else { self.put_slow(lock, 0) }
     }
 
-    /// Waits until the caller's reference is the last one, and takes the clean-up. A grace period has passed since
-    /// the departure, so that all puts are slow ones.
+    /// Waits until the caller's reference is the last one, and takes the clean-up. A grace period
+    /// has passed since the departure, so that all puts are slow ones.
     pub fn wait_until_alone(&self, lock: &MountLock) -> Put {
         let mut held = lock.lock.lock();
         while self.sum() != 1 {
@@ -392,8 +401,8 @@ impl<N: Clone> Refs<N> {
         Put::Last
     }
 
-    /// Gives the caller's reference a name. Refused once a synchronous unmount has found no pins: the reference is
-    /// passing, and must be put.
+    /// Gives the caller's reference a name. Refused once a synchronous unmount has found no pins:
+    /// the reference is passing, and must be put.
     pub fn pin(&self, shard: usize, name: N) -> Option<PinKey> {
         let shard = shard % self.shards.len();
         let mut pins = self.shards[shard].pins.lock();
@@ -449,7 +458,8 @@ impl<N: Clone> Refs<N> {
         self.shards.iter().for_each(|shard| shard.pins.lock().is_closed = false);
     }
 
-    /// Notes that somebody asks whether the mount is used; says whether it had been noted already, and not used since.
+    /// Notes that somebody asks whether the mount is used; says whether it had been noted already,
+    /// and not used since.
     pub fn expire(&self) -> bool {
         // ORDERING: Relaxed, a hint.
         self.is_expiring.swap(true, Ordering::Relaxed)

@@ -1,11 +1,12 @@
-//! How a mount that left its namespace is ended: the default, and the interface by which experiments try others.
+//! How a mount that left its namespace is ended: the default, and the interface by which
+//! experiments try others.
 //!
-//! The default waits for nobody when nobody else holds the mount. Otherwise a grace period of *its own* namespace has to
-//! pass. A superblock that goes for good, and may have much to write, has it begun at once and flushes meanwhile; only
-//! what is left of the grace period is waited for then.
+//! The default waits for nobody when nobody else holds the mount. Otherwise a grace period of *its
+//! own* namespace has to pass. A superblock that goes for good, and may have much to write, has it
+//! begun at once and flushes meanwhile; only what is left of the grace period is waited for then.
 //!
-//! Whoever asked for the unmount runs the clean-ups before the call returns, with no lock held; several that may have to
-//! wait, with the help of threads of the call's own.
+//! Whoever asked for the unmount runs the clean-ups before the call returns, with no lock held;
+//! several that may have to wait, with the help of threads of the call's own.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -131,15 +132,17 @@ impl Last {
         self.0.clean_up();
     }
 
-    /// Does so for all of them, and returns when all are done; those that may have to wait, beside each other.
+    /// Does so for all of them, and returns when all are done; those that may have to wait, beside
+    /// each other.
     pub fn clean_up_all(all: Vec<Self>) {
         let ending = all.into_iter().filter_map(|last| last.0.superblock.put());
         beside_each_other(ending.collect(), |superblock| superblock.may_wait(), |one| one.shutdown());
     }
 }
 
-/// Calls `end` with all of them, and returns when all calls have: by the caller for those that never wait; for the others by
-/// several threads, so that one that hangs does not hold up the others, as long as there are not more of them than threads.
+/// Calls `end` with all of them, and returns when all calls have: by the caller for those that
+/// never wait; for the others by several threads, so that one that hangs does not hold up the
+/// others, as long as there are not more of them than threads.
 fn beside_each_other<T: Send>(all: Vec<T>, may_wait: impl Fn(&T) -> bool, end: impl Fn(T) + Sync) {
     let (slow, quick): (Vec<T>, Vec<T>) = all.into_iter().partition(may_wait);
     quick.into_iter().for_each(&end);
@@ -180,8 +183,8 @@ impl OfOne {
         self.0[0].superblock().superblock().may_wait()
     }
 
-    /// Nobody else will use the superblock for long: these are its last mounts, nothing of it is open, and whoever has a reference is
-    /// a walk that will be gone soon.
+    /// Nobody else will use the superblock for long: these are its last mounts, nothing of it is
+    /// open, and whoever has a reference is a walk that will be gone soon.
     fn goes_for_good(&self) -> bool {
         let superblock = self.0[0].superblock();
         superblock.is_about_to_end(self.0.len()) && !self.0.iter().any(Gone::is_pinned)
@@ -199,7 +202,8 @@ impl OfOne {
     }
 }
 
-/// Ends mounts of which somebody else may have one. Apart, so that who has nobody to wait for does not make room for what is needed here.
+/// Ends mounts of which somebody else may have one. Apart, so that who has nobody to wait for does
+/// not make room for what is needed here.
 #[cold]
 #[inline(never)]
 fn finish_used(gone: Vec<Gone>, is_sync: bool) {

@@ -1,7 +1,7 @@
 //! What is mounted.
 //!
-//! A superblock has names and inodes of its own; this crate knows neither its data nor where it rests. It may be
-//! mounted at several places; when the last of its mounts is gone it is shut down.
+//! A superblock has names and inodes of its own; this crate knows neither its data nor where it
+//! rests. It may be mounted at several places; when the last of its mounts is gone it is shut down.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -44,10 +44,11 @@ pub struct Entry {
 
 /// What is mounted.
 ///
-/// The methods that end in `_rcu` are called in a read section, without a reference: they must not wait, take no
-/// lock that is held for long, and say `None` where they would have to. They may be called beside and after
-/// [`shutdown`](Self::shutdown); what they say then is thrown away, as the walk finds that the mount is gone. All
-/// others are called by who has a reference, and never after `shutdown` has begun.
+/// The methods that end in `_rcu` are called in a read section, without a reference: they must not
+/// wait, take no lock that is held for long, and say `None` where they would have to. They may be
+/// called beside and after [`shutdown`](Self::shutdown); what they say then is thrown away, as the
+/// walk finds that the mount is gone. All others are called by who has a reference, and never after
+/// `shutdown` has begun.
 ///
 /// A superblock without names can be mounted, too: nothing is found in it.
 pub trait Superblock: Send + Sync + fmt::Debug + 'static {
@@ -101,8 +102,8 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Whether `inode` is `dir`, or below it. Called with the lock of the tree held: must not wait. What is not
-    /// known is no: then a mount there is not propagated to those who see only `dir`.
+    /// Whether `inode` is `dir`, or below it. Called with the lock of the tree held: must not wait.
+    /// What is not known is no: then a mount there is not propagated to those who see only `dir`.
     fn is_below(&self, inode: Inode, dir: Inode) -> bool {
         let mut at = inode;
         // A tree that is deeper than this is taken for one that goes in circles.
@@ -121,16 +122,18 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
         false
     }
 
-    /// The last mounts are being taken away, and the unmount has to wait until walks have left: what takes time can be done
-    /// meanwhile. These walks may still use the superblock; [`shutdown`](Self::shutdown) follows, and is who reports
-    /// what failed. Only called where [`may_wait`](Self::may_wait) says so.
+    /// The last mounts are being taken away, and the unmount has to wait until walks have left:
+    /// what takes time can be done meanwhile. These walks may still use the superblock;
+    /// [`shutdown`](Self::shutdown) follows, and is who reports what failed. Only called where
+    /// [`may_wait`](Self::may_wait) says so.
     fn flush(&self) {}
 
     /// An unmount with force: whoever waits for the medium should get an error.
     fn force(&self) {}
 
-    /// Whether [`shutdown`](Self::shutdown) may have to wait, for a medium say. Several such superblocks that go together are shut
-    /// down by several threads; those that never wait are not worth a thread.
+    /// Whether [`shutdown`](Self::shutdown) may have to wait, for a medium say. Several such
+    /// superblocks that go together are shut down by several threads; those that never wait are not
+    /// worth a thread.
     fn may_wait(&self) -> bool {
         true
     }
@@ -174,8 +177,8 @@ impl State {
 
 /// Uses a superblock, through whichever of its mounts: an open file.
 ///
-/// A synchronous unmount that would take its last mount is refused; after a lazy one, and after the end of the
-/// namespace, the drop of the last hold shuts the superblock down before it returns.
+/// A synchronous unmount that would take its last mount is refused; after a lazy one, and after the
+/// end of the namespace, the drop of the last hold shuts the superblock down before it returns.
 #[derive(Debug)]
 pub struct Hold(Super);
 
@@ -194,8 +197,8 @@ impl Drop for Hold {
 }
 
 impl Super {
-    /// One that is not mounted yet. There must be only one for each superblock: the last of *its* mounts ends
-    /// in the shutdown.
+    /// One that is not mounted yet. There must be only one for each superblock: the last of *its*
+    /// mounts ends in the shutdown.
     #[must_use]
     pub fn new(superblock: Arc<dyn Superblock>) -> Self {
         Self(Arc::new(Active {
@@ -254,8 +257,8 @@ impl Super {
         true
     }
 
-    /// A synchronous unmount is about to take `leaving` mounts: if these are all, nobody may hold it, and nobody is let
-    /// in any more. Otherwise says how many do.
+    /// A synchronous unmount is about to take `leaving` mounts: if these are all, nobody may hold
+    /// it, and nobody is let in any more. Otherwise says how many do.
     pub(crate) fn close(&self, leaving: usize) -> std::result::Result<(), usize> {
         let mut state = self.0.state.lock();
         if leaving < state.mounts {

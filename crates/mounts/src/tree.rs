@@ -1,7 +1,8 @@
 //! The trees of all namespaces that propagate to each other, under one lock.
 //!
-//! Namespaces that were cloned of one another are a *family*: a change in one may change the others. Others have
-//! nothing to do with each other, and no lock in common. Nothing that can wait is done under the lock.
+//! Namespaces that were cloned of one another are a *family*: a change in one may change the
+//! others. Others have nothing to do with each other, and no lock in common. Nothing that can wait
+//! is done under the lock.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -43,8 +44,8 @@ const SPARE_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct Family {
     pub(crate) tree: Mutex<Tree>,
-    /// Domains that have no readers: nobody has a namespace of theirs any more. They know the threads that were readers, who would have to
-    /// join a new one. A leaf of the lock order.
+    /// Domains that have no readers: nobody has a namespace of theirs any more. They know the
+    /// threads that were readers, who would have to join a new one. A leaf of the lock order.
     spare: Mutex<Vec<Domain>>,
 }
 
@@ -136,7 +137,8 @@ impl Tree {
         }
     }
 
-    /// Takes a mount's ties. Slaves of a group that has no members any more become slaves of that one's master.
+    /// Takes a mount's ties. Slaves of a group that has no members any more become slaves of that
+    /// one's master.
     pub(crate) fn untie(&mut self, id: MountId, tie: Tie) {
         if let Some(master) = tie.master {
             if let Some(group) = self.groups.get_mut(&master) {

@@ -1,8 +1,8 @@
 //! Unmounting, and the end of a namespace.
 //!
-//! 1. Under the lock of the tree: which mounts go, copies that propagation takes along included. Under their namespaces'
-//!    locks: a synchronous unmount refuses if any of them is pinned; then all leave the tables, the sequence is odd
-//!    meanwhile, and each is counted.
+//! 1. Under the lock of the tree: which mounts go, copies that propagation takes along included.
+//!    Under their namespaces' locks: a synchronous unmount refuses if any of them is pinned; then
+//!    all leave the tables, the sequence is odd meanwhile, and each is counted.
 //! 2. All locks are given back. What was replaced is left to the readers' domains.
 //! 3. The mounts are ended ([`crate::strategy`]): by the caller, before the call returns.
 
@@ -26,7 +26,8 @@ bitflags::bitflags! {
     /// How to unmount; the bits are those of umount2(2). None: synchronously.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Umount: u32 {
-        /// Tell the superblock that whoever waits for it should get an error ([`Superblock::force`](crate::Superblock::force)).
+        /// Tell the superblock that whoever waits for it should get an error
+        /// ([`Superblock::force`](crate::Superblock::force)).
         const FORCE = 1;
         /// Leave the namespace now, with all mounts below; the last user's drop shuts down.
         const DETACH = 2;
@@ -45,14 +46,17 @@ struct Leaving {
 }
 
 impl Namespace {
-    /// Takes the mount that a path leads to out of the namespace, and its copies where propagation says so.
+    /// Takes the mount that a path leads to out of the namespace, and its copies where propagation
+    /// says so.
     ///
-    /// On return of a synchronous unmount nobody has a reference, and the superblock is shut down if that was its last
-    /// mount. A lazy one has done the same, unless somebody has pinned the mount; then the last pin's drop does it.
+    /// On return of a synchronous unmount nobody has a reference, and the superblock is shut down
+    /// if that was its last mount. A lazy one has done the same, unless somebody has pinned the
+    /// mount; then the last pin's drop does it.
     ///
     /// # Errors
-    /// [`Error::Flags`], [`Error::NotPermitted`], [`Error::NotMountRoot`], [`Error::NotHere`], [`Error::NotAllowed`] for the
-    /// namespace's root, [`Error::Busy`], [`Error::Expiring`], and those of the walk.
+    /// [`Error::Flags`], [`Error::NotPermitted`], [`Error::NotMountRoot`], [`Error::NotHere`],
+    /// [`Error::NotAllowed`] for the namespace's root, [`Error::Busy`], [`Error::Expiring`], and
+    /// those of the walk.
     pub fn umount<'a>(
         &self,
         start: impl Into<Start<'a>>,
@@ -62,8 +66,8 @@ impl Namespace {
         self.umount_telling(start, path, flags, |_| {})
     }
 
-    /// The same; calls `left` with the mounts that go, in whichever namespace, once no walk finds them and before they are
-    /// ended: no lock is held.
+    /// The same; calls `left` with the mounts that go, in whichever namespace, once no walk finds
+    /// them and before they are ended: no lock is held.
     ///
     /// # Errors
     /// As [`umount`](Self::umount); `left` is not called then.
@@ -178,8 +182,8 @@ impl Tree {
         Err(Error::Expiring)
     }
 
-    /// What else goes with `victims`: whatever is mounted on the same places of those who receive the change, unless
-    /// something is mounted on it that stays.
+    /// What else goes with `victims`: whatever is mounted on the same places of those who receive
+    /// the change, unless something is mounted on it that stays.
     fn with_copies(&self, victims: Vec<MountId>) -> Vec<MountId> {
         if !self.has_groups() {
             return victims;

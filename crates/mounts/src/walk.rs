@@ -1,12 +1,14 @@
 //! Walking a path.
 //!
-//! First in a read section, without touching any count: names that the superblocks know from memory, mounts from the
-//! namespace's tables, the sequence looked at after each step ([`step`]). What is asked for in the end is a place,
-//! which needs nothing more, or a reference, for which the last mount is legitimized.
+//! First in a read section, without touching any count: names that the superblocks know from
+//! memory, mounts from the namespace's tables, the sequence looked at after each step ([`step`]).
+//! What is asked for in the end is a place, which needs nothing more, or a reference, for which the
+//! last mount is legitimized.
 //!
-//! A superblock that would have to wait ends the first part: the walk makes the mount that it is on its own, leaves the
-//! section, and goes on with one reference at a time. If mounts changed meanwhile it starts again, after some
-//! attempts with references from the beginning. So nobody waits in a section, and whoever waits keeps one mount, which is the one it waits for.
+//! A superblock that would have to wait ends the first part: the walk makes the mount that it is on
+//! its own, leaves the section, and goes on with one reference at a time. If mounts changed
+//! meanwhile it starts again, after some attempts with references from the beginning. So nobody
+//! waits in a section, and whoever waits keeps one mount, which is the one it waits for.
 
 mod path;
 pub mod step;
@@ -25,7 +27,8 @@ use crate::superblock::{Entry, Inode, Kind, Super};
 use path::Rest;
 use step::{At, Changed, View, check, cross_down, cross_up};
 
-/// Attempts in sections before a walk goes on with references: these cost it more, and unmounts wait for them.
+/// Attempts in sections before a walk goes on with references: these cost it more, and unmounts
+/// wait for them.
 const SECTIONS: usize = 4;
 
 /// Attempts to get a reference before changes are kept away for one.
@@ -130,8 +133,8 @@ struct Here {
 }
 
 impl Here {
-    /// The walk came to this mount, which has left the namespace: what it finds, or finds not, may never have been
-    /// at the path.
+    /// The walk came to this mount, which has left the namespace: what it finds, or finds not, may
+    /// never have been at the path.
     fn is_astray(&self) -> bool {
         !self.is_at_start && self.on.mount().refs.flags() != 0
     }
@@ -183,7 +186,8 @@ impl Ns {
         }
     }
 
-    /// Walks in sections as often as mounts change meanwhile, within reason, and takes what is wanted in the section.
+    /// Walks in sections as often as mounts change meanwhile, within reason, and takes what is
+    /// wanted in the section.
     fn in_sections<'p, T>(
         &self,
         start: Start<'_>,
@@ -328,8 +332,9 @@ impl Early {
     }
 }
 
-/// Ends a walk with an error that follows from an answer of a superblock. The superblock may have been asked after its
-/// mount was covered, moved or unmounted: the error counts only if mounts did not change since the walk began.
+/// Ends a walk with an error that follows from an answer of a superblock. The superblock may have
+/// been asked after its mount was covered, moved or unmounted: the error counts only if mounts did
+/// not change since the walk began.
 #[cold]
 fn fail(lock: &MountLock, seq: u64, early: Early, error: Error) -> Stop {
     if is_on(early.mutant()) {
@@ -461,7 +466,8 @@ impl Ns {
                 return Some((on, inode));
             }
         }
-        // Changes come too fast: keep them away. What the tables have is held by the namespace until they change.
+        // Changes come too fast: keep them away. What the tables have is held by the namespace
+        // until they change.
         let _held = lock.hold();
         let (mount, inode) = find(&self.home.domain.read())?;
         Some((Passing::beside(&mount), inode))

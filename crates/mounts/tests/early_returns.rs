@@ -1,8 +1,9 @@
-//! Errors that end a walk in a section, each beside a change of mounts that happens while the superblock answers.
+//! Errors that end a walk in a section, each beside a change of mounts that happens while the
+//! superblock answers.
 //!
-//! The path leads to a file before the change and after it. The superblock that is covered by the change forgets the file
-//! only after that, so its error never was the answer to the path. A walk that reports the error did not check the
-//! sequence after the superblock's answer.
+//! The path leads to a file before the change and after it. The superblock that is covered by the
+//! change forgets the file only after that, so its error never was the answer to the path. A walk
+//! that reports the error did not check the sequence after the superblock's answer.
 //!
 //! | end of the walk | test | mutant |
 //! |---|---|---|
@@ -14,8 +15,9 @@
 //! | a place, after a crossing | [`a_result_beside_a_change`] | `mounts-no-recheck-after-miss` |
 //! | the parent's place, after `..` | [`a_parent_beside_a_change`] | `mounts-no-recheck-after-miss` |
 //!
-//! The change happens inside of the superblock's answer, so that no schedule has to be found. The checks are left out
-//! only in a build for shuttle: `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-mounts --test early_returns`
+//! The change happens inside of the superblock's answer, so that no schedule has to be found. The
+//! checks are left out only in a build for shuttle:
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-mounts --test early_returns`
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -123,7 +125,8 @@ impl Superblock for Covered {
     fn shutdown(&self) {}
 }
 
-/// Walks `path` while the mount on `a` is covered. Gives where it came to, and where it leads after the change.
+/// Walks `path` while the mount on `a` is covered. Gives where it came to, and where it leads after
+/// the change.
 fn walk(case: Case, path: &str) -> (Result<Place>, Place) {
     let (ns, _) = namespace(&["a/"]);
     let ns = Arc::new(ns);

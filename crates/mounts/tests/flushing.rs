@@ -13,14 +13,16 @@ use watertight_mounts::{Last, Namespace, Options, Start, Super, Umount};
 
 const ROOT: Start<'static> = Start::Root;
 
-/// Grace periods of this namespace come by themselves only where one is asked for that does not wait for a tick.
+/// Grace periods of this namespace come by themselves only where one is asked for that does not
+/// wait for a tick.
 fn namespace() -> Namespace {
     let (_, root) = Fs::new(&["v/", "w/", "x/"]).mountable();
     let domain = rcu::DomainOptions { tick: Duration::from_secs(3600), ..Default::default() };
     Namespace::new(&root, Options { domain, ..Options::default() }).unwrap()
 }
 
-/// `v` goes by `unmount`, which flushes beside a grace period that cannot have passed before, and has passed after.
+/// `v` goes by `unmount`, which flushes beside a grace period that cannot have passed before, and
+/// has passed after.
 fn flushes_beside(ns: &Namespace, (fs, sb): &(Arc<Fs>, Super), unmount: impl FnOnce() + Send) {
     let (in_lookup, in_flush) = (fs.in_lookup.as_ref().unwrap(), fs.in_flush.as_ref().unwrap());
     let stats = || ns.domain().stats();

@@ -1,4 +1,5 @@
-//! The protocol between walks, references and unmounts, under loom, each part of it switched off once.
+//! The protocol between walks, references and unmounts, under loom, each part of it switched off
+//! once.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-mounts --release --test loom_mounts`
 //!
@@ -335,8 +336,8 @@ fn a_pin_beside_a_synchronous_unmount() {
     });
 }
 
-/// On `a` of the root (mount 0) is mount 1, on its `b` mount 2. All three have what the walk looks for, but for
-/// the place `b` of mount 1, which is covered.
+/// On `a` of the root (mount 0) is mount 1, on its `b` mount 2. All three have what the walk looks
+/// for, but for the place `b` of mount 1, which is covered.
 struct Three {
     lock: MountLock,
     is_on: [AtomicBool; 3],
@@ -435,7 +436,8 @@ fn mn_r7_each_part_that_is_switched_off_is_missed() {
     assert_caught("a_reference_that_changes_its_shard", &passes, "panicked");
 }
 
-/// Grace periods on demand: finished at a count of 2, not waited for at another count than 1, one counter instead of two.
+/// Grace periods on demand: finished at a count of 2, not waited for at another count than 1, one
+/// counter instead of two.
 #[test]
 fn mn_r8_mistakes_of_grace_periods_on_demand_are_caught() {
     for test in ["a_walk_beside_a_lazy_unmount", "a_walk_beside_a_synchronous_unmount"] {
@@ -460,7 +462,8 @@ fn mistakes_beyond_the_specification_are_caught() {
     assert_caught("a_pin_beside_a_synchronous_unmount", &pin, "pinned beside a synchronous unmount");
 }
 
-/// The rejected strategy that counts walkers where they make a mount their own, and waits for these instead of a grace period.
+/// The rejected strategy that counts walkers where they make a mount their own, and waits for these
+/// instead of a grace period.
 #[test]
 fn percpu_legitimize_leaves_mounts_that_nobody_ends() {
     assert_caught("a_put_beside_a_lazy_unmount", &["mounts-percpu-legitimize"], "nobody ended it");

@@ -1,8 +1,10 @@
-//! A walk writes nothing that others read: all memory that a namespace has is made read-only, and walks go on.
+//! A walk writes nothing that others read: all memory that a namespace has is made read-only, and
+//! walks go on.
 //!
-//! The namespace is built in an arena of its own. A thread that comes later, and so has its own memory elsewhere, walks while the arena
-//! cannot be written: a lock, a count or a note anywhere in it would end the process by SIGSEGV. That this would be seen is seen by
-//! walks that do count. What is not in the arena: the thread's own slot of its domain, and statics.
+//! The namespace is built in an arena of its own. A thread that comes later, and so has its own
+//! memory elsewhere, walks while the arena cannot be written: a lock, a count or a note anywhere in
+//! it would end the process by SIGSEGV. That this would be seen is seen by walks that do count.
+//! What is not in the arena: the thread's own slot of its domain, and statics.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -54,12 +56,14 @@ impl Arena {
 
     fn protect(&self, flags: MprotectFlags) {
         let start = self.start.load(Ordering::SeqCst).cast();
-        // SAFETY: the arena's own mapping; who writes to it while it is read-only ends the process, which is what is asked.
+        // SAFETY: the arena's own mapping; who writes to it while it is read-only ends the process,
+        // which is what is asked.
         unsafe { mprotect(start, ARENA, flags) }.unwrap();
     }
 }
 
-// SAFETY: memory is either the system's, passed on to it, or a piece of the arena that nobody else gets.
+// SAFETY: memory is either the system's, passed on to it, or a piece of the arena that nobody else
+// gets.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !self.is_open.load(Ordering::SeqCst) {
@@ -97,8 +101,9 @@ fn child(task: &str, is_protected: bool) -> Output {
 fn a_walk_writes_nothing_that_others_read() {
     let walked = child("walk", true);
     assert!(walked.status.success(), "a walk has written to the namespace's memory: {walked:?}");
-    // The same for walks that do write: one that keeps what it found, and one that goes on with references, because a superblock has to be
-    // waited for. Both end well where they may write, and are seen where they may not.
+    // The same for walks that do write: one that keeps what it found, and one that goes on with
+    // references, because a superblock has to be waited for. Both end well where they may write,
+    // and are seen where they may not.
     for task in ["pin", "wait"] {
         let free = child(task, false);
         assert!(free.status.success(), "{task}: {free:?}");
@@ -172,7 +177,8 @@ fn wait_for(step: &AtomicUsize, value: usize) {
     }
 }
 
-/// What the changes have left is freed, and the domain's thread, which writes to its domain, has gone.
+/// What the changes have left is freed, and the domain's thread, which writes to its domain, has
+/// gone.
 fn until_nobody_is_at_work(ns: &Namespace) {
     (0..2).for_each(|_| ns.domain().barrier());
     let is_worker = |task: std::io::Result<std::fs::DirEntry>| {

@@ -1,5 +1,5 @@
-//! The requirements MN-R1 to MN-R5 and MN-R10 of the specification. MN-R6 is the lab's, MN-R7 to R9 are `loom_mounts`' and
-//! [`walks`](./walks.rs)'.
+//! The requirements MN-R1 to MN-R5 and MN-R10 of the specification. MN-R6 is the lab's, MN-R7 to R9
+//! are `loom_mounts`' and [`walks`](./walks.rs)'.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -171,7 +171,8 @@ fn mn_r4_a_superblock_that_hangs_holds_up_its_own_unmount_only() {
     assert_eq!(hung.shutdowns(), 1);
 }
 
-/// Waits for nothing, and notes whether each mount's stamp is of a grace period that has not passed.
+/// Waits for nothing, and notes whether each mount's stamp is of a grace period that has not
+/// passed.
 #[derive(Debug, Default)]
 struct Stamps(Mutex<Vec<bool>>);
 
@@ -203,7 +204,8 @@ fn mn_r5_whatever_leaves_a_namespace_is_stamped_after_it_left() {
     };
     ["a", "b", "b/d", "c"].into_iter().for_each(attach);
     for passed in 0..4 {
-        // While this section is open no grace period ends: a stamp that has passed was taken too early.
+        // While this section is open no grace period ends: a stamp that has passed was taken too
+        // early.
         let sections = [ns.domain().read(), other.domain().read()];
         match passed {
             0 => ns.umount(ROOT, "a", Umount::empty()).unwrap(),
@@ -354,7 +356,8 @@ fn an_unmount_beside_a_move_of_its_parent_is_of_that_mount() {
     assert_eq!(ns.stats().mounts, 2);
 }
 
-/// Namespaces get the domains of others that ended; whoever reads in one that is there holds up nobody else's unmount.
+/// Namespaces get the domains of others that ended; whoever reads in one that is there holds up
+/// nobody else's unmount.
 #[test]
 fn readers_of_a_namespace_hold_up_its_own_unmounts_only() {
     let (ns, _) = namespace(&["v/"]);
@@ -364,7 +367,8 @@ fn readers_of_a_namespace_hold_up_its_own_unmounts_only() {
             let (fs, sb) = Fs::new(&["f"]).mountable();
             clone.attach(ROOT, "v", &sb).unwrap();
             let pin = clone.pin(ROOT, "v/f", Last::Follow, "somebody").unwrap();
-            // A grace period of the same domain would be refused here: it would wait for this thread.
+            // A grace period of the same domain would be refused here: it would wait for this
+            // thread.
             let others = clones.iter().enumerate().filter(|(other, _)| *other != n);
             let sections: Vec<_> = others.map(|(_, other)| other.domain().read()).collect();
             let section = ns.domain().read();

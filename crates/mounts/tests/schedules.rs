@@ -1,4 +1,5 @@
-//! Unmounts of whole namespaces beside readers and grace periods, under many schedules, with mutants that the same tests catch.
+//! Unmounts of whole namespaces beside readers and grace periods, under many schedules, with
+//! mutants that the same tests catch.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-mounts --test schedules`
 #![cfg(shuttle)]

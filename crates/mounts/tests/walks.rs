@@ -151,7 +151,8 @@ fn a_synchronous_unmount_waits_for_a_visit() {
     }
 }
 
-/// MN-R9 as a real run: what is there before and after a change is never missed, and `..` never leads elsewhere.
+/// MN-R9 as a real run: what is there before and after a change is never missed, and `..` never
+/// leads elsewhere.
 #[test]
 fn mn_r9_walks_beside_changes_find_what_was_there_all_the_time() {
     for is_cached in [true, false] {

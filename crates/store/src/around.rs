@@ -1,4 +1,5 @@
-//! A store around another one, for whoever wants to know of each call: the delegation, written once.
+//! A store around another one, for whoever wants to know of each call: the delegation, written
+//! once.
 
 use std::ffi::{OsStr, OsString};
 use std::io::IoSlice;
@@ -25,8 +26,8 @@ pub trait Around: Send + Sync + 'static {
     }
 }
 
-/// The store. [`Store::describe`], [`Store::path_of`], [`Store::generation`] and the figures that a store knows of itself are passed on as
-/// they are.
+/// The store. [`Store::describe`], [`Store::path_of`], [`Store::generation`] and the figures that a
+/// store knows of itself are passed on as they are.
 pub struct AroundStore<A> {
     pub(crate) inner: Arc<dyn Store>,
     pub(crate) around: Arc<A>,

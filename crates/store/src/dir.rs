@@ -4,10 +4,10 @@
 //! the user's tree and nothing else.
 //!
 //! # Paths cannot escape
-//! Every object is held by an `O_PATH` descriptor. All calls are relative to such a descriptor, with
-//! one checked [`Name`] that is never followed if it is a symbolic link, or go to the object itself
-//! (`AT_EMPTY_PATH`, `/proc/self/fd/N`). There is no path to swap a part of. What lies on another
-//! device or mount below the source is refused with [`ErrorKind::CrossDevice`].
+//! Every object is held by an `O_PATH` descriptor. All calls are relative to such a descriptor,
+//! with one checked [`Name`] that is never followed if it is a symbolic link, or go to the object
+//! itself (`AT_EMPTY_PATH`, `/proc/self/fd/N`). There is no path to swap a part of. What lies on
+//! another device or mount below the source is refused with [`ErrorKind::CrossDevice`].
 //!
 //! | module | what |
 //! |---|---|
@@ -26,7 +26,8 @@
 //! A process must not fork and go on in the child with an open store: the store's view of
 //! `/proc/self/fd` stays the parent's.
 //!
-//! Lock order: `Inner::searching`, `DirNode::data`, `DirNode::path`, a shard of the table. Beside these, see [`durable`].
+//! Lock order: `Inner::searching`, `DirNode::data`, `DirNode::path`, a shard of the table. Beside
+//! these, see [`durable`].
 
 mod attrs;
 #[allow(unsafe_code, reason = "a thread's own credentials and umask, which rustix has not or calls unsafe")]
@@ -66,7 +67,8 @@ use node::DirNode;
 use paths::Paths;
 use table::Table;
 
-/// Descriptors to count with where there is no limit, and the most to ask for as root: each pins memory of the kernel.
+/// Descriptors to count with where there is no limit, and the most to ask for as root: each pins
+/// memory of the kernel.
 const DESCRIPTORS_WITHOUT_LIMIT: u64 = 1 << 17;
 
 /// A store over a directory of the host.
@@ -75,7 +77,8 @@ pub struct DirStore {
     inner: Arc<Inner>,
 }
 
-/// Bounds of a [`DirStore`], where what is `None` follows from the limit of descriptors, and how it reads.
+/// Bounds of a [`DirStore`], where what is `None` follows from the limit of descriptors, and how it
+/// reads.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DirOptions {
     /// Objects that are held open at a time, where others can be opened again (as root); otherwise
@@ -84,8 +87,8 @@ pub struct DirOptions {
     /// Objects that wait to be synced, before changing another one syncs the oldest. Three
     /// eighths of the limit.
     pub unsynced_max: Option<usize>,
-    /// Reading files and directories leaves their times of access as they are, where the process may ask for that: root,
-    /// or the owner.
+    /// Reading files and directories leaves their times of access as they are, where the process
+    /// may ask for that: root, or the owner.
     pub no_atime: bool,
 }
 
@@ -129,7 +132,8 @@ pub(crate) struct Inner {
     unsynced: Unsynced,
     /// Held by a search for an id.
     searching: Mutex<()>,
-    /// Given up for a moment when something must be synced and no descriptor is left. There is one since the first object was opened.
+    /// Given up for a moment when something must be synced and no descriptor is left. There is one
+    /// since the first object was opened.
     spare: Mutex<Option<OwnedFd>>,
     /// Holds the directory's lock; `None` once closed.
     lock: Mutex<Option<holder::Exclusive>>,
@@ -159,7 +163,8 @@ impl DirStore {
         Ok(Arc::new(Self { inner: Arc::new(Inner::open(path.as_ref(), options)?) }))
     }
 
-    /// Who has the directory `path` in use as a store, in words for a person; nothing is opened or locked.
+    /// Who has the directory `path` in use as a store, in words for a person; nothing is opened or
+    /// locked.
     ///
     /// # Errors
     /// Those of opening the directory.
@@ -217,7 +222,8 @@ fn proc_fds(op: &'static str) -> Result<Arc<OwnedFd>> {
     Ok(fd)
 }
 
-/// Whether the medium decides about access by the capabilities of the caller alone, on this machine.
+/// Whether the medium decides about access by the capabilities of the caller alone, on this
+/// machine.
 fn is_local(root: impl AsFd) -> bool {
     const LOCAL: [i64; 8] = [
         0xef53,      // ext2, ext3, ext4
@@ -243,7 +249,8 @@ impl Inner {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let lock = rustix::fs::open(path, flags, 0.into()).map_err(errno::failed_with(op, &shown))?;
         let lock = holder::lock(lock, path)?;
-        // One descriptor for the lock, for the directory itself, and to open handles with: thousands of idle stores have no more.
+        // One descriptor for the lock, for the directory itself, and to open handles with:
+        // thousands of idle stores have no more.
         let root = lock.descriptor();
         let stat = rustix::fs::statx(&root, c"", AtFlags::EMPTY_PATH, STAT_MASK)
             .map_err(errno::failed_with(op, &shown))?;
@@ -310,7 +317,8 @@ impl Inner {
         self.with_room(|| self.quietly(flags, |flags| rustix::fs::openat(path, ".", flags, 0.into())))
     }
 
-    /// Opens what is to be read, without a trace in its time of access if that was asked for and is allowed.
+    /// Opens what is to be read, without a trace in its time of access if that was asked for and is
+    /// allowed.
     fn quietly<T>(
         &self,
         flags: OFlags,

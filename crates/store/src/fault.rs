@@ -21,8 +21,8 @@ use control::{Control, Verdict};
 ///
 /// # Rules
 /// `CALL:WHAT:WHAT…`, several joined by `;`. `CALL` is a method's name (`create`, `read`, `write`,
-/// `file.sync`, `store.sync`, `sync` for both of these, …) or `*`; `file.close` and `dir.close`, the end of what is open, are
-/// in `*` not included, and cannot fail.
+/// `file.sync`, `store.sync`, `sync` for both of these, …) or `*`; `file.close` and `dir.close`,
+/// the end of what is open, are in `*` not included, and cannot fail.
 ///
 /// | what | meaning |
 /// |---|---|
@@ -35,7 +35,8 @@ use control::{Control, Verdict};
 /// | `torn` | writes the first half of the bytes, then fails (`EIO`, or what `fail=` says) |
 ///
 /// A delay comes first, then a hang, then the failure. [`Store::forget`], [`Store::path_of`],
-/// [`Store::describe`] and [`Store::close`] always pass. Calls are counted whether they fail or not.
+/// [`Store::describe`] and [`Store::close`] always pass. Calls are counted whether they fail or
+/// not.
 #[derive(Debug)]
 pub struct FaultStore {
     inner: Arc<dyn Store>,

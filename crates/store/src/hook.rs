@@ -1,5 +1,5 @@
-//! A store for tests that calls a function before and after each call: to hang, to fail, to panic, to count, and to make a
-//! race happen.
+//! A store for tests that calls a function before and after each call: to hang, to fail, to panic,
+//! to count, and to make a race happen.
 
 use std::sync::{Arc, RwLock};
 

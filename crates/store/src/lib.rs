@@ -14,8 +14,9 @@
 //! # References
 //! Every call that returns an [`Entry`] gives its caller one reference on the entry's object.
 //! [`Store::forget`] gives references back. While an object has references its id names the same
-//! object, also after its last name was removed. Afterwards another may have its number, with another generation; an object
-//! that is still there is found by its number again ([`Store::recall`]).
+//! object, also after its last name was removed. Afterwards another may have its number, with
+//! another generation; an object that is still there is found by its number again
+//! ([`Store::recall`]).
 //!
 //! # Threads
 //! Every method may be called from any thread at any time. A call may block for as long as the

@@ -1,9 +1,9 @@
 //! A store in memory, gone when it is closed.
 //!
 //! It behaves as a local file system of Linux does: set-group-id directories, link counts, times,
-//! holes, renames, extended attributes (`user.`, `trusted.`, `security.`), objects that live on while
-//! somebody references them. There are no access control lists. Nothing is ever slow, so that it also
-//! shows what the layers above cost.
+//! holes, renames, extended attributes (`user.`, `trusted.`, `security.`), objects that live on
+//! while somebody references them. There are no access control lists. Nothing is ever slow, so that
+//! it also shows what the layers above cost.
 //!
 //! The memory is bounded: data by 4 KiB, each object with [`node::OBJECT_BYTES`].
 //!

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::{DirOptions, DirStore, Error, ErrorKind, FaultStore, MemStore, Result, Store};
 
-/// A memory store that is smaller has no room for a handful of files: whoever names such a size forgot its unit.
+/// A memory store that is smaller has no room for a handful of files: whoever names such a size
+/// forgot its unit.
 const MEM_BYTES_MIN: u64 = 1 << 20;
 
 /// Opens the store that `spec` names.

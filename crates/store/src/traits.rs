@@ -23,8 +23,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         false
     }
 
-    /// The size of the largest file, in bytes. What is written beyond it is refused at once; were it found
-    /// out at write-back, the data could never leave the cache.
+    /// The size of the largest file, in bytes. What is written beyond it is refused at once; were
+    /// it found out at write-back, the data could never leave the cache.
     fn file_size_max(&self) -> u64 {
         i64::MAX.unsigned_abs()
     }
@@ -37,10 +37,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Finds `name` in `parent`.
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry>;
 
-    /// Finds an object by an id that its user may have given all references back on, also before the store was closed and
-    /// opened again: an id and a generation together name one object for as long as it exists, where the medium
-    /// allows it. It is the caller's to compare the generation. [`ErrorKind::Stale`](crate::ErrorKind): there is none, or it cannot be
-    /// found so.
+    /// Finds an object by an id that its user may have given all references back on, also before
+    /// the store was closed and opened again: an id and a generation together name one object for
+    /// as long as it exists, where the medium allows it. It is the caller's to compare the
+    /// generation. [`ErrorKind::Stale`](crate::ErrorKind): there is none, or it cannot be found so.
     fn recall(&self, id: ObjectId) -> Result<Entry> {
         let _ = id;
         Err(Error::new(ErrorKind::Stale, "recall"))
@@ -156,16 +156,18 @@ pub trait File: Send + Sync + fmt::Debug {
     /// Allocates, zeroes or punches a range, as fallocate(2).
     fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> Result<()>;
 
-    /// Where the next data or hole begins; [`ErrorKind::NoSuchAddress`](crate::ErrorKind) past the end.
+    /// Where the next data or hole begins; [`ErrorKind::NoSuchAddress`](crate::ErrorKind) past the
+    /// end.
     fn seek(&self, what: Seek, offset: u64) -> Result<u64>;
 
-    /// Makes the data, the size and the file's name durable; the other attributes too unless `data_only`.
+    /// Makes the data, the size and the file's name durable; the other attributes too unless
+    /// `data_only`.
     fn sync(&self, data_only: bool) -> Result<()>;
 }
 
 /// An open directory.
 pub trait Dir: Send + Sync + fmt::Debug {
-    /// Lists from `offset` on (0, or a [`DirEntry::next`]) until `sink` says `false`; an entry that was
-    /// refused so comes again from its predecessor's `next`.
+    /// Lists from `offset` on (0, or a [`DirEntry::next`]) until `sink` says `false`; an entry that
+    /// was refused so comes again from its predecessor's `next`.
     fn list(&self, offset: u64, sink: &mut dyn FnMut(DirEntry) -> bool) -> Result<()>;
 }

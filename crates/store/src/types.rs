@@ -37,8 +37,8 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// The wall clock's time, by the clock that file systems use: a finer one would make what is written now
-    /// seem newer than what the host's file system makes a moment later.
+    /// The wall clock's time, by the clock that file systems use: a finer one would make what is
+    /// written now seem newer than what the host's file system makes a moment later.
     #[must_use]
     pub fn now() -> Self {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
@@ -84,7 +84,8 @@ pub struct Entry {
     pub id: ObjectId,
     /// Its attributes at that moment.
     pub attr: Attr,
-    /// Tells it from others that had its id before, or have it in another store; see [`Store::recall`](crate::Store::recall).
+    /// Tells it from others that had its id before, or have it in another store; see
+    /// [`Store::recall`](crate::Store::recall).
     pub generation: u32,
 }
 

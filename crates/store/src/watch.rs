@@ -1,7 +1,8 @@
 //! Whether a store answers: which calls are under way, and since when.
 //!
-//! A store that hangs gives no error and returns from no call; the only sign is a call that lasts. Each call takes a
-//! slot for its time and notes when it began, so that [`Watch::oldest`] tells without asking the store.
+//! A store that hangs gives no error and returns from no call; the only sign is a call that lasts.
+//! Each call takes a slot for its time and notes when it began, so that [`Watch::oldest`] tells
+//! without asking the store.
 //!
 //! Lock order: a slot is a leaf, and held for a moment only, never during a call.
 
@@ -14,7 +15,8 @@ use sync::Mutex;
 use crate::around::{Around, AroundStore};
 use crate::{Result, Store};
 
-/// Calls that are told apart; of more at one time only these are watched, each of which would be noticed.
+/// Calls that are told apart; of more at one time only these are watched, each of which would be
+/// noticed.
 const SLOTS: usize = 64;
 
 /// A call that has not returned.
@@ -46,7 +48,8 @@ impl Watch {
         self.slots.iter().filter_map(|slot| *slot.lock()).min_by_key(|call| call.since)
     }
 
-    /// Of the calls that were under way `then` and still are, the one that began last. Never asks the store.
+    /// Of the calls that were under way `then` and still are, the one that began last. Never asks
+    /// the store.
     #[must_use]
     pub fn newest_of(&self, then: Instant) -> Option<UnderWay> {
         let calls = self.slots.iter().filter_map(|slot| *slot.lock());

@@ -1,4 +1,5 @@
-//! A directory store and a memory store agree: the same calls give the same answers and the same tree.
+//! A directory store and a memory store agree: the same calls give the same answers and the same
+//! tree.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 

@@ -14,7 +14,8 @@ use watertight_store::{DirStore, RenameFlags, Store, Timestamp};
 #[test]
 fn a_file_that_gets_its_name_during_a_sync_is_synced_by_the_next_one() {
     const ROUNDS: usize = 20_000;
-    // The window is a few instructions wide: once in ten thousand rounds, where syncing costs nothing.
+    // The window is a few instructions wide: once in ten thousand rounds, where syncing costs
+    // nothing.
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let store = DirStore::open(dir.path()).unwrap();
     if store.tmpfile(ROOT, 0o600, me()).map(|made| store.forget(made.entry.id, 1)).is_err() {
@@ -78,7 +79,8 @@ fn the_store_s_clock_is_not_ahead_of_the_host_s_file_system() {
         let made = create(&*store, ROOT, &format!("f{round}"));
         assert!(made.entry.attr.mtime >= before, "{:?} is before {before:?}", made.entry.attr.mtime);
     }
-    // By the clock that is not coarse: since Linux 6.13 a file system's times may be ahead of the coarse one.
+    // By the clock that is not coarse: since Linux 6.13 a file system's times may be ahead of the
+    // coarse one.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let mtime = lookup(&*store, ROOT, "f0").attr.mtime;
     let mtime = Duration::new(mtime.secs.try_into().unwrap(), mtime.nanos);

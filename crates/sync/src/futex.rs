@@ -1,7 +1,8 @@
 //! A number that threads sleep on until it changes: futex(2).
 //!
-//! Neither side takes a lock in user space, so that a thread which is preempted in the middle of waking holds up
-//! nobody else. Models have no system calls; there a lock and a condition variable stand in.
+//! Neither side takes a lock in user space, so that a thread which is preempted in the middle of
+//! waking holds up nobody else. Models have no system calls; there a lock and a condition variable
+//! stand in.
 
 #[cfg(not(any(loom, shuttle)))]
 pub use real::Futex;
@@ -21,7 +22,8 @@ mod real {
     pub struct Futex(AtomicU32);
 
     impl Futex {
-        /// The present number. What was done before a [`bump`](Self::bump) that is seen here, is seen too.
+        /// The present number. What was done before a [`bump`](Self::bump) that is seen here, is
+        /// seen too.
         #[must_use]
         pub fn get(&self) -> u32 {
             // ORDERING: Acquire, pairs with the release in `bump`.
@@ -34,7 +36,8 @@ mod real {
             self.0.fetch_add(1, Ordering::Release);
         }
 
-        /// Sleeps until woken, unless the number is no longer `expected`; `timeout` at most. May return early.
+        /// Sleeps until woken, unless the number is no longer `expected`; `timeout` at most. May
+        /// return early.
         pub fn wait(&self, expected: u32, timeout: Option<Duration>) {
             let timeout = timeout.map(|timeout| rustix::time::Timespec {
                 tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
@@ -83,7 +86,8 @@ mod model {
             self.number.fetch_add(1, Ordering::Release);
         }
 
-        /// Sleeps until woken, unless the number is no longer `expected`. Models have no time: it never runs out.
+        /// Sleeps until woken, unless the number is no longer `expected`. Models have no time: it
+        /// never runs out.
         pub fn wait(&self, expected: u32, _timeout: Option<Duration>) {
             let mut asleep = self.asleep.lock();
             // ORDERING: Relaxed: the kernel compares under its own lock, which is this one.

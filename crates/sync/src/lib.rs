@@ -2,8 +2,8 @@
 //! shuttle.
 //!
 //! The build chooses: plain builds get the real thing, `--cfg loom` and `--cfg shuttle` the model
-//! checkers' replacements with the same signatures; `--cfg lines` counts moves of cache lines. Locks do not poison: a panic in one request is
-//! that request's failure, not its neighbours'.
+//! checkers' replacements with the same signatures; `--cfg lines` counts moves of cache lines.
+//! Locks do not poison: a panic in one request is that request's failure, not its neighbours'.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,15 @@
 //! Moves of cache lines between processors, counted in software: `--cfg lines`.
 //!
-//! Every operation on an atomic of this crate is told to a table of who has which line, as the processors' own
-//! protocol (MESI) keeps it: a load by a processor that has no copy is a move, and so is a store by one that is not
-//! the only one with a copy. A read-modify-write is a store, also one that fails. Where an atomic lies is its real
-//! address, so that what shares a line is counted as it is. What is not an atomic is not counted.
+//! Every operation on an atomic of this crate is told to a table of who has which line, as the
+//! processors' own protocol (MESI) keeps it: a load by a processor that has no copy is a move, and
+//! so is a store by one that is not the only one with a copy. A read-modify-write is a store, also
+//! one that fails. Where an atomic lies is its real address, so that what shares a line is counted
+//! as it is. What is not an atomic is not counted.
 //!
-//! A thread that has [`enter`](Machine::enter)ed is on a processor, mostly alone; the others are on none and count nothing. Either the table
-//! deals out turns, one operation each, by a seed ([`Pace::Turns`]: as many processors as one likes, all equally quick,
-//! the same moves in each run where memory lies the same), or the threads run as they do ([`Pace::Free`]).
+//! A thread that has [`enter`](Machine::enter)ed is on a processor, mostly alone; the others are on
+//! none and count nothing. Either the table deals out turns, one operation each, by a seed
+//! ([`Pace::Turns`]: as many processors as one likes, all equally quick, the same moves in each run
+//! where memory lies the same), or the threads run as they do ([`Pace::Free`]).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -109,8 +111,8 @@ impl Machine {
         })
     }
 
-    /// The calling thread is thread number `processor`, which with a processor for each thread is that processor, as
-    /// long as `work` runs, which begins when all are there.
+    /// The calling thread is thread number `processor`, which with a processor for each thread is
+    /// that processor, as long as `work` runs, which begins when all are there.
     pub fn enter<T>(self: &Arc<Self>, processor: usize, work: impl FnOnce() -> T) -> T {
         let mut state = self.state.lock();
         state.threads[processor] = Some(std::thread::current());
@@ -153,7 +155,8 @@ impl Machine {
         }
     }
 
-    /// Chooses who is next, to be woken without the lock: who wakes is preempted then, and must not have it.
+    /// Chooses who is next, to be woken without the lock: who wakes is preempted then, and must not
+    /// have it.
     fn hand_over(&self, state: &mut State) -> Option<Thread> {
         if self.pace == Pace::Free {
             return None;
@@ -350,7 +353,8 @@ mod tests {
         let (operations, moves) =
             counts.iter().fold((0, 0), |sum, one| (sum.0 + one.operations, sum.1 + one.moves));
         assert_eq!(operations, 400);
-        // Each begins without both lines; after that only the one that is written moves, at most once for each write.
+        // Each begins without both lines; after that only the one that is written moves, at most
+        // once for each write.
         assert!((4..=202).contains(&moves), "{moves}");
         let alone = Machine::new(1, Pace::Free);
         alone.enter(0, || (0..100).for_each(|_| _ = shared.fetch_add(1, Ordering::Relaxed)));

@@ -7,17 +7,20 @@ use shuttle::{Config, FailurePersistence, Runner};
 const SCHEDULES: usize = 200;
 /// The same for what is wrong on purpose.
 const SCHEDULES_WRONG: usize = 50_000;
-/// Schedules of one kind before it is the other's turn: what one finds only rarely the other may find soon.
+/// Schedules of one kind before it is the other's turn: what one finds only rarely the other may
+/// find soon.
 const TURN: usize = 50;
-/// Where the random numbers begin, unless `WATERTIGHT_SEED` says otherwise: two runs see the same schedules.
+/// Where the random numbers begin, unless `WATERTIGHT_SEED` says otherwise: two runs see the same
+/// schedules.
 const SEED: u64 = 1;
-/// Changes of priority in one schedule: bugs that need so many switches at the right places are found.
+/// Changes of priority in one schedule: bugs that need so many switches at the right places are
+/// found.
 const PCT_DEPTH: usize = 3;
 /// Real code needs more stack than models do.
 const STACK_SIZE: usize = 512 << 10;
 
-/// Runs `test` under random schedules, and under schedules that let one thread run as far as it gets and switch
-/// at few places. A deadlock is a failure.
+/// Runs `test` under random schedules, and under schedules that let one thread run as far as it
+/// gets and switch at few places. A deadlock is a failure.
 ///
 /// # Panics
 /// As `test` does, and for a deadlock.
@@ -25,7 +28,8 @@ pub fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     check_times(set("WATERTIGHT_SCHEDULES", SCHEDULES), test);
 }
 
-/// The same for a test that is wrong on purpose: the first schedule that shows it is the last, so that there may be many.
+/// The same for a test that is wrong on purpose: the first schedule that shows it is the last, so
+/// that there may be many.
 ///
 /// # Panics
 /// As `test` does, and for a deadlock.

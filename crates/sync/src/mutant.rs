@@ -1,7 +1,8 @@
 //! Protocols with one part removed on purpose, for the model checkers' tests only.
 //!
-//! A check that cannot fail is a defect: for each barrier there is a test that switches it off and expects
-//! the checker to object. Builds without a checker have no mutants; the question is answered at compile time.
+//! A check that cannot fail is a defect: for each barrier there is a test that switches it off and
+//! expects the checker to object. Builds without a checker have no mutants; the question is
+//! answered at compile time.
 
 /// Whether the mutant `name` is the one under test.
 #[cfg(not(any(loom, shuttle)))]
@@ -27,14 +28,16 @@ mod checked {
         NAME.get_or_init(|| std::env::var(VARIABLE).ok()).as_deref()
     }
 
-    /// Whether the mutant `name` is the one under test: the environment's `WATERTIGHT_MUTANT` names it.
+    /// Whether the mutant `name` is the one under test: the environment's `WATERTIGHT_MUTANT` names
+    /// it.
     #[must_use]
     pub fn is_on(name: &str) -> bool {
         under_test() == Some(name)
     }
 
-    /// Runs a test of the calling test program once for each mutant, in a process of its own (a model that fails
-    /// may take its process down), and asserts that the test fails with `objection` in what it prints.
+    /// Runs a test of the calling test program once for each mutant, in a process of its own (a
+    /// model that fails may take its process down), and asserts that the test fails with
+    /// `objection` in what it prints.
     ///
     /// # Panics
     /// When a mutant survives.
@@ -42,7 +45,8 @@ mod checked {
         assert_caught_by_any(test, mutants, &[objection]);
     }
 
-    /// The same where the test has more than one claim that a mutant breaks: which one it breaks first is the schedule's.
+    /// The same where the test has more than one claim that a mutant breaks: which one it breaks
+    /// first is the schedule's.
     ///
     /// # Panics
     /// When a mutant survives.

@@ -27,8 +27,9 @@ std::thread_local! {
     static BEFORE: std::cell::RefCell<Option<Box<dyn Fn()>>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Has `before` called on this thread each time before it makes others: what threads inherit can be set right.
-/// It may be called under others' locks, and takes none. Not called any more once the thread's own data are being dropped.
+/// Has `before` called on this thread each time before it makes others: what threads inherit can be
+/// set right. It may be called under others' locks, and takes none. Not called any more once the
+/// thread's own data are being dropped.
 pub fn before_making_threads(before: impl Fn() + 'static) {
     #[cfg(not(any(loom, shuttle)))]
     BEFORE.set(Some(Box::new(before)));
@@ -37,7 +38,8 @@ pub fn before_making_threads(before: impl Fn() + 'static) {
     let _ = before;
 }
 
-/// To be called by whoever makes threads in a call that may come from any thread; [`together`] does.
+/// To be called by whoever makes threads in a call that may come from any thread; [`together`]
+/// does.
 pub fn will_make_threads() {
     #[cfg(not(any(loom, shuttle)))]
     {
@@ -46,8 +48,8 @@ pub fn will_make_threads() {
     }
 }
 
-/// Calls `work` on this thread and on up to `others` more with stacks of `stack_size` bytes, fewer if the host
-/// gives no more; returns when all calls have.
+/// Calls `work` on this thread and on up to `others` more with stacks of `stack_size` bytes, fewer
+/// if the host gives no more; returns when all calls have.
 ///
 /// Loom has no threads that borrow: it makes the one call.
 pub fn together(others: usize, stack_size: usize, work: impl Fn() + Sync) {

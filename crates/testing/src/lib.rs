@@ -1,8 +1,8 @@
 //! For tests only: how a test says that it did not run here, or not all of it.
 //!
 //! A test that lacks root, `/dev/fuse`, an external program or a property of the file system calls
-//! [`skipped`] and returns. The line is written to the stream itself: what the test runner captures of a test
-//! that passes is never seen. `.ci/run` looks for these lines.
+//! [`skipped`] and returns. The line is written to the stream itself: what the test runner captures
+//! of a test that passes is never seen. `.ci/run` looks for these lines.
 #![forbid(unsafe_code)]
 
 pub mod cgroup;
@@ -27,7 +27,8 @@ pub fn skipped_test(test: &str, why: impl Display) {
     say(&line(Some(test), &why.to_string()));
 }
 
-/// Whether this kernel passes sync(2) and syncfs(2) of a `fuseblk` on to its server: since 6.18, by what its documentation says.
+/// Whether this kernel passes sync(2) and syncfs(2) of a `fuseblk` on to its server: since 6.18, by
+/// what its documentation says.
 pub fn kernel_sends_syncfs() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     release_is_at_least(&release, (6, 18))
@@ -38,8 +39,8 @@ fn release_is_at_least(release: &str, wanted: (u32, u32)) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= wanted
 }
 
-/// A time limit that is far longer than anything takes, on a machine that is slower than others: `WATERTIGHT_TEST_SLOWNESS` times as long.
-/// `tests/kernels` measures that factor in its emulator.
+/// A time limit that is far longer than anything takes, on a machine that is slower than others:
+/// `WATERTIGHT_TEST_SLOWNESS` times as long. `tests/kernels` measures that factor in its emulator.
 pub fn patience(limit: Duration) -> Duration {
     scaled(limit, std::env::var("WATERTIGHT_TEST_SLOWNESS").ok().as_deref())
 }
@@ -59,7 +60,8 @@ fn line(test: Option<&str>, why: &str) -> String {
 }
 
 fn say(line: &str) {
-    // One call, so that lines of tests that run side by side do not mix. Nobody to tell if it fails.
+    // One call, so that lines of tests that run side by side do not mix. Nobody to tell if it
+    // fails.
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
 }
 

@@ -1,8 +1,9 @@
 //! The dirty pages of one inode.
 //!
-//! A page is here while it is dirty or being written; once written it is dropped, for the kernel has it in
-//! its own cache. Write-back takes references on pages and writes them without any lock; whoever changes a
-//! page meanwhile changes a copy, so that the store never sees a page half-changed.
+//! A page is here while it is dirty or being written; once written it is dropped, for the kernel
+//! has it in its own cache. Write-back takes references on pages and writes them without any lock;
+//! whoever changes a page meanwhile changes a copy, so that the store never sees a page
+//! half-changed.
 //!
 //! | `dirty` | `writing` | the slot is |
 //! |---|---|---|
@@ -10,8 +11,9 @@
 //! | no | yes | being written |
 //! | yes | yes | being written, and changed since |
 //!
-//! Neighbouring pages share an entry of the tree: a sequential write would otherwise spend more time in the tree than anywhere but in
-//! copying. Entries are small enough that a page on its own costs little more.
+//! Neighbouring pages share an entry of the tree: a sequential write would otherwise spend more
+//! time in the tree than anywhere but in copying. Entries are small enough that a page on its own
+//! costs little more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +36,8 @@ pub(crate) struct Cache {
     dirty: Epochs,
 }
 
-/// Dirty pages, by the epoch since when they are: the oldest first. A sync covers its own and older ones.
+/// Dirty pages, by the epoch since when they are: the oldest first. A sync covers its own and older
+/// ones.
 #[derive(Debug, Default)]
 struct Epochs(Vec<(u64, u64)>);
 
@@ -106,8 +109,8 @@ impl Cache {
         self.groups.get(&(index / GROUP)).is_some_and(|group| group.0[place(index)].is_some())
     }
 
-    /// Writes `data` into page `index` from byte `at` on; says whether that made a page. A page that is not
-    /// here is made from `base` (a page read from the store), or from zeros.
+    /// Writes `data` into page `index` from byte `at` on; says whether that made a page. A page
+    /// that is not here is made from `base` (a page read from the store), or from zeros.
     pub(crate) fn write(
         &mut self,
         pool: &Pool,
@@ -160,7 +163,8 @@ impl Cache {
             .filter_map(|(index, slot)| slot.as_ref().map(|slot| (index, &slot.page)))
     }
 
-    /// The next run of pages in `from..=last`, `pages` at most, that are dirty since `epoch` or before, marked as being written.
+    /// The next run of pages in `from..=last`, `pages` at most, that are dirty since `epoch` or
+    /// before, marked as being written.
     pub(crate) fn take_run(&mut self, from: u64, last: u64, pages: usize, epoch: u64) -> Option<Run> {
         let mut run: Option<Run> = None;
         if from > last {
@@ -190,8 +194,8 @@ impl Cache {
         run
     }
 
-    /// Ends the write-back of a run. Written pages that were not changed meanwhile leave the cache; they are
-    /// returned so that they are freed outside the lock. Unwritten ones are dirty again.
+    /// Ends the write-back of a run. Written pages that were not changed meanwhile leave the cache;
+    /// they are returned so that they are freed outside the lock. Unwritten ones are dirty again.
     #[must_use]
     pub(crate) fn end_run(&mut self, first: u64, pages: usize, written: bool) -> Vec<Arc<Page>> {
         let mut freed = Vec::with_capacity(pages);
@@ -218,8 +222,8 @@ impl Cache {
         std::mem::take(self).groups.into_values().flat_map(|group| group.into_pages()).collect()
     }
 
-    /// Drops what is beyond `size`, and zeroes the rest of the page that it falls into; the caller keeps
-    /// write-back away.
+    /// Drops what is beyond `size`, and zeroes the rest of the page that it falls into; the caller
+    /// keeps write-back away.
     pub(crate) fn truncate(&mut self, pool: &Pool, size: u64) -> Vec<Arc<Page>> {
         let keep = size.div_ceil(PAGE);
         let mut gone = Vec::new();
@@ -240,7 +244,8 @@ impl Cache {
         self.dirty = dirty;
         let at = usize::try_from(size % PAGE).unwrap_or(0);
         if at != 0 && self.has(size / PAGE) {
-            // A page that is dirty stays so since when it was; one that is not is being written: nobody can tell since when.
+            // A page that is dirty stays so since when it was; one that is not is being written:
+            // nobody can tell since when.
             self.write(pool, size / PAGE, at, &[0; PAGE_SIZE][at..], None, 0);
         }
         gone

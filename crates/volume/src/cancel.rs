@@ -45,7 +45,8 @@ impl Event {
     }
 }
 
-/// Ends the waits of one request, when its caller was killed or interrupted. Several threads may wait for it: a sync's do.
+/// Ends the waits of one request, when its caller was killed or interrupted. Several threads may
+/// wait for it: a sync's do.
 #[derive(Debug, Default)]
 pub struct Cancel {
     state: Mutex<State>,

@@ -26,10 +26,11 @@ pub struct Options {
     pub name: String,
     /// Hard bound on cached file data, in bytes; at least 4 MiB.
     pub cache_bytes_max: u64,
-    /// How many bytes each cgroup may have that are not on the store, the root left out; none: its share of the cache.
+    /// How many bytes each cgroup may have that are not on the store, the root left out; none: its
+    /// share of the cache.
     pub dirty_bytes_max: Option<u64>,
-    /// Flusher threads, at most: they are there while there is something to write. The last one that is free goes only to a cgroup where
-    /// no other is.
+    /// Flusher threads, at most: they are there while there is something to write. The last one
+    /// that is free goes only to a cgroup where no other is.
     pub flushers: usize,
     /// Dirty data rests this long before it is written without need.
     pub dirty_after: Duration,
@@ -73,7 +74,8 @@ impl Default for Options {
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) file_size_max: u64,
-    /// Files that may wait for write-back, open though nobody uses them, before who closes one writes it.
+    /// Files that may wait for write-back, open though nobody uses them, before who closes one
+    /// writes it.
     pub(crate) idle_files_max: usize,
     pub(crate) options: Options,
     pub(crate) budget: Arc<Budget>,
@@ -111,7 +113,8 @@ impl Core {
         (bdi, span): (Arc<Bdi<Inode>>, tracing::Span),
     ) -> Arc<Self> {
         let (watched, watch) = Watch::over(Arc::clone(&store));
-        // Checkers have no store that hangs, and try enough orders of steps without those of the watch.
+        // Checkers have no store that hangs, and try enough orders of steps without those of the
+        // watch.
         let store = if cfg!(any(loom, shuttle)) { store } else { watched };
         Arc::new(Self {
             stall: Stall::new(watch, options.stall_after),
@@ -136,10 +139,11 @@ impl Core {
 
     /// Gives the volume up: whoever waits gets an error.
     pub(crate) fn force(&self) {
-        // ORDERING: Relaxed; the budget's queue has a lock, which orders it. A waiter takes that lock to queue itself and
-        // loads afterwards; this stores and takes the lock afterwards. If the waiter had the lock first, it is found
-        // there and called, and its event's lock brings this store along; if this had it first, the lock brings it to the
-        // waiter's load. `wait_forced` has its own event, set below. Whoever else asks is told a little later.
+        // ORDERING: Relaxed; the budget's queue has a lock, which orders it. A waiter takes that
+        // lock to queue itself and loads afterwards; this stores and takes the lock afterwards. If
+        // the waiter had the lock first, it is found there and called, and its event's lock brings
+        // this store along; if this had it first, the lock brings it to the waiter's load.
+        // `wait_forced` has its own event, set below. Whoever else asks is told a little later.
         if is_on("volume-force-late") {
             self.budget.wake_all();
         }
@@ -166,17 +170,19 @@ impl Core {
         self.counters.bytes_written_back.get() + self.counters.bytes_copied.get()
     }
 
-    /// Counts an overlay that ended: attributes that the store gave before may be older than what it has now.
+    /// Counts an overlay that ended: attributes that the store gave before may be older than what
+    /// it has now.
     pub(crate) fn note_settled(&self) {
-        // ORDERING: Release, pairs with the load in `settled`: who sees this count finds on the store what the
-        // overlay said. Weaker, a look-up could take an old size for one from after the write-back.
+        // ORDERING: Release, pairs with the load in `settled`: who sees this count finds on the
+        // store what the overlay said. Weaker, a look-up could take an old size for one from after
+        // the write-back.
         self.settled.fetch_add(1, Ordering::Release);
     }
 
     /// Overlays that ended so far.
     pub(crate) fn settled(&self) -> u64 {
-        // ORDERING: Acquire, see `note_settled`; that the count is seen by who no longer finds the inode is by
-        // the table's lock.
+        // ORDERING: Acquire, see `note_settled`; that the count is seen by who no longer finds the
+        // inode is by the table's lock.
         self.settled.load(Ordering::Acquire)
     }
 

@@ -19,7 +19,8 @@ use crate::{Ctx, Error, HandleId, OpenFlags, Result, Volume, WriteFlags};
 /// Bytes that are written under one reservation.
 const CHUNK: usize = 1 << 20;
 
-/// How long who waits for room leaves it to others to write what a limit lets go: twice as long each time that others did, up to a bound.
+/// How long who waits for room leaves it to others to write what a limit lets go: twice as long
+/// each time that others did, up to a bound.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSE_MAX: Duration = Duration::from_millis(128);
 /// Of those who wait for room, so many try to help as often as one alone would.
@@ -27,11 +28,13 @@ const HELPERS: usize = 16;
 
 /// Room that a writer was given.
 struct Room {
-    /// Under its owner's limits. Dropped first: who hears of the room in the cache finds this one as well.
+    /// Under its owner's limits. Dropped first: who hears of the room in the cache finds this one
+    /// as well.
     _reserved: Option<Reserved>,
     /// In the cache.
     permit: Permit,
-    /// For how long the writer is slowed down when it has written: before that, its room would be taken with nothing in it to be written.
+    /// For how long the writer is slowed down when it has written: before that, its room would be
+    /// taken with nothing in it to be written.
     pause: Duration,
 }
 
@@ -39,7 +42,8 @@ struct Room {
 type Bases = Vec<(u64, Arc<Page>)>;
 
 impl Volume {
-    /// Reads at `offset` into `buf`; says how many bytes, fewer than asked only at the end of the file.
+    /// Reads at `offset` into `buf`; says how many bytes, fewer than asked only at the end of the
+    /// file.
     ///
     /// # Errors
     /// The store's, and [`Error::NoHandle`].
@@ -54,9 +58,9 @@ impl Volume {
     /// [`WriteFlags::SYNC`]. Waits for room in the cache if its share of it is used up.
     ///
     /// # Errors
-    /// [`Error::FileTooBig`] beyond the store's largest file, [`Error::Interrupted`] when the wait was cancelled,
-    /// [`Error::Writeback`] when there is no room because this file's data cannot be written, and the
-    /// store's.
+    /// [`Error::FileTooBig`] beyond the store's largest file, [`Error::Interrupted`] when the wait
+    /// was cancelled, [`Error::Writeback`] when there is no room because this file's data cannot be
+    /// written, and the store's.
     pub fn write(
         &self,
         ctx: &Ctx<'_>,
@@ -67,7 +71,8 @@ impl Volume {
     ) -> Result<usize> {
         let file = self.writable(handle, flags)?;
         let inode = &file.inode;
-        // What the store cannot take could never be written back. As much as fits, as write(2) does.
+        // What the store cannot take could never be written back. As much as fits, as write(2)
+        // does.
         let room = self.core.file_size_max.saturating_sub(offset);
         let fits = data.len() as u64 <= room;
         // The kernel does not look at how much of its own write-back was taken.
@@ -102,7 +107,8 @@ impl Volume {
         let of_kernel = flags.contains(WriteFlags::KERNEL);
         let tenant = if of_kernel { None } else { tenants.of_caller(&ctx.caller) };
         let owner = self.core.bdi.owner_of(&file.inode);
-        // Where there is an owner, what a removed cgroup writes counts for nobody; a first owner has to live.
+        // Where there is an owner, what a removed cgroup writes counts for nobody; a first owner
+        // has to live.
         let tenant = tenant.filter(|tenant| owner.is_some() || tenants.is_living(*tenant));
         tenant.or(owner).unwrap_or_else(|| file.opener.nearest_living().number())
     }
@@ -165,8 +171,8 @@ impl Inode {
         }
     }
 
-    /// One attempt; says for how long the writer is to be slowed down. `None` if a page that was read for it is out of date already, or now is the `turn`
-    /// to read it.
+    /// One attempt; says for how long the writer is to be slowed down. `None` if a page that was
+    /// read for it is out of date already, or now is the `turn` to read it.
     fn try_write<'a>(
         self: &'a Arc<Self>,
         ctx: &Ctx<'_>,
@@ -216,7 +222,8 @@ impl Inode {
         self.note_pages(&state);
         self.core.bdi.note_write(self, by, data.len() as u64);
         if !std::mem::replace(&mut state.listed, true) {
-            // Before the lock is given up: another writer who finds the file listed may be followed by a sync.
+            // Before the lock is given up: another writer who finds the file listed may be followed
+            // by a sync.
             if is_on("volume-list-late") {
                 drop(state);
             }
@@ -316,7 +323,8 @@ impl Inode {
         self.core.bdi.owner_of(self).map_or(Owner::ROOT.0, |owner| owner.0)
     }
 
-    /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is used up.
+    /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is
+    /// used up.
     fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Room> {
         // What the owner owes for data that others waited for counts as dirty still.
         if self.owes_until(pages).is_none()
@@ -340,7 +348,8 @@ impl Inode {
             let event = Arc::clone(&event);
             Box::new(move || event.set())
         };
-        // Each piece that is written would wake all who wait at their cgroup's limit, whether or not it is room enough for any of them.
+        // Each piece that is written would wake all who wait at their cgroup's limit, whether or
+        // not it is room enough for any of them.
         let may_go = {
             let inode = Arc::clone(self);
             Box::new(move |promised: u64, at: InLine| {
@@ -372,8 +381,9 @@ impl Inode {
             if self.core.is_forced() {
                 return Err(Error::Released);
             }
-            // Room under its own dirty limit comes of what its cgroup writes, and that is told: see `may_go`. Only who waits for the
-            // cache needs everybody's data written, for as long as it does.
+            // Room under its own dirty limit comes of what its cgroup writes, and that is told: see
+            // `may_go`. Only who waits for the cache needs everybody's data written, for as long as
+            // it does.
             if owed_until.is_some() || self.core.bdi.is_at_dirty_limit(self, pages) {
                 wants_all = None;
                 self.core.bdi.check_background(self);
@@ -381,8 +391,8 @@ impl Inode {
                 wants_all.get_or_insert_with(|| self.core.bdi.waits_for_room());
             }
             let mut helps_at = None;
-            // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that hangs in
-            // another file.
+            // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that
+            // hangs in another file.
             if self.state().cache.dirty() > 0 {
                 // Whoever else waits is called for room meanwhile: the store may not answer.
                 queued.be_busy();
@@ -393,7 +403,8 @@ impl Inode {
                         pause = HELD_PAUSE;
                         continue;
                     }
-                    // Somebody else writes what the limit lets go: there is the less need of one who helps, the more often that is so.
+                    // Somebody else writes what the limit lets go: there is the less need of one
+                    // who helps, the more often that is so.
                     (Passed::Held, _) => {
                         // All of a crowd together try no more often than so many.
                         let crowds = u32::try_from(queued.in_line() / HELPERS).unwrap_or(u32::MAX);
@@ -426,7 +437,8 @@ impl State {
         self.partial(offset, end).find(|index| !is_ready(*index))
     }
 
-    /// The pages at the ends of the write that it covers in part, and whose other bytes are on the store.
+    /// The pages at the ends of the write that it covers in part, and whose other bytes are on the
+    /// store.
     fn partial(&self, offset: u64, end: u64) -> impl Iterator<Item = u64> {
         let (first, last) = (offset / PAGE, (end - 1) / PAGE);
         let ends = [Some(first), Some(last).filter(|last| *last != first)];
@@ -451,7 +463,8 @@ impl From<&Attr> for Overlay {
     }
 }
 
-/// What a write does to the set-id bits: the kernel says so of write(2), and for its own cache nothing.
+/// What a write does to the set-id bits: the kernel says so of write(2), and for its own cache
+/// nothing.
 fn set_id_on_write(inode: &Inode, flags: WriteFlags) -> SetId<'static> {
     let of_kernel = flags.contains(WriteFlags::KERNEL);
     if flags.contains(WriteFlags::KILL_PRIV) || of_kernel && inode.state().foreign_mappers > 0 {

@@ -1,8 +1,9 @@
 //! What happens to a volume, for whoever wants to hear of it.
 //!
-//! Whoever has something to say never waits: events go to an [`eventpoll::Journal`]. Those that begin and end
-//! (a store that stalls, a full cache) are edges of a state, which is under a lock of its own so that they come in
-//! the order in which they happened; only who has to wait for room anyway, and who looks at the volume's figures, takes it.
+//! Whoever has something to say never waits: events go to an [`eventpoll::Journal`]. Those that
+//! begin and end (a store that stalls, a full cache) are edges of a state, which is under a lock of
+//! its own so that they come in the order in which they happened; only who has to wait for room
+//! anyway, and who looks at the volume's figures, takes it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -138,14 +139,15 @@ impl Events {
         self.push(What::Life { state, path, error: None });
     }
 
-    /// The volume's end, [`Life::Released`] unless there is an error to tell of. Only the first one counts.
+    /// The volume's end, [`Life::Released`] unless there is an error to tell of. Only the first one
+    /// counts.
     pub fn end(&self, error: Option<String>) {
         let state = if error.is_none() { Life::Released } else { Life::Failed };
         self.journal.end(Event { at: SystemTime::now(), what: What::Life { state, path: None, error } });
     }
 
-    /// Somebody waits for a limit of `cgroup`, until the guard is dropped. Many short waits are one: it ends when a look finds that nobody
-    /// has waited since the last one.
+    /// Somebody waits for a limit of `cgroup`, until the guard is dropped. Many short waits are
+    /// one: it ends when a look finds that nobody has waited since the last one.
     pub(crate) fn waits_for_limit(&self, cgroup: PathBuf, limit: Limit) -> WaitsForLimit<'_> {
         let mut limits = self.limits.lock();
         let of = (cgroup, limit);
@@ -156,7 +158,8 @@ impl Events {
         WaitsForLimit(self, of)
     }
 
-    /// A limit of `cgroup` begins or ceases to hold its writers up. The caller says each edge once, in order.
+    /// A limit of `cgroup` begins or ceases to hold its writers up. The caller says each edge once,
+    /// in order.
     pub fn limit(&self, cgroup: PathBuf, limit: Limit, edge: Edge) {
         self.push(What::Limit { cgroup, limit, edge });
     }
@@ -174,7 +177,8 @@ impl Events {
         Waits(self)
     }
 
-    /// Looks whether what lasted has ended: nobody has waited for room, or for a limit, since the last look.
+    /// Looks whether what lasted has ended: nobody has waited for room, or for a limit, since the
+    /// last look.
     pub(crate) fn look_at_waits(&self) {
         // An edge is told under the lock: they come in their order.
         let mut full = self.full.lock();

@@ -28,8 +28,8 @@ impl Volume {
     /// Makes and opens a file. The entry carries a look-up.
     ///
     /// # Errors
-    /// The store's. If the name exists, [`ErrorKind::Exists`] with `EXCLUSIVE`, else [`ErrorKind::Stale`]: look it
-    /// up, check who may, and open it.
+    /// The store's. If the name exists, [`ErrorKind::Exists`] with `EXCLUSIVE`, else
+    /// [`ErrorKind::Stale`]: look it up, check who may, and open it.
     pub fn create(
         &self,
         ctx: &Ctx<'_>,
@@ -41,8 +41,8 @@ impl Volume {
         let made = self.core.store.create(parent, Name::new(name)?, perm, creator(ctx.caller));
         match made {
             Ok(created) => Ok(self.open_created(ctx, created, flags)),
-            // Somebody made it since the caller looked. Nobody has checked yet whether the caller may open that
-            // file, so the caller has to look again.
+            // Somebody made it since the caller looked. Nobody has checked yet whether the caller
+            // may open that file, so the caller has to look again.
             Err(error) if error.kind() == ErrorKind::Exists && !flags.contains(OpenFlags::EXCLUSIVE) => {
                 Err(store::Error::new(ErrorKind::Stale, "create").into())
             }
@@ -50,7 +50,8 @@ impl Volume {
         }
     }
 
-    /// Makes and opens a file without a name in the file system of `parent`. The entry carries a look-up.
+    /// Makes and opens a file without a name in the file system of `parent`. The entry carries a
+    /// look-up.
     ///
     /// # Errors
     /// The store's.
@@ -96,9 +97,9 @@ impl Volume {
         Ok(opening.finish(ctx, flags))
     }
 
-    /// One descriptor of an open file was closed: reports a write-back error that this opening has not
-    /// reported, and writes the file's data first if the volume was asked to, or if so many closed files wait
-    /// for it that the store should not keep more of them open.
+    /// One descriptor of an open file was closed: reports a write-back error that this opening has
+    /// not reported, and writes the file's data first if the volume was asked to, or if so many
+    /// closed files wait for it that the store should not keep more of them open.
     ///
     /// # Errors
     /// [`Error::Writeback`]; [`Error::NoHandle`].
@@ -121,7 +122,8 @@ impl Volume {
         }
     }
 
-    /// The same where the caller is not to wait for the store: a thread of the volume's own asks it.
+    /// The same where the caller is not to wait for the store: a thread of the volume's own asks
+    /// it.
     pub fn release_later(&self, handle: HandleId) {
         if let Some(file) = self.files.remove(handle) {
             file.closed();
@@ -153,7 +155,8 @@ impl Volume {
         }
     }
 
-    /// Writes what is dirty of a file now, whoever dirtied it, and waits for no limit but those that the caller is under.
+    /// Writes what is dirty of a file now, whoever dirtied it, and waits for no limit but those
+    /// that the caller is under.
     fn sweep_file(&self, ctx: &Ctx<'_>, inode: &Arc<Inode>) -> Result<()> {
         let caller = TenantOf { tenants: &self.core.options.tenants, caller: ctx.caller };
         let syncing = self.core.bdi.begin_fsync(&caller, self.core.options.sync_policy, inode);
@@ -201,7 +204,8 @@ impl Volume {
     /// Copies up to `len` bytes between two files, inside the store; says how many.
     ///
     /// # Errors
-    /// The store's; [`ErrorKind::Unsupported`] and [`ErrorKind::CrossDevice`] tell the caller to copy itself.
+    /// The store's; [`ErrorKind::Unsupported`] and [`ErrorKind::CrossDevice`] tell the caller to
+    /// copy itself.
     pub fn copy_range(
         &self,
         ctx: &Ctx<'_>,
@@ -226,7 +230,8 @@ impl Volume {
         })
     }
 
-    /// Changes attributes, and says what they are now. `kill_priv`: drop the set-id bits and capabilities.
+    /// Changes attributes, and says what they are now. `kill_priv`: drop the set-id bits and
+    /// capabilities.
     ///
     /// # Errors
     /// The store's; [`Error::NoNode`].
@@ -268,7 +273,8 @@ impl Opening<'_> {
     fn finish(mut self, ctx: &Ctx<'_>, flags: OpenFlags) -> Opened {
         let inode = self.inode.take().expect("finished once");
         let seen = Mutex::new(inode.errors.sample());
-        // Asked only where it may be needed: a look-up costs a thread that is new more than an opening.
+        // Asked only where it may be needed: a look-up costs a thread that is new more than an
+        // opening.
         let writes = flags.contains(OpenFlags::WRITE);
         let tenants = &self.volume.core.options.tenants;
         let tenant = writes.then(|| tenants.of_caller(&ctx.caller)).flatten();
@@ -336,8 +342,9 @@ impl Inode {
         self.sweep_all(&self.owing(), None)
     }
 
-    /// Writes what is dirty before the file gets set-id bits or capabilities: the host takes them away from a file that is
-    /// written, and data from before is no reason to. An error is kept for the file's own fsync and close.
+    /// Writes what is dirty before the file gets set-id bits or capabilities: the host takes them
+    /// away from a file that is written, and data from before is no reason to. An error is kept for
+    /// the file's own fsync and close.
     pub(crate) fn write_before_giving(self: &Arc<Self>, ctx: &Ctx<'_>) {
         let _recorded = self.write_out(ctx);
     }

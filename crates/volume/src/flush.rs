@@ -46,8 +46,8 @@ impl writeback::Inode for Inode {
     }
 }
 
-/// Pages that are taken out for writing, as long as nobody knows how that ended: a store that panics has not
-/// written them.
+/// Pages that are taken out for writing, as long as nobody knows how that ended: a store that
+/// panics has not written them.
 struct Unfinished<'a> {
     inode: &'a Inode,
     first: u64,
@@ -68,8 +68,8 @@ impl Drop for Unfinished<'_> {
 }
 
 impl Inode {
-    /// Writes what is dirty since the epoch of `pass` or before, and leaves the inode listed for the flusher to take off: who is not one
-    /// does not know on which list it is.
+    /// Writes what is dirty since the epoch of `pass` or before, and leaves the inode listed for
+    /// the flusher to take off: who is not one does not know on which list it is.
     ///
     /// # Errors
     /// The store's, which is recorded; [`Error::Interrupted`] and [`Error::Released`].
@@ -84,13 +84,15 @@ impl Inode {
         written
     }
 
-    /// Notes that something of the inode was changed on the store, which `owner` owned before that. One whose owner changes meanwhile is anybody's.
+    /// Notes that something of the inode was changed on the store, which `owner` owned before that.
+    /// One whose owner changes meanwhile is anybody's.
     fn note_changed(&self, owner: Option<Owner>) {
         let still = |_: &Owner| !self.link.is_switching() && self.core.bdi.owner_of(self) == owner;
         self.core.undurable.note(|| owner.filter(still));
     }
 
-    /// The next run of pages to be written, `pages` at most, that are dirty since `epoch` or before.
+    /// The next run of pages to be written, `pages` at most, that are dirty since `epoch` or
+    /// before.
     pub(crate) fn take_run(&self, from: u64, pages: usize, epoch: u64) -> Option<Run> {
         let mut state = self.state();
         if !state.cache.is_dirty_since(epoch) {
@@ -114,7 +116,8 @@ impl Inode {
         // Also where it failed: a part may be there.
         self.note_changed(owner);
         if result.is_ok() {
-            // Before it is taken for written: who asks what is not durable meanwhile is told of no less.
+            // Before it is taken for written: who asks what is not durable meanwhile is told of no
+            // less.
             self.core.counters.bytes_written_back.add(end.saturating_sub(offset));
         }
         // Before the cache looks at its pages: ours would count as somebody who still uses them.
@@ -159,7 +162,8 @@ impl Inode {
         file.write_at(&slices, offset)
     }
 
-    /// Records a write-back error where it will be heard of: every open file, the log, the counters.
+    /// Records a write-back error where it will be heard of: every open file, the log, the
+    /// counters.
     pub(crate) fn record(&self, error: store::Error) -> Error {
         self.errors.set(error.kind());
         self.core.counters.writeback_errors.add(1);
@@ -172,8 +176,8 @@ impl Inode {
         Error::Store(error)
     }
 
-    /// Sets the file's time of last change on the store, once no page is left to write; write-back itself
-    /// changed it there. With that the overlay ends, unless the file was changed meanwhile.
+    /// Sets the file's time of last change on the store, once no page is left to write; write-back
+    /// itself changed it there. With that the overlay ends, unless the file was changed meanwhile.
     pub(crate) fn write_times(&self, _io: &Io<'_>) -> Result<()> {
         let mtime = {
             let mut state = self.state();
@@ -219,8 +223,9 @@ impl Inode {
         Outcome::Clean
     }
 
-    /// Drops everything that is not written, for nobody can read it any more, and takes the inode off the lists, so
-    /// that its space on the store is free at once. If it is being written at this moment, the flusher ends it.
+    /// Drops everything that is not written, for nobody can read it any more, and takes the inode
+    /// off the lists, so that its space on the store is free at once. If it is being written at
+    /// this moment, the flusher ends it.
     pub(crate) fn discard(self: &Arc<Self>) {
         let Some(io) = self.try_io() else { return };
         let (gone, permit) = {
@@ -246,8 +251,8 @@ impl Inode {
         self.close_file_if_idle();
     }
 
-    /// Tells the budget how much this inode holds, and its wb what of that is dirty and what is being written. A page that was changed
-    /// while it is being written counts as dirty.
+    /// Tells the budget how much this inode holds, and its wb what of that is dirty and what is
+    /// being written. A page that was changed while it is being written counts as dirty.
     pub(crate) fn note_pages(&self, state: &State) {
         let (held, dirty) = (state.cache.held(), state.cache.dirty());
         // ORDERING: Relaxed, a figure for the budget's thresholds; written under the state lock.
@@ -255,7 +260,8 @@ impl Inode {
         self.core.bdi.account(self, dirty * PAGE, (held - dirty) * PAGE);
     }
 
-    /// Lists the inode with its wb, which is that of `by` if it has none; for whoever has just set `listed`, still under the state lock.
+    /// Lists the inode with its wb, which is that of `by` if it has none; for whoever has just set
+    /// `listed`, still under the state lock.
     pub(crate) fn list(self: &Arc<Self>, by: Owner) {
         self.core.bdi.mark_dirty(Arc::clone(self), by);
     }

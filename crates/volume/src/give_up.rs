@@ -1,11 +1,14 @@
 //! Giving a volume up, and what can be said of it then.
 //!
-//! Purpose: whoever gives a volume up has no more patience with its store. Calls under way at that moment get [`CALLS`] to return, each from its own
-//! beginning, so that what a store that answers has written is not told as lost; after that nothing here waits for the store. What may hang for ever is done by threads of its own, which the
-//! store may keep: its sync, the names of files, and closing what was open (`wt-given-up`): close(2) of a file on a server that hangs waits for the server.
+//! Purpose: whoever gives a volume up has no more patience with its store. Calls under way at that
+//! moment get [`CALLS`] to return, each from its own beginning, so that what a store that answers
+//! has written is not told as lost; after that nothing here waits for the store. What may hang for
+//! ever is done by threads of its own, which the store may keep: its sync, the names of files, and
+//! closing what was open (`wt-given-up`): close(2) of a file on a server that hangs waits for the
+//! server.
 //!
-//! A store of which no call hung when it was given up may be a healthy one: its sync and its close get `HEALTHY`, so that whoever comes next finds it
-//! durable and free.
+//! A store of which no call hung when it was given up may be a healthy one: its sync and its close
+//! get `HEALTHY`, so that whoever comes next finds it durable and free.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,8 +30,9 @@ pub const CALLS: Duration = Duration::from_millis(40);
 /// How long the last calls of a store may take that shows no sign of hanging.
 const HEALTHY: Duration = Duration::from_secs(1);
 
-/// How long the store may take to name the files that were not written: all of them, and each if the volume is given up. A moment
-/// for a person, and enough for a store that answers on a machine that is busy.
+/// How long the store may take to name the files that were not written: all of them, and each if
+/// the volume is given up. A moment for a person, and enough for a store that answers on a machine
+/// that is busy.
 const NAMING: Duration = Duration::from_secs(1);
 const NAMING_FORCED: Duration = CALLS;
 /// How often it is looked whether the store is at a name.
@@ -38,7 +42,8 @@ const LOOK: Duration = Duration::from_millis(5);
 // ORDERING: Relaxed throughout, a figure for a person.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// How many stores that were given up are still being closed, each by a thread that waits for its store.
+/// How many stores that were given up are still being closed, each by a thread that waits for its
+/// store.
 #[must_use]
 pub fn closing() -> usize {
     CLOSING.load(Ordering::Relaxed)
@@ -105,7 +110,8 @@ impl Volume {
         }
     }
 
-    /// Closes what a volume that was given up has of its store; does not wait for a store that hangs.
+    /// Closes what a volume that was given up has of its store; does not wait for a store that
+    /// hangs.
     pub(crate) fn close_given_up(&self) {
         let holdings = self.holdings();
         if cfg!(any(loom, shuttle)) {
@@ -146,7 +152,8 @@ impl Volume {
     pub fn report_given_up(&self) -> DrainReport {
         let looked_first = is_on("volume-report-late").then(|| self.core.undurable.is_any(|_| true));
         let unwritten = self.unwritten();
-        // After that: what a call has written that returns meanwhile is noted as not durable before it is taken for written.
+        // After that: what a call has written that returns meanwhile is noted as not durable before
+        // it is taken for written.
         let is_unknown = looked_first.unwrap_or_else(|| self.core.undurable.is_any(|_| true));
         let sync_error = is_unknown.then(|| self.given_up_undurable(unwritten.is_empty()));
         let seen = DrainReport { unwritten, sync_error, ..DrainReport::default() };
@@ -154,8 +161,10 @@ impl Volume {
         self.life.found.lock().clone().unwrap_or(seen)
     }
 
-    /// Whether the end of a volume that was given up `then` is not to be waited for: calls that were under way then still are, and each has had
-    /// [`CALLS`], counted from its own beginning. A call that had been under way for longer when the volume was given up gets no time beyond that.
+    /// Whether the end of a volume that was given up `then` is not to be waited for: calls that
+    /// were under way then still are, and each has had [`CALLS`], counted from its own beginning. A
+    /// call that had been under way for longer when the volume was given up gets no time beyond
+    /// that.
     #[must_use]
     pub fn is_left_to_its_store(&self, then: Instant) -> bool {
         self.core.stall.are_all_late(then, CALLS)
@@ -203,8 +212,8 @@ impl Volume {
         told.recv_timeout(patience).unwrap_or_else(|_| Err(late()))
     }
 
-    /// What is not on the store now. The store is asked for the names, for a moment only: files whose names do not come
-    /// are told by their numbers.
+    /// What is not on the store now. The store is asked for the names, for a moment only: files
+    /// whose names do not come are told by their numbers.
     #[must_use]
     pub fn unwritten(&self) -> Vec<Unwritten> {
         let inodes = self.dirty_inodes();
@@ -247,7 +256,8 @@ impl Volume {
             tracing::warn!(volume = self.name(), %error, "no thread to ask the store for names with");
         }
         let is_forced = self.core.is_forced();
-        // A machine that is busy is not taken for a store that hangs: what counts is how long one call lasts.
+        // A machine that is busy is not taken for a store that hangs: what counts is how long one
+        // call lasts.
         let hangs = || is_forced && asked.lock().is_some_and(|since| since.elapsed() >= NAMING_FORCED);
         let until = Instant::now() + NAMING;
         let next = || loop {

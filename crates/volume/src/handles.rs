@@ -24,7 +24,8 @@ pub(crate) struct FileHandle {
     pub(crate) is_foreign_mapper: bool,
     /// The thread that opened it; 0 if it is not known here.
     pub(crate) opener_pid: u32,
-    /// For whom it counts what comes without a caller, if it was opened for writing: for the nearest ancestor that lives, if that was removed.
+    /// For whom it counts what comes without a caller, if it was opened for writing: for the
+    /// nearest ancestor that lives, if that was removed.
     pub(crate) opener: Arc<Cgroup>,
     /// Which write-back errors this opening has reported.
     pub(crate) seen: Mutex<Cursor>,

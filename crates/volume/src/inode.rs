@@ -1,7 +1,8 @@
 //! One object in use.
 //!
-//! While a file has unwritten data, its **overlay** says what its size and times are; without one, the store
-//! says so. An inode with an overlay is listed with its wb until a flusher finds nothing left to do.
+//! While a file has unwritten data, its **overlay** says what its size and times are; without one,
+//! the store says so. An inode with an overlay is listed with its wb until a flusher finds nothing
+//! left to do.
 //!
 //! # Who may touch what
 //! | field | protected by |
@@ -12,8 +13,9 @@
 //! | `file` | its own lock, a leaf |
 //! | `held` | written under `state`, read by the budget without |
 //!
-//! Lock order: `privileges`, then `io` (two inodes: the lower id first), then `state`, then `file`. The store is called under
-//! `privileges` and `io` at most, so that a store that hangs on one file stops this file only.
+//! Lock order: `privileges`, then `io` (two inodes: the lower id first), then `state`, then `file`.
+//! The store is called under `privileges` and `io` at most, so that a store that hangs on one file
+//! stops this file only.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -60,7 +62,8 @@ pub(crate) struct State {
     /// For the pages in the cache.
     permit: Permit,
     pub(crate) overlay: Option<Overlay>,
-    /// On the lists of its wb: set by whoever begins an overlay, cleared by the flusher that finds none.
+    /// On the lists of its wb: set by whoever begins an overlay, cleared by the flusher that finds
+    /// none.
     pub(crate) listed: bool,
     /// Counts what makes a look at the store stale: written runs, truncations, the overlay's end.
     pub(crate) changes: u64,
@@ -74,7 +77,8 @@ pub(crate) struct State {
     pub(crate) foreign_mappers: u64,
     /// Set under `privileges` as well.
     pub(crate) known: Known,
-    /// The store's ctime after our own write-back, and the one that users saw before and go on to see.
+    /// The store's ctime after our own write-back, and the one that users saw before and go on to
+    /// see.
     shown_ctime: Option<(Timestamp, Timestamp)>,
 }
 
@@ -90,8 +94,8 @@ pub(crate) struct Overlay {
     pub(crate) times_pending: bool,
 }
 
-/// The `io` lock of an inode. Who waits for room and found it taken hears of its end: they may write the file
-/// themselves, or have to learn that it cannot be written.
+/// The `io` lock of an inode. Who waits for room and found it taken hears of its end: they may
+/// write the file themselves, or have to learn that it cannot be written.
 #[derive(Debug)]
 pub(crate) struct Io<'a> {
     inode: &'a Inode,
@@ -182,7 +186,8 @@ impl Inode {
     pub(crate) fn close_file_if_idle(&self) {
         let closed = {
             let state = self.state();
-            // Under the state lock: who opens the file now counts himself first, and finds it closed or open.
+            // Under the state lock: who opens the file now counts himself first, and finds it
+            // closed or open.
             let is_idle = state.opens == 0 && state.overlay.is_none();
             if is_idle { self.file.lock().take() } else { None }
         };
@@ -228,7 +233,8 @@ impl State {
         self.permit.join(permit);
     }
 
-    /// So many pages left the cache. Drop what is returned without the lock: it wakes waiting writers.
+    /// So many pages left the cache. Drop what is returned without the lock: it wakes waiting
+    /// writers.
     #[must_use]
     pub(crate) fn remove_pages(&mut self, pages: usize) -> Option<Permit> {
         self.permit.split(pages as u64)
@@ -248,9 +254,9 @@ impl State {
         }
     }
 
-    /// Blocks of 512 bytes that the file takes when all is written, as far as can be said without asking the
-    /// store which of the cached pages it has already: no more than its size takes, unless the store has more.
-    /// Exact but for files with holes whose data is written over.
+    /// Blocks of 512 bytes that the file takes when all is written, as far as can be said without
+    /// asking the store which of the cached pages it has already: no more than its size takes,
+    /// unless the store has more. Exact but for files with holes whose data is written over.
     fn blocks(&self, stored: u64, size: u64) -> u64 {
         const PAGE_BLOCKS: u64 = PAGE / 512;
         let all = size.div_ceil(PAGE).saturating_mul(PAGE_BLOCKS);

@@ -1,4 +1,5 @@
-//! What an isolated sync may not take for durable. Cgroups here are only names; real ones are in the program's tests.
+//! What an isolated sync may not take for durable. Cgroups here are only names; real ones are in
+//! the program's tests.
 
 use store::{FaultOp, FaultStore, MemStore};
 use writeback::{Inode as _, Owner};
@@ -96,7 +97,8 @@ fn what_a_cgroup_has_is_told_from_what_others_have() {
     assert!(!has("/"));
 }
 
-/// Has the flusher write the file as often as it takes for `B`, who writes most of it, to become its owner.
+/// Has the flusher write the file as often as it takes for `B`, who writes most of it, to become
+/// its owner.
 fn switch_to_b(rig: &Rig, inode: &Arc<Inode>, file: HandleId) {
     let bdi = &rig.volume.core.bdi;
     for round in 0.. {

@@ -1,14 +1,19 @@
 //! What is let go of while the store does not answer.
 //!
-//! Purpose: files and directories that are closed, and inodes that nobody knows any more, may need the store: close(2) of a file on a server
-//! that hangs waits for the server. Nobody waits for these calls, but the thread that makes them is one of those that serve a mountpoint with
-//! other volumes. So while the store is known not to answer, or where the caller says so ([`Volume::release_later`](crate::Volume::release_later)), what is let go of is put onto a list instead, and one thread of the
-//! volume's own (`wt-later`) sees to it: made when the list gets its first entry, gone when it is empty. The volume's end waits for that
-//! ([`Later::wait`]), before the store is given free.
+//! Purpose: files and directories that are closed, and inodes that nobody knows any more, may need
+//! the store: close(2) of a file on a server that hangs waits for the server. Nobody waits for
+//! these calls, but the thread that makes them is one of those that serve a mountpoint with other
+//! volumes. So while the store is known not to answer, or where the caller says so
+//! ([`Volume::release_later`](crate::Volume::release_later)), what is let go of is put onto a list
+//! instead, and one thread of the volume's own (`wt-later`) sees to it: made when the list gets its
+//! first entry, gone when it is empty. The volume's end waits for that ([`Later::wait`]), before
+//! the store is given free.
 //!
-//! Bounded: an inode is on the list once at most ([`State::is_left`]), a directory once for each time that it was opened.
+//! Bounded: an inode is on the list once at most ([`State::is_left`]), a directory once for each
+//! time that it was opened.
 //!
-//! Lock order: [`Inode::state`](crate::inode::Inode), then `Later::list`, a leaf. The store is called with neither held.
+//! Lock order: [`Inode::state`](crate::inode::Inode), then `Later::list`, a leaf. The store is
+//! called with neither held.
 //!
 //! Where no thread can be made, who lets go does the work.
 //!
@@ -46,7 +51,8 @@ pub(crate) struct Later {
 #[derive(Debug, Default)]
 struct List {
     left: VecDeque<Left>,
-    /// Set by who adds, cleared by the thread when it finds nothing: under one lock with the list, so that what is on it has a thread.
+    /// Set by who adds, cleared by the thread when it finds nothing: under one lock with the list,
+    /// so that what is on it has a thread.
     has_thread: bool,
 }
 
@@ -174,7 +180,8 @@ impl Core {
         }
     }
 
-    /// Forgets an inode that nobody knows and nobody has open; the data of a file without a name with it.
+    /// Forgets an inode that nobody knows and nobody has open; the data of a file without a name
+    /// with it.
     pub(crate) fn drop_unused(&self, inode: &Arc<Inode>) {
         let (unknown, listed) = {
             let state = inode.state();

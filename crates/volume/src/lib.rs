@@ -1,8 +1,8 @@
 //! A volume: a store in use, with a write-back cache.
 //!
-//! Metadata operations pass through to the store. Written data goes to the cache, whose memory is bounded
-//! hard, and from there to the store: when it has rested for a while, when the cache fills, and on `fsync`,
-//! `sync` and unmount. Reads see written data at once.
+//! Metadata operations pass through to the store. Written data goes to the cache, whose memory is
+//! bounded hard, and from there to the store: when it has rested for a while, when the cache fills,
+//! and on `fsync`, `sync` and unmount. Reads see written data at once.
 //!
 //! ```
 //! use std::sync::Arc;

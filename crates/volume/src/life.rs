@@ -1,7 +1,7 @@
 //! The life of a volume, from `active` to `released`.
 //!
-//! The one who asks for the end drains: it writes every dirty inode, makes everything durable, gives the
-//! store free. Whoever asks while that goes on waits for the same end.
+//! The one who asks for the end drains: it writes every dirty inode, makes everything durable,
+//! gives the store free. Whoever asks while that goes on waits for the same end.
 //!
 //! Lock order: `Volume::life` is a leaf; nothing is written under it.
 
@@ -19,8 +19,8 @@ use crate::inode::Inode;
 use crate::page::PAGE;
 use crate::{Caller, Cancel, CgroupPath, Ctx, Error, Result, SyncPolicy, Volume};
 
-/// Threads that drain a volume beside its flushers: a store with a long way to it is not waited for file by
-/// file.
+/// Threads that drain a volume beside its flushers: a store with a long way to it is not waited for
+/// file by file.
 const DRAINERS: usize = 8;
 /// How many open things are asked for their openers.
 const OPENERS_MAX: usize = 1024;
@@ -112,7 +112,8 @@ pub struct Status {
     pub nodes: u64,
     /// Open files and directories.
     pub open_files: u64,
-    /// The threads that opened them, each once, by number; none where not all are known, or too many are open ([`Volume::openers`]).
+    /// The threads that opened them, each once, by number; none where not all are known, or too
+    /// many are open ([`Volume::openers`]).
     pub openers: Vec<u32>,
     /// Bytes written back since the start.
     pub bytes_written_back: u64,
@@ -130,7 +131,8 @@ pub struct Status {
 pub(crate) struct Life {
     state: Mutex<(LifeState, Option<DrainReport>)>,
     ended: Condvar,
-    /// What the end has found, with the names of files, which a store that is closed does not know any more.
+    /// What the end has found, with the names of files, which a store that is closed does not know
+    /// any more.
     pub(crate) found: Mutex<Option<DrainReport>>,
 }
 
@@ -163,9 +165,10 @@ impl Volume {
         &self.core.events
     }
 
-    /// Notices what has begun or ended since the last look, and tells who listens to the events: that the store does not answer, or answers again, the end
-    /// of a full cache and of a limit's waits. Who serves a volume looks about once a second. The call that the store has not answered in time,
-    /// if there is one. Never asks the store.
+    /// Notices what has begun or ended since the last look, and tells who listens to the events:
+    /// that the store does not answer, or answers again, the end of a full cache and of a limit's
+    /// waits. Who serves a volume looks about once a second. The call that the store has not
+    /// answered in time, if there is one. Never asks the store.
     pub fn look(&self) -> Option<UnderWay> {
         self.core.events.look_at_waits();
         self.core.stall.look(&self.core.events)
@@ -212,8 +215,9 @@ impl Volume {
         self.files.len() > 0
     }
 
-    /// The threads that opened what is open, each once, by number, as this process knows them. Others may have it since: by fork(2), or over a
-    /// socket. `None` if one of them is not known here, or more than 1024 are open.
+    /// The threads that opened what is open, each once, by number, as this process knows them.
+    /// Others may have it since: by fork(2), or over a socket. `None` if one of them is not known
+    /// here, or more than 1024 are open.
     #[must_use]
     pub fn openers(&self) -> Option<Vec<u32>> {
         let mut pids = Vec::new();
@@ -246,11 +250,13 @@ impl Volume {
         self.core.stall.count()
     }
 
-    /// Makes durable what was dirty when the call began, and what the store had not made durable yet: all of it, or with isolation what the caller's
-    /// cgroup owns and changed. Waits for the limits that the caller is under, and no others.
+    /// Makes durable what was dirty when the call began, and what the store had not made durable
+    /// yet: all of it, or with isolation what the caller's cgroup owns and changed. Waits for the
+    /// limits that the caller is under, and no others.
     ///
     /// # Errors
-    /// The first failure; every file's own is reported to its open files as well. [`Error::Interrupted`] when the wait was cancelled.
+    /// The first failure; every file's own is reported to its open files as well.
+    /// [`Error::Interrupted`] when the wait was cancelled.
     pub fn sync(&self, ctx: &Ctx<'_>) -> Result<()> {
         (ctx.before_wait)();
         self.sync_as(&self.core.options.tenants.path_of(&ctx.caller), Some(ctx.cancel))
@@ -306,9 +312,11 @@ impl Volume {
         self.end_sync(failed)
     }
 
-    /// Whether something is not known to be durable that a cgroup or one below it owns: dirty data, data on its way to the store, and what the store has
-    /// not made durable yet. What may be anybody's counts. Where the cgroup's syncs are isolated with those of one above it, that one is meant. Of what was
-    /// changed before [`note_owners`](Self::note_owners) it is not known whose it is.
+    /// Whether something is not known to be durable that a cgroup or one below it owns: dirty data,
+    /// data on its way to the store, and what the store has not made durable yet. What may be
+    /// anybody's counts. Where the cgroup's syncs are isolated with those of one above it, that one
+    /// is meant. Of what was changed before [`note_owners`](Self::note_owners) it is not known
+    /// whose it is.
     ///
     /// Never asks the store, and takes no lock that is held while it is asked.
     #[must_use]
@@ -322,7 +330,8 @@ impl Volume {
         self.core.bdi.has_unwritten_of(scope) || self.may_have_changed(scope)
     }
 
-    /// Whether the store has something that a cgroup or one below it changed and that is not durable yet.
+    /// Whether the store has something that a cgroup or one below it changed and that is not
+    /// durable yet.
     fn may_have_changed(&self, who: &CgroupPath) -> bool {
         // What a cgroup changed that was removed since may be anybody's.
         let path = |owner| self.core.options.tenants.path_of_living(owner);
@@ -357,22 +366,25 @@ impl Volume {
         }
     }
 
-    /// Writes everything, makes it durable and gives the store free; says what could not be written.
+    /// Writes everything, makes it durable and gives the store free; says what could not be
+    /// written.
     ///
-    /// Tries again while attempts fail, until [`Options::drain_deadline`](crate::Options::drain_deadline)
-    /// has passed since the last byte could be written, or until [`force`](Self::force). No other call may
-    /// follow but `status`. Later callers get the first one's report when it is there.
+    /// Tries again while attempts fail, until
+    /// [`Options::drain_deadline`](crate::Options::drain_deadline) has passed since the last byte
+    /// could be written, or until [`force`](Self::force). No other call may follow but `status`.
+    /// Later callers get the first one's report when it is there.
     pub fn shutdown(&self) -> DrainReport {
         self.end(None::<fn()>)
     }
 
-    /// The same where requests may still be in hand: what is dirty is written while they are, once, and `wait` returns when
-    /// they are over.
+    /// The same where requests may still be in hand: what is dirty is written while they are, once,
+    /// and `wait` returns when they are over.
     pub fn shutdown_beside_requests(&self, wait: impl FnOnce()) -> DrainReport {
         self.end(Some(wait))
     }
 
-    /// Writes what is dirty now, once: what its end would otherwise have to. Errors are kept with the files, which the end tries again.
+    /// Writes what is dirty now, once: what its end would otherwise have to. Errors are kept with
+    /// the files, which the end tries again.
     pub fn write_back(&self) {
         let _told_by_the_end = self.write_all();
     }
@@ -442,7 +454,8 @@ impl Volume {
                 return;
             }
             if !failed.is_empty() {
-                // Not in place of a wake-up: nothing tells when a store that failed will work again.
+                // Not in place of a wake-up: nothing tells when a store that failed will work
+                // again.
                 self.core.wait_forced(self.core.options.retry_pause.min(Duration::from_secs(1)));
             }
         }

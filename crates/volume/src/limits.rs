@@ -81,14 +81,15 @@ impl Volume {
         tracing::info!(volume, %cgroup, %limits, isolation = change.sync_isolation, "limits changed");
     }
 
-    /// Notes from now on whose changes are not durable yet, which [`has_undurable_of`](Self::has_undurable_of) tells apart. What was changed
-    /// before counts for all, until the next sync of the store.
+    /// Notes from now on whose changes are not durable yet, which
+    /// [`has_undurable_of`](Self::has_undurable_of) tells apart. What was changed before counts for
+    /// all, until the next sync of the store.
     pub fn note_owners(&self) {
         self.core.undurable.note_owners();
     }
 
-    /// Something beside file data was changed: it went at once, and counts as an operation that is owed. Where the caller is
-    /// not to be found it may be anybody's, and is charged to nobody.
+    /// Something beside file data was changed: it went at once, and counts as an operation that is
+    /// owed. Where the caller is not to be found it may be anybody's, and is charged to nobody.
     pub(crate) fn note_metadata(&self, caller: &Caller) {
         let core = &self.core;
         let owner = || core.options.tenants.of_caller(caller);

@@ -33,7 +33,8 @@ impl Volume {
         Ok(entry)
     }
 
-    /// What `id` is, which the caller has a look-up on (the root needs none). The entry carries another one.
+    /// What `id` is, which the caller has a look-up on (the root needs none). The entry carries
+    /// another one.
     ///
     /// # Errors
     /// The store's; [`Error::NoNode`].
@@ -49,8 +50,9 @@ impl Volume {
         }
     }
 
-    /// What `id` is, on which the caller may have given all look-ups back, in this volume or in one before over the same
-    /// store: see [`Store::recall`](store::Store::recall). The entry carries a look-up.
+    /// What `id` is, on which the caller may have given all look-ups back, in this volume or in one
+    /// before over the same store: see [`Store::recall`](store::Store::recall). The entry carries a
+    /// look-up.
     ///
     /// # Errors
     /// The store's; stale if there is none.
@@ -79,7 +81,8 @@ impl Volume {
         }
     }
 
-    /// The same where the caller is not to wait for the store: a thread of the volume's own asks it.
+    /// The same where the caller is not to wait for the store: a thread of the volume's own asks
+    /// it.
     pub fn forget_later(&self, id: NodeId, n: u64) {
         if let Some(inode) = self.given_back(id, n) {
             self.core.leave_inode(&inode);
@@ -110,7 +113,8 @@ impl Volume {
         Ok(self.core.store.read_link(id)?)
     }
 
-    /// Makes a directory, symbolic link, device, fifo, socket or empty file. The entry carries a look-up.
+    /// Makes a directory, symbolic link, device, fifo, socket or empty file. The entry carries a
+    /// look-up.
     ///
     /// # Errors
     /// The store's.
@@ -169,9 +173,10 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes the file `from` if it is about to replace `to`, so that a crash of this process leaves the old content or the new
-    /// one under that name, and not an empty file. It is not synced: that the host may crash is what fsync(2) is for. An error is kept for the
-    /// file's own fsync and close.
+    /// Writes the file `from` if it is about to replace `to`, so that a crash of this process
+    /// leaves the old content or the new one under that name, and not an empty file. It is not
+    /// synced: that the host may crash is what fsync(2) is for. An error is kept for the file's own
+    /// fsync and close.
     fn write_before_replacing(&self, ctx: &Ctx<'_>, from: (NodeId, Name<'_>), to: (NodeId, Name<'_>)) {
         let find = |(parent, name): (NodeId, Name<'_>)| {
             let found = self.core.store.lookup(parent, name).ok()?;
@@ -232,7 +237,8 @@ impl Volume {
         }
     }
 
-    /// The same where the caller is not to wait for the store: a thread of the volume's own asks it.
+    /// The same where the caller is not to wait for the store: a thread of the volume's own asks
+    /// it.
     pub fn release_dir_later(&self, handle: HandleId) {
         if let Some(dir) = self.dirs.remove(handle) {
             self.core.leave_dir(dir);
@@ -303,7 +309,8 @@ impl Volume {
         Ok(self.core.store.statfs()?)
     }
 
-    /// Something beside the data of `id` was changed: its ctime shows that also while there is unwritten data.
+    /// Something beside the data of `id` was changed: its ctime shows that also while there is
+    /// unwritten data.
     fn note_change(&self, id: NodeId, ctime: store::Timestamp) {
         if let Some(inode) = self.core.table.get(id)
             && let Some(overlay) = &mut inode.state().overlay
@@ -323,8 +330,8 @@ impl Volume {
         Err(Error::NoNode(id))
     }
 
-    /// Takes over an entry that came with a reference: its inode, with a look-up more, and the entry as
-    /// users see it.
+    /// Takes over an entry that came with a reference: its inode, with a look-up more, and the
+    /// entry as users see it.
     pub(crate) fn know(&self, mut entry: Entry) -> (Entry, Arc<Inode>) {
         let (inode, known) = self.core.table.look_up(entry.id, || Inode::new(entry.id, &self.core));
         if known {

@@ -1,8 +1,9 @@
 //! Pages and where they come from.
 //!
-//! Pages are reused: memory that is touched for the first time costs several times a copy. How many there may
-//! be is the budget's business: an inode holds a permit for the pages in its cache. Beyond that exist only those
-//! that a call is using at this moment: a read's, a store call's, the copy that one of them forces.
+//! Pages are reused: memory that is touched for the first time costs several times a copy. How many
+//! there may be is the budget's business: an inode holds a permit for the pages in its cache.
+//! Beyond that exist only those that a call is using at this moment: a read's, a store call's, the
+//! copy that one of them forces.
 
 use std::sync::Arc;
 
@@ -14,8 +15,8 @@ pub(crate) const PAGE_SIZE: usize = 4096;
 /// Bytes in a page, as file offsets count.
 pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 
-/// One page of file data. Held in place by its `Arc`, so that the count of its owners lies beside the bytes: looking
-/// at one fetches the other.
+/// One page of file data. Held in place by its `Arc`, so that the count of its owners lies beside
+/// the bytes: looking at one fetches the other.
 #[derive(Debug)]
 pub(crate) struct Page([u8; PAGE_SIZE]);
 

@@ -1,7 +1,7 @@
 //! Writing an inode's pages, and reading them from the store, as its tenant's limits let it.
 //!
-//! Nobody who waits for a limit holds the inode's `io` lock: it is taken for one run of pages at a time. So a sync from another cgroup, which need not
-//! wait, finds it free.
+//! Nobody who waits for a limit holds the inode's `io` lock: it is taken for one run of pages at a
+//! time. So a sync from another cgroup, which need not wait, finds it free.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use crate::inode::{Inode, Io};
 use crate::page::PAGE;
 use crate::{Ctx, Error, Result};
 
-/// What a cgroup may owe and have dirty together, as a part of the cache: as much as one heavy writer may have dirty.
+/// What a cgroup may owe and have dirty together, as a part of the cache: as much as one heavy
+/// writer may have dirty.
 const OWED_MAX: u64 = 4;
 const OWED_OF: u64 = 5;
 
@@ -76,8 +77,9 @@ impl Pieces for Sweep<'_> {
 }
 
 impl Inode {
-    /// Writes the pages that are dirty since the epoch of `pass` or before, one round, for the question whose the inode should be. The caller does not
-    /// have the `io` lock. Says how it ended, and how many pages were written.
+    /// Writes the pages that are dirty since the epoch of `pass` or before, one round, for the
+    /// question whose the inode should be. The caller does not have the `io` lock. Says how it
+    /// ended, and how many pages were written.
     ///
     /// An error is recorded for every open file and the data stays, dirty.
     pub(crate) fn sweep(
@@ -100,7 +102,8 @@ impl Inode {
         Ok((result?, sweep.pages))
     }
 
-    /// Writes the pages that are dirty since the epoch of `pass` or before, and waits for its limits, and for who writes some of them already.
+    /// Writes the pages that are dirty since the epoch of `pass` or before, and waits for its
+    /// limits, and for who writes some of them already.
     pub(crate) fn sweep_all(self: &Arc<Self>, pass: &Pass<'_>, cancel: Option<&Cancel>) -> Result<()> {
         loop {
             match self.sweep(pass, cancel, false)?.0 {
@@ -108,7 +111,8 @@ impl Inode {
                 Passed::Held | Passed::GivenUp if self.core.is_forced() => return Err(Error::Released),
                 Passed::Held | Passed::GivenUp => return Err(Error::Interrupted),
             }
-            // Who wrote a part of it meanwhile has this lock. If that failed the data is here again: ours to try, and the error ours to tell.
+            // Who wrote a part of it meanwhile has this lock. If that failed the data is here
+            // again: ours to try, and the error ours to tell.
             let _nobody_writes = self.io();
             let state = self.state();
             if state.failing.is_none() || !state.cache.is_dirty_since(pass.epoch()) {
@@ -117,7 +121,8 @@ impl Inode {
         }
     }
 
-    /// Writes the pages that are dirty at this moment for somebody who has the `io` lock, and so must not wait: what is written is owed.
+    /// Writes the pages that are dirty at this moment for somebody who has the `io` lock, and so
+    /// must not wait: what is written is owed.
     pub(crate) fn write_pages(self: &Arc<Self>, io: &Io<'_>) -> Result<()> {
         let clock = &self.core.options.clock;
         let begun = clock.now();
@@ -175,7 +180,8 @@ impl Inode {
         Ok(done)
     }
 
-    /// Waits until the limits of `reader` let it read so many bytes in so many calls, which `amount` makes of the most that should be asked for at once.
+    /// Waits until the limits of `reader` let it read so many bytes in so many calls, which
+    /// `amount` makes of the most that should be asked for at once.
     pub(crate) fn turn_to_read(
         &self,
         ctx: &Ctx<'_>,
@@ -199,7 +205,8 @@ impl Inode {
         }
     }
 
-    /// Until when a writer has to wait because the file's owner owes as much as it may have dirty, if `more` pages shall be.
+    /// Until when a writer has to wait because the file's owner owes as much as it may have dirty,
+    /// if `more` pages shall be.
     pub(crate) fn owes_until(&self, more: u64) -> Option<Duration> {
         let cache_bytes = self.core.budget.limit() * OWED_MAX / OWED_OF * PAGE;
         self.core.bdi.owes_until(self, more * PAGE, cache_bytes)

@@ -7,14 +7,16 @@
 //! | write-back of a mapping or of the kernel's cache | while somebody who is not root has the file open for both | likewise |
 //! | chown(2) | always, of what is no directory | always; the kernel removes it |
 //!
-//! A request that the kernel sends for its own cache names no writer. Memory that is mapped is written for
-//! whoever can have mapped it: the users that have the file open for reading and writing. The kernel writes a
-//! mapping's pages before it releases the file, so such an opening is still there.
+//! A request that the kernel sends for its own cache names no writer. Memory that is mapped is
+//! written for whoever can have mapped it: the users that have the file open for reading and
+//! writing. The kernel writes a mapping's pages before it releases the file, so such an opening is
+//! still there.
 //!
 //! # Order
-//! `Inode::privileges` is held while bits are given or taken away, so that neither puts an old mode over a new one.
-//! What is known (`State::known`) is set under both locks and cleared, under both, before the store is asked to give
-//! something. Data is changed between two looks at it: a bit that was given in between goes at the second.
+//! `Inode::privileges` is held while bits are given or taken away, so that neither puts an old mode
+//! over a new one. What is known (`State::known`) is set under both locks and cleared, under both,
+//! before the store is asked to give something. Data is changed between two looks at it: a bit that
+//! was given in between goes at the second.
 
 use store::{Attr, ErrorKind, SetAttr};
 
@@ -75,7 +77,8 @@ impl Inode {
     ) -> Result<T> {
         self.drop_privileges(set_id)?;
         let done = change();
-        // Bits that were given meanwhile would be those of the new data. A part of the change may be done also when it failed.
+        // Bits that were given meanwhile would be those of the new data. A part of the change may
+        // be done also when it failed.
         let dropped = self.drop_privileges(set_id);
         done.and_then(|done| dropped.map(|()| done))
     }
@@ -133,7 +136,8 @@ impl Inode {
     }
 }
 
-/// The permissions without the bits that a write by an unprivileged user takes away; `None` if there are none.
+/// The permissions without the bits that a write by an unprivileged user takes away; `None` if
+/// there are none.
 fn without_set_id(attr: &Attr) -> Option<u32> {
     let mut perm = attr.perm & !0o4000;
     // Without group execution the bit means mandatory locking, and stays.
@@ -143,10 +147,11 @@ fn without_set_id(attr: &Attr) -> Option<u32> {
     (perm != attr.perm).then_some(perm)
 }
 
-/// Whether a caller is root with `CAP_FSETID`, in no other user namespace than this process. Where that cannot be found out: no.
+/// Whether a caller is root with `CAP_FSETID`, in no other user namespace than this process. Where
+/// that cannot be found out: no.
 ///
-/// The kernel says the user, which is checked first: a number that belongs to another process by now can then only keep the
-/// bits of a file that root changed.
+/// The kernel says the user, which is checked first: a number that belongs to another process by
+/// now can then only keep the bits of a file that root changed.
 #[must_use]
 pub fn may_set_id(caller: &Caller) -> bool {
     let read = |what: &str| std::fs::read_to_string(format!("/proc/{}/{what}", caller.pid)).ok();

@@ -1,11 +1,12 @@
 //! Whether a volume's store answers.
 //!
 //! One rule: a store is stalled while one of its calls has been under way longer than
-//! [`Options::stall_after`](crate::Options::stall_after). Nobody asks the store: the calls are known by [`store::Watch`]. A stall ends
-//! by itself when the call returns; nothing is lost by it. A store that refuses is not stalled, nor is one
-//! that waits for a limit.
+//! [`Options::stall_after`](crate::Options::stall_after). Nobody asks the store: the calls are
+//! known by [`store::Watch`]. A stall ends by itself when the call returns; nothing is lost by it.
+//! A store that refuses is not stalled, nor is one that waits for a limit.
 //!
-//! The beginning and the end of a stall are noticed by whoever looks ([`Volume::look`](crate::Volume::look)), and told once.
+//! The beginning and the end of a stall are noticed by whoever looks
+//! ([`Volume::look`](crate::Volume::look)), and told once.
 //!
 //! Lock order: `Stall::told`, then what [`store::Watch`] and the journal of the events lock.
 
@@ -24,7 +25,8 @@ use crate::events::{Edge, Events};
 pub(crate) struct Stall {
     watch: Arc<Watch>,
     after: Duration,
-    /// The call that was told of last, until it returns. What is told of it is told under this lock, in order.
+    /// The call that was told of last, until it returns. What is told of it is told under this
+    /// lock, in order.
     told: Mutex<Option<UnderWay>>,
     /// Whether there is one, for who asks at each request. Written under `told`.
     is_told: AtomicBool,
@@ -66,7 +68,8 @@ impl Stall {
     pub(crate) fn look(&self, events: &Events) -> Option<UnderWay> {
         let seen_before = is_on("stall-seen-before").then(|| self.now());
         let mut told = self.told.lock();
-        // Under the lock: what was seen before it may be news of the past, when others have told of what came after.
+        // Under the lock: what was seen before it may be news of the past, when others have told of
+        // what came after.
         let late = seen_before.unwrap_or_else(|| self.now());
         if told.is_some() == late.is_some() {
             return late;

@@ -13,7 +13,8 @@ use crate::inode::Inode;
 
 const SHARDS: usize = 16;
 
-/// Spreads ids, which are counted up or are inode numbers of the store: in the low bits, too, for which somebody might choose files.
+/// Spreads ids, which are counted up or are inode numbers of the store: in the low bits, too, for
+/// which somebody might choose files.
 #[derive(Debug, Default)]
 pub(crate) struct IdHasher(u64);
 
@@ -51,7 +52,8 @@ impl Table {
         self.shard(id).read().get(&id).map(Arc::clone)
     }
 
-    /// The inode for `id` with one more look-up, made if it is not there; says whether it was there.
+    /// The inode for `id` with one more look-up, made if it is not there; says whether it was
+    /// there.
     pub(crate) fn look_up(&self, id: NodeId, make: impl FnOnce() -> Inode) -> (Arc<Inode>, bool) {
         let shard = self.shard(id);
         if let Some(inode) = shard.read().get(&id) {

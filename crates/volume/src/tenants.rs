@@ -1,8 +1,10 @@
 //! Tenants: whose request it is.
 //!
-//! A tenant is a cgroup of the host. Which one a request's thread is in is looked up when it writes, or opens a file to write, and is
-//! true as of 50 ms before (see [`cgroups::Threads`]). Requests without a thread (memory-mapped writes, kernel write-back) count for the
-//! inode's owner, and for the opener if it has none: for the nearest ancestor that lives of an opener that was removed.
+//! A tenant is a cgroup of the host. Which one a request's thread is in is looked up when it
+//! writes, or opens a file to write, and is true as of 50 ms before (see [`cgroups::Threads`]).
+//! Requests without a thread (memory-mapped writes, kernel write-back) count for the inode's owner,
+//! and for the opener if it has none: for the nearest ancestor that lives of an opener that was
+//! removed.
 
 use std::sync::Arc;
 
@@ -12,10 +14,12 @@ use writeback::{Cgroup, CgroupPath, Owner, Switcher};
 use crate::Caller;
 use crate::inode::Inode;
 
-/// A cgroup is made, moved to and removed between two looks; more often than this nobody is unlucky.
+/// A cgroup is made, moved to and removed between two looks; more often than this nobody is
+/// unlucky.
 const ATTEMPTS: usize = 4;
 
-/// The cgroups of the host, for all volumes of a process. By default there is only the root, to which everything belongs.
+/// The cgroups of the host, for all volumes of a process. By default there is only the root, to
+/// which everything belongs.
 #[derive(Debug, Default)]
 pub struct Tenants {
     pub(crate) switcher: Arc<Switcher<Inode>>,
@@ -71,7 +75,8 @@ impl Tenants {
         owner.and_then(|owner| cgroups.get(owner)).unwrap_or_else(|| Arc::clone(cgroups.root()))
     }
 
-    /// Whether there is such a cgroup. What is known of a thread may be older than its cgroup's end.
+    /// Whether there is such a cgroup. What is known of a thread may be older than its cgroup's
+    /// end.
     pub(crate) fn is_living(&self, owner: Owner) -> bool {
         self.switcher.cgroups().get(owner).is_some()
     }

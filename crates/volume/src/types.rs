@@ -31,7 +31,8 @@ pub struct Ctx<'a> {
     pub caller: Caller,
     /// Ends the request's waits.
     pub cancel: &'a Cancel,
-    /// Called before a wait that may be long, so that the front end can let another thread read requests.
+    /// Called before a wait that may be long, so that the front end can let another thread read
+    /// requests.
     pub before_wait: &'a (dyn Fn() + Sync),
 }
 
@@ -53,7 +54,8 @@ bitflags::bitflags! {
         const TRUNCATE = 4;
         /// Creation must make the name (`O_EXCL`).
         const EXCLUSIVE = 8;
-        /// Every write is durable when it returns, the data and what is needed to find it (`O_DSYNC`).
+        /// Every write is durable when it returns, the data and what is needed to find it
+        /// (`O_DSYNC`).
         const DSYNC = 16;
         /// Every write is durable when it returns, all attributes too (`O_SYNC`).
         const SYNC = 32;
@@ -68,7 +70,8 @@ bitflags::bitflags! {
     pub struct WriteFlags: u32 {
         /// Drop the set-id bits and the capabilities.
         const KILL_PRIV = 1;
-        /// The kernel writes its own dirty pages (mapped memory, kernel write-back): no caller is known.
+        /// The kernel writes its own dirty pages (mapped memory, kernel write-back): no caller is
+        /// known.
         const KERNEL = 2;
         /// Durable on return (`O_DSYNC`).
         const DSYNC = 4;

@@ -1,9 +1,12 @@
-//! Which tenants changed something that the store has not made durable yet: an isolated sync of another one need not ask the store.
+//! Which tenants changed something that the store has not made durable yet: an isolated sync of
+//! another one need not ask the store.
 //!
-//! A change is noted after it was made, and taken off when a sync of the store has succeeded that began after it was noted. Whose it is is noted
-//! only where somebody is isolated; what was changed before that counts for all, until the next sync of the store. So does what a cgroup changed that
-//! was removed since: it is the concern of who comes after it, and of those above. And so does what was written of a file that changes its owner:
-//! the new owner's sync covers the file, the old one's what was written while it was the owner.
+//! A change is noted after it was made, and taken off when a sync of the store has succeeded that
+//! began after it was noted. Whose it is is noted only where somebody is isolated; what was changed
+//! before that counts for all, until the next sync of the store. So does what a cgroup changed that
+//! was removed since: it is the concern of who comes after it, and of those above. And so does what
+//! was written of a file that changes its owner: the new owner's sync covers the file, the old
+//! one's what was written while it was the owner.
 //!
 //! Lock order: a leaf.
 
@@ -28,7 +31,8 @@ struct Changes {
     /// The turn in which something last changed.
     by_owner: HashMap<Owner, u64>,
     of_anybody: Option<u64>,
-    /// How many bytes had been written, of all that ever were, when the last sync began that succeeded.
+    /// How many bytes had been written, of all that ever were, when the last sync began that
+    /// succeeded.
     covered_bytes: u64,
 }
 
@@ -40,7 +44,8 @@ pub(crate) struct Turn {
 }
 
 impl Undurable {
-    /// Something was changed; `who` is asked only if it matters. Without an owner it may be anybody's.
+    /// Something was changed; `who` is asked only if it matters. Without an owner it may be
+    /// anybody's.
     pub(crate) fn note(&self, who: impl FnOnce() -> Option<Owner>) {
         let is_noting = self.0.lock().is_noting;
         let owner = if is_noting { who() } else { None };

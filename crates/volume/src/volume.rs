@@ -74,8 +74,9 @@ pub fn span_of(volume: &str) -> tracing::Span {
 }
 
 impl Volume {
-    /// Sets how many bytes a cgroup and those below it may have that are not on the store (`memory.dirty_max`), whether it is there
-    /// or not; `None`: what each cgroup has by the options.
+    /// Sets how many bytes a cgroup and those below it may have that are not on the store
+    /// (`memory.dirty_max`), whether it is there or not; `None`: what each cgroup has by the
+    /// options.
     pub fn set_dirty_max(&self, cgroup: &CgroupPath, bytes_max: Option<u64>) {
         self.core.bdi.set_dirty_max(cgroup, bytes_max);
     }
@@ -89,8 +90,8 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // Inodes and the core hold each other, flushers hold the device; a volume that was not shut down
-        // must not keep them for ever.
+        // Inodes and the core hold each other, flushers hold the device; a volume that was not shut
+        // down must not keep them for ever.
         if self.report().is_none() {
             self.shutdown();
         }

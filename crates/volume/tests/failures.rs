@@ -119,7 +119,8 @@ fn a_file_that_hangs_in_the_store_holds_up_no_other() {
     assert!(client.volume.shutdown().is_complete());
 }
 
-/// A call gets its time once, from its own beginning: not again from the moment at which the volume is given up.
+/// A call gets its time once, from its own beginning: not again from the moment at which the volume
+/// is given up.
 #[test]
 fn a_call_that_hangs_already_gets_no_more_time_when_the_volume_is_given_up() {
     let (client, faults) = faulty("write:nth=1:hang", lazy());
@@ -181,7 +182,8 @@ fn a_waiting_writer_can_be_cancelled() {
         thread::yield_now();
     }
     client.cancel.cancel();
-    // It may be inside a store call of its own by now; that ends, and the wait is not taken up again.
+    // It may be inside a store call of its own by now; that ends, and the wait is not taken up
+    // again.
     faults.release();
     assert!(matches!(waiting.join().unwrap(), None | Some(Error::Interrupted)));
     assert!(client.volume.shutdown().is_complete());
@@ -344,7 +346,8 @@ fn a_volume_that_is_dropped_with_unwritten_data_leaves_nothing_behind() {
     assert_eq!(store.strong_count(), 0, "inodes and their device do not keep each other");
 }
 
-/// A flusher hangs in a write that then fails, by `rules`. Gives the volume, and what a sync said that began meanwhile.
+/// A flusher hangs in a write that then fails, by `rules`. Gives the volume, and what a sync said
+/// that began meanwhile.
 fn sync_beside_a_write_that_fails(rules: &str, is_fsync: bool) -> (Arc<Client>, Result<(), Error>) {
     // Whatever the flusher leaves it does not come back to.
     let options = Options { retry_pause: LONG * 100, ..eager() };

@@ -1,4 +1,5 @@
-//! Limits on a volume. Its callers are all in the root cgroup; what cgroups do to each other is tested on real mounts.
+//! Limits on a volume. Its callers are all in the root cgroup; what cgroups do to each other is
+//! tested on real mounts.
 #![cfg(not(any(loom, shuttle)))]
 
 mod common;
@@ -157,7 +158,8 @@ fn what_is_owed_uses_up_the_writers_room() {
     let (_, file) = client.create("a");
     client.write(file, 0, &[7; 3 << 20]).expect("room");
     let begun = Instant::now();
-    // At once, for a third party: three of the cache's four megabytes are owed, and less with each moment from now on.
+    // At once, for a third party: three of the cache's four megabytes are owed, and less with each
+    // moment from now on.
     client.volume.sync_all().expect("durable");
     client.write(file, 0, &[8; 1 << 20]).expect("after a while");
     assert!(begun.elapsed() >= Duration::from_millis(500), "{:?}", begun.elapsed());
@@ -166,7 +168,8 @@ fn what_is_owed_uses_up_the_writers_room() {
 
 #[test]
 fn who_waits_for_a_small_dirty_limit_has_the_data_in_its_way_written_at_once() {
-    // Less than half of the limit is there, and nothing is old; a request of the largest size has no room beside it.
+    // Less than half of the limit is there, and nothing is old; a request of the largest size has
+    // no room beside it.
     for (dirty_max, len) in [("dirty_max=1M", 1 << 20), ("dirty_max=64K", 64 << 10)] {
         let client = Arc::new(client(lazy(), dirty_max));
         let ((_, first), (_, second)) = (client.create("first"), client.create("second"));

@@ -1,5 +1,5 @@
-//! File data against a model: whatever write-back does meanwhile, users see one sequence of bytes, and the
-//! store has it after the drain.
+//! File data against a model: whatever write-back does meanwhile, users see one sequence of bytes,
+//! and the store has it after the drain.
 
 mod common;
 

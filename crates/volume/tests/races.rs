@@ -54,7 +54,8 @@ fn a_lookup_during_the_last_write_back_shows_the_written_size() {
         let (may_write, volume) = (Arc::clone(&may_write), Arc::clone(&volume));
         move |at, op| {
             match (at, op) {
-                // ORDERING: SeqCst throughout this file: flags that stop and release the threads of a test.
+                // ORDERING: SeqCst throughout this file: flags that stop and release the threads of
+                // a test.
                 (At::Before, "write") => until("leave to write", || may_write.load(Ordering::SeqCst)),
                 (At::After, "lookup") => {
                     // The store has said the old size. Now the file is written and forgotten.

@@ -1,8 +1,8 @@
 //! The volume's protocols under many schedules, each with mutants that the same test catches.
 //!
-//! The real volume on a store in memory; shuttle decides who runs at every lock, atomic and wait. Its atomics are
-//! all sequentially consistent: what a weaker ordering allows is loom's to find, for the one protocol that has
-//! such (`loom_budget` of the write-back crate).
+//! The real volume on a store in memory; shuttle decides who runs at every lock, atomic and wait.
+//! Its atomics are all sequentially consistent: what a weaker ordering allows is loom's to find,
+//! for the one protocol that has such (`loom_budget` of the write-back crate).
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-volume --test schedules`
 //!
@@ -286,7 +286,8 @@ fn a_flusher_that_leaves_without_another_look_is_caught() {
 
 const MIB: usize = 1 << 20;
 
-/// A volume whose flusher is held up in the store, and whose cache has no room for another MiB of its file.
+/// A volume whose flusher is held up in the store, and whose cache has no room for another MiB of
+/// its file.
 struct Full {
     client: Arc<Client>,
     handle: HandleId,

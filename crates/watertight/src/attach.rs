@@ -1,18 +1,20 @@
 //! Volumes that are attached to directories of this process's mountpoint.
 //!
-//! Each has an id, a record and a control socket of its own, so that whoever asks for it (`status`, `wait`, `sync`)
-//! finds it as any other volume; all sockets are served by the control server's one thread.
+//! Each has an id, a record and a control socket of its own, so that whoever asks for it (`status`,
+//! `wait`, `sync`) finds it as any other volume; all sockets are served by the control server's one
+//! thread.
 //!
 //! # The end of one, in this order
-//! Its data is on the store, the store is free; the record says how it ended; who waits at the control socket
-//! hears it; the socket goes. Whoever detached it returns after that.
+//! Its data is on the store, the store is free; the record says how it ended; who waits at the
+//! control socket hears it; the socket goes. Whoever detached it returns after that.
 //!
 //! # Several mountpoints
-//! A second mountpoint shows a clone of the namespace (module `clones`). A `Site` is one of them: paths in requests begin
-//! there.
+//! A second mountpoint shows a clone of the namespace (module `clones`). A `Site` is one of them:
+//! paths in requests begin there.
 //!
 //! # Lock order
-//! `Attached::registration`, then `Attachments::list`, then `Attached::path`. The list of clones and `Attached::server` are leaves.
+//! `Attached::registration`, then `Attachments::list`, then `Attached::path`. The list of clones
+//! and `Attached::server` are leaves.
 
 mod again;
 mod attached;
@@ -144,8 +146,8 @@ impl Attachments {
         *self.drains.lock()
     }
 
-    /// Ends all of them, and returns when they have ended, but for those that were given up and whose stores do not answer. How these
-    /// ended is written down, too.
+    /// Ends all of them, and returns when they have ended, but for those that were given up and
+    /// whose stores do not answer. How these ended is written down, too.
     pub fn end(&self) {
         self.tree.end();
         let mut left = self.all();
@@ -162,7 +164,8 @@ impl Attachments {
         all.iter().map(|one| one.sync_data(None)).fold(Ok(()), Result::and)
     }
 
-    /// Makes durable what is a process's own in them and in the mountpoint's volume, but for attached ones that are stalled, which are named.
+    /// Makes durable what is a process's own in them and in the mountpoint's volume, but for
+    /// attached ones that are stalled, which are named.
     ///
     /// # Errors
     /// As [`sync_all`](Self::sync_all).
@@ -174,7 +177,8 @@ impl Attachments {
         self.list.lock().all()
     }
 
-    /// The figures of those whose ids come after `after`, in their order: `max` at most, fewer where these are long.
+    /// The figures of those whose ids come after `after`, in their order: `max` at most, fewer
+    /// where these are long.
     #[must_use]
     pub fn statuses(&self, after: Option<&VolumeId>, max: usize) -> Vec<Status> {
         let page = self.list.lock().after(after, max);
@@ -322,7 +326,8 @@ impl Attachments {
         Ok(self.server.get_or_init(|| server))
     }
 
-    /// What the log calls the volume that was seen last at a path; the path, if none was. No store is asked.
+    /// What the log calls the volume that was seen last at a path; the path, if none was. No store
+    /// is asked.
     fn called_at(&self, site: &Site, path: &Path) -> String {
         let shown = site.shown(path);
         let known = self.list.lock().known_at(&shown);
@@ -433,7 +438,8 @@ impl Attachments {
             match site.tree.detach_attached(found, Detach::Sync) {
                 Ok(()) => return Ok(None),
                 Err(TreeError::Tree(mounts::Error::Busy(busy))) if busy.holds > 0 => {
-                    // The kernel tells of a close a little later: what nobody has open any more is waited for.
+                    // The kernel tells of a close a little later: what nobody has open any more is
+                    // waited for.
                     let holders = self.holders_at(&shown);
                     let is_over = Instant::now() >= until;
                     if !holders.found.is_empty() || is_over {
@@ -467,7 +473,8 @@ impl Attachments {
         Ok(MoveReply { mountpoint: Name::of(site.shown(&to)) })
     }
 
-    /// Refuses where the kernel has mounts at a path or below it: what the kernel is told would take them along, in each mountpoint.
+    /// Refuses where the kernel has mounts at a path or below it: what the kernel is told would
+    /// take them along, in each mountpoint.
     fn no_mounts_at(&self, path: &Path) -> Result<(), String> {
         for site in self.sites() {
             let path = site.shown(path);
@@ -491,7 +498,8 @@ fn mounts_at(path: &Path) -> Option<Holders> {
     (!found.is_empty()).then_some(Holders { found, ..Holders::default() })
 }
 
-/// Refuses another volume where the process has hardly a descriptor left: those that are there need some, too.
+/// Refuses another volume where the process has hardly a descriptor left: those that are there need
+/// some, too.
 fn has_descriptors() -> Result<(), Problem> {
     let used = crate::process::figures(0);
     if used.open_fds + used.max_fds / DESCRIPTORS_LEFT < used.max_fds {

@@ -135,8 +135,8 @@ struct What {
     from: Option<String>,
 }
 
-/// A store, a volume of the same process, or a directory inside the same mountpoint. A path is what it leads to now; a volume that was
-/// there once is named by its id or its store.
+/// A store, a volume of the same process, or a directory inside the same mountpoint. A path is what
+/// it leads to now; a volume that was there once is named by its id or its store.
 fn what(given: &OsStr, place: &Place) -> Result<What> {
     let text = given.to_str().ok_or_else(|| Problem::usage("the volume's name is not UTF-8"))?;
     let of_store = |source: String| What { source: Some(source), ..What::default() };
@@ -220,8 +220,8 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
     let request =
         DetachRequest { path: place.inside.clone(), how, volume: meant, mountpoint: place.mountpoint() };
     let what = format!("detaching {}", place.path.shown());
-    // The kernel has nothing of a file that is neither open nor mapped: it hands over what it has with each close(2)
-    // and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)
+    // The kernel has nothing of a file that is neither open nor mapped: it hands over what it has
+    // with each close(2) and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)
     let shown = known.as_ref().and_then(|volume| volume.found.client.as_ref()).unwrap_or(client);
     let reply = progress::during(&what, shown, || client.detach(&request, None));
     report(&place, how, reply.map_err(|error| place.failed(&error))?)

@@ -1,8 +1,9 @@
 //! Serving in the background.
 //!
-//! Threads do not survive fork(2), so the parent starts this program once more. The child leaves the
-//! terminal's session, mounts, and writes a line to its standard output, a pipe, when the mount is
-//! up, after notes for a person, if there are any; until then its standard error is the parent's, so errors reach whoever asked.
+//! Threads do not survive fork(2), so the parent starts this program once more. The child leaves
+//! the terminal's session, mounts, and writes a line to its standard output, a pipe, when the mount
+//! is up, after notes for a person, if there are any; until then its standard error is the
+//! parent's, so errors reach whoever asked.
 
 use std::env;
 use std::ffi::OsString;
@@ -25,8 +26,8 @@ pub const READY: &str = "ready";
 /// What a line before that starts with: a note for a person, to be said if anything is.
 pub const NOTE: &str = "note: ";
 
-/// Starts the background process with these arguments, and waits until it is ready or has failed; gives the
-/// exit code for either. What it says of itself is printed if `tells`.
+/// Starts the background process with these arguments, and waits until it is ready or has failed;
+/// gives the exit code for either. What it says of itself is printed if `tells`.
 ///
 /// # Errors
 /// When it cannot be started.
@@ -71,8 +72,8 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
     }
 }
 
-/// What a background process does first: it leaves the terminal's session, and ends with whoever waits for it until it is to
-/// [`stay`]. Its working directory is left too, later, by [`settle`].
+/// What a background process does first: it leaves the terminal's session, and ends with whoever
+/// waits for it until it is to [`stay`]. Its working directory is left too, later, by [`settle`].
 ///
 /// # Errors
 /// When nobody waits for it any more.

@@ -1,11 +1,13 @@
 //! `bench`: what a volume gives on this host, beside its store without it.
 //!
-//! Both sides take turns, slice by slice, so that what else the host does meets them alike. Everything happens in a
-//! directory of its own on either side, which is removed at the end, also after Ctrl-C.
+//! Both sides take turns, slice by slice, so that what else the host does meets them alike.
+//! Everything happens in a directory of its own on either side, which is removed at the end, also
+//! after Ctrl-C.
 //!
-//! It is bounded in time as long as the store answers: files are as large as a part of a slice makes durable, and not more of
-//! them is dirty at any time, so that a slow or limited side is measured with less data and not for longer. Where a side does
-//! not answer it is given up (module `bounded`), and the other one goes on.
+//! It is bounded in time as long as the store answers: files are as large as a part of a slice
+//! makes durable, and not more of them is dirty at any time, so that a slow or limited side is
+//! measured with less data and not for longer. Where a side does not answer it is given up (module
+//! `bounded`), and the other one goes on.
 
 mod bounded;
 mod samples;
@@ -56,7 +58,8 @@ struct Row {
     work: &'static str,
     /// What `per_second` counts.
     unit: &'static str,
-    /// None: it did not answer in this row, or in one before. Who did not answer while the files were made has a row of its own, the first.
+    /// None: it did not answer in this row, or in one before. Who did not answer while the files
+    /// were made has a row of its own, the first.
     volume: Option<Figures>,
     #[serde(skip_serializing_if = "Option::is_none")]
     store: Option<Figures>,
@@ -83,7 +86,8 @@ const PATIENCE_MAX: Duration = Duration::from_secs(3600);
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 when the path lies in no volume of ours, 1 when one of its files cannot be written, or a side does not answer.
+/// Exit 2 when the path lies in no volume of ours, 1 when one of its files cannot be written, or a
+/// side does not answer.
 pub fn run(args: &BenchArgs) -> Result<()> {
     if args.slice < SLICE_MIN || args.slice > SLICE_MAX {
         return Err(Problem::usage("--slice takes from 10ms to 1m"));

@@ -136,9 +136,9 @@ pub fn apart(source: &Path, mountpoint: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks that no running volume has its store above or below `source`, a real path: two caches over the same files
-/// would not see each other's data. The same directory is the store's own business. Only volumes that this user may see
-/// are looked at, and only by their paths.
+/// Checks that no running volume has its store above or below `source`, a real path: two caches
+/// over the same files would not see each other's data. The same directory is the store's own
+/// business. Only volumes that this user may see are looked at, and only by their paths.
 ///
 /// # Errors
 /// Exit 1, naming the other volume.

@@ -21,8 +21,8 @@ const STYLES: Styles = Styles::styled()
 
 /// Volumes over a directory, with an unmount that tells the truth.
 ///
-/// A mounted volume writes back in the background, like a kernel file system; an unmount returns when
-/// the data is on the store and the store is free.
+/// A mounted volume writes back in the background, like a kernel file system; an unmount returns
+/// when the data is on the store and the store is free.
 #[derive(Debug, Parser)]
 #[command(
     name = "watertight",
@@ -44,8 +44,8 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<String>,
 
-    /// The form of the log on standard error [default for `mount`: text on a terminal, journald where the journal reads
-    /// it, json otherwise; for other verbs: text].
+    /// The form of the log on standard error [default for `mount`: text on a terminal, journald
+    /// where the journal reads it, json otherwise; for other verbs: text].
     #[arg(long, global = true, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
 
@@ -148,7 +148,8 @@ pub enum Verb {
         what is left is printed.")]
     Wait(WaitArgs),
 
-    /// Show in under a minute what it is worth that nobody waits for a neighbour, and that an unmount tells the truth.
+    /// Show in under a minute what it is worth that nobody waits for a neighbour, and that an
+    /// unmount tells the truth.
     #[command(
         after_help = "Example:\n  watertight demo\n\nNeeds to mount: root, or /dev/fuse and fusermount3; what needs two \
             cgroups is left out, and that is said, where this user can make none. Leaves nothing behind."
@@ -189,7 +190,8 @@ pub enum Verb {
     )]
     ManPages(ManPagesArgs),
 
-    /// Have mount(8) and umount(8) call this program for its mounts: fstab entries, `mount -t fuse.watertight`.
+    /// Have mount(8) and umount(8) call this program for its mounts: fstab entries,
+    /// `mount -t fuse.watertight`.
     #[command(after_help = "Examples:\n  \
         watertight install-helpers\n  \
         watertight install-helpers --directory /usr/local/sbin\n  \
@@ -255,7 +257,8 @@ pub fn visible() -> Command {
 /// `mount`.
 #[derive(Debug, Args)]
 pub struct MountArgs {
-    /// The store: a directory (`/srv/data` or `dir:/srv/data`), or memory (`mem:`, or `mem:size=1G`: bytes, or K, M, G, T).
+    /// The store: a directory (`/srv/data` or `dir:/srv/data`), or memory (`mem:`, or
+    /// `mem:size=1G`: bytes, or K, M, G, T).
     pub source: String,
     /// An empty directory.
     pub mountpoint: PathBuf,
@@ -265,7 +268,8 @@ pub struct MountArgs {
     /// Return when the mount is up, and serve it in the background.
     #[arg(short = 'd', long = "daemon", visible_alias = "background")]
     pub background: bool,
-    /// Where the background process logs, as JSON unless --log-format says otherwise; it is silent without this.
+    /// Where the background process logs, as JSON unless --log-format says otherwise; it is silent
+    /// without this.
     #[arg(long, value_name = "FILE", requires = "background")]
     pub log_file: Option<PathBuf>,
 }
@@ -273,8 +277,8 @@ pub struct MountArgs {
 /// Whose volumes are meant.
 #[derive(Debug, Default, Clone, Copy, Args)]
 pub struct Users {
-    /// Root only: the volumes of all users, whose runtime directories are read and whose processes are asked. Without it only this
-    /// user's own.
+    /// Root only: the volumes of all users, whose runtime directories are read and whose processes
+    /// are asked. Without it only this user's own.
     #[arg(long)]
     pub all_users: bool,
 }
@@ -298,7 +302,8 @@ pub struct UmountArgs {
 /// `attach`.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
-    /// The store, as for `mount`; or a directory inside the mountpoint, to be shown in a second place.
+    /// The store, as for `mount`; or a directory inside the mountpoint, to be shown in a second
+    /// place.
     pub volume: OsString,
     /// A directory inside a mounted volume.
     pub path: PathBuf,
@@ -349,8 +354,8 @@ pub struct LimitArgs {
     #[arg(long, requires = "show")]
     pub json: bool,
 
-    /// The cgroup, as /proc/PID/cgroup names it or by its directory; the volume by its mountpoint, a path inside it, its store or its id;
-    /// what to change.
+    /// The cgroup, as /proc/PID/cgroup names it or by its directory; the volume by its mountpoint,
+    /// a path inside it, its store or its id; what to change.
     #[arg(value_name = "CGROUP VOLUME LIMIT", required = true)]
     pub names: Vec<OsString>,
 
@@ -376,11 +381,12 @@ pub struct StatusArgs {
     /// For Prometheus, in its text format: what `GET /metrics` of each mount process says.
     #[arg(long, conflicts_with = "json")]
     pub metrics: bool,
-    /// Write the metrics to this file, in one step: who reads it sees all of the old ones or all of the new ones. For the textfile collector of
-    /// Prometheus' node exporter.
+    /// Write the metrics to this file, in one step: who reads it sees all of the old ones or all of
+    /// the new ones. For the textfile collector of Prometheus' node exporter.
     #[arg(long, value_name = "FILE", requires = "metrics", conflicts_with = "json")]
     pub output: Option<PathBuf>,
-    /// Also who holds each volume: processes and their files. Looking disturbs an unmount of that moment.
+    /// Also who holds each volume: processes and their files. Looking disturbs an unmount of that
+    /// moment.
     #[arg(long, conflicts_with = "metrics")]
     pub holders: bool,
     /// Only this volume: its mountpoint, store or id, or a file or directory in it.
@@ -452,7 +458,8 @@ pub struct WaitArgs {
     /// Give up after so many seconds (or 500ms, 2m); without it, never.
     #[arg(long, value_name = "S", value_parser = parse_duration, allow_hyphen_values = true)]
     pub timeout: Option<Duration>,
-    /// And forget how it ended, once it has: `status` and the metrics tell no more of what was lost.
+    /// And forget how it ended, once it has: `status` and the metrics tell no more of what was
+    /// lost.
     #[arg(long)]
     pub forget: bool,
     /// Whose volumes are meant.
@@ -486,7 +493,8 @@ pub struct BenchArgs {
     /// How long each of its 28 slices takes.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub slice: Duration,
-    /// How much longer than that may take before the volume or the store is given up, which its row says; then the exit code is 1.
+    /// How much longer than that may take before the volume or the store is given up, which its row
+    /// says; then the exit code is 1.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub patience: Duration,
     /// For programs: also how many operations, p50, p95 and max.

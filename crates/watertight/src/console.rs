@@ -63,7 +63,8 @@ impl Console {
         }
     }
 
-    /// From now on [`print`](Self::print) prints nothing, as mount(8) and umount(8) say nothing where nothing is wrong.
+    /// From now on [`print`](Self::print) prints nothing, as mount(8) and umount(8) say nothing
+    /// where nothing is wrong.
     pub fn be_quiet(&self) {
         self.is_quiet.get_or_init(|| ());
     }

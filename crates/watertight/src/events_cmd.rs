@@ -1,13 +1,14 @@
 //! `events`: what happens to the volumes of this host, as it happens.
 //!
-//! Each volume has a reader of its own; what they hear comes to one printer by a bounded queue, so that a slow
-//! terminal slows the readers, and a reader that is too slow is told by its volume what it missed.
+//! Each volume has a reader of its own; what they hear comes to one printer by a bounded queue, so
+//! that a slow terminal slows the readers, and a reader that is too slow is told by its volume what
+//! it missed.
 //!
-//! With `--all-users` a user may make what looks like news without end: looks at the directories are never closer together than
-//! `LOOKS_APART`.
+//! With `--all-users` a user may make what looks like news without end: looks at the directories
+//! are never closer together than `LOOKS_APART`.
 //!
-//! Volumes that appear later are found by watching the runtime directories, *before* they are listed: one that
-//! appears between the two is either listed or told of, mostly both.
+//! Volumes that appear later are found by watching the runtime directories, *before* they are
+//! listed: one that appears between the two is either listed or told of, mostly both.
 
 mod changes;
 mod line;
@@ -59,8 +60,8 @@ enum Heard {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 when a volume was named that does not exist; exit 1 when one that was named cannot be heard, or with `--once`
-/// any.
+/// Exit 2 when a volume was named that does not exist; exit 1 when one that was named cannot be
+/// heard, or with `--once` any.
 pub fn run(args: &EventsArgs) -> Result<()> {
     let stop = Arc::new(Notify::new());
     let stopping = Arc::clone(&stop);
@@ -214,8 +215,8 @@ impl Readers {
         }
     }
 
-    /// Starts a reader for each volume that has none. Of those without a process only the ones that appear later are
-    /// news.
+    /// Starts a reader for each volume that has none. Of those without a process only the ones that
+    /// appear later are news.
     fn start(&mut self, volumes: Vec<Volume>, is_first: bool) -> Result<(), End> {
         self.known.retain(|id, _| volumes.iter().any(|volume| volume.record().id == *id));
         for volume in volumes {

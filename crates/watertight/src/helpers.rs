@@ -1,7 +1,9 @@
-//! `mount.fuse.watertight` and `umount.fuse.watertight`: what mount(8) and umount(8) call for our mounts.
+//! `mount.fuse.watertight` and `umount.fuse.watertight`: what mount(8) and umount(8) call for our
+//! mounts.
 //!
-//! They are this program under other names; the name it was started by says which. So fstab entries, `mount -t
-//! fuse.watertight` and `umount` with `-l` and `-f` do what the verbs do, and return when the verbs return.
+//! They are this program under other names; the name it was started by says which. So fstab
+//! entries, `mount -t fuse.watertight` and `umount` with `-l` and `-f` do what the verbs do, and
+//! return when the verbs return.
 //!
 //! Exit codes are those of mount(8): 1 for what was asked for wrongly, 32 for what failed.
 
@@ -198,7 +200,8 @@ fn is_there_already(call: &MountCall) -> bool {
 fn options(lists: &[String], sloppy: bool) -> Result<String> {
     let mut left = Vec::new();
     for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
-        // What is refused with a reason is not among what `-s` is for: options that somebody else knows.
+        // What is refused with a reason is not among what `-s` is for: options that somebody else
+        // knows.
         let known =
             || opts::refused(option).is_some() || opts::MountOptions::parse(&[option.to_owned()]).is_ok();
         if !is_fstab_only(option) && (!sloppy || known()) {
@@ -208,7 +211,8 @@ fn options(lists: &[String], sloppy: bool) -> Result<String> {
     Ok(left.join(","))
 }
 
-/// Whether an option of fstab is for others than us: mount(8) itself, systemd, whoever reads the table.
+/// Whether an option of fstab is for others than us: mount(8) itself, systemd, whoever reads the
+/// table.
 fn is_fstab_only(option: &str) -> bool {
     const NAMES: [&str; 27] = [
         // mount(8) says `rw` where nothing was said; ours would refuse a store that is read-only.

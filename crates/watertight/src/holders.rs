@@ -1,9 +1,11 @@
-//! Who keeps a mount busy, or its file system in use: processes, mounts inside it or in other namespaces, loop devices over its files.
+//! Who keeps a mount busy, or its file system in use: processes, mounts inside it or in other
+//! namespaces, loop devices over its files.
 //!
-//! Nothing here makes a request to the mount's own server (`statx` is asked for nothing but what the
-//! kernel knows itself), so a server that hangs cannot hang the search, and a server can search for
-//! the holders of its own mount. What other servers and processes may hang in is done by threads that are not waited for. What is looked at in `/proc` is held for that moment, so that somebody
-//! else's umount(2) may fail meanwhile: look only when there is a reason to.
+//! Nothing here makes a request to the mount's own server (`statx` is asked for nothing but what
+//! the kernel knows itself), so a server that hangs cannot hang the search, and a server can search
+//! for the holders of its own mount. What other servers and processes may hang in is done by
+//! threads that are not waited for. What is looked at in `/proc` is held for that moment, so that
+//! somebody else's umount(2) may fail meanwhile: look only when there is a reason to.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::OsStr;
@@ -32,7 +34,8 @@ struct Times {
     search_max: Duration,
     /// No process may be done for so long before another thread takes over.
     hangs: Duration,
-    /// The last processes hang when for so long no thread has come any further in them: not by one descriptor.
+    /// The last processes hang when for so long no thread has come any further in them: not by one
+    /// descriptor.
     last_ones: Duration,
 }
 
@@ -100,7 +103,8 @@ pub struct Holder {
     pub how: How,
     /// Which file, directory or mountpoint.
     pub file: Name,
-    /// Whether it holds the very mount that was asked for, and not only its file system by way of another mount.
+    /// Whether it holds the very mount that was asked for, and not only its file system by way of
+    /// another mount.
     pub direct: bool,
 }
 
@@ -129,7 +133,8 @@ pub struct Holders {
     pub found: Vec<Holder>,
     /// Processes that this user may not look into, and those of `hung`.
     pub unseen: u64,
-    /// Processes that were not looked into because they hang, or because the search had no more time.
+    /// Processes that were not looked into because they hang, or because the search had no more
+    /// time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hung: Vec<u32>,
 }
@@ -172,8 +177,8 @@ impl Holders {
     }
 }
 
-/// Searches the host for what holds `mount`, which need not have a path any more; for five seconds at most. Processes that hang
-/// hold up nothing else, and are named.
+/// Searches the host for what holds `mount`, which need not have a path any more; for five seconds
+/// at most. Processes that hang hold up nothing else, and are named.
 ///
 /// # Errors
 /// Those of reading `/proc`, and of making a thread.
@@ -181,7 +186,8 @@ pub fn of(mount: &Mount) -> io::Result<Holders> {
     of_others_than(0, mount)
 }
 
-/// The same, but for this process: one that serves the mount has nothing open in it, and of all else a great deal.
+/// The same, but for this process: one that serves the mount has nothing open in it, and of all
+/// else a great deal.
 ///
 /// # Errors
 /// As [`of`].
@@ -197,8 +203,10 @@ fn of_others_than(own: u32, mount: &Mount) -> io::Result<Holders> {
     Ok(holders)
 }
 
-/// Of the threads that opened something, the processes, if each of them holds something of `mount` still, at `path` or below: then the host need not be searched, however many
-/// processes it has. `None`: it is to be searched. Who has a file by way of one of them (fork(2), a socket) is not named.
+/// Of the threads that opened something, the processes, if each of them holds something of `mount`
+/// still, at `path` or below: then the host need not be searched, however many processes it has.
+/// `None`: it is to be searched. Who has a file by way of one of them (fork(2), a socket) is not
+/// named.
 #[must_use]
 pub fn of_openers(openers: &[u32], mount: &Mount, path: &Path) -> Option<Holders> {
     let pids: BTreeSet<u32> = openers.iter().map(|tid| process_of(*tid)).collect::<Option<_>>()?;
@@ -299,8 +307,10 @@ struct UnderWay(&'static Searches);
 
 impl Searches {
     /// Looks into these processes. What the kernel says of a process may have to wait for a server
-    /// that hangs, where the process itself does, or for a lock of the process's: other threads look, of which another takes over what is left when one
-    /// hangs. In the end the rest is unseen, and what hangs when all others are done; so is all where [`SEARCHES_MAX`] hang already.
+    /// that hangs, where the process itself does, or for a lock of the process's: other threads
+    /// look, of which another takes over what is left when one hangs. In the end the rest is
+    /// unseen, and what hangs when all others are done; so is all where [`SEARCHES_MAX`] hang
+    /// already.
     fn in_time(
         &'static self,
         pids: Vec<u32>,
@@ -406,7 +416,8 @@ impl Process<'_> {
         self.mappings(holders);
     }
 
-    /// Whether the file system is mounted in this process's namespace, if that was not `seen`: no unmount elsewhere ends it there.
+    /// Whether the file system is mounted in this process's namespace, if that was not `seen`: no
+    /// unmount elsewhere ends it there.
     fn namespace(&self, seen: &Mutex<BTreeSet<PathBuf>>, holders: &mut Holders) {
         let Ok(namespace) = fs::read_link(self.dir.join("ns/mnt")) else { return };
         let is_new = seen.lock().insert(namespace);
@@ -419,8 +430,8 @@ impl Process<'_> {
         }
     }
 
-    /// Whether what is open under this number may be in the mount, by what the kernel says without looking at the file: most are elsewhere, and
-    /// their servers may hang.
+    /// Whether what is open under this number may be in the mount, by what the kernel says without
+    /// looking at the file: most are elsewhere, and their servers may hang.
     fn may_be_inside(&self, fd: &OsStr) -> bool {
         let Ok(info) = fs::read_to_string(self.dir.join("fdinfo").join(fd)) else { return true };
         let number = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
@@ -471,8 +482,8 @@ impl Process<'_> {
     }
 }
 
-/// The mounts that hold `mount`: those inside it, and other mounts of its file system but for those that an unmount
-/// takes along. Disturbs nobody.
+/// The mounts that hold `mount`: those inside it, and other mounts of its file system but for those
+/// that an unmount takes along. Disturbs nobody.
 #[must_use]
 pub fn mounts(mount: &Mount) -> Holders {
     let table = MountTable::read();

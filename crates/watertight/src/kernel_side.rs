@@ -1,15 +1,16 @@
 //! What a mount process asks the kernel about its own mount, asked by a process of its own.
 //!
-//! Unmounting and syncfs(2) wait for answers that the mount process itself has to give. A thread that waits for its
-//! own process keeps that process from ending when it is killed: its descriptors stay open, the connection is
-//! not aborted, and the thread waits for ever. So another process waits: this program, by its hidden verb
-//! `kernel-side`.
+//! Unmounting and syncfs(2) wait for answers that the mount process itself has to give. A thread
+//! that waits for its own process keeps that process from ending when it is killed: its descriptors
+//! stay open, the connection is not aborted, and the thread waits for ever. So another process
+//! waits: this program, by its hidden verb `kernel-side`.
 //!
 //! # Why that process is there from the beginning
-//! A child that is started later has copies of the store's open files, which execve(2) closes one after the other. Where
-//! the store is itself a FUSE or a network file system, each close asks its server (FLUSH); with a server
-//! that does not answer, the child never begins. So it is started before a store is opened ([`start`]), and gets what
-//! is asked by a pipe: a line of JSON for each question, and one for each answer, in any order.
+//! A child that is started later has copies of the store's open files, which execve(2) closes one
+//! after the other. Where the store is itself a FUSE or a network file system, each close asks its
+//! server (FLUSH); with a server that does not answer, the child never begins. So it is started
+//! before a store is opened ([`start`]), and gets what is asked by a pipe: a line of JSON for each
+//! question, and one for each answer, in any order.
 //!
 //! It ends when its pipe does, that is with the mount process, however that ends.
 //!
@@ -46,11 +47,13 @@ pub const NO_SYNCFS: &str = "sync(2) and syncfs(2) return before the data is dur
 /// What a kernel before 6.18 does not give.
 pub const NO_CALLERS: &str = "sync(2) and syncfs(2) wait for everybody's data, since the kernel does not say who calls; by cgroup it is `watertight sync`";
 
-/// How long a mount waits for the first syncfs(2) of it, at most: on a host that has no processor for the helper, its call comes late.
+/// How long a mount waits for the first syncfs(2) of it, at most: on a host that has no processor
+/// for the helper, its call comes late.
 const SYNCFS_TRIED: Duration = Duration::from_secs(30);
 /// The same, from when it has come: most stores have answered by then.
 const SYNCFS_ANSWERED: Duration = Duration::from_secs(1);
-/// How often a mount looks whether that call has come to it. Of a store that hangs, it does not return.
+/// How often a mount looks whether that call has come to it. Of a store that hangs, it does not
+/// return.
 const SYNCFS_LOOKED_FOR: Duration = Duration::from_millis(5);
 
 /// What is asked.
@@ -122,8 +125,9 @@ pub fn ask(what: Ask, mount: &Mount) -> Result<Outcome> {
     ask_with(what, mount, None)
 }
 
-/// Calls syncfs(2) on a mount that was just made, so that its session sees whether the kernel passes it on. Returns when the call does: until
-/// then the mount is busy. Of a store that hangs it does not; then it returns a moment after the session `has_seen` it.
+/// Calls syncfs(2) on a mount that was just made, so that its session sees whether the kernel
+/// passes it on. Returns when the call does: until then the mount is busy. Of a store that hangs it
+/// does not; then it returns a moment after the session `has_seen` it.
 pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
     let (tell, told) = channel();
     let mount = mount.clone();
@@ -177,7 +181,8 @@ impl Asker {
             .arg("kernel-side")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // It outlives the caller of a mount that goes to the background. Errors come as answers.
+            // It outlives the caller of a mount that goes to the background. Errors come as
+            // answers.
             .stderr(Stdio::null())
             .current_dir("/")
             // Ctrl-C in the terminal is for the mount process.
@@ -239,7 +244,8 @@ pub fn run(args: &KernelSideArgs) -> Result<()> {
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     for line in io::stdin().lock().lines().map_while(io::Result::ok) {
         let Ok(question) = serde_json::from_str::<Question>(&line) else { continue };
-        // Each on a thread of its own: they wait for the mount process, and it may ask more meanwhile.
+        // Each on a thread of its own: they wait for the mount process, and it may ask more
+        // meanwhile.
         let number = question.number;
         let answer = move || reply(number, answer(&question).map_err(|problem| problem.to_string()));
         if let Err(error) = thread::Builder::new().spawn(answer) {
@@ -282,8 +288,8 @@ fn show_clone(mount: &Mount, question: &Question) -> Result<()> {
         .map_err(|error| Problem::failure(format!("{} cannot be mounted: {error}", target.shown())))
 }
 
-/// Has the kernel hand over the dirty pages of the file system at `mount`, and on `fuseblk` waits until
-/// they are durable.
+/// Has the kernel hand over the dirty pages of the file system at `mount`, and on `fuseblk` waits
+/// until they are durable.
 ///
 /// # Errors
 /// Those of opening the mountpoint and of syncfs(2).

@@ -17,7 +17,8 @@ use crate::{sync_cmd, umount_cmd, units};
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 for what is no cgroup, no limit, or no volume of ours; 1 when the mount process cannot be reached.
+/// Exit 2 for what is no cgroup, no limit, or no volume of ours; 1 when the mount process cannot be
+/// reached.
 pub fn run(args: &LimitArgs) -> Result<()> {
     let (cgroup, volume, pairs) = match args.names.as_slice() {
         [volume] if args.show => (None, volume, &[][..]),

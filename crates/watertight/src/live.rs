@@ -7,8 +7,9 @@
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `gone` | atomic, only grows (P1) |
 //!
-//! P1: `gone` is stored before the kernel hears that its file system may go, and loaded after the mount table
-//! was read: a row that another mount with our old number has put there is not taken for ours.
+//! P1: `gone` is stored before the kernel hears that its file system may go, and loaded after the
+//! mount table was read: a row that another mount with our old number has put there is not taken
+//! for ours.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -95,8 +96,9 @@ pub enum Over {
 impl Gone {
     /// The kernel has let go of the file system, or is about to; or has aborted the connection.
     pub fn set(&self, over: Over) {
-        // ORDERING: Release, P1 with the Acquire in `get`: what follows (the answer to DESTROY) is what lets the
-        // number go to another mount; who sees that mount in the table has to see this too.
+        // ORDERING: Release, P1 with the Acquire in `get`: what follows (the answer to DESTROY) is
+        // what lets the number go to another mount; who sees that mount in the table has to see
+        // this too.
         self.0.fetch_max(over as u32, Ordering::Release);
     }
 
@@ -124,8 +126,8 @@ impl Facts {
         mountinfo::privileges(table.of_device(self.device()).filter(|mount| mountinfo::is_ours(mount)))
     }
 
-    /// The mount to ask the kernel about: the own one, or another of the file system's where that was unmounted, a whole
-    /// one if there is one.
+    /// The mount to ask the kernel about: the own one, or another of the file system's where that
+    /// was unmounted, a whole one if there is one.
     #[must_use]
     pub fn mount_now(&self) -> Option<Mount> {
         if self.mount.is_present() {
@@ -210,7 +212,8 @@ impl Live {
         self.facts.mount_now().unwrap_or_else(|| self.facts.mount.clone())
     }
 
-    /// Whether this is the mount that was made at the start, by the number that is never used again.
+    /// Whether this is the mount that was made at the start, by the number that is never used
+    /// again.
     fn is_the_first(&self, mount: &Mount) -> bool {
         let id = unmount::unique_id(&mount.mountpoint);
         mount.id == self.facts.mount.id && id == self.facts.unique_id
@@ -239,7 +242,8 @@ impl Live {
         }
     }
 
-    /// Blocks until the supervisor says how the volume ended. Only from the control server's blocking threads.
+    /// Blocks until the supervisor says how the volume ended. Only from the control server's
+    /// blocking threads.
     fn wait_ended(&self) -> Ended {
         let mut ended = self.ended.subscribe();
         let wait = async move { ended.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone()) };

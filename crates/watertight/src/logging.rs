@@ -6,14 +6,16 @@
 //! | json | all else: files, pipes | an object with `timestamp`, `level`, `message`, `target` and the event's fields |
 //! | journald | where standard error is the journal's own stream | `<PRIORITY>` and the text without time and level, which the journal keeps itself |
 //!
-//! What a verb has to say to who called it (its result, its problem) is no log, and plain text. Where `--log-format` was given to `mount` or
-//! `serve`, and from `serve`'s first volume on, nobody called who reads along: all of standard error is the log then ([`take_all`]).
+//! What a verb has to say to who called it (its result, its problem) is no log, and plain text.
+//! Where `--log-format` was given to `mount` or `serve`, and from `serve`'s first volume on, nobody
+//! called who reads along: all of standard error is the log then ([`take_all`]).
 //!
 //! An event is one line, whatever the names in it: the writer escapes all that cannot be seen, in
 //! JSON as JSON does, elsewhere as in [`shown`](crate::shown).
 //!
-//! What is logged of one volume has the field `volume`, or is in a span that has it: the path where it was mounted or attached, as `serve`'s file
-//! names it, too. It stays the same when what is attached is moved.
+//! What is logged of one volume has the field `volume`, or is in a span that has it: the path where
+//! it was mounted or attached, as `serve`'s file names it, too. It stays the same when what is
+//! attached is moved.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -89,8 +91,8 @@ pub fn arguments() -> Vec<String> {
     std::iter::once(format!("--log-format={name}")).chain(level).collect()
 }
 
-/// Whether standard error is the stream that the service manager connected with the journal, and not one that was put
-/// in its place since.
+/// Whether standard error is the stream that the service manager connected with the journal, and
+/// not one that was put in its place since.
 fn is_journal() -> bool {
     let stream = std::env::var("JOURNAL_STREAM").ok();
     let stat = rustix::fs::fstat(io::stderr().as_fd()).ok();
@@ -109,7 +111,8 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
                     "--log-level {level}: {why}; give error, warn, info, debug or trace"
                 )))
             };
-            // Such a word would be taken for the name of a module, and nothing else would be logged.
+            // Such a word would be taken for the name of a module, and nothing else would be
+            // logged.
             let word = level.split(',').map(str::trim).find(|part| !part.contains('=') && !is_level(part));
             if let Some(word) = word {
                 return Err(refused(format!("`{word}` is no level")));
@@ -123,8 +126,8 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
         })?,
         (None, Err(_)) => EnvFilter::new(default),
     };
-    // Each step of a volume's life is a span, which what is logged in it names. With `debug`, its beginning and its end are logged
-    // as well, the end with the time that it took.
+    // Each step of a volume's life is a span, which what is logged in it names. With `debug`, its
+    // beginning and its end are logged as well, the end with the time that it took.
     let wants_steps = filter.max_level_hint().is_none_or(|level| level >= LevelFilter::DEBUG);
     let steps = if wants_steps { FmtSpan::NEW | FmtSpan::CLOSE } else { FmtSpan::NONE };
     let log =

@@ -1,7 +1,7 @@
 //! `man-pages`: the manual, from the same definition of the command line as the help.
 //!
-//! The text after a verb's help is cut at its empty lines. A part that begins with a heading (`Examples:`) becomes a
-//! section of that name; the others become notes.
+//! The text after a verb's help is cut at its empty lines. A part that begins with a heading
+//! (`Examples:`) becomes a section of that name; the others become notes.
 
 use std::fs;
 use std::io;

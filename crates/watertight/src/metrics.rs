@@ -1,9 +1,11 @@
-//! The figures of mounted volumes in Prometheus' text format (version 0.0.4): `GET /metrics` of a mount process,
-//! `watertight status --metrics` for all of them.
+//! The figures of mounted volumes in Prometheus' text format (version 0.0.4): `GET /metrics` of a
+//! mount process, `watertight status --metrics` for all of them.
 //!
-//! Units are bytes and seconds. Each sample has the labels `volume` (an id that is never used again) and
-//! `mountpoint`; of the others, `state` has six values and `kind` one for each kind of request, so that a volume has
-//! at most about a hundred series, and six more for each cgroup that has anything there (at most a thousand), and up to six for one with limits. Files are counted and never named.
+//! Units are bytes and seconds. Each sample has the labels `volume` (an id that is never used
+//! again) and `mountpoint`; of the others, `state` has six values and `kind` one for each kind of
+//! request, so that a volume has at most about a hundred series, and six more for each cgroup that
+//! has anything there (at most a thousand), and up to six for one with limits. Files are counted
+//! and never named.
 
 use std::fmt::{self, Display, Write};
 

@@ -1,7 +1,8 @@
 //! `mount`: makes a store a mounted volume and serves it until it is unmounted.
 //!
-//! The order is chosen so that whatever fails leaves nothing behind: check what was asked for, take the
-//! signals, open the store (which makes it ours alone), start the volume, mount, register, serve.
+//! The order is chosen so that whatever fails leaves nothing behind: check what was asked for, take
+//! the signals, open the store (which makes it ours alone), start the volume, mount, register,
+//! serve.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -64,7 +65,8 @@ pub fn help() -> String {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 for what cannot be mounted as it was asked for, 1 for what fails, and for data that was lost.
+/// Exit 2 for what cannot be mounted as it was asked for, 1 for what fails, and for data that was
+/// lost.
 pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if args.background && !in_background {
         return background::start(std::env::args_os().skip(1), true);
@@ -105,7 +107,8 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         checks::alone(directory)?;
     }
     let store = progress::waiting_for(&what, &from, || open_store(&source, &options))?;
-    // After the store has raised the limit of descriptors, and before threads are started that write.
+    // After the store has raised the limit of descriptors, and before threads are started that
+    // write.
     privileges::respect_quotas();
     let read_only = is_read_only(&options, (&source, &name), &*store)?;
     // Its thread serves all volumes of the process; what is logged of it is told with the first.
@@ -309,8 +312,9 @@ fn start_session(
         on_destroy: Box::new(move || {
             drained.shutdown();
             going.set(Over::Gone);
-            // Not when the session's threads are gone as well: whoever waits for the end would wait for that too. The process may leave
-            // before the kernel has the answer: it goes on then as if it had.
+            // Not when the session's threads are gone as well: whoever waits for the end would wait
+            // for that too. The process may leave before the kernel has the answer: it goes on then
+            // as if it had.
             let _supervisor_has_left = sender.send(Event::SessionEnded);
         }),
         ..defaults
@@ -349,7 +353,8 @@ fn serve(session: fuse::Session, volume: String, gone: Arc<Gone>, sender: Sender
         let result = session.run();
         gone.set(match &result {
             Ok(ended) if ended.reason == fuse::EndReason::Destroyed => Over::Gone,
-            // Without DESTROY the kernel says the same of an unmount and of umount2(2) with MNT_FORCE, which may leave the mount where it is.
+            // Without DESTROY the kernel says the same of an unmount and of umount2(2) with
+            // MNT_FORCE, which may leave the mount where it is.
             _ => Over::Aborted,
         });
         match result {

@@ -59,8 +59,9 @@ pub fn privileges<'a>(mounts: impl IntoIterator<Item = &'a Mount>) -> Vec<Name> 
         .collect()
 }
 
-/// Whether this process may have to do with the mount: it is this user's, or root asked for all users'. Others' are not even
-/// asked whether they live: with a server that hangs, the caller would wait for good.
+/// Whether this process may have to do with the mount: it is this user's, or root asked for all
+/// users'. Others' are not even asked whether they live: with a server that hangs, the caller would
+/// wait for good.
 #[must_use]
 pub fn is_for_this_user(mount: &Mount) -> bool {
     is_own(mount) || users::are_all_looked_at()
@@ -94,7 +95,8 @@ impl MountTable {
         self.0.iter()
     }
 
-    /// The mount that a path lookup of exactly `mountpoint` reaches: the topmost of those stacked there.
+    /// The mount that a path lookup of exactly `mountpoint` reaches: the topmost of those stacked
+    /// there.
     #[must_use]
     pub fn at(&self, mountpoint: &Path) -> Option<&Mount> {
         let here: Vec<&Mount> = self.0.iter().filter(|m| m.mountpoint == mountpoint).collect();
@@ -112,8 +114,9 @@ impl MountTable {
         self.of_device(Device::of(mount)).filter(move |other| !other.is_same(mount))
     }
 
-    /// Whether an unmount of `mount` may take `other` along, by propagation: both show the same and are on the same
-    /// directory of a file system that is mounted twice and shared. Yes also where it propagates the other way only.
+    /// Whether an unmount of `mount` may take `other` along, by propagation: both show the same and
+    /// are on the same directory of a file system that is mounted twice and shared. Yes also where
+    /// it propagates the other way only.
     #[must_use]
     pub fn may_go_along(&self, mount: &Mount, other: &Mount) -> bool {
         let on = |mount: &Mount| self.0.iter().find(|below| below.id == mount.parent);
@@ -138,7 +141,8 @@ impl MountTable {
     }
 }
 
-/// The directory that `mount`, which is on `below`, covers there, as a path from that file system's root.
+/// The directory that `mount`, which is on `below`, covers there, as a path from that file system's
+/// root.
 fn covered(below: &Mount, mount: &Mount) -> Option<PathBuf> {
     let dir: PathBuf = mount.mountpoint.strip_prefix(&below.mountpoint).ok()?.components().collect();
     Some(below.root.components().chain(dir.components()).collect())

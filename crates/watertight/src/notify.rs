@@ -22,8 +22,8 @@ pub fn notify(state: &str) {
     }
 }
 
-/// Tells the service manager's watchdog, if it has one for this process, that we are alive. Whoever calls has to do so
-/// more often than each half of the time that was agreed.
+/// Tells the service manager's watchdog, if it has one for this process, that we are alive. Whoever
+/// calls has to do so more often than each half of the time that was agreed.
 pub fn alive() {
     let own = std::process::id().to_string();
     if env::var_os("WATCHDOG_USEC").is_some() && env::var("WATCHDOG_PID").is_ok_and(|pid| pid == own) {

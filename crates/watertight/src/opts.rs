@@ -99,8 +99,8 @@ pub struct MountOptions {
     pub limits: Vec<(CgroupPath, LimitChange)>,
     /// A store that takes longer over one call is stalled.
     pub stall_after: Duration,
-    /// Flags of the mount that the kernel enforces: `nosuid` and `nodev` unless they are switched off, `noexec`, `noatime`,
-    /// `nosymfollow`.
+    /// Flags of the mount that the kernel enforces: `nosuid` and `nodev` unless they are switched
+    /// off, `noexec`, `noatime`, `nosymfollow`.
     pub flags: Vec<String>,
 }
 

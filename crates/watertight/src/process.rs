@@ -31,8 +31,8 @@ fn threads() -> u64 {
     fs::metadata("/proc/self/task").map_or(0, |meta| meta.nlink().saturating_sub(2))
 }
 
-/// Since Linux 6.2 the directory's size is their number; before, they have to be counted (the one that reads is
-/// among them).
+/// Since Linux 6.2 the directory's size is their number; before, they have to be counted (the one
+/// that reads is among them).
 fn open_fds() -> u64 {
     match fs::metadata("/proc/self/fd") {
         Ok(meta) if meta.size() > 0 => meta.size(),

@@ -53,7 +53,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing is shown before the first [`update`](Self::update). `volume` is what the log calls the volume, if it has a name there.
+    /// Nothing is shown before the first [`update`](Self::update). `volume` is what the log calls
+    /// the volume, if it has a name there.
     #[must_use]
     pub fn new(what: impl Into<String>, volume: Option<String>) -> Self {
         Self { what: what.into(), volume, most: 0, rate: Rate::default(), logged: Instant::now() }
@@ -87,7 +88,8 @@ fn bar(done: u64, all: u64) -> String {
     format!("[{cells}]")
 }
 
-/// Says so where the process has not answered after two seconds: whoever goes on waits for it, however long. Gives what it has answered.
+/// Says so where the process has not answered after two seconds: whoever goes on waits for it,
+/// however long. Gives what it has answered.
 pub fn say_if_silent(what: &str, client: &Client) -> Option<Status> {
     let answer = client.status_within(QUIET);
     match &answer {
@@ -101,7 +103,8 @@ pub fn say_if_silent(what: &str, client: &Client) -> Option<Status> {
 }
 
 /// Runs `call`, which may take long, and shows meanwhile what `client`'s volume has still to write
-/// once two seconds have gone by. That its store does not answer is said each time that it begins, on a terminal or not.
+/// once two seconds have gone by. That its store does not answer is said each time that it begins,
+/// on a terminal or not.
 pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let (done, finished) = channel::<()>();
@@ -128,8 +131,9 @@ pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + S
     })
 }
 
-/// Runs `call`, and says once two seconds have gone by that it waits for `whom`, which is a store or a directory. On another thread: a signal
-/// that the kernel gives to this one is taken, also while a call of the other's hangs.
+/// Runs `call`, and says once two seconds have gone by that it waits for `whom`, which is a store
+/// or a directory. On another thread: a signal that the kernel gives to this one is taken, also
+/// while a call of the other's hangs.
 ///
 /// # Errors
 /// Those of `call`; when the host gives no thread.

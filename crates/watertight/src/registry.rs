@@ -6,18 +6,20 @@
 //! | `ID.json` | the mount's [`Record`]: who and where, and at the end how it ended |
 //! | `index/` | finds them by path, without a look at all of them: see `index` |
 //!
-//! The directory is `/run/watertight` for root, `$XDG_RUNTIME_DIR/watertight` for others, or `/tmp/watertight-UID` where
-//! there is none; `WATERTIGHT_RUNTIME_DIR` names another. It is made with 0700, and not used where it is open to others,
-//! another user's, a link, or, in `/tmp`, a mountpoint. What is in it is reached through its descriptor.
+//! The directory is `/run/watertight` for root, `$XDG_RUNTIME_DIR/watertight` for others, or
+//! `/tmp/watertight-UID` where there is none; `WATERTIGHT_RUNTIME_DIR` names another. It is made
+//! with 0700, and not used where it is open to others, another user's, a link, or, in `/tmp`, a
+//! mountpoint. What is in it is reached through its descriptor.
 //!
-//! Each user sees the own volumes, and so does root, unless `--all-users` was given: then root looks into others'
-//! directories, too. Those are *foreign*: nothing in them is written, created or removed, their index is not read, and what
-//! a record says is its user's word (modules `open_dir` and `record`). The work is bounded in count, bytes and time.
+//! Each user sees the own volumes, and so does root, unless `--all-users` was given: then root
+//! looks into others' directories, too. Those are *foreign*: nothing in them is written, created or
+//! removed, their index is not read, and what a record says is its user's word (modules `open_dir`
+//! and `record`). The work is bounded in count, bytes and time.
 //!
-//! A socket appears under its name only when it listens already (bound under another name, then renamed), so a process
-//! that finds one that refuses a connection may remove it; the record comes after the socket and says how the mount
-//! ended before the socket goes. Records of ended mounts stay, the newest 64, so that `wait` tells the truth about a
-//! volume whose process is gone.
+//! A socket appears under its name only when it listens already (bound under another name, then
+//! renamed), so a process that finds one that refuses a connection may remove it; the record comes
+//! after the socket and says how the mount ended before the socket goes. Records of ended mounts
+//! stay, the newest 64, so that `wait` tells the truth about a volume whose process is gone.
 
 mod index;
 mod open_dir;
@@ -50,7 +52,8 @@ const ENDED_MAX: usize = 64;
 const NESTED_MAX: usize = 64;
 /// A record is far smaller than this, even with a thousand named files.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
-/// What is read of another user's directory: so many records, of so many bytes together, in so much time.
+/// What is read of another user's directory: so many records, of so many bytes together, in so much
+/// time.
 const FOREIGN_RECORDS_MAX: usize = 4096;
 const FOREIGN_BYTES_MAX: u64 = 32 << 20;
 const FOREIGN_TIME: Duration = Duration::from_secs(2);
@@ -111,8 +114,9 @@ impl RuntimeDir {
         own.chain(foreign.into_iter().flatten()).collect()
     }
 
-    /// Calls `see` with a path to each directory in which a volume can appear that is looked at, and to those in which such
-    /// a directory can appear, always before what is in it is listed. Not all of them need to exist.
+    /// Calls `see` with a path to each directory in which a volume can appear that is looked at,
+    /// and to those in which such a directory can appear, always before what is in it is listed.
+    /// Not all of them need to exist.
     pub fn for_each_place(mut see: impl FnMut(&Path)) {
         let uid = rustix::process::geteuid().as_raw();
         users::own_paths(uid).iter().for_each(|path| see(path));
@@ -153,7 +157,8 @@ impl RuntimeDir {
         self.find_all(|_| true)
     }
 
-    /// The volumes in this directory whose records are of interest. Of another user's directory only so much is read.
+    /// The volumes in this directory whose records are of interest. Of another user's directory
+    /// only so much is read.
     fn find_all(&self, is_wanted: impl Fn(&VolumeId) -> bool) -> Vec<Found> {
         let (ids, mut is_all) = self.ids();
         let ids = ids.into_iter().filter(|id| is_wanted(id));
@@ -210,7 +215,8 @@ impl RuntimeDir {
                 None
             }
             Err(error) => {
-                // Of another user's there may be any number; who asks for them hears it by `silent`.
+                // Of another user's there may be any number; who asks for them hears it by
+                // `silent`.
                 if !self.is_foreign() {
                     tracing::warn!(%id, %error, "a mount process cannot be reached");
                 }
@@ -222,7 +228,8 @@ impl RuntimeDir {
         Some((Found { record, client, silent }, length))
     }
 
-    /// The volumes that `name` may mean: an id, a path where volumes are, or the directory of a store. They run, or died.
+    /// The volumes that `name` may mean: an id, a path where volumes are, or the directory of a
+    /// store. They run, or died.
     #[must_use]
     pub fn at(&self, name: &str, path: Option<&Path>) -> Vec<Found> {
         if self.is_foreign() {
@@ -243,13 +250,15 @@ impl RuntimeDir {
         all
     }
 
-    /// Whether the volume is mounted or attached at this path, as its process wrote it down. Its process is not asked: it may have died.
+    /// Whether the volume is mounted or attached at this path, as its process wrote it down. Its
+    /// process is not asked: it may have died.
     #[must_use]
     pub fn is_at(&self, path: &Path, id: &VolumeId) -> bool {
         !self.is_foreign() && self.index().is_at(Of::Places, path, id)
     }
 
-    /// The volumes that are mounted or attached at this path or at a directory that it lies in, the nearest first.
+    /// The volumes that are mounted or attached at this path or at a directory that it lies in, the
+    /// nearest first.
     #[must_use]
     pub fn around(&self, path: &Path) -> Vec<Found> {
         if self.is_foreign() {
@@ -260,7 +269,8 @@ impl RuntimeDir {
         ids.iter().filter_map(|id| self.find(id)).collect()
     }
 
-    /// The volumes whose stores are directories around or below this one, a few of them; none of another user's.
+    /// The volumes whose stores are directories around or below this one, a few of them; none of
+    /// another user's.
     #[must_use]
     pub fn nested(&self, store: &Path) -> Vec<Found> {
         if self.is_foreign() {
@@ -282,7 +292,8 @@ impl RuntimeDir {
         self.index().mounts().iter().filter_map(|id| self.find(id)).collect()
     }
 
-    /// How the mount of this process ended, as it wrote it down; of another user's process nothing is known.
+    /// How the mount of this process ended, as it wrote it down; of another user's process nothing
+    /// is known.
     #[must_use]
     pub fn end_of(&self, pid: u32) -> Option<Ended> {
         if self.is_foreign() {
@@ -451,7 +462,8 @@ pub fn new_id() -> Result<VolumeId> {
     Ok(VolumeId::from_number(u32::from_le_bytes(random).max(1)))
 }
 
-/// Makes a file that is not there; what an earlier process of this name has left is removed. A link is not followed.
+/// Makes a file that is not there; what an earlier process of this name has left is removed. A link
+/// is not followed.
 pub(crate) fn new_file(path: &Path) -> io::Result<File> {
     let _left_over = fs::remove_file(path);
     OpenOptions::new().write(true).create_new(true).open(path)

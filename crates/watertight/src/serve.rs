@@ -1,10 +1,11 @@
-//! `serve`: the volumes of a configuration file, each in a mount process of its own, which this one starts, watches and
-//! ends.
+//! `serve`: the volumes of a configuration file, each in a mount process of its own, which this one
+//! starts, watches and ends.
 //!
-//! A process for each mountpoint is the bulkhead: no thread, lock, descriptor or byte of memory is shared, and a store that
-//! hangs keeps its own process only. If this process is killed the volumes go on; the next one takes them over.
-//! Volumes by the thousand are attached inside mountpoints (module `inside`): they share a process, and have bounds of their own
-//! there; one that is idle has no thread.
+//! A process for each mountpoint is the bulkhead: no thread, lock, descriptor or byte of memory is
+//! shared, and a store that hangs keeps its own process only. If this process is killed the volumes
+//! go on; the next one takes them over. Volumes by the thousand are attached inside mountpoints
+//! (module `inside`): they share a process, and have bounds of their own there; one that is idle
+//! has no thread.
 //!
 //! # What is done with a volume
 //! | what happens | what follows |
@@ -75,7 +76,8 @@ enum Event {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 for a file that is wrong, with its lines; 1 when a volume ended with data that was not written.
+/// Exit 2 for a file that is wrong, with its lines; 1 when a volume ended with data that was not
+/// written.
 pub fn run(args: &ServeArgs) -> Result<()> {
     if args.example {
         console().print(EXAMPLE.trim_end());
@@ -196,7 +198,8 @@ impl Served {
         Err(Problem::failure(format!("not everything is written:\n  {}", self.failed.join("\n  "))))
     }
 
-    /// Processes that have ended, and are kept by stores that do not answer, are not waited for: they have said how they ended.
+    /// Processes that have ended, and are kept by stores that do not answer, are not waited for:
+    /// they have said how they ended.
     fn leave_behind(&mut self) {
         let kept = self.volumes.iter_mut().filter_map(|(at, volume)| {
             let (State::Runs(child, _) | State::Leaves(child)) = &mut volume.state else { return None };
@@ -207,7 +210,8 @@ impl Served {
         }
     }
 
-    /// Whoever starts a service of which nothing is there hears that it has failed, and of each volume why.
+    /// Whoever starts a service of which nothing is there hears that it has failed, and of each
+    /// volume why.
     fn is_any_mounted(&self) -> Result<()> {
         let failed: Option<Vec<String>> = self
             .volumes
@@ -366,7 +370,8 @@ impl Served {
             *is_mounted = true;
             *failed = None;
             *pause = PAUSE;
-            // The file may have changed meanwhile, and a process that was taken over may have been started with another one.
+            // The file may have changed meanwhile, and a process that was taken over may have been
+            // started with another one.
             limits.tell(config);
             tracing::info!(volume = %at.shown().exact(), "{} is mounted", at.shown());
             self.inside.mounted(at);

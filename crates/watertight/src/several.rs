@@ -1,8 +1,9 @@
 //! `umount` of one of several mounts of a volume: bind mounts, also of its directories, and clones.
 //!
-//! A bind mount is the kernel's alone: it goes by umount2(2), at once, and the volume's process is not asked, which may
-//! hang. Only the last mount of a clone has the process end the clone. The last mount of all is the volume's end and not
-//! for this module, but for two callers that take the last two away at the same time.
+//! A bind mount is the kernel's alone: it goes by umount2(2), at once, and the volume's process is
+//! not asked, which may hang. Only the last mount of a clone has the process end the clone. The
+//! last mount of all is the volume's end and not for this module, but for two callers that take the
+//! last two away at the same time.
 
 use std::path::{Path, PathBuf};
 
@@ -54,8 +55,8 @@ impl Others {
         self.elsewhere.is_empty() && self.here.iter().all(|other| mountpoints.contains(&other.mountpoint))
     }
 
-    /// Whether the process has to end a clone, or what only the first mountpoint shows: `mount` is the last that shows it,
-    /// and the process sees the same mounts.
+    /// Whether the process has to end a clone, or what only the first mountpoint shows: `mount` is
+    /// the last that shows it, and the process sees the same mounts.
     fn end_a_view_without(&self, mount: &Mount) -> bool {
         let is_other = |other: &Mount| shown_clone(other) != shown_clone(mount);
         self.elsewhere.is_empty() && self.here.iter().all(is_other)

@@ -10,7 +10,8 @@ use sync::Mutex;
 
 use crate::console::console;
 
-/// Where one of these signals comes, drops what is in `held`, says `farewell` and ends the process with exit code 1.
+/// Where one of these signals comes, drops what is in `held`, says `farewell` and ends the process
+/// with exit code 1.
 ///
 /// # Errors
 /// Those of installing the handlers and making the thread.
@@ -27,7 +28,8 @@ fn end(farewell: &str) -> ! {
     std::process::exit(1)
 }
 
-/// The time in which a process has made nothing that outlives it: a signal ends it, whatever it waits for.
+/// The time in which a process has made nothing that outlives it: a signal ends it, whatever it
+/// waits for.
 #[derive(Debug, Clone, Default)]
 pub struct Beginning {
     is_over: Arc<Mutex<bool>>,
@@ -49,8 +51,8 @@ impl Beginning {
     }
 }
 
-/// Calls `on_signal` with the name of every SIGINT, SIGTERM and SIGHUP that comes, from a thread of its own,
-/// until it answers `false`.
+/// Calls `on_signal` with the name of every SIGINT, SIGTERM and SIGHUP that comes, from a thread of
+/// its own, until it answers `false`.
 ///
 /// # Errors
 /// Those of installing the handlers and making the thread.

@@ -9,13 +9,15 @@ use volume::Volume;
 use crate::live::stalled;
 use crate::units;
 
-/// The stalls that the log was told of and that have not ended: of which volumes, by their addresses, and since when.
+/// The stalls that the log was told of and that have not ended: of which volumes, by their
+/// addresses, and since when.
 #[derive(Debug, Default)]
 pub struct Stalls(HashMap<usize, (Arc<Volume>, Instant)>);
 
 impl Stalls {
-    /// Looks at all volumes of the process, and tells what is new. Whoever listens to their events is told by this, too. There may be thousands: where
-    /// one is (`place`) is asked only of those of which there is something to tell.
+    /// Looks at all volumes of the process, and tells what is new. Whoever listens to their events
+    /// is told by this, too. There may be thousands: where one is (`place`) is asked only of those
+    /// of which there is something to tell.
     pub fn look(
         &mut self,
         volumes: impl IntoIterator<Item = Arc<Volume>>,

@@ -42,10 +42,11 @@ struct Report {
     dead_mounts: Vec<Name>,
     /// Volumes whose process does not answer: id and reason.
     silent: Vec<Silent>,
-    /// Volumes of the files of `serve` that are not mounted; where one volume was asked for, nobody has looked.
+    /// Volumes of the files of `serve` that are not mounted; where one volume was asked for, nobody
+    /// has looked.
     missing: Vec<Missing>,
-    /// How many volumes other users have mounted, by the kernel's table of mounts, of which nothing more is known here; where one
-    /// volume was asked for, nobody has looked.
+    /// How many volumes other users have mounted, by the kernel's table of mounts, of which nothing
+    /// more is known here; where one volume was asked for, nobody has looked.
     of_others: usize,
     /// How many volumes this user has mounted that this user's runtime directory does not know.
     unknown: usize,
@@ -76,7 +77,8 @@ struct Silent {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 when a volume was named that does not exist; 1 when it is another user's, and when processes do not answer, after what the others said.
+/// Exit 2 when a volume was named that does not exist; 1 when it is another user's, and when
+/// processes do not answer, after what the others said.
 pub fn run(args: &StatusArgs) -> Result<()> {
     let report = match &args.path {
         None => gather(None, args.holders),
@@ -144,8 +146,8 @@ fn replace(file: &Path, content: &str) -> Result<()> {
     done.map_err(failed)
 }
 
-/// Asks all volumes, or the one that was found with its mount. `holders`: look for those of all volumes, not only of detached
-/// ones.
+/// Asks all volumes, or the one that was found with its mount. `holders`: look for those of all
+/// volumes, not only of detached ones.
 fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report {
     let mut report = Report::default();
     let mounts: Option<Vec<Mount>> = one.as_ref().map(|(_, mount)| mount.iter().cloned().collect());
@@ -248,7 +250,8 @@ impl Report {
         if self.is_of_one { page } else { page + &metrics::page_of_missing(&self.missing) }
     }
 
-    /// Whoever asks for the state of all hears where it is not known, also where nobody reads what is printed.
+    /// Whoever asks for the state of all hears where it is not known, also where nobody reads what
+    /// is printed.
     fn is_whole(&self) -> Result<()> {
         let silent: Vec<String> =
             self.silent.iter().map(|v| format!("{} (pid {})", v.mountpoint, v.pid)).collect();

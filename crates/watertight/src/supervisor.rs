@@ -1,5 +1,5 @@
-//! A mount process's main thread: it waits for signals and for the end, shows how things are, and makes
-//! the end orderly.
+//! A mount process's main thread: it waits for signals and for the end, shows how things are, and
+//! makes the end orderly.
 //!
 //! # How a volume comes to its end
 //! | what happens | what the supervisor does |
@@ -13,7 +13,9 @@
 //! [`Event`], so that the supervisor always hears the next signal.
 //!
 //! # The end, in this order
-//! The volume is drained, its store is free; the kernel mount is gone, as DESTROY or the connection's end says; the record says how it ended; who waits at the control socket hears it; the process leaves.
+//! The volume is drained, its store is free; the kernel mount is gone, as DESTROY or the
+//! connection's end says; the record says how it ended; who waits at the control socket hears it;
+//! the process leaves.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -57,7 +59,8 @@ const LOST_VOLUMES_MAX: usize = 20;
 pub enum Event {
     /// A signal came.
     Signal(&'static str),
-    /// The kernel has asked for the end, and the volume has ended; or the kernel has ended the connection. The mount is gone.
+    /// The kernel has asked for the end, and the volume has ended; or the kernel has ended the
+    /// connection. The mount is gone.
     SessionEnded,
     /// The unmounting that the supervisor asked for is over.
     Unmounted(Result<Outcome>),
@@ -239,8 +242,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes all paths to the volume away; before that, if `flush`, the kernel hands over what it has of files that
-    /// are still open.
+    /// Takes all paths to the volume away; before that, if `flush`, the kernel hands over what it
+    /// has of files that are still open.
     fn detach(&mut self, flush: bool) {
         if std::mem::replace(&mut self.detaching, true) {
             return;
@@ -381,28 +384,32 @@ impl Supervisor {
         ended
     }
 
-    /// Whether every volume that has not ended hangs, since before it was given up: none of them is to be waited for.
+    /// Whether every volume that has not ended hangs, since before it was given up: none of them is
+    /// to be waited for.
     fn is_left_to_its_stores(&self, begun: Instant) -> bool {
         let own = self.live.volume();
         (own.report().is_some() || own.is_left_to_its_store(begun))
             && self.live.attachments().are_left_to_their_stores(begun)
     }
 
-    /// How long after `begun` the end of what was given up then is waited for. Calls under way get a moment: what they have written is not lost.
+    /// How long after `begun` the end of what was given up then is waited for. Calls under way get
+    /// a moment: what they have written is not lost.
     fn patience(&self, begun: Instant) -> Duration {
         let hangs = self.live.volume().has_call_since(begun) || self.live.attachments().has_call_since(begun);
         if hangs { CALLS } else { GIVE_UP }
     }
 
-    /// How long nothing may be written: less where nothing is left but stores that have not answered for half of that time.
+    /// How long nothing may be written: less where nothing is left but stores that have not
+    /// answered for half of that time.
     fn deadline(&self, now: Instant) -> Duration {
         let timeout = self.live.facts().drain_timeout;
         let is_any_at_work = now.checked_sub(timeout / 2).is_none_or(|then| self.is_any_at_work(then));
         if is_any_at_work { timeout + ANSWER } else { timeout }
     }
 
-    /// Whether something that has not ended is at work: its store has answered a call since `then`, or has had none. The mountpoint's own volume
-    /// may have nothing left to do: it ends after what is attached.
+    /// Whether something that has not ended is at work: its store has answered a call since `then`,
+    /// or has had none. The mountpoint's own volume may have nothing left to do: it ends after what
+    /// is attached.
     fn is_any_at_work(&self, then: Instant) -> bool {
         let own = self.live.volume();
         let has_work = || own.has_call_since(Instant::now()) || own.status().dirty_bytes > 0;
@@ -427,7 +434,8 @@ impl Supervisor {
         }
     }
 
-    /// Shows how things are, and sees to it that the end comes: a store that hangs is not waited for for ever.
+    /// Shows how things are, and sees to it that the end comes: a store that hangs is not waited
+    /// for for ever.
     fn look(&mut self) -> Option<Ended> {
         let status = self.live.status();
         let (own, attachments) = (self.live.volume(), self.live.attachments());
@@ -455,7 +463,8 @@ impl Supervisor {
         if written != so_far {
             self.idle_since = Some((so_far, now));
         } else if now.duration_since(since) >= self.deadline(now) {
-            // The volume's own deadline is for a store that fails; this one is for stores that hang, of all volumes together.
+            // The volume's own deadline is for a store that fails; this one is for stores that
+            // hang, of all volumes together.
             return Some(self.give_up(&format!(
                 "after {} in which nothing could be written",
                 units::duration(self.live.facts().drain_timeout)
@@ -465,8 +474,9 @@ impl Supervisor {
     }
 }
 
-/// Has the kernel hand over what it has of all volumes of the mountpoint. It waits for all of them at once: where the store of one has not
-/// answered for half of the drain's deadline, the others are ended without.
+/// Has the kernel hand over what it has of all volumes of the mountpoint. It waits for all of them
+/// at once: where the store of one has not answered for half of the drain's deadline, the others
+/// are ended without.
 fn flush_unless_stalled(live: &Arc<Live>) -> Result<()> {
     let (told, done) = channel();
     let mount = live.mount_now();
@@ -478,7 +488,8 @@ fn flush_unless_stalled(live: &Arc<Live>) -> Result<()> {
     let half = live.facts().drain_timeout / 2;
     loop {
         match done.recv_timeout(FLUSH_LOOK) {
-            // It may be of what a sync leaves out. The kernel has handed that over, and its volume's end tells what becomes of it.
+            // It may be of what a sync leaves out. The kernel has handed that over, and its
+            // volume's end tells what becomes of it.
             Ok(Err(_)) if live.attachments().is_any_stalled() => return Ok(()),
             Ok(flushed) => return flushed.map(drop),
             Err(RecvTimeoutError::Timeout) => {}

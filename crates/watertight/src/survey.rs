@@ -1,7 +1,7 @@
 //! All volumes of the host, asked at the same time.
 //!
-//! Each process is asked once for all that it serves, on a thread of its own: one that does not answer delays nobody
-//! else's answer, and the whole only by as long as an answer may take.
+//! Each process is asked once for all that it serves, on a thread of its own: one that does not
+//! answer delays nobody else's answer, and the whole only by as long as an answer may take.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ impl Survey {
             let mut asking =
                 Asking { dir: &dir, patience, allowance, known: BTreeSet::new(), silent: BTreeSet::new() };
             all.ask(&mut asking, dir.mounts());
-            // What is attached to a process that answered is known by now: left are those that ended, and those of processes
-            // that do not answer.
+            // What is attached to a process that answered is known by now: left are those that
+            // ended, and those of processes that do not answer.
             let others = dir.others(&asking.known);
             all.ask(&mut asking, others);
         }
@@ -116,8 +116,8 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// What a process said, of another user's only where it is of the volume that was asked for. Whose it is, and which process's,
-    /// is known without it.
+    /// What a process said, of another user's only where it is of the volume that was asked for.
+    /// Whose it is, and which process's, is known without it.
     fn believed(&self, record: &Record, client: &Client, mut told: Vec<Status>) -> Answer {
         if !self.dir.is_foreign() {
             return Ok(told);

@@ -1,8 +1,9 @@
 //! `sync`: until what was dirty in a volume is durable.
 //!
-//! Data may rest in the kernel (mapped memory, kernel write-back) and in the volume. syncfs(2) brings the
-//! former to the latter (on `fuseblk` it is all), then the mount process makes that durable. Attached volumes that are stalled are
-//! left out of a sync of their mountpoint, which then fails; a sync of one itself waits for it, and for no other.
+//! Data may rest in the kernel (mapped memory, kernel write-back) and in the volume. syncfs(2)
+//! brings the former to the latter (on `fuseblk` it is all), then the mount process makes that
+//! durable. Attached volumes that are stalled are left out of a sync of their mountpoint, which
+//! then fails; a sync of one itself waits for it, and for no other.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -24,7 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 1 when something could not be written or was left out, 2 when the path lies in no volume of ours.
+/// Exit 1 when something could not be written or was left out, 2 when the path lies in no volume of
+/// ours.
 pub fn run(args: &SyncArgs) -> Result<()> {
     let shown = args.path.shown();
     let (volume, mount) = find(&args.path)?;
@@ -60,8 +62,8 @@ pub fn run(args: &SyncArgs) -> Result<()> {
     }
 }
 
-/// Whether it is an attached one, and what syncfs(2) said of the whole mountpoint may be of one that was left out. Its own sync, which comes after
-/// that, tells of this one.
+/// Whether it is an attached one, and what syncfs(2) said of the whole mountpoint may be of one
+/// that was left out. Its own sync, which comes after that, tells of this one.
 fn may_be_another_ones(volume: &Volume) -> bool {
     let around = volume.is_attached().then(|| target::mounted_around(Path::new(&volume.record().mountpoint)));
     let client = around.flatten().and_then(|(root, _)| root.found.client);

@@ -54,7 +54,8 @@ impl Volume {
         self.found.client.is_some()
     }
 
-    /// Whether it may be the volume of this mount: for another user's, only that user's mounts, by the kernel's word.
+    /// Whether it may be the volume of this mount: for another user's, only that user's mounts, by
+    /// the kernel's word.
     fn may_be_at(&self, mount: &Mount) -> bool {
         self.record().device == Device::of(mount)
             && (!self.dir.is_foreign() || mountinfo::is_ours(mount) && mount.owner == Some(self.dir.uid()))
@@ -83,7 +84,8 @@ pub struct Target {
     pub mount: Option<Mount>,
     /// Our volume.
     pub volume: Option<Volume>,
-    /// The name as a path: absolute, symbolic links resolved up to the last part. Not where no volume has it and its server does not answer.
+    /// The name as a path: absolute, symbolic links resolved up to the last part. Not where no
+    /// volume has it and its server does not answer.
     pub path: Option<PathBuf>,
 }
 
@@ -108,7 +110,8 @@ fn found(find: impl Fn(&RuntimeDir) -> Vec<Found>) -> Vec<Volume> {
     all
 }
 
-/// The running volumes that a name may mean: an id, a mountpoint, a store. However many others there are.
+/// The running volumes that a name may mean: an id, a mountpoint, a store. However many others
+/// there are.
 #[must_use]
 pub fn running(name: &OsStr) -> Vec<Volume> {
     candidates(name, plain_path(name).as_deref())
@@ -147,7 +150,8 @@ pub fn resolve(name: &OsStr) -> Target {
     if known.volume.is_some() {
         return known;
     }
-    // Of those that ended, and mounts that somebody moved, the index knows nothing; an id is found all the same.
+    // Of those that ended, and mounts that somebody moved, the index knows nothing; an id is found
+    // all the same.
     let by_id: Option<VolumeId> = name.to_str().and_then(|id| id.parse().ok());
     let ended = found(|dir| by_id.as_ref().and_then(|id| dir.find(id)).into_iter().collect());
     let known = choose(name, path.clone(), &table, if ended.is_empty() { volumes() } else { ended });
@@ -157,8 +161,8 @@ pub fn resolve(name: &OsStr) -> Target {
     Target { path: known.path.filter(|_| is_seen), ..known }
 }
 
-/// Asks the process whose mountpoint `path` lies in whether a volume is attached there. It writes down where its volumes are, which
-/// a rename above them may have changed.
+/// Asks the process whose mountpoint `path` lies in whether a volume is attached there. It writes
+/// down where its volumes are, which a rename above them may have changed.
 fn is_attached_at(path: &Path) -> bool {
     let client = mounted_around(path).and_then(|(volume, _)| volume.found.client);
     let all = client.and_then(|client| client.within(PATIENCE).attached().ok()).unwrap_or_default();
@@ -197,7 +201,8 @@ fn choose(name: &OsStr, path: Option<PathBuf>, table: &MountTable, mut volumes: 
     Target { mount, volume, path }
 }
 
-/// Finds the volume that `path` lies in, for a path that need not be a mountpoint, and the mount that it lies in.
+/// Finds the volume that `path` lies in, for a path that need not be a mountpoint, and the mount
+/// that it lies in.
 #[must_use]
 pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
     let table = MountTable::read();
@@ -281,8 +286,9 @@ fn is_unfinished(volume: &Volume, mount: &Mount) -> bool {
         && record.mountpoint == Name::of(&mount.mountpoint)
 }
 
-/// Whether a volume without a mount at `path` is meant by it. What another user writes down about paths may be untrue: that
-/// user's volumes are found by the mounts that the kernel knows, or by their ids.
+/// Whether a volume without a mount at `path` is meant by it. What another user writes down about
+/// paths may be untrue: that user's volumes are found by the mounts that the kernel knows, or by
+/// their ids.
 fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
     let record = volume.record();
     if volume.dir.is_foreign() {
@@ -296,8 +302,9 @@ fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
         || checks::directory_of(record.source.as_str()).is_some_and(|dir| dir == path)
 }
 
-/// `name` as an absolute path whose directories are resolved; the last part is resolved only if it is
-/// a symbolic link. As it stands, if a running volume has that path, or where its directories are on a server that does not answer.
+/// `name` as an absolute path whose directories are resolved; the last part is resolved only if it
+/// is a symbolic link. As it stands, if a running volume has that path, or where its directories
+/// are on a server that does not answer.
 #[must_use]
 pub fn plain_path(name: &OsStr) -> Option<PathBuf> {
     let path = absolute(name)?;
@@ -315,7 +322,8 @@ fn absolute(name: &OsStr) -> Option<PathBuf> {
     Some(std::path::absolute(name).ok()?.components().collect())
 }
 
-/// What a path is when its directories are resolved, and whether that was seen in time: if not, it is as it was.
+/// What a path is when its directories are resolved, and whether that was seen in time: if not, it
+/// is as it was.
 fn look_at(path: PathBuf) -> (Option<PathBuf>, bool) {
     let (tell, told) = channel();
     let same = path.clone();

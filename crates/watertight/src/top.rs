@@ -1,7 +1,8 @@
 //! `top`: the volumes of this host and their cgroups, live.
 //!
-//! A thread asks the mount processes; one of them that does not answer holds up the next look, and no key. The other draws, and
-//! waits for keys. What a screen shows is made by `screen::lines`, which needs no terminal.
+//! A thread asks the mount processes; one of them that does not answer holds up the next look, and
+//! no key. The other draws, and waits for keys. What a screen shows is made by `screen::lines`,
+//! which needs no terminal.
 
 mod rows;
 mod screen;
@@ -101,8 +102,8 @@ impl Looks {
         Some(table)
     }
 
-    /// How long to wait for a key meanwhile. A channel wakes nobody who waits for the terminal: an answer that is under way is
-    /// looked for.
+    /// How long to wait for a key meanwhile. A channel wakes nobody who waits for the terminal: an
+    /// answer that is under way is looked for.
     fn rest(&self) -> Duration {
         const UNDER_WAY: Duration = Duration::from_millis(20);
         self.due.map_or(UNDER_WAY, |due| {

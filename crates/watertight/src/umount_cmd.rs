@@ -1,8 +1,8 @@
 //! `umount`: returns when the data is on the store, the store is released and the mount is gone.
 //!
 //! The steps of the plain verb: look who holds the mount; have everything written while it is still
-//! mounted, so that a store that fails costs nothing but a message; take the kernel mount away; hear
-//! from the process how the volume ended; wait until that process is gone.
+//! mounted, so that a store that fails costs nothing but a message; take the kernel mount away;
+//! hear from the process how the volume ended; wait until that process is gone.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -27,8 +27,8 @@ use crate::unmount::{self, Outcome};
 const LEAVE: Duration = Duration::from_secs(30);
 /// How long a process may take to answer `umount --force`.
 const FORCE: Duration = Duration::from_secs(3);
-/// How long a process that has ended may take to close its files. After that it counts as waiting for its
-/// store.
+/// How long a process that has ended may take to close its files. After that it counts as waiting
+/// for its store.
 const CLOSING: Duration = Duration::from_millis(200);
 /// How often a process that leaves is looked at.
 const LOOK: Duration = Duration::from_millis(20);
@@ -80,8 +80,9 @@ pub fn run(args: &UmountArgs) -> Result<()> {
     }
 }
 
-/// Unmounts what another user has mounted, for umount(8), as root: by umount2(2) alone, as if there were no helper. That user's
-/// process is not asked for anything, and so nothing is waited for that it might not do. None: it is no such mount.
+/// Unmounts what another user has mounted, for umount(8), as root: by umount2(2) alone, as if there
+/// were no helper. That user's process is not asked for anything, and so nothing is waited for that
+/// it might not do. None: it is no such mount.
 #[must_use]
 pub fn of_another_user(args: &UmountArgs) -> Option<Result<()>> {
     if !rustix::process::geteuid().is_root() {
@@ -100,7 +101,8 @@ pub fn of_another_user(args: &UmountArgs) -> Option<Result<()>> {
     Some(unmounted)
 }
 
-/// Leaves the working directory, once all paths are resolved: it may lie in what is to go, and this process is not to hold that.
+/// Leaves the working directory, once all paths are resolved: it may lie in what is to go, and this
+/// process is not to hold that.
 pub(crate) fn leave_directory() {
     if let Err(error) = std::env::set_current_dir("/") {
         tracing::debug!(%error, "the working directory stays as it is");
@@ -131,8 +133,8 @@ impl Job<'_> {
         self.unmount_unless_held(|_| self.search())?.map_err(|holders| self.held(&holders))
     }
 
-    /// The mounts that stay when this one goes. None: it is the last, or the volume was meant and not one mount of it, which
-    /// all but its own mountpoints keep busy.
+    /// The mounts that stay when this one goes. None: it is the last, or the volume was meant and
+    /// not one mount of it, which all but its own mountpoints keep busy.
     fn that_stay(&self, is_named_by_path: bool) -> Option<Others> {
         let others = Others::beside(self.mount, self.client);
         if others.is_empty() || is_named_by_path {
@@ -169,7 +171,8 @@ impl Job<'_> {
     }
 
     fn lazy(&self) -> Result<()> {
-        // Not all who hold it need to be known for this: the host is searched only if those who opened something do not.
+        // Not all who hold it need to be known for this: the host is searched only if those who
+        // opened something do not.
         let quickly = |status: &Status| {
             let held = holders::of_openers(&status.openers, self.mount, &self.mount.mountpoint);
             held.unwrap_or_else(|| self.search())
@@ -221,14 +224,15 @@ impl Job<'_> {
         }
     }
 
-    /// Unmounts and waits until the volume is released; held: who holds it, by a first `look`, or by a search.
+    /// Unmounts and waits until the volume is released; held: who holds it, by a first `look`, or
+    /// by a search.
     fn unmount_unless_held(&self, look: impl Fn(&Status) -> Holders) -> Result<Result<(), Holders>> {
         let mounts = holders::mounts(self.mount);
         if mounts.direct().next().is_some() {
             return Ok(Err(mounts));
         }
-        // A look first, where files are open: who holds the mount is told before everything is written. Not always:
-        // looking through /proc disturbs others for a moment.
+        // A look first, where files are open: who holds the mount is told before everything is
+        // written. Not always: looking through /proc disturbs others for a moment.
         if let Some(status) = self.seen.as_ref().filter(|status| status.open_files > 0) {
             let holders = look(status);
             if holders.direct().next().is_some() {
@@ -256,7 +260,8 @@ impl Job<'_> {
         self.report(&ended).map(Ok)
     }
 
-    /// Has everything written while the volume is mounted, takes the mount away, and waits for the volume's end.
+    /// Has everything written while the volume is mounted, takes the mount away, and waits for the
+    /// volume's end.
     fn write_and_unmount(&self) -> Result<Written> {
         if let Err(error) = self.client.sync_all() {
             return Ok(Written::Not(error));
@@ -268,7 +273,8 @@ impl Job<'_> {
         if others.is_empty() { self.wait_ended().map(Written::Ended) } else { Ok(Written::Elsewhere(others)) }
     }
 
-    /// Not everything was written: the volume stays as it is, unless it was ended meanwhile, by SIGTERM or by force.
+    /// Not everything was written: the volume stays as it is, unless it was ended meanwhile, by
+    /// SIGTERM or by force.
     fn not_written(&self, error: CallError) -> Result<()> {
         let path = self.path();
         if let Some(ended) = self.ended_meanwhile() {
@@ -294,7 +300,8 @@ impl Job<'_> {
         }
     }
 
-    /// Waits until the volume ended; says so if somebody goes on holding it although no path leads to it.
+    /// Waits until the volume ended; says so if somebody goes on holding it although no path leads
+    /// to it.
     fn wait_ended(&self) -> Result<Ended> {
         let reply = self.client.wait(HELD_ELSEWHERE).ok();
         if let Some(ended) = reply.as_ref().and_then(|reply| reply.ended.clone()) {
@@ -482,8 +489,8 @@ fn is_zombie(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('Z'))
 }
 
-/// Whether a process has ended but is not gone: its first thread has freed the memory, and either still closes
-/// files or is a zombie. Other threads may still be on their way out.
+/// Whether a process has ended but is not gone: its first thread has freed the memory, and either
+/// still closes files or is a zombie. Other threads may still be on their way out.
 pub(crate) fn has_ended(pid: u32) -> bool {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     statm.starts_with("0 ")

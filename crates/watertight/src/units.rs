@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Parses a size: a whole number of bytes, or of K, M, G or T (powers of 1024; `KiB` and `KB` are the same).
+/// Parses a size: a whole number of bytes, or of K, M, G or T (powers of 1024; `KiB` and `KB` are
+/// the same).
 ///
 /// # Errors
 /// A sentence that says what a size looks like.
@@ -60,7 +61,8 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// A size for a person who may want to compare it: in bytes, behind a figure that is easier to read where there is one.
+/// A size for a person who may want to compare it: in bytes, behind a figure that is easier to read
+/// where there is one.
 #[must_use]
 pub fn exactly(n: u64) -> String {
     let exact = count(n, "byte", "bytes");
@@ -83,7 +85,8 @@ pub fn duration(d: Duration) -> String {
 #[must_use]
 pub fn utc(ms: u64) -> String {
     let (days, ms) = (ms / 86_400_000, ms % 86_400_000);
-    // Years from March to February, so that the leap day is the last one; 400 of them have 146 097 days.
+    // Years from March to February, so that the leap day is the last one; 400 of them have 146 097
+    // days.
     let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);

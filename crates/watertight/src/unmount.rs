@@ -29,7 +29,8 @@ const ALIVE: Duration = Duration::from_secs(1);
 /// Servers that are asked beside each other.
 const ASKED_AT_ONCE: usize = 256;
 
-/// How often, and after what pause, a mount is tried again that is held by nobody; one that is held is tried once more.
+/// How often, and after what pause, a mount is tried again that is held by nobody; one that is held
+/// is tried once more.
 const AGAIN: (u32, Duration) = (10, Duration::from_millis(20));
 
 /// What became of the mount.
@@ -47,7 +48,8 @@ pub enum Outcome {
 /// # Errors
 /// Anything but being held.
 pub fn plain(mount: &Mount) -> Result<Outcome> {
-    // The kernel takes no offence at another mount of the same file system; the volume would live on.
+    // The kernel takes no offence at another mount of the same file system; the volume would live
+    // on.
     let holders = holders::mounts(mount);
     if holders.direct().next().is_some() {
         return Ok(Outcome::Held(holders));
@@ -86,14 +88,16 @@ fn unless_held(mount: &Mount, holders: impl Fn() -> Holders) -> Result<Outcome> 
             return Ok(Outcome::Held(holders));
         }
         was_held = is_held;
-        // Whoever looks through /proc (as `holders::of` does) holds what he looks at for a moment, and so does what a program starts, of
-        // that program's open files, until its execve(2). Nothing tells when they are done.
+        // Whoever looks through /proc (as `holders::of` does) holds what he looks at for a moment,
+        // and so does what a program starts, of that program's open files, until its execve(2).
+        // Nothing tells when they are done.
         thread::sleep(pause);
     }
     Ok(Outcome::Held(holders()))
 }
 
-/// Takes the path away, held or not. On `fuseblk`, not held, this waits until the data is on the store.
+/// Takes the path away, held or not. On `fuseblk`, not held, this waits until the data is on the
+/// store.
 ///
 /// # Errors
 /// Whatever umount2(2) or `fusermount3` say.
@@ -101,9 +105,9 @@ pub fn detach(mount: &Mount) -> Result<()> {
     attempt(mount, UnmountFlags::DETACH).map(drop)
 }
 
-/// Aborts the connection to the mount's server, so that whoever waits for it gets an error, and takes
-/// the path away. In this order: an unmount waits for those who use the file system at that moment, and they for the
-/// server; after the abort nobody waits for it.
+/// Aborts the connection to the mount's server, so that whoever waits for it gets an error, and
+/// takes the path away. In this order: an unmount waits for those who use the file system at that
+/// moment, and they for the server; after the abort nobody waits for it.
 ///
 /// # Errors
 /// Whatever umount2(2) or `fusermount3` say.
@@ -131,7 +135,8 @@ fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<bool> {
         }
         None => return Err(failed("it was moved elsewhere")),
     }
-    // Another user may rename directories above the mountpoint at any moment, and put a link in their place.
+    // Another user may rename directories above the mountpoint at any moment, and put a link in
+    // their place.
     let pinned =
         if mountinfo::is_own(mount) { None } else { Some(Pinned::new(mount).map_err(|why| failed(&why))?) };
     let path = pinned.as_ref().map_or_else(|| path.clone(), Pinned::path);
@@ -144,7 +149,8 @@ fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<bool> {
     }
 }
 
-/// The directory that a mountpoint is in, which is another user's perhaps: from here on the path leads to it, whatever is renamed.
+/// The directory that a mountpoint is in, which is another user's perhaps: from here on the path
+/// leads to it, whatever is renamed.
 struct Pinned {
     dir: OwnedFd,
     name: OsString,
@@ -173,8 +179,8 @@ impl Pinned {
     }
 }
 
-/// The number of the mount that `path` leads to, one that is never used again (since Linux 6.8). Its server
-/// is not asked.
+/// The number of the mount that `path` leads to, one that is never used again (since Linux 6.8).
+/// Its server is not asked.
 #[must_use]
 pub fn unique_id(path: &Path) -> Option<u64> {
     // STATX_MNT_ID_UNIQUE
@@ -190,9 +196,11 @@ pub fn is_dead(path: &Path) -> bool {
     !dead_among(&[path]).is_empty()
 }
 
-/// Those of these mounts whose servers are gone, in their order. All are asked beside each other, and what has not answered after a second is not gone.
+/// Those of these mounts whose servers are gone, in their order. All are asked beside each other,
+/// and what has not answered after a second is not gone.
 ///
-/// Other processes ask ([`says_dead`]): a thread that waits for a server that hangs would keep this one from ending.
+/// Other processes ask ([`says_dead`]): a thread that waits for a server that hangs would keep this
+/// one from ending.
 #[must_use]
 pub fn dead_among<'p>(paths: &[&'p Path]) -> Vec<&'p Path> {
     let until = Instant::now() + ALIVE;
@@ -268,7 +276,8 @@ impl Probe {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        // It may wait in the kernel until the server answers, and is not waited for. One that has answered is gone already.
+        // It may wait in the kernel until the server answers, and is not waited for. One that has
+        // answered is gone already.
         let _gone_already = self.child.kill();
     }
 }
@@ -280,8 +289,8 @@ const ALIVE_SAID: &str = "alive";
 /// Asks the server of the mount at `path`; for as long as it takes.
 #[must_use]
 pub fn says_dead(path: &Path) -> &'static str {
-    // Aborted or cancelled: the question came while the kernel was taking the dead server's side apart, which it
-    // does to io_uring after the process has been reaped.
+    // Aborted or cancelled: the question came while the kernel was taking the dead server's side
+    // apart, which it does to io_uring after the process has been reaped.
     match statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::MODE) {
         Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => DEAD,
         _ => ALIVE_SAID,

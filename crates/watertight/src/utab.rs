@@ -1,11 +1,13 @@
 //! The entry in `/run/mount/utab` that makes umount(8) call our helper.
 //!
-//! As root on a plain absolute path umount(8) asks statfs(2) for the type, which has no part after the dot, and so
-//! looks for `umount.fuse` only. If utab, libmount's table of what the kernel does not keep, has any entry for the path,
-//! it reads the kernel's table, and finds `umount.fuseblk.watertight`. Without our entry umount(8) works as well,
-//! by umount2(2); only its messages are poorer, and plain `fuse` does not wait.
+//! As root on a plain absolute path umount(8) asks statfs(2) for the type, which has no part after
+//! the dot, and so looks for `umount.fuse` only. If utab, libmount's table of what the kernel does
+//! not keep, has any entry for the path, it reads the kernel's table, and finds
+//! `umount.fuseblk.watertight`. Without our entry umount(8) works as well, by umount2(2); only its
+//! messages are poorer, and plain `fuse` does not wait.
 //!
-//! The table is libmount's: it is changed under libmount's lock, by writing a new file and renaming it.
+//! The table is libmount's: it is changed under libmount's lock, by writing a new file and renaming
+//! it.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -100,7 +102,8 @@ fn lock(path: &Path) -> io::Result<File> {
     for _ in 0..tries {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            // Somebody else's lock, of which nothing tells when it goes (a blocking call might never return).
+            // Somebody else's lock, of which nothing tells when it goes (a blocking call might
+            // never return).
             Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => thread::sleep(pause),
             Err(error) => return Err(error.into()),
         }

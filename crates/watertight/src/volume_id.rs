@@ -1,8 +1,9 @@
 //! The id of a volume: a short word of letters and digits, and nothing else.
 //!
-//! An id comes from file names, records, answers, requests and the command line, and becomes part of a path. So it is
-//! parsed where it comes in, into a type that cannot hold `/`, `.`, NUL or a blank, and whose length is bounded: what is
-//! made of a [`VolumeId`] is always one name in a directory.
+//! An id comes from file names, records, answers, requests and the command line, and becomes part
+//! of a path. So it is parsed where it comes in, into a type that cannot hold `/`, `.`, NUL or a
+//! blank, and whose length is bounded: what is made of a [`VolumeId`] is always one name in a
+//! directory.
 
 use std::borrow::Borrow;
 use std::fmt;

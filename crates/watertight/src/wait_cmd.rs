@@ -83,7 +83,8 @@ fn outcome(args: &WaitArgs, volume: &Volume) -> Result<()> {
     report(volume, &ended)
 }
 
-/// What ended at a path is not what is meant, and not free, if its store is in use in another place: who has it.
+/// What ended at a path is not what is meant, and not free, if its store is in use in another
+/// place: who has it.
 fn used_again(ended: &Volume) -> Option<String> {
     let source = &ended.record().source;
     let store = crate::checks::directory_of(source.as_str())?;

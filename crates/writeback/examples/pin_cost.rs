@@ -1,4 +1,5 @@
-//! What a pin and its end cost, with several threads at once: in shards, and with one counter for all.
+//! What a pin and its end cost, with several threads at once: in shards, and with one counter for
+//! all.
 //!
 //! `cargo run --release -p watertight-writeback --example pin_cost`
 #![allow(clippy::print_stdout, reason = "a program that prints")]

@@ -1,4 +1,5 @@
-//! What a device's dirty limits say to who writes: the rules of `dirty`, with the bytes of the device's wbs.
+//! What a device's dirty limits say to who writes: the rules of `dirty`, with the bytes of the
+//! device's wbs.
 
 use std::sync::Arc;
 
@@ -11,7 +12,8 @@ use crate::wb::Wb;
 const PAGE: u64 = 4096;
 
 impl<I: Inode> Bdi<I> {
-    /// Wakes the flushers if the inode's owner is over its background threshold, or the cache over its own and the owner one of those who hold much.
+    /// Wakes the flushers if the inode's owner is over its background threshold, or the cache over
+    /// its own and the owner one of those who hold much.
     pub fn check_background(&self, inode: &I) {
         let is_above = self.is_above(1);
         if is_above {
@@ -27,7 +29,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Sets how many bytes a cgroup and those below it may have that are not on the store (`memory.dirty_max`); `None`: any number.
+    /// Sets how many bytes a cgroup and those below it may have that are not on the store
+    /// (`memory.dirty_max`); `None`: any number.
     pub fn set_dirty_max(&self, path: &CgroupPath, bytes_max: Option<u64>) {
         self.dirty_limits.set(path, bytes_max);
         self.limits_changed();
@@ -44,7 +47,8 @@ impl<I: Inode> Bdi<I> {
         self.dirty_limits.all()
     }
 
-    /// A cgroup has less than before though nothing was written, and inodes came under other limits.
+    /// A cgroup has less than before though nothing was written, and inodes came under other
+    /// limits.
     pub(crate) fn tell_of_less(&self) {
         self.budget.wake_all();
         if self.throttle.is_limiting() {
@@ -75,12 +79,14 @@ impl<I: Inode> Bdi<I> {
         self.signal_all();
     }
 
-    /// Whether the inode's owner may have so many pages more: what its limits say, and what the cache has for it beside the others.
+    /// Whether the inode's owner may have so many pages more: what its limits say, and what the
+    /// cache has for it beside the others.
     pub fn balance(&self, inode: &I, pages: u64) -> Balance {
         self.reserve(inode, pages).0
     }
 
-    /// The same, with the room, which nobody else is given until it is dropped: when the pages are accounted for.
+    /// The same, with the room, which nobody else is given until it is dropped: when the pages are
+    /// accounted for.
     pub fn reserve(&self, inode: &I, pages: u64) -> (Balance, Option<Reserved>) {
         let section = self.switcher.grace().read();
         let Some(wb) = self.wbs.with(&section, inode.link().index(), Arc::clone) else {
@@ -99,7 +105,8 @@ impl<I: Inode> Bdi<I> {
         wb.domains(&self.dirty_limits).reserve(pages * PAGE, wb.bandwidth(), &self.budget)
     }
 
-    /// Whether [`reserve`](Self::reserve) would give room, when others have taken the `promised` pages.
+    /// Whether [`reserve`](Self::reserve) would give room, when others have taken the `promised`
+    /// pages.
     pub fn has_room(&self, inode: &I, pages: u64, promised: u64) -> bool {
         let section = self.switcher.grace().read();
         let Some(wb) = self.wbs.with(&section, inode.link().index(), Arc::clone) else { return true };

@@ -1,10 +1,10 @@
 //! One backing device, and the superblock on it.
 //!
-//! Inodes come on its lists and leave them in `listing`; its flushers are in `flusher`; what its dirty limits say is in `balance`, switches are in `switch`,
-//! and syncs in `syncing`.
+//! Inodes come on its lists and leave them in `listing`; its flushers are in `flusher`; what its
+//! dirty limits say is in `balance`, switches are in `switch`, and syncs in `syncing`.
 //!
-//! Lock order: `Bdi::switching`, then `Wbs::writer`, then a wb's lists; `Bdi::crew`, then `Wb::post` or the lock of the eventpoll of wbs. Inodes are written
-//! with none held.
+//! Lock order: `Bdi::switching`, then `Wbs::writer`, then a wb's lists; `Bdi::crew`, then
+//! `Wb::post` or the lock of the eventpoll of wbs. Inodes are written with none held.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -36,7 +36,8 @@ pub struct BdiOptions {
     pub background_pages: u64,
     /// Write without rest above this many dirty inodes: each of them holds descriptors and memory.
     pub background_inodes: usize,
-    /// Pause after the first failed write-back of an inode; doubles up to 32 times with each further one.
+    /// Pause after the first failed write-back of an inode; doubles up to 32 times with each
+    /// further one.
     pub retry_pause: Duration,
     /// Time.
     pub clock: Arc<dyn Clock>,
@@ -101,7 +102,8 @@ pub struct BdiStatus {
 }
 
 impl<I: Inode> Bdi<I> {
-    /// A backing device whose pages count against `budget`; its flushers start when there is something to write.
+    /// A backing device whose pages count against `budget`; its flushers start when there is
+    /// something to write.
     pub fn start(
         name: &str,
         options: BdiOptions,
@@ -160,13 +162,15 @@ impl<I: Inode> Bdi<I> {
         &self.throttle
     }
 
-    /// Every inode that is dirty or being written at this moment. Waits for inodes that are moving, so that none is missed.
+    /// Every inode that is dirty or being written at this moment. Waits for inodes that are moving,
+    /// so that none is missed.
     pub fn snapshot(&self) -> Vec<Arc<I>> {
         let _nobody_moves = (!is_on("sync-beside-switch")).then(|| self.switching.write());
         self.all_wbs().iter().flat_map(|wb| wb.snapshot()).collect()
     }
 
-    /// The superblock's part of an unmount: no inode is switched any more when it returns, and none will be. Says how long that took.
+    /// The superblock's part of an unmount: no inode is switched any more when it returns, and none
+    /// will be. Says how long that took.
     pub fn drain(&self) -> Duration {
         let begun = Instant::now();
         self.switcher.world.discipline.drain(&self.superblock, self, &*self.switcher);
@@ -176,9 +180,10 @@ impl<I: Inode> Bdi<I> {
         took
     }
 
-    /// The end of the superblock, after its [`drain`](Self::drain) and when nobody else has one of its inodes any more: takes every inode off,
-    /// written or not. Inodes that hold this device would keep each other for ever. Says how many are still on
-    /// their way to another wb ("busy inodes after unmount"): anything but 0 is a defect.
+    /// The end of the superblock, after its [`drain`](Self::drain) and when nobody else has one of
+    /// its inodes any more: takes every inode off, written or not. Inodes that hold this device
+    /// would keep each other for ever. Says how many are still on their way to another wb ("busy
+    /// inodes after unmount"): anything but 0 is a defect.
     pub fn evict(&self) -> usize {
         let mut busy = 0;
         for wb in self.all_wbs() {
@@ -186,7 +191,8 @@ impl<I: Inode> Bdi<I> {
             drop(gone);
             busy += of_this;
         }
-        // ORDERING: Relaxed: in the right discipline nobody looks any more, in the wrong ones a late look is what is counted.
+        // ORDERING: Relaxed: in the right discipline nobody looks any more, in the wrong ones a
+        // late look is what is counted.
         self.is_gone.store(true, Ordering::Relaxed);
         if busy > 0 {
             self.span.in_scope(|| tracing::error!(busy, "busy inodes after unmount"));

@@ -1,8 +1,10 @@
 //! Somebody waits for data of others, and not for their limits.
 //!
-//! A boost is a token in each group whose limits are waived. It keeps these groups, not the way to find them: it takes its tokens back from these, wherever its
-//! waiter has been moved meanwhile. Data that the waiter waits for may come under other limits before it is written: a limit is set, or the inode changes its
-//! owner. Who writes it for the waiter then [covers](Boost::cover) these as well, for the same data.
+//! A boost is a token in each group whose limits are waived. It keeps these groups, not the way to
+//! find them: it takes its tokens back from these, wherever its waiter has been moved meanwhile.
+//! Data that the waiter waits for may come under other limits before it is written: a limit is set,
+//! or the inode changes its owner. Who writes it for the waiter then [covers](Boost::cover) these
+//! as well, for the same data.
 //!
 //! Lock order: `Boost::covered`, then groups' buckets.
 

@@ -1,32 +1,37 @@
 //! The hard bound on cached pages.
 //!
-//! A page exists only under a permit, so that the number of pages never passes the limit. Who must wait
-//! when it is near is decided by a dynamic threshold: an owner may hold up to `SHARE` times what is still
-//! free. A single heavy owner so stops at four fifths of the limit, several of them share those four
-//! fifths, and one that holds little finds room at once: the one who fills the cache waits, not its
-//! neighbour. Up to a quarter of the limit nobody is asked.
+//! A page exists only under a permit, so that the number of pages never passes the limit. Who must
+//! wait when it is near is decided by a dynamic threshold: an owner may hold up to `SHARE` times
+//! what is still free. A single heavy owner so stops at four fifths of the limit, several of them
+//! share those four fifths, and one that holds little finds room at once: the one who fills the
+//! cache waits, not its neighbour. Up to a quarter of the limit nobody is asked.
 //!
-//! A waiter stands in a *line* with all waiters for whose pages the same limits count, and is called in the order of
-//! arrival. A call promises the room that was found: no other waiter of the line is called for it until the called
-//! waiter has looked. So a page that is given back wakes one of a thousand waiters and not all. No call is lost: when a
-//! called waiter looks in vain, is busy, or leaves, others are called in its place. These include waiters that stand
-//! before it, which may have been passed over because of its promise. A waiter that only its own owner's share stops is
+//! A waiter stands in a *line* with all waiters for whose pages the same limits count, and is
+//! called in the order of arrival. A call promises the room that was found: no other waiter of the
+//! line is called for it until the called waiter has looked. So a page that is given back wakes one
+//! of a thousand waiters and not all. No call is lost: when a called waiter looks in vain, is busy,
+//! or leaves, others are called in its place. These include waiters that stand before it, which may
+//! have been passed over because of its promise. A waiter that only its own owner's share stops is
 //! passed over, and does not stop the waiters behind it.
 //!
-//! Nobody announces what time alone brings (a debt that is paid). The first of a line waits for that with a timer of its
-//! own. It is also called for room that comes with a debt, since it may have gone to sleep without a timer. When it
-//! leaves, the next waiter is called, for it is the first now.
+//! Nobody announces what time alone brings (a debt that is paid). The first of a line waits for
+//! that with a timer of its own. It is also called for room that comes with a debt, since it may
+//! have gone to sleep without a timer. When it leaves, the next waiter is called, for it is the
+//! first now.
 //!
-//! Orderings, P1 (store-load on both sides, by a SeqCst fence each): a waiter adds itself to `waiting`, then
-//! reads `used` in its second try; a giver lowers `used`, then reads `waiting`. Either the waiter sees the
-//! pages or the giver sees the waiter. Without one of the fences both may miss, and the waiter sleeps on.
-//! `wake_owner` is a giver of another kind: what it gave free is a lock that the waiter tries after it has queued. So is who gives up room under a
-//! cgroup's limits (`dirty::Reserved`): their sums stand in the place of `used`. A waiter's `may_go` reads these for the giver, after the giver's own
-//! change: of several who change a sum, the last one sees what all did.
+//! Orderings, P1 (store-load on both sides, by a SeqCst fence each): a waiter adds itself to
+//! `waiting`, then reads `used` in its second try; a giver lowers `used`, then reads `waiting`.
+//! Either the waiter sees the pages or the giver sees the waiter. Without one of the fences both
+//! may miss, and the waiter sleeps on. `wake_owner` is a giver of another kind: what it gave free
+//! is a lock that the waiter tries after it has queued. So is who gives up room under a cgroup's
+//! limits (`dirty::Reserved`): their sums stand in the place of `used`. A waiter's `may_go` reads
+//! these for the giver, after the giver's own change: of several who change a sum, the last one
+//! sees what all did.
 //!
 //! Lock order: `Budget::queue` is a leaf; waiters are woken outside it.
 //!
-//! Who touches what: `used` only in `try_take` and `give_back`; `waiting` is raised under `queue`, lowered and read without.
+//! Who touches what: `used` only in `try_take` and `give_back`; `waiting` is raised under `queue`,
+//! lowered and read without.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -45,8 +50,9 @@ pub struct Waiter {
     pub pages: u64,
     /// How many the waiter's owner holds.
     pub held: Arc<AtomicU64>,
-    /// Asked when there is more room: whether nothing else is in its way, also when others of its line take so many pages first. Then it is woken. The first of a
-    /// line, which alone waits for what time brings, is told where nothing else is in its way than that.
+    /// Asked when there is more room: whether nothing else is in its way, also when others of its
+    /// line take so many pages first. Then it is woken. The first of a line, which alone waits for
+    /// what time brings, is told where nothing else is in its way than that.
     pub may_go: Box<dyn Fn(u64, InLine) -> bool + Send + Sync>,
     /// Called when there may be room; calls may come more than once, and for nothing.
     pub wake: Box<dyn Fn() + Send + Sync>,
@@ -171,7 +177,8 @@ impl Budget {
             if !self.fits(used, pages, held) {
                 return None;
             }
-            // ORDERING: Relaxed, the exchange alone keeps the bound; pages are published by their owners' locks.
+            // ORDERING: Relaxed, the exchange alone keeps the bound; pages are published by their
+            // owners' locks.
             match self.used.compare_exchange_weak(used, used + pages, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Some(Permit { budget: Arc::clone(self), pages }),
                 Err(now) => used = now,
@@ -179,9 +186,9 @@ impl Budget {
         }
     }
 
-    /// Queues `waiter` in the line with this number, until the result is dropped. All waiters of a line wait for
-    /// the same limits. The waiter is called for pages that are given back after it began to
-    /// [look](Queued::look).
+    /// Queues `waiter` in the line with this number, until the result is dropped. All waiters of a
+    /// line wait for the same limits. The waiter is called for pages that are given back after it
+    /// began to [look](Queued::look).
     #[must_use]
     pub fn queue(&self, line: u64, waiter: Waiter) -> Queued<'_> {
         let mut queue = self.queue.lock();
@@ -204,11 +211,11 @@ impl Budget {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Calls the waiters of the owner who holds `held`: what they found taken before they decided to wait was given
-    /// free.
+    /// Calls the waiters of the owner who holds `held`: what they found taken before they decided
+    /// to wait was given free.
     pub fn wake_owner(&self, held: &Arc<AtomicU64>) {
-        // ORDERING: a SeqCst fence and Relaxed, P1 with what was given free in place of `used`: the caller's store,
-        // then the load of `waiting`; a waiter adds itself there, and then looks.
+        // ORDERING: a SeqCst fence and Relaxed, P1 with what was given free in place of `used`: the
+        // caller's store, then the load of `waiting`; a waiter adds itself there, and then looks.
         if !sync::mutant::is_on("budget-no-owner-fence") {
             fence(Ordering::SeqCst);
         }
@@ -248,8 +255,9 @@ impl Budget {
         queue.lines.range((after, Bound::Unbounded)).next().map(|(number, _)| *number)
     }
 
-    /// Calls the first waiters of a line for whom there is room, except the one with number `but`. Waiters are
-    /// asked without a lock. Those behind one that wants too much may want less, so a few of them are asked too.
+    /// Calls the first waiters of a line for whom there is room, except the one with number `but`.
+    /// Waiters are asked without a lock. Those behind one that wants too much may want less, so a
+    /// few of them are asked too.
     fn call_line(&self, number: u64, but: Option<u64>) {
         let mut asked = but.filter(|_| sync::mutant::is_on("budget-calls-those-behind-only"));
         loop {
@@ -266,14 +274,16 @@ impl Budget {
         }
     }
 
-    /// Calls one waiter of a line if there is room for it. Returns whether waiters behind it may find room too.
+    /// Calls one waiter of a line if there is room for it. Returns whether waiters behind it may
+    /// find room too.
     fn call_one(&self, line: u64, at: u64, waiter: &Waiter) -> bool {
         loop {
             let (promised, stands) = self.queue.lock().asks(line, at);
             let is_like_others = sync::mutant::is_on("budget-first-like-others");
             let stands = if is_like_others { InLine::Behind } else { stands };
             let used = self.used().saturating_add(promised);
-            // ORDERING: Relaxed on `held`, a figure for the threshold that its owner checks again; see `used()` for the other.
+            // ORDERING: Relaxed on `held`, a figure for the threshold that its owner checks again;
+            // see `used()` for the other.
             let held = waiter.held.load(Ordering::Relaxed);
             if self.fits(used, waiter.pages, held) {
                 if (waiter.may_go)(promised, stands) {
@@ -287,7 +297,8 @@ impl Budget {
             {
                 return true;
             }
-            // A called waiter may have taken its pages meanwhile: they were counted as used and as promised.
+            // A called waiter may have taken its pages meanwhile: they were counted as used and as
+            // promised.
             if self.queue.lock().asks(line, at).0 >= promised {
                 return false;
             }
@@ -298,7 +309,8 @@ impl Budget {
         self.queue.lock().asks(line, number).1
     }
 
-    /// A few of the waiters of a line behind the one with number `asked`, without the one with number `but`.
+    /// A few of the waiters of a line behind the one with number `asked`, without the one with
+    /// number `but`.
     fn next_of(&self, line: u64, asked: Option<u64>, but: Option<u64>) -> Vec<(u64, Arc<Waiter>)> {
         let after = asked.map_or(Bound::Unbounded, Bound::Excluded);
         let queue = self.queue.lock();
@@ -314,8 +326,8 @@ impl Budget {
         if pages > free {
             return false;
         }
-        // An owner that holds nothing is let in whenever there is room at all: its request may be larger than
-        // its share, and nothing it could wait for would change that.
+        // An owner that holds nothing is let in whenever there is room at all: its request may be
+        // larger than its share, and nothing it could wait for would change that.
         used + pages <= self.limit / 4 || held == 0 || held + pages <= SHARE * (free - pages)
     }
 
@@ -330,7 +342,8 @@ impl Budget {
 
     /// There is more room, here or where `may_go` looks: wakes those who find enough of it.
     pub(crate) fn tell(&self) {
-        // ORDERING: a SeqCst fence and Relaxed, P1; what `may_go` looks at stands in the place of `used` there.
+        // ORDERING: a SeqCst fence and Relaxed, P1; what `may_go` looks at stands in the place of
+        // `used` there.
         if !sync::mutant::is_on("budget-no-giver-fence") {
             fence(Ordering::SeqCst);
         }
@@ -413,8 +426,9 @@ impl Queue {
 }
 
 impl Queued<'_> {
-    /// Has the waiter look for room by `find`, and is called for what comes after the beginning of that. It stands in the line with this number, with all for
-    /// whose pages the same limits count.
+    /// Has the waiter look for room by `find`, and is called for what comes after the beginning of
+    /// that. It stands in the line with this number, with all for whose pages the same limits
+    /// count.
     pub fn look<T>(&self, line: u64, find: impl FnOnce() -> Option<T>) -> Option<T> {
         let was_called = self.now(line, State::Waits);
         let found = find();
@@ -430,7 +444,8 @@ impl Queued<'_> {
         self.budget.queue.lock().lines.get(&self.line.get()).map_or(0, |line| line.waiters.len())
     }
 
-    /// Whether it is the first of its line: it has to look again when time has brought something, and those behind it need not.
+    /// Whether it is the first of its line: it has to look again when time has brought something,
+    /// and those behind it need not.
     pub fn is_first(&self) -> bool {
         self.budget.stands(self.line.get(), self.number) == InLine::First
     }

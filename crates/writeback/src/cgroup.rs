@@ -1,7 +1,8 @@
 //! Cgroups: who dirties data, as a tree.
 //!
-//! A cgroup that was removed is not found by its number any more, but whoever has it still finds its parents: what it
-//! owned goes to the nearest one that lives. Numbers are the kernel's; where one is given again it names another cgroup.
+//! A cgroup that was removed is not found by its number any more, but whoever has it still finds
+//! its parents: what it owned goes to the nearest one that lives. Numbers are the kernel's; where
+//! one is given again it names another cgroup.
 //!
 //! Lock order: `Cgroups::by_number`, then `Cgroup::name`. That and `Cgroups::removed` are leaves.
 
@@ -43,7 +44,8 @@ pub struct Cgroups {
     removed: Mutex<Removed>,
 }
 
-/// The cgroups that were removed last: what comes late for one of them is its nearest living ancestor's.
+/// The cgroups that were removed last: what comes late for one of them is its nearest living
+/// ancestor's.
 #[derive(Debug, Default)]
 struct Removed {
     by_number: HashMap<Owner, Arc<Cgroup>>,
@@ -88,8 +90,8 @@ impl Cgroup {
     /// Whether it has not been removed.
     #[must_use]
     pub fn is_living(&self) -> bool {
-        // ORDERING: Relaxed, only ever cleared; whoever sees it too late owns data of a removed cgroup, which the
-        // clean-up of its wb finds.
+        // ORDERING: Relaxed, only ever cleared; whoever sees it too late owns data of a removed
+        // cgroup, which the clean-up of its wb finds.
         self.is_living.load(Ordering::Relaxed)
     }
 
@@ -130,15 +132,16 @@ impl Cgroups {
         self.by_number.lock().get(&number).cloned()
     }
 
-    /// The cgroup with this number; the nearest of its ancestors that lives if it was removed. The root for a number that never was, or was removed long ago.
+    /// The cgroup with this number; the nearest of its ancestors that lives if it was removed. The
+    /// root for a number that never was, or was removed long ago.
     #[must_use]
     pub fn nearest(&self, number: Owner) -> Arc<Cgroup> {
         let removed = || self.removed.lock().by_number.get(&number).map(Cgroup::nearest_living);
         self.get(number).or_else(removed).unwrap_or_else(|| Arc::clone(&self.root))
     }
 
-    /// The cgroup `number`; if it was not known, one that has just been made below `parent` (below the root if that does not live), and is
-    /// called by its number.
+    /// The cgroup `number`; if it was not known, one that has just been made below `parent` (below
+    /// the root if that does not live), and is called by its number.
     pub fn add(&self, number: Owner, parent: Owner) -> Arc<Cgroup> {
         self.add_named(number, parent, OsStr::new(&number.0.to_string()))
     }

@@ -1,4 +1,5 @@
-//! Which flushers of a device are free, at which wbs the others are, and when wbs are to be looked at again.
+//! Which flushers of a device are free, at which wbs the others are, and when wbs are to be looked
+//! at again.
 //!
 //! A wb is in one of these states:
 //!
@@ -8,11 +9,11 @@
 //! | *taken*: one flusher looks at it | that flusher, before it goes to the store |
 //! | *barred*: nobody may go there; in [`Crew::barred`] | the flusher that leaves the one in the way |
 //!
-//! **The rule**: the last free flusher goes only to a wb where no other is. So however many inodes of one wb hang in the store, a flusher is
-//! left for the others.
+//! **The rule**: the last free flusher goes only to a wb where no other is. So however many inodes
+//! of one wb hang in the store, a flusher is left for the others.
 //!
-//! A wb that is barred has flushers: it was barred because of them. So somebody will leave it; or they all hang, and then
-//! it is what the rule is about.
+//! A wb that is barred has flushers: it was barred because of them. So somebody will leave it; or
+//! they all hang, and then it is what the rule is about.
 //!
 //! A flusher is free as long as it is at no wb, also if there is no thread for it yet.
 //!
@@ -46,7 +47,8 @@ pub(crate) struct Crew<I: Inode> {
     next_alarm: u64,
     /// There is a thread for the alarms.
     pub(crate) is_watched: bool,
-    /// The cache is over its background threshold: what those hold who have much is written without regard to age.
+    /// The cache is over its background threshold: what those hold who have much is written without
+    /// regard to age.
     pub(crate) is_kicked: bool,
     /// How many wait for room in the cache: all is.
     pub(crate) waiting: usize,
@@ -124,7 +126,8 @@ impl<I: Inode> Crew<I> {
         open
     }
 
-    /// A wb is to be looked at by that time, and not before; `None`: at no time. Says whether it is the next of all.
+    /// A wb is to be looked at by that time, and not before; `None`: at no time. Says whether it is
+    /// the next of all.
     pub(crate) fn set_alarm(&mut self, wb: &Arc<Wb<I>>, at: Option<Duration>) -> bool {
         let mut post = wb.post.lock();
         if let Some(before) = post.alarm.take() {

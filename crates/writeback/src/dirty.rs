@@ -1,9 +1,11 @@
 //! Dirty limits: how much unwritten data a cgroup may have, and who is slowed down before that.
 //!
 //! Two domains; the stricter wins:
-//! * *The cache.* Where several cgroups write to a device, each may hold up to [`SHARE`] times what is still free. So one that fills the
-//!   cache stops while there is room for another. Up to a quarter of the cache nobody is asked.
-//! * *The cgroup's own limit*, `dirty_max`, and those of the cgroups above it, which count what is below them as well.
+//! * *The cache.* Where several cgroups write to a device, each may hold up to [`SHARE`] times what
+//!   is still free. So one that fills the cache stops while there is room for another. Up to a
+//!   quarter of the cache nobody is asked.
+//! * *The cgroup's own limit*, `dirty_max`, and those of the cgroups above it, which count what is
+//!   below them as well.
 //!
 //! | of `dirty_max` | the cgroup's data is | its writers |
 //! |---|---|---|
@@ -12,14 +14,17 @@
 //! | up to all of it | the same | pause, once their data is there to be written, for as long as the device takes for what they write; half as long at 3/4, ever longer towards the limit, at most [`PAUSE_MAX`] and a part of what the device takes for all that is there |
 //! | more | the same | wait until it is less |
 //!
-//! A cgroup that holds nothing is let in with one request, however large: a limit is over by that at most. Who is let in has its room counted at once, so
-//! that no two are let into the same.
+//! A cgroup that holds nothing is let in with one request, however large: a limit is over by that
+//! at most. Who is let in has its room counted at once, so that no two are let into the same.
 //!
-//! What counts is what a wb counts: dirty bytes and those under writeback. A writer's pages count for the inode's owner, as all its data. Each limit keeps the
-//! sum of the wbs under it, and each wb remembers what of it is in these sums: whoever changes a wb's bytes brings them up to date, and whoever
-//! changes limits does so for all wbs. So a write looks at its own limits only, however many cgroups there are.
+//! What counts is what a wb counts: dirty bytes and those under writeback. A writer's pages count
+//! for the inode's owner, as all its data. Each limit keeps the sum of the wbs under it, and each
+//! wb remembers what of it is in these sums: whoever changes a wb's bytes brings them up to date,
+//! and whoever changes limits does so for all wbs. So a write looks at its own limits only, however
+//! many cgroups there are.
 //!
-//! Lock order: `DirtyLimits::by_path` and `Wb::charged` are leaves; the second is held while the first is taken.
+//! Lock order: `DirtyLimits::by_path` and `Wb::charged` are leaves; the second is held while the
+//! first is taken.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -36,7 +41,8 @@ use crate::limit::CgroupPath;
 const SHARE: u64 = 16;
 /// `MAX_PAUSE`: the longest pause of a writer that is slowed down.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(200);
-/// Of the time that the device takes for what is there, a pause takes this part at most, as the kernel's does: no cgroup with little room falls idle while its writer pauses.
+/// Of the time that the device takes for what is there, a pause takes this part at most, as the
+/// kernel's does: no cgroup with little room falls idle while its writer pauses.
 const PAUSE_PART: u32 = 8;
 const PAGE: u64 = 4096;
 /// The most that a writer asks for at once: 1 MiB, and a page more where it begins within one.
@@ -91,7 +97,8 @@ pub(crate) struct Charged {
     bytes: u64,
 }
 
-/// Room under a cgroup's limits that a writer was given; counted until dropped. What it has dirtied by then is counted as that.
+/// Room under a cgroup's limits that a writer was given; counted until dropped. What it has dirtied
+/// by then is counted as that.
 #[derive(Debug)]
 pub struct Reserved {
     domains: Arc<Domains>,
@@ -105,7 +112,8 @@ pub struct Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         for domain in &self.domains.limits[..self.count] {
-            // ORDERING: Relaxed, a figure for thresholds; who waits for it hears of it as of room in the cache, which is given back after this.
+            // ORDERING: Relaxed, a figure for thresholds; who waits for it hears of it as of room
+            // in the cache, which is given back after this.
             domain.held.fetch_sub(self.bytes, Ordering::Relaxed);
         }
         // Who asked meanwhile found it taken, and nothing else may get less any more.
@@ -133,7 +141,8 @@ impl Charged {
     ) -> Arc<Domains> {
         let found = limits.domains(&self.domains, path);
         let before = std::mem::replace(&mut self.bytes, bytes);
-        // ORDERING: Relaxed both, see `Reserved`. What was added is taken away again, so that no sum is ever too small for that.
+        // ORDERING: Relaxed both, see `Reserved`. What was added is taken away again, so that no
+        // sum is ever too small for that.
         if let Some(found) = found {
             self.domains
                 .limits
@@ -150,14 +159,16 @@ impl Charged {
 }
 
 impl Domains {
-    /// Whether there is room for so many bytes more at this moment, beside what is promised to others.
+    /// Whether there is room for so many bytes more at this moment, beside what is promised to
+    /// others.
     pub(crate) fn has_room(&self, bytes: u64, promised: u64) -> bool {
         let held = |domain: &Domain| domain.held().saturating_add(promised);
         self.limits.iter().all(|domain| balance(domain.bytes_max, held(domain), bytes, 1) != Balance::Full)
     }
 
-    /// Lets a writer have room for so many bytes more, if it may; `pages_a_second` is what the device writes for the cgroup. `budget` is where those wait
-    /// who may not; the caller has no lock.
+    /// Lets a writer have room for so many bytes more, if it may; `pages_a_second` is what the
+    /// device writes for the cgroup. `budget` is where those wait who may not; the caller has no
+    /// lock.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         bytes: u64,
@@ -218,8 +229,8 @@ impl DirtyLimits {
         self.by_path.lock().limits.iter().map(|(path, (bytes, _))| (path.clone(), *bytes)).collect()
     }
 
-    /// What the cgroup at `path` is under, if that is not what `known` says. Who sees a change late goes by the old limits a moment
-    /// longer.
+    /// What the cgroup at `path` is under, if that is not what `known` says. Who sees a change late
+    /// goes by the old limits a moment longer.
     fn domains(&self, known: &Arc<Domains>, path: impl Fn() -> CgroupPath) -> Option<Arc<Domains>> {
         // ORDERING: Acquire, see `changed`.
         let generation = self.generation.load(Ordering::Acquire);
@@ -253,7 +264,8 @@ impl DirtyLimits {
     }
 }
 
-/// What a limit says to `bytes` more on top of `held`; `pages_a_second` is what the device writes for the cgroup.
+/// What a limit says to `bytes` more on top of `held`; `pages_a_second` is what the device writes
+/// for the cgroup.
 pub(crate) fn balance(bytes_max: u64, held: u64, bytes: u64, pages_a_second: u64) -> Balance {
     if held == 0 {
         return Balance::Free;
@@ -266,7 +278,8 @@ pub(crate) fn balance(bytes_max: u64, held: u64, bytes: u64, pages_a_second: u64
     if after <= freerun {
         return Balance::Free;
     }
-    // 2 where the free run ends, 0 at the limit, in 1024ths: how much of the device's rate the writers get.
+    // 2 where the free run ends, 0 at the limit, in 1024ths: how much of the device's rate the
+    // writers get.
     let ratio = ((bytes_max - after) * 2048 / (bytes_max - freerun).max(1)).max(1);
     let takes = |bytes: u64| bytes.div_ceil(PAGE).saturating_mul(1_000_000) / pages_a_second.max(1);
     let pause = Duration::from_micros(takes(bytes).saturating_mul(1024) / ratio);
@@ -274,8 +287,9 @@ pub(crate) fn balance(bytes_max: u64, held: u64, bytes: u64, pages_a_second: u64
     Balance::Slow(pause.min(lasts / PAUSE_PART).min(PAUSE_MAX))
 }
 
-/// Whether the data of a cgroup that holds so much is to be written at once: more than half, or so much that the next request might have to
-/// wait for it. A writer that waits finds data that is being written, however small its limit.
+/// Whether the data of a cgroup that holds so much is to be written at once: more than half, or so
+/// much that the next request might have to wait for it. A writer that waits finds data that is
+/// being written, however small its limit.
 pub(crate) fn is_over_background(bytes_max: u64, held: u64) -> bool {
     held > (bytes_max / 2).min(bytes_max.saturating_sub(REQUEST_MAX))
 }
@@ -315,7 +329,8 @@ mod tests {
             Balance::Slow(pause) => pause.as_millis(),
             other => panic!("{held}: {other:?}"),
         };
-        // Twice the device's rate at 3/4, the rate itself in the middle, a quarter of it near the end; an eighth of what all of it takes.
+        // Twice the device's rate at 3/4, the rate itself in the middle, a quarter of it near the
+        // end; an eighth of what all of it takes.
         assert_eq!([pause(741), pause(865), pause(960), pause(985)], [5, 10, 41, 124]);
         assert_eq!(balance(10_000 * PAGE, 9_980 * PAGE, 20 * PAGE, 1000), Balance::Slow(PAUSE_MAX));
         assert_eq!(at(991), Balance::Full);
@@ -323,8 +338,8 @@ mod tests {
         assert_eq!(balance(u64::MAX, 1, u64::MAX, 0), balance(u64::MAX, 1, u64::MAX, 0));
     }
 
-    /// What part of 20 s, by a clock that is set, a device has something to write for a cgroup with one writer. It writes so many pages a second, and is taken for
-    /// one that writes `thought`.
+    /// What part of 20 s, by a clock that is set, a device has something to write for a cgroup with
+    /// one writer. It writes so many pages a second, and is taken for one that writes `thought`.
     fn busy_part(bytes_max: u64, pages_a_second: u64, thought: u64) -> f64 {
         let (step, end) = (Duration::from_micros(100), Duration::from_secs(20));
         let (mut now, mut held, mut goes_on, mut idle) = (Duration::ZERO, 0, Duration::ZERO, Duration::ZERO);
@@ -355,7 +370,8 @@ mod tests {
         for mib_a_second in [1, 4, 16, 64, 256] {
             let rate = mib_a_second << 8;
             for bytes_max in [1 << 20, 3 << 19, 2 << 20, 4 << 20, 16 << 20] {
-                // Known as it is; and under a limit, which the estimate of the device does not know.
+                // Known as it is; and under a limit, which the estimate of the device does not
+                // know.
                 for thought in [rate, 25 * rate] {
                     let part = busy_part(bytes_max, rate, thought);
                     assert!(part > 0.98, "{mib_a_second} MiB/s, room {bytes_max}, {thought}: {part}");

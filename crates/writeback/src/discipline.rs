@@ -1,7 +1,8 @@
 //! How switchers and an unmount agree.
 //!
-//! There is one right way here, [`PerSuperblock`]. That it is a trait lets the lab and the tests run other ways, which
-//! are slower or wrong, on the same engine; a device has a way from its making, and the product makes none with another.
+//! There is one right way here, [`PerSuperblock`]. That it is a trait lets the lab and the tests
+//! run other ways, which are slower or wrong, on the same engine; a device has a way from its
+//! making, and the product makes none with another.
 
 use crate::drain::{Drain, OwnSwitches, Pin};
 use crate::grace::Grace;
@@ -28,7 +29,8 @@ pub trait Discipline: Send + Sync + std::fmt::Debug + 'static {
         false
     }
 
-    /// Whether a switch waits for a grace period that begins when the turn of its superblock comes, instead of the first one after it was queued.
+    /// Whether a switch waits for a grace period that begins when the turn of its superblock comes,
+    /// instead of the first one after it was queued.
     fn waits_in_turn(&self) -> bool {
         false
     }
@@ -53,7 +55,8 @@ pub trait Others {
     fn flush(&self);
 }
 
-/// Each superblock has its own count (`persb`): unmount makes its own switches, or waits for who is at them, and for nothing else.
+/// Each superblock has its own count (`persb`): unmount makes its own switches, or waits for who is
+/// at them, and for nothing else.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PerSuperblock;
 

@@ -1,8 +1,9 @@
 //! What unmount waits for: the ownership switches of one superblock, and nothing else.
 //!
-//! A switcher takes a [`Pin`] of the superblock's [`Drain`] before it takes a reference on one of its inodes, and gives
-//! it back after that reference. Unmount calls [`Drain::drain`]. When that returns, no pin is left, none can be
-//! had any more, and nobody who had one touches the superblock again.
+//! A switcher takes a [`Pin`] of the superblock's [`Drain`] before it takes a reference on one of
+//! its inodes, and gives it back after that reference. Unmount calls [`Drain::drain`]. When that
+//! returns, no pin is left, none can be had any more, and nobody who had one touches the superblock
+//! again.
 //!
 //! # State
 //! | field | holds | who writes it |
@@ -11,35 +12,41 @@
 //! | `Drain::used` | bit *n*: shard *n* was pinned at some time; only ever set | who pins |
 //! | `Shard::word` | twice the number of pins, plus [`AWAITED`] | who pins and unpins, and who drains |
 //!
-//! Pins are counted in shards, each on a line of its own, of which a thread uses always the same one: threads that
-//! switch at once do not move a line between processors. A pin goes back to the shard it came from, so that each
-//! shard's number is zero exactly if it has no pin, and the shards can be looked at one after the other. `used` keeps
-//! the drain from looking at shards that nobody ever pinned: a superblock that never switched costs a
-//! store, a fence and a load.
+//! Pins are counted in shards, each on a line of its own, of which a thread uses always the same
+//! one: threads that switch at once do not move a line between processors. A pin goes back to the
+//! shard it came from, so that each shard's number is zero exactly if it has no pin, and the shards
+//! can be looked at one after the other. `used` keeps the drain from looking at shards that nobody
+//! ever pinned: a superblock that never switched costs a store, a fence and a load.
 //!
-//! The shards are not a part of the superblock. A pin holds its shard, and the shard holds the door at which the drain
-//! sleeps, so that the last unpin wakes it without touching the superblock, which may be gone by then.
+//! The shards are not a part of the superblock. A pin holds its shard, and the shard holds the door
+//! at which the drain sleeps, so that the last unpin wakes it without touching the superblock,
+//! which may be gone by then.
 //!
-//! A drain does not leave the superblock's switches to the workers, who have those of all superblocks to make: while pins are
-//! left it makes what waits itself ([`OwnSwitches`]), and sleeps only when nothing waits. A switch that is queued meanwhile rings
-//! its [`Bell`]. See `pending`.
+//! A drain does not leave the superblock's switches to the workers, who have those of all
+//! superblocks to make: while pins are left it makes what waits itself ([`OwnSwitches`]), and
+//! sleeps only when nothing waits. A switch that is queued meanwhile rings its [`Bell`]. See
+//! `pending`.
 //!
 //! # Orderings
-//! * P1 switcher: set `used`, add to `word`, full fence, load `active`. Unmount: clear `active`, full fence, load `used` and
-//!   `word`. Either the switcher sees that the superblock goes, or unmount sees the pin.
-//! * P2 switcher: everything it did to the superblock, subtract from `word` with release. Unmount: load `word` with acquire.
-//!   What the switcher did is over before the drain is.
-//! * P3 unmount: set [`AWAITED`] in `word`, look again. Unpin: subtract, look at what was there. Both are changes of one word: either the
-//!   unpin finds the bit or unmount finds zero. The door's lock is taken by unmount before it looks and by the unpin after it
-//!   subtracted: no wake-up is lost.
+//! * P1 switcher: set `used`, add to `word`, full fence, load `active`. Unmount: clear `active`,
+//!   full fence, load `used` and `word`. Either the switcher sees that the superblock goes, or
+//!   unmount sees the pin.
+//! * P2 switcher: everything it did to the superblock, subtract from `word` with release. Unmount:
+//!   load `word` with acquire. What the switcher did is over before the drain is.
+//! * P3 unmount: set [`AWAITED`] in `word`, look again. Unpin: subtract, look at what was there.
+//!   Both are changes of one word: either the unpin finds the bit or unmount finds zero. The door's
+//!   lock is taken by unmount before it looks and by the unpin after it subtracted: no wake-up is
+//!   lost.
 //!
 //! # Lock order
 //! `Door::lock`, then that of the switches that wait (`Pending::batches`).
 //!
 //! # Why not
-//! * *One atomic with the flag in its lowest bit* needs no fence at all, and moves its line to every processor that switches.
-//! * *`membarrier(2)` in the drain, nothing in the pin*: saves the pin a few nanoseconds, and costs the drain a system call and
-//!   an interrupt of every processor that runs a thread of this process.
+//! * *One atomic with the flag in its lowest bit* needs no fence at all, and moves its line to
+//!   every processor that switches.
+//! * *`membarrier(2)` in the drain, nothing in the pin*: saves the pin a few nanoseconds, and costs
+//!   the drain a system call and an interrupt of every processor that runs a thread of this
+//!   process.
 
 use std::sync::Arc;
 
@@ -134,7 +141,8 @@ impl Door {
     }
 }
 
-/// The right to use a superblock until it is dropped. Drop it last: after every reference on the superblock's inodes.
+/// The right to use a superblock until it is dropped. Drop it last: after every reference on the
+/// superblock's inodes.
 #[derive(Debug)]
 #[must_use = "dropped, the superblock may go"]
 pub struct Pin {
@@ -181,7 +189,8 @@ impl Drain {
         }
     }
 
-    /// Whether the superblock is mounted, as of a moment ago: a first look, that spares a pin that would fail.
+    /// Whether the superblock is mounted, as of a moment ago: a first look, that spares a pin that
+    /// would fail.
     #[must_use]
     pub fn is_active(&self) -> bool {
         // ORDERING: Relaxed, a hint; the look that counts is in `pin`.
@@ -190,8 +199,8 @@ impl Drain {
 
     /// Keeps unmount waiting until the pin is dropped; `None` if it has begun.
     ///
-    /// The caller holds something that keeps the superblock there meanwhile: a lock under which one of its inodes
-    /// cannot go, or a reference on one.
+    /// The caller holds something that keeps the superblock there meanwhile: a lock under which one
+    /// of its inodes cannot go, or a reference on one.
     #[inline]
     pub fn pin(&self) -> Option<Pin> {
         self.pin_at(shard::of_this_thread())
@@ -206,7 +215,8 @@ impl Drain {
         let at = shard % self.shards.len();
         let shard = &self.shards[at];
         let bit = 1 << at;
-        // ORDERING: Relaxed, P1. A bit that another thread set is older than what we read, and so it is for unmount.
+        // ORDERING: Relaxed, P1. A bit that another thread set is older than what we read, and so
+        // it is for unmount.
         if self.used.load(Ordering::Relaxed) & bit == 0 && !is_on("drain-used-unset") {
             self.used.fetch_or(bit, Ordering::Relaxed);
         }
@@ -232,8 +242,8 @@ impl Drain {
         None
     }
 
-    /// Clears `SB_ACTIVE`. From here on the number of pins only falls, but for those of switchers that have not seen it yet and
-    /// give them back at once.
+    /// Clears `SB_ACTIVE`. From here on the number of pins only falls, but for those of switchers
+    /// that have not seen it yet and give them back at once.
     pub fn close(&self) {
         // ORDERING: Relaxed, P1 by the fence.
         self.active.store(false, Ordering::Relaxed);
@@ -242,11 +252,13 @@ impl Drain {
         }
     }
 
-    /// What wakes the drain, if the superblock is closed. For who has a pin, or has just handed it on under a lock that it holds still.
+    /// What wakes the drain, if the superblock is closed. For who has a pin, or has just handed it
+    /// on under a lock that it holds still.
     pub fn bell_if_closed(&self) -> Option<Bell> {
         #[cfg(loom)]
         self.memory.touch();
-        // ORDERING: Relaxed, P1 of `pending`: the caller holds the lock under which the drain looks at the switches after it closed the superblock.
+        // ORDERING: Relaxed, P1 of `pending`: the caller holds the lock under which the drain looks
+        // at the switches after it closed the superblock.
         (!self.active.load(Ordering::Relaxed)).then(|| Bell {
             door: Arc::clone(&self.door),
             #[cfg(loom)]
@@ -259,8 +271,9 @@ impl Drain {
         self.drain_with(&LeftToWorkers)
     }
 
-    /// Closes, and returns when no pin is left; makes the superblock's own switches that wait. So it waits for switches of this superblock
-    /// alone, and not for others that are ahead of them. May be called again.
+    /// Closes, and returns when no pin is left; makes the superblock's own switches that wait. So
+    /// it waits for switches of this superblock alone, and not for others that are ahead of them.
+    /// May be called again.
     pub fn drain_with(&self, own: &dyn OwnSwitches) -> Drained {
         self.close();
         // ORDERING: Relaxed, P1.

@@ -1,8 +1,9 @@
 //! Write-back errors, reported once to everyone.
 //!
-//! The semantics are those of the kernel's `errseq_t`: an error is remembered with a sequence number;
-//! each open file has a cursor and reports an error that is newer than its cursor, once. A file that is
-//! opened after an error which nobody has seen yet reports it too, so that none is lost.
+//! The semantics are those of the kernel's `errseq_t`: an error is remembered with a sequence
+//! number; each open file has a cursor and reports an error that is newer than its cursor, once. A
+//! file that is opened after an error which nobody has seen yet reports it too, so that none is
+//! lost.
 
 use sync::Mutex;
 use sync::mutant::is_on;
@@ -43,7 +44,8 @@ impl<E: Copy> ErrSeq<E> {
         state.seen = false;
     }
 
-    /// A cursor for a file that is opened now: behind an error that nobody has seen, else up to date.
+    /// A cursor for a file that is opened now: behind an error that nobody has seen, else up to
+    /// date.
     #[must_use]
     pub fn sample(&self) -> Cursor {
         let state = self.state.lock();

@@ -1,30 +1,38 @@
 //! The flushers of one backing device.
 //!
-//! They wait on an eventpoll of the device's wbs. A wb is ready when somebody should look at it: its lists begin with something new, its
-//! alarm went off, the cache is over its background threshold and it holds more than its part, somebody waits for room in the cache, or a limit changed. It is reported to one flusher at a time, which
-//! takes one inode of it, hands the wb on, and writes the inode. So an inode that hangs holds up one flusher, and [`crew`](crate::crew) sees to
-//! it that not all of them hang in one wb. `fsync` and `sync` write inodes themselves and need no flusher at all. Wbs are served in the order in which
-//! they became ready, so that a cgroup with many dirty inodes holds up no other.
+//! They wait on an eventpoll of the device's wbs. A wb is ready when somebody should look at it:
+//! its lists begin with something new, its alarm went off, the cache is over its background
+//! threshold and it holds more than its part, somebody waits for room in the cache, or a limit
+//! changed. It is reported to one flusher at a time, which takes one inode of it, hands the wb on,
+//! and writes the inode. So an inode that hangs holds up one flusher, and [`crew`](crate::crew)
+//! sees to it that not all of them hang in one wb. `fsync` and `sync` write inodes themselves and
+//! need no flusher at all. Wbs are served in the order in which they became ready, so that a cgroup
+//! with many dirty inodes holds up no other.
 //!
-//! What is not due yet gets an alarm. A thread sleeps until the next one and signals the wb then; it never goes to the store, so that it never
-//! hangs.
+//! What is not due yet gets an alarm. A thread sleeps until the next one and signals the wb then;
+//! it never goes to the store, so that it never hangs.
 //!
 //! # No wake-up is lost
-//! * A flusher unsets the wb's `work`, then looks, then hands the wb on. Others change something, then set `work`. What came before
-//!   the look is found by it; what comes after leaves `work` set, and handing a wb on looks at that (`eventpoll` P6).
-//! * Who waits for room counts itself in `Crew::waiting`, then sets `work` of every wb if it is the first; a flusher unsets `work`, then reads that count,
-//!   then looks at the lists. Either it sees who waits, or `work` is set after it was unset. Who finds nothing unwritten sets nothing: an inode that it does not see counted was
-//!   listed after the last look without anybody who waited, and whoever listed it sets `work`.
-//! * Who changes a wb's lists sets `work` if they begin with something that the last look did not see ([`Wb::note_lists`]).
-//! * There is a flusher that waits while there is something for it to do, if there may be one more: who signals a wb sees to that, and who
-//!   goes to the store. One that has waited for [`idle`] in vain ends, after another look under `crew`; who signals takes `crew`
-//!   afterwards. Either the flusher sees the signal, or who gave it sees that the flusher is gone. The thread of the alarms does the same. So thousands of
-//!   idle devices cost no thread.
+//! * A flusher unsets the wb's `work`, then looks, then hands the wb on. Others change something,
+//!   then set `work`. What came before the look is found by it; what comes after leaves `work` set,
+//!   and handing a wb on looks at that (`eventpoll` P6).
+//! * Who waits for room counts itself in `Crew::waiting`, then sets `work` of every wb if it is the
+//!   first; a flusher unsets `work`, then reads that count, then looks at the lists. Either it sees
+//!   who waits, or `work` is set after it was unset. Who finds nothing unwritten sets nothing: an
+//!   inode that it does not see counted was listed after the last look without anybody who waited,
+//!   and whoever listed it sets `work`.
+//! * Who changes a wb's lists sets `work` if they begin with something that the last look did not
+//!   see ([`Wb::note_lists`]).
+//! * There is a flusher that waits while there is something for it to do, if there may be one more:
+//!   who signals a wb sees to that, and who goes to the store. One that has waited for [`idle`] in
+//!   vain ends, after another look under `crew`; who signals takes `crew` afterwards. Either the
+//!   flusher sees the signal, or who gave it sees that the flusher is gone. The thread of the
+//!   alarms does the same. So thousands of idle devices cost no thread.
 //!
 //! Lock order: as in `bdi`.
 //!
-//! Shutdown: `stop` closes the eventpoll; each flusher ends after the inode it is writing, and says so by
-//! `Crew::running` and `ended`. Whoever drains does so before.
+//! Shutdown: `stop` closes the eventpoll; each flusher ends after the inode it is writing, and says
+//! so by `Crew::running` and `ended`. Whoever drains does so before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -40,7 +48,8 @@ use crate::limit::Direction;
 use crate::link::{Inode, Outcome};
 use crate::wb::{Listed, Wb};
 
-/// How long a flusher without anything to do stays. Models have no time: there it leaves at once, or stays.
+/// How long a flusher without anything to do stays. Models have no time: there it leaves at once,
+/// or stays.
 fn idle() -> Option<Duration> {
     #[cfg(shuttle)]
     let idle = sync::model::maybe().then_some(Duration::ZERO);
@@ -88,7 +97,8 @@ impl<I: Inode> Drop for Flusher<'_, I> {
 }
 
 impl<I: Inode> Bdi<I> {
-    /// Sees to it that a flusher waits, if there may be one more. For who has signalled a wb, or goes to the store.
+    /// Sees to it that a flusher waits, if there may be one more. For who has signalled a wb, or
+    /// goes to the store.
     pub(crate) fn need_flusher(&self) {
         let mut crew = self.crew.lock();
         if crew.is_one_missing() {
@@ -117,7 +127,8 @@ impl<I: Inode> Bdi<I> {
                 true
             }
             Err(error) => {
-                // Who syncs writes by itself, as does who waits for room; the next one who has something to write asks again.
+                // Who syncs writes by itself, as does who waits for room; the next one who has
+                // something to write asks again.
                 self.span.in_scope(|| tracing::warn!(%error, "no thread to write back with"));
                 false
             }
@@ -138,14 +149,16 @@ impl<I: Inode> Bdi<I> {
             || self.dirty_inodes() as u64 > self.options.background_inodes as u64 / part
     }
 
-    /// Asks the flushers to write without regard to age, until half of both thresholds is free, what wbs have that hold more than their part.
+    /// Asks the flushers to write without regard to age, until half of both thresholds is free,
+    /// what wbs have that hold more than their part.
     pub fn kick(&self) {
         if !std::mem::replace(&mut self.crew.lock().is_kicked, true) {
             self.signal_all();
         }
     }
 
-    /// Somebody waits for room in the cache: until the result is dropped, all is written without regard to age, whosever it is.
+    /// Somebody waits for room in the cache: until the result is dropped, all is written without
+    /// regard to age, whosever it is.
     #[must_use]
     pub fn waits_for_room(&self) -> WaitsForRoom<'_, I> {
         if is_on("bdi-waits-told-first") {
@@ -162,8 +175,9 @@ impl<I: Inode> Bdi<I> {
         WaitsForRoom(self)
     }
 
-    /// Whether a wb holds more than its part of what may be there below half of the background thresholds: as long as there is too much, one does; who has little
-    /// is left alone beside one who has much and may not write it.
+    /// Whether a wb holds more than its part of what may be there below half of the background
+    /// thresholds: as long as there is too much, one does; who has little is left alone beside one
+    /// who has much and may not write it.
     pub(crate) fn holds_much(&self, wb: &Wb<I>) -> bool {
         let parts = 2 * self.wbs.count(&self.switcher.grace().read()) as u64;
         // The root's alone: it holds whatever there is.
@@ -177,8 +191,8 @@ impl<I: Inode> Bdi<I> {
         self.written.get()
     }
 
-    /// Ends the flushers and waits for those that are not inside a write-back that hangs, until `deadline`
-    /// at the latest. Says how many did not end.
+    /// Ends the flushers and waits for those that are not inside a write-back that hangs, until
+    /// `deadline` at the latest. Says how many did not end.
     pub fn stop(&self, deadline: Instant) -> usize {
         self.wbs.close();
         let mut crew = self.crew.lock();
@@ -196,7 +210,8 @@ impl<I: Inode> Bdi<I> {
         let (left, threads) = (crew.running, std::mem::take(&mut crew.threads));
         drop(crew);
         for thread in threads {
-            // Where none is left, all are past their last step, and those that are not finished are about to be.
+            // Where none is left, all are past their last step, and those that are not finished are
+            // about to be.
             if (left == 0 || thread::is_finished(&thread)) && thread.join().is_err() {
                 self.span.in_scope(|| tracing::error!("a flusher panicked outside a write-back"));
             }
@@ -211,8 +226,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Waits for the next wb to serve, which is then the caller's; one that it kept comes after those that wait. `None` at the end,
-    /// and where there has been none for a while.
+    /// Waits for the next wb to serve, which is then the caller's; one that it kept comes after
+    /// those that wait. `None` at the end, and where there has been none for a while.
     fn next_wb(&self, flusher: &mut Flusher<'_, I>, kept: Option<Arc<Wb<I>>>) -> Option<Arc<Wb<I>>> {
         let ready = self.wbs.ready.as_ref()?;
         let timeout = if kept.is_some() { Some(Duration::ZERO) } else { idle() };
@@ -238,7 +253,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Looks at a wb and writes an inode of it, if there is one to be written. Gives the wb if it is still the caller's.
+    /// Looks at a wb and writes an inode of it, if there is one to be written. Gives the wb if it
+    /// is still the caller's.
     fn serve(self: &Arc<Self>, wb: Arc<Wb<I>>) -> Option<Arc<Wb<I>>> {
         if !is_on("bdi-unset-after-look") {
             wb.unset_work();
@@ -282,7 +298,8 @@ impl<I: Inode> Bdi<I> {
         self.wbs.hand_on(wb, is_due);
     }
 
-    /// The caller is at the wb no more. Gives the wb if it is the caller's: it was barred until now.
+    /// The caller is at the wb no more. Gives the wb if it is the caller's: it was barred until
+    /// now.
     fn leave(&self, left: &Arc<Wb<I>>) -> Option<Arc<Wb<I>>> {
         let open = self.crew.lock().leave(left);
         let mut kept = None;

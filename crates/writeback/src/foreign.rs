@@ -1,16 +1,19 @@
 //! Foreign inodes: who writes an inode, and whether its owner should change. Arithmetic only.
 //!
-//! A round is what is written back at once. Its bytes are counted for the owner, for the winner of the last round, and for a
-//! candidate among all others, found by majority vote (Boyer and Moore): a byte of the candidate's counts up, one of
-//! somebody else's down, and who comes when there is none is the next candidate. Three numbers find any majority, whoever writes.
+//! A round is what is written back at once. Its bytes are counted for the owner, for the winner of
+//! the last round, and for a candidate among all others, found by majority vote (Boyer and Moore):
+//! a byte of the candidate's counts up, one of somebody else's down, and who comes when there is
+//! none is the next candidate. Three numbers find any majority, whoever writes.
 //!
-//! The last winner's bytes are counted apart and take no part in that vote: who won the last round and goes on writing keeps its count
-//! however many others come and go, and loses the round only to a candidate, or an owner, that wrote more. Where both did
-//! as much, the last winner stays, so that two cgroups that write alike do not take turns at the inode.
+//! The last winner's bytes are counted apart and take no part in that vote: who won the last round
+//! and goes on writing keeps its count however many others come and go, and loses the round only to
+//! a candidate, or an owner, that wrote more. Where both did as much, the last winner stays, so
+//! that two cgroups that write alike do not take turns at the inode.
 //!
-//! A round's weight is the time that its winner's bytes take at the device: long rounds say more than short ones. Time is in units
-//! of 1/8192 s; the history has 16 slots of an eighth of a second, the newest lowest, one if that time was foreign. More than half
-//! of them foreign: the owner should change.
+//! A round's weight is the time that its winner's bytes take at the device: long rounds say more
+//! than short ones. Time is in units of 1/8192 s; the history has 16 slots of an eighth of a
+//! second, the newest lowest, one if that time was foreign. More than half of them foreign: the
+//! owner should change.
 
 use crate::Owner;
 
@@ -81,7 +84,8 @@ impl Foreign {
         Round { owner, owner_bytes: 0, last_winner, last_bytes: 0, candidate: None, candidate_bytes: 0 }
     }
 
-    /// Ends a round, at a device that writes `bandwidth` pages a second; says whom the inode should go to.
+    /// Ends a round, at a device that writes `bandwidth` pages a second; says whom the inode should
+    /// go to.
     pub fn end(&mut self, round: &Round, bandwidth: u64) -> Option<Owner> {
         let (winner, bytes) = round.winner();
         if bytes == 0 {

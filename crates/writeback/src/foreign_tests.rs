@@ -51,7 +51,8 @@ fn a_short_round_among_long_ones_does_not_count() {
     for _ in 0..8 {
         assert_eq!(round(&mut foreign, &[(THEM, PAGE)]), None);
     }
-    // The average falls by an eighth each time; until it is eight times a short round nothing counts.
+    // The average falls by an eighth each time; until it is eight times a short round nothing
+    // counts.
     assert_eq!(foreign.history(), 0);
 }
 

@@ -1,8 +1,8 @@
 //! Read sections and grace periods, as the rest of the crate needs them.
 //!
-//! Plain builds use a domain of `rcu`. Under the model checkers a lock of readers and writers stands for it: a grace
-//! period is the moment at which nobody reads. That promises what a domain does, and what is checked here is who relies on it,
-//! not the domain, which has its own models.
+//! Plain builds use a domain of `rcu`. Under the model checkers a lock of readers and writers
+//! stands for it: a grace period is the moment at which nobody reads. That promises what a domain
+//! does, and what is checked here is who relies on it, not the domain, which has its own models.
 
 #[cfg(any(loom, shuttle))]
 pub(crate) use checked::Cell;
@@ -45,7 +45,8 @@ mod real {
             self.0.synchronize();
         }
 
-        /// The first grace period that begins from now on: after it every section sees what the caller did before.
+        /// The first grace period that begins from now on: after it every section sees what the
+        /// caller did before.
         pub(crate) fn cookie(&self) -> Cookie {
             self.0.get_state()
         }
@@ -86,7 +87,8 @@ mod real {
             look(self.0.load(&section.0))
         }
 
-        /// Gives what was there. Its drop may wait for room among the domain's callbacks: not under a lock.
+        /// Gives what was there. Its drop may wait for room among the domain's callbacks: not under
+        /// a lock.
         pub(crate) fn replace(&self, value: T) -> Retired<T> {
             self.0.replace(value)
         }
@@ -154,15 +156,16 @@ mod checked {
         /// Returns when every section that was open on the call has ended.
         pub fn synchronize(&self) {
             let nobody_reads = self.0.sections.write();
-            // ORDERING: AcqRel, as the domain's heavy fence: what was done before a cookie was given is seen by sections that begin after
-            // the grace period that follows it.
+            // ORDERING: AcqRel, as the domain's heavy fence: what was done before a cookie was
+            // given is seen by sections that begin after the grace period that follows it.
             self.0.periods.fetch_add(1, Ordering::AcqRel);
             drop(nobody_reads);
         }
 
         /// The first grace period that begins from now on.
         pub fn cookie(&self) -> Cookie {
-            // ORDERING: AcqRel, a change of the number, so that the next grace period's change comes after it.
+            // ORDERING: AcqRel, a change of the number, so that the next grace period's change
+            // comes after it.
             Cookie(self.0.periods.fetch_add(0, Ordering::AcqRel))
         }
 
@@ -193,7 +196,8 @@ mod checked {
         }
     }
 
-    /// A value that is replaced while others read it; who reads may get an old one, as far as the orderings allow.
+    /// A value that is replaced while others read it; who reads may get an old one, as far as the
+    /// orderings allow.
     #[derive(Debug)]
     pub(crate) struct Cell<T> {
         versions: Mutex<Vec<Arc<T>>>,

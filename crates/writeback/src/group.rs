@@ -1,16 +1,20 @@
 //! One cgroup's limits on one store: what it was let do, and when it may go on.
 //!
 //! # Arithmetic
-//! For bytes and for operations, each way, a group keeps the time up to which what it did is *paid*: `n` at a rate of `r` a second cost `n / r`
-//! seconds. It may go on when the paid time has come; the later of bytes and operations counts. Time that
-//! nobody used is worth at most 12 ms afterwards.
+//! For bytes and for operations, each way, a group keeps the time up to which what it did is
+//! *paid*: `n` at a rate of `r` a second cost `n / r` seconds. It may go on when the paid time has
+//! come; the later of bytes and operations counts. Time that nobody used is worth at most 12 ms
+//! afterwards.
 //!
-//! This stands for blk-throttle's slices of 100 ms. A slice lets a cgroup have its rate times the time since the slice's beginning, rounded up to a
-//! slice, so that within 1 s it may be a slice over its limit (10 %). Here no second has more than the limit plus that credit plus
-//! one request; who asks for a [`piece`](crate::Chain::piece) at a time stays within 2 %, or within a page where that is more. As with slices, unused time is
-//! not saved up, and what goes at once (metadata, what a boost covers) is a debt.
+//! This stands for blk-throttle's slices of 100 ms. A slice lets a cgroup have its rate times the
+//! time since the slice's beginning, rounded up to a slice, so that within 1 s it may be a slice
+//! over its limit (10 %). Here no second has more than the limit plus that credit plus one request;
+//! who asks for a [`piece`](crate::Chain::piece) at a time stays within 2 %, or within a page where
+//! that is more. As with slices, unused time is not saved up, and what goes at once (metadata, what
+//! a boost covers) is a debt.
 //!
-//! Whose debt is told apart, where several cgroups are under one limit: see [`meter`](crate::meter).
+//! Whose debt is told apart, where several cgroups are under one limit: see
+//! [`meter`](crate::meter).
 //!
 //! | field | protected by |
 //! |---|---|
@@ -41,7 +45,8 @@ pub struct Request {
     pub bytes: u64,
     /// Calls of the store.
     pub operations: u64,
-    /// The data is dirty since this epoch or an earlier one: a boost that began later covers it. [`u64::MAX`]: no boost does.
+    /// The data is dirty since this epoch or an earlier one: a boost that began later covers it.
+    /// [`u64::MAX`]: no boost does.
     pub epoch: u64,
     /// Whose data: for a boost that covers one inode.
     pub inode: u64,
@@ -126,7 +131,8 @@ impl Group {
 }
 
 impl Buckets {
-    /// When the request of somebody in cgroup `owner` may go on in the background; at once if it is covered by a boost.
+    /// When the request of somebody in cgroup `owner` may go on in the background; at once if it is
+    /// covered by a boost.
     pub(crate) fn ready_at(&mut self, owner: &CgroupPath, request: &Request, now: Duration) -> Duration {
         if self.covers(request) {
             return Duration::ZERO;
@@ -176,7 +182,8 @@ impl Buckets {
         turns.max().unwrap_or_default()
     }
 
-    /// Gives back a place, and what was counted there and not done: `rest`. Says whether somebody moved up.
+    /// Gives back a place, and what was counted there and not done: `rest`. Says whether somebody
+    /// moved up.
     pub(crate) fn refund(
         &mut self,
         owner: &CgroupPath,
@@ -264,7 +271,8 @@ impl Buckets {
         times.max().unwrap_or_default()
     }
 
-    /// What `owner`, which was removed, owes is `heir`'s; at the heir's own limit all below it wait for it.
+    /// What `owner`, which was removed, owes is `heir`'s; at the heir's own limit all below it wait
+    /// for it.
     pub(crate) fn inherit(&mut self, owner: &CgroupPath, heir: &CgroupPath) {
         let heir = self.below(heir);
         self.meters.iter_mut().flatten().for_each(|meter| meter.inherit(owner, heir));

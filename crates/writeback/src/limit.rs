@@ -1,7 +1,7 @@
 //! What a limit is: the cgroup that it is for, and how much a second.
 //!
-//! The syntax is that of cgroup v2's `io.max`: `rbps`, `wbps`, `riops` and `wiops`, each a number or `max`. Numbers may end in `K`, `M` or
-//! `G` (powers of 1024).
+//! The syntax is that of cgroup v2's `io.max`: `rbps`, `wbps`, `riops` and `wiops`, each a number
+//! or `max`. Numbers may end in `K`, `M` or `G` (powers of 1024).
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -124,7 +124,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Changes what `text` names (`wbps=1M riops=max`, separated by blanks or commas), and leaves the rest.
+    /// Changes what `text` names (`wbps=1M riops=max`, separated by blanks or commas), and leaves
+    /// the rest.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is changed then.

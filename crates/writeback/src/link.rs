@@ -13,10 +13,12 @@
 //! A wb's lists (two: lower address first), then `state`, then `pages`.
 //!
 //! # Orderings
-//! * P1 page accounting: in a read section, load `switching` with acquire; if unset, charge the wb that `wb` names, without a lock. Worker: after
-//!   `switching` was set, wait for a grace period, then move the counts. An accounting that found it unset is over
-//!   before they move; one that finds it set takes `pages`.
-//! * P2 worker: store `wb`, clear `switching` with release. Accounting that finds it unset again finds the new wb.
+//! * P1 page accounting: in a read section, load `switching` with acquire; if unset, charge the wb
+//!   that `wb` names, without a lock. Worker: after `switching` was set, wait for a grace period,
+//!   then move the counts. An accounting that found it unset is over before they move; one that
+//!   finds it set takes `pages`.
+//! * P2 worker: store `wb`, clear `switching` with release. Accounting that finds it unset again
+//!   finds the new wb.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
@@ -41,7 +43,8 @@ pub trait Inode: Send + Sync + fmt::Debug + Sized + 'static {
     /// Only one flusher calls it at a time for one inode; others (`fsync`) may write it meanwhile.
     fn write_back(self: &Arc<Self>) -> Outcome;
 
-    /// Somebody else is about to become its owner. Called before that begins, and with no lock held; it may come to nothing.
+    /// Somebody else is about to become its owner. Called before that begins, and with no lock
+    /// held; it may come to nothing.
     fn changes_owner(&self) {}
 
     /// The part of the inode that is write-back's.
@@ -154,7 +157,8 @@ impl<I: Inode> Link<I> {
 
 impl<I: Inode> Drop for Link<I> {
     fn drop(&mut self) {
-        // Nobody else has the inode: a switch would hold it, and so would the lists of what is dirty.
+        // Nobody else has the inode: a switch would hold it, and so would the lists of what is
+        // dirty.
         if let Some(bdi) = self.bdi.get().and_then(Weak::upgrade) {
             bdi.detach(self);
         }

@@ -1,4 +1,5 @@
-//! Inodes on the lists of a device's wbs: how they come there, what is counted for them, and how they leave.
+//! Inodes on the lists of a device's wbs: how they come there, what is counted for them, and how
+//! they leave.
 //!
 //! Lock order: as in `bdi`.
 
@@ -16,7 +17,8 @@ use crate::wb::{Entry, Listed, Lists, Wb};
 impl<I: Inode> Bdi<I> {
     /// Inodes that are dirty or being written.
     pub(crate) fn unwritten(&self) -> usize {
-        // ORDERING: Relaxed: who made an inode dirty before a sync began counted it before that; the count falls only when it is clean.
+        // ORDERING: Relaxed: who made an inode dirty before a sync began counted it before that;
+        // the count falls only when it is clean.
         self.unwritten.load(Ordering::Relaxed)
     }
 
@@ -47,7 +49,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Gives an inode that was never dirty to the wb of `owner`, or of its nearest ancestor that lives.
+    /// Gives an inode that was never dirty to the wb of `owner`, or of its nearest ancestor that
+    /// lives.
     pub fn attach(self: &Arc<Self>, inode: &Arc<I>, owner: Owner) {
         let link = inode.link();
         while link.index() == NONE {
@@ -71,7 +74,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// An inode that goes. Its wb goes with the last one, if its cgroup was removed: nobody else comes back to look.
+    /// An inode that goes. Its wb goes with the last one, if its cgroup was removed: nobody else
+    /// comes back to look.
     pub(crate) fn detach(&self, link: &Link<I>) {
         let left = self.with_lists(link, |wb, lists| {
             for (bytes, sum) in [(&link.dirty, &wb.dirty), (&link.writeback, &wb.writeback)] {
@@ -94,8 +98,8 @@ impl<I: Inode> Bdi<I> {
         (since, self.sequence.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Lists an inode that has just become dirty; it is `owner`'s if it has none yet. The caller may hold the lock under which it became
-    /// dirty.
+    /// Lists an inode that has just become dirty; it is `owner`'s if it has none yet. The caller
+    /// may hold the lock under which it became dirty.
     pub fn mark_dirty(self: &Arc<Self>, inode: Arc<I>, owner: Owner) {
         self.attach(&inode, owner);
         let now = self.options.clock.now();
@@ -117,8 +121,9 @@ impl<I: Inode> Bdi<I> {
         });
     }
 
-    /// Takes an inode off the list of dirty ones; `false` if it is not there, because it is being written or waits
-    /// for another attempt. The caller may hold the inode's lock, and has a reference on it.
+    /// Takes an inode off the list of dirty ones; `false` if it is not there, because it is being
+    /// written or waits for another attempt. The caller may hold the inode's lock, and has a
+    /// reference on it.
     pub fn unlist(&self, inode: &Arc<I>) -> bool {
         let link = inode.link();
         let removed = self.with_lists(link, |_, lists| {
@@ -171,8 +176,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Tells how many bytes of an inode are dirty and under writeback now; its wb is charged the difference. One call at a time for
-    /// each inode.
+    /// Tells how many bytes of an inode are dirty and under writeback now; its wb is charged the
+    /// difference. One call at a time for each inode.
     pub fn account(&self, inode: &I, dirty: u64, writeback: u64) {
         let link = inode.link();
         let mut section = self.switcher.grace().read();
@@ -186,7 +191,8 @@ impl<I: Inode> Bdi<I> {
             for (bytes, now, sum) in
                 [(&link.dirty, dirty, &wb.dirty), (&link.writeback, writeback, &wb.writeback)]
             {
-                // ORDERING: Relaxed; P1 of `link` keeps a transfer away, callers come one at a time.
+                // ORDERING: Relaxed; P1 of `link` keeps a transfer away, callers come one at a
+                // time.
                 let before = bytes.swap(now, Ordering::Relaxed);
                 sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
             }
@@ -201,7 +207,8 @@ impl<I: Inode> Bdi<I> {
         let owner = self.wbs.with(&section, link.index(), |wb| (wb.owner(), wb.cgroup().is_living()));
         drop(section);
         let Some((owner, is_living)) = owner else { return };
-        // Bytes of a removed cgroup do not count, the owner's neither: it cannot win what it cannot have.
+        // Bytes of a removed cgroup do not count, the owner's neither: it cannot win what it cannot
+        // have.
         if !(by == owner && is_living) && self.switcher.cgroups().get(by).is_none() {
             return;
         }
@@ -215,8 +222,8 @@ impl<I: Inode> Bdi<I> {
         self.wbs.with(&self.switcher.grace().read(), inode.link().index(), |wb| wb.owner())
     }
 
-    /// What was counted since the last call was written back: `bytes` in the time `took`. Begins a switch if the inode should be
-    /// somebody else's.
+    /// What was counted since the last call was written back: `bytes` in the time `took`. Begins a
+    /// switch if the inode should be somebody else's.
     pub fn end_round(self: &Arc<Self>, inode: &Arc<I>, bytes: u64, took: Duration) {
         let link = inode.link();
         let Some(wb) = self.wb_at(link.index()) else { return };
@@ -229,7 +236,8 @@ impl<I: Inode> Bdi<I> {
             round.and_then(|round| state.foreign.end(&round, wb.bandwidth()))
         };
         let cgroups = self.switcher.cgroups();
-        // The number was given again, or the removal was told too early: the one that lives has a wb of its own.
+        // The number was given again, or the removal was told too early: the one that lives has a
+        // wb of its own.
         let again = || (!wb.cgroup().is_living() && cgroups.get(wb.owner()).is_some()).then_some(wb.owner());
         if let Some(owner) = winner.or_else(again) {
             self.switch_to(inode, owner);

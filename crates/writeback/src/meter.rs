@@ -1,15 +1,19 @@
-//! One limit one way, bytes or operations: up to when what was done is paid, who owes what of it, and who waits for a place.
+//! One limit one way, bytes or operations: up to when what was done is paid, who owes what of it,
+//! and who waits for a place.
 //!
-//! What is done in its turn is *paid* at once: the paid time goes on by what it cost, and by as much again of the debts. What went ahead of the limit, because
-//! somebody else waited for it or because it must not wait, is the *debt* of who did it. In all, what was done stays what the limit lets do, and the debts.
+//! What is done in its turn is *paid* at once: the paid time goes on by what it cost, and by as
+//! much again of the debts. What went ahead of the limit, because somebody else waited for it or
+//! because it must not wait, is the *debt* of who did it. In all, what was done stays what the
+//! limit lets do, and the debts.
 //!
-//! Who comes in its own call (fsync) waits for the paid time only, also with a debt: it pays its own bytes and as many of the debts. What is done in the
-//! background waits until its owner's debt is paid. So a debt is paid by what is not urgent, by half of what is, and by all that nobody uses; at a limit that
-//! several cgroups are under, the others do not wait for it.
+//! Who comes in its own call (fsync) waits for the paid time only, also with a debt: it pays its
+//! own bytes and as many of the debts. What is done in the background waits until its owner's debt
+//! is paid. So a debt is paid by what is not urgent, by half of what is, and by all that nobody
+//! uses; at a limit that several cgroups are under, the others do not wait for it.
 //!
 //! # Places
-//! Who waits has a place, with its number. What is given back moves those up that have later places; of time that has passed unused meanwhile, no
-//! more than the credit is left.
+//! Who waits has a place, with its number. What is given back moves those up that have later
+//! places; of time that has passed unused meanwhile, no more than the credit is left.
 //!
 //! Times only; no clock, no lock.
 
@@ -70,7 +74,8 @@ impl Meter {
         pays
     }
 
-    /// Counts what costs so much and is done ahead of the limit: a debt, which takes nobody's place.
+    /// Counts what costs so much and is done ahead of the limit: a debt, which takes nobody's
+    /// place.
     pub(crate) fn owe(&mut self, owner: Owner<'_>, cost: Duration, now: Duration) {
         self.pay(now);
         self.paid = self.paid.max(now.saturating_sub(CREDIT));
@@ -78,7 +83,8 @@ impl Meter {
         self.debts.retain(|_, debt| !debt.is_zero());
     }
 
-    /// Gives a place to somebody who waits, counts what it costs, and says from when on it may go on.
+    /// Gives a place to somebody who waits, counts what it costs, and says from when on it may go
+    /// on.
     pub(crate) fn queue(&mut self, number: u64, cost: Duration, now: Duration) {
         self.pay(now);
         let turn = self.paid;
@@ -91,8 +97,9 @@ impl Meter {
         self.places.get(&number).map_or(Duration::ZERO, |place| place.turn)
     }
 
-    /// Takes back what cost so much, was counted at `number`, and is not done, with what it was to pay of debts; whoever had that place waits no
-    /// more. Says whether somebody else who waits has moved up.
+    /// Takes back what cost so much, was counted at `number`, and is not done, with what it was to
+    /// pay of debts; whoever had that place waits no more. Says whether somebody else who waits has
+    /// moved up.
     pub(crate) fn refund(&mut self, number: u64, cost: Duration, now: Duration) -> bool {
         if number <= self.since {
             return false;

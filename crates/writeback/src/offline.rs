@@ -1,7 +1,8 @@
 //! The end of a cgroup: its wb's inodes go to the nearest ancestor that lives.
 //!
-//! Inodes with nothing to be written go at once, in batches. One that is dirty or being written stays until it has been written: moved,
-//! its data would escape the limits of the cgroup that dirtied it. When its write-back ends it goes by itself.
+//! Inodes with nothing to be written go at once, in batches. One that is dirty or being written
+//! stays until it has been written: moved, its data would escape the limits of the cgroup that
+//! dirtied it. When its write-back ends it goes by itself.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -32,8 +33,8 @@ struct Batch<I> {
     next: Option<After>,
 }
 
-/// How far the search has come: the clean inodes first, then those that wait for a flusher though they have been written. Each
-/// inode is looked at once.
+/// How far the search has come: the clean inodes first, then those that wait for a flusher though
+/// they have been written. Each inode is looked at once.
 #[derive(Clone, Copy)]
 enum After {
     Attached(u64),
@@ -43,14 +44,15 @@ enum After {
 impl<I: Inode> Bdi<I> {
     /// Queues the clean-up of a dying wb, unless it waits already.
     pub(crate) fn clean_up(self: &Arc<Self>, wb: &Arc<Wb<I>>) {
-        // ORDERING: AcqRel, pairs with the store in `run`: who finds it set knows that a clean-up will look later.
+        // ORDERING: AcqRel, pairs with the store in `run`: who finds it set knows that a clean-up
+        // will look later.
         if !wb.is_cleaning.swap(true, Ordering::AcqRel) {
             self.switcher.clean_ups.push(CleanUp { bdi: Arc::clone(self), wb: Arc::clone(wb) });
         }
     }
 
-    /// Lets an inode of a dying wb go that has nothing left to be written: who waits for that can be sure that it has left with the
-    /// write-back that wrote the last of it, whoever did that.
+    /// Lets an inode of a dying wb go that has nothing left to be written: who waits for that can
+    /// be sure that it has left with the write-back that wrote the last of it, whoever did that.
     pub(crate) fn move_on(self: &Arc<Self>, inode: &Arc<I>, from: &Arc<Wb<I>>) {
         let world = &self.switcher.world;
         let in_flight = world.begin_clean_up(&self.in_flight);
@@ -64,10 +66,12 @@ impl<I: Inode> Bdi<I> {
         });
     }
 
-    /// Prepares up to [`BATCH`] inodes of `wb` that have nothing to be written, beginning after `from`.
+    /// Prepares up to [`BATCH`] inodes of `wb` that have nothing to be written, beginning after
+    /// `from`.
     fn prepare_batch(&self, wb: &Wb<I>, target: &Incoming<I>, from: After) -> Batch<I> {
         let mut batch = Batch { items: Vec::new(), next: None };
-        // Of the whole batch, and declared first so that it goes last: a reference that is not wanted after all may be the inode's last.
+        // Of the whole batch, and declared first so that it goes last: a reference that is not
+        // wanted after all may be the inode's last.
         let Ok(_pin) = self.switcher.world.discipline.pin(&self.superblock) else { return batch };
         // References that are not wanted after all: dropped without the lock.
         let mut spare = Vec::new();
@@ -107,7 +111,8 @@ impl<I: Inode> Work for CleanUp<I> {
             if Arc::ptr_eq(target.wb(), &wb) || !bdi.superblock.is_active() {
                 break;
             }
-            // Counted first: disciplines that ask whether any switch is in flight close the superblock before they do.
+            // Counted first: disciplines that ask whether any switch is in flight close the
+            // superblock before they do.
             let begin = || world.begin_clean_up(&bdi.in_flight);
             let in_flight = (!is_on("switch-counted-late")).then(begin);
             let mut parts = Some((target, in_flight));

@@ -24,8 +24,8 @@ pub enum How {
     Owe,
 }
 
-/// The way past the limits that are over one inode's data. These are found anew for each piece: they may be changed, and the inode may change its
-/// owner, while somebody waits.
+/// The way past the limits that are over one inode's data. These are found anew for each piece:
+/// they may be changed, and the inode may change its owner, while somebody waits.
 pub struct Pass<'a> {
     throttle: &'a Throttle,
     chain: Box<dyn Fn() -> Arc<Chain> + Send + Sync + 'a>,
@@ -57,7 +57,8 @@ pub enum Passed {
     GivenUp,
 }
 
-/// Data that is written piece by piece. No lock that anybody else needs may be held while [`Pass::run`] runs: it sleeps.
+/// Data that is written piece by piece. No lock that anybody else needs may be held while
+/// [`Pass::run`] runs: it sleeps.
 pub trait Pieces {
     /// What a write can fail with.
     type Error;
@@ -65,7 +66,8 @@ pub trait Pieces {
     /// How many bytes are left that are dirty since `epoch` or before, and not being written.
     fn left(&self, epoch: u64) -> u64;
 
-    /// Writes at most `bytes` of it (but at least a page), and says how many; 0 if there is nothing more that it can write.
+    /// Writes at most `bytes` of it (but at least a page), and says how many; 0 if there is nothing
+    /// more that it can write.
     ///
     /// # Errors
     /// The store's.
@@ -74,8 +76,8 @@ pub trait Pieces {
     /// What wakes the sleeper.
     fn waker(&self) -> Arc<dyn Fn() + Send + Sync>;
 
-    /// Sleeps until the throttle's clock shows `until`, or until it is woken; also if that was before the call, and since the last one. `false`
-    /// to give up.
+    /// Sleeps until the throttle's clock shows `until`, or until it is woken; also if that was
+    /// before the call, and since the last one. `false` to give up.
     fn sleep(&mut self, until: Duration) -> bool;
 }
 
@@ -153,7 +155,8 @@ impl<'a> Pass<'a> {
         Request { direction: Direction::Write, bytes: 0, operations: 1, epoch, inode: self.inode }
     }
 
-    /// Asks for a piece: one that keeps averages to the limit, or as much as there is where none is in the way.
+    /// Asks for a piece: one that keeps averages to the limit, or as much as there is where none is
+    /// in the way.
     fn ask(&self, chain: &Arc<Chain>, left: u64) -> Option<Ticket<'_>> {
         let request = self.request();
         let piece = if self.how == How::Owe { WHOLE } else { chain.piece(&request) };

@@ -1,20 +1,26 @@
 //! The switches of one superblock that wait for their grace period.
 //!
-//! Each superblock has a list of its own, so that its drain finds its switches without a look at another's, and each
-//! switch names the grace period that it waits for: the first that begins after its flag was set. Switches that wait for the same one
-//! are a *batch*. Every batch has one run of a worker, which waits for that grace period, takes the batch, **once**, and moves its
-//! inodes. A run that finds its grace period over does not wait: one grace period serves the batches of all superblocks.
+//! Each superblock has a list of its own, so that its drain finds its switches without a look at
+//! another's, and each switch names the grace period that it waits for: the first that begins after
+//! its flag was set. Switches that wait for the same one are a *batch*. Every batch has one run of
+//! a worker, which waits for that grace period, takes the batch, **once**, and moves its inodes. A
+//! run that finds its grace period over does not wait: one grace period serves the batches of all
+//! superblocks.
 //!
-//! A drain takes all batches and moves them itself, after the last one's grace period. So it waits for no worker,
-//! unless one has taken a batch, and is moving it.
+//! A drain takes all batches and moves them itself, after the last one's grace period. So it waits
+//! for no worker, unless one has taken a batch, and is moving it.
 //!
 //! # Orderings
-//! * P1 the switcher pushes, and looks under this list's lock whether the superblock is closed. The drain closes it, and looks at the
-//!   list, under the lock. Either the drain finds the switch, or the switcher finds the superblock closed, and rings. The drain looks at the list
-//!   under the bell's lock before it sleeps, and the ring comes after the push, under the bell's lock: none is lost.
-//! * P2 the flag of a switch is set before its grace period is named, and that is waited for before the switch is taken.
-//! * P3 the bell is fetched under the list's lock, while the switch that was pushed is still there, with its pin. From the moment at which the
-//!   lock is released the superblock may be gone: ringing does not touch it.
+//! * P1 the switcher pushes, and looks under this list's lock whether the superblock is closed. The
+//!   drain closes it, and looks at the list, under the lock. Either the drain finds the switch, or
+//!   the switcher finds the superblock closed, and rings. The drain looks at the list under the
+//!   bell's lock before it sleeps, and the ring comes after the push, under the bell's lock: none
+//!   is lost.
+//! * P2 the flag of a switch is set before its grace period is named, and that is waited for before
+//!   the switch is taken.
+//! * P3 the bell is fetched under the list's lock, while the switch that was pushed is still there,
+//!   with its pin. From the moment at which the lock is released the superblock may be gone:
+//!   ringing does not touch it.
 //!
 //! # Lock order
 //! The drain's bell, then `Pending::batches`, which is a leaf.
@@ -57,7 +63,8 @@ impl<T> Default for Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// Adds a switch whose flag is set. With `joins_any` it joins the last batch, whichever grace period that waits for.
+    /// Adds a switch whose flag is set. With `joins_any` it joins the last batch, whichever grace
+    /// period that waits for.
     pub fn push(&self, item: T, grace: &Grace, superblock: &Drain, joins_any: bool) -> Pushed {
         let bell_before = is_on("pending-look-before-push").then(|| superblock.bell_if_closed());
         let mut batches = self.batches.lock();

@@ -1,7 +1,8 @@
 //! Threads for work that waits: switches and clean-ups.
 //!
-//! A thread is made when work comes and fewer than `threads_max` run, and ends when there is none left: bursts
-//! of work are rare, and a grace period takes longer than a thread's beginning. Where the host gives no thread the caller does the work.
+//! A thread is made when work comes and fewer than `threads_max` run, and ends when there is none
+//! left: bursts of work are rare, and a grace period takes longer than a thread's beginning. Where
+//! the host gives no thread the caller does the work.
 //!
 //! Lock order: `Queue::state` is a leaf.
 

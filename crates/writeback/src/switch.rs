@@ -1,21 +1,25 @@
 //! Moving inodes from one wb to another.
 //!
-//! 1. *Prepare*, under the inode's lock: pin the superblock (which looks at `SB_ACTIVE` again), look that the inode is not on its way already,
-//!    not being freed, not there already; set `I_WB_SWITCH`; take a reference. Whatever fails gives the pin back.
-//! 2. *Queue*: push the inodes on the superblock's list, in the batch of those that wait for the same grace period; who begins a batch queues a
-//!    worker's run for it (`pending`).
-//! 3. *Work*: wait for that grace period, so that page accounting sees the flags; take the batch, **once**; then move inode
-//!    after inode, each under both wbs' locks, clear its flag, drop the reference, **then** the pin. A drain does the same with
-//!    all batches of its superblock, and waits for no worker's turn.
+//! 1. *Prepare*, under the inode's lock: pin the superblock (which looks at `SB_ACTIVE` again),
+//!    look that the inode is not on its way already, not being freed, not there already; set
+//!    `I_WB_SWITCH`; take a reference. Whatever fails gives the pin back.
+//! 2. *Queue*: push the inodes on the superblock's list, in the batch of those that wait for the
+//!    same grace period; who begins a batch queues a worker's run for it (`pending`).
+//! 3. *Work*: wait for that grace period, so that page accounting sees the flags; take the batch,
+//!    **once**; then move inode after inode, each under both wbs' locks, clear its flag, drop the
+//!    reference, **then** the pin. A drain does the same with all batches of its superblock, and
+//!    waits for no worker's turn.
 //!
-//! A worker that took another batch as well would find switches whose flags no grace period has followed, and would have no end
-//! while new ones come: each batch has a run of its own.
+//! A worker that took another batch as well would find switches whose flags no grace period has
+//! followed, and would have no end while new ones come: each batch has a run of its own.
 //!
-//! A flush waits for runs by number. A run takes only its own batch, or a later one that waits for the same grace period after
-//! a drain took its own. So whoever has a switch that was queued before a flush is a run that was queued before it, or its superblock's drain.
+//! A flush waits for runs by number. A run takes only its own batch, or a later one that waits for
+//! the same grace period after a drain took its own. So whoever has a switch that was queued before
+//! a flush is a run that was queued before it, or its superblock's drain.
 //!
-//! Locks: `Bdi::switching` (shared; sync has it alone while it looks for dirty inodes, so that it misses none that moves), then as in
-//! `link`. They are given up between two inodes: thousands at a cgroup's end must not hold up who dirties one.
+//! Locks: `Bdi::switching` (shared; sync has it alone while it looks for dirty inodes, so that it
+//! misses none that moves), then as in `link`. They are given up between two inodes: thousands at a
+//! cgroup's end must not hold up who dirties one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -83,7 +87,8 @@ impl<I: Inode> Drop for Incoming<I> {
 pub(crate) enum Switch<I: Inode> {
     /// Makes the switches that wait for this grace period.
     Make(Arc<Bdi<I>>, Cookie),
-    /// Gives a wb back on behalf of a drain. That may wait for room among callbacks, which are everybody's.
+    /// Gives a wb back on behalf of a drain. That may wait for room among callbacks, which are
+    /// everybody's.
     GiveBack(Arc<Bdi<I>>, Arc<Wb<I>>),
 }
 
@@ -100,8 +105,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// A foreign switch: lets `owner` have the inode. `false` if it is on its way already, if too many are, or if
-    /// the superblock is being unmounted.
+    /// A foreign switch: lets `owner` have the inode. `false` if it is on its way already, if too
+    /// many are, or if the superblock is being unmounted.
     pub fn switch_to(self: &Arc<Self>, inode: &Arc<I>, owner: Owner) -> bool {
         let world = &self.switcher.world;
         if inode.link().is_switching() || !self.superblock.is_active() {
@@ -133,7 +138,8 @@ impl<I: Inode> Bdi<I> {
             }
             return None;
         }
-        // ORDERING: Relaxed: the grace period of the worker orders it against accounting, the lock against all others.
+        // ORDERING: Relaxed: the grace period of the worker orders it against accounting, the lock
+        // against all others.
         link.switching.store(true, Ordering::Relaxed);
         state.heading = target.wb.index;
         Some(Item { inode: Some(Arc::clone(inode)), pin })
@@ -204,7 +210,8 @@ impl<I: Inode> Bdi<I> {
             add(&mut dying, Arc::clone(&isw.target.wb));
             self.move_inodes(isw).into_iter().for_each(|wb| add(&mut left, wb));
         }
-        // From here on the superblock may be gone; the device is not. Who waited because his cgroup had too much may go on.
+        // From here on the superblock may be gone; the device is not. Who waited because his cgroup
+        // had too much may go on.
         if !is_on("switch-tells-nobody") {
             self.tell_of_less();
         }
@@ -213,7 +220,8 @@ impl<I: Inode> Bdi<I> {
         dying.iter().for_each(|wb| self.clean_up(wb));
     }
 
-    /// Gives a dying wb back if nothing is left of it; for a drain, which does not wait for what others have to do, on another thread.
+    /// Gives a dying wb back if nothing is left of it; for a drain, which does not wait for what
+    /// others have to do, on another thread.
     fn give_back(self: &Arc<Self>, wb: &Arc<Wb<I>>) {
         if self.superblock.is_active() {
             self.wbs.give_back(wb);
@@ -226,7 +234,8 @@ impl<I: Inode> Bdi<I> {
     fn move_inodes(&self, mut isw: Isw<I>) -> Vec<Arc<Wb<I>>> {
         let mut left: Vec<Arc<Wb<I>>> = Vec::new();
         for (number, item) in isw.items.drain(..).enumerate() {
-            // A panic over one inode must not keep the others from moving: their flags would stay set.
+            // A panic over one inode must not keep the others from moving: their flags would stay
+            // set.
             let one = || {
                 let from = item.inode.as_ref().and_then(|inode| self.move_inode(inode, &isw.target.wb));
                 drop(item);
@@ -262,13 +271,15 @@ impl<I: Inode> Incoming<I> {
     }
 }
 
-/// Moves an inode's bytes to another wb, and the inode itself (`i_wb`). Both wbs' lists and the inode are locked.
+/// Moves an inode's bytes to another wb, and the inode itself (`i_wb`). Both wbs' lists and the
+/// inode are locked.
 fn transfer<I: Inode>(link: &Link<I>, from: &Wb<I>, to: &Wb<I>) {
     let _accounting_waits = link.pages.lock();
     for (bytes, from, to) in
         [(&link.dirty, &from.dirty, &to.dirty), (&link.writeback, &from.writeback, &to.writeback)]
     {
-        // ORDERING: Relaxed: by P1 of `link` accounting is over, or waits for the lock; the sums are figures.
+        // ORDERING: Relaxed: by P1 of `link` accounting is over, or waits for the lock; the sums
+        // are figures.
         let bytes = bytes.load(Ordering::Relaxed);
         from.fetch_sub(bytes, Ordering::Relaxed);
         to.fetch_add(bytes, Ordering::Relaxed);

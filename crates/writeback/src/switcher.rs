@@ -1,4 +1,5 @@
-//! What all backing devices of a process share: cgroups, read sections, and the threads that switch inodes.
+//! What all backing devices of a process share: cgroups, read sections, and the threads that switch
+//! inodes.
 
 use std::ffi::OsStr;
 use std::sync::atomic::AtomicUsize as StdAtomicUsize;
@@ -17,10 +18,12 @@ use crate::offline::CleanUp;
 use crate::queue::Queue;
 use crate::switch::Switch;
 
-/// Foreign switches are refused when so many are in flight (`WB_FRN_MAX_IN_FLIGHT`), and those of a superblock that has as many as are left.
+/// Foreign switches are refused when so many are in flight (`WB_FRN_MAX_IN_FLIGHT`), and those of a
+/// superblock that has as many as are left.
 pub const IN_FLIGHT_MAX: usize = 1024;
 
-/// Threads that switch. One wait of a grace period serves all that were queued before it began. Loom has few threads.
+/// Threads that switch. One wait of a grace period serves all that were queued before it began.
+/// Loom has few threads.
 const THREADS_MAX: usize = if cfg!(loom) { 1 } else { 4 };
 
 /// What all backing devices of a process share.
@@ -37,7 +40,8 @@ pub struct Switcher<I: Inode> {
 #[derive(Debug)]
 struct Bdis<I: Inode> {
     known: Vec<Weak<Bdi<I>>>,
-    /// Those that are gone are looked for when there are so many: seldom, where there are thousands.
+    /// Those that are gone are looked for when there are so many: seldom, where there are
+    /// thousands.
     sweep_at: usize,
 }
 
@@ -137,8 +141,8 @@ impl<I: Inode> Switcher<I> {
         self.bdis().iter().for_each(|bdi| bdi.paths_changed());
     }
 
-    /// A cgroup was removed: its wbs are not found any more, and their inodes go to the nearest ancestor that lives. Returns
-    /// at once; the inodes move on other threads.
+    /// A cgroup was removed: its wbs are not found any more, and their inodes go to the nearest
+    /// ancestor that lives. Returns at once; the inodes move on other threads.
     pub fn remove_cgroup(&self, number: Owner) {
         let Some(cgroup) = self.cgroups.remove(number) else { return };
         let path = |cgroup: &Cgroup| CgroupPath::from(&*cgroup.path());
@@ -191,10 +195,12 @@ impl World {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Counts a switch in, unless too many are in flight. A superblock may have as many as are left for the others: one that asks for all
-    /// gets half, and of several that do each leaves as much as it has for the next.
+    /// Counts a switch in, unless too many are in flight. A superblock may have as many as are left
+    /// for the others: one that asks for all gets half, and of several that do each leaves as much
+    /// as it has for the next.
     pub(crate) fn begin_foreign(self: &Arc<Self>, own: &Arc<AtomicUsize>) -> Option<InFlight> {
-        // ORDERING: Relaxed, the exchange alone keeps the bound; the share is exact but for those who come at once.
+        // ORDERING: Relaxed, the exchange alone keeps the bound; the share is exact but for those
+        // who come at once.
         let mine = own.fetch_add(1, Ordering::Relaxed);
         let fits = |all: usize| (mine < IN_FLIGHT_MAX.saturating_sub(all)).then_some(all + 1);
         let before = self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);

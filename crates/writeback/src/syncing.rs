@@ -6,11 +6,13 @@
 //! | [`Policy::Boost`] | all that is dirty | its own cgroup's and those of that one's ancestors; the rest goes at once, as a debt of its owner |
 //! | [`Policy::Isolated`] | what its own cgroup and those below own (or the nearest above it for which isolation was set) | the same |
 //!
-//! All of it is what was dirty when the sync began: a sync begins an epoch, and what is dirtied afterwards belongs to the next. So a sync ends,
-//! whoever goes on writing, and repeated syncs are no way round a limit.
+//! All of it is what was dirty when the sync began: a sync begins an epoch, and what is dirtied
+//! afterwards belongs to the next. So a sync ends, whoever goes on writing, and repeated syncs are
+//! no way round a limit.
 //!
-//! An inode that is on its way to another wb is found where it is: nobody moves one while a sync looks. An isolated sync
-//! finds those too that are on their way to its own cgroup. A sync that has nothing to do finds that out without a lock of the device.
+//! An inode that is on its way to another wb is found where it is: nobody moves one while a sync
+//! looks. An isolated sync finds those too that are on their way to its own cgroup. A sync that has
+//! nothing to do finds that out without a lock of the device.
 //!
 //! Lock order: as in `bdi`.
 
@@ -89,7 +91,8 @@ impl<I: Inode> Bdi<I> {
         Syncing { bdi: self, caller, epoch, inodes, boost }
     }
 
-    /// Begins to make one inode's data durable, whoever owns it: it is boosted as for [`Policy::Boost`].
+    /// Begins to make one inode's data durable, whoever owns it: it is boosted as for
+    /// [`Policy::Boost`].
     pub fn begin_fsync<'a>(
         &'a self,
         caller: &'a dyn Caller,
@@ -119,8 +122,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Until when the inode's owner owes so much that it may not dirty `more` bytes: with what it has dirty, more than its `dirty_max` or
-    /// `bytes_max`.
+    /// Until when the inode's owner owes so much that it may not dirty `more` bytes: with what it
+    /// has dirty, more than its `dirty_max` or `bytes_max`.
     pub fn owes_until(&self, inode: &I, more: u64, bytes_max: u64) -> Option<Duration> {
         if !self.throttle().is_limiting() {
             return None;
@@ -145,10 +148,12 @@ impl<I: Inode> Bdi<I> {
         Pass::new(self.throttle(), chain, epoch, inode.link().number, how)
     }
 
-    /// Whether an inode is dirty or being written that `who` owns, or somebody below, or that is on its way there. Waits for nobody who writes, nor for inodes that move.
+    /// Whether an inode is dirty or being written that `who` owns, or somebody below, or that is on
+    /// its way there. Waits for nobody who writes, nor for inodes that move.
     pub fn has_unwritten_of(&self, who: &CgroupPath) -> bool {
         loop {
-            // As in `snapshot_of`: one that moves between two of its own may be missed, and is counted then.
+            // As in `snapshot_of`: one that moves between two of its own may be missed, and is
+            // counted then.
             let moved = self.switched.get();
             let is_own = |wb: &Arc<Wb<I>>| wb.cgroup_path().is_within(who);
             if self.all_wbs().into_iter().filter(is_own).any(|wb| !wb.is_settled()) {
@@ -163,8 +168,10 @@ impl<I: Inode> Bdi<I> {
     /// Every inode that is dirty and owned by `who` or below, or on its way there.
     fn snapshot_of(&self, who: &CgroupPath) -> Vec<Arc<I>> {
         let is_own = |wb: &Arc<Wb<I>>| wb.cgroup_path().is_within(who);
-        // One that moves between two of its own as we look is in none: it was not on its way yet to the first when that one was looked at, and has
-        // left the second. A move is counted under both wbs' locks: who looked at the first before it and at the second after it finds the count changed.
+        // One that moves between two of its own as we look is in none: it was not on its way yet to
+        // the first when that one was looked at, and has left the second. A move is counted under
+        // both wbs' locks: who looked at the first before it and at the second after it finds the
+        // count changed.
         let moved = self.switched.get();
         let own: Vec<Arc<Wb<I>>> = self.all_wbs().into_iter().filter(is_own).collect();
         // Their own locks only: a tenant with nothing to write waits for no other.

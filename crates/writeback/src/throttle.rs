@@ -1,8 +1,9 @@
 //! `io.max`: who may read from a store and write to it, and when.
 //!
-//! A [`Throttle`] is one store's. Limits belong to *paths* of cgroups: one that is set before the cgroup is there holds when it comes, and what was
-//! owed is still owed by a cgroup that was removed and made again. A cgroup finds the limits that are over it once, as a
-//! [`Chain`], and again only when limits were added or taken away.
+//! A [`Throttle`] is one store's. Limits belong to *paths* of cgroups: one that is set before the
+//! cgroup is there holds when it comes, and what was owed is still owed by a cgroup that was
+//! removed and made again. A cgroup finds the limits that are over it once, as a [`Chain`], and
+//! again only when limits were added or taken away.
 //!
 //! | call | for |
 //! |---|---|
@@ -14,10 +15,12 @@
 //! Every group of a chain must admit a request, and is charged for it.
 //!
 //! # A boost and who waits
-//! Who waits listens first, asks again, and then sleeps. A boost puts its tokens into the groups, and then wakes those who listen. Whoever asked
-//! before the token was there is listening already: group and list of listeners have locks, which order both.
+//! Who waits listens first, asks again, and then sleeps. A boost puts its tokens into the groups,
+//! and then wakes those who listen. Whoever asked before the token was there is listening already:
+//! group and list of listeners have locks, which order both.
 //!
-//! Lock order: `Throttle::groups`, then groups' buckets, outer first. `Throttle::listeners` and `Throttle::isolated` are leaves; listeners are called with none held.
+//! Lock order: `Throttle::groups`, then groups' buckets, outer first. `Throttle::listeners` and
+//! `Throttle::isolated` are leaves; listeners are called with none held.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -117,7 +120,8 @@ impl Throttle {
         self.clock.now()
     }
 
-    /// Sets what a cgroup may do from now on, whether or not it is there. With no limit left it is not limited, and owes nothing.
+    /// Sets what a cgroup may do from now on, whether or not it is there. With no limit left it is
+    /// not limited, and owes nothing.
     pub fn set(&self, path: &CgroupPath, limits: Limits) {
         let mut groups = self.groups.lock();
         let now = self.now();
@@ -133,7 +137,8 @@ impl Throttle {
         }
         // ORDERING: Relaxed, see `is_limiting`.
         self.limited.store(groups.len() as u64, Ordering::Relaxed);
-        // ORDERING: Release, pairs with `is_current`: who sees the count and looks again finds the change, by the lock as well.
+        // ORDERING: Release, pairs with `is_current`: who sees the count and looks again finds the
+        // change, by the lock as well.
         self.generation.fetch_add(1, Ordering::Release);
         drop(groups);
         self.kick();
@@ -174,18 +179,21 @@ impl Throttle {
 
     /// Whether `chain` is what [`Throttle::chain`] would give for its cgroup.
     pub fn is_current(&self, chain: &Chain) -> bool {
-        // ORDERING: Acquire, see `set`. Who sees a change late goes by the old limits a moment longer.
+        // ORDERING: Acquire, see `set`. Who sees a change late goes by the old limits a moment
+        // longer.
         chain.generation == self.generation.load(Ordering::Acquire)
     }
 
     /// The epoch of what is dirtied now.
     pub fn epoch(&self) -> u64 {
-        // ORDERING: Relaxed. Data whose write returned before a sync began has at most that sync's epoch: the write happens before the
-        // sync, and a count never falls. For all other data any epoch is right.
+        // ORDERING: Relaxed. Data whose write returned before a sync began has at most that sync's
+        // epoch: the write happens before the sync, and a count never falls. For all other data any
+        // epoch is right.
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Begins a sync: gives the epoch of all that is dirty at this moment; what is dirtied later has a later one.
+    /// Begins a sync: gives the epoch of all that is dirty at this moment; what is dirtied later
+    /// has a later one.
     pub fn begin_epoch(&self) -> u64 {
         // ORDERING: Relaxed, see `epoch`.
         self.epoch.fetch_add(1, Ordering::Relaxed)
@@ -244,7 +252,8 @@ impl Throttle {
         }
     }
 
-    /// Gives back places, and what was charged and not done. Whoever moved up is woken, once it has.
+    /// Gives back places, and what was charged and not done. Whoever moved up is woken, once it
+    /// has.
     pub(crate) fn refund(&self, chain: &Chain, counted: &[Counted], rest: &Request) {
         let now = self.now();
         if is_on("kick-before-moving-up") {
@@ -259,7 +268,8 @@ impl Throttle {
         }
     }
 
-    /// What the chain's cgroup wrote ahead of the limits, in bytes. It stands for data that would be dirty still, had nobody boosted it.
+    /// What the chain's cgroup wrote ahead of the limits, in bytes. It stands for data that would
+    /// be dirty still, had nobody boosted it.
     pub fn owed(&self, chain: &Chain) -> u64 {
         if chain.is_empty() {
             return 0;
@@ -287,8 +297,8 @@ impl Throttle {
         times.max().filter(|time| *time > now)
     }
 
-    /// A cgroup was removed: what it owes at limits that are over others as well is that of `heir`, which comes into its place. A limit of its own
-    /// stays, with what is owed at it.
+    /// A cgroup was removed: what it owes at limits that are over others as well is that of `heir`,
+    /// which comes into its place. A limit of its own stays, with what is owed at it.
     pub(crate) fn owner_removed(&self, path: &CgroupPath, heir: &CgroupPath) {
         for group in self.groups.lock().values().filter(|group| path.is_within(group.path())) {
             if group.path() != path {
@@ -317,10 +327,11 @@ impl Throttle {
         self.isolated.lock().iter().rev().find(|known| path.is_within(known)).cloned()
     }
 
-    /// Lets data of the cgroups of `chains` go on that is dirty since `epoch` or before, of one inode or of all, because somebody in
-    /// cgroup `waiter` waits for it. Limits of the waiter's own cgroup and of its ancestors hold as before: a group's limits
-    /// are waived only for who is neither in it nor below it. Whoever waits for these limits now is woken. Data that comes under other limits meanwhile is
-    /// [covered](Boost::cover) there as well.
+    /// Lets data of the cgroups of `chains` go on that is dirty since `epoch` or before, of one
+    /// inode or of all, because somebody in cgroup `waiter` waits for it. Limits of the waiter's
+    /// own cgroup and of its ancestors hold as before: a group's limits are waived only for who is
+    /// neither in it nor below it. Whoever waits for these limits now is woken. Data that comes
+    /// under other limits meanwhile is [covered](Boost::cover) there as well.
     pub fn boost(
         self: &Arc<Self>,
         waiter: &CgroupPath,
@@ -333,8 +344,9 @@ impl Throttle {
         Boost::new(Arc::clone(self), waiter, number, epoch, scope, chains)
     }
 
-    /// Calls `wake` whenever somebody who waits should ask again, before the time that was told: there is a boost, or a limit was changed.
-    /// Calls may come for nothing. Ask once more after this.
+    /// Calls `wake` whenever somebody who waits should ask again, before the time that was told:
+    /// there is a boost, or a limit was changed. Calls may come for nothing. Ask once more after
+    /// this.
     #[must_use]
     pub fn listen(&self, wake: Arc<dyn Fn() + Send + Sync>) -> Listening<'_> {
         let mut listeners = self.listeners.lock();
@@ -366,8 +378,8 @@ impl Listeners {
     }
 }
 
-/// Goes through the chain's groups from `from` on, outer first, with the locks of those before held. Gives the latest of their times; if that has come, or
-/// `must`, all are charged.
+/// Goes through the chain's groups from `from` on, outer first, with the locks of those before
+/// held. Gives the latest of their times; if that has come, or `must`, all are charged.
 fn admit(
     chain: &Chain,
     from: usize,
@@ -411,7 +423,8 @@ impl Chain {
         &self.groups
     }
 
-    /// The most of such requests that should be asked for at once, in bytes: limits that a boost waives do not count.
+    /// The most of such requests that should be asked for at once, in bytes: limits that a boost
+    /// waives do not count.
     #[must_use]
     pub fn piece(&self, request: &Request) -> u64 {
         let each = self.groups.iter().map(|group| group.buckets());

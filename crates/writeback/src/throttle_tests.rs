@@ -34,7 +34,8 @@ impl Rig {
         self.throttle.chain(&path.parse().expect("the test writes what is right"))
     }
 
-    /// Does as much as it may for `time`, and gives what and when. Wakes up as late as `late` says, in milliseconds.
+    /// Does as much as it may for `time`, and gives what and when. Wakes up as late as `late` says,
+    /// in milliseconds.
     fn run(
         &self,
         path: &str,
@@ -94,8 +95,8 @@ fn sum(done: &[(Duration, u64)]) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever the rate, whoever wakes up late, wherever one looks: not more than 2 % over the limit in any second or any ten, and not
-    /// more than 2 % under it over ten.
+    /// Whatever the rate, whoever wakes up late, wherever one looks: not more than 2 % over the
+    /// limit in any second or any ten, and not more than 2 % under it over ten.
     #[test]
     fn averages_keep_to_the_limit_within_2_percent(
         rate in 1_u64 << 20..1 << 28,
@@ -130,7 +131,8 @@ proptest! {
         prop_assert!(sum(&done) >= 11 * rate * 98 / 100);
     }
 
-    /// Two children and their parent: each keeps to its own limit, both together to the parent's, and the parent's limit is used.
+    /// Two children and their parent: each keeps to its own limit, both together to the parent's,
+    /// and the parent's limit is used.
     #[test]
     fn every_ancestor_must_admit(parent in 1_u64 << 20..1 << 26, part in 1_u64..100) {
         let rig = Rig::new(&[("/p", &format!("wbps={parent}")), ("/p/a", &format!("wbps={}", parent * part / 100 + 4096))]);

@@ -1,8 +1,9 @@
 //! The inodes of one cgroup on one backing device.
 //!
-//! An inode is on one list of its wb from its first dirtying until it goes; on which one, it remembers itself. It is on `dirty`, `io` or `more_io`
-//! exactly while it says it is dirty: whoever makes it dirty lists it with [`Bdi::mark_dirty`] before releasing the lock under
-//! which it became so, so that who finds the inode dirty finds it listed.
+//! An inode is on one list of its wb from its first dirtying until it goes; on which one, it
+//! remembers itself. It is on `dirty`, `io` or `more_io` exactly while it says it is dirty: whoever
+//! makes it dirty lists it with [`Bdi::mark_dirty`] before releasing the lock under which it became
+//! so, so that who finds the inode dirty finds it listed.
 //!
 //! | list | holds |
 //! |---|---|
@@ -11,11 +12,12 @@
 //! | `more_io` (`b_more_io`) | inodes whose write-back failed, to be tried again at a later time |
 //! | `attached` (`b_attached`) | clean inodes, without keeping them |
 //!
-//! A wb whose cgroup was removed is *dying*: no inode is attached to it any more, its clean ones move on, and it is given
-//! back when it has none.
+//! A wb whose cgroup was removed is *dying*: no inode is attached to it any more, its clean ones
+//! move on, and it is given back when it has none.
 //!
-//! Lock order: the inode's own locks, then `Wb::lists` (two: lower address first), then what is in the inode's link. The last reference on
-//! an inode is never dropped under `lists`: its end takes that lock.
+//! Lock order: the inode's own locks, then `Wb::lists` (two: lower address first), then what is in
+//! the inode's link. The last reference on an inode is never dropped under `lists`: its end takes
+//! that lock.
 //!
 //! [`Bdi::mark_dirty`]: crate::Bdi::mark_dirty
 
@@ -36,7 +38,8 @@ use crate::limit::CgroupPath;
 use crate::link::{Inode, Link, Place, State};
 use crate::throttle::{Chain, Throttle};
 
-/// Where an inode stands on a list that is ordered by time; the second number keeps the order of equal times.
+/// Where an inode stands on a list that is ordered by time; the second number keeps the order of
+/// equal times.
 pub(crate) type Key = (Duration, u64);
 
 /// 100 MiB/s, until something is known: pages a second.
@@ -233,7 +236,8 @@ impl<I: Inode> Wb<I> {
         }
     }
 
-    /// The dirty limits that it is under, at which its bytes are counted now; for whoever has changed these.
+    /// The dirty limits that it is under, at which its bytes are counted now; for whoever has
+    /// changed these.
     pub(crate) fn domains(&self, limits: &DirtyLimits) -> Arc<Domains> {
         let mut charged = self.charged.lock();
         charged.update(limits, || self.cgroup_path(), self.unwritten_bytes())
@@ -241,8 +245,8 @@ impl<I: Inode> Wb<I> {
 
     /// Its bytes that are not on the store.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
-        // ORDERING: Relaxed, figures for thresholds. A writer that waits is told of what gets less as of what gets free of the
-        // cache: see P1 of `budget`.
+        // ORDERING: Relaxed, figures for thresholds. A writer that waits is told of what gets less
+        // as of what gets free of the cache: see P1 of `budget`.
         self.dirty.load(Ordering::Relaxed).saturating_add(self.writeback.load(Ordering::Relaxed))
     }
 
@@ -255,7 +259,8 @@ impl<I: Inode> Wb<I> {
     /// Nothing is to be written, and nothing is on its way here.
     pub(crate) fn is_settled(&self) -> bool {
         let lists = self.lists();
-        // ORDERING: Relaxed; a switch ends after its inode came onto the lists, under their lock: who has the lock and finds no inode finds the switch.
+        // ORDERING: Relaxed; a switch ends after its inode came onto the lists, under their lock:
+        // who has the lock and finds no inode finds the switch.
         let is_empty = lists.dirty.is_empty() && lists.io.is_empty() && lists.more_io.is_empty();
         is_empty && self.incoming.load(Ordering::Relaxed) == 0
     }
@@ -269,8 +274,9 @@ impl<I: Inode> Wb<I> {
         self.lists.lock()
     }
 
-    /// The same, if the inode is here still. `index` is the one by which this wb was found: since then the inode may have left, and the wb may have been
-    /// given back and the inode have come to another one with that index.
+    /// The same, if the inode is here still. `index` is the one by which this wb was found: since
+    /// then the inode may have left, and the wb may have been given back and the inode have come to
+    /// another one with that index.
     pub(crate) fn lists_of(&self, link: &Link<I>, index: u32) -> Option<MutexGuard<'_, Lists<I>>> {
         let lists = self.lists();
         let is_gone = lists.gone && !is_on("wb-index-reused");
@@ -292,8 +298,9 @@ impl<I: Inode> Wb<I> {
         }
     }
 
-    /// Takes the next inode whose turn it is: one that failed and whose pause is over, or one that has rested for `rest`; none before
-    /// its limits let it, at `held_until`. Says as well when the one behind it is due.
+    /// Takes the next inode whose turn it is: one that failed and whose pause is over, or one that
+    /// has rested for `rest`; none before its limits let it, at `held_until`. Says as well when the
+    /// one behind it is due.
     pub(crate) fn take(
         &self,
         now: Duration,
@@ -321,8 +328,8 @@ impl<I: Inode> Wb<I> {
         (listed, due(&lists))
     }
 
-    /// Notes the lengths, and signals if the lists begin with something new; for whoever changed a list. Says whether it did: then a flusher
-    /// may be missing.
+    /// Notes the lengths, and signals if the lists begin with something new; for whoever changed a
+    /// list. Says whether it did: then a flusher may be missing.
     pub(crate) fn note_lists(&self, lists: &mut MutexGuard<'_, Lists<I>>) -> bool {
         // ORDERING: Relaxed, figures for thresholds and people.
         let before = self.dirty_inodes.swap(lists.dirty.len(), Ordering::Relaxed);
@@ -350,8 +357,8 @@ impl<I: Inode> Wb<I> {
         self.work.as_ref().map(Flag::take);
     }
 
-    /// Takes every inode off for good; says how many are on their way to another wb, which is one too many. What is returned
-    /// first is to be dropped without a lock.
+    /// Takes every inode off for good; says how many are on their way to another wb, which is one
+    /// too many. What is returned first is to be dropped without a lock.
     pub(crate) fn evict(&self) -> (Vec<Entry<I>>, usize) {
         let mut lists = self.lists();
         let Lists { dirty, io, more_io, attached, .. } = &mut *lists;
@@ -419,7 +426,8 @@ impl<I: Inode> Wb<I> {
 
     /// Whether it can be given back, under its lists' lock.
     pub(crate) fn is_unused(&self, lists: &MutexGuard<'_, Lists<I>>) -> bool {
-        // ORDERING: Relaxed; a switch to a wb is counted under the lock of the device's wbs, which the caller holds.
+        // ORDERING: Relaxed; a switch to a wb is counted under the lock of the device's wbs, which
+        // the caller holds.
         lists.is_left() && self.incoming.load(Ordering::Relaxed) == 0
     }
 }

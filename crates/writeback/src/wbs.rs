@@ -1,12 +1,13 @@
 //! The wbs of one backing device.
 //!
-//! They are found without a lock, in a read section, by number of their cgroup or by index. An index names the same wb as long as an inode
-//! has it; it is given again after that. The root's wb has index 0 and stays.
+//! They are found without a lock, in a read section, by number of their cgroup or by index. An
+//! index names the same wb as long as an inode has it; it is given again after that. The root's wb
+//! has index 0 and stays.
 //!
 //! `ready` is an eventpoll of them, for the flushers: see `flusher`.
 //!
-//! Lock order: `Wbs::writer`, then a wb's lists, then `ready`, which is signalled under any lock. An old table is dropped after them: that may
-//! wait for callbacks.
+//! Lock order: `Wbs::writer`, then a wb's lists, then `ready`, which is signalled under any lock.
+//! An old table is dropped after them: that may wait for callbacks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -65,7 +66,8 @@ impl<I: Inode> Wbs<I> {
         self.dirty_inodes.load(Ordering::Relaxed)
     }
 
-    /// Looks at the wb with an index that an inode has; `None` for [`NONE`](crate::link::NONE), and where the index is out of date.
+    /// Looks at the wb with an index that an inode has; `None` for [`NONE`](crate::link::NONE), and
+    /// where the index is out of date.
     pub(crate) fn with<R>(
         &self,
         section: &Section<'_>,
@@ -102,7 +104,8 @@ impl<I: Inode> Wbs<I> {
         self.current.with(section, |table| table.by_index.iter().flatten().for_each(|wb| wb.signal()));
     }
 
-    /// Whoever has taken a wb gives it to the next one who waits; at once if it is due, else when somebody should look at it.
+    /// Whoever has taken a wb gives it to the next one who waits; at once if it is due, else when
+    /// somebody should look at it.
     pub(crate) fn hand_on(&self, wb: &Wb<I>, is_due: bool) {
         let (Some(ready), Some(work)) = (&self.ready, &wb.work) else { return };
         if is_due {
@@ -117,8 +120,8 @@ impl<I: Inode> Wbs<I> {
         self.ready.iter().for_each(EventPoll::close);
     }
 
-    /// The wb of a cgroup, made if there is none, and counted as having a switch under way, so that it stays. `None` if
-    /// the cgroup was removed.
+    /// The wb of a cgroup, made if there is none, and counted as having a switch under way, so that
+    /// it stays. `None` if the cgroup was removed.
     pub(crate) fn get_or_make(&self, cgroup: &Arc<Cgroup>) -> Option<Arc<Wb<I>>> {
         let mut table = self.writer.lock();
         // Under the lock: who removes it marks it first, and looks for its wb afterwards.
@@ -177,7 +180,8 @@ impl<I: Inode> Wbs<I> {
         if wb.is_unused(&lists) && slot.as_ref().is_some_and(|there| Arc::ptr_eq(there, wb)) {
             *slot = None;
             let old = self.current.replace(table.clone());
-            // Under the lists' lock, as the look: who has found the wb by its index before sees that from here on.
+            // Under the lists' lock, as the look: who has found the wb by its index before sees
+            // that from here on.
             lists.gone = true;
             drop(lists);
             drop(table);

@@ -194,7 +194,8 @@ impl Inode for Slow {
 const A: Owner = Owner(1);
 const B: Owner = Owner(2);
 
-/// Files of `A` hang in the store, more than there are flushers: how many at the same time, while those of `B` are written.
+/// Files of `A` hang in the store, more than there are flushers: how many at the same time, while
+/// those of `B` are written.
 fn hanging_at_once(flushers: usize) -> usize {
     let switcher: Arc<Switcher<Slow>> = Arc::default();
     switcher.cgroups().add(A, Owner::ROOT);

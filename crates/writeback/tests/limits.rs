@@ -1,4 +1,5 @@
-//! Syncs beside limits: SY-R1 to SY-R10, by a clock that is set. What threads may do to each other is in `schedules_sync`.
+//! Syncs beside limits: SY-R1 to SY-R10, by a clock that is set. What threads may do to each other
+//! is in `schedules_sync`.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "a test ends with the first thing that is wrong")]
 
@@ -187,7 +188,8 @@ fn a_debt_makes_the_owners_own_fsync_twice_as_long_at_most() {
     }
 }
 
-/// Over a minute that begins with others' sync a cgroup gets what its limit lets it have, whether it only writes, only calls fsync, or both.
+/// Over a minute that begins with others' sync a cgroup gets what its limit lets it have, whether
+/// it only writes, only calls fsync, or both.
 #[test]
 fn what_was_boosted_is_paid_within_the_minute() {
     for (writes, fsyncs) in [(true, false), (false, true), (true, true)] {
@@ -213,7 +215,8 @@ fn what_was_boosted_is_paid_within_the_minute() {
     }
 }
 
-/// What two cgroups can do together: one dirties as much as it may and calls fsync, in cgroups that come and go below its limit; the other syncs for it.
+/// What two cgroups can do together: one dirties as much as it may and calls fsync, in cgroups that
+/// come and go below its limit; the other syncs for it.
 #[test]
 fn nobody_gains_by_having_others_sync() {
     for (comes_and_goes, fsyncs) in [(false, true), (true, false), (true, true)] {
@@ -247,7 +250,8 @@ fn nobody_gains_by_having_others_sync() {
     }
 }
 
-/// Whoever waits behind a place that is given up moves up, but for the time that nobody can use any more.
+/// Whoever waits behind a place that is given up moves up, but for the time that nobody can use any
+/// more.
 #[test]
 fn places_behind_one_that_is_given_up_move_up() {
     let (model, _, file) = slow(0);
@@ -275,7 +279,8 @@ fn places_behind_one_that_is_given_up_move_up() {
     assert_eq!(waits(&place(1)), 488);
 }
 
-/// What it would have paid of debts is owed again, by whoever owed it: else those behind it would wait for that.
+/// What it would have paid of debts is owed again, by whoever owed it: else those behind it would
+/// wait for that.
 #[test]
 fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
     let (model, ..) = slow(12 * MIB);
@@ -303,7 +308,8 @@ fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
     assert!((left - MIB as i64 / 2).abs() < 8192, "{left}");
 }
 
-/// A limit that was taken away and set again counts anew: what a caller still holds of before is nothing to it.
+/// A limit that was taken away and set again counts anew: what a caller still holds of before is
+/// nothing to it.
 #[test]
 fn a_place_at_a_limit_that_was_set_anew_gives_nothing_back() {
     let (model, _, file) = slow(0);

@@ -1,6 +1,7 @@
 //! Page accounting beside a switch, under loom: with the flag cleared the new owner is seen, too.
 //!
-//! The engine itself, with a lock of readers and writers in place of `rcu`; schedules with few preemptions.
+//! The engine itself, with a lock of readers and writers in place of `rcu`; schedules with few
+//! preemptions.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_account`
 #![cfg(loom)]
@@ -38,7 +39,8 @@ fn bytes_go_to_who_owns_the_inode() {
     });
 }
 
-/// A switch begins while a worker of its target is at work, and its inode's pages change at this moment.
+/// A switch begins while a worker of its target is at work, and its inode's pages change at this
+/// moment.
 #[test]
 fn wb_r7_a_switch_that_comes_late_has_its_own_grace_period() {
     model(3, || {

@@ -1,7 +1,8 @@
 //! The budget's protocol between waiters and givers, under loom.
 //!
-//! `take` does what the volume's `Inode::reserve` does. That the volume itself tries a second time after it has queued
-//! is checked there, with the mutant `volume-reserve-once` (the volume's test `schedules`).
+//! `take` does what the volume's `Inode::reserve` does. That the volume itself tries a second time
+//! after it has queued is checked there, with the mutant `volume-reserve-once` (the volume's test
+//! `schedules`).
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_budget`
 #![cfg(loom)]
@@ -114,7 +115,8 @@ fn the_limit_holds_whoever_comes_at_once() {
                 let (budget, most) = (Arc::clone(&budget), Arc::clone(&most));
                 thread::spawn(move || {
                     if let Some(_permit) = budget.try_take(2, 0) {
-                        // ORDERING: SeqCst here and below: the test's own count of permits; it must not be the weak part.
+                        // ORDERING: SeqCst here and below: the test's own count of permits; it must
+                        // not be the weak part.
                         assert_eq!(most.fetch_add(1, Ordering::SeqCst), 0, "two hold two of two pages");
                         most.fetch_sub(1, Ordering::SeqCst);
                     }

@@ -1,7 +1,8 @@
 //! Write-back errors and those who have the file open, under loom.
 //!
-//! All of the state is under one mutex, so that there is no ordering to get wrong; what is checked is that the steps
-//! interleave in any order: whoever has the file open hears of the last error, and of no error twice.
+//! All of the state is under one mutex, so that there is no ordering to get wrong; what is checked
+//! is that the steps interleave in any order: whoever has the file open hears of the last error,
+//! and of no error twice.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_errseq`
 #![cfg(loom)]

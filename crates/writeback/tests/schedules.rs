@@ -1,4 +1,5 @@
-//! Switching under shuttle: the product's own engine, under random schedules and under such with few switches.
+//! Switching under shuttle: the product's own engine, under random schedules and under such with
+//! few switches.
 //!
 //! | requirement | test | mutants |
 //! |---|---|---|
@@ -50,7 +51,8 @@ fn unmount_beside_switches(discipline: impl Discipline) {
     rig.switcher.flush();
     rig.switcher.grace().barrier();
     rig.switcher.flush();
-    // Workers outlive the panic of an inode that objects to being there; which of these comes first is the schedule's.
+    // Workers outlive the panic of an inode that objects to being there; which of these comes first
+    // is the schedule's.
     let late = (rig.bdi.status().panics, rig.switcher.stats().panics, rig.bdi.touched_late());
     assert_eq!(late, (0, 0, 0), "busy inodes after unmount: one outlived it, or was touched");
     rig.check_after();

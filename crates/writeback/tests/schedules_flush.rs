@@ -1,4 +1,5 @@
-//! Flushers under shuttle: the product's own crew, under random schedules and under such with few switches.
+//! Flushers under shuttle: the product's own crew, under random schedules and under such with few
+//! switches.
 //!
 //! | claim | test | mutants |
 //! |---|---|---|
@@ -123,7 +124,8 @@ impl Rig {
         self.dirty_with(owner, false, room);
     }
 
-    /// Takes so much of the cache, and waits for it as a writer does; for ever, if nobody writes what rests: a deadlock.
+    /// Takes so much of the cache, and waits for it as a writer does; for ever, if nobody writes
+    /// what rests: a deadlock.
     fn wait_for_room(&self, pages: u64) {
         let woken = Arc::new((Mutex::new(false), Condvar::new()));
         let wakes = Arc::clone(&woken);

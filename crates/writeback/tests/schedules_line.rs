@@ -1,4 +1,5 @@
-//! Who waits for room in line, under many schedules: a call that is not used goes to the next one, and somebody always looks at the clock.
+//! Who waits for room in line, under many schedules: a call that is not used goes to the next one,
+//! and somebody always looks at the clock.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --release --test schedules_line`
 #![cfg(shuttle)]
@@ -197,7 +198,8 @@ fn who_has_its_share_is_not_in_the_way_of_one_who_has_nothing() {
     all_end(&world, threads);
 }
 
-/// One that wants a page, and is busy for a moment; and one behind it that wants two, and is called meanwhile: there is one.
+/// One that wants a page, and is busy for a moment; and one behind it that wants two, and is called
+/// meanwhile: there is one.
 fn what_is_too_little_for_one_goes_to_one_before_it() {
     let world = World::new(2, true);
     let mut pages = world.budget.try_take(2, 0).expect("all of them");
@@ -218,7 +220,8 @@ fn what_is_too_little_for_one_goes_to_one_before_it() {
     all_end(&world, vec![large]);
 }
 
-/// One stands before, in whose way is what it holds itself; one that is called for the page perhaps is busy until the last one has had it.
+/// One stands before, in whose way is what it holds itself; one that is called for the page perhaps
+/// is busy until the last one has had it.
 fn who_is_busy_for_long_has_others_called() {
     let world = World::new(20, true);
     let mut pages = world.budget.try_take(20, 0).expect("all of them");
@@ -244,7 +247,8 @@ fn who_is_busy_for_long_has_others_called() {
     all_end(&world, vec![waits, is_busy]);
 }
 
-/// One wants two pages; one that wants one, and has been called for it perhaps, goes to another line.
+/// One wants two pages; one that wants one, and has been called for it perhaps, goes to another
+/// line.
 fn who_goes_to_another_line_leaves_its_call_behind() {
     let world = World::new(2, true);
     let mut pages = world.budget.try_take(2, 0).expect("all of them");

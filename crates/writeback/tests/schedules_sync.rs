@@ -1,4 +1,5 @@
-//! Syncs and limits under shuttle: the product's own engine, under random schedules and under such with few switches.
+//! Syncs and limits under shuttle: the product's own engine, under random schedules and under such
+//! with few switches.
 //!
 //! | requirement | test | mutants |
 //! |---|---|---|
@@ -31,7 +32,8 @@ use writeback::{Balance, Caller, CgroupPath, Direction, Owner, Policy, Request, 
 const SLOW: Owner = Owner(1);
 const OTHER: Owner = Owner(2);
 
-/// A file of `/slow`, which has used its limit up: by its own means it goes on only when the clock does.
+/// A file of `/slow`, which has used its limit up: by its own means it goes on only when the clock
+/// does.
 fn held() -> (Arc<Model>, Arc<File>) {
     let model = Model::new(1 << 30);
     model.cgroup(SLOW.0, Owner::ROOT, "slow");
@@ -234,7 +236,8 @@ fn a_boost_follows_what_changes_its_owner() {
     });
 }
 
-/// Waits as a writer does until its owner may have a page more; for ever, if nobody tells: a deadlock.
+/// Waits as a writer does until its owner may have a page more; for ever, if nobody tells: a
+/// deadlock.
 fn wait_for_room(model: &Arc<Model>, file: &Arc<File>) {
     let woken = Arc::new((Mutex::new(false), Condvar::new()));
     let wakes = Arc::clone(&woken);

@@ -1,4 +1,5 @@
-//! Switching on the real engine: real threads, grace periods and callbacks. Which inodes move when, which requirement is shown where.
+//! Switching on the real engine: real threads, grace periods and callbacks. Which inodes move when,
+//! which requirement is shown where.
 #![cfg(not(any(loom, shuttle)))]
 
 extern crate watertight_writeback as writeback;
@@ -130,7 +131,8 @@ fn a_dirty_inode_of_a_removed_cgroup_moves_when_it_has_been_written() {
 #[test]
 fn what_was_synced_leaves_a_removed_cgroup_with_that_sync_and_no_flusher() {
     let rig = Rig::new(PerSuperblock);
-    // Written before the removal, and after it: both are still listed for a flusher that never comes.
+    // Written before the removal, and after it: both are still listed for a flusher that never
+    // comes.
     let files = [rig.file(CHILD), rig.file(CHILD)];
     let sync = |file: &Arc<File>| {
         rig.bdi.account(file, 0, 0);
@@ -173,8 +175,9 @@ fn a_page_that_was_begun_counts_for_the_bandwidth() {
         rig.bdi.note_write(&file, by, 100);
         rig.bdi.end_round(&file, 100, Duration::from_micros(10));
     };
-    // Were begun pages dropped, a device that writes 100 000 of them a second would be taken for one that writes next to none, and a
-    // round of one page for a long one: the fifth foreign round would win.
+    // Were begun pages dropped, a device that writes 100 000 of them a second would be taken for
+    // one that writes next to none, and a round of one page for a long one: the fifth foreign round
+    // would win.
     (0..200).for_each(|_| round(A));
     for number in 1..=8 {
         round(B);
@@ -695,8 +698,8 @@ fn an_inode_that_panics_keeps_no_other_from_moving() {
     assert!(!left.iter().any(|(owner, _)| *owner == CHILD), "{left:?}");
 }
 
-/// The worker stands still between two inodes, again and again in the middle of its moves, until another thread has written an inode of
-/// a third cgroup, and one of the cgroup that they move to.
+/// The worker stands still between two inodes, again and again in the middle of its moves, until
+/// another thread has written an inode of a third cgroup, and one of the cgroup that they move to.
 #[test]
 fn wb_r9_writers_go_on_between_any_two_moves() {
     const INODES: usize = 3000;

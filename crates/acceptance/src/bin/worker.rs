@@ -1,6 +1,7 @@
 //! Processes that tests start on a volume: each verb is one kind of work.
 //!
-//! `append FILE ID COUNT`, `map FILE ID STRIDE WORDS`, `crash DIR ROUND SEED (sync|nosync) (honest|lying)`.
+//! `append FILE ID COUNT`, `map FILE ID STRIDE WORDS`,
+//! `crash DIR ROUND SEED (sync|nosync) (honest|lying)`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
@@ -36,8 +37,8 @@ fn number(text: &str) -> u64 {
     text.parse().unwrap_or_else(|e| panic!("{text:?}: {e}"))
 }
 
-/// Appends `count` records, each in one write(2): a line with the writer's number, the record's, filler of
-/// random length and the length of it all.
+/// Appends `count` records, each in one write(2): a line with the writer's number, the record's,
+/// filler of random length and the length of it all.
 fn append(file: &str, id: u64, count: u64) -> io::Result<()> {
     let mut file = OpenOptions::new().append(true).open(file)?;
     let mut rng = Rng::new(id);
@@ -49,8 +50,8 @@ fn append(file: &str, id: u64, count: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes every `stride`-th word of `words` through a shared mapping, beginning at the `id`-th; syncs now
-/// and then.
+/// Writes every `stride`-th word of `words` through a shared mapping, beginning at the `id`-th;
+/// syncs now and then.
 fn map(file: &str, id: u64, stride: u64, words: u64) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(file)?;
     let len = usize::try_from(words * 8).map_err(io::Error::other)?;

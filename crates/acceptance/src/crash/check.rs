@@ -6,8 +6,8 @@ use std::path::Path;
 use super::plan::How;
 use super::{Plan, Step, Word};
 
-/// Checks the files in `dir` (the store's, not the mount's) after `done` acknowledged steps of `plan`;
-/// returns everything that is wrong.
+/// Checks the files in `dir` (the store's, not the mount's) after `done` acknowledged steps of
+/// `plan`; returns everything that is wrong.
 ///
 /// # Panics
 /// When the directory cannot be read.

@@ -20,7 +20,8 @@ pub struct Writer {
     is_lying: bool,
 }
 
-/// Runs `plan` in `dir`; after each step one line on `acks`. Ends when a step fails or the plan does.
+/// Runs `plan` in `dir`; after each step one line on `acks`. Ends when a step fails or the plan
+/// does.
 ///
 /// # Errors
 /// Of the step that failed, or of `acks`.

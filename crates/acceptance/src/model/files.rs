@@ -34,7 +34,8 @@ impl Model {
                 let handle = self.slots[slot]?;
                 let (at, len) = aligned(handle, at, len);
                 if handle.direct && handle.append {
-                    // Appending at an unaligned end is refused by some file systems, and not by others.
+                    // Appending at an unaligned end is refused by some file systems, and not by
+                    // others.
                     return None;
                 }
                 let at = if handle.append { self.data(handle.id).len() as u64 } else { at };

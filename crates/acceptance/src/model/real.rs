@@ -203,7 +203,8 @@ impl Real {
             }
             Op::Copy { from, at, to, to_at, len } => {
                 let (mut at, mut to_at, mut total) = (at, to_at, 0);
-                // No further than the source was long: a copy onto the file's own end makes more of it.
+                // No further than the source was long: a copy onto the file's own end makes more of
+                // it.
                 let have = self.file(from).metadata().map_err(code)?.len().saturating_sub(at);
                 let len = len.min(size(have));
                 // The call may do a part only.

@@ -26,7 +26,8 @@ const TRAP: libc::greg_t = 1 << 8;
 /// After each instruction, and once before the first.
 extern "C" fn step(_signal: libc::c_int, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the kernel gives the handler the context that it will go back to, and nobody else has it meanwhile.
+    // SAFETY: the kernel gives the handler the context that it will go back to, and nobody else has
+    // it meanwhile.
     let flags = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_EFL as usize] };
     if !IN_STEPS.get() {
         *flags &= !TRAP;
@@ -48,7 +49,8 @@ fn listen_for_traps() {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = step as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-    // SAFETY: the structure is complete and outlives the call; the handler uses atomics and one system call only.
+    // SAFETY: the structure is complete and outlives the call; the handler uses atomics and one
+    // system call only.
     let result = unsafe { libc::sigaction(libc::SIGTRAP, &raw const action, std::ptr::null_mut()) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
@@ -56,14 +58,15 @@ fn listen_for_traps() {
 /// Does `work` in steps.
 fn in_steps(work: impl FnOnce()) {
     IN_STEPS.set(true);
-    // SAFETY: the handler sets the processor's flag, so that from here on there is a trap for each instruction.
+    // SAFETY: the handler sets the processor's flag, so that from here on there is a trap for each
+    // instruction.
     unsafe { libc::raise(libc::SIGTRAP) };
     work();
     IN_STEPS.set(false);
 }
 
-/// Has a thread do `work` again and again, `before` in front of it, and stays at each of its instructions in turn while
-/// `meanwhile` runs.
+/// Has a thread do `work` again and again, `before` in front of it, and stays at each of its
+/// instructions in turn while `meanwhile` runs.
 pub(crate) fn at_each_step(before: impl Fn() + Sync, work: impl Fn() + Sync, mut meanwhile: impl FnMut(u64)) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     listen_for_traps();

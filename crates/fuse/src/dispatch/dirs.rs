@@ -9,8 +9,8 @@ use crate::encode::Listing;
 use crate::reply::{Reply, Sent};
 use crate::tree::Open;
 
-/// The kernel may remember listings: it drops them itself when a name is made or removed, and nobody else
-/// changes the store.
+/// The kernel may remember listings: it drops them itself when a name is made or removed, and
+/// nobody else changes the store.
 pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
     let hold = match cx.hold(Open::Directory) {
         Ok(hold) => hold,
@@ -64,8 +64,9 @@ pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]
     }
 }
 
-/// Each entry is looked up on the way, `.` and `..` excepted. What cannot be looked up is listed without
-/// attributes. The look-ups happen after the listing: a volume may hold its directory while it lists.
+/// Each entry is looked up on the way, `.` and `..` excepted. What cannot be looked up is listed
+/// without attributes. The look-ups happen after the listing: a volume may hold its directory while
+/// it lists.
 pub(super) fn read_plus(
     cx: &Cx<'_>,
     reply: Reply<'_>,

@@ -141,7 +141,8 @@ fn made(
     }
 }
 
-/// Nothing is allocated here: the data goes into the reader's own memory and from there to the kernel.
+/// Nothing is allocated here: the data goes into the reader's own memory and from there to the
+/// kernel.
 pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]) -> Sent {
     let Some(space) = usize::try_from(arg.size).ok().and_then(|size| space.get_mut(..size)) else {
         return reply.error(Errno::INVAL);
@@ -203,8 +204,9 @@ pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
     reply.unit(cx.volume().fsync(&cx.ctx(), handle_id(arg.fh), data_only))
 }
 
-/// The kernel does not say which part of the mountpoint is meant: all volumes are made durable, but for attached ones that do not answer.
-/// The first failure is told, after the others were tried; EIO if the caller's cgroup has something in one that was left out.
+/// The kernel does not say which part of the mountpoint is meant: all volumes are made durable, but
+/// for attached ones that do not answer. The first failure is told, after the others were tried;
+/// EIO if the caller's cgroup has something in one that was left out.
 pub(super) fn sync(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
     if let Some(page) = &cx.shared.page {
         if page.is_only_way() {
@@ -228,8 +230,8 @@ pub(super) fn allocate(cx: &Cx<'_>, reply: Reply<'_>, arg: &FAllocateIn) -> Sent
 
 pub(super) fn seek(cx: &Cx<'_>, reply: Reply<'_>, arg: LSeekIn) -> Sent {
     if cx.shared.mode == Mode::KernelWriteback {
-        // The kernel does not send its dirty pages before it asks, so data that only it has would be called
-        // a hole. Refused once, it takes the whole file for data.
+        // The kernel does not send its dirty pages before it asks, so data that only it has would
+        // be called a hole. Refused once, it takes the whole file for data.
         return reply.error(Errno::NOSYS);
     }
     let what = match arg.whence.cast_signed() {

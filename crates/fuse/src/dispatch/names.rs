@@ -40,7 +40,8 @@ pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
     }
 }
 
-/// What a handle leads to. Anything but an answer is "stale" for the program; the kernel compares the generation.
+/// What a handle leads to. Anything but an answer is "stale" for the program; the kernel compares
+/// the generation.
 fn recalled(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
     let entry = match found {
         Ok(entry) => entry,
@@ -56,8 +57,9 @@ fn recalled(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) 
     sent
 }
 
-/// The root of a clone. Only root finds it by this name, since a mountpoint leads there that has permissions of its own. Anybody
-/// else is told to try again: any other error would have the kernel take the directory for removed.
+/// The root of a clone. Only root finds it by this name, since a mountpoint leads there that has
+/// permissions of its own. Anybody else is told to try again: any other error would have the kernel
+/// take the directory for removed.
 fn clone_root(cx: &Cx<'_>, reply: Reply<'_>, clone: &View) -> Sent {
     if !cx.is_root() {
         return reply.error(Errno::INTR);
@@ -90,7 +92,8 @@ impl Taken<'_> {
     }
 }
 
-/// What a name in the request's directory is for the kernel: where something is attached, the root of that.
+/// What a name in the request's directory is for the kernel: where something is attached, the root
+/// of that.
 pub(super) fn find<'a>(cx: &'a Cx<'_>, name: &OsStr) -> Result<(EntryOut, Taken<'a>), Errno> {
     let failed = |error| crate::errno::of(&error);
     let entry = cx.volume().lookup(cx.node(), name).map_err(failed)?;

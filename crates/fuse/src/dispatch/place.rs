@@ -40,7 +40,8 @@ impl<'a> At<'a> {
         Self { served: tree.root(), tagged: None, node: store::ObjectId(node) }
     }
 
-    /// What the kernel means by a node number, and the section that keeps the volume for the request.
+    /// What the kernel means by a node number, and the section that keeps the volume for the
+    /// request.
     pub(super) fn find(
         tree: &'a Tree,
         seen: &'a mut Seen,
@@ -93,7 +94,8 @@ pub(super) fn forget(shared: &Shared, slot: &Slot, seen: &mut Seen, node: u64, n
     }
 }
 
-/// Takes the thread's place for a request, unless its volume has its part of the threads and others want them.
+/// Takes the thread's place for a request, unless its volume has its part of the threads and others
+/// want them.
 fn has_turn(shared: &Shared, slot: &Slot, whom: For) -> bool {
     let is_crowded = shared.pool.is_crowded() && !shared.tree.is_plain() && slot.is_readers();
     if is_crowded {
@@ -123,8 +125,9 @@ impl At<'_> {
         self.served.tag
     }
 
-    /// Puts a request (its number, its caller, when it may be answered early) into its thread's slot, where it is already if it has waited. Says whether it is to
-    /// be served: it may have been answered while it waited.
+    /// Puts a request (its number, its caller, when it may be answered early) into its thread's
+    /// slot, where it is already if it has waited. Says whether it is to be served: it may have
+    /// been answered while it waited.
     pub(super) fn begin(
         &self,
         shared: &Shared,
@@ -144,7 +147,8 @@ impl At<'_> {
         true
     }
 
-    /// Takes the thread's place for a request (its number, its caller), or finds another one for it.
+    /// Takes the thread's place for a request (its number, its caller), or finds another one for
+    /// it.
     pub(super) fn turn(
         &self,
         (shared, slot): (&Shared, &Arc<Slot>),
@@ -180,8 +184,9 @@ impl At<'_> {
     }
 }
 
-/// Requests that are not refused because a store does not answer: those that nobody waits for, and whose failure
-/// would lose something. The kernel itself limits how many it writes of what it has kept.
+/// Requests that are not refused because a store does not answer: those that nobody waits for, and
+/// whose failure would lose something. The kernel itself limits how many it writes of what it has
+/// kept.
 pub(super) fn is_spared(op: &Op<'_>) -> bool {
     match op {
         Op::Release(_) | Op::ReleaseDir(_) => true,
@@ -321,8 +326,8 @@ impl<'a> Cx<'a> {
 
 /// What the kernel may remember.
 impl Cx<'_> {
-    /// For how long, of a name in the request's directory: not at all where the directory is seen in a second place. A
-    /// file is one for the kernel wherever it is seen, a directory is not.
+    /// For how long, of a name in the request's directory: not at all where the directory is seen
+    /// in a second place. A file is one for the kernel wherever it is seen, a directory is not.
     pub(super) fn valid(&self, is_dir: bool) -> Validity {
         let valid = self.shared.valid;
         if !self.is_shared() {
@@ -349,8 +354,8 @@ impl Cx<'_> {
         self.header.uid == 0
     }
 
-    /// What was to be done with a name was done after the kernel had its answer, since the caller was killed: what others have seen of it
-    /// meanwhile is not valid any more.
+    /// What was to be done with a name was done after the kernel had its answer, since the caller
+    /// was killed: what others have seen of it meanwhile is not valid any more.
     pub(super) fn changed_late(&self, name: &OsStr) {
         self.tell(Note::name_changed(self.wire_node(), name));
     }
@@ -372,8 +377,9 @@ impl Cx<'_> {
         }
     }
 
-    /// A name was made, removed or moved in a directory: what the kernel has kept of it for other places, from before there were
-    /// several, is not valid any more. Told by another thread: the kernel takes locks for it that callers of requests have.
+    /// A name was made, removed or moved in a directory: what the kernel has kept of it for other
+    /// places, from before there were several, is not valid any more. Told by another thread: the
+    /// kernel takes locks for it that callers of requests have.
     pub(super) fn changed(&self, dir: NodeId, name: &OsStr) {
         if !self.at.served.is_shared() {
             return;

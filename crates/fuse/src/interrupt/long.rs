@@ -1,12 +1,12 @@
 //! Requests that take long, of whose callers the kernel says nothing.
 //!
-//! The kernel sends no INTERRUPT for O_DIRECT reads and writes (their caller waits in a way that no signal
-//! ends), and none can be read while every thread is stuck. So while requests are waiting, the watcher also looks at the
-//! callers of all that have been in hand for a whole [`PERIOD`].
+//! The kernel sends no INTERRUPT for O_DIRECT reads and writes (their caller waits in a way that no
+//! signal ends), and none can be read while every thread is stuck. So while requests are waiting,
+//! the watcher also looks at the callers of all that have been in hand for a whole [`PERIOD`].
 //!
 //! # Orderings
-//! P2: a request that may wait sets `wanted`, then looks at `is_on`; the watcher clears `is_on`, then looks at
-//! `wanted`. Both sides are SeqCst: one of them sees the other.
+//! P2: a request that may wait sets `wanted`, then looks at `is_on`; the watcher clears `is_on`,
+//! then looks at `wanted`. Both sides are SeqCst: one of them sees the other.
 
 use std::collections::HashMap;
 use std::sync::Arc;

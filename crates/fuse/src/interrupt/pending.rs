@@ -15,7 +15,8 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Of thread `tid`. Of a thread outside of this process' view (0, or one that is gone) nothing is known: no signal.
+    /// Of thread `tid`. Of a thread outside of this process' view (0, or one that is gone) nothing
+    /// is known: no signal.
     pub(super) fn of(tid: u32) -> Self {
         if tid == 0 {
             return Self::default();

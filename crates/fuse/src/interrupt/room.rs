@@ -1,35 +1,47 @@
 //! Where requests wait while their volume has its part of the reading threads.
 //!
-//! Purpose: a request keeps the thread that read it until it is answered, and the threads are shared by all volumes of a mountpoint. A store that takes long,
-//! and is not known to be stalled (yet, or ever), must not get all of them. So while many threads are at work ([`Pool::is_crowded`]) a volume may
-//! take another one only as long as it [has a turn](AtWork::has_turn):
+//! Purpose: a request keeps the thread that read it until it is answered, and the threads are
+//! shared by all volumes of a mountpoint. A store that takes long, and is not known to be stalled
+//! (yet, or ever), must not get all of them. So while many threads are at work
+//! ([`Pool::is_crowded`]) a volume may take another one only as long as it [has a
+//! turn](AtWork::has_turn):
 //!
 //! | which | how many of the places (`SessionOptions::threads_max`) |
 //! |---|---|
 //! | the first for each volume, that of the mountpoint included | always |
 //! | further ones | of all together half; a volume may have no more of them than are left, alone a quarter of the places |
 //!
-//! What comes beyond that waits in the *room*: a copy of its message, and a [`Slot`] of its own, in whose word it is like any request under way that may be
-//! abandoned, whatever it is: nothing of it has happened. So a killed caller, a volume that is given up and one that is found stalled end it at once, and its
-//! word says to whom of them it belongs. What a stalled volume's share has room for stays, and threads that were [told to fail](Interrupts::shed) do not count: another one is brought
-//! for it by whoever has relieved the mountpoint. Each thread that is through with a request takes what has waited, that of the volume with the fewest threads
-//! at work first, before it reads on, and serves it as if it came just now: with the tree and the volume as they are then.
+//! What comes beyond that waits in the *room*: a copy of its message, and a [`Slot`] of its own, in
+//! whose word it is like any request under way that may be abandoned, whatever it is: nothing of it
+//! has happened. So a killed caller, a volume that is given up and one that is found stalled end it
+//! at once, and its word says to whom of them it belongs. What a stalled volume's share has room
+//! for stays, and threads that were [told to fail](Interrupts::shed) do not count: another one is
+//! brought for it by whoever has relieved the mountpoint. Each thread that is through with a
+//! request takes what has waited, that of the volume with the fewest threads at work first, before
+//! it reads on, and serves it as if it came just now: with the tree and the volume as they are
+//! then.
 //!
-//! What is closed or forgotten does not wait there: the volume sees to it by itself (module `later` of the volume), and it is answered at once. So it does not fill the
-//! number of requests without a waiting process either, which the kernel bounds for the whole mountpoint. A lock that is waited for has no thread.
+//! What is closed or forgotten does not wait there: the volume sees to it by itself (module `later`
+//! of the volume), and it is answered at once. So it does not fill the number of requests without a
+//! waiting process either, which the kernel bounds for the whole mountpoint. A lock that is waited
+//! for has no thread.
 //!
-//! Bounded: [`WAITING_FOR_EACH_PLACE`] requests for each place, and their messages by the largest WRITE for each place. What finds the room full keeps its thread. Over io_uring
-//! a request keeps its entry until it is answered, so that there is no room.
+//! Bounded: [`WAITING_FOR_EACH_PLACE`] requests for each place, and their messages by the largest
+//! WRITE for each place. What finds the room full keeps its thread. Over io_uring a request keeps
+//! its entry until it is answered, so that there is no room.
 //!
 //! # Lock order
 //! `Room::state`, then `Interrupts::slots`. `Slot::cancel` is taken with neither.
 //!
 //! # Orderings
-//! P5: no request waits while none of its volume is at work. Who lets one wait raises `Room::len`, then looks at the slots; a thread that is through with a request clears
-//! `Slot::volume` ([`Slot::is_for_none`]), then looks at `len` ([`Interrupts::next_waiting`]). All of it is SeqCst: either the first sees that nobody is at work, or the
-//! thread sees that somebody waits, and finds it under the lock.
+//! P5: no request waits while none of its volume is at work. Who lets one wait raises `Room::len`,
+//! then looks at the slots; a thread that is through with a request clears `Slot::volume`
+//! ([`Slot::is_for_none`]), then looks at `len` ([`Interrupts::next_waiting`]). All of it is
+//! SeqCst: either the first sees that nobody is at work, or the thread sees that somebody waits,
+//! and finds it under the lock.
 //!
-//! P6: whether the volume is given up is looked at under `Room::state` by who lets a request wait; who gives it up says so, then empties the room. One of the two sees the other.
+//! P6: whether the volume is given up is looked at under `Room::state` by who lets a request wait;
+//! who gives it up says so, then empties the room. One of the two sees the other.
 //!
 //! [`Pool::is_crowded`]: crate::reader::Pool::is_crowded
 
@@ -216,7 +228,8 @@ impl Interrupts {
         has_turn
     }
 
-    /// Has a request (its number, its caller) wait that a thread has read; says whether it does. If not, it is its turn, or the room is full.
+    /// Has a request (its number, its caller) wait that a thread has read; says whether it does. If
+    /// not, it is its turn, or the room is full.
     pub(crate) fn wait(
         &self,
         slot: &Slot,
@@ -265,8 +278,8 @@ impl Interrupts {
         true
     }
 
-    /// What has waited and is to be served now, with its place. To be asked by each thread that reads from the device when it is through with a request,
-    /// until there is none.
+    /// What has waited and is to be served now, with its place. To be asked by each thread that
+    /// reads from the device when it is through with a request, until there is none.
     pub(crate) fn next_waiting(&self, places: usize) -> Option<Waiting> {
         if self.room.len() == 0 || is_on("room-left-alone") {
             return None;
@@ -286,7 +299,8 @@ impl Interrupts {
                 continue;
             }
             waiting.slot.is_for(waiting.whom);
-            // Before the room's lock is given back: who looks for a request there, and then here, finds it.
+            // Before the room's lock is given back: who looks for a request there, and then here,
+            // finds it.
             slots.push(Arc::clone(&waiting.slot));
             return Some(waiting);
         }
@@ -297,7 +311,8 @@ impl Interrupts {
         self.room.len() > 0
     }
 
-    /// [`begin_for`](Interrupts::begin_for) for a request that has waited: says whether it is to be served, or was answered meanwhile.
+    /// [`begin_for`](Interrupts::begin_for) for a request that has waited: says whether it is to be
+    /// served, or was answered meanwhile.
     pub(crate) fn begin_again(
         &self,
         slot: &Arc<Slot>,
@@ -317,7 +332,8 @@ impl Interrupts {
         begins
     }
 
-    /// Those that wait for a volume fail, but for `keep`, the oldest, and with `spares` for those whose failure would lose something. Says how many.
+    /// Those that wait for a volume fail, but for `keep`, the oldest, and with `spares` for those
+    /// whose failure would lose something. Says how many.
     pub(super) fn empty_room(&self, volume: Option<Tag>, keep: usize, spares: bool) -> usize {
         let mut kept = 0;
         let gone = self.room.take(|one| {
@@ -331,7 +347,8 @@ impl Interrupts {
         gone.iter().filter(|one| one.slot.fail(one.unique, true)).count()
     }
 
-    /// The connection has ended, and with it the callers' wait; what the kernel wrote of its own is still served.
+    /// The connection has ended, and with it the callers' wait; what the kernel wrote of its own is
+    /// still served.
     pub(crate) fn close_room(&self) {
         self.room.state.lock().has_ended = true;
         self.empty_room(None, 0, true);

@@ -105,7 +105,8 @@ fn a_lost_interrupt_is_caught() {
     mutant::assert_caught(test, &["begin-looks-first", "interrupt-looks-once"], "the interrupt was lost");
 }
 
-/// A request for an attached volume that begins while the volume is given up; its store never answers.
+/// A request for an attached volume that begins while the volume is given up; its store never
+/// answers.
 #[test]
 fn a_request_beside_the_end_of_its_volume_is_answered() {
     model::check(|| {
@@ -135,7 +136,8 @@ fn a_request_that_nobody_tells_is_caught() {
     mutant::assert_caught(test, &["share-looks-first"], "who waits was not told");
 }
 
-/// Volumes whose stores do not answer, so many that they share nothing beyond the first request of each.
+/// Volumes whose stores do not answer, so many that they share nothing beyond the first request of
+/// each.
 fn many_stalled() -> (Arc<Interrupts>, [For; 2]) {
     let interrupts = Arc::new(Interrupts::default());
     interrupts.share_among(usize::MAX, 0);
@@ -167,7 +169,8 @@ fn a_share_in_which_the_first_has_no_place_is_caught() {
     mutant::assert_caught(test, &["share-counts-first"], "not one request of each waits");
 }
 
-/// A client asks a stalled volume one thing at a time: the next one when it has the answer, which another thread reads.
+/// A client asks a stalled volume one thing at a time: the next one when it has the answer, which
+/// another thread reads.
 #[test]
 fn who_asks_one_at_a_time_is_never_refused() {
     model::check(|| {

@@ -1,35 +1,43 @@
 //! What the requests for one attached volume may hold while its store does not answer.
 //!
-//! Purpose: the threads and the entries that bring requests are shared by all volumes of a mountpoint. Of the places
-//! (`SessionOptions::threads_max`, 256 at least) the requests for volumes whose stores do not answer take so many at most:
+//! Purpose: the threads and the entries that bring requests are shared by all volumes of a
+//! mountpoint. Of the places (`SessionOptions::threads_max`, 256 at least) the requests for volumes
+//! whose stores do not answer take so many at most:
 //!
 //! | which | how many |
 //! |---|---|
 //! | the first for each such volume | one each, of all together half of the places |
 //! | further ones | of all together a quarter, each volume its equal part, an eighth at most |
 //!
-//! So whoever uses such a volume alone waits, however many others are stalled beside it. Requests in hand beyond that when the stall is noticed
-//! are answered EIO, while their threads go on waiting ([`Interrupts::shed`]); later ones are refused ([`Interrupts::admit`]). What a volume may hold before
-//! that is the subject of the module [`room`](super::room).
-//! Requests for a volume that is given up are all answered EIO ([`Interrupts::give_up`]).
+//! So whoever uses such a volume alone waits, however many others are stalled beside it. Requests
+//! in hand beyond that when the stall is noticed are answered EIO, while their threads go on
+//! waiting ([`Interrupts::shed`]); later ones are refused ([`Interrupts::admit`]). What a volume
+//! may hold before that is the subject of the module [`room`](super::room). Requests for a volume
+//! that is given up are all answered EIO ([`Interrupts::give_up`]).
 //!
-//! Nobody waits for the answer to a RELEASE, nor could it be refused: what is closed is closed. But the kernel bounds how many it has under
-//! way for the whole mountpoint (`max_background`), together with reading ahead. So those in hand when the stall is noticed are answered,
-//! while their threads go on, uncounted; later ones do not call the store: the volume sees to what they close by itself (module `later` of
-//! the volume). FORGET has no answer; its thread is uncounted, too.
+//! Nobody waits for the answer to a RELEASE, nor could it be refused: what is closed is closed. But
+//! the kernel bounds how many it has under way for the whole mountpoint (`max_background`),
+//! together with reading ahead. So those in hand when the stall is noticed are answered, while
+//! their threads go on, uncounted; later ones do not call the store: the volume sees to what they
+//! close by itself (module `later` of the volume). FORGET has no answer; its thread is uncounted,
+//! too.
 //!
-//! What counts is the thread: a request whose caller was killed has its place until the store's call has returned. A place
-//! is given back before the answer is written ([`Slot::claim`]): the client's next request may be read before the writer goes on.
+//! What counts is the thread: a request whose caller was killed has its place until the store's
+//! call has returned. A place is given back before the answer is written ([`Slot::claim`]): the
+//! client's next request may be read before the writer goes on.
 //!
-//! Over io_uring a request whose data is lent cannot be answered early, nor can one whose late success would matter
-//! (see [`Early`](super::Early)) before its volume is given up: such requests hold their threads.
+//! Over io_uring a request whose data is lent cannot be answered early, nor can one whose late
+//! success would matter (see [`Early`](super::Early)) before its volume is given up: such requests
+//! hold their threads.
 //!
 //! # Orderings
-//! P3: whoever gives a volume up marks it, then looks at the slots; a request is put into its slot's word, then looks at the mark
-//! ([`Interrupts::begin_for`]). All of it is SeqCst: one of them sees the other.
+//! P3: whoever gives a volume up marks it, then looks at the slots; a request is put into its
+//! slot's word, then looks at the mark ([`Interrupts::begin_for`]). All of it is SeqCst: one of
+//! them sees the other.
 //!
-//! P4: `Slot::volume` is cleared before the answer is written; who counts does so for a request that was read after that. The
-//! kernel is between the two: what it hands to a reader comes after what was written to it.
+//! P4: `Slot::volume` is cleared before the answer is written; who counts does so for a request
+//! that was read after that. The kernel is between the two: what it hands to a reader comes after
+//! what was written to it.
 
 use std::sync::Arc;
 
@@ -46,17 +54,20 @@ const FIRSTS_ONE_OF: usize = 2;
 /// And by further ones.
 const FURTHER_ONE_OF: usize = 4;
 
-/// In [`Slot::volume`], below the tag: the request is not counted, and not answered early for its volume's stall.
+/// In [`Slot::volume`], below the tag: the request is not counted, and not answered early for its
+/// volume's stall.
 const SPARED: u64 = 1;
 /// In [`Slot::volume`]: the request cannot be answered by another thread.
 const LENT: u64 = 2;
-/// In [`Slot::volume`]: the request waits for a store that does not answer, and is counted among those that do.
+/// In [`Slot::volume`]: the request waits for a store that does not answer, and is counted among
+/// those that do.
 const STALLED: u64 = 4;
 /// In [`Slot::volume`]: the answer says nothing, and may be given before the request is served.
 const SAYS_NOTHING: u64 = 8;
 /// In [`Slot::volume`]: there is a request, also where it is for the mountpoint's own volume.
 const AT_WORK: u64 = 16;
-/// In [`Slot::volume`]: the request was told to fail, and another thread reads in place of this one.
+/// In [`Slot::volume`]: the request was told to fail, and another thread reads in place of this
+/// one.
 const SHED: u64 = 32;
 const TAG_SHIFT: u32 = 6;
 
@@ -124,7 +135,8 @@ impl Taken {
     /// Says so of the request, unless its thread is through with it.
     fn mark(&self, flag: u64) -> bool {
         let marked = self.whom | flag;
-        // ORDERING: Relaxed, as in `is_for`. Another request for the same volume that began meanwhile is marked in its place.
+        // ORDERING: Relaxed, as in `is_for`. Another request for the same volume that began
+        // meanwhile is marked in its place.
         self.slot.volume.compare_exchange(self.whom, marked, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
@@ -138,7 +150,8 @@ impl Slot {
 
     /// Its thread is through with the request.
     pub(crate) fn is_for_none(&self) {
-        // ORDERING: P4: before the answer is written. SeqCst, P5 of the module `room`: before the look whether somebody waits.
+        // ORDERING: P4: before the answer is written. SeqCst, P5 of the module `room`: before the
+        // look whether somebody waits.
         self.volume.store(0, Ordering::SeqCst);
     }
 
@@ -151,14 +164,16 @@ impl Slot {
 
     /// Which request the slot's thread is at, if it is one for an attached volume.
     fn taken(self: &Arc<Self>) -> Option<Taken> {
-        // ORDERING: SeqCst, P3: after the mark. The tag is that of this request, or of a later one, whose number differs.
+        // ORDERING: SeqCst, P3: after the mark. The tag is that of this request, or of a later one,
+        // whose number differs.
         let unique = self.unique_of(self.word.load(Ordering::SeqCst));
         // ORDERING: Relaxed, as in `is_for`.
         let whom = self.volume.load(Ordering::Relaxed);
         (whom >> TAG_SHIFT != Tag::ROOT.number()).then(|| Taken { slot: Arc::clone(self), unique, whom })
     }
 
-    /// Answers request `unique` EIO; says whether that could be done. `at_all_costs`: also where its late success matters.
+    /// Answers request `unique` EIO; says whether that could be done. `at_all_costs`: also where
+    /// its late success matters.
     pub(super) fn fail(&self, unique: u64, at_all_costs: bool) -> bool {
         let cancel = self.cancel.lock();
         // ORDERING: Acquire, as in `end`.
@@ -207,7 +222,8 @@ impl Interrupts {
         }
     }
 
-    /// So many volumes have stores that do not answer, and the mountpoint has so many places for requests.
+    /// So many volumes have stores that do not answer, and the mountpoint has so many places for
+    /// requests.
     pub(crate) fn share_among(&self, stalled: usize, places: usize) {
         // ORDERING: Relaxed here and below, bounds that need not be exact at any moment.
         self.share.firsts.store(firsts(places), Ordering::Relaxed);
@@ -228,7 +244,8 @@ impl Interrupts {
         if others.len() < self.share.firsts.load(Ordering::Relaxed) { 1 + further } else { 0 }
     }
 
-    /// Gives a request for a volume whose store does not answer its place, from before it begins; or refuses it, where so many wait already.
+    /// Gives a request for a volume whose store does not answer its place, from before it begins;
+    /// or refuses it, where so many wait already.
     pub(crate) fn admit(&self, slot: &Arc<Slot>, whom: For) -> bool {
         // The lock makes one of counting and taking.
         let slots = self.slots.lock();
@@ -244,8 +261,8 @@ impl Interrupts {
         fits
     }
 
-    /// Of the requests for a volume that does not answer, those beyond its share fail, if they can, and are not counted any more. Those
-    /// whose answers say nothing are answered.
+    /// Of the requests for a volume that does not answer, those beyond its share fail, if they can,
+    /// and are not counted any more. Those whose answers say nothing are answered.
     pub(crate) fn shed(&self, volume: Tag) {
         let taken = self.taken();
         let share = self.share_of(volume, &taken);
@@ -271,12 +288,14 @@ impl Interrupts {
         }
     }
 
-    /// How many threads are at requests for attached volumes that are not counted: what may take long, and what was told to fail.
+    /// How many threads are at requests for attached volumes that are not counted: what may take
+    /// long, and what was told to fail.
     pub(crate) fn uncounted(&self) -> usize {
         self.taken().iter().filter(|one| !one.is_counted()).count()
     }
 
-    /// A volume is given up, and marked so: who waits for it gets an error. Its threads are not counted any more.
+    /// A volume is given up, and marked so: who waits for it gets an error. Its threads are not
+    /// counted any more.
     pub(crate) fn give_up(&self, volume: Tag) {
         // First those that wait: what begins meanwhile is in a slot.
         self.empty_room(Some(volume), 0, false);

@@ -20,13 +20,15 @@ struct SetAtEnd<'a>(&'a AtomicU32);
 
 impl Drop for SetAtEnd<'_> {
     fn drop(&mut self) {
-        // ORDERING: SeqCst throughout this file: flags between a test's threads; nothing else rests on them.
+        // ORDERING: SeqCst throughout this file: flags between a test's threads; nothing else rests
+        // on them.
         self.0.store(1, Ordering::SeqCst);
     }
 }
 
-/// A thread serves requests while another ends each of them, as the watcher does for killed callers: each is
-/// answered once, by one of the two, and a used `Cancel` never serves a second request.
+/// A thread serves requests while another ends each of them, as the watcher does for killed
+/// callers: each is answered once, by one of the two, and a used `Cancel` never serves a second
+/// request.
 #[test]
 fn each_request_is_answered_once_whoever_is_faster() {
     const ROUNDS: u64 = 20_000;
@@ -54,7 +56,8 @@ fn each_request_is_answered_once_whoever_is_faster() {
             let unique = n * 2;
             // Every other request may be answered by the other side.
             interrupts.begin(&slot, unique, 0, if n % 2 == 0 { Early::Always } else { Early::No });
-            // A `Cancel` that was used for another request would end this one's waits; this one is not known yet.
+            // A `Cancel` that was used for another request would end this one's waits; this one is
+            // not known yet.
             spurious += u64::from(cancel.is_cancelled());
             current.store(unique, Ordering::SeqCst);
             if n % 3 == 0 {

@@ -42,14 +42,15 @@ impl MountInfo {
         all()
     }
 
-    /// Those of another process' namespace, by its directory in `/proc`; none where that cannot be read.
+    /// Those of another process' namespace, by its directory in `/proc`; none where that cannot be
+    /// read.
     #[must_use]
     pub fn all_of(process: &Path) -> Vec<Self> {
         read(&process.join("mountinfo"))
     }
 
-    /// Whether the two were read of the same mount. The kernel uses numbers again, so all that cannot change is
-    /// compared.
+    /// Whether the two were read of the same mount. The kernel uses numbers again, so all that
+    /// cannot change is compared.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let key = |info: &'_ Self| (info.id, info.major, info.minor);

@@ -1,7 +1,7 @@
 //! A small loop device that a mount of type `fuseblk` can stand on.
 //!
-//! Its memory is a file without a name, or one that this side serves (module `served`); the kernel takes the device apart when its last
-//! user, the mounted file system, is gone.
+//! Its memory is a file without a name, or one that this side serves (module `served`); the kernel
+//! takes the device apart when its last user, the mounted file system, is gone.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -69,7 +69,8 @@ unsafe impl ioctl::Ioctl for GetFree {
         std::ptr::null_mut()
     }
 
-    // SAFETY: whatever is given: the number is the call's own result, and the pointer, a null one, is not used.
+    // SAFETY: whatever is given: the number is the call's own result, and the pointer, a null one,
+    // is not used.
     unsafe fn output_from_ptr(
         out: ioctl::IoctlOutput,
         _: *mut libc::c_void,
@@ -86,8 +87,8 @@ pub(super) struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Makes one whose file is called `label`: tools show it for the device. The error says, for a person,
-    /// why there is none.
+    /// Makes one whose file is called `label`: tools show it for the device. The error says, for a
+    /// person, why there is none.
     pub(super) fn new(label: &str) -> Result<Self, String> {
         let backing = rustix::fs::memfd_create(memfd_name(label), MemfdFlags::CLOEXEC)
             .and_then(|fd| rustix::fs::ftruncate(&fd, BYTES).map(|()| fd))
@@ -114,8 +115,9 @@ impl LoopDevice {
                 .map_err(|error| format!("{}: {error}", path.display()))?;
             match configure(&device, backing.as_raw_fd()) {
                 Ok(()) => {
-                    // A kernel that lets nobody write below a mount (BLK_DEV_WRITE_MOUNTED=n) mounts only where nobody can. The
-                    // device stays as long as somebody has it open.
+                    // A kernel that lets nobody write below a mount (BLK_DEV_WRITE_MOUNTED=n)
+                    // mounts only where nobody can. The device stays as long as somebody has it
+                    // open.
                     let open = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
                     return Ok(Self { _open: open, path });
                 }

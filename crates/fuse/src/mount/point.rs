@@ -74,8 +74,8 @@ fn is_mount_root(found: &rustix::fs::Statx) -> bool {
         && found.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT)
 }
 
-/// Whether the server of what is mounted there is gone: only a request tells. A server that hangs is not
-/// waited for; the thread that asked it is left behind then.
+/// Whether the server of what is mounted there is gone: only a request tells. A server that hangs
+/// is not waited for; the thread that asked it is left behind then.
 fn is_dead(path: &Path) -> bool {
     const PATIENCE: Duration = Duration::from_millis(500);
     let (send, answer) = channel();

@@ -13,15 +13,16 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 /// What names of clones begin with.
 pub(crate) const PREFIX: &str = ".watertight-clone-";
 
-/// The name of the clone that a mount of ours shows, or a directory of; none: it shows the first namespace.
+/// The name of the clone that a mount of ours shows, or a directory of; none: it shows the first
+/// namespace.
 #[must_use]
 pub fn shown_clone(mount: &MountInfo) -> Option<&OsStr> {
     let name = mount.root.iter().nth(1)?;
     name.as_bytes().starts_with(PREFIX.as_bytes()).then_some(name)
 }
 
-/// Shows the clone `name` (see [`Tree::clone_name`](crate::Tree::clone_name)) of what is mounted at `mountpoint` also at `target`, with the same
-/// flags. Only root may.
+/// Shows the clone `name` (see [`Tree::clone_name`](crate::Tree::clone_name)) of what is mounted at
+/// `mountpoint` also at `target`, with the same flags. Only root may.
 ///
 /// The file system's server is asked: not to be called by a thread that it needs.
 ///

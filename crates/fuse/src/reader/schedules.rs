@@ -8,9 +8,9 @@ use volume::{Options, Volume};
 
 use super::*;
 
-/// All readers get a request that lasts, while two other threads are through with theirs. There can be no further
-/// thread. Each of the two gets a lasting request as well, so that both are needed, one after the other: if one rests
-/// while nobody reads, nothing wakes it any more.
+/// All readers get a request that lasts, while two other threads are through with theirs. There can
+/// be no further thread. Each of the two gets a lasting request as well, so that both are needed,
+/// one after the other: if one rests while nobody reads, nothing wakes it any more.
 #[test]
 fn somebody_always_reads() {
     check(false);

@@ -103,7 +103,8 @@ fn a_stall_that_is_missed_is_caught() {
     mutant::assert_caught(test, &["syncs-left-out-untold"], "success was told");
 }
 
-/// What goes wrong in a run after its volume was left out is for the cgroup that had asked, and for no other.
+/// What goes wrong in a run after its volume was left out is for the cgroup that had asked, and for
+/// no other.
 #[test]
 fn a_late_error_is_told_to_whose_it_is() {
     model::check(|| {
@@ -139,7 +140,8 @@ fn a_late_error_that_is_told_to_another_is_caught() {
     mutant::assert_caught(test, &["syncs-late-error-anybodys"], "somebody else's error was told");
 }
 
-/// A volume is given up whose store does not answer, beside one that syncs and one that comes later.
+/// A volume is given up whose store does not answer, beside one that syncs and one that comes
+/// later.
 #[test]
 fn who_syncs_after_a_volume_was_given_up_hears_nothing_of_it() {
     model::check(|| {

@@ -1,12 +1,13 @@
 //! Volumes that are in the session already: one more place for them, whether they have any or not.
 //!
-//! A volume that was detached while something of it was open is in no place and goes on. Attached again it is the same volume:
-//! its open files, its cache and its errors are seen through the new place. Whether it still goes on is decided under the lock of
-//! its superblock ([`mounts::Super`]): a mount of it is made before the last hold is dropped, or it has ended and cannot be
-//! attached any more.
+//! A volume that was detached while something of it was open is in no place and goes on. Attached
+//! again it is the same volume: its open files, its cache and its errors are seen through the new
+//! place. Whether it still goes on is decided under the lock of its superblock ([`mounts::Super`]):
+//! a mount of it is made before the last hold is dropped, or it has ended and cannot be attached
+//! any more.
 //!
-//! A place that was found is kept as an [`Attached`]: what is done to it later is done to that mount, whatever else has come to
-//! be attached under the same path meanwhile.
+//! A place that was found is kept as an [`Attached`]: what is done to it later is done to that
+//! mount, whatever else has come to be attached under the same path meanwhile.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,9 +23,11 @@ use super::{Tagged, Tree};
 use crate::dev::Dev;
 
 impl Tree {
-    /// Attaches a volume of this session to one more directory; every process that looks there sees it when the call returns.
+    /// Attaches a volume of this session to one more directory; every process that looks there sees
+    /// it when the call returns.
     ///
-    /// `AlreadyThere` where it is what the path leads to, `Ended` where it has ended, is ending, or was given up.
+    /// `AlreadyThere` where it is what the path leads to, `Ended` where it has ended, is ending, or
+    /// was given up.
     pub(crate) fn attach_again(
         &self,
         dev: &Dev,
@@ -66,7 +69,8 @@ impl Tree {
         served.is_not_seen_through(attached.volume);
         let again = Attached { mount: first(&made), volume: attached.volume, superblock };
         if served.is_ending() {
-            // It was given up beside this call, which found it in one place at most: nobody is to be led there.
+            // It was given up beside this call, which found it in one place at most: nobody is to
+            // be led there.
             drop(self.detach_attached(dev, &again, Detach::Lazy, |_| {}));
             return Err(ended());
         }
@@ -82,8 +86,8 @@ impl Tree {
         Ok(Attached { mount: place.mount, volume: tagged.served.tag, superblock: tagged.superblock.clone() })
     }
 
-    /// Detaches what was found or attached, wherever it was moved to; no store is asked for the way there.
-    /// `NotAttached` where it has left.
+    /// Detaches what was found or attached, wherever it was moved to; no store is asked for the way
+    /// there. `NotAttached` where it has left.
     pub(crate) fn detach_attached(
         &self,
         dev: &Dev,

@@ -1,7 +1,8 @@
 //! Changes of the tree: attaching, detaching, moving.
 //!
-//! Each ends with telling the kernel, by the thread that asked for the change: a directory whose lock somebody keeps, because
-//! *its* volume's store hangs, holds up the changes in that directory only.
+//! Each ends with telling the kernel, by the thread that asked for the change: a directory whose
+//! lock somebody keeps, because *its* volume's store hangs, holds up the changes in that directory
+//! only.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -63,7 +64,8 @@ pub enum Detach {
     Sync,
     /// At once, with all that is attached below; the last close ends the volume.
     Lazy,
-    /// At once, whatever is open; what is not written is given up. Who waits for the volumes gets errors.
+    /// At once, whatever is open; what is not written is given up. Who waits for the volumes gets
+    /// errors.
     Force,
 }
 
@@ -82,14 +84,15 @@ impl Attached {
         self.volume.number()
     }
 
-    /// Whether a path leads to it: from where it was attached, or another place that it is shown in.
+    /// Whether a path leads to it: from where it was attached, or another place that it is shown
+    /// in.
     #[must_use]
     pub fn is_seen(&self) -> bool {
         self.superblock.mounts() > 0
     }
 
-    /// Waits until nothing is open of its volume, or `until`; says whether nothing is. The kernel tells of a close a little after
-    /// close(2).
+    /// Waits until nothing is open of its volume, or `until`; says whether nothing is. The kernel
+    /// tells of a close a little after close(2).
     #[must_use]
     pub fn wait_closed(&self, until: Instant) -> bool {
         self.superblock.wait_unheld(until)
@@ -122,7 +125,8 @@ impl Tree {
             return Err(TreeError::IsRoot);
         };
         let (tag, mount_tag) = (self.new_tag()?, self.new_tag()?);
-        // Who syncs the mountpoint while this one is stalled is to be told whether something of his is in it.
+        // Who syncs the mountpoint while this one is stalled is to be told whether something of his
+        // is in it.
         volume.note_owners();
         let tree = Arc::downgrade(self);
         let ended: OnEnd = Box::new(move |report| {
@@ -203,9 +207,9 @@ impl Tree {
         Ok(state.last_tag)
     }
 
-    /// Takes what is attached at a path away. On return no path leads there, for any process; and its volume has ended, if
-    /// this was its last place and nothing of it is open.
-    /// `on_given_up` is called with each volume that is given up, before its end is waited for, and maybe twice.
+    /// Takes what is attached at a path away. On return no path leads there, for any process; and
+    /// its volume has ended, if this was its last place and nothing of it is open. `on_given_up` is
+    /// called with each volume that is given up, before its end is waited for, and maybe twice.
     pub(crate) fn detach(
         &self,
         dev: &Dev,
@@ -226,7 +230,8 @@ impl Tree {
         on_given_up: &mut impl FnMut(Tag),
     ) -> Result<(), TreeError> {
         let is_forced = flags.contains(Umount::FORCE);
-        // A volume that keeps another place is not given up. (As umount2(2), the namespace gives up whatever it is told to force.)
+        // A volume that keeps another place is not given up. (As umount2(2), the namespace gives up
+        // whatever it is told to force.)
         let keeps_a_place =
             namespace.superblock(place.mount).is_some_and(|superblock| superblock.mounts() > 1);
         let flags = if keeps_a_place { flags.difference(Umount::FORCE) } else { flags };
@@ -238,8 +243,8 @@ impl Tree {
                 let for_good = |one: &&Attachment| leaves_for_good(&one.tagged.superblock, &gone);
                 gone.iter().filter(for_good).for_each(|one| one.tagged.superblock.superblock().force());
             }
-            // First who waits for these volumes gets an error: their ends may be waited for here, and the kernel is told under locks
-            // of directories that those may have.
+            // First who waits for these volumes gets an error: their ends may be waited for here,
+            // and the kernel is told under locks of directories that those may have.
             // ORDERING: SeqCst, as where it is set.
             let is_given_up = |one: &&Attachment| one.tagged.served.is_given_up.load(Ordering::SeqCst);
             gone.iter().filter(is_given_up).for_each(|one| on_given_up(one.tagged.served.tag));
@@ -251,8 +256,9 @@ impl Tree {
         Ok(())
     }
 
-    /// Gives a volume up that is attached in one place at most, also one that is being detached: who waits for it gets an error,
-    /// and its end does not wait for its store. Waits for nothing. Says whether it is given up.
+    /// Gives a volume up that is attached in one place at most, also one that is being detached:
+    /// who waits for it gets an error, and its end does not wait for its store. Waits for nothing.
+    /// Says whether it is given up.
     pub(crate) fn give_up(&self, attached: &Attached, on_given_up: impl FnOnce(Tag)) -> bool {
         if attached.superblock.mounts() > 1 {
             return false;
@@ -272,7 +278,8 @@ impl Tree {
         tagged.is_some_and(|tagged| tagged.namespace.root_of(mount).is_some())
     }
 
-    /// Mounts have left the namespace: requests hear of it, and the kernel. Says of which superblocks they were.
+    /// Mounts have left the namespace: requests hear of it, and the kernel. Says of which
+    /// superblocks they were.
     pub(super) fn left(&self, dev: &Dev, mounts: &[MountId]) -> Vec<(Arc<Served>, Super)> {
         let gone = self.unnote(mounts);
         gone.iter().for_each(|one| tell_gone(dev, one));
@@ -370,7 +377,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Waits until nothing is open of what is attached at a path, or `until`; says whether nothing is.
+    /// Waits until nothing is open of what is attached at a path, or `until`; says whether nothing
+    /// is.
     pub(crate) fn wait_closed(&self, at: (&View, &Path), until: Instant) -> Result<bool, TreeError> {
         let place = self.attached_at(at)?;
         let superblock = at.0.namespace.superblock(place.mount);
@@ -408,7 +416,8 @@ fn tell_gone(dev: &Dev, one: &Attachment) {
     tell(dev, &one.name, wire::join(one.tagged.tag, one.tagged.root));
 }
 
-/// Has the kernel forget what is under this name; a mount's root that was there is removed for those inside it.
+/// Has the kernel forget what is under this name; a mount's root that was there is removed for
+/// those inside it.
 pub(super) fn tell(dev: &Dev, name: &Name, gone: Option<u64>) {
     let (parent, name) = (store::ObjectId(name.wire), name.name.clone());
     match gone {

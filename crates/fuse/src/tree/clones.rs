@@ -1,21 +1,25 @@
 //! Namespaces, and where the kernel shows them.
 //!
-//! Purpose: a mountpoint shows a [`View`]: a namespace whose root is the session's own volume. The first is that of the
-//! session's mount. A clone of it is shown at a second mountpoint by the *same* file system of the kernel: its root is a
-//! directory of its own there, under a name that is looked up once, by [`show`](crate::mount::show), and mounted from there. So a
-//! file is one file with one page cache in all of them, mapped or not, and only names have to be told to the kernel for each.
+//! Purpose: a mountpoint shows a [`View`]: a namespace whose root is the session's own volume. The
+//! first is that of the session's mount. A clone of it is shown at a second mountpoint by the
+//! *same* file system of the kernel: its root is a directory of its own there, under a name that is
+//! looked up once, by [`show`](crate::mount::show), and mounted from there. So a file is one file
+//! with one page cache in all of them, mapped or not, and only names have to be told to the kernel
+//! for each.
 //!
 //! # What propagates
-//! As the crate `mounts` has it. Mounts that a change makes elsewhere are noted, and told to the kernel, by the thread that asked for
-//! the change, before it returns.
+//! As the crate `mounts` has it. Mounts that a change makes elsewhere are noted, and told to the
+//! kernel, by the thread that asked for the change, before it returns.
 //!
 //! # The end of a clone
-//! The kernel counts who uses a clone's root: mounts of it in whichever mount namespace, whoever is inside. It does not tell of an
-//! unmount; but once it has been told to forget the root's name ([`Tree::let_go`], when no mountpoint is left) it tells when the last
-//! user is gone (FORGET; later, if somebody was inside when the last mountpoint went: names below keep the root until the kernel wants
-//! its memory back). Then the clone's namespace ends, and with it what is attached nowhere else. Whoever unmounts by way of the
-//! program has it ended before the call returns ([`Tree::end_clone`]). The name is not forgotten earlier: the kernel would take the
-//! directory for removed, and getcwd(3) fail in it.
+//! The kernel counts who uses a clone's root: mounts of it in whichever mount namespace, whoever is
+//! inside. It does not tell of an unmount; but once it has been told to forget the root's name
+//! ([`Tree::let_go`], when no mountpoint is left) it tells when the last user is gone (FORGET;
+//! later, if somebody was inside when the last mountpoint went: names below keep the root until the
+//! kernel wants its memory back). Then the clone's namespace ends, and with it what is attached
+//! nowhere else. Whoever unmounts by way of the program has it ended before the call returns
+//! ([`Tree::end_clone`]). The name is not forgotten earlier: the kernel would take the directory
+//! for removed, and getcwd(3) fail in it.
 //!
 //! # State
 //! | what | is | changed by |
@@ -78,12 +82,14 @@ impl View {
 
     /// The kernel is about to be told of the root.
     pub(crate) fn looked_up(&self) {
-        // ORDERING: AcqRel here and in `forgotten`: who counts the last one down comes after all who counted up.
+        // ORDERING: AcqRel here and in `forgotten`: who counts the last one down comes after all
+        // who counted up.
         self.lookups.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The kernel has let go of it: if of all, the clone is not used any more. What has to be done about that may wait for stores, and is
-    /// left to a thread of its own: this one serves requests.
+    /// The kernel has let go of it: if of all, the clone is not used any more. What has to be done
+    /// about that may wait for stores, and is left to a thread of its own: this one serves
+    /// requests.
     pub(crate) fn forgotten(&self, tree: &Arc<Tree>, n: u64) {
         // ORDERING: AcqRel, see `looked_up`.
         if self.lookups.fetch_sub(n, Ordering::AcqRel) != n {
@@ -121,15 +127,16 @@ impl Tree {
 
     /// No mountpoint leads to a clone any more: when nobody uses it, it ends.
     pub(crate) fn let_go(&self, dev: &Dev, view: &View) {
-        // ORDERING: Relaxed, a look-up that does not see it has the kernel keep the name, until it is told here.
+        // ORDERING: Relaxed, a look-up that does not see it has the kernel keep the name, until it
+        // is told here.
         view.is_shown.store(false, Ordering::Relaxed);
         if !view.name.is_empty() {
             notify::send(dev, &Note::Entry { parent: NodeId::ROOT, name: view.name.clone() });
         }
     }
 
-    /// A clone of a namespace, with all that is attached there. `Shared`: what is attached or detached in one is so in the
-    /// other; `Slave`: what is, in the first; otherwise neither.
+    /// A clone of a namespace, with all that is attached there. `Shared`: what is attached or
+    /// detached in one is so in the other; `Slave`: what is, in the first; otherwise neither.
     pub(crate) fn clone_view(&self, of: &View, propagation: Propagation) -> Result<Arc<View>, TreeError> {
         let whole = |view: &Arc<Namespace>, propagation| {
             let mount = view.root().ok_or(mounts::Error::NotHere)?;
@@ -158,7 +165,8 @@ impl Tree {
             // ORDERING: Release, with the Acquire in `has_clones`.
             self.clones.store(snapshot.clones.len(), Ordering::Release);
         });
-        // Until there is nothing new: what came meanwhile by propagation is noted by whoever comes second.
+        // Until there is nothing new: what came meanwhile by propagation is noted by whoever comes
+        // second.
         loop {
             let all = namespace.mounts();
             let made = all.iter().filter_map(|info| Some(Made { mount: info.mount, on: info.on? }));
@@ -172,7 +180,8 @@ impl Tree {
         }
     }
 
-    /// Notes a mount that came to be with another one: in a clone, or by propagation. None: there is nothing to note (any more).
+    /// Notes a mount that came to be with another one: in a clone, or by propagation. None: there
+    /// is nothing to note (any more).
     pub(super) fn note_copy(&self, made: Made) -> Result<Option<Arc<Name>>, TreeError> {
         let found = {
             let state = self.state.lock();
@@ -236,8 +245,9 @@ impl Tree {
         }
     }
 
-    /// Ends a clone, with what is attached in it and nowhere else, and waits for that. With `is_forced` what is not written is given up.
-    /// `on_given_up` is called with each volume that is given up.
+    /// Ends a clone, with what is attached in it and nowhere else, and waits for that. With
+    /// `is_forced` what is not written is given up. `on_given_up` is called with each volume that
+    /// is given up.
     pub(crate) fn end_clone(
         &self,
         dev: &Dev,

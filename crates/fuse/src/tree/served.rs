@@ -1,15 +1,17 @@
 //! A volume in the tree.
 //!
-//! Requests for a volume that was attached are served in a read section of the volume's own, so that its end can
-//! wait for them: after it nothing is asked of the store. The section lasts as long as the request; where a store hangs, this one's end
-//! hangs, and nobody else's. The root volume's requests are not in sections: it ends with the connection.
+//! Requests for a volume that was attached are served in a read section of the volume's own, so
+//! that its end can wait for them: after it nothing is asked of the store. The section lasts as
+//! long as the request; where a store hangs, this one's end hangs, and nobody else's. The root
+//! volume's requests are not in sections: it ends with the connection.
 //!
 //! # Orderings
-//! P1: a request opens a section, then looks at `is_closed`; the end sets it, then waits for a grace period. Either
-//! the request sees that it is closed, or it is waited for.
+//! P1: a request opens a section, then looks at `is_closed`; the end sets it, then waits for a
+//! grace period. Either the request sees that it is closed, or it is waited for.
 //!
-//! P2: `places` is raised before a second mount can be walked. A look-up that did not see it answers for the first place only,
-//! and with the directory's lock of the kernel: a change through the second one is told to the first after that answer.
+//! P2: `places` is raised before a second mount can be walked. A look-up that did not see it
+//! answers for the first place only, and with the directory's lock of the kernel: a change through
+//! the second one is told to the first after that answer.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -52,7 +54,8 @@ pub(crate) struct Served {
     places: AtomicUsize,
     /// What the kernel is told of its names.
     pub(crate) teller: Arc<Teller>,
-    /// Held by whoever attaches something to a directory of this volume, and (shared) by whoever takes or moves a directory's name.
+    /// Held by whoever attaches something to a directory of this volume, and (shared) by whoever
+    /// takes or moves a directory's name.
     pub(crate) names: RwLock<()>,
     /// Of the stall during which the log was told last that a sync left it out: its number.
     left_out_told: AtomicU64,
@@ -101,18 +104,20 @@ impl Served {
         (!self.is_closed.load(Ordering::Relaxed)).then_some(section)
     }
 
-    /// Whether its end, which has begun, is not to be waited for any more: it was given up, calls that were under way then have had
-    /// their time, and nothing is left that could be written.
+    /// Whether its end, which has begun, is not to be waited for any more: it was given up, calls
+    /// that were under way then have had their time, and nothing is left that could be written.
     pub(super) fn is_abandoned(&self) -> bool {
         let Some(since) = self.given_up_at.get() else { return false };
-        // ORDERING: Relaxed: whoever has not seen yet that it is ending ends it, too, and finds that it does.
+        // ORDERING: Relaxed: whoever has not seen yet that it is ending ends it, too, and finds
+        // that it does.
         self.is_closed.load(Ordering::Relaxed)
             && (self.volume.is_left_to_its_store(*since) || since.elapsed() >= GIVE_UP)
     }
 
     /// Whether it was given up, or its end has begun.
     pub(super) fn is_ending(&self) -> bool {
-        // ORDERING: SeqCst for `is_given_up`, as where it is set. Relaxed for the other: a request that comes too late is refused.
+        // ORDERING: SeqCst for `is_given_up`, as where it is set. Relaxed for the other: a request
+        // that comes too late is refused.
         self.is_given_up.load(Ordering::SeqCst) || self.is_closed.load(Ordering::Relaxed)
     }
 
@@ -137,8 +142,8 @@ impl Served {
         self.places.store(tags.len(), Ordering::Release);
     }
 
-    /// Whether its directories are seen in more than one place: the kernel has the names of a directory once for each, and knows
-    /// by itself only of the changes that are made there.
+    /// Whether its directories are seen in more than one place: the kernel has the names of a
+    /// directory once for each, and knows by itself only of the changes that are made there.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         // ORDERING: Acquire, P2.
@@ -157,7 +162,8 @@ impl Served {
         }
     }
 
-    /// What was opened is closed. The hold is to be dropped outside of the volume's section: that may end the volume.
+    /// What was opened is closed. The hold is to be dropped outside of the volume's section: that
+    /// may end the volume.
     #[must_use]
     pub(crate) fn released(&self, what: Open, handle: HandleId) -> Option<Hold> {
         if self.tag == Tag::ROOT {
@@ -255,7 +261,8 @@ impl Superblock for Served {
         }
         // ORDERING: Relaxed, P1: before the grace period's barrier.
         self.is_closed.store(true, Ordering::Relaxed);
-        // Requests leave while the volume flushes, and no new ones come: when that is done there is usually nothing to wait for.
+        // Requests leave while the volume flushes, and no new ones come: when that is done there is
+        // usually nothing to wait for.
         let report = self.volume.shutdown_beside_requests(|| {
             if !is_on("tree-end-beside-requests") {
                 self.domain.synchronize_expedited();

@@ -65,8 +65,8 @@ pub(super) struct Attachment {
     pub(super) on: Arc<Tagged>,
     pub(super) covered: NodeRef,
     pub(super) name: Arc<Name>,
-    /// The directory that the mount shows. This look-up keeps it known to its volume: the kernel may give
-    /// all of its own look-ups back, and look the mount up by name afterwards.
+    /// The directory that the mount shows. This look-up keeps it known to its volume: the kernel
+    /// may give all of its own look-ups back, and look the mount up by name afterwards.
     pub(super) _root: NodeRef,
 }
 
@@ -205,7 +205,8 @@ impl Tree {
             };
             // Without the lock: a volume is asked.
             let inside = place.inside()?;
-            // What is attached on top of something has the same path; and `join` would end the last one with a slash.
+            // What is attached on top of something has the same path; and `join` would end the last
+            // one with a slash.
             path = match (inside.as_os_str().is_empty(), path.as_os_str().is_empty()) {
                 (true, _) => path,
                 (_, true) => inside,

@@ -1,9 +1,12 @@
-//! A map of which each copy stays as it was: a copy is one pointer, and a change of it makes anew what leads to the entry.
+//! A map of which each copy stays as it was: a copy is one pointer, and a change of it makes anew
+//! what leads to the entry.
 //!
-//! What requests see is replaced as a whole, so that they take no lock. A copy of all that thousands of volumes have would make attaching one of them the
-//! slower the more there are. This is a tree of small nodes by the digits of a tag, the last digit first: tags are counted up, so that it is
-//! even, and a change touches [`FAN_OUT`] pointers in each of a few nodes. Nodes are small for another reason, too: the allocator tidies up for each
-//! large piece of memory, and that takes the longer the more there is.
+//! What requests see is replaced as a whole, so that they take no lock. A copy of all that
+//! thousands of volumes have would make attaching one of them the slower the more there are. This
+//! is a tree of small nodes by the digits of a tag, the last digit first: tags are counted up, so
+//! that it is even, and a change touches [`FAN_OUT`] pointers in each of a few nodes. Nodes are
+//! small for another reason, too: the allocator tidies up for each large piece of memory, and that
+//! takes the longer the more there is.
 
 use std::sync::Arc;
 
@@ -142,7 +145,8 @@ mod tests {
         let mut map = Versions::default();
         let mut model = BTreeMap::new();
         let mut copies = Vec::new();
-        // New ones come while older ones go, in no order: tags are counted up, so that they lie apart after a while.
+        // New ones come while older ones go, in no order: tags are counted up, so that they lie
+        // apart after a while.
         let mut chosen = 1_u64;
         for (n, tag) in (0..6000).zip(tags()) {
             map.insert(tag, n);

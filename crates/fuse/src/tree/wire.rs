@@ -1,7 +1,8 @@
 //! Node numbers as the kernel has them.
 //!
-//! The kernel hands them to programs, too, in handles (`name_to_handle_at`), with the node's generation. A number of the root volume
-//! is its store's, which finds it again after the kernel has forgotten it, and after a remount.
+//! The kernel hands them to programs, too, in handles (`name_to_handle_at`), with the node's
+//! generation. A number of the root volume is its store's, which finds it again after the kernel
+//! has forgotten it, and after a remount.
 //!
 //! | bits | of a node of the root volume | of any other |
 //! |---|---|---|
@@ -9,10 +10,10 @@
 //! | 40..63 | part of the node's number | a [`Tag`] |
 //! | 0..40 | the node's number in its volume | the same |
 //!
-//! A tag is never used again, so that a number that the kernel kept never leads to another volume's files. Directories have the tag of the
-//! mount that they are seen through: the same directory in two places is two for the kernel, which allows
-//! a directory only one. Whatever else there is has the tag of its volume: a file is one file, with one page cache, wherever
-//! it is seen.
+//! A tag is never used again, so that a number that the kernel kept never leads to another volume's
+//! files. Directories have the tag of the mount that they are seen through: the same directory in
+//! two places is two for the kernel, which allows a directory only one. Whatever else there is has
+//! the tag of its volume: a file is one file, with one page cache, wherever it is seen.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::LazyLock;
@@ -47,14 +48,16 @@ impl Tag {
     }
 }
 
-/// What the kernel calls this node; none if its number is too large for a node that is not the root volume's.
+/// What the kernel calls this node; none if its number is too large for a node that is not the root
+/// volume's.
 pub(crate) fn join(tag: Tag, node: NodeId) -> Option<u64> {
     let limit = if tag == Tag::ROOT { TAGGED } else { 1 << NODE_BITS };
     let tagged = if tag == Tag::ROOT { 0 } else { TAGGED | (u64::from(tag.0) << NODE_BITS) };
     (node.0 < limit).then_some(tagged | node.0)
 }
 
-/// Whether this is a node of the root volume, seen through its first mount (or a file of it, wherever it is seen).
+/// Whether this is a node of the root volume, seen through its first mount (or a file of it,
+/// wherever it is seen).
 #[inline]
 pub(crate) const fn is_plain(wire: u64) -> bool {
     wire & TAGGED == 0
@@ -68,14 +71,15 @@ pub(crate) fn split(wire: u64) -> (Tag, NodeId) {
     (Tag::from_number((wire & !TAGGED) >> NODE_BITS), store::ObjectId(wire & ((1 << NODE_BITS) - 1)))
 }
 
-/// The inode number that programs see: that of the store, told apart from those of other volumes, since all have one
-/// device number. Programs take two files with the same numbers for one.
+/// The inode number that programs see: that of the store, told apart from those of other volumes,
+/// since all have one device number. Programs take two files with the same numbers for one.
 pub(crate) fn ino(volume: Tag, ino: u64) -> u64 {
     ino ^ (u64::from(volume.0) << (NODE_BITS + 1))
 }
 
-/// The generation that the kernel keeps beside a node's number, in handles too. Tags begin anew with each process: a handle of
-/// an attached volume's file is not to lead into what has its tag in the next one.
+/// The generation that the kernel keeps beside a node's number, in handles too. Tags begin anew
+/// with each process: a handle of an attached volume's file is not to lead into what has its tag in
+/// the next one.
 pub(crate) fn generation(volume: Tag, generation: u32) -> u32 {
     static PROCESS: LazyLock<u32> = LazyLock::new(|| {
         let [a, b, c, d, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();

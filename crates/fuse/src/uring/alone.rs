@@ -2,11 +2,12 @@
 //!
 //! # State
 //! [`Callers::last`]: who called last, and when. [`Callers::crowd`]: until when there are several. Both in milliseconds of one clock that
-//! is exact to some milliseconds. Nothing depends on them but speed: all operations are Relaxed, and a value that is seen
-//! late is as good.
+//! is exact to some milliseconds. Nothing depends on them but speed: all operations are Relaxed,
+//! and a value that is seen late is as good.
 //!
-//! Written once in some milliseconds only, so that threads on several CPUs do not take the line from each other at each request: while there
-//! is a crowd nobody writes until half of its time is over.
+//! Written once in some milliseconds only, so that threads on several CPUs do not take the line
+//! from each other at each request: while there is a crowd nobody writes until half of its time is
+//! over.
 
 use sync::atomic::{AtomicU64, Ordering};
 

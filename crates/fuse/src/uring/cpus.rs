@@ -34,8 +34,8 @@ impl Cpus {
         Self(sched_getaffinity(None).ok())
     }
 
-    /// Has the calling thread run on this CPU only, or on any. Where that may not be (the CPU is offline, or
-    /// outside the process' set) it runs where it did.
+    /// Has the calling thread run on this CPU only, or on any. Where that may not be (the CPU is
+    /// offline, or outside the process' set) it runs where it did.
     pub(super) fn keep_to(&self, cpu: Option<u16>) {
         let Some(all) = &self.0 else { return };
         let set = match cpu.map(usize::from) {

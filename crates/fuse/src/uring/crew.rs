@@ -1,7 +1,7 @@
 //! The serving threads: who is there, who rests, who is still needed.
 //!
-//! Purpose: [`Crew::assign`] finds a thread for an entry with a request; [`Crew::rest`] is where threads without
-//! an entry wait for one, and end when none came for [`REST`].
+//! Purpose: [`Crew::assign`] finds a thread for an entry with a request; [`Crew::rest`] is where
+//! threads without an entry wait for one, and end when none came for [`REST`].
 //!
 //! # State
 //! `CrewState` is under its mutex; `Crew::pending` counts `CrewState::pending`.
@@ -114,8 +114,8 @@ impl Crew {
         }
     }
 
-    /// Has a thread serve an entry's request: one that rests, or a new one that `spawn` makes, or the next that is
-    /// free. Without any thread the entry comes back.
+    /// Has a thread serve an entry's request: one that rests, or a new one that `spawn` makes, or
+    /// the next that is free. Without any thread the entry comes back.
     pub(super) fn assign(
         &self,
         entry: Entry,
@@ -161,15 +161,17 @@ impl Crew {
         number
     }
 
-    /// Whether requests wait for a thread: one that is about to wait for its own next one should hand its
-    /// entry over and [`rest`](Self::rest) instead.
+    /// Whether requests wait for a thread: one that is about to wait for its own next one should
+    /// hand its entry over and [`rest`](Self::rest) instead.
     pub(super) fn is_needed(&self) -> bool {
-        // ORDERING: Relaxed, a hint. Requests wait only when so many threads are in calls whose callers were killed that
-        // the bound is reached; each of these comes to `rest` when its call returns, and sees them under the lock.
+        // ORDERING: Relaxed, a hint. Requests wait only when so many threads are in calls whose
+        // callers were killed that the bound is reached; each of these comes to `rest` when its
+        // call returns, and sees them under the lock.
         self.pending.load(Ordering::Relaxed) > 0
     }
 
-    /// Waits, without an entry, for one with a request. `None`: there is no need of this thread any more.
+    /// Waits, without an entry, for one with a request. `None`: there is no need of this thread any
+    /// more.
     pub(super) fn rest(&self, bunk: &Arc<Bunk>) -> Option<Entry> {
         {
             let mut state = self.state.lock();
@@ -261,7 +263,8 @@ mod tests {
         Ok(std::thread::spawn(move || {
             let mut entry = recruit.bunk.take();
             while entry.is_some() {
-                // ORDERING: SeqCst here and in the tests' loads: a count of theirs that nothing else rests on.
+                // ORDERING: SeqCst here and in the tests' loads: a count of theirs that nothing
+                // else rests on.
                 served.fetch_add(1, Ordering::SeqCst);
                 entry = crew.rest(&recruit.bunk);
             }

@@ -1,19 +1,20 @@
 //! One entry of a queue: memory that the kernel puts a request into and takes its answer from.
 //!
-//! Purpose: what the bytes are ([`Entry::receive`], [`Entry::answer`]). An `Entry` is in the hands of this
-//! side; while the kernel has it, it is inside a `lane::Lane` and nobody can look at it.
+//! Purpose: what the bytes are ([`Entry::receive`], [`Entry::answer`]). An `Entry` is in the hands
+//! of this side; while the kernel has it, it is inside a `lane::Lane` and nobody can look at it.
 //!
 //! # Layout
-//! One [`Buffer`]: the kernel's header (`fuse_uring_req_header`) and the two `iovec`s that name header and payload
-//! are at its beginning; the payload is the buffer's data, at the second page.
+//! One [`Buffer`]: the kernel's header (`fuse_uring_req_header`) and the two `iovec`s that name
+//! header and payload are at its beginning; the payload is the buffer's data, at the second page.
 //!
-//! The kernel splits a request into its header, its first structure (`op_in`) and the rest (payload). They are put
-//! together as `/dev/fuse` has them, so that the same decoder reads them with the same checks:
-//! - [`Place::Scratch`]: everything is copied to the thread's own buffer. Nobody looks at the entry any more until it is
-//!   answered, which anybody can do at any time.
-//! - [`Place::Lent`]: the data of a large WRITE stays where it is and that of a large READ is put there; only the two
-//!   headers are copied, to where they belong before the data. The entry must not go back to the kernel before
-//!   the handler has returned.
+//! The kernel splits a request into its header, its first structure (`op_in`) and the rest
+//! (payload). They are put together as `/dev/fuse` has them, so that the same decoder reads them
+//! with the same checks:
+//! - [`Place::Scratch`]: everything is copied to the thread's own buffer. Nobody looks at the entry
+//!   any more until it is answered, which anybody can do at any time.
+//! - [`Place::Lent`]: the data of a large WRITE stays where it is and that of a large READ is put
+//!   there; only the two headers are copied, to where they belong before the data. The entry must
+//!   not go back to the kernel before the handler has returned.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -1,12 +1,15 @@
 //! The thread that has all entries which no serving thread has.
 //!
-//! Purpose: it makes the entries, makes them known to the kernel, and gives each that gets a request to a serving thread,
-//! which keeps it from then on. It takes back what others have answered but cannot keep ([`Ring::keep`]). It never
-//! serves a request itself, so that nothing ever holds it up.
+//! Purpose: it makes the entries, makes them known to the kernel, and gives each that gets a
+//! request to a serving thread, which keeps it from then on. It takes back what others have
+//! answered but cannot keep ([`Ring::keep`]). It never serves a request itself, so that nothing
+//! ever holds it up.
 //!
 //! # Further entries
-//! The kernel puts a request that finds no entry into the queue's own list, and takes from there when an entry of that queue is answered only: one that is made known afterwards
-//! does not fetch it (Linux 6.18). So they have to be made before they are needed: when the keeper has given away half of what a queue had in the beginning. They are not taken back.
+//! The kernel puts a request that finds no entry into the queue's own list, and takes from there
+//! when an entry of that queue is answered only: one that is made known afterwards does not fetch
+//! it (Linux 6.18). So they have to be made before they are needed: when the keeper has given away
+//! half of what a queue had in the beginning. They are not taken back.
 
 use std::io;
 use std::sync::Arc;
@@ -54,8 +57,8 @@ impl Waiting {
         }
     }
 
-    /// Makes the entries known to the kernel. The error says why there is no ring; what is known already comes
-    /// back when the connection ends.
+    /// Makes the entries known to the kernel. The error says why there is no ring; what is known
+    /// already comes back when the connection ends.
     pub(super) fn go(self, ring: &Ring, shared: &Arc<Shared>) -> Result<(), String> {
         let Self { thread, go, registered } = self;
         let ended = || "the thread that keeps the entries ended".to_owned();
@@ -121,8 +124,9 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Makes all entries known. The kernel begins to use them when every queue has one: the last queue's turn
-    /// comes when all others were accepted, so that a failure before leaves everything to `/dev/fuse`.
+    /// Makes all entries known. The kernel begins to use them when every queue has one: the last
+    /// queue's turn comes when all others were accepted, so that a failure before leaves everything
+    /// to `/dev/fuse`.
     fn register(&mut self, entries: Vec<Entry>) -> Result<(), String> {
         self.lane.watch(self.ring.bell());
         match self.register_all(entries) {
@@ -194,7 +198,8 @@ impl Keeper {
         }
     }
 
-    /// Deals with what happened; the error is that of an entry that did not come back with a request.
+    /// Deals with what happened; the error is that of an entry that did not come back with a
+    /// request.
     fn look(&mut self) -> Result<(), Errno> {
         let mut outcome = Ok(());
         while let Some(event) = self.lane.next() {

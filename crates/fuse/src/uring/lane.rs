@@ -1,17 +1,19 @@
 //! One thread's io_uring: hands entries to the kernel and takes them back.
 //!
-//! Purpose: the only place that talks to io_uring. [`Lane::register`] and [`Lane::commit`] give an [`Entry`] away,
-//! [`Lane::next`] brings it back with a request in it or with the end of the connection.
+//! Purpose: the only place that talks to io_uring. [`Lane::register`] and [`Lane::commit`] give an
+//! [`Entry`] away, [`Lane::next`] brings it back with a request in it or with the end of the
+//! connection.
 //!
 //! # Safety
-//! The kernel reads and writes an entry's memory from the submission of its command until that command's
-//! completion. During that time the entry is in `Lane::away`, where nothing looks into it; if the lane is dropped meanwhile, the
-//! memory is leaked, not unmapped ([`Away`]).
+//! The kernel reads and writes an entry's memory from the submission of its command until that
+//! command's completion. During that time the entry is in `Lane::away`, where nothing looks into
+//! it; if the lane is dropped meanwhile, the memory is leaked, not unmapped ([`Away`]).
 //!
 //! # Whose thread
-//! A lane belongs to the thread that made it. The kernel copies a request into an entry in the context of the
-//! thread that handed the entry over, and with `DEFER_TASKRUN` only inside that thread's [`Lane::wait`]. This is why a thread must not
-//! hand over an entry and then do something that may block; and it is what makes [`Lane::release_away`] right.
+//! A lane belongs to the thread that made it. The kernel copies a request into an entry in the
+//! context of the thread that handed the entry over, and with `DEFER_TASKRUN` only inside that
+//! thread's [`Lane::wait`]. This is why a thread must not hand over an entry and then do something
+//! that may block; and it is what makes [`Lane::release_away`] right.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -134,8 +136,8 @@ impl Lane {
 
     fn push(&mut self, sqe: &Entry128) {
         loop {
-            // SAFETY: a command's memory is that of an entry in `away`, where it stays mapped and untouched
-            // until the command has completed; a poll has no memory.
+            // SAFETY: a command's memory is that of an entry in `away`, where it stays mapped and
+            // untouched until the command has completed; a poll has no memory.
             if unsafe { self.ring.submission().push(sqe) }.is_ok() || self.enter(0).is_err() {
                 return;
             }
@@ -190,7 +192,8 @@ impl Lane {
     }
 
     /// Gives the memory of entries' data back to the host while the kernel has them: after
-    /// [`submit`](Self::submit), which has taken the answers, and with nothing left for [`next`](Self::next).
+    /// [`submit`](Self::submit), which has taken the answers, and with nothing left for
+    /// [`next`](Self::next).
     pub(super) fn release_away(&mut self) {
         debug_assert!(self.ring.completion().is_empty(), "a request would be lost");
         for Away(entry) in self.away.iter_mut().flatten().filter(|away| away.0.had_data()) {
@@ -198,8 +201,8 @@ impl Lane {
         }
     }
 
-    /// Gives all memory of entries back to the host that were [registered](Self::register): after [`submit`](Self::submit), in which the kernel has read
-    /// where they are. Most are never used.
+    /// Gives all memory of entries back to the host that were [registered](Self::register): after
+    /// [`submit`](Self::submit), in which the kernel has read where they are. Most are never used.
     pub(super) fn release_registered(&mut self) {
         if self.ring.submission().is_empty() && self.ring.completion().is_empty() {
             for Away(entry) in self.away.iter_mut().flatten() {
@@ -220,7 +223,8 @@ fn set_len(sqe: &mut Entry128, len: u32) {
     const LEN_AT: usize = 24;
     const _: () = assert!(size_of::<Entry128>() == 128 && align_of::<Entry128>() >= align_of::<u32>());
     let start = std::ptr::from_mut(sqe).cast::<u8>();
-    // SAFETY: an `Entry128` is an `io_uring_sqe` of 128 bytes in C layout, as asserted and documented by the crate, of which the
-    // four bytes at 24 are the field `len`; any value of them is valid.
+    // SAFETY: an `Entry128` is an `io_uring_sqe` of 128 bytes in C layout, as asserted and
+    // documented by the crate, of which the four bytes at 24 are the field `len`; any value of them
+    // is valid.
     unsafe { start.add(LEN_AT).cast::<u32>().write(len) };
 }

@@ -1,13 +1,15 @@
 //! Where a serving thread keeps the entry whose request it has in hand.
 //!
-//! Purpose: a request is answered by its thread, by the watcher of interrupts in the thread's place, or later by
-//! whoever grants a lock. The `interrupt` module decides who; a [`Seat`] is where the entry is found.
+//! Purpose: a request is answered by its thread, by the watcher of interrupts in the thread's
+//! place, or later by whoever grants a lock. The `interrupt` module decides who; a [`Seat`] is
+//! where the entry is found.
 //!
 //! # Who may touch what
 //! - The thread puts an entry in before it serves, and takes out after it what is left.
 //! - [`Seat::answer`] is called by the thread itself, from its handler, having claimed the request.
-//! - [`Seat::answer_for_owner`] is called by another thread that has claimed the request; it finds the entry here,
-//!   since the thread cannot go on before the claim's lock (`Slot::cancel`) is free.
+//! - [`Seat::answer_for_owner`] is called by another thread that has claimed the request; it finds
+//!   the entry here, since the thread cannot go on before the claim's lock (`Slot::cancel`) is
+//!   free.
 //! - A lent entry (see `entry::Place`) is not here but with its thread, and nobody else answers it.
 //!
 //! # Lock order

@@ -1,8 +1,9 @@
 //! A serving thread.
 //!
-//! Purpose: it serves the request of an entry, hands the answer to the kernel and waits there for the next request
-//! in the same entry: one system call for each request. A thread has one entry at most, and the kernel none of its while it
-//! serves, so that whatever a handler does holds up that one request.
+//! Purpose: it serves the request of an entry, hands the answer to the kernel and waits there for
+//! the next request in the same entry: one system call for each request. A thread has one entry at
+//! most, and the kernel none of its while it serves, so that whatever a handler does holds up that
+//! one request.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -147,7 +148,8 @@ impl Server {
             self.cpu = Some(cpu);
         }
         let worker = &mut self.worker;
-        // Handlers' panics are dealt with inside; what comes out here must not cost the thread either.
+        // Handlers' panics are dealt with inside; what comes out here must not cost the thread
+        // either.
         match place {
             Place::Scratch => {
                 self.seat.put(unique, entry);

@@ -1,27 +1,32 @@
 //! Keeping a client on its CPU.
 //!
 //! # Why
-//! A serving thread runs where its client has just gone to sleep. When it wakes the client with the answer, the scheduler
-//! finds that CPU busy, with the serving thread itself, and puts the client on another, idle one; there the next request
-//! finds the other queue's thread, and so on. Each request then wakes a sleeping CPU, which costs several times what
-//! most requests do. A thread of the class SCHED_IDLE does not make its CPU busy: the client stays, and takes over at once.
+//! A serving thread runs where its client has just gone to sleep. When it wakes the client with the
+//! answer, the scheduler finds that CPU busy, with the serving thread itself, and puts the client
+//! on another, idle one; there the next request finds the other queue's thread, and so on. Each
+//! request then wakes a sleeping CPU, which costs several times what most requests do. A thread of
+//! the class SCHED_IDLE does not make its CPU busy: the client stays, and takes over at once.
 //!
 //! # How
-//! While one client is alone on the mount (module `alone`) and its requests come fast, the threads that serve it are in that class. Two clients
-//! would end up on one CPU; so each thread leaves the class with the first answer to one of several.
+//! While one client is alone on the mount (module `alone`) and its requests come fast, the threads
+//! that serve it are in that class. Two clients would end up on one CPU; so each thread leaves the
+//! class with the first answer to one of several.
 //!
-//! A thread of that class has next to no claim to a CPU that others want: a request, and whoever wants a lock that its handler
-//! holds, would wait. The **guard**, a real-time thread, bounds that. It looks at all such threads each [`TICK`] as long as there are
-//! any: one that has not moved for a tick gets its class back. If it then turns out to have waited for the CPU, and not for a
-//! request or for the store, the CPU is contended, and nobody takes the class for a while, each time for longer. So a request waits
-//! for two ticks, and for its turn among equals, and that once in a second at first and once in a minute in the end.
-//! (Module `watch`.)
+//! A thread of that class has next to no claim to a CPU that others want: a request, and whoever
+//! wants a lock that its handler holds, would wait. The **guard**, a real-time thread, bounds that.
+//! It looks at all such threads each [`TICK`] as long as there are any: one that has not moved for
+//! a tick gets its class back. If it then turns out to have waited for the CPU, and not for a
+//! request or for the store, the CPU is contended, and nobody takes the class for a while, each
+//! time for longer. So a request waits for two ticks, and for its turn among equals, and that once
+//! in a second at first and once in a minute in the end. (Module `watch`.)
 //!
-//! Threads inherit the class: whoever makes threads leaves it first (`sync::thread::will_make_threads`). Its I/O is of the class that it
-//! had before, which the kernel would otherwise take from the scheduling class. A process that is killed with SIGKILL has
+//! Threads inherit the class: whoever makes threads leaves it first
+//! (`sync::thread::will_make_threads`). Its I/O is of the class that it had before, which the
+//! kernel would otherwise take from the scheduling class. A process that is killed with SIGKILL has
 //! no guard: a thread in the class may then be the last to go, when others want its CPU.
 //!
-//! Nothing of this where it is not allowed, by a thread's own resources or capabilities: see [`class::is_possible`].
+//! Nothing of this where it is not allowed, by a thread's own resources or capabilities: see
+//! [`class::is_possible`].
 //!
 //! # State
 //! [`Stay::waits`], written by its thread, and by the guard under `Guard::list`:
@@ -33,10 +38,11 @@
 //! | a number | may be in the class; another one after each request |
 //!
 //! # Orderings
-//! * P1 thread: store `waits` (TAKING), load `is_asleep`, take the class. Guard: store `is_asleep`, load every `waits`, sleep.
-//!   At least one sees the other, so that no thread is in the class while the guard sleeps or has ended. (SeqCst.)
-//! * P2 a thread that leaves sets its class before `waits`; the guard sets a thread's class before `waits`, and leaves TAKING alone. So
-//!   whoever is in the class is seen to be.
+//! * P1 thread: store `waits` (TAKING), load `is_asleep`, take the class. Guard: store `is_asleep`,
+//!   load every `waits`, sleep. At least one sees the other, so that no thread is in the class
+//!   while the guard sleeps or has ended. (SeqCst.)
+//! * P2 a thread that leaves sets its class before `waits`; the guard sets a thread's class before
+//!   `waits`, and leaves TAKING alone. So whoever is in the class is seen to be.
 //!
 //! # Lock order
 //! `Guard::bell`, then `Guard::list`.
@@ -152,7 +158,8 @@ impl Guard {
         }
     }
 
-    /// Sees to it that there is a guard. By a thread that has its own class: a new thread inherits it.
+    /// Sees to it that there is a guard. By a thread that has its own class: a new thread inherits
+    /// it.
     fn has_guard(self: &Arc<Self>) -> bool {
         // ORDERING: Relaxed, a hint; the lock decides.
         self.has_thread.load(Ordering::Relaxed) || self.start_guard()
@@ -230,7 +237,8 @@ impl Guard {
                 class::tick(&self.rung, bell, Instant::now() + TICK);
             }
         }
-        // ORDERING: SeqCst, P1: who takes the class from now on rings, and hears that there is no guard.
+        // ORDERING: SeqCst, P1: who takes the class from now on rings, and hears that there is no
+        // guard.
         self.is_asleep.store(true, Ordering::SeqCst);
         while !(watch.release_all(&self.list.lock()) || is_on("stay-ends-at-once")) {
             class::tick(&self.rung, self.bell.lock(), Instant::now() + TICK);
@@ -277,14 +285,15 @@ impl Stay {
     }
 
     fn is_in_class(&self) -> bool {
-        // ORDERING: Relaxed, the thread's own value, which the guard only ever sets to 0, after it has set the class.
+        // ORDERING: Relaxed, the thread's own value, which the guard only ever sets to 0, after it
+        // has set the class.
         self.waits.load(Ordering::Relaxed) != 0
     }
 }
 
 impl Stayer {
-    /// A request was served that began at `now_ms` of any clock, for a caller who `is_alone` or not; the thread is about to hand
-    /// the answer over and to wait.
+    /// A request was served that began at `now_ms` of any clock, for a caller who `is_alone` or
+    /// not; the thread is about to hand the answer over and to wait.
     pub(super) fn before_wait(&mut self, now_ms: u64, is_alone: bool) {
         let is_fast = self.pace.is_fast(now_ms);
         // ORDERING: Relaxed, a hint.
@@ -294,7 +303,8 @@ impl Stayer {
             return;
         }
         self.number += 1;
-        // The guard may take the class at the moment in which this thread goes on; then the thread takes it again soon.
+        // The guard may take the class at the moment in which this thread goes on; then the thread
+        // takes it again soon.
         if self.stay.is_in_class() && !self.number.is_multiple_of(AGAIN) {
             class::point(&self.stay.tid);
             // ORDERING: SeqCst, P2. Who is in the class keeps the guard awake.

@@ -1,13 +1,13 @@
 //! The kernel's switch for FUSE over io_uring.
 //!
-//! The kernel looks at it when it mounts (to offer it in INIT) and when INIT is answered; after that the
-//! connection keeps what was agreed. It is one for the whole host. As root it is switched on for as long as that takes, and put
-//! back to what it was. Other processes that do the same are kept out by a lock file, or one would put it back while
-//! another needs it.
+//! The kernel looks at it when it mounts (to offer it in INIT) and when INIT is answered; after
+//! that the connection keeps what was agreed. It is one for the whole host. As root it is switched
+//! on for as long as that takes, and put back to what it was. Other processes that do the same are
+//! kept out by a lock file, or one would put it back while another needs it.
 //!
-//! A process that is killed in between leaves the switch on. The lock file says so: it holds [`WAS_OFF`] from before the
-//! switch is turned on until after it was put back, so that the next one that takes the lock puts it back. Both files go with a
-//! reboot.
+//! A process that is killed in between leaves the switch on. The lock file says so: it holds
+//! [`WAS_OFF`] from before the switch is turned on until after it was put back, so that the next
+//! one that takes the lock puts it back. Both files go with a reboot.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};

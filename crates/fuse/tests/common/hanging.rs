@@ -66,7 +66,8 @@ impl Drop for Release {
     }
 }
 
-/// Somebody looks at the volumes and relieves the mountpoint, as whoever serves them does about once a second.
+/// Somebody looks at the volumes and relieves the mountpoint, as whoever serves them does about
+/// once a second.
 pub fn look(mounted: &Mounted, volumes: &[Hanging]) {
     for one in volumes {
         let _seen = one.volume.status();

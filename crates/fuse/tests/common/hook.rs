@@ -23,7 +23,8 @@ impl Gate {
 
     /// How many wait.
     pub fn waiting(&self) -> usize {
-        // ORDERING: SeqCst throughout this file: a test's count of waiters; the gate itself is under its lock.
+        // ORDERING: SeqCst throughout this file: a test's count of waiters; the gate itself is
+        // under its lock.
         self.waiting.load(Ordering::SeqCst)
     }
 

@@ -1,7 +1,8 @@
 //! A file of a mount, mapped and changed: by another process.
 //!
-//! A mapping's end writes what is dirty while the kernel holds the address space's lock. A server in the same
-//! address space could then neither fault in memory nor get new one, and both would wait for ever.
+//! A mapping's end writes what is dirty while the kernel holds the address space's lock. A server
+//! in the same address space could then neither fault in memory nor get new one, and both would
+//! wait for ever.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -14,8 +15,8 @@ const FILE: &str = "WATERTIGHT_TEST_MAPPED_FILE";
 const SYNC: &str = "WATERTIGHT_TEST_MAPPED_SYNC";
 const STORED: &str = "WATERTIGHT_TEST_MAPPED_STORED";
 
-/// Has the test `mapping_client` of this binary change the first byte of each of the first two pages, with an msync if
-/// `with_sync`.
+/// Has the test `mapping_client` of this binary change the first byte of each of the first two
+/// pages, with an msync if `with_sync`.
 #[track_caller]
 pub fn change(path: &Path, with_sync: bool) {
     let mut client = Command::new(std::env::current_exe().unwrap());
@@ -27,7 +28,8 @@ pub fn change(path: &Path, with_sync: bool) {
     assert!(out.status.success(), "{out:?}");
 }
 
-/// Has it change the same bytes, call sync(2), and look while the file is still mapped whether they are in the file `stored`.
+/// Has it change the same bytes, call sync(2), and look while the file is still mapped whether they
+/// are in the file `stored`.
 #[track_caller]
 pub fn change_and_sync(path: &Path, stored: &Path) {
     let mut client = Command::new(std::env::current_exe().unwrap());

@@ -45,8 +45,8 @@ pub struct Mounted {
 
 type Wrap = Box<dyn FnOnce(Arc<dyn Store>) -> Arc<dyn Store>>;
 
-/// How tests talk to the kernel unless they say so themselves: `WATERTIGHT_TEST_URING` says `on` (where it
-/// cannot be had, tests fail) or `off`; without it they take what they get.
+/// How tests talk to the kernel unless they say so themselves: `WATERTIGHT_TEST_URING` says `on`
+/// (where it cannot be had, tests fail) or `off`; without it they take what they get.
 pub fn uring() -> Uring {
     match std::env::var("WATERTIGHT_TEST_URING").as_deref() {
         Ok("on") => Uring::On,
@@ -194,8 +194,8 @@ impl Drop for Mounted {
     }
 }
 
-/// `umount2(2)` without flags. A process that another test of the same program starts has all open files until its
-/// `execve`, so EBUSY is not yet an answer.
+/// `umount2(2)` without flags. A process that another test of the same program starts has all open
+/// files until its `execve`, so EBUSY is not yet an answer.
 pub fn umount(path: &Path) {
     eventually("nobody uses the mount", || match rustix::mount::unmount(path, UnmountFlags::empty()) {
         Err(rustix::io::Errno::BUSY) => false,

@@ -1,4 +1,5 @@
-//! A bare server with one file that writes down what the kernel says, for facts about the kernel itself.
+//! A bare server with one file that writes down what the kernel says, for facts about the kernel
+//! itself.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

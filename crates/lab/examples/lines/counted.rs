@@ -1,5 +1,6 @@
-//! A lock of readers and one writer in one word, as parking_lot's where nobody sleeps: a reader adds itself and takes itself
-//! away again, a writer keeps new ones out and waits for those that are in. The word is counted.
+//! A lock of readers and one writer in one word, as parking_lot's where nobody sleeps: a reader
+//! adds itself and takes itself away again, a writer keeps new ones out and waits for those that
+//! are in. The word is counted.
 
 use parking_lot::lock_api;
 use sync::atomic::{AtomicUsize, Ordering};

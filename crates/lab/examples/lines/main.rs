@@ -2,13 +2,13 @@
 //!
 //! `RUSTFLAGS="--cfg lines" cargo run -p lab --example lines --target-dir target/lines`
 //!
-//! The model: our eventpoll's own code with three ready lists, on as many processors as there are threads, each doing one
-//! atomic operation in its turn (`sync::lines`). N producers signal a source of their own without a pause; one consumer
-//! takes what is there without sleeping.
+//! The model: our eventpoll's own code with three ready lists, on as many processors as there are
+//! threads, each doing one atomic operation in its turn (`sync::lines`). N producers signal a
+//! source of their own without a pause; one consumer takes what is there without sleeping.
 //!
-//! The count to check it by: two processors, as this machine may have, with up to 8 producers to a processor. The model is asked for as
-//! many threads on two processors as well; beside that stands what is counted where the same threads are pinned to two
-//! processors and run as they do.
+//! The count to check it by: two processors, as this machine may have, with up to 8 producers to a
+//! processor. The model is asked for as many threads on two processors as well; beside that stands
+//! what is counted where the same threads are pinned to two processors and run as they do.
 #![allow(clippy::print_stdout, reason = "prints a table")]
 
 #[cfg(lines)]

@@ -46,7 +46,8 @@ impl Churn {
         Self { devices, owners, pause: KEEPERS_PAUSE, at_once: 1 }
     }
 
-    /// Begins one switch after the other, of inodes that are not on their way, as long as `goes_on` says.
+    /// Begins one switch after the other, of inodes that are not on their way, as long as `goes_on`
+    /// says.
     fn run(&self, goes_on: &dyn Fn() -> bool) {
         let all = || self.devices.iter().flat_map(|(bdi, files)| files.iter().map(move |file| (bdi, file)));
         let mut next = all().cycle();
@@ -68,7 +69,8 @@ impl Churn {
     }
 }
 
-/// Keeps at least one switch in flight, but for a moment after each grace period, as long as `goes_on` says.
+/// Keeps at least one switch in flight, but for a moment after each grace period, as long as
+/// `goes_on` says.
 pub(crate) fn keep_in_flight(subject: &Subject, goes_on: &dyn Fn() -> bool) {
     let churn = Churn::new(subject, 1, KEEPERS_INODES);
     churn.run(goes_on);
@@ -98,7 +100,8 @@ pub(crate) fn beside<R>(subject: &Subject, neighbours: usize, measure: impl FnOn
     measured
 }
 
-/// A superblock whose inodes have just lost their owner, and are on their way to another one, mounted and unmounted.
+/// A superblock whose inodes have just lost their owner, and are on their way to another one,
+/// mounted and unmounted.
 pub(crate) fn unmount_in_flight(subject: &Subject) -> Unmounted {
     let bdi = subject.mount();
     let cgroup = subject.cgroup();

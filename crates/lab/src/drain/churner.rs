@@ -1,5 +1,6 @@
-//! A process that keeps inodes changing owners on one file system: in a new cgroup it overwrites a file synchronously, leaves the cgroup and removes it, again and again.
-//! One process for each file system, because a process is in one cgroup as a whole.
+//! A process that keeps inodes changing owners on one file system: in a new cgroup it overwrites a
+//! file synchronously, leaves the cgroup and removes it, again and again. One process for each file
+//! system, because a process is in one cgroup as a whole.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -50,7 +51,8 @@ fn serve(arguments: &[OsString]) -> anyhow::Result<()> {
     }
 }
 
-/// Overwrites the file. Its pages leave the cache before, because pages stay charged to the cgroup that brought them in.
+/// Overwrites the file. Its pages leave the cache before, because pages stay charged to the cgroup
+/// that brought them in.
 fn overwrite(file: &File) -> anyhow::Result<()> {
     fadvise(file, 0, None, Advice::DontNeed)?;
     for page in 0..WRITES {

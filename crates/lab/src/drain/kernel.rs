@@ -1,5 +1,5 @@
-//! The running kernel: what an unmount of an idle ext4 waits for while inodes of four others change owners; and an idle volume of
-//! the product's, in the same minutes.
+//! The running kernel: what an unmount of an idle ext4 waits for while inodes of four others change
+//! owners; and an idle volume of the product's, in the same minutes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -100,7 +100,8 @@ fn in_ms(took: Duration) -> f64 {
     took.as_secs_f64() * 1e3
 }
 
-/// Volumes of the product: one that is attached, and from time to time one with a process of its own.
+/// Volumes of the product: one that is attached, and from time to time one with a process of its
+/// own.
 fn ours(
     settings: &Settings,
     crowd: &Crowd,

@@ -78,8 +78,9 @@ fn tear_down(subject: &Subject) {
     }
 }
 
-/// The load of `neighbours`, as long as `measure` runs; with `switches`, their inodes change their owners, and another superblock keeps
-/// switches in flight all the time, so that no drain is spared its wait by chance.
+/// The load of `neighbours`, as long as `measure` runs; with `switches`, their inodes change their
+/// owners, and another superblock keeps switches in flight all the time, so that no drain is spared
+/// its wait by chance.
 pub(crate) fn beside<R>(
     subject: &Subject,
     neighbours: usize,
@@ -124,8 +125,9 @@ pub(crate) fn beside<R>(
     measured
 }
 
-/// Synchronous overwrites of one cgroup for about `slice`, beside another one's end with [`DYING`] inodes, again and again; with
-/// `removes` unset the same inodes are made and go without any removal. Says what each overwrite took.
+/// Synchronous overwrites of one cgroup for about `slice`, beside another one's end with [`DYING`]
+/// inodes, again and again; with `removes` unset the same inodes are made and go without any
+/// removal. Says what each overwrite took.
 pub(crate) fn beside_removals(subject: &Subject, removes: bool, slice: Duration) -> Vec<Duration> {
     let bdi = subject.mount();
     let is_over = AtomicBool::new(false);

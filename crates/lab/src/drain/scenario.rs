@@ -21,10 +21,11 @@ pub(crate) enum Scenario {
     /// As `Idle`, with the grace periods of the product's own domains.
     IdleShort,
     Neighbours(usize),
-    /// The target's inodes are on their way when it is unmounted, beside so many superblocks with switches of their own; with the grace
-    /// periods of the product's own domains.
+    /// The target's inodes are on their way when it is unmounted, beside so many superblocks with
+    /// switches of their own; with the grace periods of the product's own domains.
     ChurningBeside(usize),
-    /// A writer beside another cgroup's end with a thousand inodes; or beside as many inodes that only come and go.
+    /// A writer beside another cgroup's end with a thousand inodes; or beside as many inodes that
+    /// only come and go.
     Removal(bool),
     /// The same on a real mount, with a real cgroup.
     RemovalMounted(bool),

@@ -1,4 +1,5 @@
-//! What the kernel itself says of its switches and drains: a tracepoint, and a probe at the function that an unmount waits in.
+//! What the kernel itself says of its switches and drains: a tracepoint, and a probe at the
+//! function that an unmount waits in.
 
 use std::collections::HashMap;
 use std::fs;

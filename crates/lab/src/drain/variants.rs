@@ -1,7 +1,7 @@
 //! The other ways in which switchers and an unmount can agree: slower than the product's, or wrong.
 //!
-//! They live here and in the tests of `writeback`, which share this file, and run on the same engine, with the same workers, grace
-//! periods and callbacks.
+//! They live here and in the tests of `writeback`, which share this file, and run on the same
+//! engine, with the same workers, grace periods and callbacks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,14 +37,15 @@ fn look(superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
     if superblock.is_active() { Ok(None) } else { Err(Unmounting) }
 }
 
-/// What looks whether a switch is in flight closes the superblock first; what switches counts itself first. One of the two sees the other.
+/// What looks whether a switch is in flight closes the superblock first; what switches counts
+/// itself first. One of the two sees the other.
 fn counted_before() {
     // ORDERING: SeqCst, pairs with the fence in `Drain::close`.
     fence(Ordering::SeqCst);
 }
 
-/// `base`: if any switch is in flight anywhere, wait for all callbacks and for the queue of switches. **Wrong**: a switcher
-/// that has looked at `SB_ACTIVE` and has not queued yet is missed.
+/// `base`: if any switch is in flight anywhere, wait for all callbacks and for the queue of
+/// switches. **Wrong**: a switcher that has looked at `SB_ACTIVE` and has not queued yet is missed.
 #[derive(Debug, Default)]
 pub(crate) struct Base {
     pub(crate) between: Between,
@@ -68,8 +69,9 @@ impl Discipline for Base {
     }
 }
 
-/// `race`: switchers look, prepare and queue in a read section; if any switch is in flight anywhere, unmount waits for a grace period, for
-/// all callbacks, and for the queue. A switch is counted before its switcher looks at `SB_ACTIVE`.
+/// `race`: switchers look, prepare and queue in a read section; if any switch is in flight
+/// anywhere, unmount waits for a grace period, for all callbacks, and for the queue. A switch is
+/// counted before its switcher looks at `SB_ACTIVE`.
 #[derive(Debug, Default)]
 pub(crate) struct Race {
     pub(crate) between: Between,
@@ -100,7 +102,8 @@ impl Discipline for Race {
     }
 }
 
-/// `rmbarrier`: as `race` without waiting for callbacks. **Wrong** where switches are queued by a callback.
+/// `rmbarrier`: as `race` without waiting for callbacks. **Wrong** where switches are queued by a
+/// callback.
 #[derive(Debug, Default)]
 pub(crate) struct RmBarrier {
     pub(crate) between: Between,
@@ -135,8 +138,9 @@ impl Discipline for RmBarrier {
     }
 }
 
-/// `persb-fifo`: as `persb` was at first. Each superblock has its own count, but its switches wait for their turn in the queue of all, and only
-/// then for a grace period: right, and held up by each neighbour that has switches.
+/// `persb-fifo`: as `persb` was at first. Each superblock has its own count, but its switches wait
+/// for their turn in the queue of all, and only then for a grace period: right, and held up by each
+/// neighbour that has switches.
 #[derive(Debug, Default)]
 pub(crate) struct PersbFifo;
 

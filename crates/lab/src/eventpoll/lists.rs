@@ -1,6 +1,7 @@
-//! The kernel's two ready lists, as they hold their locks: the callback looks, adds and wakes under the lock (shared in
-//! one, alone in the other); the scan takes it alone to take the list, and again to put back what it did not deliver.
-//! While a scan runs, what is queued goes to a second list.
+//! The kernel's two ready lists, as they hold their locks: the callback looks, adds and wakes under
+//! the lock (shared in one, alone in the other); the scan takes it alone to take the list, and
+//! again to put back what it did not deliver. While a scan runs, what is queued goes to a second
+//! list.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 #[cfg(lines)]
 use super::counted::{RwLock, RwLockReadGuard};
 
-/// An item's place. Whoever queues has the lock; the scan changes `is_linked` without it, while nobody else looks.
+/// An item's place. Whoever queues has the lock; the scan changes `is_linked` without it, while
+/// nobody else looks.
 #[derive(Debug)]
 pub(crate) struct Node {
     slot: usize,
@@ -82,7 +84,8 @@ impl State {
     }
 
     fn queue(&self, node: &Node, listed: &AtomicUsize) {
-        // ORDERING: Relaxed: under the lock; SeqCst for the count, which is the full barrier that is asked for.
+        // ORDERING: Relaxed: under the lock; SeqCst for the count, which is the full barrier that
+        // is asked for.
         let (mark, list) = if self.is_scanning {
             (&node.is_in_overflow, &self.overflow)
         } else {
@@ -116,7 +119,8 @@ impl State {
 
 /// By the scan: the item leaves the list.
 fn unlink(node: &Node, listed: &AtomicUsize) {
-    // ORDERING: Relaxed: nobody else looks while a scan runs; SeqCst, the full barrier that is asked for.
+    // ORDERING: Relaxed: nobody else looks while a scan runs; SeqCst, the full barrier that is
+    // asked for.
     if node.is_linked.swap(false, Ordering::Relaxed) {
         listed.fetch_sub(1, Ordering::SeqCst);
     }
@@ -185,10 +189,11 @@ impl ReadyList for RwLocked {
     }
 }
 
-/// A lock that spins and yields. The kernel's cannot be preempted, so that nobody waits for long; here one who could not
-/// take it lets the others run. Real-time threads would wait for ever so: they sleep, with priority inheritance, and the one
-/// who has it runs with their priority, as a kernel with PREEMPT_RT does it. Sleeping for all would not do it justice:
-/// a lock that is handed on to a sleeper costs a switch of threads each time.
+/// A lock that spins and yields. The kernel's cannot be preempted, so that nobody waits for long;
+/// here one who could not take it lets the others run. Real-time threads would wait for ever so:
+/// they sleep, with priority inheritance, and the one who has it runs with their priority, as a
+/// kernel with PREEMPT_RT does it. Sleeping for all would not do it justice: a lock that is handed
+/// on to a sleeper costs a switch of threads each time.
 #[derive(Debug, Default)]
 struct PiLock(AtomicU32);
 
@@ -232,7 +237,8 @@ impl PiLock {
     }
 
     fn unlock(&self) {
-        // ORDERING: Release, pairs with the acquire in `lock`. Somebody sleeps if the number is not ours alone.
+        // ORDERING: Release, pairs with the acquire in `lock`. Somebody sleeps if the number is not
+        // ours alone.
         if self.0.compare_exchange(thread_id(), 0, Ordering::Release, Ordering::Relaxed).is_err() {
             #[cfg(not(lines))]
             futex::unlock_pi(&self.0, futex::Flags::PRIVATE).expect("we have the lock");
@@ -256,7 +262,8 @@ pub(crate) struct Held<'a>(&'a SpinLocked);
 
 impl Held<'_> {
     fn state(&mut self) -> &mut State {
-        // SAFETY: the lock is ours until this is dropped, and `&mut self` makes the reference the only one.
+        // SAFETY: the lock is ours until this is dropped, and `&mut self` makes the reference the
+        // only one.
         unsafe { &mut *self.0.state.get() }
     }
 }

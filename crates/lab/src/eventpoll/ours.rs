@@ -65,8 +65,9 @@ impl<R: ReadyList> Subject for Ours<R> {
     }
 }
 
-/// With the list that the product has, and with as many entries into the kernel as epoll's user makes: one for each signal (write(2) of an
-/// eventfd), each wait (epoll_wait(2)), each source that is taken (read(2)) and each change (epoll_ctl(2)). What is called does nothing.
+/// With the list that the product has, and with as many entries into the kernel as epoll's user
+/// makes: one for each signal (write(2) of an eventfd), each wait (epoll_wait(2)), each source that
+/// is taken (read(2)) and each change (epoll_ctl(2)). What is called does nothing.
 pub(crate) struct Entering(Default);
 
 /// An entry into the kernel.

@@ -22,7 +22,8 @@ const CONTROL_TAIL: Metric =
 /// Sources that each worker of `wait` has.
 const SOURCES_OF_WORKER: usize = 64;
 const WORKERS: usize = 2;
-/// Between two questions of `inversion`: long enough for producers to be anywhere, never in step with a tick.
+/// Between two questions of `inversion`: long enough for producers to be anywhere, never in step
+/// with a tick.
 const QUESTION_EVERY: Duration = Duration::from_micros(730);
 
 /// How much of it.
@@ -162,7 +163,8 @@ fn record(name: &str, variant: &str, recorder: &mut Recorder, metric: Metric, va
     }
 }
 
-/// Signals in a millisecond: each thread signals its own source, one consumer adds up until all are seen.
+/// Signals in a millisecond: each thread signals its own source, one consumer adds up until all are
+/// seen.
 fn stress<S: Subject>(threads: usize, signals: u64) -> f64 {
     let subject = S::new(threads);
     let (begin, ready) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -261,7 +263,8 @@ fn wake<S: Subject>(wakes: u32) -> Histogram {
     })
 }
 
-/// The longest question of a real-time consumer on one CPU with producers that it preempts, in microseconds.
+/// The longest question of a real-time consumer on one CPU with producers that it preempts, in
+/// microseconds.
 fn inversion<S: Subject>(producers: usize, slice: Duration) -> Result<f64, String> {
     let sources = producers.max(1);
     beside_producers::<S, _>(sources, (0..producers).collect(), |subject| {
@@ -271,7 +274,8 @@ fn inversion<S: Subject>(producers: usize, slice: Duration) -> Result<f64, Strin
     })
 }
 
-/// Runs a real-time consumer on one CPU with threads that signal the sources `of_producers` all the time.
+/// Runs a real-time consumer on one CPU with threads that signal the sources `of_producers` all the
+/// time.
 fn beside_producers<S: Subject, T: Send>(
     sources: usize,
     of_producers: Vec<usize>,
@@ -301,8 +305,9 @@ fn beside_producers<S: Subject, T: Send>(
     .map_err(|why| format!("not permitted: {why}"))
 }
 
-/// Scans of all sources, all signalled anew before each, by one thread; another modifies, deletes and adds one source after the other. Gives how
-/// long each change took, and the events in a millisecond.
+/// Scans of all sources, all signalled anew before each, by one thread; another modifies, deletes
+/// and adds one source after the other. Gives how long each change took, and the events in a
+/// millisecond.
 fn control<S: Subject>(sources: usize, slice: Duration) -> Option<(Histogram, f64)> {
     let subject = S::new(sources);
     let (is_over, seen) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -334,8 +339,8 @@ fn control<S: Subject>(sources: usize, slice: Duration) -> Option<(Histogram, f6
     Some((took, seen.into_inner() as f64 / (begun.elapsed().as_secs_f64() * 1e3)))
 }
 
-/// The control for it: as many sources are ready, but signalled by one who has finished when the consumer asks, and who then keeps
-/// the CPU busy until the answer is there.
+/// The control for it: as many sources are ready, but signalled by one who has finished when the
+/// consumer asks, and who then keeps the CPU busy until the answer is there.
 fn ready<S: Subject>(sources: usize, slice: Duration) -> Result<f64, String> {
     let subject = S::new(sources);
     // ORDERING: SeqCst here and below, turns of two threads.
@@ -373,7 +378,8 @@ fn ready<S: Subject>(sources: usize, slice: Duration) -> Result<f64, String> {
     .map_err(|why| format!("not permitted: {why}"))
 }
 
-/// Calls `ask` again and again; meanwhile the producers run, and this thread preempts whichever runs when it wakes.
+/// Calls `ask` again and again; meanwhile the producers run, and this thread preempts whichever
+/// runs when it wakes.
 fn preempting<S: Subject>(subject: &S, slice: Duration, mut ask: impl FnMut(&mut S::Consumer)) {
     let mut consumer = subject.consumer();
     let end = Instant::now() + slice;

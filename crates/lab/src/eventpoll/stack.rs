@@ -1,9 +1,10 @@
-//! The list that an earlier version of the change that took the rwlock out of the kernel had (2025, before 6.18): half of it is without a
-//! lock. A producer marks the item and pushes it on a stack; the consumer, under the scan's lock, takes the whole stack with one
-//! exchange and turns it round.
+//! The list that an earlier version of the change that took the rwlock out of the kernel had (2025,
+//! before 6.18): half of it is without a lock. A producer marks the item and pushes it on a stack;
+//! the consumer, under the scan's lock, takes the whole stack with one exchange and turns it round.
 //!
-//! What it cannot do is the first step of `Bits`' head: between the mark and the push stands a producer that may be stopped. From then
-//! until it runs again every other signal of the same source finds the mark and relies on a push that is not there.
+//! What it cannot do is the first step of `Bits`' head: between the mark and the push stands a
+//! producer that may be stopped. From then until it runs again every other signal of the same
+//! source finds the mark and relies on a push that is not there.
 
 use std::ptr;
 use std::sync::Arc;
@@ -42,8 +43,8 @@ impl HalfLockless {
         loop {
             // ORDERING: Relaxed: published by the exchange.
             node.next.store(top, Ordering::Relaxed);
-            // ORDERING: SeqCst: what the source changed, and `next`, are seen by who takes the stack; the full barrier before the
-            // caller looks who sleeps.
+            // ORDERING: SeqCst: what the source changed, and `next`, are seen by who takes the
+            // stack; the full barrier before the caller looks who sleeps.
             match self.top.compare_exchange_weak(top, pushed, Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => top = now,
@@ -57,10 +58,11 @@ impl HalfLockless {
         let mut at = self.top.swap(ptr::null_mut(), Ordering::SeqCst);
         let mut taken = Vec::new();
         while !at.is_null() {
-            // SAFETY: `push` made this pointer from an `Arc` and gave its count to the stack, from which only this exchange
-            // took it.
+            // SAFETY: `push` made this pointer from an `Arc` and gave its count to the stack, from
+            // which only this exchange took it.
             let node = unsafe { Arc::from_raw(at.cast_const()) };
-            // ORDERING: Relaxed: it was written before the exchange that published the node, and nobody pushes a marked node again.
+            // ORDERING: Relaxed: it was written before the exchange that published the node, and
+            // nobody pushes a marked node again.
             at = node.next.load(Ordering::Relaxed);
             taken.push(node);
         }
@@ -95,7 +97,8 @@ impl ReadyList for HalfLockless {
     fn hold(&self) {}
 
     fn queue(&self, (): &mut (), node: &Arc<Node>) {
-        // ORDERING: SeqCst: either the scan that clears the mark sees what the source changed, or this sees it cleared.
+        // ORDERING: SeqCst: either the scan that clears the mark sees what the source changed, or
+        // this sees it cleared.
         if !node.is_marked.swap(true, Ordering::SeqCst) {
             self.push(node);
         }
@@ -155,7 +158,8 @@ mod common {
     }
 }
 
-/// The product's test of a producer that is stopped at each of its instructions in turn, with this list.
+/// The product's test of a producer that is stopped at each of its instructions in turn, with this
+/// list.
 #[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
 mod tests {
     use std::sync::atomic::AtomicUsize;
@@ -167,7 +171,8 @@ mod tests {
     use super::steps::at_each_step;
     use super::*;
 
-    /// At how many instructions of one signal another signal of the same source, which has returned, is not seen.
+    /// At how many instructions of one signal another signal of the same source, which has
+    /// returned, is not seen.
     fn hidden<R: ReadyList>() -> usize {
         let poll = EventPoll::<R>::with_ready_list(Options::default());
         let (source, hidden) = (Counter::new(), AtomicUsize::new(0));

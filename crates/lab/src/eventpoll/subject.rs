@@ -20,8 +20,8 @@ pub(crate) trait Subject: Sync + Sized {
     /// The same without waiting.
     fn poll(&self, consumer: &mut Self::Consumer, max: usize) -> u64;
 
-    /// Modifies what is asked of a source (to what it was), deletes it and adds it again; calls `did` after each of the three. Returns
-    /// whether the subject can.
+    /// Modifies what is asked of a source (to what it was), deletes it and adds it again; calls
+    /// `did` after each of the three. Returns whether the subject can.
     fn control(&self, _source: usize, _did: impl FnMut()) -> bool {
         false
     }

@@ -1,4 +1,5 @@
-//! What `watertight mount` does and says where a host lacks something: it is started there, and its words are kept.
+//! What `watertight mount` does and says where a host lacks something: it is started there, and its
+//! words are kept.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -33,7 +34,8 @@ pub(super) struct Situation {
 
 const AS_USER: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
-/// A /dev that has these and no other devices, as a container's: `sh -ec NEW_DEV sh NAMES… -- PROGRAM…`.
+/// A /dev that has these and no other devices, as a container's:
+/// `sh -ec NEW_DEV sh NAMES… -- PROGRAM…`.
 const NEW_DEV: &str = r#"dev=$(mktemp -d); mount -t tmpfs dev "$dev"
 while [ "$1" != -- ]; do cp -a "/dev/$1" "$dev/"; shift; done; shift
 mount --move "$dev" /dev; exec "$@""#;
@@ -152,7 +154,8 @@ fn attempt(situation: &Situation, program: &Path) -> anyhow::Result<Attempt> {
     Ok(Attempt { situation: situation.name.to_owned(), mounted, exit, said, not_measured: None })
 }
 
-/// What a line of its standard error says: where that is no terminal, notes are objects with more in them.
+/// What a line of its standard error says: where that is no terminal, notes are objects with more
+/// in them.
 fn words_of(line: &str) -> String {
     let note = serde_json::from_str::<serde_json::Value>(line).ok();
     let message = note.as_ref().and_then(|note| note["message"].as_str());

@@ -1,7 +1,8 @@
-//! What can be asked of a kernel and a host: what each fact is used for, what is lost without it, and how it is measured.
+//! What can be asked of a kernel and a host: what each fact is used for, what is lost without it,
+//! and how it is measured.
 //!
-//! No answer comes from a version number, and none from what the kernel says that it can do where it can be seen doing it. A fact that could not be
-//! measured says why.
+//! No answer comes from a version number, and none from what the kernel says that it can do where
+//! it can be seen doing it. A fact that could not be measured says why.
 
 mod asked;
 mod read;

@@ -5,8 +5,9 @@
 //! <!-- end of report -->
 //! ```
 //!
-//! `origin`: which hosts and when. `facts`: a table of facts and hosts. `words`: what each is used for. `missing`: hosts that were made to lack
-//! something, beside the host that they are otherwise. `mounts`: what the program did in each situation.
+//! `origin`: which hosts and when. `facts`: a table of facts and hosts. `words`: what each is used
+//! for. `missing`: hosts that were made to lack something, beside the host that they are otherwise.
+//! `mounts`: what the program did in each situation.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

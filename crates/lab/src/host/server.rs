@@ -1,5 +1,6 @@
-//! A bare FUSE server with one file, `f`, for questions to the kernel: it notes what the kernel sends and when it was answered.
-//! One thread reads and answers; what is asked of it beyond that is in [`Asked`].
+//! A bare FUSE server with one file, `f`, for questions to the kernel: it notes what the kernel
+//! sends and when it was answered. One thread reads and answers; what is asked of it beyond that is
+//! in [`Asked`].
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -38,9 +39,11 @@ pub(super) struct Asked {
     pub(super) flags: InitFlags,
     /// It holds the answer to these back, and for how long.
     pub(super) held: Option<(Opcode, Duration)>,
-    /// It serves by a second opening of the device that is tied to the connection, and reads nothing from the first.
+    /// It serves by a second opening of the device that is tied to the connection, and reads
+    /// nothing from the first.
     pub(super) by_clone: bool,
-    /// It does not answer the first LOOKUP, and asks the kernel to send what was not answered once more.
+    /// It does not answer the first LOOKUP, and asks the kernel to send what was not answered once
+    /// more.
     pub(super) resend: bool,
 }
 
@@ -162,7 +165,8 @@ impl Devices {
     fn cloned(first: OwnedFd) -> anyhow::Result<Self> {
         let second = File::options().read(true).write(true).open("/dev/fuse").context("/dev/fuse")?;
         let number = u32::try_from(first.as_raw_fd()).context("a descriptor")?;
-        // SAFETY: FUSE_DEV_IOC_CLONE takes a pointer to a u32 that it only reads, as Setter passes it.
+        // SAFETY: FUSE_DEV_IOC_CLONE takes a pointer to a u32 that it only reads, as Setter passes
+        // it.
         unsafe { ioctl::ioctl(second.as_fd(), Setter::<IOC_CLONE, u32>::new(number)) }
             .context("FUSE_DEV_IOC_CLONE")?;
         Ok(Self { first, second: Some(second.into()) })

@@ -15,7 +15,8 @@ pub(super) enum Kind {
     Crowd,
     /// The same through mapped memory.
     Mapping,
-    /// Two cgroups write the same file in turn, so that it changes its owner, and make and remove files.
+    /// Two cgroups write the same file in turn, so that it changes its owner, and make and remove
+    /// files.
     Churning,
 }
 

@@ -1,12 +1,17 @@
-//! Who waits for the stalled stores, and who cleans up: this executable in a process of its own, `lab isolation-keeper DIR`.
+//! Who waits for the stalled stores, and who cleans up: this executable in a process of its own,
+//! `lab isolation-keeper DIR`.
 //!
-//! Its threads wait in fsync(2), each for one stalled volume. A thread that waits so cannot be killed, and would keep the lab. And should the lab
-//! be gone without a word (SIGKILL, a second Ctrl-C), the keeper ends the stopped server, takes away all that is mounted below the directory, by
-//! force, and removes it: a stopped FUSE server that is left behind has sync(2), statfs(2) and half of the host's programs wait.
+//! Its threads wait in fsync(2), each for one stalled volume. A thread that waits so cannot be
+//! killed, and would keep the lab. And should the lab be gone without a word (SIGKILL, a second
+//! Ctrl-C), the keeper ends the stopped server, takes away all that is mounted below the directory,
+//! by force, and removes it: a stopped FUSE server that is left behind has sync(2), statfs(2) and
+//! half of the host's programs wait.
 //!
-//! It is told what to do by lines, and answers each with `ok`, or with what went wrong. `dirty FILE`: make it, with 4 KiB to be written. `fsync`:
-//! have all of them synced, each by a thread. `waiting`: how many of these calls have not returned. `server PID`: whom to end. `cgroup DIR`: a cgroup to
-//! be removed, with those in it. `leave`: go, there is nothing left to clean up.
+//! It is told what to do by lines, and answers each with `ok`, or with what went wrong.
+//! `dirty FILE`: make it, with 4 KiB to be written. `fsync`: have all of them synced, each by a
+//! thread. `waiting`: how many of these calls have not returned. `server PID`: whom to end.
+//! `cgroup DIR`: a cgroup to be removed, with those in it. `leave`: go, there is nothing left to
+//! clean up.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -31,7 +36,8 @@ pub(crate) const COMMAND: &str = "isolation-keeper";
 
 /// The stack of a thread that does nothing but wait.
 const STACK: usize = 64 << 10;
-/// How often it is tried to leave nothing, and the time between: five minutes, since mount processes have their data to write before they end.
+/// How often it is tried to leave nothing, and the time between: five minutes, since mount
+/// processes have their data to write before they end.
 const ATTEMPTS: usize = 6000;
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -85,7 +91,8 @@ impl Own {
                     // ORDERING: Relaxed, as below: a count, which publishes nothing.
                     self.waiting.fetch_add(1, Ordering::Relaxed);
                     thread::Builder::new().stack_size(STACK).spawn(move || {
-                        // Only that it returned matters: nothing is promised beside a stalled store.
+                        // Only that it returned matters: nothing is promised beside a stalled
+                        // store.
                         let _in_any_way = file.sync_all();
                         // ORDERING: Relaxed, as above.
                         waiting.fetch_sub(1, Ordering::Relaxed);
@@ -99,7 +106,8 @@ impl Own {
         Ok("ok".to_owned())
     }
 
-    /// Leaves nothing of what the lab made. Mount processes are ended by the kernel when the lab is gone, and need a moment for it.
+    /// Leaves nothing of what the lab made. Mount processes are ended by the kernel when the lab is
+    /// gone, and need a moment for it.
     fn clean_up(&self, directory: &Path) {
         if let Some(server) = &self.server {
             let _gone_already = pidfd_send_signal(server, Signal::KILL);

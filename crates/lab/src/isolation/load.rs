@@ -44,7 +44,8 @@ pub(super) struct Amount {
 pub(super) struct Healthy {
     /// Where it is.
     pub(super) at: PathBuf,
-    /// Its control socket, if that is to sync it: syncfs(2) is of the whole mountpoint that it shares.
+    /// Its control socket, if that is to sync it: syncfs(2) is of the whole mountpoint that it
+    /// shares.
     pub(super) control: Option<Control>,
 }
 
@@ -154,8 +155,8 @@ impl Victim {
     }
 }
 
-/// Measures on all `volumes`. By a thread that is not waited for beyond reason: what waits for a store
-/// that does not answer can only be ended by the end of its mount.
+/// Measures on all `volumes`. By a thread that is not waited for beyond reason: what waits for a
+/// store that does not answer can only be ended by the end of its mount.
 ///
 /// # Errors
 /// If a call fails, or if it all takes far too long.

@@ -1,4 +1,5 @@
-//! Who uses a neighbour's volume: this executable in a process of its own, in one of the neighbour's cgroups, `lab isolation-tenant WORK …`.
+//! Who uses a neighbour's volume: this executable in a process of its own, in one of the
+//! neighbour's cgroups, `lab isolation-tenant WORK …`.
 //!
 //! | work | what it does |
 //! |---|---|
@@ -9,7 +10,8 @@
 //! | `map DIRECTORY COUNT` | the same through mapped memory |
 //! | `churn DIRECTORY SIDE EACH_NS AFTER_NS` | its part of what two such processes do in turn, see [`next`] |
 //!
-//! It says `ready` when it has what it needs, begins at once, and is ended from outside; `rest` ends when nobody holds its input.
+//! It says `ready` when it has what it needs, begins at once, and is ended from outside; `rest`
+//! ends when nobody holds its input.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -29,7 +31,8 @@ use crate::mapped::Mapped;
 /// The first argument of such a process.
 pub(crate) const COMMAND: &str = "isolation-tenant";
 
-/// Operations of one side before it is the other's turn: more than the nine foreign writes that change a file's owner.
+/// Operations of one side before it is the other's turn: more than the nine foreign writes that
+/// change a file's owner.
 pub(super) const TURN: u32 = 16;
 /// Of these, each so many'th is followed by a file that is made and removed.
 pub(super) const NEW_FILE_EACH: u64 = 4;
@@ -40,7 +43,8 @@ const CROWD_STACK: usize = 64 << 10;
 const PAGE: [u8; 4096] = [5; 4096];
 /// Of the file that changes its owner.
 const CHURNED_PAGES: u64 = 256;
-/// What is written at once, and of how large a file: far more than may be dirty, so that no page is written again that waits.
+/// What is written at once, and of how large a file: far more than may be dirty, so that no page is
+/// written again that waits.
 const BLOCK: usize = 128 << 10;
 const WRITTEN: u64 = 16 << 20;
 
@@ -156,8 +160,8 @@ fn churn(directory: &Path, side: u32, each: Duration, after: Duration) -> anyhow
     Ok(())
 }
 
-/// When a side's next operation is due. One is due each `each`; [`TURN`] of them are one side's, and as many then the other's. Who is late leaves out what
-/// it has missed.
+/// When a side's next operation is due. One is due each `each`; [`TURN`] of them are one side's,
+/// and as many then the other's. Who is late leaves out what it has missed.
 fn next(now: Duration, each: Duration, side: u32) -> Duration {
     let (each, turn) = (each.as_nanos(), u128::from(TURN));
     let tick = now.as_nanos() / each + 1;

@@ -1,6 +1,7 @@
 //! The neighbours' cgroups with the processes in them, as the lab sees them.
 //!
-//! Each neighbour has a cgroup with two below it, and a process in each of these: whatever they do, there are as many of them.
+//! Each neighbour has a cgroup with two below it, and a process in each of these: whatever they do,
+//! there are as many of them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,9 +17,11 @@ use super::tenant::COMMAND;
 use super::world::LONG;
 use crate::child::{self, cpu_time, ends_with_the_lab};
 
-/// Operations of all churning neighbours together, in a second: so many that the processors have little to do.
+/// Operations of all churning neighbours together, in a second: so many that the processors have
+/// little to do.
 pub(super) const CHURNED: u32 = 512;
-/// What all throttled neighbours together may write in a second, for the same reason; and what each may have to be written.
+/// What all throttled neighbours together may write in a second, for the same reason; and what each
+/// may have to be written.
 pub(super) const LIMIT_KIB: u64 = 1024;
 pub(super) const ROOM_KIB: u64 = 1024;
 

@@ -159,7 +159,8 @@ impl World {
         Ok(Volume { name, store, options, server: None, control: None })
     }
 
-    /// A server of directories: one of the product, for it is there. It has a runtime directory of its own, so that nobody asks it anything.
+    /// A server of directories: one of the product, for it is there. It has a runtime directory of
+    /// its own, so that nobody asks it anything.
     fn serve_stores(&mut self) -> anyhow::Result<()> {
         let mut command = Command::new(&self.program);
         command.env("WATERTIGHT_RUNTIME_DIR", self.path("run.stores"));
@@ -266,7 +267,8 @@ impl World {
         healthy.map(one).collect()
     }
 
-    /// Has the neighbours do what they are there for. What is heard when it begins: how long after its time each was called stalled, if they stall.
+    /// Has the neighbours do what they are there for. What is heard when it begins: how long after
+    /// its time each was called stalled, if they stall.
     pub(super) fn begin(&mut self) -> anyhow::Result<Vec<f64>> {
         if self.beside.kind.has_tenants() {
             self.work()?;
@@ -280,8 +282,8 @@ impl World {
         if self.beside.kind == Kind::Stalled { self.stall() } else { Ok(Vec::new()) }
     }
 
-    /// Stops the stores' server; every one of its volumes has a caller in fsync(2). For each volume: how long after its time `status` said
-    /// so, in milliseconds.
+    /// Stops the stores' server; every one of its volumes has a caller in fsync(2). For each
+    /// volume: how long after its time `status` said so, in milliseconds.
     fn stall(&mut self) -> anyhow::Result<Vec<f64>> {
         let Some(stores) = &self.stores else { return Ok(Vec::new()) };
         self.is_stalled = true;
@@ -306,8 +308,8 @@ impl World {
         Ok(noticed)
     }
 
-    /// What is measured is beside stalled volumes only if all of them are, and each has its caller, who waits; and beside others only if
-    /// none is, and those who are to work do.
+    /// What is measured is beside stalled volumes only if all of them are, and each has its caller,
+    /// who waits; and beside others only if none is, and those who are to work do.
     pub(super) fn are_as_they_were(&mut self) -> anyhow::Result<()> {
         let is_stalled = self.is_stalled;
         for volume in &self.neighbours {
@@ -357,7 +359,8 @@ impl World {
         Ok(done.took)
     }
 
-    /// A verb of the program until it has ended, its start included; about a volume, if one is named.
+    /// A verb of the program until it has ended, its start included; about a volume, if one is
+    /// named.
     fn verb(&self, words: &[&str], volume: Option<&str>) -> anyhow::Result<Done> {
         // Files, not pipes: it is waited for first, with a limit.
         let (out, error) = (self.path("out"), self.path("error"));
@@ -379,7 +382,8 @@ impl World {
         self.take_down()
     }
 
-    /// In this order: who waits for the stores stops waiting; then those who wait for them can be ended; and then those who wait for nobody.
+    /// In this order: who waits for the stores stops waiting; then those who wait for them can be
+    /// ended; and then those who wait for nobody.
     fn take_down(&mut self) -> anyhow::Result<()> {
         let mut ended = Ok(());
         let mut and = |result: anyhow::Result<()>| {

@@ -1,4 +1,5 @@
-//! The host's side: makes the image, boots one kernel after the other, and collects what each brings back.
+//! The host's side: makes the image, boots one kernel after the other, and collects what each
+//! brings back.
 
 use std::fs;
 use std::io::Write as _;
@@ -35,7 +36,8 @@ struct Arguments {
     /// The kernels, by their names in tests/kernels/kernels
     #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "6.1,6.12,6.12-rt,7.2,7.2-rt,rc")]
     kernels: Vec<String>,
-    /// Only these parts: s1 (the drain of an unmount), s2 (idle unmounts), s3 (sync beside limits), s4 (epoll)
+    /// Only these parts: s1 (the drain of an unmount), s2 (idle unmounts), s3 (sync beside limits),
+    /// s4 (epoll)
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     only: Vec<String>,
     /// Samples of each row that takes little time, instead of 40
@@ -156,7 +158,8 @@ impl<'a> Inside<'a> {
         let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir()?;
         let runs = runs.map(|runs| format!(" --runs {runs}")).unwrap_or_default();
         for (name, _) in Part::ALL {
-            // The first cgroup has the kernel change its own code, which the emulator takes ill of processors that are busy.
+            // The first cgroup has the kernel change its own code, which the emulator takes ill of
+            // processors that are busy.
             let job = format!(
                 "mkdir /sys/fs/cgroup/first && rmdir /sys/fs/cgroup/first\n\
                  exec '{}' {INSIDE} --only {name} --program '{}' --json /report/{RESULT}{runs}\n",
@@ -169,7 +172,8 @@ impl<'a> Inside<'a> {
         Ok(Self { harness, image, directory })
     }
 
-    /// Has one kernel do one part. Under emulation a kernel may fall over its own code's changes; then it has another try.
+    /// Has one kernel do one part. Under emulation a kernel may fall over its own code's changes;
+    /// then it has another try.
     fn measure(
         &self,
         kernel: &str,
@@ -237,7 +241,8 @@ fn follow(
                 rustix::process::kill_process_group(child::pid(boot)?, rustix::process::Signal::TERM);
             bail!("stopped by a signal");
         }
-        // Nothing tells that a file has grown; the console is a file because a guest must not wait for its reader.
+        // Nothing tells that a file has grown; the console is a file because a guest must not wait
+        // for its reader.
         std::thread::sleep(LOOK);
         let text = String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned();
         let lines: Vec<&str> = text.lines().filter_map(|line| line.trim().strip_prefix("lab: ")).collect();

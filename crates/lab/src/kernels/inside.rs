@@ -1,4 +1,5 @@
-//! The guest's side: one kernel that was booted for this measures itself, and the product beside it.
+//! The guest's side: one kernel that was booted for this measures itself, and the product beside
+//! it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

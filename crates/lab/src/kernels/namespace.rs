@@ -1,5 +1,6 @@
-//! A process with a mount namespace of its own, which fills it with bind mounts and says what its end takes. The process
-//! goes back to the namespace that it came from: the last user leaves, and whatever the kernel does for that is done before setns(2) returns.
+//! A process with a mount namespace of its own, which fills it with bind mounts and says what its
+//! end takes. The process goes back to the namespace that it came from: the last user leaves, and
+//! whatever the kernel does for that is done before setns(2) returns.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! What an unmount waits for where nobody uses the mount: bind mounts of the kernel, and volumes that are attached to a mountpoint of the
-//! product, in turn.
+//! What an unmount waits for where nobody uses the mount: bind mounts of the kernel, and volumes
+//! that are attached to a mountpoint of the product, in turn.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -196,8 +196,9 @@ impl Unmounts<'_> {
         Ok(())
     }
 
-    /// A FUSE server that answers nothing has a mount that a process is stuck in, and another one that umount2(2) is stuck in; and one
-    /// of our attached volumes has its store there, with a process that is stuck in the volume.
+    /// A FUSE server that answers nothing has a mount that a process is stuck in, and another one
+    /// that umount2(2) is stuck in; and one of our attached volumes has its store there, with a
+    /// process that is stuck in the volume.
     fn beside_hung(&self, recorder: &mut Recorder) -> anyhow::Result<()> {
         let program = crate::volumes::ours::program(self.settings).map_err(anyhow::Error::msg)?;
         let mount = |name: &str| {

@@ -15,7 +15,8 @@ use crate::experiment::Settings;
 
 /// How long threads that have nothing to do may stay.
 const REST_MAX: Duration = Duration::from_secs(30);
-/// Looks without any change after which they are taken to have ended: longer than data rests before it is written.
+/// Looks without any change after which they are taken to have ended: longer than data rests before
+/// it is written.
 const LOOKS: u32 = 27;
 /// Volumes that are used: what is in use keeps descriptors, of which a process has so many.
 const USED_MAX: usize = 1000;

@@ -8,7 +8,8 @@
 //! | `not_the_last` | synchronous unmounts that returned, beside a walk with a reference that goes on, and had not shut down: the walk does |
 //! | `held_up` | unmounts that did not return while another superblock's shutdown hung |
 //!
-//! A fast strategy and a clean run prove nothing: the first is a play with three parts in which the order is forced.
+//! A fast strategy and a clean run prove nothing: the first is a play with three parts in which the
+//! order is forced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,8 +49,8 @@ pub(super) fn record(scenario: &str, variant: &str, recorder: &mut Recorder) -> 
     Ok(())
 }
 
-/// A walk is in its section; somebody else has a pin; a lazy unmount begins; the pin is dropped. Whoever ends the
-/// mount must not do so before the walk has left.
+/// A walk is in its section; somebody else has a pin; a lazy unmount begins; the pin is dropped.
+/// Whoever ends the mount must not do so before the walk has left.
 fn is_finalised_inside(variant: &str) -> bool {
     let ours = Ours::new(variant, Engine::Expedited);
     let ns = &ours.ns;
@@ -109,8 +110,9 @@ fn is_late_or_foreign(variant: &str) -> (bool, bool) {
     (is_late, names.ended_by() != Some(std::thread::current().id()))
 }
 
-/// A walk has a reference, and waits for the superblock; a synchronous unmount begins, and is given its time; then the walk goes on. Whoever
-/// has the last reference shuts down: that must be the unmount, before it returns (MN-R3).
+/// A walk has a reference, and waits for the superblock; a synchronous unmount begins, and is given
+/// its time; then the walk goes on. Whoever has the last reference shuts down: that must be the
+/// unmount, before it returns (MN-R3).
 fn is_not_the_last(variant: &str) -> bool {
     let ours = Ours::new(variant, Engine::Expedited);
     let ns = &ours.ns;
@@ -180,7 +182,8 @@ mod tests {
 
     #[test]
     fn mn_r6_the_inverted_poll_is_caught_and_none_of_the_correct_ones() {
-        // One waits exactly when it need not, the other for those alone that make a mount their own.
+        // One waits exactly when it need not, the other for those alone that make a mount their
+        // own.
         assert_eq!(of(is_finalised_inside), ["polled-mount", "percpu-legitimize"]);
     }
 

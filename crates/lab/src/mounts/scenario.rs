@@ -23,7 +23,8 @@ const UMOUNT_P99: Metric =
 const LAZY_P99: Metric =
     Metric { name: "umount-lazy_p99", unit: "ms", shown: Shown::P99, larger_is_better: false };
 const WALKS: Metric = Metric { name: "walks_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
-/// What the one who mounts and unmounts beside the walks gets done: who unmounts faster disturbs walks more often.
+/// What the one who mounts and unmounts beside the walks gets done: who unmounts faster disturbs
+/// walks more often.
 const UNMOUNTS: Metric =
     Metric { name: "unmounts_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
 

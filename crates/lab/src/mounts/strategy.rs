@@ -1,7 +1,7 @@
 //! The strategies that are compared, the faulty ones included.
 //!
-//! All but the default have one domain for all their namespaces, as a kernel has. Their grace periods are those of the
-//! engine that a scenario names; the default's are always its own.
+//! All but the default have one domain for all their namespaces, as a kernel has. Their grace
+//! periods are those of the engine that a scenario names; the default's are always its own.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +36,8 @@ pub(crate) enum Kind {
     GlobalWorker,
     /// A cookie after the unhashing, and a wait only if it has not passed.
     PolledGlobal,
-    /// The same with the cookie that was taken when the mounts left, one for all that left together.
+    /// The same with the cookie that was taken when the mounts left, one for all that left
+    /// together.
     PolledGlobalAtUnlink,
     /// A cookie for each mount; `is_inverted`: waits if they *have* passed.
     PolledMount { is_inverted: bool },
@@ -44,11 +45,13 @@ pub(crate) enum Kind {
     OnDemand,
     /// Two lists: mounts that nobody else has end at once, the others after a grace period.
     TwoList,
-    /// Each mount's count is looked at until it says that nobody else has the mount, so many times; then a grace period.
+    /// Each mount's count is looked at until it says that nobody else has the mount, so many times;
+    /// then a grace period.
     PerMountCount,
     /// Each walk counts itself; the count's end is waited for.
     WalkerCount,
-    /// Who makes a mount their own counts themselves on their processor meanwhile; the end of all is waited for, in place of a grace period.
+    /// Who makes a mount their own counts themselves on their processor meanwhile; the end of all
+    /// is waited for, in place of a grace period.
     PercpuLegitimize,
 }
 
@@ -153,7 +156,8 @@ impl Strategy {
         result
     }
 
-    /// A walk that makes what it finds its own, counted where the strategy wants that. More than the strategy asks for: the walk is counted from its beginning.
+    /// A walk that makes what it finds its own, counted where the strategy wants that. More than
+    /// the strategy asks for: the walk is counted from its beginning.
     pub(crate) fn legitimizing<T>(&self, walk: impl FnOnce() -> T) -> T {
         if self.kind != Kind::PercpuLegitimize {
             return walk();
@@ -175,7 +179,8 @@ impl Strategy {
         }
     }
 
-    /// Waits until all who walk now have ended: two phases, since one who read the phase may count itself late.
+    /// Waits until all who walk now have ended: two phases, since one who read the phase may count
+    /// itself late.
     fn wait_for_walkers(&self) {
         let _turn = self.flip.lock();
         for _ in 0..2 {
@@ -320,7 +325,8 @@ impl Teardown for Strategy {
                 put_all(gone, is_sync);
             }
             Kind::PolledGlobalAtUnlink => {
-                // All are stamped after the last of them has left, and all have this domain: one is as good as another.
+                // All are stamped after the last of them has left, and all have this domain: one is
+                // as good as another.
                 if let Some(one) = gone.first() {
                     self.wait(one.stamp());
                 }
@@ -366,8 +372,8 @@ impl Teardown for Strategy {
                 }
             }
             Kind::PerMountCount => {
-                // Once the unmount's own reference is the only one nobody is in a fast put: who is has not been counted
-                // down, and who comes now finds the flags, and puts slowly.
+                // Once the unmount's own reference is the only one nobody is in a fast put: who is
+                // has not been counted down, and who comes now finds the flags, and puts slowly.
                 if !gone.iter().all(|one| (0..LOOKS).any(|_| is_alone_now(one))) {
                     self.wait(self.domain.get_state());
                 }
@@ -379,7 +385,8 @@ impl Teardown for Strategy {
             }
             Kind::PercpuLegitimize => {
                 self.wait_for_legitimizing();
-                // Not `complete`, as above: whoever has a reference may have come before, and puts it when they like.
+                // Not `complete`, as above: whoever has a reference may have come before, and puts
+                // it when they like.
                 gone.into_iter().filter_map(Gone::put).for_each(Last::clean_up);
             }
         }

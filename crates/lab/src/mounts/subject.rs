@@ -26,7 +26,8 @@ pub(crate) trait Subject: Send + Sync {
     /// Words for the table.
     fn umount(&self, is_lazy: bool) -> Result<Duration, String>;
 
-    /// One walk to a file on it, or to where that would be. It takes a reference there, and gives it back.
+    /// One walk to a file on it, or to where that would be. It takes a reference there, and gives
+    /// it back.
     fn walk(&self);
 
     /// The same to a file on something else.
@@ -60,7 +61,8 @@ impl Ours {
         Self { ns, strategy }
     }
 
-    /// Whether an unmount has come to where its strategy waits for walks, other than by grace periods.
+    /// Whether an unmount has come to where its strategy waits for walks, other than by grace
+    /// periods.
     pub(crate) fn is_waiting_for_walkers(&self) -> bool {
         self.strategy.as_ref().is_some_and(|strategy| strategy.is_waiting())
     }

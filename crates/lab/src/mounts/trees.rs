@@ -44,7 +44,8 @@ pub(super) fn containers(
     Ok(())
 }
 
-/// A namespace is cloned, 50 volumes and a root attached, the root changed, the old one detached, and all ended. How long the last two and all took.
+/// A namespace is cloned, 50 volumes and a root attached, the root changed, the old one detached,
+/// and all ended. How long the last two and all took.
 fn container(host: &Ours) -> Result<[f64; 3], String> {
     let begun = Instant::now();
     let container = host.ns.try_clone().map_err(words)?;

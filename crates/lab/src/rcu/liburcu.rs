@@ -1,4 +1,5 @@
-//! liburcu, where it and a C compiler were there when the lab was built: `liburcu.c`, linked into the lab.
+//! liburcu, where it and a C compiler were there when the lab was built: `liburcu.c`, linked into
+//! the lab.
 
 use std::os::raw::{c_int, c_ulong};
 
@@ -8,7 +9,8 @@ use super::subject::{Subject, stay};
 /// liburcu's flavour with membarrier(2).
 pub(crate) struct Liburcu;
 
-// SAFETY: the functions of these types in `liburcu.c`. All but the first two want a thread that is registered.
+// SAFETY: the functions of these types in `liburcu.c`. All but the first two want a thread that is
+// registered.
 unsafe extern "C" {
     fn lab_enter_thread();
     fn lab_leave_thread();

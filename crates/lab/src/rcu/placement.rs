@@ -1,11 +1,14 @@
 //! Where a measured loop lies in memory.
 //!
-//! A section of a few instructions costs up to half as much again where its loop, or a branch in it, happens to lie badly
-//! in the processor's lines of instructions. The linker decides that, and each change of the program changes it. So every subject has its
-//! loop of sections several times, each copy one step further from the beginning of a line, and what is reported is the mean of them:
-//! the cost where it is not known how the code will lie. Compilers begin loops at multiples of a step, so that these are all there is.
+//! A section of a few instructions costs up to half as much again where its loop, or a branch in
+//! it, happens to lie badly in the processor's lines of instructions. The linker decides that, and
+//! each change of the program changes it. So every subject has its loop of sections several times,
+//! each copy one step further from the beginning of a line, and what is reported is the mean of
+//! them: the cost where it is not known how the code will lie. Compilers begin loops at multiples
+//! of a step, so that these are all there is.
 
-/// Copies of each loop. One step is 16 bytes, and so many are a line of 64. (As many as `COPY` in `liburcu.c`.)
+/// Copies of each loop. One step is 16 bytes, and so many are a line of 64. (As many as `COPY` in
+/// `liburcu.c`.)
 pub(crate) const PLACEMENTS: usize = 4;
 
 /// So many are a step.

@@ -5,17 +5,19 @@ use std::time::Duration;
 
 /// One library, ready to be used from any thread.
 pub(crate) trait Subject: Send + Sync {
-    /// `pairs` read sections, inside another section if `nested`; gives the sum of what was read, which is 1 in each. By the copy of the loop
-    /// that lies at `placement`.
+    /// `pairs` read sections, inside another section if `nested`; gives the sum of what was read,
+    /// which is 1 in each. By the copy of the loop that lies at `placement`.
     fn read(&self, pairs: u64, nested: bool, placement: usize) -> u64;
 
-    /// Sections of about [`SECTION`] until `goes_on`, asked after each, says no; the calling thread's.
+    /// Sections of about [`SECTION`] until `goes_on`, asked after each, says no; the calling
+    /// thread's.
     fn read_while(&self, goes_on: &dyn Fn() -> bool);
 
     /// One grace period; an error if there is no such call.
     fn grace(&self) -> Result<(), &'static str>;
 
-    /// One grace period that is asked for and looked at until it has passed; an error if there is no such call.
+    /// One grace period that is asked for and looked at until it has passed; an error if there is
+    /// no such call.
     fn poll(&self) -> Result<(), &'static str>;
 
     /// Gives up `values` boxed [`Counted`]s, and returns when all are dropped.

@@ -1,6 +1,7 @@
-//! Curves: one panel for each metric of scenarios whose names end in a number (`neighbours-16`), if there are three or more of them: the
-//! figure against that number. The numbers stand at equal distances, as they grow by factors; the figures are drawn by
-//! their logarithms where the largest is more than [`FACTORS`] times the smallest.
+//! Curves: one panel for each metric of scenarios whose names end in a number (`neighbours-16`), if
+//! there are three or more of them: the figure against that number. The numbers stand at equal
+//! distances, as they grow by factors; the figures are drawn by their logarithms where the largest
+//! is more than [`FACTORS`] times the smallest.
 
 use std::fmt::Write as _;
 
@@ -97,7 +98,8 @@ impl Scale {
     }
 }
 
-/// The heights at which names stand that belong to these, in their order from above, none nearer to another than a line.
+/// The heights at which names stand that belong to these, in their order from above, none nearer to
+/// another than a line.
 fn apart(wanted: &[f64], upper: f64, lower: f64) -> Vec<f64> {
     let mut placed: Vec<f64> = Vec::with_capacity(wanted.len());
     for &at in wanted {

@@ -75,13 +75,15 @@ pub(super) fn document(text: &str) -> anyhow::Result<Document> {
 impl ReadMetric {
     fn known(self) -> Metric {
         let Self { name, unit, shown, larger_is_better } = self;
-        // Names are static in experiments. Those of a file are few, and read once by a process that ends soon.
+        // Names are static in experiments. Those of a file are few, and read once by a process that
+        // ends soon.
         Metric { name: name.leak(), unit: unit.leak(), shown, larger_is_better }
     }
 }
 
 impl ReadRow {
-    /// What an older lab did not write down: a rate is better if it is larger, and a name that says p99 means it.
+    /// What an older lab did not write down: a rate is better if it is larger, and a name that says
+    /// p99 means it.
     fn guessed_metric(&self) -> Metric {
         let shown = if self.metric.contains("p99") { Shown::P99 } else { Shown::P50 };
         let larger_is_better = self.unit.starts_with("1/") || self.unit.ends_with("/s") || self.unit == "%";

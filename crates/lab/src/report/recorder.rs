@@ -62,7 +62,8 @@ impl Recorder {
         entry
     }
 
-    /// Has the row stand here in the order, whichever is measured first; it is left out if nothing is.
+    /// Has the row stand here in the order, whichever is measured first; it is left out if nothing
+    /// is.
     pub(crate) fn expect(&mut self, scenario: &str, variant: &str, metric: Metric) {
         self.entry(scenario, variant, metric, || Measured::Nothing);
     }
@@ -83,7 +84,8 @@ impl Recorder {
         }
     }
 
-    /// Adds the operations of one run to those of the runs before; the metric's unit is microseconds.
+    /// Adds the operations of one run to those of the runs before; the metric's unit is
+    /// microseconds.
     pub(crate) fn operations_us(&mut self, scenario: &str, variant: &str, metric: Metric, took: &Histogram) {
         let entry = self.entry(scenario, variant, metric, || Measured::Operations(Box::default(), 1_000.0));
         if let Measured::Operations(histogram, _) = &mut entry.measured {
@@ -100,8 +102,9 @@ impl Recorder {
         }
     }
 
-    /// Says why there is no figure: a short reason that fits into a cell, and what a reader has to know.
-    /// Replaces what was measured before: a variant that fails in one of its runs has no figure.
+    /// Says why there is no figure: a short reason that fits into a cell, and what a reader has to
+    /// know. Replaces what was measured before: a variant that fails in one of its runs has no
+    /// figure.
     pub(crate) fn absent(&mut self, scenario: &str, variant: &str, metric: Metric, why: &str) {
         let entry = self.entry(scenario, variant, metric, || Measured::Absent);
         entry.measured = Measured::Absent;

@@ -1,8 +1,9 @@
-//! The plot: curves, and a panel of horizontal bars for every other scenario and metric, readable on light and on dark
-//! ground (the colours follow the reader's scheme; the ground is drawn, so that a viewer without a
-//! scheme shows the light form).
+//! The plot: curves, and a panel of horizontal bars for every other scenario and metric, readable
+//! on light and on dark ground (the colours follow the reader's scheme; the ground is drawn, so
+//! that a viewer without a scheme shows the light form).
 //!
-//! Nothing is known of the reader's font: room is kept for a wide one ([`width`]), and what has none is cut.
+//! Nothing is known of the reader's font: room is kept for a wide one ([`width`]), and what has
+//! none is cut.
 
 use super::curves;
 use super::table::{Choice, distinct, figure};
@@ -34,7 +35,8 @@ const STYLE: &str = "\
     .axis{stroke:#3d444d}.c0{stroke:#4493f8}.c1{stroke:#f0883e}.c2{stroke:#3fb950}.c3{stroke:#ab7df8}.c4{stroke:#f85149}\
     .c5{stroke:#39c5cf}.c6{stroke:#db61a2}.c7{stroke:#9198a1}}";
 
-/// One panel of bars: a scenario by its variants, or, where each scenario has one variant only, that by its scenarios.
+/// One panel of bars: a scenario by its variants, or, where each scenario has one variant only,
+/// that by its scenarios.
 struct Panel<'a> {
     title: String,
     metric: Metric,

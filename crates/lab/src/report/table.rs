@@ -1,4 +1,5 @@
-//! The Markdown form: for every metric a table of scenarios by variants, with ratios to the default.
+//! The Markdown form: for every metric a table of scenarios by variants, with ratios to the
+//! default.
 
 use super::{Document, Metric, Row};
 use std::fmt::Write as _;
@@ -12,7 +13,8 @@ pub(crate) struct Choice {
     pub(crate) scenarios: Vec<String>,
     /// Variants.
     pub(crate) variants: Vec<String>,
-    /// The figures of a cell; if none is named, the one that stands for the row and its ratio to the default.
+    /// The figures of a cell; if none is named, the one that stands for the row and its ratio to
+    /// the default.
     pub(crate) figures: Vec<Figure>,
 }
 
@@ -42,7 +44,8 @@ pub(crate) enum Baseline {
     Scenarios {
         /// What a reader knows these scenarios by.
         names: Vec<String>,
-        /// A scenario, and the one that it is compared with; those that are not here are compared with themselves.
+        /// A scenario, and the one that it is compared with; those that are not here are compared
+        /// with themselves.
         of: Vec<(String, String)>,
     },
 }

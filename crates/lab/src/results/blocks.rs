@@ -1,15 +1,16 @@
-//! The blocks of a page: from a line that says what is to stand there to a line that ends it. What is between is made anew
-//! each time; all else is the writer's.
+//! The blocks of a page: from a line that says what is to stand there to a line that ends it. What
+//! is between is made anew each time; all else is the writer's.
 //!
 //! ```text
 //! <!-- lab report: drain show=tables metrics=umount scenarios=neighbours-* figures=p50,p99 -->
 //! <!-- end of report -->
 //! ```
 //!
-//! `show` is what of the file: `origin` (source, date, machine, command), `plot`, `tables`, `published` (others' figures beside
-//! these), `notes`; without it, all in this order. `metrics`, `scenarios` and `variants` choose rows. With `figures` the
-//! cells have these instead of the one that the experiment shows and its ratio to the default. `plotted` names the metrics
-//! and `panels` the scenarios that the plot has; without them it has all of the file.
+//! `show` is what of the file: `origin` (source, date, machine, command), `plot`, `tables`,
+//! `published` (others' figures beside these), `notes`; without it, all in this order. `metrics`,
+//! `scenarios` and `variants` choose rows. With `figures` the cells have these instead of the one
+//! that the experiment shows and its ratio to the default. `plotted` names the metrics and `panels`
+//! the scenarios that the plot has; without them it has all of the file.
 
 use crate::report::{Choice, Figure};
 use anyhow::{Context as _, bail, ensure};

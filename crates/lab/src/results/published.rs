@@ -1,5 +1,6 @@
-//! Figures that others have published about the same question, beside ours. They are of another machine and of another
-//! program, mostly of the kernel itself: what compares is the ratio of the variants of one source.
+//! Figures that others have published about the same question, beside ours. They are of another
+//! machine and of another program, mostly of the kernel itself: what compares is the ratio of the
+//! variants of one source.
 
 use crate::report::{Document, Row, figure};
 use anyhow::{Context as _, ensure};
@@ -55,7 +56,8 @@ impl Published {
     }
 }
 
-/// A table of what was published about this experiment, beside its own figures; nothing if nothing was.
+/// A table of what was published about this experiment, beside its own figures; nothing if nothing
+/// was.
 pub(super) fn beside(document: &Document, all: &[Published]) -> anyhow::Result<String> {
     let rows: Vec<&Published> = all.iter().filter(|row| row.experiment == document.experiment).collect();
     // Files of part of an experiment show what they have; a whole one, also what it lacks.

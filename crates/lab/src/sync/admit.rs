@@ -1,4 +1,5 @@
-//! What it costs to admit a write, with few and with many cgroups that have limits: in the throttle alone, and by the product's whole path.
+//! What it costs to admit a write, with few and with many cgroups that have limits: in the throttle
+//! alone, and by the product's whole path.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,7 +51,8 @@ pub(super) fn throttle(scenario: &str, cgroups: usize, recorder: &mut Recorder) 
     Ok(())
 }
 
-/// Microseconds of a synchronous write on a mount, by cgroups among so many that have limits, or have none.
+/// Microseconds of a synchronous write on a mount, by cgroups among so many that have limits, or
+/// have none.
 pub(super) fn write(
     place: &Place,
     scenario: &str,

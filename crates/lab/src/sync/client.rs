@@ -1,5 +1,5 @@
-//! Who syncs: this executable in a process of its own, which stands in the cgroup that is asked about, and times calls. So no figure has the start
-//! of a program in it.
+//! Who syncs: this executable in a process of its own, which stands in the cgroup that is asked
+//! about, and times calls. So no figure has the start of a program in it.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};

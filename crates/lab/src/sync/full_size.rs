@@ -1,4 +1,5 @@
-//! The published experiment with its own sizes, on a mount; and who syncs beside writers that go on, beside data of their own, and after others' syncs.
+//! The published experiment with its own sizes, on a mount; and who syncs beside writers that go
+//! on, beside data of their own, and after others' syncs.
 
 use anyhow::{Context as _, ensure};
 
@@ -15,7 +16,8 @@ const LIMIT: &str = "1M";
 const CACHE_MIB: u64 = 1024;
 /// What an isolated caller has dirty itself.
 const OWN_MIB: u64 = 4;
-/// What the limited cgroup has dirty before a neighbour's sync, its limit, and its own fsyncs before and after that.
+/// What the limited cgroup has dirty before a neighbour's sync, its limit, and its own fsyncs
+/// before and after that.
 const OWED_MIB: u64 = 12;
 const FSYNCS: usize = 20;
 /// Room for a quarter of what a cgroup at its limit may have dirty: it is used up within a second.
@@ -43,7 +45,8 @@ pub(super) fn notes() -> Vec<String> {
     ]
 }
 
-/// How the mount and the caller stand to each other: policy, limit, and whether the caller is isolated.
+/// How the mount and the caller stand to each other: policy, limit, and whether the caller is
+/// isolated.
 fn setting<'a>(variant: &'a str, limit: &'a str) -> (&'a str, &'a str, bool) {
     match variant {
         "unloaded" => ("boost", "max", false),
@@ -84,7 +87,8 @@ pub(super) fn writers_go_on(place: &Place, variant: &str, recorder: &mut Recorde
     world.end()
 }
 
-/// An isolated caller with data of its own, beside nothing and beside the limited cgroup's, in turn.
+/// An isolated caller with data of its own, beside nothing and beside the limited cgroup's, in
+/// turn.
 pub(super) fn isolated_own(place: &Place, rounds: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
     let world = World::new(place, "boost", &format!("{LIMIT_MIB}M"), ROOM_MIB)?;
     world.set(&world.other, "sync_isolation=1")?;

@@ -1,5 +1,5 @@
-//! The running kernel: sync(2) beside a cgroup whose writes to an ext4 are limited by io.max; and the same with a volume of the product's and
-//! its limit.
+//! The running kernel: sync(2) beside a cgroup whose writes to an ext4 are limited by io.max; and
+//! the same with a volume of the product's and its limit.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

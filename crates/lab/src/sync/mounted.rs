@@ -1,4 +1,5 @@
-//! The published experiment on a mount, with real cgroups and fio's writers: how long somebody in another cgroup waits.
+//! The published experiment on a mount, with real cgroups and fio's writers: how long somebody in
+//! another cgroup waits.
 
 use anyhow::Context as _;
 

@@ -1,4 +1,5 @@
-//! What becomes of the limited cgroup while others sync, and of its neighbours: counted on the store itself, by the clock on the wall.
+//! What becomes of the limited cgroup while others sync, and of its neighbours: counted on the
+//! store itself, by the clock on the wall.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -15,7 +16,8 @@ use super::world::{LONG, Place, World};
 use super::{FSYNC, MIB, OF_LIMIT, RATE, THROTTLED_AGAIN};
 use crate::report::Recorder;
 
-/// How long others sync without end: so long that what of its room the cgroup happens to use at either end is little beside it.
+/// How long others sync without end: so long that what of its room the cgroup happens to use at
+/// either end is little beside it.
 const fn busy(is_quick: bool) -> Duration {
     Duration::from_secs(if is_quick { 12 } else { 30 })
 }
@@ -163,7 +165,8 @@ pub(super) fn around(place: &Place, recorder: &mut Recorder) -> anyhow::Result<(
     world.end()
 }
 
-/// Somebody who writes to the store's directory itself, past the mount, as much a second as the limited cgroup may; until this is dropped.
+/// Somebody who writes to the store's directory itself, past the mount, as much a second as the
+/// limited cgroup may; until this is dropped.
 struct Direct {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<u64>>>,
@@ -196,7 +199,8 @@ impl Direct {
     }
 }
 
-/// A victim's fsyncs, alone, beside somebody who writes as much to the store itself, and beside the limited cgroup's queue, in turn.
+/// A victim's fsyncs, alone, beside somebody who writes as much to the store itself, and beside the
+/// limited cgroup's queue, in turn.
 pub(super) fn neighbour(place: &Place, rounds: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
     let world = World::new(place, "boost", NEIGHBOUR, ROOM_MIB)?;
     let victim = || -> anyhow::Result<f64> {
@@ -229,7 +233,8 @@ pub(super) fn neighbour(place: &Place, rounds: usize, recorder: &mut Recorder) -
 mod tests {
     use super::*;
 
-    /// Looks each 2 ms at a store to which so many bytes come in each, for so long: one after the other.
+    /// Looks each 2 ms at a store to which so many bytes come in each, for so long: one after the
+    /// other.
     fn seen(from: Instant, parts: &[(u64, Duration)]) -> Seen {
         let (mut at, mut bytes) = (from, 0);
         let mut seen = Vec::new();

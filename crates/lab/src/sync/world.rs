@@ -1,4 +1,5 @@
-//! What the mounts stand on, and one of them with the limited cgroup's writers and somebody in another cgroup.
+//! What the mounts stand on, and one of them with the limited cgroup's writers and somebody in
+//! another cgroup.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ use crate::volumes::ours::program;
 /// The sixteen writers of the published experiment, and what each writes.
 pub(super) const WRITERS: u64 = 16;
 pub(super) const WRITER_MIB: u64 = 3;
-/// What the cgroup may have dirty and owe together: more than twice what the writers write once, so that nobody writes it before the sync.
+/// What the cgroup may have dirty and owe together: more than twice what the writers write once, so
+/// that nobody writes it before the sync.
 pub(super) const ROOM_MIB: u64 = 128;
 /// Far longer than anything takes.
 pub(super) const LONG: Duration = Duration::from_secs(60);
@@ -116,7 +118,8 @@ impl Drop for Writers {
 }
 
 impl<'a> World<'a> {
-    /// With such a policy; `limit` as `wbps` takes it, and how much the cgroup may have dirty and owe.
+    /// With such a policy; `limit` as `wbps` takes it, and how much the cgroup may have dirty and
+    /// owe.
     pub(super) fn new(place: &'a Place, policy: &str, limit: &str, room_mib: u64) -> anyhow::Result<Self> {
         Self::with_cache(place, policy, limit, (room_mib, 256))
     }
@@ -157,7 +160,8 @@ impl<'a> World<'a> {
         command
     }
 
-    /// Has all their data dirty, and what other programs had dirty elsewhere written: sync(2) is of that as well.
+    /// Has all their data dirty, and what other programs had dirty elsewhere written: sync(2) is of
+    /// that as well.
     pub(super) fn fill(&self) -> anyhow::Result<()> {
         self.fill_with(WRITER_MIB)
     }
@@ -210,8 +214,8 @@ impl<'a> World<'a> {
         self.place.mountpoint().join(format!("{name}writer.{number}.0"))
     }
 
-    /// Begins writing, and waits until there is no room for what the writers write (1 MiB at a time)
-    /// and they wait for it. The writers pause before that.
+    /// Begins writing, and waits until there is no room for what the writers write (1 MiB at a
+    /// time) and they wait for it. The writers pause before that.
     pub(super) fn write_without_end(&self, name: &str) -> anyhow::Result<Writers> {
         let before = self.figure("writer_waits")?;
         let writers = self.begin_writing(name)?;
@@ -246,7 +250,8 @@ impl<'a> World<'a> {
         status["volumes"][0][name].as_f64().with_context(|| format!("status has no {name}"))
     }
 
-    /// Bytes that the files of the store's directory have there, as its own file system counts them: nothing that the product says.
+    /// Bytes that the files of the store's directory have there, as its own file system counts
+    /// them: nothing that the product says.
     pub(super) fn on_store(&self) -> anyhow::Result<u64> {
         let mut sum = 0;
         for entry in std::fs::read_dir(self.place.path("store"))? {

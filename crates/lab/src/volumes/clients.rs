@@ -1,8 +1,8 @@
 //! The clients: threads that make one system call after another on a mount and time each.
 //!
-//! A thread's operations follow one another without a pause; an operation's duration reaches from the
-//! end of the one before to its own end. The threads of a slice start together at a barrier. The rate
-//! is the sum of the threads' rates, each over its own measured time.
+//! A thread's operations follow one another without a pause; an operation's duration reaches from
+//! the end of the one before to its own end. The threads of a slice start together at a barrier.
+//! The rate is the sum of the threads' rates, each over its own measured time.
 
 use super::sizes::Sizes;
 use crate::stats::Histogram;
@@ -168,8 +168,9 @@ pub(crate) fn lay_out(root: &Path, sizes: &Sizes) -> anyhow::Result<()> {
     std::fs::remove_file(root.join(SEQUENTIAL)).context("unlink")
 }
 
-/// Writes a file from start to end in large pieces; the time from the first write to the end of close.
-/// After that, and not in that time, it is synced: nothing of it is written back in another's slice.
+/// Writes a file from start to end in large pieces; the time from the first write to the end of
+/// close. After that, and not in that time, it is synced: nothing of it is written back in
+/// another's slice.
 ///
 /// # Errors
 /// If a call fails.
@@ -238,7 +239,8 @@ pub(crate) fn settle(root: &Path) -> anyhow::Result<()> {
 }
 
 /// A client that reads its laid-out file piece by piece, each piece once between two drops of the
-/// kernel's cache of that file (where it is dropped: on a native file system the cache is the store's).
+/// kernel's cache of that file (where it is dropped: on a native file system the cache is the
+/// store's).
 #[derive(Debug)]
 pub(crate) struct Reader {
     file: File,

@@ -29,8 +29,8 @@ pub(crate) fn bindfs(place: &Place) -> Target {
     Target::new("bindfs", start, "")
 }
 
-/// rclone over a local directory. Its uploads would begin seconds after a close and run in the slices of
-/// others; they are put off to after the run, which is in its favour.
+/// rclone over a local directory. Its uploads would begin seconds after a close and run in the
+/// slices of others; they are put off to after the run, which is in its favour.
 pub(crate) fn rclone(place: &Place) -> Target {
     let cache = place.store("rclone-cache");
     let start = server(place, "rclone", find("rclone"), |command, store, root| {
@@ -123,7 +123,8 @@ const EXAMPLES: [&str; 4] = [
     "/usr/share/doc/fuse3/example",
 ];
 
-/// Builds libfuse's example into the user's cache directory, once; nothing of it is part of this project.
+/// Builds libfuse's example into the user's cache directory, once; nothing of it is part of this
+/// project.
 fn build_passthrough_ll() -> anyhow::Result<PathBuf> {
     let source = EXAMPLES
         .iter()

@@ -1,5 +1,6 @@
-//! Where the files lie: one directory on one file system for every store and every peer, so that nobody
-//! has the faster disk; and a scratch directory for mountpoints, logs and trees. Both are gone at the end.
+//! Where the files lie: one directory on one file system for every store and every peer, so that
+//! nobody has the faster disk; and a scratch directory for mountpoints, logs and trees. Both are
+//! gone at the end.
 
 use anyhow::{Context as _, ensure};
 use rustix::fs::{FsWord, statfs};
@@ -98,7 +99,8 @@ impl Place {
         Some(make_dir(shared.path().join(name)))
     }
 
-    /// For the reader of the result: where the files lie and what a successful fdatasync means there.
+    /// For the reader of the result: where the files lie and what a successful fdatasync means
+    /// there.
     pub(crate) fn note(&self) -> String {
         let parent = self.stores.path().parent().unwrap_or(Path::new("/")).display();
         match self.kind {

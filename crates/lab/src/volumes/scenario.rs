@@ -13,7 +13,8 @@ const OPS_PER_S: Metric =
     Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
 const SECONDS: Metric = Metric { name: "seconds", unit: "s", shown: Shown::P50, larger_is_better: false };
 const P99_US: Metric = Metric { name: "p99_us", unit: "us", shown: Shown::P99, larger_is_better: false };
-/// What the server's processors do for an operation, spinning included; what sleeping costs is not in it.
+/// What the server's processors do for an operation, spinning included; what sleeping costs is not
+/// in it.
 const SERVER_CPU_US: Metric =
     Metric { name: "server_cpu_us", unit: "us", shown: Shown::P50, larger_is_better: false };
 

@@ -1,5 +1,5 @@
-//! How much and how long: one set of sizes for all targets of a run, so that memory that was touched
-//! once is used again.
+//! How much and how long: one set of sizes for all targets of a run, so that memory that was
+//! touched once is used again.
 
 use crate::experiment::Settings;
 use anyhow::ensure;
@@ -74,9 +74,9 @@ impl Sizes {
         }
     }
 
-    /// Memory that all targets of a run take together, about: each has the files of two clients in its
-    /// store and in the kernel's cache, ours in their own cache too; the sequential file is there once,
-    /// in three places.
+    /// Memory that all targets of a run take together, about: each has the files of two clients in
+    /// its store and in the kernel's cache, ours in their own cache too; the sequential file is
+    /// there once, in three places.
     fn memory_bytes(&self) -> u64 {
         const TARGETS: u64 = 12;
         self.random_bytes * 2 * (TARGETS * 2 + 4) + self.sequential_bytes * 3

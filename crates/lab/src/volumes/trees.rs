@@ -1,5 +1,5 @@
-//! Trees that programs unpack: an archive for `tar` and a repository for `git`, made by this module,
-//! the same in every run.
+//! Trees that programs unpack: an archive for `tar` and a repository for `git`, made by this
+//! module, the same in every run.
 
 use super::clients::filler;
 use super::sizes::Sizes;

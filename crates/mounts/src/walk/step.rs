@@ -1,9 +1,10 @@
 //! The steps of a walk between mounts, over any tree that is changed under a [`MountLock`].
 //!
-//! A walk begins with a number of the sequence. Whatever a look at the tree finds, the number is looked at again
-//! before anything is concluded: a mount, because it may be gone; *none*, because there may have been one all the time,
-//! on another mount that took this one's place; a parent, because a mount that left the tree has none, or
-//! another. What follows a step is as if no change had begun since the walk did.
+//! A walk begins with a number of the sequence. Whatever a look at the tree finds, the number is
+//! looked at again before anything is concluded: a mount, because it may be gone; *none*, because
+//! there may have been one all the time, on another mount that took this one's place; a parent,
+//! because a mount that left the tree has none, or another. What follows a step is as if no change
+//! had begun since the walk did.
 
 use sync::mutant::is_on;
 
@@ -59,8 +60,8 @@ pub fn cross_down<V: View>(
     }
 }
 
-/// From the root of a mount to the place that it is on, and so on. What comes back is the root of a mount only if
-/// that one is on nothing.
+/// From the root of a mount to the place that it is on, and so on. What comes back is the root of a
+/// mount only if that one is on nothing.
 #[inline]
 pub fn cross_up<V: View>(
     view: &V,

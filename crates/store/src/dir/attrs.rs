@@ -163,8 +163,8 @@ impl Inner {
         self.read_xattr(id, "list xattr", |path, buf| rustix::fs::listxattr(path, buf))
     }
 
-    /// Through the /proc path, which the calls with descriptors do not follow for `O_PATH` ones; of a
-    /// symbolic link it reaches the link itself.
+    /// Through the /proc path, which the calls with descriptors do not follow for `O_PATH` ones; of
+    /// a symbolic link it reaches the link itself.
     fn read_xattr(
         &self,
         id: ObjectId,

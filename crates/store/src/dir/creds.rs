@@ -6,7 +6,8 @@
 //! other process: set-group-id directories, default ACLs, quotas.
 //!
 //! # What changes in a thread that has created something
-//! * `SECBIT_NO_SETUID_FIXUP` is set, so that its capabilities stay when its file-system uid changes.
+//! * `SECBIT_NO_SETUID_FIXUP` is set, so that its capabilities stay when its file-system uid
+//!   changes.
 //! * Its root, working directory and umask are its own (`CLONE_FS` unshared): the umask of one
 //!   thread would otherwise be that of all.
 //! * Its file-system ids and umask stay those of the last creator, unless the medium looks at ids
@@ -14,14 +15,14 @@
 //!   local file systems nothing but creation asks for them while the capabilities are there.
 //! * The kernel makes a process undumpable when a thread changes its ids (no core files).
 //!
-//! Threads that such a thread starts inherit all of this; they take their own ids before they create.
-//! Nothing outside this module may change the file-system ids or the umask of a thread that uses a
-//! store: the module remembers what it set.
+//! Threads that such a thread starts inherit all of this; they take their own ids before they
+//! create. Nothing outside this module may change the file-system ids or the umask of a thread that
+//! uses a store: the module remembers what it set.
 //!
 //! Without the capabilities (not root) only the umask is set, and objects belong to the process.
 //! Where even `CLONE_FS` may not be unshared (some containers' system call filters), the process's
-//! umask is cleared and the creator's bits are taken from the mode here; a directory's default ACL is
-//! then narrowed by the umask, which the kernel would not have done.
+//! umask is cleared and the creator's bits are taken from the mode here; a directory's default ACL
+//! is then narrowed by the umask, which the kernel would not have done.
 
 use std::cell::Cell;
 use std::marker::PhantomData;

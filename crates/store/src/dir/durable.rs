@@ -1,21 +1,21 @@
 //! What is not durable yet, and making it so.
 //!
-//! `syncfs` would wait for whoever else writes to the host's disk. So the store remembers which of its
-//! own objects changed since they were last synced, and syncs just those.
+//! `syncfs` would wait for whoever else writes to the host's disk. So the store remembers which of
+//! its own objects changed since they were last synced, and syncs just those.
 //!
 //! # State, per object ([`SyncState`], protected by its lock)
 //! A clock counts the object's changes. `data_at` and `attrs_at` say when its data (a directory's
-//! entries) and its attributes last changed, `data_synced` and `attrs_synced` up to which change they
-//! are durable. An object with changes that are not durable, or with a failure, is *queued* and pinned
-//! in the table: a later look-up or opening meets the same state.
+//! entries) and its attributes last changed, `data_synced` and `attrs_synced` up to which change
+//! they are durable. An object with changes that are not durable, or with a failure, is *queued*
+//! and pinned in the table: a later look-up or opening meets the same state.
 //!
 //! Every change is counted **after** its system call and every sync reads the clock **before** its
 //! own: a call that had returned when a sync began is covered by it.
 //!
 //! # Names
-//! `names` holds the directories in which the object got a name, each with the directory's clock after
-//! that change. [`Inner::sync_names`] syncs those that are not durable that far, and their own names
-//! in turn, so that a whole new path survives.
+//! `names` holds the directories in which the object got a name, each with the directory's clock
+//! after that change. [`Inner::sync_names`] syncs those that are not durable that far, and their
+//! own names in turn, so that a whole new path survives.
 //!
 //! # Failures
 //! After a failed sync the kernel takes the pages for clean: a repeated sync would succeed and say
@@ -23,15 +23,15 @@
 //! was written anew *and* that was synced.
 //!
 //! # Bound
-//! Each queued object costs memory and a descriptor, so that their number is bounded to a share of the
-//! descriptors. Over the bound, whoever makes the next change syncs the oldest sixteenth first: as a
-//! batch whose output is started on all before the first is waited for, because one at a time would
-//! cost a journal commit for each file of a large unpacked archive. One caller does that while others go
-//! on, up to a quarter over the bound; from there on everybody waits.
+//! Each queued object costs memory and a descriptor, so that their number is bounded to a share of
+//! the descriptors. Over the bound, whoever makes the next change syncs the oldest sixteenth first:
+//! as a batch whose output is started on all before the first is waited for, because one at a time
+//! would cost a journal commit for each file of a large unpacked archive. One caller does that
+//! while others go on, up to a quarter over the bound; from there on everybody waits.
 //!
 //! # What cannot be synced
-//! Symbolic links and special files cannot be opened. Their names are durable with their directory; a
-//! later change of their own attributes is when the host's journal next commits.
+//! Symbolic links and special files cannot be opened. Their names are durable with their directory;
+//! a later change of their own attributes is when the host's journal next commits.
 //!
 //! Lock order: `DirNode::syncing`, then `DirNode::sync`, then `Unsynced::queue`, then the table's
 //! shards. `Unsynced::relieving` comes before all of them, `Inner::spare` between
@@ -230,7 +230,8 @@ impl Inner {
             }
             state.names.clone()
         };
-        // Each name holds a directory, which may be long gone: a file that is moved about must not collect them.
+        // Each name holds a directory, which may be long gone: a file that is moved about must not
+        // collect them.
         let (kept, settled): (Vec<_>, Vec<_>) = crowd.into_iter().partition(|name| !name.is_settled());
         let mut state = node.sync.lock();
         state.names_kept = kept.len();
@@ -289,8 +290,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Keeps other syncs of the same file away: the kernel tells a failure to one of several that use the same
-    /// descriptor, and nothing to the others. `None` if one that began later than this call did it all.
+    /// Keeps other syncs of the same file away: the kernel tells a failure to one of several that
+    /// use the same descriptor, and nothing to the others. `None` if one that began later than this
+    /// call did it all.
     fn wait_for_sync(node: &DirNode, data_only: bool) -> Option<Option<sync::MutexGuard<'_, ()>>> {
         if node.kind == FileType::Directory {
             return Some(None);
@@ -338,8 +340,8 @@ impl Inner {
         drop(names);
     }
 
-    /// Lets go of an object that nobody can reach any more and that only waits to be synced: without a
-    /// name there is nothing to sync, and its space is to be free at once.
+    /// Lets go of an object that nobody can reach any more and that only waits to be synced:
+    /// without a name there is nothing to sync, and its space is to be free at once.
     pub(crate) fn let_go(&self, left_over: Option<Arc<DirNode>>) {
         let Some(node) = left_over else { return };
         let is_open = node.data.lock().strong_count() > 0;
@@ -356,8 +358,9 @@ impl Inner {
         }
     }
 
-    /// Makes the names of `node` durable, and those of the directories above it that are new. Nothing is
-    /// struck off before all of it is done: who comes meanwhile, or after a failure, has to do it, too.
+    /// Makes the names of `node` durable, and those of the directories above it that are new.
+    /// Nothing is struck off before all of it is done: who comes meanwhile, or after a failure, has
+    /// to do it, too.
     pub(crate) fn sync_names(&self, node: &Arc<DirNode>) -> Result<()> {
         let mut seen = Vec::new();
         let mut done = Vec::new();
@@ -551,11 +554,13 @@ fn spare_descriptor(any: &OwnedFd) -> Option<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(any, 0).ok()
 }
 
-/// Calls `work` for each job, on a few threads where there are enough. Without another thread this one does it all.
+/// Calls `work` for each job, on a few threads where there are enough. Without another thread this
+/// one does it all.
 fn parallel<J: Sync>(jobs: &[J], work: impl Fn(&J) + Sync) {
     let next = AtomicUsize::new(0);
     let run = || {
-        // ORDERING: Relaxed. The index only hands out jobs; the scope's end publishes their results.
+        // ORDERING: Relaxed. The index only hands out jobs; the scope's end publishes their
+        // results.
         while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             work(job);
         }

@@ -16,8 +16,9 @@ use crate::{Error, ErrorKind, Result};
 
 /// An open directory that is one store's alone, until this is dropped.
 ///
-/// The lock is given back by name: the store has the descriptor for other uses as well, and a child of this process that has not executed its program yet has the descriptor too, and
-/// the lock would last until that closes it.
+/// The lock is given back by name: the store has the descriptor for other uses as well, and a child
+/// of this process that has not executed its program yet has the descriptor too, and the lock would
+/// last until that closes it.
 #[derive(Debug)]
 pub(crate) struct Exclusive(Arc<OwnedFd>);
 

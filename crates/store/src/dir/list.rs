@@ -1,11 +1,12 @@
 //! Listing a directory of the host.
 //!
-//! The kernel's own cookies (`d_off`) are the offsets, so that they stay right while entries come and
-//! go. A listing that goes on where it stopped is served from the buffer of the last system call;
-//! another offset seeks.
+//! The kernel's own cookies (`d_off`) are the offsets, so that they stay right while entries come
+//! and go. A listing that goes on where it stopped is served from the buffer of the last system
+//! call; another offset seeks.
 //!
-//! Lock order: `DirDir::position` comes first; it is held while the host lists and while the sink is called, which must
-//! call nothing of this store. It is one opening's, so that no other waits for it.
+//! Lock order: `DirDir::position` comes first; it is held while the host lists and while the sink
+//! is called, which must call nothing of this store. It is one opening's, so that no other waits
+//! for it.
 
 use std::ffi::OsStr;
 use std::fmt;

@@ -10,9 +10,10 @@
 //! * `sync`: what is not durable yet; see [`durable`](super::durable).
 //! * references and pins: in the table's slot, protected by the shard's lock.
 //!
-//! Lock order: `syncing`, then `sync`; `data`, then the table's shards; `path`, then the table's shards. `data` and `path` of one
-//! object are never held together, nor with `sync` or `syncing`; the second object's `path` is only tried. More in
-//! [`durable`](super::durable) and [`paths`](super::paths).
+//! Lock order: `syncing`, then `sync`; `data`, then the table's shards; `path`, then the table's
+//! shards. `data` and `path` of one object are never held together, nor with `sync` or `syncing`;
+//! the second object's `path` is only tried. More in [`durable`](super::durable) and
+//! [`paths`](super::paths).
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock, Weak};

@@ -1,9 +1,9 @@
 //! Keeps the number of `O_PATH` descriptors bounded.
 //!
 //! The kernel may keep millions of look-ups; a process has fewer descriptors than that. Where the
-//! process may open objects by file handle (`CAP_DAC_READ_SEARCH`), the descriptors of objects that were not
-//! used lately are put away: the handle is noted, the descriptor closed, and opened again when
-//! the object is used. Where it may not, a full table of descriptors is
+//! process may open objects by file handle (`CAP_DAC_READ_SEARCH`), the descriptors of objects that
+//! were not used lately are put away: the handle is noted, the descriptor closed, and opened again
+//! when the object is used. Where it may not, a full table of descriptors is
 //! [`ErrorKind::TooManyFiles`](crate::ErrorKind::TooManyFiles).
 //!
 //! An object whose descriptor is put away is not held by us. So:
@@ -14,13 +14,14 @@
 //! * the inode's number may come to name another object when somebody else removes it. Handles tell
 //!   the two apart ([`Inner::know`]).
 //!
-//! Objects with open data, or with changes that are not durable, keep their descriptors. A file that was
-//! just made has one descriptor for its data and for itself, until the data is closed.
+//! Objects with open data, or with changes that are not durable, keep their descriptors. A file
+//! that was just made has one descriptor for its data and for itself, until the data is closed.
 //!
-//! Lock order: [`DirNode::path`], then the table's shards; `Paths::medium` is a leaf. Of two objects' locks the second is only tried.
+//! Lock order: [`DirNode::path`], then the table's shards; `Paths::medium` is a leaf. Of two
+//! objects' locks the second is only tried.
 //!
-//! `open`, `away`, `last` and `next_search` are figures of the moment: nothing but the choice of when to put away
-//! or to refuse depends on them.
+//! `open`, `away`, `last` and `next_search` are figures of the moment: nothing but the choice of
+//! when to put away or to refuse depends on them.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -77,7 +78,8 @@ pub(crate) struct Paths {
     next_search: AtomicUsize,
     /// Whether the process may open by handle.
     can_put_away: bool,
-    /// Any directory of the medium, to open handles with; `None` where that is not possible, and after the store's close.
+    /// Any directory of the medium, to open handles with; `None` where that is not possible, and
+    /// after the store's close.
     medium: Mutex<Option<Arc<OwnedFd>>>,
 }
 
@@ -107,8 +109,8 @@ impl Paths {
         self.can_put_away
     }
 
-    /// Closes what the store's root has open, however long the store itself is kept: nothing of it is used any more, and its file system can be
-    /// unmounted.
+    /// Closes what the store's root has open, however long the store itself is kept: nothing of it
+    /// is used any more, and its file system can be unmounted.
     pub(crate) fn close(&self, root: &DirNode) {
         drop(self.medium.lock().take());
         if root.path.lock().fd.take().is_some() {
@@ -242,8 +244,8 @@ impl Inner {
         if attr.ino == node.ino && attr.kind == node.kind { Ok(fd) } else { Err(Errno::STALE) }
     }
 
-    /// Opens by `open`, after descriptors were put away if there are too many; refuses while too few are left
-    /// for the rest of the process.
+    /// Opens by `open`, after descriptors were put away if there are too many; refuses while too
+    /// few are left for the rest of the process.
     pub(crate) fn with_room(&self, open: impl Fn() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
         if self.is_full() {
             if self.paths.can_put_away() {
@@ -267,8 +269,8 @@ impl Inner {
         opened
     }
 
-    /// Whether the next descriptor would be one of those that are left to others. Costs system calls only when
-    /// the last one was close to that.
+    /// Whether the next descriptor would be one of those that are left to others. Costs system
+    /// calls only when the last one was close to that.
     fn is_full(&self) -> bool {
         self.paths.is_nearly_full()
             && match rustix::io::fcntl_dupfd_cloexec(&self.proc_fds, 0) {
@@ -277,7 +279,8 @@ impl Inner {
             }
     }
 
-    /// Enters what `fd` stands for into the table, with one more reference; says whether it is new there.
+    /// Enters what `fd` stands for into the table, with one more reference; says whether it is new
+    /// there.
     pub(crate) fn know(&self, fd: Arc<OwnedFd>, ino: u64, kind: FileType) -> (Arc<DirNode>, bool) {
         let mut fd = fd;
         loop {
@@ -303,8 +306,8 @@ impl Inner {
         }
     }
 
-    /// Gives `node` the descriptor of the object that was found under its number, if its own was put away
-    /// and it is the same one; gives the descriptor back if it is another one.
+    /// Gives `node` the descriptor of the object that was found under its number, if its own was
+    /// put away and it is the same one; gives the descriptor back if it is another one.
     fn welcome_back(&self, node: &DirNode, found: Arc<OwnedFd>) -> Option<Arc<OwnedFd>> {
         let mut path = node.path.lock();
         path.is_used = true;
@@ -322,8 +325,8 @@ impl Inner {
         }
     }
 
-    /// Takes an `O_PATH` descriptor for `node` in the place of `data`, which is about to be closed. If
-    /// there is none to be had, the data stays open.
+    /// Takes an `O_PATH` descriptor for `node` in the place of `data`, which is about to be closed.
+    /// If there is none to be had, the data stays open.
     pub(crate) fn leave_data(&self, node: &DirNode, data: &Arc<OwnedFd>) {
         let mut path = node.path.lock();
         if path.fd.as_ref().is_some_and(|fd| Arc::ptr_eq(fd, data))

@@ -1,14 +1,17 @@
-//! Finding objects by their ids when nothing of them is known any more: for handles that programs keep, as
-//! `name_to_handle_at` gives them, while caches are dropped, files are renamed, and the store is closed and opened again.
+//! Finding objects by their ids when nothing of them is known any more: for handles that programs
+//! keep, as `name_to_handle_at` gives them, while caches are dropped, files are renamed, and the
+//! store is closed and opened again.
 //!
-//! An id that is an inode number (see [`table`](super::table)) is searched in all directories of the store, from the root
-//! on. The host could open the inode at once by a handle of its own, but whether that is in the store or beside it on the
-//! same file system, only a name that leads there can tell: a made-up id must not lead out of the store. A search costs as much as
-//! listing the store; one runs at a time, for [`SEARCH_MAX`] at most.
+//! An id that is an inode number (see [`table`](super::table)) is searched in all directories of
+//! the store, from the root on. The host could open the inode at once by a handle of its own, but
+//! whether that is in the store or beside it on the same file system, only a name that leads there
+//! can tell: a made-up id must not lead out of the store. A search costs as much as listing the
+//! store; one runs at a time, for [`SEARCH_MAX`] at most.
 //!
-//! The host uses inode numbers again. An object's **generation** tells it from those that had its number before: a digest of
-//! the host's handle, which names an object for as long as it exists and never another one; where the medium has no handles, of
-//! the time of its birth; where it has neither, it is 0, and the object is only found while it is known.
+//! The host uses inode numbers again. An object's **generation** tells it from those that had its
+//! number before: a digest of the host's handle, which names an object for as long as it exists and
+//! never another one; where the medium has no handles, of the time of its birth; where it has
+//! neither, it is 0, and the object is only found while it is known.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -87,7 +90,8 @@ impl Inner {
         node.and_then(|node| node.generation.get().copied()).unwrap_or(0)
     }
 
-    /// The entry of what was found, with a reference. Its name, if it has one, is as durable as it was when it was known last.
+    /// The entry of what was found, with a reference. Its name, if it has one, is as durable as it
+    /// was when it was known last.
     fn recalled(&self, fd: &Arc<OwnedFd>, op: &'static str) -> Result<Entry> {
         let stat = self.stat_inside(fd.as_fd(), op)?;
         let attr = attrs::attr_of(&stat);

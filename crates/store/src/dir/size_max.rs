@@ -9,7 +9,8 @@ use rustix::process::{Resource, getrlimit};
 
 const LARGEST: u64 = i64::MAX.unsigned_abs();
 
-/// The size of the largest file in `dir`, in bytes; where it cannot be tried, the largest there can be.
+/// The size of the largest file in `dir`, in bytes; where it cannot be tried, the largest there can
+/// be.
 pub(super) fn of(dir: BorrowedFd<'_>) -> u64 {
     // Beyond this process's own limit there is a signal, not an error.
     let most = getrlimit(Resource::Fsize).current.map_or(LARGEST, |limit| limit.min(LARGEST));

@@ -109,7 +109,8 @@ impl Handle {
     }
 }
 
-/// FNV-1a, folded. Not against an adversary: who may open by handle may read everything here anyway.
+/// FNV-1a, folded. Not against an adversary: who may open by handle may read everything here
+/// anyway.
 pub(crate) fn digest(bytes: &[u8], seed: u32) -> u32 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325 ^ u64::from(seed), step);
@@ -129,8 +130,8 @@ struct RawHandle {
 pub(crate) fn handle_of(fd: BorrowedFd<'_>) -> Result<Handle> {
     let mut raw = RawHandle { len: 128, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
     let mut mount = 0i32;
-    // SAFETY: `raw` has the layout of `struct file_handle` followed by the 128 bytes that `len` announces;
-    // both pointers are valid and ours alone through the call; the path is a constant.
+    // SAFETY: `raw` has the layout of `struct file_handle` followed by the 128 bytes that `len`
+    // announces; both pointers are valid and ours alone through the call; the path is a constant.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -146,14 +147,16 @@ pub(crate) fn handle_of(fd: BorrowedFd<'_>) -> Result<Handle> {
     Ok(Handle { kind: raw.kind, bytes: raw.bytes[..len].into() })
 }
 
-/// Opens the object of a handle as with `O_PATH`, on the mount of `medium`. Needs `CAP_DAC_READ_SEARCH`.
+/// Opens the object of a handle as with `O_PATH`, on the mount of `medium`. Needs
+/// `CAP_DAC_READ_SEARCH`.
 pub(crate) fn open_handle(medium: BorrowedFd<'_>, handle: &Handle) -> Result<OwnedFd> {
     let mut raw = RawHandle { len: 0, kind: handle.kind, bytes: [0; HANDLE_BYTES_MAX] };
     let len = handle.bytes.len().min(HANDLE_BYTES_MAX);
     raw.len = u32::try_from(len).map_err(|_| Errno::INVAL)?;
     raw.bytes[..len].copy_from_slice(&handle.bytes[..len]);
     let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: `raw` has the layout of `struct file_handle` with `len` bytes, and lives through the call.
+    // SAFETY: `raw` has the layout of `struct file_handle` with `len` bytes, and lives through the
+    // call.
     let fd = check(unsafe {
         libc::syscall(libc::SYS_open_by_handle_at, medium.as_raw_fd(), &raw mut raw, flags)
     })?;

@@ -1,13 +1,14 @@
 //! The objects that somebody knows, by id and by inode number.
 //!
-//! A store lies on one device, so that the inode number alone names an object of the host as long as
-//! a descriptor keeps the number from being used again.
+//! A store lies on one device, so that the inode number alone names an object of the host as long
+//! as a descriptor keeps the number from being used again.
 //!
 //! # Ids
 //! An object's id is its inode number, so that it is found by its id again, whenever that is (see
-//! [`recall`](super::recall)). Ids are counted up for the others: those whose number is [`COUNTED_FROM`] or more, as some file
-//! systems have, and those whose number was another object's that somebody still knows, because a host's process removed that
-//! while its descriptor was put away.
+//! [`recall`](super::recall)). Ids are counted up for the others: those whose number is
+//! [`COUNTED_FROM`] or more, as some file systems have, and those whose number was another object's
+//! that somebody still knows, because a host's process removed that while its descriptor was put
+//! away.
 //!
 //! An object stays in the table while it has *references* (given to the store's user) or *pins*
 //! (open data, or changes that are not durable yet): whoever finds it again meets the same node.
@@ -27,8 +28,8 @@ use crate::{Error, ErrorKind, FileType, ObjectId, Result};
 
 const SHARDS: usize = 64;
 
-/// Ids from here on are counted up; smaller ones are inode numbers. Half of what a front end can tell apart that serves several
-/// volumes.
+/// Ids from here on are counted up; smaller ones are inode numbers. Half of what a front end can
+/// tell apart that serves several volumes.
 pub(crate) const COUNTED_FROM: u64 = 1 << 39;
 
 /// Numbers that are already spread well enough, or become so by one multiplication.
@@ -64,7 +65,8 @@ struct Shard {
     objects: NumberMap<Known>,
     /// Id to inode number.
     ids: NumberMap<u64>,
-    /// Ids of objects that are gone from the table, with the references that were not given back: not to be another's.
+    /// Ids of objects that are gone from the table, with the references that were not given back:
+    /// not to be another's.
     spent: NumberMap<u64>,
     /// Objects whose descriptors may be put away, those longest unused in front; some may be gone.
     queue: VecDeque<ObjectId>,
@@ -106,8 +108,8 @@ pub(crate) enum Entered {
 pub(crate) struct Table {
     root: Arc<DirNode>,
     shards: Box<[Mutex<Shard>]>,
-    /// The next counted id's high part; ids carry their shard in the low bits, as inode numbers do, so that one shard
-    /// holds an object under both of its numbers.
+    /// The next counted id's high part; ids carry their shard in the low bits, as inode numbers do,
+    /// so that one shard holds an object under both of its numbers.
     next: AtomicU64,
     /// The shard whose queue is looked at next.
     hand: AtomicUsize,
@@ -158,7 +160,8 @@ impl Table {
         shard.objects.get(&ino).map(|k| Arc::clone(&k.node))
     }
 
-    /// Adds a reference to the object with this inode number; if it is not known, `make` makes it of `fd`.
+    /// Adds a reference to the object with this inode number; if it is not known, `make` makes it
+    /// of `fd`.
     pub(crate) fn enter(
         &self,
         ino: u64,
@@ -214,7 +217,8 @@ impl Table {
         shard.queue.push_back(node.id);
     }
 
-    /// Takes up to `max` objects out of the queues that have no pins and that `is_unused` agrees to.
+    /// Takes up to `max` objects out of the queues that have no pins and that `is_unused` agrees
+    /// to.
     pub(crate) fn unused(&self, max: usize, is_unused: impl Fn(&DirNode) -> bool) -> Vec<Arc<DirNode>> {
         let mut found = Vec::with_capacity(max);
         // Twice around: the first look at an object only clears its mark of use.
@@ -245,7 +249,8 @@ impl Table {
         }
     }
 
-    /// Gives `n` references back. If those were the last and the object is still pinned, says which.
+    /// Gives `n` references back. If those were the last and the object is still pinned, says
+    /// which.
     #[must_use]
     pub(crate) fn forget(&self, id: ObjectId, n: u64) -> Option<Arc<DirNode>> {
         let mut shard = self.shard(id).lock();

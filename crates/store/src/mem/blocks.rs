@@ -1,9 +1,9 @@
 //! Sparse data in shared blocks.
 //!
-//! A block holds the bytes of one 64 KiB piece of the file; what lies behind a block's last byte, and
-//! a block that is not there, reads as zeros. Blocks are shared by copies and split on the first write.
-//! Each place in a file is charged to the space by itself, also where two share a block: a write can
-//! then never run out of space because of a copy.
+//! A block holds the bytes of one 64 KiB piece of the file; what lies behind a block's last byte,
+//! and a block that is not there, reads as zeros. Blocks are shared by copies and split on the
+//! first write. Each place in a file is charged to the space by itself, also where two share a
+//! block: a write can then never run out of space because of a copy.
 //!
 //! Invariant: nothing but zeros lies at or behind the file's size.
 

@@ -2,7 +2,8 @@
 //!
 //! # Who touches what
 //! * `id`, `kind`, `target`: immutable.
-//! * `data`: a file's bytes, protected by its lock. Held while bytes are copied, by this object alone.
+//! * `data`: a file's bytes, protected by its lock. Held while bytes are copied, by this object
+//!   alone.
 //! * `meta`: attributes, extended attributes, references; protected by its lock, which is held for
 //!   moments only.
 //!

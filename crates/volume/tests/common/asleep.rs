@@ -28,7 +28,8 @@ impl<T: Send + 'static> Waiter<T> {
 
     /// Waits until the thread sleeps in the kernel after `begun` was so.
     ///
-    /// It might sleep for a lock: then the test has not the order of events that it is for, and fails no more for it.
+    /// It might sleep for a lock: then the test has not the order of events that it is for, and
+    /// fails no more for it.
     pub(crate) fn is_asleep_once(&self, begun: impl Fn() -> bool) {
         let start = Instant::now();
         while !(begun() && self.sleeps()) {

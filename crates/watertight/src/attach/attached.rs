@@ -134,15 +134,16 @@ impl Attached {
         self.volume.report().is_some()
     }
 
-    /// If the volume has ended, waits until that was told: whoever served the last close may be just about to. Only from the control server's
-    /// blocking threads.
+    /// If the volume has ended, waits until that was told: whoever served the last close may be
+    /// just about to. Only from the control server's blocking threads.
     pub(super) fn wait_told(&self) {
         if self.volume.report().is_some() {
             self.wait_given_up();
         }
     }
 
-    /// Waits until it was told how a volume that was given up has ended. Only from the control server's blocking threads.
+    /// Waits until it was told how a volume that was given up has ended. Only from the control
+    /// server's blocking threads.
     pub(super) fn wait_given_up(&self) {
         let mut ended = self.ended.subscribe();
         let told = async move { ended.wait_for(Option::is_some).await.map(drop) };
@@ -150,8 +151,8 @@ impl Attached {
         drop(tokio::runtime::Handle::current().block_on(told));
     }
 
-    /// Waits until it has ended, and that was told, but not longer than this; says whether it has. Only from the control server's
-    /// blocking threads.
+    /// Waits until it has ended, and that was told, but not longer than this; says whether it has.
+    /// Only from the control server's blocking threads.
     pub(super) fn wait_ended_until(&self, until: Instant) -> bool {
         let mut ended = self.ended.subscribe();
         let told = async move { ended.wait_for(Option::is_some).await.map(drop) };
@@ -159,7 +160,8 @@ impl Attached {
         tokio::runtime::Handle::current().block_on(within).is_ok()
     }
 
-    /// Where it is; where it was last, if it is nowhere. Directories above it may have been renamed.
+    /// Where it is; where it was last, if it is nowhere. Directories above it may have been
+    /// renamed.
     pub(super) fn path(&self) -> PathBuf {
         let known = self.known_path();
         let Some((all, place)) = self.all.upgrade().zip(self.place()) else { return known };

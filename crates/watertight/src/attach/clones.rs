@@ -1,8 +1,9 @@
 //! Second mountpoints, each with a clone of the namespace.
 //!
-//! A clone is made and shown, and ends with its mountpoint. Who unmounts that by `umount` of ours has it ended before the call returns.
-//! Any other way is seen in the kernel's mount table, by a thread that waits for changes of it as long as there are clones; then the
-//! clone ends as soon as nobody uses it.
+//! A clone is made and shown, and ends with its mountpoint. Who unmounts that by `umount` of ours
+//! has it ended before the call returns. Any other way is seen in the kernel's mount table, by a
+//! thread that waits for changes of it as long as there are clones; then the clone ends as soon as
+//! nobody uses it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -160,7 +161,8 @@ impl Attachments {
         self.clones.drop_one(one);
     }
 
-    /// Serves `POST /v1/leave`: unmounts one of several mountpoints. What is attached there only ends, as with `detach`.
+    /// Serves `POST /v1/leave`: unmounts one of several mountpoints. What is attached there only
+    /// ends, as with `detach`.
     ///
     /// # Errors
     /// Why not, in words; for `plain` nothing was changed then.

@@ -1,7 +1,8 @@
 //! Volumes that are given up.
 //!
-//! Who gives one up waits for its store no longer than calls may take that are under way then ([`CALLS`]); what asks the store is done by threads that it
-//! may keep. Each volume is told as ended, with what was lost, though its end itself may go on for as long as the store is silent.
+//! Who gives one up waits for its store no longer than calls may take that are under way then
+//! ([`CALLS`]); what asks the store is done by threads that it may keep. Each volume is told as
+//! ended, with what was lost, though its end itself may go on for as long as the store is silent.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -39,7 +40,8 @@ impl Attachments {
         self.all().iter().any(|one| one.volume().has_call_since(then))
     }
 
-    /// Whether nothing that has not ended is to be waited for, of what was given up `then`: its calls have had their time.
+    /// Whether nothing that has not ended is to be waited for, of what was given up `then`: its
+    /// calls have had their time.
     #[must_use]
     pub fn are_left_to_their_stores(&self, then: Instant) -> bool {
         self.all()
@@ -75,8 +77,10 @@ impl Attachments {
         });
     }
 
-    /// The volume that is attached uppermost at a path; where a store on the way hangs, the one that was seen there last. Also one that no path leads to any more, and that has
-    /// not ended: its detach waits for its store, or open files keep it. With it the place that was found, which may be a directory's that is seen twice.
+    /// The volume that is attached uppermost at a path; where a store on the way hangs, the one
+    /// that was seen there last. Also one that no path leads to any more, and that has not ended:
+    /// its detach waits for its store, or open files keep it. With it the place that was found,
+    /// which may be a directory's that is seen twice.
     pub(super) fn at_for_force(
         self: &Arc<Self>,
         site: &Site,
@@ -164,9 +168,10 @@ impl Attachments {
     }
 }
 
-/// Does `work`, which may have to wait for the volume's store, by another thread of the control server's: one that rests has its memory at hand, where a new one
-/// would look for some among all that thousands of volumes have left. None: the volume was given up meanwhile,
-/// and the thread waits for as long as the store likes. Only from the control server's blocking threads.
+/// Does `work`, which may have to wait for the volume's store, by another thread of the control
+/// server's: one that rests has its memory at hand, where a new one would look for some among all
+/// that thousands of volumes have left. None: the volume was given up meanwhile, and the thread
+/// waits for as long as the store likes. Only from the control server's blocking threads.
 pub(super) fn unless_given_up<T: Send + 'static>(
     volume: &Attached,
     work: impl FnOnce() -> T + Send + 'static,

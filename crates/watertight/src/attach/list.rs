@@ -1,4 +1,5 @@
-//! The attached volumes, of which there may be thousands: found by id, by number, and by where they were seen last.
+//! The attached volumes, of which there may be thousands: found by id, by number, and by where they
+//! were seen last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -9,8 +10,9 @@ use std::sync::Arc;
 use super::Attached;
 use crate::volume_id::VolumeId;
 
-/// A path with NUL, which no path has, for its slashes: so the order of the bytes is that of the paths' parts, and what is below a directory comes next to
-/// it. Comparing two paths part by part is far slower.
+/// A path with NUL, which no path has, for its slashes: so the order of the bytes is that of the
+/// paths' parts, and what is below a directory comes next to it. Comparing two paths part by part
+/// is far slower.
 type Key = Vec<u8>;
 
 fn key(path: &Path) -> Key {

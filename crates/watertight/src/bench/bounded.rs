@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::problem::{Problem, Result};
 
-/// What `work` gives, on a thread of its own; none if that takes longer than `limit`: then the thread is left to itself, with all
-/// that `work` has.
+/// What `work` gives, on a thread of its own; none if that takes longer than `limit`: then the
+/// thread is left to itself, with all that `work` has.
 ///
 /// # Errors
 /// Where there is no thread, or `work` panics.

@@ -77,8 +77,8 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// With a file that is written before, so that nobody's first slice pays for that: of `most` bytes, or as many as are
-    /// durable within a part of a slice.
+    /// With a file that is written before, so that nobody's first slice pays for that: of `most`
+    /// bytes, or as many as are durable within a part of a slice.
     pub(super) fn new(directory: &Path, most: usize, slice: Duration) -> crate::problem::Result<Self> {
         let make = || {
             let path = directory.join("file");
@@ -112,8 +112,8 @@ impl Side {
         LARGE.min(self.file_bytes)
     }
 
-    /// Keeps only so much of its file, and finds out how many small writes are durable within a part of a slice: to a slow
-    /// store they may take far longer than as many bytes in order.
+    /// Keeps only so much of its file, and finds out how many small writes are durable within a
+    /// part of a slice: to a slow store they may take far longer than as many bytes in order.
     pub(super) fn prepare(&mut self, bytes: usize, slice: Duration) -> io::Result<()> {
         self.file.set_len(bytes as u64)?;
         self.file_bytes = bytes;
@@ -176,8 +176,8 @@ impl Side {
     }
 }
 
-/// Does twice as much each time, from 1 to `most`, until that takes a quarter of a slice: nor does all of it take much longer
-/// than a slice, or as much once more.
+/// Does twice as much each time, from 1 to `most`, until that takes a quarter of a slice: nor does
+/// all of it take much longer than a slice, or as much once more.
 fn largest(
     most: usize,
     slice: Duration,

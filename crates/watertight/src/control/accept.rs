@@ -38,7 +38,8 @@ impl Limiters {
     }
 }
 
-/// Takes every connection at once: none waits for others in the socket's queue, where nobody could tell who is slow.
+/// Takes every connection at once: none waits for others in the socket's queue, where nobody could
+/// tell who is slow.
 pub(super) async fn accept(
     listener: StdListener,
     owner_uid: u32,
@@ -124,12 +125,14 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// A place for a call that takes long, instead of that among the connections that wait for their peers.
+    /// A place for a call that takes long, instead of that among the connections that wait for
+    /// their peers.
     ///
     /// # Errors
     /// Who has them all.
     pub(super) fn enter(&self, kind: Kind) -> Result<Arc<Place>, String> {
-        // As the kernel shows it, whichever tree counts for the volume; who has ended, or is not to be seen from here, is in one with others.
+        // As the kernel shows it, whichever tree counts for the volume; who has ended, or is not to
+        // be seen from here, is in one with others.
         let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", self.caller.pid)).unwrap_or_default();
         let place = Arc::new(self.places.enter(kind, self.socket, self.caller, cgroup)?);
         *self.place.lock() = Some(Arc::clone(&place));
@@ -138,7 +141,8 @@ impl Peer {
         Ok(place)
     }
 
-    /// The request's head is there, or a call that takes long is over: what is left is up to the peer.
+    /// The request's head is there, or a call that takes long is over: what is left is up to the
+    /// peer.
     pub(super) fn expect_reader(&self) {
         self.phase.send_replace(Phase::Answer);
     }

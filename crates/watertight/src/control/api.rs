@@ -92,7 +92,8 @@ pub struct Status {
     /// Why it is plain `fuse`, for which a raw umount2(2) does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_type_reason: Option<Words>,
-    /// Whether sync(2) and syncfs(2) were seen to come to the mount process, so that they wait; by one that the mount begins with.
+    /// Whether sync(2) and syncfs(2) were seen to come to the mount process, so that they wait; by
+    /// one that the mount begins with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub syncfs: Option<bool>,
     /// Whether it was seen to say who calls them: only then `sync_isolation` applies to them.
@@ -107,7 +108,8 @@ pub struct Status {
     pub mode: Name,
     /// Whether nothing can be changed.
     pub read_only: bool,
-    /// `suid` where set-id bits and capabilities of its programs count, `dev` where its devices can be opened; of the whole mountpoint.
+    /// `suid` where set-id bits and capabilities of its programs count, `dev` where its devices can
+    /// be opened; of the whole mountpoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub privileges: Vec<Name>,
     /// Milliseconds since the epoch.
@@ -131,7 +133,8 @@ pub struct Status {
     pub nodes: u64,
     /// Open files.
     pub open_files: u64,
-    /// The threads that opened them, each once; none where not all are known to this process, or more than 1024 are open.
+    /// The threads that opened them, each once; none where not all are known to this process, or
+    /// more than 1024 are open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub openers: Vec<u32>,
     /// Attempts to write a file back that failed, since the start.
@@ -148,7 +151,8 @@ pub struct Status {
     pub failing_bytes: u64,
     /// The same files by name, the first thousand.
     pub errors: Vec<FileError>,
-    /// Which of the host's trees of cgroups tells tenants apart: `v2`, a version 1 controller, or `off`.
+    /// Which of the host's trees of cgroups tells tenants apart: `v2`, a version 1 controller, or
+    /// `off`.
     #[serde(default)]
     pub cgroup_tree: Name,
     /// Inodes that are changing their owners.
@@ -157,7 +161,8 @@ pub struct Status {
     /// Inodes that have changed their owners since the start.
     #[serde(default)]
     pub switched_inodes: u64,
-    /// How often an unmount waited for inodes that were changing their owners: its own, and of those attached inside that have ended.
+    /// How often an unmount waited for inodes that were changing their owners: its own, and of
+    /// those attached inside that have ended.
     #[serde(default)]
     pub drains: u64,
     /// How long that took, in microseconds.
@@ -225,7 +230,8 @@ impl fmt::Display for Stalled {
 /// Requests of the kernel since the start, and those that are under way.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requests {
-    /// How many came of each kind, by the kernel's name for it (`lookup`, `write`); only kinds that came.
+    /// How many came of each kind, by the kernel's name for it (`lookup`, `write`); only kinds that
+    /// came.
     pub by_kind: BTreeMap<String, u64>,
     /// Answered with an error, look-ups of names that do not exist left out.
     pub errors: u64,

@@ -1,8 +1,9 @@
 //! The client side of the control socket: one call, one connection.
 //!
-//! Before anything is said, each connection's peer must be the directory's owner and the process that was found first
-//! (SO_PEERCRED). The socket is looked up by name in its directory's descriptor, as a socket of the owner's, and connected by
-//! its own: no link leads to another one. A process is signalled by a descriptor, and only if it runs as that user alone.
+//! Before anything is said, each connection's peer must be the directory's owner and the process
+//! that was found first (SO_PEERCRED). The socket is looked up by name in its directory's
+//! descriptor, as a socket of the owner's, and connected by its own: no link leads to another one.
+//! A process is signalled by a descriptor, and only if it runs as that user alone.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -106,7 +107,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Finds the process behind `socket` in a runtime directory, which must be the process of the directory's owner.
+    /// Finds the process behind `socket` in a runtime directory, which must be the process of the
+    /// directory's owner.
     ///
     /// # Errors
     /// [`CallError::Gone`] when nobody listens.
@@ -116,9 +118,10 @@ impl Client {
             rustix::io::Errno::SRCH => CallError::Gone,
             error => CallError::Io(error.to_string()),
         })?;
-        // The pid was looked up after the connection was made, and may have become another process's: of another user (a
-        // process that has handed its socket on can choose its end), or of the same user's. The first is ruled out by asking
-        // for the users of the one that the descriptor is of, the second by the socket that still answers.
+        // The pid was looked up after the connection was made, and may have become another
+        // process's: of another user (a process that has handed its socket on can choose its end),
+        // or of the same user's. The first is ruled out by asking for the users of the one that the
+        // descriptor is of, the second by the socket that still answers.
         if !runs_as(pid, dir.owner()) {
             return Err(if has_ended(&process) { CallError::Gone } else { untrusted(dir, socket) });
         }
@@ -227,7 +230,8 @@ impl Client {
         self.call(Method::POST, "/v1/umount", &request, limit)
     }
 
-    /// Attaches a volume to a directory of the process's mountpoint, and waits up to `limit` for the answer.
+    /// Attaches a volume to a directory of the process's mountpoint, and waits up to `limit` for
+    /// the answer.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -259,7 +263,8 @@ impl Client {
         self.call(Method::POST, "/v1/clone", request, None)
     }
 
-    /// Unmounts one of several mountpoints; takes as long as the data needs that is attached there only.
+    /// Unmounts one of several mountpoints; takes as long as the data needs that is attached there
+    /// only.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -299,8 +304,9 @@ impl Client {
         Ok(pidfd_send_signal(&self.process, Signal::KILL)?)
     }
 
-    /// Hears what happens to the volume after number `since`, until its end; without `follow`, until now. Each event is
-    /// given to `hear`, which may take its time, and says whether to go on.
+    /// Hears what happens to the volume after number `since`, until its end; without `follow`,
+    /// until now. Each event is given to `hear`, which may take its time, and says whether to go
+    /// on.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -379,7 +385,8 @@ impl Client {
         Ok((ok, body.to_bytes()))
     }
 
-    /// Sends a request and waits for the head of the answer; its body comes as long as the driver is there.
+    /// Sends a request and waits for the head of the answer; its body comes as long as the driver
+    /// is there.
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<(Response<Incoming>, Driver), CallError> {
         let (stream, pid) = dial(&self.dir, &self.socket)?;
         if pid != self.pid {
@@ -409,8 +416,8 @@ fn refused(body: &[u8]) -> CallError {
     }
 }
 
-/// Connects, and says to which process, which is the directory's owner's. Does not wait for a process that takes no more
-/// connections: it may be stopped.
+/// Connects, and says to which process, which is the directory's owner's. Does not wait for a
+/// process that takes no more connections: it may be stopped.
 fn dial(dir: &OpenDir, socket: &str) -> Result<(StdStream, Pid), CallError> {
     let file = dir.socket(socket).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CallError::Gone,

@@ -1,7 +1,8 @@
 //! Connections that wait for their peers: for a request, or for the answer to be read.
 //!
-//! A peer that is slow costs a descriptor and some memory, and keeps nobody from being served: the server takes every connection at once. Where a
-//! peer has too many that wait, the one that has waited longest is closed in favour of the new one. A request that comes with its connection is
+//! A peer that is slow costs a descriptor and some memory, and keeps nobody from being served: the
+//! server takes every connection at once. Where a peer has too many that wait, the one that has
+//! waited longest is closed in favour of the new one. A request that comes with its connection is
 //! answered before the next connection is taken, and never in danger.
 //!
 //! | connections that wait | at most |
@@ -10,8 +11,9 @@
 //! | of one user, at one socket | 64 |
 //! | of one user, at all sockets of the server | an eighth of the descriptors that the process may have |
 //!
-//! A user is root or the owner: nobody else gets in. So root is served whatever the owner's processes do. A call that takes long (module `places`)
-//! leaves this table for a place of its own kind.
+//! A user is root or the owner: nobody else gets in. So root is served whatever the owner's
+//! processes do. A call that takes long (module `places`) leaves this table for a place of its own
+//! kind.
 //!
 //! Lock order: `Connections::table` is a leaf.
 
@@ -27,7 +29,8 @@ use tokio::sync::Notify;
 pub(super) const OF_PROCESS_MAX: usize = 16;
 /// Of one user at one socket.
 pub(super) const OF_USER_MAX: usize = 64;
-/// How long a peer may take over its request and its answer; a call that takes long itself is left out.
+/// How long a peer may take over its request and its answer; a call that takes long itself is left
+/// out.
 pub(super) const EXCHANGE_MAX: Duration = Duration::from_secs(15);
 
 /// The other end of a connection, as the kernel tells.

@@ -1,7 +1,9 @@
-//! `GET /v1/events`: what happens to a volume, one JSON object in each line, as long as the caller listens.
+//! `GET /v1/events`: what happens to a volume, one JSON object in each line, as long as the caller
+//! listens.
 //!
-//! A caller has no queue of its own: it goes at its own pace through the volume's journal, which keeps the newest events
-//! for all. The server reads on when the caller's socket takes more; who is too slow finds a gap.
+//! A caller has no queue of its own: it goes at its own pace through the volume's journal, which
+//! keeps the newest events for all. The server reads on when the caller's socket takes more; who is
+//! too slow finds a gap.
 
 use std::io;
 use std::pin::Pin;
@@ -27,7 +29,8 @@ const BATCH: usize = 64;
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Its number; of a gap, that of the last event that is missing. Numbers only grow, and now and then one is left out.
+    /// Its number; of a gap, that of the last event that is missing. Numbers only grow, and now and
+    /// then one is left out.
     pub seq: u64,
     /// When, in milliseconds since the epoch.
     pub time_ms: u64,
@@ -262,7 +265,8 @@ impl Body for Stream {
             }
             let Some(more) = self.more.as_ref().filter(|_| !is_over) else { return Poll::Ready(None) };
             let mut told = ready!(more.poll_read_ready(context))?;
-            // The signals that came before are done with; one that comes from here on is told again.
+            // The signals that came before are done with; one that comes from here on is told
+            // again.
             if told.get_inner().take(&mut Vec::new(), 1) == Ok(0) {
                 told.clear_ready();
             }

@@ -1,9 +1,12 @@
-//! How many calls that take long may be under way: so many of each kind, and of those so many of each process, user and cgroup.
+//! How many calls that take long may be under way: so many of each kind, and of those so many of
+//! each process, user and cgroup.
 //!
-//! A call that waits (for the store, for its caller's limits, for the volume's end) leaves the connections that wait for their peers (module
-//! `connections`) and takes a place here, until its connection has ended as well. A kind takes none from another: syncs that are throttled keep
-//! nobody from unmounting. Neither does a cgroup, whose syncs, which may wait for its limits, take turns among themselves; nor a process; nor a
-//! user: root finds places whatever the owner's processes do.
+//! A call that waits (for the store, for its caller's limits, for the volume's end) leaves the
+//! connections that wait for their peers (module `connections`) and takes a place here, until its
+//! connection has ended as well. A kind takes none from another: syncs that are throttled keep
+//! nobody from unmounting. Neither does a cgroup, whose syncs, which may wait for its limits, take
+//! turns among themselves; nor a process; nor a user: root finds places whatever the owner's
+//! processes do.
 //!
 //! | kind | callers | of a user | of a cgroup | of a process | threads | for a user | for a cgroup |
 //! |---|---|---|---|---|---|---|---|
@@ -12,13 +15,14 @@
 //! | `Sync`, by the caller's policy | 256 | 192 | 64 | 32 | 64 | 48 | 2 |
 //! | `SyncAll`, `Umount`, `Force`, `Tree` | 64 | 48 | 32 | 16 | 16 | 12 | 8 |
 //!
-//! All who listen to events at all sockets of a server, whose connections have two descriptors each, are bounded by a sixteenth of the descriptors
-//! for each user.
+//! All who listen to events at all sockets of a server, whose connections have two descriptors
+//! each, are bounded by a sixteenth of the descriptors for each user.
 //!
-//! A caller too many is refused and told so; a caller without a thread waits for one, and holds nothing but its connection.
+//! A caller too many is refused and told so; a caller without a thread waits for one, and holds
+//! nothing but its connection.
 //!
-//! Lock order: `shares` is a leaf. A turn of the cgroup's is taken before the user's, and that before the kind's: who waits for its own cgroup holds
-//! no thread of others.
+//! Lock order: `shares` is a leaf. A turn of the cgroup's is taken before the user's, and that
+//! before the kind's: who waits for its own cgroup holds no thread of others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

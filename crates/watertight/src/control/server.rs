@@ -1,10 +1,12 @@
 //! The control socket's server: one thread, a bounded number of connections, small messages.
 //!
-//! Every connection is taken at once and is for one request. Those that wait for their peers are bounded for each process and each user (module
-//! `connections`); calls that take long (`sync`, `umount`, `wait`, `events`) have places of their own (module `places`), so that they keep nobody
+//! Every connection is taken at once and is for one request. Those that wait for their peers are
+//! bounded for each process and each user (module `connections`); calls that take long (`sync`,
+//! `umount`, `wait`, `events`) have places of their own (module `places`), so that they keep nobody
 //! from asking for the status or unmounting. Those that block run on tokio's blocking threads.
 //!
-//! What a user can make this server hold, beside its long calls: so many connections with 16 KiB of a head, 64 KiB of a body and one answer each.
+//! What a user can make this server hold, beside its long calls: so many connections with 16 KiB of
+//! a head, 64 KiB of a body and one answer each.
 //!
 //! # Shutdown
 //! [`Server::finish`] takes no more connections, gives those under way a moment to hear how the
@@ -37,8 +39,9 @@ use super::places::{Kind, THREADS_MAX};
 use crate::metrics;
 use crate::volume_id::VolumeId;
 
-/// Threads of detaches: places are for their callers. A volume that is given up may keep one for as long as its store does not answer, and must not take
-/// those of others: as many as there may be volumes.
+/// Threads of detaches: places are for their callers. A volume that is given up may keep one for as
+/// long as its store does not answer, and must not take those of others: as many as there may be
+/// volumes.
 const DETACHES_MAX: usize = 100_000;
 /// Bytes of a request's body.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -119,7 +122,8 @@ pub static ROUTES: [Route; 16] = [
 pub trait Service: Send + Sync + 'static {
     /// The volume now. Never blocks on the store.
     fn status(&self) -> Status;
-    /// The volumes of this mountpoint whose ids come after this one, in the order of their ids; not too many at a time.
+    /// The volumes of this mountpoint whose ids come after this one, in the order of their ids; not
+    /// too many at a time.
     fn volumes(&self, _after: Option<&VolumeId>) -> Vec<Status> {
         Vec::new()
     }
@@ -190,7 +194,8 @@ pub struct Server {
     limits: Limiters,
 }
 
-/// One more socket of a running server; its connections are answered to their end when this is dropped.
+/// One more socket of a running server; its connections are answered to their end when this is
+/// dropped.
 #[derive(Debug)]
 pub struct Also {
     stop: watch::Sender<bool>,

@@ -191,7 +191,8 @@ impl Drop for Stage {
             let _not_mounted = fuse::mount::unmount(mountpoint, UnmountFlags::DETACH, true);
         }
         for cgroup in self.cgroups.iter().rev() {
-            // A tenant that was at work has an error now, and leaves a moment later: the kernel tells nobody when.
+            // A tenant that was at work has an error now, and leaves a moment later: the kernel
+            // tells nobody when.
             for _ in 0..REMOVALS {
                 match fs::remove_dir(cgroup) {
                     Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(LEAVING),
@@ -199,7 +200,8 @@ impl Drop for Stage {
                 }
             }
         }
-        // Whoever was writing files through a mount writes into its bare directory now, until that is gone.
+        // Whoever was writing files through a mount writes into its bare directory now, until that
+        // is gone.
         for _ in 0..REMOVALS {
             match fs::remove_dir_all(self.dir.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {}
@@ -217,7 +219,8 @@ pub(super) fn succeeded(what: &str, out: &Output) -> Result<()> {
     Err(failed(what, &String::from_utf8_lossy(&out.stderr).trim()))
 }
 
-/// Does something, says how long it took, and shows on a terminal meanwhile for how long it has been going on.
+/// Does something, says how long it took, and shows on a terminal meanwhile for how long it has
+/// been going on.
 pub(super) fn live<T>(what: &str, work: impl FnOnce() -> T) -> (T, Duration) {
     let begun = Instant::now();
     thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! When volumes may have appeared: inotify(7) on the runtime directories and on those that they appear in.
+//! When volumes may have appeared: inotify(7) on the runtime directories and on those that they
+//! appear in.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -34,7 +35,8 @@ impl Changes {
             | WatchFlags::ONLYDIR;
         let mut result = Ok(());
         RuntimeDir::for_each_place(|path| match inotify::add_watch(self.0.get_ref(), path, mask) {
-            // A directory that goes meanwhile, or is nobody's to read, has no volumes that could be heard.
+            // A directory that goes meanwhile, or is nobody's to read, has no volumes that could be
+            // heard.
             Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => {}
             Err(error) => {
                 result = Err(Problem::failure(format!("{} cannot be watched: {error}", path.shown())))

@@ -12,7 +12,8 @@ use crate::console::console;
 use crate::problem::{Problem, Result};
 use crate::shown::Show as _;
 
-/// The names of the helpers. A mount is of type `fuse.watertight` or `fuseblk.watertight`; umount(8) looks by the type.
+/// The names of the helpers. A mount is of type `fuse.watertight` or `fuseblk.watertight`;
+/// umount(8) looks by the type.
 pub const NAMES: [&str; 4] = [
     "mount.fuse.watertight",
     "mount.fuseblk.watertight",
@@ -23,7 +24,8 @@ pub const NAMES: [&str; 4] = [
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 when the directory is none, or something else has a helper's name, which is left as it is; 1 when a link cannot be made.
+/// Exit 2 when the directory is none, or something else has a helper's name, which is left as it
+/// is; 1 when a link cannot be made.
 pub fn run(args: &InstallHelpersArgs) -> Result<()> {
     let dir = &args.directory;
     if !is_absolute(dir) {
@@ -72,8 +74,8 @@ fn program() -> Result<PathBuf> {
         .map_err(|error| Problem::failure(format!("this program's own path is not known: {error}")))
 }
 
-/// What has a helper's name and was not made by this verb, or by a package of ours: anything but a link to this program, or to one
-/// of its name in another place, which need not be there any more.
+/// What has a helper's name and was not made by this verb, or by a package of ours: anything but a
+/// link to this program, or to one of its name in another place, which need not be there any more.
 fn of_another(link: &Path, program: &Path) -> Option<String> {
     let shown = link.shown();
     if !fs::symlink_metadata(link).is_ok_and(|meta| meta.is_symlink()) {

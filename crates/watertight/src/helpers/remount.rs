@@ -1,8 +1,9 @@
 //! `mount -o remount`: read-only, writable again, and the flags that the kernel enforces.
 //!
-//! The kernel does it: it refuses (EBUSY) while a file is open for writing, hands over the pages that it has, and refuses
-//! writes from then on (EROFS), in all mounts of the volume and in what is attached. Here everything is written before,
-//! so that a store that fails leaves the volume writable, and after, since the last writes may have come meanwhile.
+//! The kernel does it: it refuses (EBUSY) while a file is open for writing, hands over the pages
+//! that it has, and refuses writes from then on (EROFS), in all mounts of the volume and in what is
+//! attached. Here everything is written before, so that a store that fails leaves the volume
+//! writable, and after, since the last writes may have come meanwhile.
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::io::Errno;
@@ -98,8 +99,8 @@ fn now(mount: &Mount) -> Result<MountFlags> {
         .fold(MountFlags::empty(), |all, (.., flag)| all | *flag))
 }
 
-/// The flags that the options make of those that the mount has. As for any file system, it is writable unless `ro` is asked for;
-/// mount(8) puts in what fstab and the mount itself have.
+/// The flags that the options make of those that the mount has. As for any file system, it is
+/// writable unless `ro` is asked for; mount(8) puts in what fstab and the mount itself have.
 fn flags(now: MountFlags, lists: &[String], sloppy: bool) -> Result<MountFlags> {
     let mut flags = now - MountFlags::RDONLY;
     for option in named(lists) {

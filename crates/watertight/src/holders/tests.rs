@@ -66,7 +66,8 @@ fn patient(last_ones: Duration) -> Times {
     Times { search_max: Duration::from_secs(3600), last_ones, ..TIMES }
 }
 
-/// Tests of what hangs cannot wait for it. On a slow machine a thread may seem to hang: they wait longer then.
+/// Tests of what hangs cannot wait for it. On a slow machine a thread may seem to hang: they wait
+/// longer then.
 fn in_longer_and_longer(is_done: impl Fn(Duration) -> bool) {
     let times = [50, 500, 5000, 20_000].map(Duration::from_millis);
     assert!(times.into_iter().any(is_done), "not with {times:?} either");

@@ -9,9 +9,11 @@
 //! | `mounts/ID` | a volume with a mount of its own |
 //! | `ended/MS-ID` | a record that stays for a while: its volume ended then, or was found dead and began then |
 //!
-//! `places` and `stores` are trees like those that they speak of: what is at a path, around it and below it is found in as many steps as the path
-//! has parts, however many volumes there are: entries are apart from a directory's children, of which there may be thousands. It is an index only: whoever finds an id looks at its record and its socket, and takes an
-//! entry out whose process is gone.
+//! `places` and `stores` are trees like those that they speak of: what is at a path, around it and
+//! below it is found in as many steps as the path has parts, however many volumes there are:
+//! entries are apart from a directory's children, of which there may be thousands. It is an index
+//! only: whoever finds an id looks at its record and its socket, and takes an entry out whose
+//! process is gone.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -170,7 +172,8 @@ fn make_in(dir: &Path, name: &OsStr) -> io::Result<()> {
     for _ in 0..ATTEMPTS {
         result = fs::create_dir_all(dir).and_then(|()| touch(&file));
         match &result {
-            // Who took the last entry out took the directory along; it may be gone, too, when one looks what it is that exists.
+            // Who took the last entry out took the directory along; it may be gone, too, when one
+            // looks what it is that exists.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {}
             _ => break,
         }

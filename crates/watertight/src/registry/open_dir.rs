@@ -1,8 +1,10 @@
-//! A runtime directory that is open: what is in it is reached through its descriptor, one name at a time.
+//! A runtime directory that is open: what is in it is reached through its descriptor, one name at a
+//! time.
 //!
-//! Another user's directory is that user's to fill, while it is read. So nothing in it is followed, waited for or believed
-//! for its name: no symbolic link, no mount (a FUSE server of the user's would answer, or not), no FIFO, no file that
-//! belongs to somebody else or is longer than expected, and only so many names.
+//! Another user's directory is that user's to fill, while it is read. So nothing in it is followed,
+//! waited for or believed for its name: no symbolic link, no mount (a FUSE server of the user's
+//! would answer, or not), no FIFO, no file that belongs to somebody else or is longer than
+//! expected, and only so many names.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -49,7 +51,8 @@ impl OpenDir {
     pub fn own(path: &Path, owner: u32) -> Result<Option<Self>, String> {
         let flags =
             OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // Everybody may make a directory in /tmp, and mount a file system over it that says it was the caller's.
+        // Everybody may make a directory in /tmp, and mount a file system over it that says it was
+        // the caller's.
         let fd = match (path.parent(), path.file_name()) {
             (Some(parent), Some(name)) if parent == Path::new("/tmp") => {
                 open_base(parent).and_then(|base| beneath(&base, name, flags))
@@ -144,7 +147,8 @@ impl OpenDir {
             .then(|| File::from(fd))
     }
 
-    /// A socket of the owner's, for connect(2) by its descriptor. Anything else of this name is invalid data.
+    /// A socket of the owner's, for connect(2) by its descriptor. Anything else of this name is
+    /// invalid data.
     pub(crate) fn socket(&self, name: &str) -> io::Result<SocketFile> {
         let is_none =
             || io::Error::new(io::ErrorKind::InvalidData, "it is no socket of the directory's owner");
@@ -179,14 +183,16 @@ impl SocketFile {
     }
 }
 
-/// A directory that runtime directories of others are in: root has made it, but a user may have mounted over it.
+/// A directory that runtime directories of others are in: root has made it, but a user may have
+/// mounted over it.
 pub(super) struct Base(OwnedFd);
 
 impl Base {
     /// Opens it; none if it is not there.
     ///
     /// # Errors
-    /// A FUSE file system is mounted there, whose server, a user's process, is not to be asked anything.
+    /// A FUSE file system is mounted there, whose server, a user's process, is not to be asked
+    /// anything.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, String> {
         let shown = path.shown();
         let fd = match open_base(path) {
@@ -238,7 +244,8 @@ fn beneath(dir: &impl AsFd, name: &OsStr, flags: OFlags) -> rustix::io::Result<O
     result
 }
 
-/// The type of the file system that a descriptor leads to. Its server is not asked: fstatfs(2) would.
+/// The type of the file system that a descriptor leads to. Its server is not asked: fstatfs(2)
+/// would.
 fn fstype(fd: &OwnedFd) -> Option<String> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
     let id: u64 = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()?;

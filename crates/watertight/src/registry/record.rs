@@ -1,8 +1,8 @@
 //! A mount, as its process writes it down.
 //!
-//! A record of another user's is that user's word. What it says becomes neither a path that is opened, changed or removed
-//! nor a process that is signalled: the path of a mount is the kernel's (`mountinfo`, with the mount's owner), a process
-//! is the one behind the socket.
+//! A record of another user's is that user's word. What it says becomes neither a path that is
+//! opened, changed or removed nor a process that is signalled: the path of a mount is the kernel's
+//! (`mountinfo`, with the mount's owner), a process is the one behind the socket.
 
 use std::path::{Component, Path};
 

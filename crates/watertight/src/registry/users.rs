@@ -1,4 +1,5 @@
-//! Whose runtime directories are looked at: this user's, and with `--all-users`, for root, those of all.
+//! Whose runtime directories are looked at: this user's, and with `--all-users`, for root, those of
+//! all.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -42,7 +43,8 @@ pub fn are_all_looked_at() -> bool {
     ALL_USERS.get().is_some()
 }
 
-/// The paths of this user's directories, of which not all need to exist. Volumes that begin are entered in the first.
+/// The paths of this user's directories, of which not all need to exist. Volumes that begin are
+/// entered in the first.
 pub(super) fn own_paths(uid: u32) -> Vec<PathBuf> {
     if let Some(dir) = std::env::var_os(DIR_VARIABLE) {
         let dir = PathBuf::from(dir);

@@ -47,8 +47,8 @@ pub(super) enum Ending {
 }
 
 impl Child {
-    /// Takes the volume over if it is mounted, else starts its process. `ready` is called once it is mounted, `ended`
-    /// when the process is gone; both from another thread.
+    /// Takes the volume over if it is mounted, else starts its process. `ready` is called once it
+    /// is mounted, `ended` when the process is gone; both from another thread.
     pub(super) fn start(
         volume: &VolumeConfig,
         ready: impl FnOnce() + Send + 'static,
@@ -104,8 +104,8 @@ impl Child {
         Ok(Self { pid, kept_since: None })
     }
 
-    /// Whether the process has ended except for threads that wait in the kernel, for a store that does not
-    /// answer. A process that is about to be reaped looks the same for a moment.
+    /// Whether the process has ended except for threads that wait in the kernel, for a store that
+    /// does not answer. A process that is about to be reaped looks the same for a moment.
     pub(super) fn waits_in_the_kernel(&mut self) -> bool {
         if !umount_cmd::has_ended(self.pid) {
             self.kept_since = None;

@@ -1,7 +1,8 @@
 //! The configuration file.
 //!
-//! Nothing is guessed: a key that does not exist, an option that does not exist and a mountpoint that is used twice are
-//! refused with their line and, where a word is near to one that exists, with that.
+//! Nothing is guessed: a key that does not exist, an option that does not exist and a mountpoint
+//! that is used twice are refused with their line and, where a word is near to one that exists,
+//! with that.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

@@ -1,8 +1,9 @@
-//! The volumes that the file attaches inside mountpoints: thousands of them cost this process an entry each.
+//! The volumes that the file attaches inside mountpoints: thousands of them cost this process an
+//! entry each.
 //!
-//! Each call to a mount process is made by a thread of its own, a bounded number of them for each mountpoint: a store
-//! that hangs holds up its own volume. What is attached inside something that the file attaches waits for
-//! that; what is taken out of the file is detached from the inside out.
+//! Each call to a mount process is made by a thread of its own, a bounded number of them for each
+//! mountpoint: a store that hangs holds up its own volume. What is attached inside something that
+//! the file attaches waits for that; what is taken out of the file is detached from the inside out.
 //!
 //! | state | what follows |
 //! |---|---|
@@ -12,8 +13,8 @@
 //! | `Leaves` | it is detached then |
 //! | `Busy` | a call is under way |
 //!
-//! A reload calls for those whose entries have changed, and for those that the registry says are no longer where they were: a
-//! file is looked at for each, and no process asked.
+//! A reload calls for those whose entries have changed, and for those that the registry says are no
+//! longer where they were: a file is looked at for each, and no process asked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -107,7 +108,8 @@ impl Inside {
         (wanted.clone().count(), wanted.filter(is_there).count())
     }
 
-    /// How many of those that were attached somebody has detached by hand, of which nobody tells: looks for each.
+    /// How many of those that were attached somebody has detached by hand, of which nobody tells:
+    /// looks for each.
     pub(super) fn detached_by_hand(&self) -> usize {
         let registries = RuntimeDir::readable();
         let is_running = |dir: &RuntimeDir, id: &VolumeId| {
@@ -299,7 +301,8 @@ impl Inside {
             match state {
                 State::Due(until) if until == at && !is_free => self.set(&path, State::Waits),
                 State::Due(until) | State::Leaves(until) if until == at && is_free => self.call(&path),
-                // Another look was planned since; or what is inside of it calls for one when it has left.
+                // Another look was planned since; or what is inside of it calls for one when it has
+                // left.
                 _ => {}
             }
         }
@@ -405,7 +408,8 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     let none = || Problem::failure("its mountpoint is gone");
     let is_it =
         |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
-    // What the record says is no evidence of what is there: the volume may have been detached, and be held.
+    // What the record says is no evidence of what is there: the volume may have been detached, and
+    // be held.
     let mut there = target::running(path.as_os_str()).into_iter().filter(is_it);
     if let Some(there) = there.find(has_a_path) {
         let spec = crate::checks::source(&config.source)?.spec;
@@ -434,7 +438,8 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     Ok(There { id: reply.id, limits: Some(config.limits.clone()) })
 }
 
-/// Detaches it with all data written, unless somebody has; where it is, if it was moved, or a directory above it renamed.
+/// Detaches it with all data written, unless somebody has; where it is, if it was moved, or a
+/// directory above it renamed.
 fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     let Some((volume, mount)) = target::mounted_around(path) else { return Ok(()) };
     let is_it =
@@ -457,8 +462,8 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     Ok(())
 }
 
-/// Where its store is attached inside the mountpoint of `around` now, as its process says. Stores that are no directories, of which there
-/// may be many of one name, are known by their paths only.
+/// Where its store is attached inside the mountpoint of `around` now, as its process says. Stores
+/// that are no directories, of which there may be many of one name, are known by their paths only.
 fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> {
     let spec = crate::checks::source(&config.source).ok()?.spec;
     let store = crate::checks::directory_of(&spec)?;

@@ -1,10 +1,12 @@
 //! What the file says of cgroups' limits, told to mount processes that run.
 //!
-//! A process that starts has its limits among its options, so that there is no moment without them. One that runs is told by its control socket, by
-//! a thread of its own: a process that does not answer holds up no other volume.
+//! A process that starts has its limits among its options, so that there is no moment without them.
+//! One that runs is told by its control socket, by a thread of its own: a process that does not
+//! answer holds up no other volume.
 //!
-//! What the file names is set as a whole: what it leaves out for a cgroup is `max`. A cgroup that is no longer in the file has no limits any more; one
-//! that never was is left as `watertight limit` has set it.
+//! What the file names is set as a whole: what it leaves out for a cgroup is `max`. A cgroup that
+//! is no longer in the file has no limits any more; one that never was is left as
+//! `watertight limit` has set it.
 //!
 //! Lock order: `told`, then `wanted`. Whoever tells last tells what was wanted last.
 

@@ -1,8 +1,9 @@
 //! Which volumes of a file `serve` has not mounted, for whoever asks for the volumes of the host.
 //!
-//! `serve` writes them to `PID.serve` in its runtime directory, which is locked as long as it lives: a list that nobody
-//! has locked is of one that was killed, and is removed by a process of the same user that finds it. A change is a new file, renamed over the old
-//! one, so that a list is read as a whole.
+//! `serve` writes them to `PID.serve` in its runtime directory, which is locked as long as it
+//! lives: a list that nobody has locked is of one that was killed, and is removed by a process of
+//! the same user that finds it. A change is a new file, renamed over the old one, so that a list is
+//! read as a whole.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};

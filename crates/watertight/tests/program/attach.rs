@@ -347,8 +347,9 @@ fn the_mountpoint_takes_all_along() {
     rig.is_quiet();
 }
 
-/// A raw umount2(2) of the mountpoint, which asks no program of ours: on `fuseblk` all stores are free on return; on `fuse`, which the kernel
-/// unmounts without a word, when `wait` says so. What is open inside goes on after a lazy one, and its close ends all.
+/// A raw umount2(2) of the mountpoint, which asks no program of ours: on `fuseblk` all stores are
+/// free on return; on `fuse`, which the kernel unmounts without a word, when `wait` says so. What
+/// is open inside goes on after a lazy one, and its close ends all.
 #[test]
 fn a_raw_umount2_takes_all_along() {
     for kind in ["fuse", "fuseblk"] {

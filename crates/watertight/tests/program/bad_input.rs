@@ -1,4 +1,5 @@
-//! Each thing that is wrong has its own message and exit code: 2 for what was asked, 1 for what fails.
+//! Each thing that is wrong has its own message and exit code: 2 for what was asked, 1 for what
+//! fails.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, symlink};

@@ -57,8 +57,9 @@ fn a_bench_of_a_limited_volume_takes_less_data_and_says_so() {
     }
 }
 
-/// A sync takes longer than the part of a slice that the files are made in: these are made with two syncs, one to find out how
-/// large a file can be, one how many small writes, however fast the machine is. The third is that of the first row.
+/// A sync takes longer than the part of a slice that the files are made in: these are made with two
+/// syncs, one to find out how large a file can be, one how many small writes, however fast the
+/// machine is. The third is that of the first row.
 #[test]
 fn a_store_that_stops_answering_is_given_up_and_its_row_says_so() {
     let Some(mut rig) = Rig::mounting() else { return };
@@ -90,7 +91,8 @@ fn goes_on(report: &Value, side: &str) {
 #[test]
 fn a_store_that_hangs_while_the_files_are_made_is_given_up_and_its_row_says_so() {
     let Some(mut rig) = Rig::mounting() else { return };
-    // The first sync finds out how large a file can be; the second, by then with a file of 4 KiB, how many small writes.
+    // The first sync finds out how large a file can be; the second, by then with a file of 4 KiB,
+    // how many small writes.
     for rules in ["write:hang", "file.sync:delay=100ms;file.sync:from=2:hang"] {
         let daemon = rig.mount_faulty(rules, "dirty_after=1h");
         let out = rig.verb("bench", &["--slice", "200ms", "--patience", "4s", "--json"]);

@@ -120,7 +120,8 @@ fn stacked_and_propagated_mounts_count_as_what_they_are() {
     mount_bind(&world.rig.mnt, &world.rig.mnt).unwrap();
     world.umount(&world.rig.mnt, &[]).ok().says("the volume goes on");
     assert!(is_mounted(&world.rig.mnt));
-    // A directory that is shown twice and shared: what is mounted in one goes with what is in the other.
+    // A directory that is shown twice and shared: what is mounted in one goes with what is in the
+    // other.
     let (shared, twin) = (world.rig.root.join("shared"), world.rig.root.join("twin"));
     fs::create_dir(&shared).unwrap();
     fs::create_dir(&twin).unwrap();

@@ -1,8 +1,10 @@
-//! docs/SEMANTICS.md, the contract: each of its items names the tests that hold it, and these exist and run: functions with
-//! `#[test]`, and without `#[ignore]` or a condition, in a file that is part of its crate's tests.
+//! docs/SEMANTICS.md, the contract: each of its items names the tests that hold it, and these exist
+//! and run: functions with `#[test]`, and without `#[ignore]` or a condition, in a file that is
+//! part of its crate's tests.
 //!
-//! An item is an entry of a list, a table or a paragraph; the introduction and the definitions of words have none. It says
-//! `` Tests: `P unmounting::force_over_a_store_that_hangs`. ``, the letter being the tests' directory, or `Untested:` and why.
+//! An item is an entry of a list, a table or a paragraph; the introduction and the definitions of
+//! words have none. It says `` Tests: `P unmounting::force_over_a_store_that_hangs`. ``, the letter
+//! being the tests' directory, or `Untested:` and why.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,7 +47,8 @@ fn named(item: &str) -> Result<Vec<&str>, String> {
     if names.is_empty() { Err(format!("names no test: {item}")) } else { Ok(names) }
 }
 
-/// Whether a test is there and run, by a name as `P unmounting::force_over_a_store_that_hangs`; if not, why.
+/// Whether a test is there and run, by a name as `P unmounting::force_over_a_store_that_hangs`; if
+/// not, why.
 fn exists(name: &str) -> Result<(), String> {
     let (letter, path) = name.split_once(' ').ok_or("no letter")?;
     let (file, test) = path.rsplit_once("::").ok_or("no file")?;
@@ -65,7 +68,8 @@ fn exists(name: &str) -> Result<(), String> {
     let dirs = [tests, "src"].map(inside);
     let mut paths = dirs.iter().map(|dir| dir.join(&file).with_extension("rs"));
     let path = paths.find(|path| path.is_file()).ok_or("no such file")?;
-    // Each file of `tests` is a program of its own; one that is part of another is so by its name there.
+    // Each file of `tests` is a program of its own; one that is part of another is so by its name
+    // there.
     let is_part = letter != "P" && path.parent().is_some_and(|dir| dir.ends_with("tests"));
     if !is_part && !is_module(&path) {
         return Err(format!("nobody has {} as a module", path.display()));

@@ -148,7 +148,8 @@ fn what_is_wrong_is_refused_and_harms_nobody() {
     let answer = raw(&world.path, format!("GET /{large} HTTP/1.1\r\n\r\n").as_bytes());
     assert!(!answer.starts_with("HTTP/1.1 2"), "{answer}");
     assert!(!raw(&world.path, b"\0\x01\x02 nonsense\r\n\r\n").starts_with("HTTP/1.1 2"));
-    // Connections that say nothing take no place from others for ever, and none at all below the bound.
+    // Connections that say nothing take no place from others for ever, and none at all below the
+    // bound.
     let silent: Vec<UnixStream> = (0..40).map(|_| UnixStream::connect(&world.path).unwrap()).collect();
     assert!(call(&world.path, "GET /healthz", "").ends_with("ok\n"));
     drop(silent);

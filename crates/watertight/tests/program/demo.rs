@@ -81,7 +81,8 @@ fn cgroups(inside: &Path, name: &str, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Processes of this program that were started by a demo of this test, itself or not: they have its `TMPDIR`.
+/// Processes of this program that were started by a demo of this test, itself or not: they have its
+/// `TMPDIR`.
 fn processes(rig: &Rig) -> Vec<PathBuf> {
     let ours = format!("TMPDIR={}", rig.root.display());
     let is_left = |process: &PathBuf| {

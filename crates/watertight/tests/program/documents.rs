@@ -207,7 +207,8 @@ fn commands_in_the_documents_name_verbs_and_options_that_exist() {
             else {
                 continue;
             };
-            // `enable --now watertight demands` and the like are not ours: a verb follows the program.
+            // `enable --now watertight demands` and the like are not ours: a verb follows the
+            // program.
             if words[..at].iter().any(|word| ["systemctl", "-p", "mount"].contains(word)) {
                 continue;
             }

@@ -1,4 +1,5 @@
-//! `GET /v1/events` and `watertight events`: everybody hears everything, at a pace of their own, or how much is missing.
+//! `GET /v1/events` and `watertight events`: everybody hears everything, at a pace of their own, or
+//! how much is missing.
 
 use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -67,8 +68,9 @@ impl World {
         self.events.limit(name(n).into(), Limit::IoMax, Edge::Begins);
     }
 
-    /// After the first, says the rest of far more than a socket, the server and the journal hold, and that it is the end. Somebody who keeps up misses none of it, so that all has
-    /// gone through the server. Gives the number of the last one.
+    /// After the first, says the rest of far more than a socket, the server and the journal hold,
+    /// and that it is the end. Somebody who keeps up misses none of it, so that all has gone
+    /// through the server. Gives the number of the last one.
     fn say_more_than_fits(&self) -> u64 {
         let mut quick = Listener::new(&self.socket, "?since=1");
         let last = 20_000;
@@ -165,7 +167,8 @@ fn who_comes_back_goes_on_where_it_was() {
     assert_eq!((newest.len(), &newest[0], &newest[1]), (1025, &976.into(), &977.into()));
 }
 
-/// Of so many events the first was heard, and what is `next` until the last is the others or says how many are missing.
+/// Of so many events the first was heard, and what is `next` until the last is the others or says
+/// how many are missing.
 #[track_caller]
 fn all_is_accounted_for(events: u64, mut next: impl FnMut() -> Value) {
     let (mut heard, mut lost, mut seq, mut is_over) = (1, 0, 1, false);
@@ -173,13 +176,15 @@ fn all_is_accounted_for(events: u64, mut next: impl FnMut() -> Value) {
         let event = next();
         let missing = if event["kind"] == "gap" { event["lost"].as_u64().unwrap() } else { 0 };
         let number = event["seq"].as_u64().unwrap();
-        // Who is overtaken while it reads an entry has that entry's place left out: numbers may skip one.
+        // Who is overtaken while it reads an entry has that entry's place left out: numbers may
+        // skip one.
         assert!(number >= seq + missing.max(1), "{event} after {seq}");
         (seq, lost, heard) = (number, lost + missing, heard + u64::from(missing == 0));
         is_over = event["state"] == "released";
     }
     assert!(lost > 0, "it heard {heard}");
-    // No fewer than there were events, and each number once; these are the same unless numbers were left out.
+    // No fewer than there were events, and each number once; these are the same unless numbers were
+    // left out.
     assert!(
         (events..=seq).contains(&(heard + lost)),
         "{heard} heard and {lost} missing of {events} up to {seq}"
@@ -292,7 +297,8 @@ fn the_verb_tells_a_volumes_life_and_its_errors() {
     rig.verb("events", &[]).ends(1, "has ended: released");
 }
 
-/// A limit of a byte a second holds up who is below it: the event names who waits, until the limit is lifted.
+/// A limit of a byte a second holds up who is below it: the event names who waits, until the limit
+/// is lifted.
 #[test]
 fn the_verb_tells_who_waits_for_a_limit_and_when_that_ends() {
     let Some(mut rig) = Rig::mounting() else { return };
@@ -328,8 +334,9 @@ fn the_verb_tells_who_waits_for_a_limit_and_when_that_ends() {
     assert_eq!(daemon.end(), Some(0));
 }
 
-/// Nobody reads what the verb says until far more has happened than its pipe, its queue, the socket and the journal hold: then
-/// it says how much is missing, and all that it says and all that is missing is all that happened.
+/// Nobody reads what the verb says until far more has happened than its pipe, its queue, the socket
+/// and the journal hold: then it says how much is missing, and all that it says and all that is
+/// missing is all that happened.
 #[test]
 fn the_verb_says_how_much_is_missing_when_it_was_not_read() {
     let world = World::registered("slow");

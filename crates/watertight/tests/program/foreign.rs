@@ -1,6 +1,7 @@
 //! Runtime directories that an ordinary user has filled to harm root, who looks at them.
 //!
-//! Each test has a user of its own, who exists by the number only, and so a directory of its own in /tmp.
+//! Each test has a user of its own, who exists by the number only, and so a directory of its own in
+//! /tmp.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink};
@@ -120,7 +121,8 @@ fn an_id_that_is_a_path_deletes_nothing() {
     fs::write(&victim, "root's").unwrap();
     hostile.file("x.json", record(victim.to_str().unwrap()).to_string());
     hostile.file("x.sock", "");
-    // And one whose record is one, with a socket where nobody listens: that is its user's to remove.
+    // And one whose record is one, with a socket where nobody listens: that is its user's to
+    // remove.
     hostile.file("y1.json", record("y1").to_string());
     drop(UnixListener::bind(hostile.dir.join("y1.sock")).unwrap());
     hostile.own(&hostile.dir.join("y1.sock"));

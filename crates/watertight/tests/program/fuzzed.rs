@@ -1,8 +1,9 @@
-//! The control API under other people's tools: a validator reads its description, and schemathesis makes up requests from it,
-//! right ones and wrong ones, for a real mount process. None may be answered with a 5xx, and all answers are as described.
+//! The control API under other people's tools: a validator reads its description, and schemathesis
+//! makes up requests from it, right ones and wrong ones, for a real mount process. None may be
+//! answered with a 5xx, and all answers are as described.
 //!
-//! schemathesis speaks TCP, so that a bridge stands between: one request and one answer in a connection. It also mounts
-//! again after an unmount that was asked for.
+//! schemathesis speaks TCP, so that a bridge stands between: one request and one answer in a
+//! connection. It also mounts again after an unmount that was asked for.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -18,7 +19,8 @@ use watertight::control::server::{OPENAPI, ROUTES};
 
 use crate::rig::{Daemon, LONG, Out, Rig, has, run, run_within, tool};
 
-/// Calls that wait for something to happen. Who has no answer by then is let go by the bridge: what is looked for is a wrong answer.
+/// Calls that wait for something to happen. Who has no answer by then is let go by the bridge: what
+/// is looked for is a wrong answer.
 const WAITING: [&str; 2] = ["/v1/wait", "/v1/events"];
 const PATIENCE: Duration = Duration::from_millis(200);
 

@@ -45,7 +45,8 @@ fn every_way_to_hold_a_mount_is_named() {
     assert_eq!(daemon.end(), Some(0));
 }
 
-/// Those who opened something are looked at first; where one is gone, or has handed on what it had, all are.
+/// Those who opened something are looked at first; where one is gone, or has handed on what it had,
+/// all are.
 #[test]
 fn a_lazy_unmount_names_who_got_a_file_from_one_that_has_ended() {
     let Some(mut rig) = Rig::mounting() else { return };

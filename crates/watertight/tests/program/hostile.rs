@@ -1,5 +1,6 @@
-//! The control socket beside a process that tries to hold it up. No test here fails because the machine was slow: it is asked what is answered while
-//! all that the process has sent stays unanswered; the times are printed.
+//! The control socket beside a process that tries to hold it up. No test here fails because the
+//! machine was slow: it is asked what is answered while all that the process has sent stays
+//! unanswered; the times are printed.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -87,7 +88,8 @@ impl Load {
     }
 }
 
-/// Of what waits for its peer, the oldest of the process's gave way, and the newest are open: had others waited for these, they would wait still.
+/// Of what waits for its peer, the oldest of the process's gave way, and the newest are open: had
+/// others waited for these, they would wait still.
 #[test]
 fn of_slow_peers_the_oldest_give_way_and_nobody_waits_for_them() {
     let dir = tempfile::tempdir().unwrap();
@@ -95,7 +97,8 @@ fn of_slow_peers_the_oldest_give_way_and_nobody_waits_for_them() {
     let fake = Arc::new(Fake::default());
     let uid = rustix::process::geteuid().as_raw();
     let server = Server::start(UnixListener::bind(&socket).unwrap(), uid, fake as Arc<_>).unwrap();
-    // Again where the machine was busy for so long that the server had enough of the newest as well.
+    // Again where the machine was busy for so long that the server had enough of the newest as
+    // well.
     let mut slow: Vec<UnixStream> = Vec::new();
     eventually("the oldest are closed, and the newest are open", || {
         slow = (0..200).map(|_| opened(&socket, "GET /v1/sta")).collect();
@@ -199,7 +202,8 @@ fn status_metrics_and_umount_are_answered_beside_slow_heads_listeners_and_syncs(
     let socket = rig.socket();
     timed("GET /metrics", &|| assert!(call(&socket, "GET /metrics", "").starts_with("HTTP/1.1 200")));
     timed("GET /healthz", &|| assert!(call(&socket, "GET /healthz", "").ends_with("ok\n")));
-    // None of its syncs has ended, and the newest of its heads are as slow as they were: all that was answered did not wait for them.
+    // None of its syncs has ended, and the newest of its heads are as slow as they were: all that
+    // was answered did not wait for them.
     drop(hostile.child.stdin.take());
     let line = hostile.line();
     let syncs = format!(" and {SYNCS_KEPT} syncs are open");

@@ -64,7 +64,8 @@ fn the_form_can_be_chosen() {
     rig.run(&["--log-format", "xml", "status"]).ends(2, "possible values: text, json, journald");
 }
 
-/// The spans whose beginning (`new`) or end (`close`) a log tells of, with the names of those around them.
+/// The spans whose beginning (`new`) or end (`close`) a log tells of, with the names of those
+/// around them.
 fn steps(events: &[Value], which: &str) -> Vec<(String, Value, Vec<String>)> {
     let told = events.iter().filter(|event| event["message"] == which);
     told.map(|event| {
@@ -288,7 +289,8 @@ fn a_log_file_is_json_and_the_verbs_talk_as_before() {
     refused.ends(2, "watertight: there is no /no/such/mount");
 }
 
-/// A line of a thread that works in the background names its volume as all others do: here the flusher's, whose store panics.
+/// A line of a thread that works in the background names its volume as all others do: here the
+/// flusher's, whose store panics.
 #[test]
 fn what_threads_of_a_volume_say_names_it() {
     let Some(mut rig) = Rig::mounting() else { return };

@@ -1,5 +1,6 @@
-//! Every way to unmount, in every state of a volume: the table of README.md, which is read here. A test for each row; what a cell says is looked up
-//! in [`says::CELLS`], and the check that stands there is run.
+//! Every way to unmount, in every state of a volume: the table of README.md, which is read here. A
+//! test for each row; what a cell says is looked up in [`says::CELLS`], and the check that stands
+//! there is run.
 
 mod cell;
 mod says;

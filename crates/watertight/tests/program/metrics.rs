@@ -1,4 +1,5 @@
-//! `/metrics`, `/healthz` and `status --metrics`: every figure of `status`, in a form that Prometheus takes.
+//! `/metrics`, `/healthz` and `status --metrics`: every figure of `status`, in a form that
+//! Prometheus takes.
 
 use std::collections::BTreeMap;
 use std::fs;

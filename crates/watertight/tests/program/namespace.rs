@@ -1,5 +1,5 @@
-//! A mount namespace of a test's own, where `/sbin` is an overlay with the helpers and `/run/mount` is empty, so that the host's are not
-//! touched.
+//! A mount namespace of a test's own, where `/sbin` is an overlay with the helpers and `/run/mount`
+//! is empty, so that the host's are not touched.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};

@@ -1,5 +1,5 @@
-//! `openapi.json` against the server: the same routes, and in each answer the fields that it describes, no fewer and
-//! no more.
+//! `openapi.json` against the server: the same routes, and in each answer the fields that it
+//! describes, no fewer and no more.
 
 mod schema;
 
@@ -220,7 +220,8 @@ fn check(document: &Value, checker: &mut Checker<'_>, socket: &Path, head: &str,
     check_answer(document, checker, head, ask(socket, head, body))
 }
 
-/// Makes one call more than there may be of its kind of one process, while none of them ends: that one's answer.
+/// Makes one call more than there may be of its kind of one process, while none of them ends: that
+/// one's answer.
 fn one_too_many(socket: &Path, callers: usize, head: &str, body: &str) -> (u16, String, String) {
     let (full, server) = serve(socket, events());
     full.is_busy.send_replace(Some(true));

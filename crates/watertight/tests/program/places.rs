@@ -1,10 +1,13 @@
-//! Exit 0 of a verb that changes the tree: this path, looked up now by any process, leads where the verb says.
+//! Exit 0 of a verb that changes the tree: this path, looked up now by any process, leads where the
+//! verb says.
 //!
-//! Random sequences through a real mount against a model (`model`). After each step every path is looked up by this process, which
-//! remembers all it has seen, by another process, and by one that is inside the mountpoint; a file is written through the path and looked
-//! for in the store's own directory; and `status --json` is compared.
+//! Random sequences through a real mount against a model (`model`). After each step every path is
+//! looked up by this process, which remembers all it has seen, by another process, and by one that
+//! is inside the mountpoint; a file is written through the path and looked for in the store's own
+//! directory; and `status --json` is compared.
 //!
-//! `WATERTIGHT_PLACES_CASES=N` runs more cases, `PROPTEST_RNG_SEED=N` others, or the same again. What fails is shrunk and printed.
+//! `WATERTIGHT_PLACES_CASES=N` runs more cases, `PROPTEST_RNG_SEED=N` others, or the same again.
+//! What fails is shrunk and printed.
 
 mod model;
 
@@ -281,7 +284,8 @@ impl World {
         }
     }
 
-    /// Two callers at once: as if one had come after the other, or as if one that says that it failed had never come.
+    /// Two callers at once: as if one had come after the other, or as if one that says that it
+    /// failed had never come.
     fn both(&mut self, a: &Op, b: &Op) {
         let (Some((mut first, a)), Some((mut second, b))) = (self.verb(a), self.verb(b)) else { return };
         let pipes = |command: &mut Command| {
@@ -386,7 +390,8 @@ impl World {
             // In deeper places than those that are looked at, it may be in none of them.
             let path = inside.to_str().unwrap();
             if PATHS.contains(&path) {
-                // As in the kernel's table of mounts: also where something that is attached above hides it.
+                // As in the kernel's table of mounts: also where something that is attached above
+                // hides it.
                 let is_there = self.model.is_at(*store, path) || self.model.is_hidden(path);
                 assert!(is_there, "status says that {store} is at {path} after {op:?}");
             }

@@ -29,7 +29,8 @@ pub(crate) fn connect(socket: &Path) -> Result<Client, CallError> {
 
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_watertight");
-/// Far longer than anything takes; a test that waits so long has failed. What waits here waits longer where the machine is slow (`patience`).
+/// Far longer than anything takes; a test that waits so long has failed. What waits here waits
+/// longer where the machine is slow (`patience`).
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// Says that a test could not run.
@@ -161,7 +162,8 @@ impl Rig {
         volumes[0].clone()
     }
 
-    /// Waits until the one running volume is called stalled because of this call. On a busy machine any other may take long for once.
+    /// Waits until the one running volume is called stalled because of this call. On a busy machine
+    /// any other may take long for once.
     #[track_caller]
     pub(crate) fn is_stalled_in(&self, call: &str) {
         eventually("it is called stalled", || is_stalled_in(&self.volume(), call));
@@ -305,18 +307,20 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Copies a program that is to be started. By another process: children that other tests start have what this one has open
-/// for a moment, and what is open for writing cannot be started (ETXTBSY).
+/// Copies a program that is to be started. By another process: children that other tests start have
+/// what this one has open for a moment, and what is open for writing cannot be started (ETXTBSY).
 pub(crate) fn copy_program(from: &str, to: &Path) {
     let mut command = Command::new("cp");
     command.arg(from).arg(to);
     run(command).ok();
 }
 
-/// A mount namespace of a test's own has copies of the other tests' mounts, and what these unmount lives on there.
+/// A mount namespace of a test's own has copies of the other tests' mounts, and what these unmount
+/// lives on there.
 static NAMESPACES: RwLock<()> = RwLock::new(());
 
-/// Nobody is in such a namespace, or will be, until this is dropped. For who claims that umount2(2) alone ends a mount, while it runs.
+/// Nobody is in such a namespace, or will be, until this is dropped. For who claims that umount2(2)
+/// alone ends a mount, while it runs.
 pub(crate) fn no_copies() -> impl Drop {
     NAMESPACES.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -402,7 +406,8 @@ impl Daemon {
         }
     }
 
-    /// Stops it: nothing is answered from then on. Signals take effect a little after they are sent.
+    /// Stops it: nothing is answered from then on. Signals take effect a little after they are
+    /// sent.
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
         let is_stopped = |task: fs::DirEntry| {
@@ -432,8 +437,8 @@ impl Daemon {
         let status = status.unwrap_or_else(|| {
             panic!("it does not end: {}\nits threads:\n{}", self.stderr(), threads_of(self.pid))
         });
-        // What it said last may still be on its way, on a busy machine for long. Of one that was killed, children may have the
-        // pipe for as long as they like.
+        // What it said last may still be on its way, on a busy machine for long. Of one that was
+        // killed, children may have the pipe for as long as they like.
         let limit = if status.signal().is_none() { patience(LONG) } else { Duration::from_secs(2) };
         let _whole = self.log_ends.recv_timeout(limit);
         status.code()

@@ -5,7 +5,8 @@ use watertight::control::api::{
 };
 use watertight::mountinfo::Device;
 
-/// The status. Its numbers are between 101 and 199, but for the time, which is 1 700 000 000 s and 123 ms.
+/// The status. Its numbers are between 101 and 199, but for the time, which is 1 700 000 000 s and
+/// 123 ms.
 pub(crate) fn status() -> Status {
     Status {
         id: "fa4e".parse().unwrap(),

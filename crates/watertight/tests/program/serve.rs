@@ -365,7 +365,8 @@ fn volumes_are_attached_and_detached_with_the_file() {
     }
     let held = fs::File::open(mnt.join("b/file")).unwrap();
 
-    // What leaves is detached from the inside out, with its data written; what is held stays until it is let go.
+    // What leaves is detached from the inside out, with its data written; what is held stays until
+    // it is let go.
     fs::create_dir(it.store("root").join("c")).unwrap();
     inside(&it, &names(&["c"]));
     daemon.signal(Signal::HUP);
@@ -377,7 +378,8 @@ fn volumes_are_attached_and_detached_with_the_file() {
     eventually("b is gone", || attached(&it) == ["c"]);
     assert_eq!(fs::read(it.store("b").join("file")).unwrap(), b"b");
 
-    // What somebody detached comes back with a reload; a directory that is not there is tried again.
+    // What somebody detached comes back with a reload; a directory that is not there is tried
+    // again.
     it.rig.run(&["detach", mnt.join("c").to_str().unwrap()]).ok();
     inside(&it, &names(&["c", "late"]));
     daemon.signal(Signal::HUP);

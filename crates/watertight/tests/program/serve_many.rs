@@ -18,8 +18,8 @@ fn served(many: usize) -> Option<(Served, Vec<String>)> {
     Some((it, all))
 }
 
-/// Has it read its file again, until it has said for how many of them it asks. It may not have heard yet what a mount process
-/// has done already: then it is asked again.
+/// Has it read its file again, until it has said for how many of them it asks. It may not have
+/// heard yet what a mount process has done already: then it is asked again.
 fn reload(daemon: &Daemon, of: usize, asked: usize) {
     let line = format!("of {of} volumes inside mountpoints {asked} are attached or detached");
     let said = |line: &str| daemon.stderr().matches(line).count();
@@ -79,7 +79,8 @@ fn a_reload_asks_only_for_what_has_changed() {
     const MANY: usize = 200;
     let Some((mut it, all)) = served(MANY) else { return };
     let daemon = it.start();
-    // Nothing has changed, and nobody is asked: it does not wait for a process that does not answer.
+    // Nothing has changed, and nobody is asked: it does not wait for a process that does not
+    // answer.
     let stopped = Stopped::new(it.pid_of("root").unwrap());
     reload(&daemon, MANY, 0);
     drop(stopped);

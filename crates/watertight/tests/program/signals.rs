@@ -31,7 +31,8 @@ fn a_signal_unmounts_with_all_data_written() {
 
 #[test]
 fn held_open_it_says_by_whom_detaches_and_writes_everything() {
-    // Not kernel write-back on plain `fuse`: there syncfs(2) does not wait for the pages that it hands over.
+    // Not kernel write-back on plain `fuse`: there syncfs(2) does not wait for the pages that it
+    // hands over.
     for kind in ["auto", "fuse", "auto,mode=kernel-writeback"] {
         let Some(mut rig) = Rig::mounting() else { return };
         let daemon = rig.mount_faulty("write:delay=50ms", &format!("type={kind},dirty_after=1h"));

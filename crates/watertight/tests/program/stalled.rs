@@ -1,4 +1,5 @@
-//! A store that stops answering for real: a directory on another mount, whose server is stopped by a signal.
+//! A store that stops answering for real: a directory on another mount, whose server is stopped by
+//! a signal.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,7 +11,8 @@ use rustix::process::Signal;
 
 use crate::rig::{Daemon, LONG, Rig, eventually, run};
 
-/// A volume whose store is on a mount of `server`, which can be stopped. The server goes first at the end.
+/// A volume whose store is on a mount of `server`, which can be stopped. The server goes first at
+/// the end.
 struct Stalling {
     rig: Rig,
     server: Daemon,
@@ -34,7 +36,8 @@ impl Stalling {
 
 impl Drop for Stalling {
     fn drop(&mut self) {
-        // Ends the waits in the kernel of whoever uses the store; a server that was stopped dies of it as well.
+        // Ends the waits in the kernel of whoever uses the store; a server that was stopped dies of
+        // it as well.
         let _gone_already = rustix::process::kill_process(
             rustix::process::Pid::from_raw(self.server.pid.cast_signed()).unwrap(),
             Signal::KILL,
@@ -106,7 +109,8 @@ fn a_mount_that_waits_for_its_store_ends_by_a_signal_and_in_the_background_with_
         mount.args(in_background.then_some("-d")).arg(&it.rig.store).arg(&it.rig.mnt);
         let mount = Daemon::start(mount);
         mount.says(" is waited for, which does not answer");
-        // A shell that has started the tests in the background has SIGINT ignored by whoever does not ask for it.
+        // A shell that has started the tests in the background has SIGINT ignored by whoever does
+        // not ask for it.
         mount.signal(if in_background { Signal::TERM } else { Signal::INT });
         assert_eq!(mount.end(), if in_background { None } else { Some(1) });
         // In the background its child says so, which ends with it.
@@ -168,7 +172,8 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     server.signal(Signal::CONT);
     waiter.join().unwrap().unwrap();
     assert_eq!(fs::read(hung.join("file")).unwrap(), b"hung");
-    // Not at the first time: until somebody looks, it is taken for stalled; and on a busy machine it may be so once more.
+    // Not at the first time: until somebody looks, it is taken for stalled; and on a busy machine
+    // it may be so once more.
     eventually("nothing is left out", || rig.verb("sync", &[]).code == Some(0));
     drop(there);
     rig.verb("umount", &[]).ok();
@@ -218,7 +223,8 @@ fn what_the_kernel_is_asked_does_not_wait_for_the_store() {
     let Some(mut it) = Stalling::new() else { return };
     // No deadline that could help.
     let daemon = it.rig.mount("type=fuse,stall_after=100ms,dirty_after=1h,drain_timeout=1h");
-    // A file that the process has open on the stopped server: a child of it would have to close its copy.
+    // A file that the process has open on the stopped server: a child of it would have to close its
+    // copy.
     fs::write(it.rig.mnt.join("dirty"), "dirty").unwrap();
     it.server.stop();
     daemon.signal(Signal::TERM);

@@ -1,4 +1,5 @@
-//! Attached volumes whose stores do not answer: what they hold, how they are given up, and the end of their mountpoint.
+//! Attached volumes whose stores do not answer: what they hold, how they are given up, and the end
+//! of their mountpoint.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use serde_json::Value;
 
 use crate::rig::{Daemon, Out, Rig, eventually, is_stalled_in, run};
 
-/// A mountpoint with volumes attached to it, and a server that can be stopped, on whose mount some of the stores are.
+/// A mountpoint with volumes attached to it, and a server that can be stopped, on whose mount some
+/// of the stores are.
 struct World {
     rig: Rig,
     daemon: Daemon,
@@ -145,8 +147,8 @@ fn a_thousand_clients_of_a_stalled_volume_take_a_bounded_number_of_threads_and_h
     let after = world.status("")["process"].clone();
     let grown = |what: &str| after[what].as_u64().unwrap().saturating_sub(before[what].as_u64().unwrap());
     println!("threads: {} more, memory: {} bytes more", grown("threads"), grown("resident_bytes"));
-    // As many as the mountpoint has places, as many again in place of those that hang, and for entries of a CPU that ran short; some for other
-    // things.
+    // As many as the mountpoint has places, as many again in place of those that hang, and for
+    // entries of a CPU that ran short; some for other things.
     assert!(grown("threads") <= 3 * PLACES + 64, "{after}");
     assert!(grown("resident_bytes") <= (3 * PLACES + 64) * (256 << 10), "{after}");
     world.go_on();
@@ -379,7 +381,8 @@ fn sigterm_beside_several_stalled_volumes_ends_at_one_deadline_and_says_which_an
     }
 }
 
-/// A mountpoint with two volumes, the store of one of which may hang, all with something to write; and how long its end by SIGTERM took.
+/// A mountpoint with two volumes, the store of one of which may hang, all with something to write;
+/// and how long its end by SIGTERM took.
 fn ended_where_nothing_is_open(fault: &str) -> Option<(World, Option<i32>, Duration)> {
     let world = World::new("stall_after=100ms,dirty_after=1h,drain_timeout=2s")?;
     for (name, fault) in [("a", fault), ("b", "")] {
@@ -394,7 +397,8 @@ fn ended_where_nothing_is_open(fault: &str) -> Option<(World, Option<i32>, Durat
     Some((world, code, begun.elapsed()))
 }
 
-/// The kernel asks for the end then, and the mountpoint's own volume ends after what is attached: that is no work.
+/// The kernel asks for the end then, and the mountpoint's own volume ends after what is attached:
+/// that is no work.
 #[test]
 fn sigterm_where_nothing_is_open_ends_at_the_same_deadline() {
     let Some((world, code, took)) = ended_where_nothing_is_open("fault:write:hang,") else { return };
@@ -404,7 +408,8 @@ fn sigterm_where_nothing_is_open_ends_at_the_same_deadline() {
     assert!(said.contains("given up after 2.0 s in which nothing could be written"), "{said}");
     assert_eq!(fs::read(world.store("b").join("file")).unwrap(), b"12345");
     assert_eq!(world.rig.stored("own").unwrap(), b"own");
-    // What is at work has five seconds more. How slow the machine and its disk are now, the same says where nothing hangs.
+    // What is at work has five seconds more. How slow the machine and its disk are now, the same
+    // says where nothing hangs.
     let Some((_beside, code, alone)) = ended_where_nothing_is_open("") else { return };
     assert_eq!(code, Some(0));
     assert!(took < Duration::from_secs(7) || alone > Duration::from_secs(1), "{took:?}, {alone:?}: {said}");

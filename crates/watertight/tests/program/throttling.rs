@@ -1,5 +1,6 @@
-//! Limits and syncs of real cgroups on a real mount. No test here fails because the machine was slow: what is throttled takes minutes, and for all
-//! else it is asked what is dirty and what is owed, not how long it took.
+//! Limits and syncs of real cgroups on a real mount. No test here fails because the machine was
+//! slow: what is throttled takes minutes, and for all else it is asked what is dirty and what is
+//! owed, not how long it took.
 
 use std::cell::RefCell;
 use std::fs;
@@ -67,7 +68,8 @@ impl World {
         status["volumes"][0]["dirty_bytes"].as_u64().expect("bytes")
     }
 
-    /// A sync of the mount by somebody in `cgroup`, as sync(1) asks for it, if the kernel sends that on, and as the verb does.
+    /// A sync of the mount by somebody in `cgroup`, as sync(1) asks for it, if the kernel sends
+    /// that on, and as the verb does.
     fn syncs(&self, cgroup: &Cgroup) -> Vec<Child> {
         let mut all = vec![self.sync_verb(cgroup)];
         if sends_syncs(&self.rig) {
@@ -87,7 +89,8 @@ impl World {
         command.spawn().expect("it runs")
     }
 
-    /// umount(8) without our helper, by somebody in `cgroup`: umount2(2) alone, once nobody holds the mount who looked through /proc.
+    /// umount(8) without our helper, by somebody in `cgroup`: umount2(2) alone, once nobody holds
+    /// the mount who looked through /proc.
     fn umount2(&self, cgroup: &Cgroup, more: &[&str]) {
         let _no_copies = no_copies();
         eventually("umount2 does not say EBUSY", || {
@@ -143,7 +146,8 @@ fn a_sync_from_another_cgroup_is_boosted_and_leaves_a_debt() {
         // At its limit it would owe nothing.
         assert!(world.owed() > MIB, "{}", world.owed());
         let (slow, mnt) = (world.slow.path().display().to_string(), world.rig.mnt.display().to_string());
-        // Nothing is owed where nothing is limited: or the second round would have to wait before it may write.
+        // Nothing is owed where nothing is limited: or the second round would have to wait before
+        // it may write.
         world.rig.run(&["limit", &slow, &mnt, "wbps=max"]).ok();
         world.rig.run(&["limit", &slow, &mnt, "wbps=256K"]).ok();
     }

@@ -80,7 +80,8 @@ fn who_unmounts_from_inside_is_named_and_the_verb_is_not() {
     assert!(out.stderr.contains("sh (pid "), "{}", out.stderr);
     assert!(!out.stderr.contains("watertight (pid "), "{}", out.stderr);
     assert!(rig.is_mounted());
-    // Nobody else: the verb is in place of the shell. It leaves the directory that its runtime directory is given from.
+    // Nobody else: the verb is in place of the shell. It leaves the directory that its runtime
+    // directory is given from.
     shell("WATERTIGHT_RUNTIME_DIR=../../$(basename \"$WATERTIGHT_RUNTIME_DIR\") exec \"$1\" umount ..")
         .ok()
         .says("unmounted; everything is on");
@@ -269,7 +270,8 @@ fn other_peoples_verbs_do_the_same() {
                 let _no_copies = no_copies();
                 eventually("umount(8) does not say EBUSY", || {
                     let mut command = Command::new("umount");
-                    // By umount2(2), also on a host where helpers are installed, of which this volume is none.
+                    // By umount2(2), also on a host where helpers are installed, of which this
+                    // volume is none.
                     command.arg("--internal-only").arg(&rig.mnt);
                     let said = run(command);
                     assert!(said.code == Some(0) || said.stderr.contains("busy"), "{}", said.stderr);

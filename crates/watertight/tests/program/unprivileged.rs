@@ -279,7 +279,8 @@ fn no_permission_for_the_store() {
 #[test]
 fn descriptors_are_left_for_the_program_itself() {
     let Some(rig) = rig() else { return };
-    // Each file that the kernel knows takes a descriptor of who is not root; more than there are cannot be.
+    // Each file that the kernel knows takes a descriptor of who is not root; more than there are
+    // cannot be.
     let out = as_nobody(
         &rig,
         "ulimit -n 256
@@ -324,7 +325,8 @@ fn the_demo_is_for_any_user() {
     }
     assert!(row("  files not on the store then").ends_with("0 of 48"), "{table}");
     assert!(row("hear of a stalled store after").starts_with("not in "), "{table}");
-    // Its limit cannot be shown without a cgroup, and that is said, in one line, instead of a figure.
+    // Its limit cannot be shown without a cgroup, and that is said, in one line, instead of a
+    // figure.
     let throttled: Vec<&str> = table.lines().filter(|line| line.contains("throttled tenant")).collect();
     assert_eq!(throttled.len(), 1, "{table}");
     assert!(throttled[0].contains("not shown") && throttled[0].len() <= 80, "{throttled:?}");

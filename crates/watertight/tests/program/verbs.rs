@@ -39,7 +39,8 @@ fn the_table_of_mounts_has_the_loop_device_or_the_store() {
     }
 }
 
-/// By what the kernel does with a first one, not by its version; and a mount does not wait for a store that does not answer it.
+/// By what the kernel does with a first one, not by its version; and a mount does not wait for a
+/// store that does not answer it.
 #[test]
 fn whether_syncs_wait_is_told_by_the_mount_and_by_status() {
     for (kind, waits) in [("fuseblk", true), ("fuse", false)] {
@@ -209,7 +210,8 @@ fn loop_device(rig: &Rig) -> impl Fn() -> bool + use<> {
     is_ours
 }
 
-/// It is the mount's, not the process's: paths to a mount whose process was killed give errors, they do not lead below it.
+/// It is the mount's, not the process's: paths to a mount whose process was killed give errors,
+/// they do not lead below it.
 #[test]
 fn the_loop_device_of_a_killed_process_goes_with_the_mount_and_nobody_has_to_look() {
     for flags in [UnmountFlags::empty(), UnmountFlags::DETACH] {

@@ -1,4 +1,5 @@
-//! What the tests of switching share: inodes that know when their superblock has gone, and devices without flushers.
+//! What the tests of switching share: inodes that know when their superblock has gone, and devices
+//! without flushers.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -108,7 +109,8 @@ impl Rig {
         file
     }
 
-    /// Unmounts. `users`, who have inodes of their own, end between the drain and the eviction, as a flusher does that the eviction waits for.
+    /// Unmounts. `users`, who have inodes of their own, end between the drain and the eviction, as
+    /// a flusher does that the eviction waits for.
     pub(crate) fn unmount(&self, users: impl FnOnce()) {
         self.bdi.drain();
         users();

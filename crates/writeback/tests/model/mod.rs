@@ -1,5 +1,5 @@
-//! Files whose data is only counted, on a store that takes its time by a clock that is set: the product's own write-back engine, with nothing else
-//! beneath it. Who sleeps sets the clock on.
+//! Files whose data is only counted, on a store that takes its time by a clock that is set: the
+//! product's own write-back engine, with nothing else beneath it. Who sleeps sets the clock on.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -199,8 +199,8 @@ impl Model {
         }
     }
 
-    /// Writes what a sync waits for. For each sleep `sleeps` is told until when it would be, and says when it is woken, or ends the
-    /// sync. Says whether that came to its end.
+    /// Writes what a sync waits for. For each sleep `sleeps` is told until when it would be, and
+    /// says when it is woken, or ends the sync. Says whether that came to its end.
     pub(crate) fn finish(
         &self,
         syncing: &Syncing<'_, File>,
@@ -245,7 +245,8 @@ impl Model {
         assert_eq!(passed, Passed::All);
     }
 
-    /// What a flusher does with a file: as much as its owner's limits let it write now. Says when it may go on, if they do not.
+    /// What a flusher does with a file: as much as its owner's limits let it write now. Says when
+    /// it may go on, if they do not.
     pub(crate) fn flush(&self, file: &Arc<File>) -> Passed {
         let pass = self.bdi.pass(file, u64::MAX, How::Leave);
         let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);

@@ -1,4 +1,5 @@
-//! Requests beside changes of the tree, under many schedules, with mutants that the same tests catch.
+//! Requests beside changes of the tree, under many schedules, with mutants that the same tests
+//! catch.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
 

@@ -20,8 +20,9 @@ pub(super) fn me() -> Tid {
     gettid()
 }
 
-/// Whether a thread of this process that takes the class may give it up again, which an ordinary user's may not; whether the guard may
-/// be a real-time thread; and whether the kernel says who waits for a CPU. The class to go back to must be the normal one.
+/// Whether a thread of this process that takes the class may give it up again, which an ordinary
+/// user's may not; whether the guard may be a real-time thread; and whether the kernel says who
+/// waits for a CPU. The class to go back to must be the normal one.
 pub(super) fn is_possible() -> bool {
     // Tried out on a thread that ends: a capability does not tell, in a user namespace.
     let attempt = || {
@@ -60,8 +61,8 @@ fn set_policy(tid: &Tid, policy: i32, priority: i32) -> bool {
     unsafe { libc::sched_setscheduler(tid.as_raw_nonzero().get(), policy, &raw const param) == 0 }
 }
 
-/// Has the calling thread's I/O keep its class: without one of its own the kernel takes it from the scheduling class, and the
-/// I/O of an idle thread waits for everybody's. Says whether it could.
+/// Has the calling thread's I/O keep its class: without one of its own the kernel takes it from the
+/// scheduling class, and the I/O of an idle thread waits for everybody's. Says whether it could.
 pub(super) fn keep_io_class() -> bool {
     const WHO_PROCESS: i32 = 1;
     const CLASS_SHIFT: i64 = 13;

@@ -1,4 +1,5 @@
-//! Scheduling classes in a model: a thread in the idle class may stop at each point until it has the normal one.
+//! Scheduling classes in a model: a thread in the idle class may stop at each point until it has
+//! the normal one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

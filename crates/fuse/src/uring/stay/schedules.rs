@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
 //!
-//! A thread in the idle class stops wherever it stands, until the guard gives it the normal one: a guard that sleeps, or has ended,
-//! is a deadlock.
+//! A thread in the idle class stops wherever it stands, until the guard gives it the normal one: a
+//! guard that sleeps, or has ended, is a deadlock.
 
 use sync::{model, mutant, thread};
 

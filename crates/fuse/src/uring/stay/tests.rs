@@ -2,8 +2,8 @@ use super::*;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu};
 
-/// A guard, and what the calling thread needs to take the class; nothing where the host does not let it. Who has to be looked after by the
-/// test itself has a guard without a thread.
+/// A guard, and what the calling thread needs to take the class; nothing where the host does not
+/// let it. Who has to be looked after by the test itself has a guard without a thread.
 fn guarded(has_thread: bool) -> Option<(Arc<Guard>, Stayer)> {
     let guard = Arc::new(Guard::new(Cpus::new()));
     // ORDERING: Relaxed here and below: nobody else looks yet, or the value is polled.

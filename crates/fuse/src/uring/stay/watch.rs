@@ -44,8 +44,8 @@ pub(super) enum Verdict {
 }
 
 impl Watch {
-    /// Gives the class back to whoever has not moved since the last look, and bans it where somebody starved. Says whether there
-    /// was nobody to look at.
+    /// Gives the class back to whoever has not moved since the last look, and bans it where
+    /// somebody starved. Says whether there was nobody to look at.
     pub(super) fn look(&mut self, threads: &[Arc<Stay>]) -> bool {
         let Self { seen, now, released, ban } = self;
         released.retain_mut(|released| match released.look() {
@@ -101,7 +101,8 @@ fn release(stay: &Arc<Stay>, waits: u64, ban: &mut Ban) -> Option<Released> {
         return None;
     }
     if waits & TAKING == 0 || is_on("stay-clears-taking") {
-        // ORDERING: SeqCst, P2. Not if the thread has moved meanwhile. Who is about to take the class would still do so.
+        // ORDERING: SeqCst, P2. Not if the thread has moved meanwhile. Who is about to take the
+        // class would still do so.
         let cleared = stay.waits.compare_exchange(waits, 0, Ordering::SeqCst, Ordering::SeqCst);
         if cleared.is_err() {
             return None;

@@ -18,7 +18,8 @@ use volume::Volume;
 use super::super::server::{Asked, FILE, Server};
 use super::{Found, is, no, yes};
 
-/// How long an answer is held back. What is compared is which of two things came first: a slow machine changes nothing.
+/// How long an answer is held back. What is compared is which of two things came first: a slow
+/// machine changes nothing.
 const HELD: Duration = Duration::from_millis(400);
 /// Far longer than anything takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -103,7 +104,8 @@ pub(super) fn syncfs_on_fuse() -> anyhow::Result<Found> {
     sync(Wanted::Fuse, false)
 }
 
-/// syncfs(2), or sync(2) of the whole host. That is the program `sync`, which can be left behind if another file system hangs in it.
+/// syncfs(2), or sync(2) of the whole host. That is the program `sync`, which can be left behind if
+/// another file system hangs in it.
 fn sync(wanted: Wanted, is_whole: bool) -> anyhow::Result<Found> {
     let (dir, server) = served(Asked { held: Some((Opcode::SyncFs, HELD)), ..Asked::of(wanted) })?;
     let root = File::open(dir.path())?;
@@ -158,7 +160,8 @@ pub(super) fn uring() -> anyhow::Result<Found> {
     }
 }
 
-/// A volume over a directory, in which nothing is due for an hour: what is on the store when a sync returns?
+/// A volume over a directory, in which nothing is due for an hour: what is on the store when a sync
+/// returns?
 pub(super) fn syncs_wait() -> anyhow::Result<Found> {
     fuse::mount::will_serve();
     let dir = tempfile::tempdir()?;
@@ -286,7 +289,8 @@ pub(super) fn export() -> anyhow::Result<Found> {
     }
 }
 
-/// Has the kernel forget the file: it drops names and inodes that nobody uses until FORGET has come.
+/// Has the kernel forget the file: it drops names and inodes that nobody uses until FORGET has
+/// come.
 fn forget(server: &Server) -> anyhow::Result<()> {
     let until = Instant::now() + LONG;
     let is_forgotten = || !server.of(Opcode::Forget).is_empty() || !server.of(Opcode::BatchForget).is_empty();
@@ -313,7 +317,8 @@ impl Handle {
         let mut handle = Self { bytes: 128, kind: 0, handle: [0; 128] };
         let (mut mount, name) = (0i32, name.as_ptr());
         let (to, mount) = (&raw mut handle, &raw mut mount);
-        // SAFETY: `handle` is laid out as struct file_handle with room for `bytes` bytes, `name` ends with a NUL, and `mount` is an int.
+        // SAFETY: `handle` is laid out as struct file_handle with room for `bytes` bytes, `name`
+        // ends with a NUL, and `mount` is an int.
         let said = unsafe { libc::syscall(libc::SYS_name_to_handle_at, dir.as_raw_fd(), name, to, mount, 0) };
         if said == 0 { Ok(handle) } else { Err(std::io::Error::last_os_error()) }
     }

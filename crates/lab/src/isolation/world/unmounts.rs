@@ -1,4 +1,5 @@
-//! Healthy volumes are unmounted, and mounted again: as often as a figure needs, each time as the first time.
+//! Healthy volumes are unmounted, and mounted again: as often as a figure needs, each time as the
+//! first time.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -25,8 +26,8 @@ pub(in crate::isolation) enum Way {
 }
 
 impl World {
-    /// Unmounts a healthy volume that has something to write; what the verb took. Nothing is left of the volume then, and it is mounted again, without
-    /// the file that was written.
+    /// Unmounts a healthy volume that has something to write; what the verb took. Nothing is left
+    /// of the volume then, and it is mounted again, without the file that was written.
     pub(in crate::isolation) fn umount(&mut self, at: usize, way: Way) -> anyhow::Result<Duration> {
         let name = self.healthy[at].name.clone();
         let took = match way {
@@ -66,7 +67,8 @@ impl World {
         Ok(())
     }
 
-    /// Waits until nothing is left of a volume that was unmounted: no process of its own, no record. Its mount has gone before.
+    /// Waits until nothing is left of a volume that was unmounted: no process of its own, no
+    /// record. Its mount has gone before.
     fn is_gone(&mut self, at: usize) -> anyhow::Result<()> {
         let place = self.at(&self.healthy[at].name);
         ensure!(mounts_below(&place).is_empty(), "{} is a mountpoint still", place.display());

@@ -10,7 +10,8 @@ use super::{Volume, World, eventually};
 use crate::isolation::beside::Kind;
 use crate::isolation::tenants::{ROOM_KIB, SIDES, limit_bytes};
 
-/// Callers of a crowd that are seen waiting: a mount takes so many requests at once, and more only where it has threads for them.
+/// Callers of a crowd that are seen waiting: a mount takes so many requests at once, and more only
+/// where it has threads for them.
 pub(in crate::isolation) const SEEN_OF_A_CROWD: usize = 32;
 
 /// What the neighbours had done at a moment.
@@ -57,7 +58,8 @@ impl World {
         }
     }
 
-    /// Waits until each is throttled. A caller may be between two calls at a moment; one that is not throttled is so again and again.
+    /// Waits until each is throttled. A caller may be between two calls at a moment; one that is
+    /// not throttled is so again and again.
     fn are_throttled(&self) -> anyhow::Result<()> {
         let mut why = None;
         let looks = eventually("all are throttled", || {
@@ -67,14 +69,16 @@ impl World {
         looks.with_context(|| why.unwrap_or_default())
     }
 
-    /// What is wrong, if not each has its room full of dirty data, and two callers in write(2) or fsync(2) who wait; of those who write through
-    /// mapped memory, none waits in a request of its own, and what waits is the kernel's.
+    /// What is wrong, if not each has its room full of dirty data, and two callers in write(2) or
+    /// fsync(2) who wait; of those who write through mapped memory, none waits in a request of its
+    /// own, and what waits is the kernel's.
     fn is_throttled(&self) -> anyhow::Result<Option<String>> {
         let wbps = limit_bytes(self.neighbours.len());
         let mut waiting = 0;
         for volume in &self.neighbours {
             let status = volume.status()?;
-            // What was written ahead of the limit, because somebody called sync(2), counts as dirty still.
+            // What was written ahead of the limit, because somebody called sync(2), counts as dirty
+            // still.
             let limit = &status["limits"][0];
             ensure!(number(limit, "wbps")? == wbps, "{} has no limit: {limit}", volume.name);
             let room = number(&status, "dirty_bytes")? + number(limit, "owed_bytes")?;
@@ -130,7 +134,8 @@ impl World {
         }
     }
 
-    /// Percent of one processor that all volumes and who uses them have while nobody uses the healthy ones; over such a time.
+    /// Percent of one processor that all volumes and who uses them have while nobody uses the
+    /// healthy ones; over such a time.
     pub(in crate::isolation) fn processor(&self, time: Duration) -> f64 {
         let used = || {
             let volumes = self.healthy.iter().chain(&self.neighbours).filter_map(|v| v.server.as_ref());

@@ -13,10 +13,12 @@ use crate::shown::Name;
 pub struct AttachRequest {
     /// The directory to attach to, from the mountpoint on.
     pub path: String,
-    /// The store. If a volume of the mount process has it already, this volume is meant, as with `volume`.
+    /// The store. If a volume of the mount process has it already, this volume is meant, as with
+    /// `volume`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// A volume that is attached, or was detached and goes on as long as it is held, by its id: it gets one more place.
+    /// A volume that is attached, or was detached and goes on as long as it is held, by its id: it
+    /// gets one more place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<VolumeId>,
     /// A directory to be shown in a second place, from the mountpoint on.
@@ -25,7 +27,8 @@ pub struct AttachRequest {
     /// The volume's options, as for `mount -o`.
     #[serde(default)]
     pub options: Vec<String>,
-    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
+    /// The mountpoint that the path begins at, if there are several: the first, if it is none of
+    /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mountpoint: Option<String>,
 }
@@ -50,7 +53,8 @@ pub struct DetachRequest {
     /// The id of the volume that is meant: whatever else is attached there stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<VolumeId>,
-    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
+    /// The mountpoint that the path begins at, if there are several: the first, if it is none of
+    /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mountpoint: Option<String>,
 }
@@ -79,7 +83,8 @@ pub struct MoveRequest {
     pub from: String,
     /// Where it is to be.
     pub to: String,
-    /// The mountpoint that the path begins at, if there are several: the first, if it is none of them.
+    /// The mountpoint that the path begins at, if there are several: the first, if it is none of
+    /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mountpoint: Option<String>,
 }

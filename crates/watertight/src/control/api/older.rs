@@ -1,4 +1,5 @@
-//! What processes did not tell before it had a key of its own: they go on when the program is replaced.
+//! What processes did not tell before it had a key of its own: they go on when the program is
+//! replaced.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -121,7 +121,8 @@ impl Setting {
 }
 
 impl Cell {
-    /// Has somebody wait in a sync, until that is seen. By the control socket: it holds nothing of the mount.
+    /// Has somebody wait in a sync, until that is seen. By the control socket: it holds nothing of
+    /// the mount.
     fn somebody_waits(&mut self) {
         let client = connect(&self.rig.socket()).unwrap();
         self.waiting = Some(thread::spawn(move || client.sync()));
@@ -241,7 +242,8 @@ impl Cell {
         self.who_waited_learns(false);
     }
 
-    /// The store is free at once: its directory can be renamed and mounted again, and what was written is there.
+    /// The store is free at once: its directory can be renamed and mounted again, and what was
+    /// written is there.
     pub(super) fn store_is_free(&mut self) {
         let elsewhere = self.rig.root.join("renamed");
         fs::rename(&self.rig.store, &elsewhere).unwrap();

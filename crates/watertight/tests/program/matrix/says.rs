@@ -8,7 +8,8 @@ use super::cell::{Setting, State};
 use super::way::{Way, is_busy};
 use crate::rig::run;
 
-/// Unmounts a volume in a state, and looks whether it is so. Nothing is done where this machine cannot.
+/// Unmounts a volume in a state, and looks whether it is so. Nothing is done where this machine
+/// cannot.
 type Check = fn(&Way, Setting);
 
 /// What the row of umount2(2) for the mount's type says in the same column.
@@ -33,8 +34,9 @@ pub(super) const CELLS: &[(&str, Check)] = &[
     ("`wait`: it died; what was not fsynced may be lost", died),
 ];
 
-/// How often a way of the kernel's is tried. It waits for the volume only where nobody else has the mount: not another mount namespace that was begun
-/// beside this, nor one who looks through /proc at that moment.
+/// How often a way of the kernel's is tried. It waits for the volume only where nobody else has the
+/// mount: not another mount namespace that was begun beside this, nor one who looks through /proc
+/// at that moment.
 const TRIES: usize = 20;
 
 fn complete(way: &Way, setting: Setting) {
@@ -168,7 +170,8 @@ fn lost_later(way: &Way, setting: Setting) {
 
 fn died(way: &Way, setting: Setting) {
     let Some(mut cell) = setting.cell() else { return };
-    // Of a store that stalls nothing was ever fsynced; nor is anything before a limit within a test.
+    // Of a store that stalls nothing was ever fsynced; nor is anything before a limit within a
+    // test.
     let is_synced = matches!(setting.state, State::Dirty | State::Held);
     if is_synced {
         File::open(cell.path("f")).unwrap().sync_all().unwrap();

@@ -66,11 +66,13 @@ impl Way {
         Some(cell.inside(command))
     }
 
-    /// Unmounts; on return it is what the cell says. A call that fails is told as by a program, with exit 1.
+    /// Unmounts; on return it is what the cell says. A call that fails is told as by a program,
+    /// with exit 1.
     pub(super) fn go(&self, cell: &Cell) -> Out {
         let is_held = cell.state == State::Held && cell.is_held();
         match self {
-            // Somebody who looks through /proc may hold the mount for a moment. Who really holds it is told the first time.
+            // Somebody who looks through /proc may hold the mount for a moment. Who really holds it
+            // is told the first time.
             Self::Call(_) | Self::Fusermount => {
                 let mut out = None;
                 eventually("nobody but those of the test holds the mount", || {
@@ -94,7 +96,8 @@ impl Way {
         let Self::Call(flags) = self else { return run(self.command(cell).expect("a program")) };
         let begun = Instant::now();
         let result = match rustix::mount::unmount(&cell.rig.mnt, *flags) {
-            // By force the first call has cut the connection all the same, and the mount process taken the mount away.
+            // By force the first call has cut the connection all the same, and the mount process
+            // taken the mount away.
             Err(Errno::INVAL) if is_again && *flags == UnmountFlags::FORCE => Ok(()),
             result => result,
         };

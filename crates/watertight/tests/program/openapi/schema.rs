@@ -1,4 +1,5 @@
-//! JSON Schema, as much of it as the API's description uses; a keyword that is not known here fails the test.
+//! JSON Schema, as much of it as the API's description uses; a keyword that is not known here fails
+//! the test.
 
 use std::collections::BTreeSet;
 

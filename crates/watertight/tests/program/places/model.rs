@@ -1,4 +1,5 @@
-//! What the tree is to be after each verb, by the rules of mount(2) and of `SEMANTICS.md`: no threads, no caches, no kernel.
+//! What the tree is to be after each verb, by the rules of mount(2) and of `SEMANTICS.md`: no
+//! threads, no caches, no kernel.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +49,8 @@ pub(super) struct Model {
 const BASE: usize = 0;
 
 impl Model {
-    /// The mountpoint's own store has the directories `outer`; each of `stores` others a directory `in`.
+    /// The mountpoint's own store has the directories `outer`; each of `stores` others a directory
+    /// `in`.
     pub(super) fn new(outer: &[&'static str], stores: usize) -> Self {
         let mut model = Self {
             dirs: BTreeMap::new(),
@@ -193,7 +195,8 @@ impl Model {
         Ends::Well
     }
 
-    /// Whether a forced detach would take along volumes that are mounted below and held: each of them is given up, too.
+    /// Whether a forced detach would take along volumes that are mounted below and held: each of
+    /// them is given up, too.
     pub(super) fn is_simple(&self, path: &str) -> bool {
         self.mount_at(path).is_none_or(|mount| self.subtree(mount.id).len() == 1)
     }
@@ -209,7 +212,8 @@ impl Model {
         Ends::Well
     }
 
-    /// Opens a file in a directory; which life of which volume it holds. None: there is no such directory.
+    /// Opens a file in a directory; which life of which volume it holds. None: there is no such
+    /// directory.
     pub(super) fn open(&mut self, path: &str) -> Option<usize> {
         let (id, _) = self.walk(path)?;
         let life = self.mounts.iter().find(|mount| mount.id == id).map_or(0, |mount| mount.life);
@@ -289,7 +293,8 @@ impl Model {
         self.lives.iter().map(|(&store, &life)| (store, self.places(life) > 0)).collect()
     }
 
-    /// Whether a path leads to this directory through a mount of its volume that shows the volume's root.
+    /// Whether a path leads to this directory through a mount of its volume that shows the volume's
+    /// root.
     pub(super) fn is_at(&self, store: usize, path: &str) -> bool {
         self.lives.get(&store).is_some_and(|life| self.all_at(path).iter().any(|known| known == life))
     }
