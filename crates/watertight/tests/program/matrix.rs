@@ -1,4 +1,4 @@
-//! Every way to unmount, in every state of a volume: the table of README.md, which is read here. A
+//! Every way to unmount, in every state of a volume: the table of docs/SEMANTICS.md, which is read here. A
 //! test for each row; what a cell says is looked up in [`says::CELLS`], and the check that stands
 //! there is run.
 
@@ -123,7 +123,7 @@ fn in_every_state(row: &str, kinds: Kinds, way: &Way) {
         Kinds::Fuseblk => vec!["fuseblk"],
         Kinds::Both => vec!["fuseblk", "fuse"],
     };
-    let table = Table::of_readme();
+    let table = Table::of_contract();
     for kind in kinds {
         for state in STATES {
             let mut says = table.cell(row, state);
@@ -141,7 +141,7 @@ fn in_every_state(row: &str, kinds: Kinds, way: &Way) {
 /// A row without a test, a test without a row; a cell without a check, a check without a cell.
 #[test]
 fn the_table_says_what_is_tested_and_nothing_else() {
-    let table = Table::of_readme();
+    let table = Table::of_contract();
     assert_eq!(table.states(), STATES.map(State::name), "the columns");
     assert_eq!(table.rows(), ROWS, "the rows");
     let said: Vec<&str> = ROWS.iter().flat_map(|row| STATES.map(|state| table.cell(row, state))).collect();

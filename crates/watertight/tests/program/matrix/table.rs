@@ -1,16 +1,16 @@
-//! The table of README.md.
+//! The table of docs/SEMANTICS.md.
 
 use super::cell::{STATES, State};
 
-const README: &str = include_str!("../../../../../README.md");
+const CONTRACT: &str = include_str!("../../../../../docs/SEMANTICS.md");
 const SECTION: &str = "\n## Every way to unmount\n";
 
 /// Its rows, each with its name first.
 pub(super) struct Table(Vec<Vec<&'static str>>);
 
 impl Table {
-    pub(super) fn of_readme() -> Self {
-        let section = README.split(SECTION).nth(1).expect("the section");
+    pub(super) fn of_contract() -> Self {
+        let section = CONTRACT.split(SECTION).nth(1).expect("the section");
         let section = section.split("\n## ").next().unwrap();
         let lines = section.lines().filter_map(|line| line.strip_prefix('|')?.strip_suffix('|'));
         let rows = lines.map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
