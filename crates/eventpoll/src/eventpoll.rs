@@ -8,8 +8,8 @@ use sync::atomic::{AtomicUsize, Ordering};
 use sync::mutant::is_on;
 
 use crate::barrier::after_rmw;
-use crate::core::Core;
-use crate::ready::{Bits, ReadyList};
+use crate::inner::Inner;
+use crate::ready::{ReadyBitmap, ReadyList};
 use crate::source::Watched;
 use crate::{AsSource, Error, Event, Interest, Result, nest};
 
@@ -18,8 +18,8 @@ use crate::{AsSource, Error, Event, Interest, Result, nest};
 /// Any number of threads may wait, signal, add, modify and delete at the same time. An eventpoll is
 /// a source itself: ready for [`Events::IN`](crate::Events::IN) while one of its sources is.
 /// Dropped, it lets go of its sources.
-pub struct EventPoll<R: ReadyList = Bits> {
-    core: Arc<Core<R>>,
+pub struct EventPoll<R: ReadyList = ReadyBitmap> {
+    inner: Arc<Inner<R>>,
 }
 
 /// How an eventpoll behaves.
@@ -93,7 +93,7 @@ impl<R: ReadyList> EventPoll<R> {
     #[doc(hidden)]
     #[must_use]
     pub fn with_ready_list(options: Options) -> Self {
-        Self { core: Arc::new(Core::new(options.watches)) }
+        Self { inner: Arc::new(Inner::new(options.watches)) }
     }
 
     /// Watches a source. If it is ready, that is reported even if nobody signals.
@@ -112,17 +112,17 @@ impl<R: ReadyList> EventPoll<R> {
             return Err(Error::Exclusive);
         }
         if !source.is_eventpoll() {
-            self.core.add(&source, interest, token)?.finish();
+            self.inner.add(&source, interest, token)?.finish();
             return Ok(());
         }
-        let outer = self.core.shared.poll_wait.id();
+        let outer = self.inner.shared.poll_wait.id();
         if outer == source.queue().0.id() {
             return Err(Error::Itself);
         }
         if interest.is_exclusive {
             return Err(Error::Exclusive);
         }
-        nest::link(outer, &*source, || self.core.add_counted(&source, interest, token))?.finish();
+        nest::link(outer, &*source, || self.inner.add_counted(&source, interest, token))?.finish();
         Ok(())
     }
 
@@ -132,7 +132,7 @@ impl<R: ReadyList> EventPoll<R> {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Exclusive`], [`Error::Closed`].
     pub fn modify(&self, source: &impl AsSource, interest: Interest, token: u64) -> Result<()> {
-        self.core.modify(source.watched().queue().0.id(), interest, token)
+        self.inner.modify(source.watched().queue().0.id(), interest, token)
     }
 
     /// Watches a source no more. Waits that begin later do not report it.
@@ -142,11 +142,11 @@ impl<R: ReadyList> EventPoll<R> {
     pub fn delete(&self, source: &impl AsSource) -> Result<()> {
         let source = source.watched();
         if !source.is_eventpoll() {
-            self.core.delete(&*source)?.finish();
+            self.inner.delete(&*source)?.finish();
             return Ok(());
         }
-        let (outer, inner) = (self.core.shared.poll_wait.id(), source.queue().0.id());
-        nest::cut(outer, inner, || self.core.delete(&*source))?.finish();
+        let (outer, inner) = (self.inner.shared.poll_wait.id(), source.queue().0.id());
+        nest::cut(outer, inner, || self.inner.delete(&*source))?.finish();
         Ok(())
     }
 
@@ -169,21 +169,21 @@ impl<R: ReadyList> EventPoll<R> {
         }
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         // ORDERING: Acquire: an interrupt that was over before does not count.
-        let interrupts = self.core.interrupts.load(Ordering::Acquire);
+        let interrupts = self.inner.interrupts.load(Ordering::Acquire);
         loop {
-            if !self.core.shared.ready.is_empty() && self.core.harvest(events, max)? > 0 {
+            if !self.inner.shared.ready.is_empty() && self.inner.harvest(events, max)? > 0 {
                 return Ok(events.len());
             }
             // ORDERING: Acquire here and below, pairs with the release before all are woken.
-            if self.core.interrupts.load(Ordering::Acquire) != interrupts {
+            if self.inner.interrupts.load(Ordering::Acquire) != interrupts {
                 return Err(Error::Interrupted);
             }
-            if self.core.is_closed.load(Ordering::Acquire) {
+            if self.inner.is_closed.load(Ordering::Acquire) {
                 return Err(Error::Closed);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 // Once more: one who was woken at the last moment must not leave with empty hands.
-                return self.core.harvest(events, max);
+                return self.inner.harvest(events, max);
             }
             self.sleep(deadline, interrupts);
         }
@@ -192,21 +192,21 @@ impl<R: ReadyList> EventPoll<R> {
     /// What was queued, what a scan holds and what it left are one word for who looks (`ready`,
     /// invariant 2).
     fn harvest_at_once(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
-        if R::IS_EXACT && self.core.shared.ready.is_empty() {
+        if R::IS_EXACT && self.inner.shared.ready.is_empty() {
             // ORDERING: Acquire, as in `wait`.
-            return if self.core.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(0) };
+            return if self.inner.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(0) };
         }
-        self.core.harvest(events, max)
+        self.inner.harvest(events, max)
     }
 
     fn sleep(&self, deadline: Option<Instant>, interrupts: u32) {
-        let sleeper = self.core.shared.waiters.come();
+        let sleeper = self.inner.shared.waiters.prepare_to_wait();
         let must_stay = is_on("eventpoll-sleep-unchecked")
             // ORDERING: Acquire, as in `wait`; after the number that `wake_all` changes (`waiters`
             // P2).
-            || (self.core.shared.ready.is_empty()
-                && self.core.interrupts.load(Ordering::Acquire) == interrupts
-                && !self.core.is_closed.load(Ordering::Acquire));
+            || (self.inner.shared.ready.is_empty()
+                && self.inner.interrupts.load(Ordering::Acquire) == interrupts
+                && !self.inner.is_closed.load(Ordering::Acquire));
         if must_stay {
             sleeper.sleep(deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())));
         }
@@ -215,15 +215,15 @@ impl<R: ReadyList> EventPoll<R> {
     /// Ends all waits that have begun, with [`Error::Interrupted`] where nothing is ready.
     pub fn interrupt(&self) {
         // ORDERING: AcqRel, before the number that sleepers read changes.
-        self.core.interrupts.fetch_add(1, Ordering::AcqRel);
+        self.inner.interrupts.fetch_add(1, Ordering::AcqRel);
         after_rmw();
-        self.core.shared.waiters.wake_all();
+        self.inner.shared.waiters.wake_all();
     }
 
     /// Lets go of all sources and ends all waits, which fail with [`Error::Closed`], as does
     /// everything later.
     pub fn close(&self) {
-        self.core.close();
+        self.inner.close();
     }
 
     /// Who sleeps in a wait and was not woken; for tests.
@@ -231,13 +231,13 @@ impl<R: ReadyList> EventPoll<R> {
     #[doc(hidden)]
     #[must_use]
     pub fn asleep(&self) -> usize {
-        self.core.shared.waiters.asleep()
+        self.inner.shared.waiters.asleep()
     }
 
     /// How many sources are watched.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.core.len()
+        self.inner.len()
     }
 
     /// Whether none is.
@@ -249,7 +249,7 @@ impl<R: ReadyList> EventPoll<R> {
 
 impl<R: ReadyList> AsSource for EventPoll<R> {
     fn watched(&self) -> Arc<dyn Watched> {
-        Arc::clone(&self.core) as Arc<dyn Watched>
+        Arc::clone(&self.inner) as Arc<dyn Watched>
     }
 }
 
@@ -261,6 +261,6 @@ impl<R: ReadyList> Drop for EventPoll<R> {
 
 impl<R: ReadyList> fmt::Debug for EventPoll<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventPoll").field("ready", &self.core.shared.ready).finish_non_exhaustive()
+        f.debug_struct("EventPoll").field("ready", &self.inner.shared.ready).finish_non_exhaustive()
     }
 }

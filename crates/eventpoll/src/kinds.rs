@@ -66,7 +66,7 @@ impl AsSource for Flag {
 
 /// Ready as long as it is not 0, as an eventfd(2).
 #[derive(Debug)]
-pub struct Counter(Source<Count>);
+pub struct EventCounter(Source<Count>);
 
 #[derive(Debug, Default)]
 struct Count(AtomicU64);
@@ -78,13 +78,13 @@ impl Poll for Count {
     }
 }
 
-impl Default for Counter {
+impl Default for EventCounter {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Counter {
+impl EventCounter {
     /// One that is 0.
     #[must_use]
     pub fn new() -> Self {
@@ -114,7 +114,7 @@ impl Counter {
     }
 }
 
-impl AsSource for Counter {
+impl AsSource for EventCounter {
     fn watched(&self) -> Arc<dyn Watched> {
         self.0.watched()
     }

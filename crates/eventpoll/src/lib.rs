@@ -1,7 +1,7 @@
 //! epoll for things inside a process.
 //!
-//! A [`Source`] is something that can be ready. An [`EventPoll`] watches many of them, and whoever
-//! calls [`EventPoll::wait`] is told which are. Both may be dropped at any time, with callers
+//! A [`Source`] is something that can be ready. An [`EventPoll`] watches many of them, and
+//! [`EventPoll::wait`] reports which are. Both may be dropped at any time, with callers
 //! inside.
 //!
 //! ```
@@ -23,12 +23,12 @@
 //! ```
 //!
 //! # What it promises
-//! * **Whoever signals never waits**: not for another who signals, not for who waits. It takes no
-//!   lock that either of them holds, and makes a system call only if somebody sleeps and nobody has
-//!   woken it. Two moments are apart, both of the reclamation of memory (`rcu`), with locks that
-//!   are held for as long as a list is changed: the first signal of a thread's life puts the thread
-//!   on a list, and a signal during which somebody fell asleep to wait for its end tells that one.
-//!   A real-time thread signals once before it begins, and the first is behind it.
+//! * **A producer never waits**: neither for another producer nor for a consumer. It takes no lock
+//!   that either of them holds, and makes a system call only if a consumer sleeps that was not
+//!   woken. Two moments are apart, both of the reclamation of memory (`rcu`), with locks that are
+//!   held for as long as a list is changed: the first signal of a thread's life registers the
+//!   thread, and a signal during which a grace period began to sleep wakes that one. A real-time
+//!   thread signals once before it begins, and the first is behind it.
 //! * **A signal that has returned is seen** by every wait that begins later, whatever other threads
 //!   were stopped in the middle of, at whatever point. So a consumer of high priority never waits
 //!   for a producer of low priority.
@@ -43,24 +43,24 @@
 //!
 //! | type | is |
 //! |---|---|
-//! | [`Source`], [`Flag`], [`Counter`] | what can be ready: of a kind of one's own, or ready-made |
-//! | [`EventPoll`] | an interest set and who waits for it; a source itself |
+//! | [`Source`], [`Flag`], [`EventCounter`] | what can be ready: of a kind of one's own, or ready-made |
+//! | [`EventPoll`] | an interest set, and threads that wait for it; a source itself |
 //! | [`Interest`] | which events, and how they are reported |
 //! | [`wait_for`] | poll(2) for one source |
-//! | [`Journal`] | what happened, for readers at a pace of their own; who writes waits for none of them |
-//! | [`EventStream`], [`PollFd`] | an eventpoll for async code, and for somebody else's poll loop |
+//! | [`Journal`] | what happened, for readers at a pace of their own; a writer waits for none of them |
+//! | [`EventStream`], [`PollFd`] | an eventpoll for async code, and for another poll loop |
 //!
 //! | module | holds |
 //! |---|---|
-//! | `ready` | which items may be ready: the protocol between those who signal and those who wait |
-//! | `waiters` | who sleeps, and who wakes them |
+//! | `ready` | the ready bitmap, the protocol between producers and consumers: **read this first** |
+//! | `waiters` | consumers that sleep, and how they are woken |
 //! | `barrier` | memory barriers |
-//! | `queue` | who listens to a source; `protect` keeps them alive |
-//! | `core` | items and scans |
-//! | `errands` | a lock that nobody who is dropped waits for |
+//! | `queue` | a source's wait queue; `reclaim` keeps its entries alive |
+//! | `inner` | items and scans |
+//! | `deferred` | a lock that no thread waits for that drops a source |
 //! | `nest` | chains of eventpolls |
 //! | `journal` | the newest entries of what happened |
-//! | `told` | who is told from outside of a wait: async code (`stream`) and descriptors (`pollfd`, `eventfd`) |
+//! | `notify` | waiting from outside: async code (`stream`) and descriptors (`pollfd`, `eventfd`) |
 //! | `source`, `kinds`, `eventpoll`, `pollone`, `stream`, `pollfd` | the interface |
 
 #![forbid(unsafe_code)]
@@ -70,31 +70,31 @@
 struct Readme;
 
 mod barrier;
-mod core;
-mod errands;
+mod deferred;
 mod error;
 mod eventfd;
 mod eventpoll;
 mod events;
+mod inner;
 mod journal;
 mod kinds;
 mod nest;
+mod notify;
 mod pollfd;
 mod pollone;
-mod protect;
 mod queue;
 #[doc(hidden)]
 pub mod ready;
+mod reclaim;
 mod source;
 mod stream;
-mod told;
 mod waiters;
 
 pub use error::{Error, Result};
 pub use eventpoll::{EventPoll, Options, Watches};
 pub use events::{Event, Events, Interest};
 pub use journal::{Journal, Read, Reader};
-pub use kinds::{Counter, Flag};
+pub use kinds::{EventCounter, Flag};
 pub use pollfd::PollFd;
 pub use pollone::wait_for;
 pub use source::{AsSource, Poll, Source};

@@ -21,8 +21,8 @@ use std::collections::{HashMap, HashSet};
 
 use sync::mutant::is_on;
 
-use crate::errands::Errands;
-use crate::queue::LISTENERS_MAX;
+use crate::deferred::DeferredMutex;
+use crate::queue::ENTRIES_MAX;
 use crate::source::Watched;
 use crate::{Error, Result};
 
@@ -31,10 +31,10 @@ const CHAIN_MAX: usize = 5;
 /// How many chains of one, two, … eventpolls may begin at a source. The first is the bound of a
 /// source's own listeners (`queue`).
 #[cfg(not(any(loom, shuttle)))]
-const CHAINS_MAX: [usize; CHAIN_MAX] = [LISTENERS_MAX, 500, 100, 50, 10];
+const CHAINS_MAX: [usize; CHAIN_MAX] = [ENTRIES_MAX, 500, 100, 50, 10];
 // In models what is counted is small.
 #[cfg(any(loom, shuttle))]
-const CHAINS_MAX: [usize; CHAIN_MAX] = [LISTENERS_MAX, 2, 2, 2, 2];
+const CHAINS_MAX: [usize; CHAIN_MAX] = [ENTRIES_MAX, 2, 2, 2, 2];
 
 /// Which eventpolls one watches, and which watch it.
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ enum Gone {
     EventPoll(u64),
 }
 
-type Nest = Errands<Links, Gone>;
+type Nest = DeferredMutex<Links, Gone>;
 
 #[cfg(not(any(loom, shuttle)))]
 static LINKS: std::sync::LazyLock<Nest> = std::sync::LazyLock::new(|| Nest::new(Links::default()));

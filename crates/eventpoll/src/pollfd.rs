@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::eventfd::EventFd;
-use crate::told::{Listening, Teller};
+use crate::notify::{Listening, Notify};
 use crate::{Error, Event, EventPoll, Result};
 
 /// An eventpoll as a file descriptor, which is readable while something is ready: for poll(2),
@@ -57,7 +57,7 @@ use crate::{Error, Event, EventPoll, Result};
 /// ```
 pub struct PollFd(Listening<EventFd>);
 
-impl Teller for EventFd {
+impl Notify for EventFd {
     fn tell(&self) {
         self.write();
     }
@@ -88,8 +88,8 @@ impl PollFd {
     pub fn take(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
         // In this order: what was told before the look begins is taken back, and what comes later
         // is told again.
-        self.0.told.teller.read();
-        self.0.told.begin_look();
+        self.0.told.notify.read();
+        self.0.told.rearm();
         let result = self.0.poll.wait(events, max, Some(Duration::ZERO));
         if result != Ok(0) {
             self.0.told.tell();
@@ -102,21 +102,21 @@ impl PollFd {
     #[doc(hidden)]
     #[must_use]
     pub fn is_readable(&self) -> bool {
-        self.0.told.teller.is_readable()
+        self.0.told.notify.is_readable()
     }
 }
 
 #[cfg(not(any(loom, shuttle)))]
 impl AsFd for PollFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.told.teller.0.as_fd()
+        self.0.told.notify.0.as_fd()
     }
 }
 
 #[cfg(not(any(loom, shuttle)))]
 impl AsRawFd for PollFd {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.told.teller.0.as_raw_fd()
+        self.0.told.notify.0.as_raw_fd()
     }
 }
 

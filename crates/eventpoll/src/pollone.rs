@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sync::atomic::{AtomicBool, Ordering};
 
 use crate::barrier::after_rmw;
-use crate::queue::Listener;
+use crate::queue::WaitEntry;
 use crate::waiters::Waiters;
 use crate::{AsSource, Error, Events, Result};
 
@@ -24,10 +24,10 @@ struct Waiting {
 ///
 /// ```
 /// use std::time::Duration;
-/// use watertight_eventpoll::{Counter, Events, wait_for};
+/// use watertight_eventpoll::{EventCounter, Events, wait_for};
 ///
 /// # fn main() -> Result<(), watertight_eventpoll::Error> {
-/// let source = Counter::new();
+/// let source = EventCounter::new();
 /// assert_eq!(wait_for(&source, Events::IN, Some(Duration::from_millis(1)))?, Events::empty());
 /// std::thread::scope(|scope| {
 ///     scope.spawn(|| source.add(3));
@@ -47,7 +47,7 @@ pub fn wait_for(source: &impl AsSource, events: Events, timeout: Option<Duration
     }
     let events = events | Events::ERR | Events::HUP;
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let now = source.ask() & events;
+    let now = source.poll_source() & events;
     if !now.is_empty() || timeout == Some(Duration::ZERO) {
         return Ok(now);
     }
@@ -63,17 +63,17 @@ pub fn wait_for(source: &impl AsSource, events: Events, timeout: Option<Duration
         if waiting.is_closed.load(Ordering::Acquire) {
             break Err(Error::Closed);
         }
-        let now = source.ask() & events;
+        let now = source.poll_source() & events;
         if !now.is_empty() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             break Ok(now);
         }
-        let sleeper = waiting.waiters.come();
+        let sleeper = waiting.waiters.prepare_to_wait();
         // ORDERING: AcqRel, `waiters` P1.
         if !waiting.was_told.swap(false, Ordering::AcqRel) {
             sleeper.sleep(deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())));
         }
     };
-    drop(source.queue().0.detach(&(waiting as Arc<dyn Listener>)));
+    drop(source.queue().0.detach(&(waiting as Arc<dyn WaitEntry>)));
     result
 }
 
@@ -86,8 +86,8 @@ impl Waiting {
     }
 }
 
-impl Listener for Waiting {
-    fn fire(&self, events: Events) -> bool {
+impl WaitEntry for Waiting {
+    fn callback(&self, events: Events) -> bool {
         events.intersects(self.events) && self.tell()
     }
 

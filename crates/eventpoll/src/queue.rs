@@ -1,18 +1,20 @@
-//! Who listens to a source: its wait queue.
+//! A source's wait queue: what a signal calls.
+//!
+//! Analogous to Linux's `wait_queue_head_t`, with read sections of `rcu` in place of its lock.
 //!
 //! # State
-//! `listeners` is read by whoever signals, in a read section, and replaced under `change`. Those
-//! who are exclusive come last.
+//! A producer reads `entries` in a read section; it is replaced under `change`. Exclusive entries
+//! come last.
 //!
 //! # The fast path
-//! Mostly a source has one listener, and is signalled far more often than it is asked. The list has
-//! then a [`FastPath`] to what that listener would look at. It is taken where all steps of a signal
-//! would find nothing to do: the loads are those of the listener, in the same order, behind the
-//! same barriers. Where one finds something to do, the listener is called and takes all steps from
+//! Mostly a source has one entry, and is signalled far more often than it is polled. The list then
+//! has a [`FastPath`] to the words that the entry's callback would load. A signal takes it where
+//! each of these loads finds nothing to do: they are the same loads, in the same order, behind the
+//! same barriers. Where one finds something to do, the callback is called and makes all steps from
 //! the first.
 //!
 //! # Lock order
-//! The scan's lock of an eventpoll, then `change`. Listeners are called with neither; what was
+//! The scan's lock of an eventpoll, then `change`. Callbacks are called with neither; what was
 //! replaced is dropped without a lock.
 
 use std::sync::Arc;
@@ -22,22 +24,22 @@ use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::is_on;
 
 use crate::barrier::full;
-use crate::core::Shared;
-use crate::protect::{Cell, Retired};
-use crate::ready::{Bit, Bits};
+use crate::inner::Shared;
+use crate::ready::{Bit, ReadyBitmap};
+use crate::reclaim::{Cell, Retired};
 use crate::{Error, Events, Result};
 
-/// Listeners of one source: a signal calls each of them, in the thread that signals. Linux has the
+/// Entries of one wait queue: a signal calls each of them, in the producer's thread. Linux has the
 /// same number in `path_limits`, and does not apply it.
-pub(crate) const LISTENERS_MAX: usize = 1000;
+pub(crate) const ENTRIES_MAX: usize = 1000;
 
-/// One who is told when a source becomes ready.
-pub(crate) trait Listener: Send + Sync {
+/// An entry of a wait queue. Analogous to Linux's `wait_queue_entry_t`.
+pub(crate) trait WaitEntry: Send + Sync {
     /// The source may have become ready for `events`. Must not block. Returns whether this call
     /// woke a thread that slept, and that no other call woke.
-    fn fire(&self, events: Events) -> bool;
+    fn callback(&self, events: Events) -> bool;
 
-    /// The source has gone.
+    /// The source was dropped.
     fn source_closed(&self, source: u64);
 
     /// The eventpoll whose item it is, by the number of that one's own queue.
@@ -45,22 +47,22 @@ pub(crate) trait Listener: Send + Sync {
         None
     }
 
-    /// What [`fire`](Self::fire) looks at first, where that is known.
+    /// What [`callback`](Self::callback) looks at first, where that is known.
     fn fast_path(&self) -> Option<FastPath> {
         None
     }
 }
 
-/// What tells of an item that a signal has nothing to do.
+/// The words that say whether a signal of an item has anything to do.
 #[derive(Clone)]
 pub(crate) struct FastPath {
     pub(crate) bit: Bit,
-    pub(crate) shared: Arc<Shared<Bits>>,
+    pub(crate) shared: Arc<Shared<ReadyBitmap>>,
 }
 
 impl FastPath {
-    /// Whether the item is queued, nobody sleeps who was not woken, and nobody watches the
-    /// eventpoll. A full barrier lies before.
+    /// Whether the item is queued, each sleeper was woken, and nothing watches the eventpoll. A
+    /// full barrier lies before.
     #[inline]
     fn has_nothing_to_do(&self) -> bool {
         let Shared { ready, waiters, poll_wait } = &*self.shared;
@@ -70,24 +72,24 @@ impl FastPath {
     }
 }
 
-/// What a source has for those who watch it.
+/// The entries of one source.
 pub(crate) struct WaitQueue {
     id: u64,
     /// Whether there are any; written under `change`.
     is_listened: AtomicBool,
-    listeners: Cell<Listeners>,
+    entries: Cell<WaitEntries>,
     change: Mutex<Change>,
 }
 
 #[derive(Clone)]
 struct Entry {
-    listener: Arc<dyn Listener>,
+    listener: Arc<dyn WaitEntry>,
     is_exclusive: bool,
 }
 
-/// The first apart: most sources have one listener, which is then one step nearer.
+/// The first apart: most sources have one entry, which is then one pointer nearer.
 #[derive(Clone, Default)]
-pub(crate) struct Listeners {
+pub(crate) struct WaitEntries {
     /// Where there are no others.
     fast: Option<FastPath>,
     first: Option<Entry>,
@@ -106,7 +108,7 @@ impl WaitQueue {
             // ORDERING: Relaxed, only a number of its own for each.
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             is_listened: AtomicBool::new(false),
-            listeners: Cell::new(Listeners::default()),
+            entries: Cell::new(WaitEntries::default()),
             change: Mutex::new(Change::default()),
         }
     }
@@ -116,21 +118,21 @@ impl WaitQueue {
         self.id
     }
 
-    /// Tells the listeners. The caller has changed the source, with a full barrier behind it.
+    /// Calls the entries. The caller has changed the source, with a full barrier behind it.
     #[inline]
-    pub(crate) fn fire(&self, events: Events) {
-        self.listeners.with(|listeners| {
-            if !listeners.fast.as_ref().is_some_and(FastPath::has_nothing_to_do) {
-                listeners.tell(events);
+    pub(crate) fn wake_up(&self, events: Events) {
+        self.entries.with(|entries| {
+            if !entries.fast.as_ref().is_some_and(FastPath::has_nothing_to_do) {
+                entries.call_all(events);
             }
         });
     }
 
-    /// The same, where mostly nobody listens.
+    /// As [`wake_up`](Self::wake_up), where mostly there is no entry.
     #[inline]
-    pub(crate) fn fire_if_any(&self, events: Events) {
+    pub(crate) fn wake_up_if_any(&self, events: Events) {
         if self.is_listened() {
-            self.fire(events);
+            self.wake_up(events);
         }
     }
 
@@ -140,19 +142,19 @@ impl WaitQueue {
         self.is_listened.load(Ordering::Relaxed)
     }
 
-    /// Adds a listener, which is told from here on; a full barrier follows. What it returns is to
-    /// be dropped without a lock.
+    /// Adds an entry, which is called from here on; a full barrier follows. The caller drops what
+    /// it returns without a lock.
     pub(crate) fn attach(
         &self,
-        listener: Arc<dyn Listener>,
+        listener: Arc<dyn WaitEntry>,
         is_exclusive: bool,
-    ) -> Result<Retired<Listeners>> {
+    ) -> Result<Retired<WaitEntries>> {
         let change = self.change.lock();
         if change.is_closed {
             return Err(Error::Closed);
         }
-        if self.listeners.with(|listeners| listeners.others.len()) + 1 >= LISTENERS_MAX {
-            return Err(Error::TooManyPaths { length: 1, max: LISTENERS_MAX });
+        if self.entries.with(|entries| entries.others.len()) + 1 >= ENTRIES_MAX {
+            return Err(Error::TooManyPaths { length: 1, max: ENTRIES_MAX });
         }
         let retired = self.edit(|entries| {
             let at = if is_exclusive { entries.len() } else { 0 };
@@ -162,21 +164,22 @@ impl WaitQueue {
         Ok(retired)
     }
 
-    /// The eventpolls among the listeners.
+    /// The eventpolls among the entries.
     pub(crate) fn eventpolls(&self) -> Vec<u64> {
-        self.listeners.with(|listeners| {
-            let entries = listeners.first.iter().chain(&listeners.others);
+        self.entries.with(|entries| {
+            let entries = entries.first.iter().chain(&entries.others);
             entries.filter_map(|entry| entry.listener.eventpoll()).collect()
         })
     }
 
-    /// Takes a listener out; calls that are under way may still reach it. To be dropped as above.
-    pub(crate) fn detach(&self, listener: &Arc<dyn Listener>) -> Retired<Listeners> {
+    /// Takes an entry out; calls that are under way may still reach it. The caller drops what it
+    /// returns without a lock.
+    pub(crate) fn detach(&self, listener: &Arc<dyn WaitEntry>) -> Retired<WaitEntries> {
         let _change = self.change.lock();
         self.edit(|entries| entries.retain(|entry| !is_same(&entry.listener, listener)))
     }
 
-    /// Nobody is added any more, and those who listen are told that the source has gone.
+    /// Takes no more entries, and tells those that there are that the source was dropped.
     pub(crate) fn close(&self) {
         let mut gone = Vec::new();
         let retired = {
@@ -191,32 +194,32 @@ impl WaitQueue {
     }
 
     /// Puts another list in place of the present one. The caller holds `change`.
-    fn edit(&self, edit: impl FnOnce(&mut Vec<Entry>)) -> Retired<Listeners> {
+    fn edit(&self, edit: impl FnOnce(&mut Vec<Entry>)) -> Retired<WaitEntries> {
         let mut entries = self
-            .listeners
-            .with(|listeners| listeners.first.iter().chain(&listeners.others).cloned().collect::<Vec<_>>());
+            .entries
+            .with(|entries| entries.first.iter().chain(&entries.others).cloned().collect::<Vec<_>>());
         edit(&mut entries);
-        // ORDERING: Relaxed, as in `fire_if_any`; who adds has a full barrier behind it.
+        // ORDERING: Relaxed, as in `wake_up_if_any`; `attach` has a full barrier behind it.
         self.is_listened.store(!entries.is_empty(), Ordering::Relaxed);
         let mut entries = entries.into_iter();
         let (first, others) = (entries.next(), entries.collect::<Vec<_>>());
         let fast = first.as_ref().filter(|_| others.is_empty()).and_then(|only| only.listener.fast_path());
-        self.listeners.replace(Listeners { fast, first, others })
+        self.entries.replace(WaitEntries { fast, first, others })
     }
 }
 
 /// Whether both are one object, whatever it is seen as.
-fn is_same(one: &Arc<dyn Listener>, other: &Arc<dyn Listener>) -> bool {
+fn is_same(one: &Arc<dyn WaitEntry>, other: &Arc<dyn WaitEntry>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
-impl Listeners {
-    /// Tells all of them, until one that is exclusive has woken a thread. Not inlined, so that who
-    /// signals saves no registers for it where there is nothing to do.
+impl WaitEntries {
+    /// Calls all of them, until one that is exclusive has woken a thread. Not inlined, so that a
+    /// signal saves no registers for it where there is nothing to do.
     #[inline(never)]
-    fn tell(&self, events: Events) {
+    fn call_all(&self, events: Events) {
         for entry in self.first.iter().chain(&self.others) {
-            let is_awake = entry.listener.fire(events);
+            let is_awake = entry.listener.callback(events);
             if entry.is_exclusive && (is_awake || is_on("eventpoll-exclusive-trusts")) {
                 return;
             }

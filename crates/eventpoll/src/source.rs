@@ -62,7 +62,7 @@ pub trait Watched: Send + Sync {
     fn queue(&self) -> Queue<'_>;
 
     #[doc(hidden)]
-    fn ask(&self) -> Events;
+    fn poll_source(&self) -> Events;
 
     #[doc(hidden)]
     fn is_watchable(&self) -> bool;
@@ -99,7 +99,7 @@ impl<T: Poll> Watched for Shared<T> {
         Queue(&self.queue)
     }
 
-    fn ask(&self) -> Events {
+    fn poll_source(&self) -> Events {
         self.value.poll()
     }
 
@@ -128,7 +128,7 @@ impl<T: Poll> Source<T> {
     #[inline]
     pub fn signal(&self, events: Events) {
         full();
-        self.0.queue.fire(events);
+        self.0.queue.wake_up(events);
     }
 
     /// The same, where the last thing that was done to the source is a read-modify-write of an
@@ -136,7 +136,7 @@ impl<T: Poll> Source<T> {
     #[inline]
     pub(crate) fn signal_after_rmw(&self, events: Events) {
         after_rmw();
-        self.0.queue.fire(events);
+        self.0.queue.wake_up(events);
     }
 }
 

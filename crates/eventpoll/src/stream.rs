@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::protect::Cell;
-use crate::told::{Listening, Teller};
+use crate::notify::{Listening, Notify};
+use crate::reclaim::Cell;
 use crate::{Event, EventPoll, Result};
 
 /// Events that one look takes.
@@ -26,7 +26,7 @@ const BATCH: usize = 64;
 /// use std::sync::Arc;
 ///
 /// use futures_core::Stream;
-/// use watertight_eventpoll::{Counter, EventPoll, EventStream, Events, Interest};
+/// use watertight_eventpoll::{EventCounter, EventPoll, EventStream, Events, Interest};
 /// # fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// #     struct Unpark(std::thread::Thread);
 /// #     impl std::task::Wake for Unpark {
@@ -46,7 +46,7 @@ const BATCH: usize = 64;
 /// # }
 ///
 /// # fn main() -> Result<(), watertight_eventpoll::Error> {
-/// let (poll, source) = (Arc::new(EventPoll::new()), Arc::new(Counter::new()));
+/// let (poll, source) = (Arc::new(EventPoll::new()), Arc::new(EventCounter::new()));
 /// poll.add(&*source, Interest::level(Events::IN), 7)?;
 /// let mut stream = EventStream::new(Arc::clone(&poll))?;
 ///
@@ -79,7 +79,7 @@ pub struct EventStream {
     events: Vec<Event>,
 }
 
-impl Teller for Cell<Option<Waker>> {
+impl Notify for Cell<Option<Waker>> {
     fn tell(&self) {
         self.with(|waker| {
             if let Some(waker) = waker {
@@ -110,9 +110,9 @@ impl Stream for EventStream {
         }
         if !this.waker.as_ref().is_some_and(|known| known.will_wake(context.waker())) {
             this.waker = Some(context.waker().clone());
-            drop(this.listening.told.teller.replace(this.waker.clone()));
+            drop(this.listening.told.notify.replace(this.waker.clone()));
         }
-        this.listening.told.begin_look();
+        this.listening.told.rearm();
         match this.listening.poll.wait(&mut this.events, BATCH, Some(Duration::ZERO)) {
             Ok(0) => Poll::Pending,
             Ok(_) => {

@@ -1,37 +1,39 @@
-//! Who sleeps, and who wakes them.
+//! The consumers that sleep, and how producers wake them.
 //!
 //! # State
-//! `word`, from the top: how often somebody came or left (35 bits, wraps around); who sleeps or is
-//! about to (20); how many of these were woken and have not left yet (8, not counted above 255).
-//! `number` changes with each wake-up.
+//! `word`, from the top: how often a consumer came or left (35 bits, wraps around); how many sleep
+//! or are about to (20); how many of these were woken and have not left yet (8, not counted above
+//! 255). `number` changes with each wake-up.
 //!
 //! # The protocol
-//! Waiter: read `number`, come (`word`), look once more whether there is nothing to do, sleep on
-//! `number`, leave. Waker: make something to do, look at `word`; if more sleep than were woken,
-//! change `number`, wake one, and *then* note in `word` that one was woken.
+//! A consumer reads `number`, comes (`word`; Linux's `prepare_to_wait`), looks once more whether
+//! there is nothing to do, sleeps on `number`, and leaves. A producer makes work and looks at
+//! `word`. If more sleep than were woken, it changes `number`, wakes one, and *then* notes in
+//! `word` that one was woken.
 //!
-//! That the note comes last is what keeps a waker that is preempted from holding up the sleepers:
-//! until it has really woken somebody, everybody else who comes by does it. The price is a system
-//! call too many now and then. It is noted as well if nobody was in the system call: who is counted
-//! is then on the way into it, and does not stay, for it has read the number before it was counted,
-//! and so before the number changed. Read afterwards, it might be the new one, and the work done
-//! already: who signalled may have been stopped long before it looks who sleeps. The note is only
-//! made if nobody came or left since the look: it never counts one who has left already, so that
-//! there are never fewer on their way than noted. That there are more only costs a wake-up.
+//! That the note comes last is what keeps a producer that is preempted from holding up the
+//! sleepers: until it has really woken one, each other producer that comes by does. The price is a
+//! system call too many now and then. The note is made as well if no thread was in the system call:
+//! a consumer that is counted is then on its way into it, and does not stay, because it has read
+//! the number before it was counted, and so before the number changed. Read afterwards, it might be
+//! the new number, and the work done already: the producer may have been stopped long before it
+//! looks at the sleepers. The note is made only if no consumer came or left since the look. It
+//! never counts one that has left already, so that there are never fewer on their way than noted.
+//! That there are more only costs a wake-up.
 //!
-//! # Exclusive listeners
+//! # Exclusive entries
 //! A signal that is meant for one of several eventpolls goes on to the next one unless it has
 //! *itself* taken a thread out of its sleep here. The kernel of Linux takes a waiter off `ep->wq`
-//! as it wakes it, so that a second signal does not find it; futex(2) does the same for us, and its
-//! result is the only one that no two wakers share. Counting sleepers is not enough: two signals
+//! as it wakes it, so that a second signal does not find it; futex(2) does the same here, and its
+//! result is the only one that no two producers share. Counting sleepers is not enough: two signals
 //! that rely on the one thread strand one event, beside another eventpoll whose thread sleeps.
 //!
 //! # Orderings
-//! * P1 waiter: change `word`, full barrier, look for work. Waker: make work, full barrier, load
-//!   `word`. Either the waiter sees the work, or the waker sees the waiter.
-//! * P2 waiter: load `number` with acquire, come, look for work, sleep. Waker: make work, change
-//!   `number` with release. A waiter that has seen the new number sees the work; one that has not
-//!   does not fall asleep on the old one.
+//! * P1 consumer: change `word`, full barrier, look for work. Producer: make work, full barrier,
+//!   load `word`. Either the consumer sees the work, or the producer sees the consumer.
+//! * P2 consumer: load `number` with acquire, come, look for work, sleep. Producer: make work,
+//!   change `number` with release. A consumer that has seen the new number sees the work; one that
+//!   has not does not fall asleep on the old one.
 
 use std::time::Duration;
 
@@ -54,17 +56,17 @@ pub(crate) struct Waiters {
     number: Futex,
 }
 
-/// One who is counted as asleep.
+/// A consumer that is counted as asleep.
 #[derive(Debug)]
-#[must_use = "who came must leave"]
+#[must_use = "a consumer that came must leave"]
 pub(crate) struct Sleeper<'w> {
     waiters: &'w Waiters,
     number: u32,
 }
 
 impl Waiters {
-    /// Comes. The caller looks for work once more before it sleeps.
-    pub(crate) fn come(&self) -> Sleeper<'_> {
+    /// Counts the caller as asleep. It looks for work once more before it sleeps.
+    pub(crate) fn prepare_to_wait(&self) -> Sleeper<'_> {
         let number = self.number.get();
         // ORDERING: AcqRel and the barrier, P1.
         let before = self.word.fetch_add(CHANGE + ASLEEP, Ordering::AcqRel);
@@ -90,7 +92,7 @@ impl Waiters {
         word & ASLEEP_MASK != 0 && is_on("eventpoll-exclusive-shares-a-sleeper")
     }
 
-    /// Whether somebody sleeps who was not woken. As for [`wake_one`](Self::wake_one), a full
+    /// Whether a consumer sleeps that was not woken. As for [`wake_one`](Self::wake_one), a full
     /// barrier lies before.
     #[inline]
     pub(crate) fn is_any_left(&self) -> bool {
@@ -132,7 +134,7 @@ impl Waiters {
     }
 }
 
-/// Whether more sleep than were woken.
+/// Whether more consumers sleep than were woken.
 #[inline]
 fn is_any_left(word: u64) -> bool {
     word & WOKEN_MASK < (word & ASLEEP_MASK) / ASLEEP

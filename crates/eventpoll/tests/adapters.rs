@@ -10,7 +10,7 @@ use std::thread::Thread;
 
 use futures_core::Stream;
 use rustix::event::{PollFd as Polled, PollFlags, Timespec, poll};
-use watertight_eventpoll::{Counter, EventPoll, EventStream, Events, Interest, PollFd};
+use watertight_eventpoll::{EventCounter, EventPoll, EventStream, Events, Interest, PollFd};
 
 const LT: Interest = Interest::level(Events::IN);
 const ET: Interest = Interest::edge(Events::IN);
@@ -37,7 +37,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 #[test]
 fn a_stream_loses_no_event_and_ends_with_its_eventpoll() {
     for mode in [LT, ET] {
-        let (events, sources) = (Arc::new(EventPoll::new()), [(); 3].map(|()| Counter::new()));
+        let (events, sources) = (Arc::new(EventPoll::new()), [(); 3].map(|()| EventCounter::new()));
         for (token, source) in (0..).zip(&sources) {
             events.add(source, mode, token).unwrap();
         }
@@ -66,7 +66,7 @@ fn is_readable(fd: &PollFd, timeout: Option<Timespec>) -> bool {
 
 #[test]
 fn a_descriptor_is_readable_while_something_is_ready() {
-    let (events, source, other) = (Arc::new(EventPoll::new()), Counter::new(), Counter::new());
+    let (events, source, other) = (Arc::new(EventPoll::new()), EventCounter::new(), EventCounter::new());
     source.add(1);
     events.add(&source, LT, 1).unwrap();
     events.add(&other, LT, 2).unwrap();
@@ -91,7 +91,7 @@ fn a_descriptor_is_readable_while_something_is_ready() {
 
 #[test]
 fn a_descriptor_misses_nothing() {
-    let (events, source) = (Arc::new(EventPoll::new()), Counter::new());
+    let (events, source) = (Arc::new(EventPoll::new()), EventCounter::new());
     events.add(&source, ET, 1).unwrap();
     let fd = PollFd::new(Arc::clone(&events)).unwrap();
     std::thread::scope(|scope| {

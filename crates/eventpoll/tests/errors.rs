@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use watertight_eventpoll::{
-    Counter, Error, EventPoll, Events, Interest, Options, Poll, Source, Watches, wait_for,
+    Error, EventCounter, EventPoll, Events, Interest, Options, Poll, Source, Watches, wait_for,
 };
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
@@ -14,11 +14,11 @@ const LT: Interest = Interest::level(Events::IN);
 
 #[test]
 fn closed_is_closed() {
-    let (poll, source) = (EventPoll::new(), Counter::new());
+    let (poll, source) = (EventPoll::new(), EventCounter::new());
     poll.add(&source, LT, 0).unwrap();
     poll.close();
     poll.close();
-    assert_eq!(poll.add(&Counter::new(), LT, 0), Err(Error::Closed));
+    assert_eq!(poll.add(&EventCounter::new(), LT, 0), Err(Error::Closed));
     assert_eq!(poll.modify(&source, LT, 0), Err(Error::Closed));
     assert_eq!(poll.delete(&source), Err(Error::Closed));
     assert_eq!(poll.wait(&mut Vec::new(), 1, AT_ONCE), Err(Error::Closed));
@@ -30,7 +30,7 @@ fn closed_is_closed() {
 
 #[test]
 fn a_source_is_watched_once() {
-    let (poll, source) = (EventPoll::new(), Counter::new());
+    let (poll, source) = (EventPoll::new(), EventCounter::new());
     assert_eq!(poll.delete(&source), Err(Error::NotFound));
     assert_eq!(poll.modify(&source, LT, 0), Err(Error::NotFound));
     poll.add(&source, LT, 0).unwrap();
@@ -43,7 +43,7 @@ fn a_source_is_watched_once() {
 
 #[test]
 fn what_is_exclusive_stays_as_it_is() {
-    let (poll, other, source) = (EventPoll::new(), EventPoll::new(), Counter::new());
+    let (poll, other, source) = (EventPoll::new(), EventPoll::new(), EventCounter::new());
     assert_eq!(poll.add(&other, LT.exclusive(), 0), Err(Error::Exclusive));
     poll.add(&source, LT.exclusive(), 0).unwrap();
     assert_eq!(poll.modify(&source, LT, 0), Err(Error::Exclusive));
@@ -54,7 +54,7 @@ fn what_is_exclusive_stays_as_it_is() {
 /// As epoll_ctl(2) has it; the test below asks the kernel the same.
 #[test]
 fn what_does_not_go_with_exclusive() {
-    let refused = |interest| EventPoll::new().add(&Counter::new(), interest, 0) == Err(Error::Exclusive);
+    let refused = |interest| EventPoll::new().add(&EventCounter::new(), interest, 0) == Err(Error::Exclusive);
     assert!(refused(LT.exclusive().one_shot()));
     assert!(refused(LT.one_shot().exclusive()));
     assert!(refused(Interest::edge(Events::IN).one_shot().exclusive()));
@@ -87,7 +87,7 @@ fn the_kernel_refuses_the_same_with_exclusive() {
 /// refused.
 #[test]
 fn a_signal_reaches_so_many_eventpolls_and_no_more() {
-    let source = Counter::new();
+    let source = EventCounter::new();
     let direct: Vec<EventPoll> = (0..1_000).map(|_| EventPoll::new()).collect();
     direct.iter().for_each(|poll| poll.add(&source, LT, 0).unwrap());
     let too_many = Error::TooManyPaths { length: 1, max: 1_000 };
@@ -140,7 +140,7 @@ fn no_chain_of_more_than_five() {
     assert_eq!(link(5, 0), Err(Error::TooDeep { max: 5 }));
     link(3, 5).unwrap();
     // The far end of the longest chain is ready when its source is.
-    let source = Counter::new();
+    let source = EventCounter::new();
     polls[4].add(&source, LT, 9).unwrap();
     assert_eq!(polls[0].wait(&mut Vec::new(), 1, AT_ONCE), Ok(0));
     source.add(1);
@@ -157,7 +157,7 @@ fn watches_are_limited_together() {
     let watches = Arc::new(Watches::new(2));
     let options = Options { watches: Arc::clone(&watches) };
     let (one, other) = (EventPoll::with_options(options.clone()), EventPoll::with_options(options));
-    let (a, b, c) = (Counter::new(), Counter::new(), Counter::new());
+    let (a, b, c) = (EventCounter::new(), EventCounter::new(), EventCounter::new());
     one.add(&a, LT, 0).unwrap();
     other.add(&a, LT, 0).unwrap();
     assert_eq!(other.add(&b, LT, 0), Err(Error::WatchLimit { max: 2 }));
@@ -188,7 +188,7 @@ fn what_cannot_be_polled_is_refused() {
 
 #[test]
 fn an_interrupt_ends_a_wait_only_if_nothing_is_ready() {
-    let (poll, source) = (EventPoll::new(), Counter::new());
+    let (poll, source) = (EventPoll::new(), EventCounter::new());
     poll.add(&source, LT, 0).unwrap();
     // An interrupt that is over does not count.
     poll.interrupt();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use watertight_eventpoll::{Counter, Event, EventPoll, Events, Flag, Interest, Poll, Source};
+use watertight_eventpoll::{Event, EventCounter, EventPoll, Events, Flag, Interest, Poll, Source};
 
 const LT: Interest = Interest::level(Events::IN);
 const ET: Interest = Interest::edge(Events::IN);
@@ -20,9 +20,9 @@ fn tokens(poll: &EventPoll, max: usize) -> Vec<u64> {
 }
 
 /// An eventpoll that watches so many sources; the token is the number.
-fn watched(count: u64, mode: Interest) -> (EventPoll, Vec<Counter>) {
+fn watched(count: u64, mode: Interest) -> (EventPoll, Vec<EventCounter>) {
     let poll = EventPoll::new();
-    let sources: Vec<Counter> = (0..count).map(|_| Counter::new()).collect();
+    let sources: Vec<EventCounter> = (0..count).map(|_| EventCounter::new()).collect();
     for (token, source) in (0..).zip(&sources) {
         poll.add(source, mode, token).expect("a new source");
     }
@@ -143,13 +143,13 @@ fn what_is_deleted_is_not_reported_though_it_is_listed() {
     // In the list: by delete, and by a source that goes. Their places are used again.
     poll.delete(&sources[1]).unwrap();
     drop(sources.remove(2));
-    let new = Counter::new();
+    let new = EventCounter::new();
     new.add(1);
     poll.add(&new, LT, 9).unwrap();
     let mut seen = tokens(&poll, 8);
     seen.sort_unstable();
     assert_eq!(seen, [0, 3, 9]);
-    let others: Vec<Counter> = (0..3).map(|_| Counter::new()).collect();
+    let others: Vec<EventCounter> = (0..3).map(|_| EventCounter::new()).collect();
     others.iter().for_each(|other| poll.add(other, LT, 20).unwrap());
     assert_eq!(tokens(&poll, 8).len(), 3);
     others[1].add(1);

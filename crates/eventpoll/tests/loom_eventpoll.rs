@@ -14,7 +14,7 @@ use futures_core::Stream as _;
 use sync::atomic::{AtomicU64, Ordering};
 use sync::{mutant, thread};
 use watertight_eventpoll::{
-    Counter, Error, EventPoll, EventStream, Events, Flag, Interest, Journal, Poll, PollFd, Read, Source,
+    Error, EventCounter, EventPoll, EventStream, Events, Flag, Interest, Journal, Poll, PollFd, Read, Source,
 };
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
@@ -61,7 +61,7 @@ fn who_waits_is_woken() {
 #[test]
 fn who_waits_is_woken_again() {
     model(3, || {
-        let (poll, counter) = watching(Counter::new(), LT);
+        let (poll, counter) = watching(EventCounter::new(), LT);
         let signals = {
             let counter = Arc::clone(&counter);
             spawn(move || (0..2).for_each(|_| counter.add(1)))
@@ -248,7 +248,7 @@ impl Poll for Takes {
 #[test]
 fn no_signal_is_lost_beside_a_scan() {
     model(4, || {
-        let (poll, counter) = watching(Counter::new(), ET);
+        let (poll, counter) = watching(EventCounter::new(), ET);
         // Queued, and not ready any more.
         counter.add(1);
         counter.take();
@@ -398,7 +398,7 @@ fn a_look_or_the_signal_sees_the_other() {
 #[test]
 fn a_late_note_hides_nothing() {
     model(3, || {
-        let (poll, counter) = watching(Counter::new(), ET);
+        let (poll, counter) = watching(EventCounter::new(), ET);
         let fd = PollFd::new(poll).expect("it is open");
         let stops = {
             let counter = Arc::clone(&counter);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Closing, PATIENCE, until};
-use watertight_eventpoll::{Counter, EventPoll, Events, Interest, wait_for};
+use watertight_eventpoll::{EventCounter, EventPoll, Events, Interest, wait_for};
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 const LT: Interest = Interest::level(Events::IN);
@@ -22,14 +22,14 @@ const ET: Interest = Interest::edge(Events::IN);
 struct Setting {
     /// `e0`, and then those that it watches.
     polls: Vec<EventPoll>,
-    sources: Vec<Counter>,
+    sources: Vec<EventCounter>,
 }
 
 impl Setting {
     /// `e0 > s0`, `e0 > s1`, ...
     fn flat(modes: &[Interest]) -> Self {
         let e0 = EventPoll::new();
-        let sources: Vec<Counter> = modes.iter().map(|_| Counter::new()).collect();
+        let sources: Vec<EventCounter> = modes.iter().map(|_| EventCounter::new()).collect();
         for (source, mode) in sources.iter().zip(modes) {
             e0.add(source, *mode, 0).unwrap();
         }
@@ -38,7 +38,7 @@ impl Setting {
 
     /// `e0 > e1 > s0`
     fn nested(outer: Interest, inner: Interest) -> Self {
-        let (e0, e1, s0) = (EventPoll::new(), EventPoll::new(), Counter::new());
+        let (e0, e1, s0) = (EventPoll::new(), EventPoll::new(), EventCounter::new());
         e1.add(&s0, inner, 0).unwrap();
         e0.add(&e1, outer, 0).unwrap();
         Self { polls: vec![e0, e1], sources: vec![s0] }
@@ -47,7 +47,7 @@ impl Setting {
     /// `e0 > e1 > s0` and `e0 > e2 > s2`, the inner ones level-triggered.
     fn twins(outer: Interest) -> Self {
         let (e0, e1, e2) = (EventPoll::new(), EventPoll::new(), EventPoll::new());
-        let (s0, s2) = (Counter::new(), Counter::new());
+        let (s0, s2) = (EventCounter::new(), EventCounter::new());
         e1.add(&s0, LT, 0).unwrap();
         e2.add(&s2, LT, 0).unwrap();
         e0.add(&e1, outer, 0).unwrap();
@@ -211,7 +211,7 @@ scenarios! {
 #[test]
 fn scenario_59_modify_arms_again() {
     const ROUNDS: usize = 100_000;
-    let (poll, source) = (EventPoll::new(), Counter::new());
+    let (poll, source) = (EventPoll::new(), EventCounter::new());
     source.add(1);
     poll.add(&source, ET, 0).unwrap();
     let turn = AtomicUsize::new(0);
@@ -246,7 +246,7 @@ fn scenario_60_ten_threads_ten_sources() {
     const THREADS: usize = 10;
     const ROUNDS: usize = 300;
     let poll = EventPoll::new();
-    let sources: Vec<Counter> = (0..THREADS).map(|_| Counter::new()).collect();
+    let sources: Vec<EventCounter> = (0..THREADS).map(|_| EventCounter::new()).collect();
     for (token, source) in sources.iter().enumerate() {
         poll.add(source, ET, token as u64).unwrap();
     }
@@ -281,7 +281,7 @@ fn scenario_60_ten_threads_ten_sources() {
 #[test]
 fn scenario_61_an_event_at_the_moment_of_a_timeout() {
     const ROUNDS: usize = 2_000;
-    let (poll, source) = (EventPoll::new(), Counter::new());
+    let (poll, source) = (EventPoll::new(), EventCounter::new());
     poll.add(&source, ET, 0).unwrap();
     let told = AtomicUsize::new(0);
     let take = |timeout: Option<Duration>| {

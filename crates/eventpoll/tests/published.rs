@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::until;
 use watertight_eventpoll::{
-    Counter, Error, EventPoll, Events, Flag, Interest, Options, Poll, Source, Watches,
+    Error, EventCounter, EventPoll, Events, Flag, Interest, Options, Poll, Source, Watches,
 };
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
@@ -76,7 +76,7 @@ fn cve_2011_1082_eventpolls_that_watch_each_other() {
 /// Eventpolls in layers, each of which watches all of the layer below: chains multiply.
 #[test]
 fn cve_2011_1083_layers_do_not_multiply_what_a_signal_does() {
-    let source = Counter::new();
+    let source = EventCounter::new();
     let layers: Vec<Vec<EventPoll>> = (0..5).map(|_| (0..10).map(|_| EventPoll::new()).collect()).collect();
     layers[0].iter().for_each(|poll| poll.add(&source, LT, 0).unwrap());
     let mut refused = Vec::new();
@@ -159,7 +159,7 @@ fn cve_2026_43074_one_above_goes_while_chains_are_counted() {
     for _ in 0..ROUNDS {
         let watches = Arc::new(Watches::new(4));
         let poll = || EventPoll::with_options(Options { watches: Arc::clone(&watches) });
-        let (top, middle, inner, source) = (poll(), poll(), poll(), Counter::new());
+        let (top, middle, inner, source) = (poll(), poll(), poll(), EventCounter::new());
         inner.add(&source, LT, 0).unwrap();
         top.add(&middle, LT, 0).unwrap();
         std::thread::scope(|scope| {

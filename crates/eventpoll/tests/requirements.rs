@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::{Closing, PATIENCE, until};
 use watertight_eventpoll::{
-    Counter, Error, EventPoll, Events, Flag, Interest, Options, Poll, Source, Watches,
+    Error, EventCounter, EventPoll, Events, Flag, Interest, Options, Poll, Source, Watches,
 };
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
@@ -23,7 +23,7 @@ const ET: Interest = Interest::edge(Events::IN);
 fn no_lost_wakeup(mode: Interest, producers: u64, waiters: usize) {
     const SIGNALS: u64 = 20_000;
     let polls = [EventPoll::new(), EventPoll::new()];
-    let sources: Vec<Counter> = (0..producers).map(|_| Counter::new()).collect();
+    let sources: Vec<EventCounter> = (0..producers).map(|_| EventCounter::new()).collect();
     for poll in &polls {
         for (token, source) in (0..).zip(&sources) {
             poll.add(source, mode, token).unwrap();
@@ -111,7 +111,7 @@ fn ep_r1_no_lost_wakeup_one_by_one() {
 #[test]
 fn ep_r2_a_source_is_queued_once() {
     for mode in [LT, ET] {
-        let (poll, source, is_over) = (EventPoll::new(), Counter::new(), AtomicBool::new(false));
+        let (poll, source, is_over) = (EventPoll::new(), EventCounter::new(), AtomicBool::new(false));
         poll.add(&source, mode, 0).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -136,7 +136,7 @@ fn ep_r2_a_source_is_queued_once() {
 
 #[test]
 fn ep_r3_what_is_ready_is_never_missed_while_others_scan() {
-    let (poll, sources) = (EventPoll::new(), [(); 3].map(|()| Counter::new()));
+    let (poll, sources) = (EventPoll::new(), [(); 3].map(|()| EventCounter::new()));
     for source in &sources {
         poll.add(source, LT, 0).unwrap();
         source.add(1);
@@ -158,7 +158,7 @@ fn ep_r3_what_is_ready_is_never_missed_while_others_scan() {
 #[test]
 fn ep_r3_a_signal_that_has_returned_is_seen() {
     let poll = EventPoll::new();
-    let (mine, theirs) = (Counter::new(), Counter::new());
+    let (mine, theirs) = (EventCounter::new(), EventCounter::new());
     poll.add(&mine, LT, 0).unwrap();
     poll.add(&theirs, LT, 1).unwrap();
     let is_over = AtomicBool::new(false);
@@ -187,7 +187,7 @@ fn ep_r5_sources_come_and_go_under_signals_and_waits() {
     let polls = [EventPoll::new(), EventPoll::new(), EventPoll::new()];
     polls[0].add(&polls[1], LT, 100).unwrap();
     polls[0].add(&polls[2], ET, 100).unwrap();
-    let steady = Counter::new();
+    let steady = EventCounter::new();
     polls.iter().for_each(|poll| poll.add(&steady, ET, 200).unwrap());
     let (seen, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     // ORDERING: SeqCst here and below, a test's flag and count.
@@ -215,7 +215,7 @@ fn ep_r5_sources_come_and_go_under_signals_and_waits() {
                 while goes_on() {
                     // One that is deleted, one that is dropped, one that goes with its eventpoll,
                     // each under signals.
-                    let sources = [(); 3].map(|()| Counter::new());
+                    let sources = [(); 3].map(|()| EventCounter::new());
                     let gone = EventPoll::new();
                     std::thread::scope(|scope| {
                         scope.spawn(|| sources.iter().for_each(|source| source.add(1)));
@@ -252,7 +252,7 @@ fn ep_r5_sources_come_and_go_under_signals_and_waits() {
 #[test]
 fn ep_r5_a_close_ends_every_wait() {
     for _ in 0..200 {
-        let (outer, inner, source) = (EventPoll::new(), EventPoll::new(), Counter::new());
+        let (outer, inner, source) = (EventPoll::new(), EventPoll::new(), EventCounter::new());
         inner.add(&source, LT, 0).unwrap();
         outer.add(&inner, LT, 0).unwrap();
         std::thread::scope(|scope| {

@@ -25,7 +25,7 @@ use common::{Closing, until};
 use futures_core::Stream as _;
 use rustix::event::{PollFd as Polled, PollFlags, Timespec, poll};
 use steps::at_each_step;
-use watertight_eventpoll::{Counter, EventPoll, EventStream, Events, Interest, PollFd};
+use watertight_eventpoll::{EventCounter, EventPoll, EventStream, Events, Interest, PollFd};
 
 const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 const LT: Interest = Interest::level(Events::IN);
@@ -40,7 +40,7 @@ fn tokens(poll: &EventPoll) -> Vec<u64> {
 #[test]
 fn ep_r4_who_asks_sees_every_signal_that_has_returned() {
     for mode in [LT, ET] {
-        let (poll, same, other) = (EventPoll::new(), Counter::new(), Counter::new());
+        let (poll, same, other) = (EventPoll::new(), EventCounter::new(), EventCounter::new());
         poll.add(&same, mode, 0).unwrap();
         poll.add(&other, mode, 1).unwrap();
         let take = || {
@@ -63,7 +63,7 @@ fn ep_r4_who_asks_sees_every_signal_that_has_returned() {
 
 #[test]
 fn ep_r4_who_sleeps_is_woken() {
-    let (poll, same, other) = (EventPoll::new(), Counter::new(), Counter::new());
+    let (poll, same, other) = (EventPoll::new(), EventCounter::new(), EventCounter::new());
     poll.add(&same, ET, 0).unwrap();
     poll.add(&other, ET, 1).unwrap();
     let taken = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -98,7 +98,7 @@ fn ep_r4_who_sleeps_is_woken() {
 
 #[test]
 fn ep_r4_a_descriptor_is_readable_after_every_signal() {
-    let (events, same) = (Arc::new(EventPoll::new()), Counter::new());
+    let (events, same) = (Arc::new(EventPoll::new()), EventCounter::new());
     events.add(&same, ET, 0).unwrap();
     let fd = PollFd::new(Arc::clone(&events)).unwrap();
     let is_readable =
@@ -125,7 +125,7 @@ fn ep_r4_a_task_is_woken_by_every_signal() {
             self.0.store(true, Ordering::SeqCst);
         }
     }
-    let (events, same) = (Arc::new(EventPoll::new()), Counter::new());
+    let (events, same) = (Arc::new(EventPoll::new()), EventCounter::new());
     events.add(&same, ET, 0).unwrap();
     let stream = Mutex::new(EventStream::new(Arc::clone(&events)).unwrap());
     let task = Arc::new(Task(AtomicBool::new(false)));

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use eventpoll::ready::{Bits, ReadyList};
-use eventpoll::{Counter, EventPoll, Events, Interest, Options};
+use eventpoll::ready::{ReadyBitmap, ReadyList};
+use eventpoll::{EventCounter, EventPoll, Events, Interest, Options};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sync::lines::{Machine, Pace};
 
@@ -32,7 +32,7 @@ struct PerSignal {
 
 pub(super) fn main() {
     let all = [
-        ("default", run::<Bits> as fn(usize, How) -> PerSignal),
+        ("default", run::<ReadyBitmap> as fn(usize, How) -> PerSignal),
         ("rwlock", run::<RwLocked>),
         ("spinlock", run::<SpinLocked>),
     ];
@@ -98,7 +98,7 @@ impl How {
 fn run<R: ReadyList>(producers: usize, how: How) -> PerSignal {
     let is_free = how == How::Runs;
     let poll = EventPoll::<R>::with_ready_list(Options::default());
-    let sources: Vec<Counter> = (0..producers).map(|_| Counter::new()).collect();
+    let sources: Vec<EventCounter> = (0..producers).map(|_| EventCounter::new()).collect();
     for (token, source) in (0..).zip(&sources) {
         poll.add(source, Interest::level(Events::IN), token).expect("a new source");
     }
@@ -136,7 +136,7 @@ fn run<R: ReadyList>(producers: usize, how: How) -> PerSignal {
 /// Takes until all are signalled; says how many events there were since the count began.
 fn consume<R: ReadyList>(
     poll: &EventPoll<R>,
-    sources: &[Counter],
+    sources: &[EventCounter],
     is_over: &AtomicBool,
     signals: &AtomicU64,
     times: u64,

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use eventpoll::ready::{Bits, ReadyList};
-use eventpoll::{Counter, Event, EventPoll, Events, Interest, Options};
+use eventpoll::ready::{ReadyBitmap, ReadyList};
+use eventpoll::{Event, EventCounter, EventPoll, Events, Interest, Options};
 
 use super::subject::Subject;
 
 /// With the list that the product has.
-pub(crate) type Default = Ours<Bits>;
+pub(crate) type Default = Ours<ReadyBitmap>;
 
 /// With any.
 pub(crate) struct Ours<R: ReadyList> {
     poll: EventPoll<R>,
-    sources: Vec<Counter>,
+    sources: Vec<EventCounter>,
 }
 
 impl<R: ReadyList> Ours<R> {
@@ -29,7 +29,7 @@ impl<R: ReadyList> Subject for Ours<R> {
 
     fn new(sources: usize) -> Self {
         let poll = EventPoll::with_ready_list(Options::default());
-        let sources: Vec<Counter> = (0..sources).map(|_| Counter::new()).collect();
+        let sources: Vec<EventCounter> = (0..sources).map(|_| EventCounter::new()).collect();
         for (token, source) in (0..).zip(&sources) {
             poll.add(source, Interest::level(Events::IN), token).expect("a new source");
         }
@@ -123,8 +123,8 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    use eventpoll::ready::{Bits, ReadyList};
-    use eventpoll::{Counter, EventPoll, Events, Interest, Options};
+    use eventpoll::ready::{ReadyBitmap, ReadyList};
+    use eventpoll::{EventCounter, EventPoll, Events, Interest, Options};
 
     use super::super::lists::{RwLocked, SpinLocked};
     use super::super::stack::HalfLockless;
@@ -140,7 +140,7 @@ mod tests {
         let (done, is_done) = mpsc::channel();
         std::thread::spawn(move || {
             let poll = EventPoll::<R>::with_ready_list(Options::default());
-            let sources: Vec<Counter> = (0..PRODUCERS).map(|_| Counter::new()).collect();
+            let sources: Vec<EventCounter> = (0..PRODUCERS).map(|_| EventCounter::new()).collect();
             for (token, source) in (0..).zip(&sources) {
                 poll.add(source, mode, token).expect("a new source");
             }
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn ep_r1_no_lost_wakeup_with_the_default_list() {
-        no_lost_wakeup_in_any_mode::<Bits>();
+        no_lost_wakeup_in_any_mode::<ReadyBitmap>();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! before 6.18): half of it is without a lock. A producer marks the item and pushes it on a stack;
 //! the consumer, under the scan's lock, takes the whole stack with one exchange and turns it round.
 //!
-//! What it cannot do is the first step of `Bits`' head: between the mark and the push stands a
+//! What it cannot do is the first step of `ReadyBitmap`' head: between the mark and the push stands a
 //! producer that may be stopped. From then until it runs again every other signal of the same
 //! source finds the mark and relies on a push that is not there.
 
@@ -165,8 +165,8 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
-    use eventpoll::ready::Bits;
-    use eventpoll::{Counter, EventPoll, Events, Interest, Options};
+    use eventpoll::ready::ReadyBitmap;
+    use eventpoll::{EventCounter, EventPoll, Events, Interest, Options};
 
     use super::steps::at_each_step;
     use super::*;
@@ -175,7 +175,7 @@ mod tests {
     /// returned, is not seen.
     fn hidden<R: ReadyList>() -> usize {
         let poll = EventPoll::<R>::with_ready_list(Options::default());
-        let (source, hidden) = (Counter::new(), AtomicUsize::new(0));
+        let (source, hidden) = (EventCounter::new(), AtomicUsize::new(0));
         poll.add(&source, Interest::edge(Events::IN), 0).expect("a new source");
         let ask = || poll.wait(&mut Vec::new(), 1, Some(Duration::ZERO)).expect("it is open");
         at_each_step(
@@ -196,6 +196,6 @@ mod tests {
     #[test]
     fn a_producer_that_stops_hides_signals_of_the_same_source() {
         assert!(hidden::<HalfLockless>() > 0, "what is known to be wrong with this list does not show");
-        assert_eq!(hidden::<Bits>(), 0);
+        assert_eq!(hidden::<ReadyBitmap>(), 0);
     }
 }

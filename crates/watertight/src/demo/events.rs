@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use eventpoll::{Counter, EventPoll, Events, Interest};
+use eventpoll::{EventCounter, EventPoll, Events, Interest};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::stage::live;
@@ -83,7 +83,7 @@ fn by_the_kernel() -> io::Result<u64> {
 
 fn by_eventpoll() -> eventpoll::Result<u64> {
     let poll = EventPoll::new();
-    let sources = [(); TELLERS].map(|()| Counter::new());
+    let sources = [(); TELLERS].map(|()| EventCounter::new());
     for (source, number) in sources.iter().zip(0..) {
         poll.add(source, Interest::level(Events::IN), number)?;
     }
@@ -97,7 +97,7 @@ fn by_eventpoll() -> eventpoll::Result<u64> {
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
             poll.wait(&mut ready, TELLERS, Some(left))?;
             let taken = ready.iter().filter_map(|event| sources.get(usize::try_from(event.token).ok()?));
-            heard += taken.map(Counter::take).sum::<u64>();
+            heard += taken.map(EventCounter::take).sum::<u64>();
         }
         Ok(heard)
     })

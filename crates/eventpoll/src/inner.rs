@@ -1,35 +1,39 @@
 //! Items and scans: what an eventpoll shares with the sources that it watches.
 //!
+//! Analogous to Linux's `struct eventpoll` and `struct epitem`.
+//!
 //! # State
-//! | field | who touches it |
+//! | field | used by |
 //! |---|---|
-//! | `Core::shared` | who signals and who waits; their modules say how |
-//! | `Core::scan` | who waits, adds, modifies, deletes: one at a time, under its lock, and for those who were dropped meanwhile |
-//! | `Item::mask` | written under the scan's lock, read by who signals |
-//! | `Core::is_closed`, `Core::interrupts` | written before all are woken, read before one sleeps |
+//! | `Inner::shared` | producers and consumers, as modules `ready` and `waiters` say |
+//! | `Inner::scan` | one thread at a time that waits, adds, modifies or deletes, under its lock; and on behalf of sources that were dropped meanwhile |
+//! | `Item::mask` | written under the scan's lock, read by producers |
+//! | `Inner::is_closed`, `Inner::interrupts` | written before all sleepers are woken, read before a consumer sleeps |
 //!
 //! # A scan
-//! Takes what was queued, and asks the sources one by one, until as many are reported as there is
-//! room for. An item whose source is not ready leaves the list. One that is reported once (edge,
-//! one-shot) leaves it *before* its source is asked, so that whoever signals afterwards queues it
-//! again. One of level kind is asked where it is; if it is ready it stays, so that sources which
-//! are busy are signalled and scanned without anybody writing a word that the other reads. If it is
-//! not ready it leaves the list, and is asked once more.
+//! It takes what was queued, and polls the sources one by one, until as many are reported as there
+//! is room for. An item whose source is not ready leaves the list. An item that is reported once
+//! (edge, one-shot) leaves it *before* its source is polled, so that a producer that signals
+//! afterwards queues it again. An item of level kind is polled where it is; if it is ready it
+//! stays, so that busy sources are signalled and scanned while neither side writes a word that the
+//! other reads. If it is not ready it leaves the list, and is polled once more.
 //!
 //! The order afterwards: what was not reached, what was queued meanwhile, what was reported and
 //! stays.
 //!
 //! # Orderings
-//! * P6 modify: store `mask`, full barrier (`errands`), ask the source. Signal: change the source,
-//!   full barrier, load `mask`. Either the modifier sees the change, or who signals sees the mask.
-//! * P7 add: listen to the source, full barrier, ask. Signal: change, full barrier, load the
-//!   listeners.
+//! * P6 modify: store `mask`, full barrier (`deferred`), poll the source. Producer: change the
+//!   source, full barrier, load `mask`. Either the modifier sees the change, or the producer sees
+//!   the mask.
+//! * P7 add: join the wait queue, full barrier, poll the source. Producer: change the source, full
+//!   barrier, load the wait queue.
 //!
 //! # Lock order
 //! `nest`'s lock; the scan's lock of an eventpoll; that of one that it watches (there are no
-//! circles); locks of sources that are taken in [`Poll::poll`](crate::Poll::poll). A listener is
-//! called under whatever lock its caller holds, and takes none. Who is dropped or closed may hold
-//! any of them as well: it only tries the scan's lock and `nest`'s (`errands`).
+//! circles); locks of sources that are taken in [`Poll::poll`](crate::Poll::poll). A wait entry's
+//! callback runs under whatever lock the producer holds, and takes none. A thread that drops or
+//! closes a source may hold any of them as well: it only tries the scan's lock and `nest`'s
+//! (`deferred`).
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -39,34 +43,34 @@ use sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sync::mutant::is_on;
 
 use crate::barrier::full;
-use crate::errands::Errands;
+use crate::deferred::DeferredMutex;
 use crate::eventpoll::Watches;
-use crate::protect::{self, Called, Retired};
-use crate::queue::{FastPath, Listener, Listeners, WaitQueue};
+use crate::queue::{FastPath, WaitEntries, WaitEntry, WaitQueue};
 use crate::ready::{Pending, ReadyList};
+use crate::reclaim::{self, Called, Retired};
 use crate::source::{Queue, Watched};
 use crate::waiters::Waiters;
 use crate::{Error, Event, Events, Interest, Result, nest};
 
-/// What is left of an eventpoll while somebody signals one of its sources.
+/// An eventpoll, as its items and its handle share it.
 ///
-/// What who signals writes, what who waits writes, and what is mostly read lie in cache lines of
-/// their own.
-pub(crate) struct Core<R: ReadyList> {
+/// What producers write, what consumers write, and what is mostly read lie in cache lines of their
+/// own.
+pub(crate) struct Inner<R: ReadyList> {
     pub(crate) shared: Arc<Shared<R>>,
-    scan: Alone<Errands<Scan<R>, Errand>>,
+    scan: Alone<DeferredMutex<Scan<R>, Errand>>,
     pub(crate) is_closed: AtomicBool,
     /// How often all waits were interrupted.
     pub(crate) interrupts: AtomicU32,
     pub(crate) watches: Arc<Watches>,
 }
 
-/// What those who signal and those who wait have between them.
+/// What producers and consumers have between them.
 #[repr(align(128))]
 pub(crate) struct Shared<R: ReadyList> {
     pub(crate) ready: R,
     pub(crate) waiters: Waiters,
-    /// Who watches the eventpoll itself.
+    /// The wait queue of those that watch the eventpoll itself.
     pub(crate) poll_wait: WaitQueue,
 }
 
@@ -89,7 +93,7 @@ struct Item<R: ReadyList> {
     mask: AtomicU32,
     place: R::Place,
     shared: Arc<Shared<R>>,
-    core: Arc<Core<R>>,
+    inner: Arc<Inner<R>>,
     source: Arc<dyn Watched>,
     called: Called,
 }
@@ -105,7 +109,7 @@ enum Slot<R: ReadyList> {
     Free,
     Taken(Watch<R>),
     /// Deleted, and still in the list.
-    Gone(Arc<Item<R>>),
+    Unlinked(Arc<Item<R>>),
 }
 
 struct Scan<R: ReadyList> {
@@ -123,12 +127,12 @@ struct Scan<R: ReadyList> {
     trash: Vec<Arc<Item<R>>>,
 }
 
-/// What somebody left to be done under the scan's lock.
+/// What is to be done under the scan's lock by the next thread that has it.
 #[derive(Debug)]
 enum Errand {
     /// The source is gone.
     Forget(u64),
-    /// The eventpoll lets go of all.
+    /// The eventpoll is closed: all items are removed.
     Close,
 }
 
@@ -138,11 +142,11 @@ enum Done<R: ReadyList> {
     Closed(Vec<Slot<R>>),
 }
 
-/// What is left to do when no lock is held any more: the list of listeners that was replaced is
-/// dropped, and the source of a new item is asked.
+/// What is left to do when no lock is held any more: the wait queue's list that was replaced is
+/// dropped, and the source of a new item is polled.
 #[must_use = "to be finished without a lock"]
 pub(crate) struct Changed<R: ReadyList> {
-    retired: Retired<Listeners>,
+    retired: Retired<WaitEntries>,
     added: Option<Arc<Item<R>>>,
 }
 
@@ -150,7 +154,7 @@ impl<R: ReadyList> Changed<R> {
     pub(crate) fn finish(self) {
         drop(self.retired);
         if let Some(item) = self.added {
-            item.look();
+            item.poll_and_queue();
         }
     }
 }
@@ -164,7 +168,7 @@ enum Answer {
     Again(Event),
 }
 
-impl<R: ReadyList> Core<R> {
+impl<R: ReadyList> Inner<R> {
     pub(crate) fn new(watches: Arc<Watches>) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -175,7 +179,7 @@ impl<R: ReadyList> Core<R> {
             is_closed: AtomicBool::new(false),
             interrupts: AtomicU32::new(0),
             watches,
-            scan: Alone(Errands::new(Scan {
+            scan: Alone(DeferredMutex::new(Scan {
                 is_closed: false,
                 is_nested: false,
                 taken: R::Taken::default(),
@@ -197,15 +201,17 @@ impl<R: ReadyList> Core<R> {
         result
     }
 
-    /// The same some time, by whoever has the lock: waits for no scan.
+    /// Has an errand done under the lock: at once if it is free, otherwise by the thread that has
+    /// it. Waits for no scan.
     fn leave(&self, errand: Errand) {
         let ready = &self.shared.ready;
         let done = self.scan.leave(errand, |scan, errand| scan.run(ready, errand));
         self.finish(done);
     }
 
-    /// What errands leave to do. Perhaps under the lock of another eventpoll that asks this one,
-    /// and so nothing is dropped that may be a source's last.
+    /// Does what errands leave to do without the lock. The caller may hold the lock of another
+    /// eventpoll that polls this one, and so nothing is dropped here that may be the last reference
+    /// to a source.
     fn finish(&self, done: Vec<Done<R>>) {
         for done in done {
             match done {
@@ -214,7 +220,7 @@ impl<R: ReadyList> Core<R> {
                     if item.source.is_eventpoll() {
                         nest::unlink(self.shared.poll_wait.id(), source);
                     }
-                    protect::drop_later(item);
+                    reclaim::drop_later(item);
                 }
                 Done::Forgotten(None, _) => {}
                 Done::Closed(slots) => self.let_go(slots),
@@ -284,7 +290,7 @@ impl<R: ReadyList> Core<R> {
             mask: AtomicU32::new(mask_of(interest)),
             place: self.shared.ready.place(&mut scan.taken, slot),
             shared: Arc::clone(&self.shared),
-            core: Arc::clone(self),
+            inner: Arc::clone(self),
             source: Arc::clone(source),
             called: Called::default(),
         });
@@ -314,7 +320,7 @@ impl<R: ReadyList> Core<R> {
             watch.item.mask.store(mask_of(interest), Ordering::Relaxed);
             Ok(Arc::clone(&watch.item))
         })?;
-        item.look();
+        item.poll_and_queue();
         Ok(())
     }
 
@@ -327,7 +333,7 @@ impl<R: ReadyList> Core<R> {
             scan.take_out(&self.shared.ready, queue.0.id()).ok_or(Error::NotFound)
         })?;
         self.watches.give(1);
-        Ok(Changed { retired: queue.0.detach(&(item as Arc<dyn Listener>)), added: None })
+        Ok(Changed { retired: queue.0.detach(&(item as Arc<dyn WaitEntry>)), added: None })
     }
 
     /// Reports up to `max` events, and wakes one more if there are more.
@@ -348,7 +354,7 @@ impl<R: ReadyList> Core<R> {
         Ok(events.len())
     }
 
-    /// Ends all waits, and lets go of the sources.
+    /// Ends all waits, and removes all items.
     pub(crate) fn close(&self) {
         let is_late = is_on("eventpoll-close-late");
         // ORDERING: AcqRel; before the number that sleepers read changes.
@@ -366,12 +372,12 @@ impl<R: ReadyList> Core<R> {
     fn let_go(&self, slots: Vec<Slot<R>>) {
         for slot in slots {
             if let Slot::Taken(Watch { item, .. }) = slot {
-                // ORDERING: Relaxed: only so that nobody queues it for nothing.
+                // ORDERING: Relaxed: only so that no producer queues it for nothing.
                 item.mask.store(0, Ordering::Relaxed);
                 let source = Arc::clone(&item.source);
-                drop(source.queue().0.detach(&(Arc::clone(&item) as Arc<dyn Listener>)));
+                drop(source.queue().0.detach(&(Arc::clone(&item) as Arc<dyn WaitEntry>)));
                 self.watches.give(1);
-                protect::drop_later((item, source));
+                reclaim::drop_later((item, source));
             }
         }
         self.shared.poll_wait.close();
@@ -384,12 +390,12 @@ impl<R: ReadyList> Core<R> {
     }
 }
 
-impl<R: ReadyList> Watched for Core<R> {
+impl<R: ReadyList> Watched for Inner<R> {
     fn queue(&self) -> Queue<'_> {
         Queue(&self.shared.poll_wait)
     }
 
-    fn ask(&self) -> Events {
+    fn poll_source(&self) -> Events {
         let is_ready = self.scan(|scan| !scan.is_closed && scan.is_any_ready(&self.shared.ready));
         if is_ready { Events::IN } else { Events::empty() }
     }
@@ -407,7 +413,7 @@ impl<R: ReadyList> Watched for Core<R> {
             scan.is_nested = true;
             let taken = |slot: &Slot<R>| match slot {
                 Slot::Taken(watch) => Some(Arc::clone(&watch.item.source)),
-                Slot::Free | Slot::Gone(_) => None,
+                Slot::Free | Slot::Unlinked(_) => None,
             };
             scan.slots.iter().filter_map(taken).collect()
         })
@@ -417,27 +423,27 @@ impl<R: ReadyList> Watched for Core<R> {
 impl<R: ReadyList> Item<R> {
     /// What the source is ready for, of what is of interest; for nothing while the item is
     /// disarmed. Under the scan's lock.
-    fn ask(&self) -> Events {
+    fn poll_source(&self) -> Events {
         // ORDERING: Relaxed, written under the lock that the caller holds.
         match self.mask.load(Ordering::Relaxed) {
             0 => Events::empty(),
-            mask => self.source.ask() & Events::from_bits_truncate(mask),
+            mask => self.source.poll_source() & Events::from_bits_truncate(mask),
         }
     }
 
-    /// Asks the source, and queues the item if it is ready.
-    fn look(&self) {
-        let now = self.source.ask();
+    /// Polls the source, and queues the item if it is ready.
+    fn poll_and_queue(&self) {
+        let now = self.source.poll_source();
         if !now.is_empty() {
             // `ready` P3: what was just seen is not older than what a scan sees later.
             full();
-            self.fire(now);
+            self.callback(now);
         }
     }
 
     /// The source may have become ready for `events`.
     #[inline]
-    fn callback(&self, events: Events) -> bool {
+    fn queue_and_wake(&self, events: Events) -> bool {
         let Shared { ready, waiters, poll_wait } = &*self.shared;
         let mut hold = ready.hold();
         // ORDERING: Relaxed, P6 with the caller's barrier.
@@ -447,19 +453,19 @@ impl<R: ReadyList> Item<R> {
         ready.queue(&mut hold, &self.place);
         let is_awake = waiters.wake_one();
         drop(hold);
-        poll_wait.fire_if_any(Events::IN);
+        poll_wait.wake_up_if_any(Events::IN);
         is_awake
     }
 }
 
-impl<R: ReadyList> Listener for Item<R> {
+impl<R: ReadyList> WaitEntry for Item<R> {
     #[inline]
-    fn fire(&self, events: Events) -> bool {
-        self.called.during(|| self.callback(events))
+    fn callback(&self, events: Events) -> bool {
+        self.called.during(|| self.queue_and_wake(events))
     }
 
     fn source_closed(&self, source: u64) {
-        self.core.leave(Errand::Forget(source));
+        self.inner.leave(Errand::Forget(source));
     }
 
     fn eventpoll(&self) -> Option<u64> {
@@ -491,7 +497,7 @@ impl<R: ReadyList> Scan<R> {
         while events.len() < max
             && let Some(slot) = self.pending.pop_front()
         {
-            match self.ask(ready, slot) {
+            match self.poll_item(ready, slot) {
                 Answer::NotReady => {}
                 Answer::Once(event) => events.push(event),
                 Answer::Again(event) => {
@@ -514,10 +520,10 @@ impl<R: ReadyList> Scan<R> {
                 self.tidy(ready, slot);
                 continue;
             };
-            is_ready = !item.ask().is_empty();
+            is_ready = !item.poll_source().is_empty();
             if !is_ready {
                 ready.unqueue(&mut self.taken, &item.place);
-                is_ready = !item.ask().is_empty();
+                is_ready = !item.poll_source().is_empty();
                 if !is_ready || !ready.requeue(&mut self.taken, &item.place) {
                     self.pending.pop_front();
                 }
@@ -527,8 +533,8 @@ impl<R: ReadyList> Scan<R> {
         is_ready
     }
 
-    /// Asks the source of an item that was just taken from the front of the list.
-    fn ask(&mut self, ready: &R, slot: usize) -> Answer {
+    /// Polls the source of an item that was just taken from the front of the list.
+    fn poll_item(&mut self, ready: &R, slot: usize) -> Answer {
         let Slot::Taken(Watch { item, interest, token }) = &self.slots[slot] else {
             self.tidy(ready, slot);
             return Answer::NotReady;
@@ -536,19 +542,19 @@ impl<R: ReadyList> Scan<R> {
         let is_level = !interest.is_edge && !interest.is_one_shot;
         let event = |events| Event { token: *token, events };
         if is_level {
-            let events = item.ask();
+            let events = item.poll_source();
             if !events.is_empty() {
                 return Answer::Again(event(events));
             }
         }
-        let early = is_on("eventpoll-unqueue-after-asking").then(|| item.ask());
+        let early = is_on("eventpoll-unqueue-after-asking").then(|| item.poll_source());
         ready.unqueue(&mut self.taken, &item.place);
-        let events = early.unwrap_or_else(|| item.ask());
+        let events = early.unwrap_or_else(|| item.poll_source());
         if events.is_empty() {
             return Answer::NotReady;
         }
         if interest.is_one_shot {
-            // ORDERING: Relaxed: who signals and sees it late queues it for nothing.
+            // ORDERING: Relaxed: a producer that sees it late queues it for nothing.
             item.mask.store(0, Ordering::Relaxed);
         }
         if is_level && ready.requeue(&mut self.taken, &item.place) {
@@ -560,7 +566,7 @@ impl<R: ReadyList> Scan<R> {
     /// A slot came by whose item is gone: it is free, if it was not before.
     fn tidy(&mut self, ready: &R, slot: usize) {
         match std::mem::replace(&mut self.slots[slot], Slot::Free) {
-            Slot::Gone(item) => {
+            Slot::Unlinked(item) => {
                 ready.unqueue(&mut self.taken, &item.place);
                 self.free.push(slot);
                 self.trash.push(item);
@@ -574,10 +580,10 @@ impl<R: ReadyList> Scan<R> {
     fn take_out(&mut self, ready: &R, source: u64) -> Option<Arc<Item<R>>> {
         let slot = self.by_source.remove(&source)?;
         let Slot::Taken(watch) = std::mem::replace(&mut self.slots[slot], Slot::Free) else { return None };
-        // ORDERING: Relaxed: only so that nobody queues it for nothing.
+        // ORDERING: Relaxed: only so that no producer queues it for nothing.
         watch.item.mask.store(0, Ordering::Relaxed);
         if ready.remove(&mut self.taken, &watch.item.place) {
-            self.slots[slot] = Slot::Gone(Arc::clone(&watch.item));
+            self.slots[slot] = Slot::Unlinked(Arc::clone(&watch.item));
         } else {
             self.free.push(slot);
         }

@@ -1,19 +1,19 @@
-//! A lock, and what is left there by those who must not wait for it.
+//! A lock, and errands that threads leave there which must not wait for it.
 //!
-//! A source and an eventpoll may be dropped under any lock, also one that whoever scans wants next
-//! ([`Poll::poll`](crate::Poll::poll)). So who is dropped leaves an errand, and does it if nobody
-//! has the lock; whoever has the lock does it when giving the lock back.
+//! A source and an eventpoll may be dropped under any lock, also under one that a scan wants next
+//! ([`Poll::poll`](crate::Poll::poll)). So the dropping thread leaves an errand, and does it if the
+//! lock is free. Otherwise the thread that has the lock does it when it gives the lock back.
 //!
 //! # State
-//! | field | who touches it |
+//! | field | used by |
 //! |---|---|
-//! | `inside` | under its lock, which who leaves something only tries |
-//! | `left` | `errands` under its lock, held for a moment and nothing taken under it; `is_any` says whether there is something |
+//! | `inside` | the holder of its lock, which a thread that leaves an errand only tries |
+//! | `left` | `errands` under its lock, which is held for a moment and with nothing taken under it; `is_any` says whether there are some |
 //!
 //! # Orderings
-//! * P10 who leaves: set `is_any`, full barrier, try the lock. Who has it: give it back, full
-//!   barrier, load `is_any`, and try the lock again if it is set. Either the one finds the lock
-//!   free, or the other finds the errand.
+//! * P10 a thread that leaves an errand: set `is_any`, full barrier, try the lock. The holder: give
+//!   the lock back, full barrier, load `is_any`, and try the lock again if it is set. Either the
+//!   one finds the lock free, or the other finds the errand.
 
 use std::mem;
 
@@ -25,13 +25,13 @@ use crate::barrier::{after_rmw, full};
 
 /// What is under a lock, and errands that concern it.
 #[derive(Debug)]
-pub(crate) struct Errands<T, E> {
+pub(crate) struct DeferredMutex<T, E> {
     inside: Mutex<T>,
     left: Left<E>,
 }
 
-/// Not in the lock's cache line: who gives the lock back looks here, when another processor may
-/// have the line already.
+/// Not in the lock's cache line: a thread that gives the lock back looks here, when another
+/// processor may have that line already.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Left<E> {
@@ -39,7 +39,7 @@ struct Left<E> {
     is_any: AtomicBool,
 }
 
-impl<T, E> Errands<T, E> {
+impl<T, E> DeferredMutex<T, E> {
     pub(crate) fn new(inside: T) -> Self {
         let left = Left { errands: Mutex::new(Vec::new()), is_any: AtomicBool::new(false) };
         Self { inside: Mutex::new(inside), left }
@@ -68,7 +68,7 @@ impl<T, E> Errands<T, E> {
         (result, done)
     }
 
-    /// Leaves an errand, and does it unless somebody has the lock. Never waits for who has it.
+    /// Leaves an errand, and does it unless another thread has the lock. Never waits for that one.
     pub(crate) fn leave<D>(&self, errand: E, run: impl Fn(&mut T, E) -> D) -> Vec<D> {
         let mut left = self.left.errands.lock();
         left.push(errand);

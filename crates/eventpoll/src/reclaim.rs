@@ -1,12 +1,11 @@
-//! What keeps listeners alive while somebody signals.
+//! What keeps wait entries alive while a producer calls them: read sections of `rcu`.
 //!
-//! Whoever signals reads the list of listeners in a read section and writes nothing that others
-//! read. Whoever changes the list puts another one in its place; the old one goes when no section
-//! sees it any more.
+//! A producer reads the list of entries in a read section and writes nothing that others read. A
+//! thread that changes the list replaces it; the old one is freed when no section sees it any more.
 //!
-//! Under shuttle the code is the product's. Loom knows no threads in the background; there the same
-//! grace periods protect, whoever replaces waits for the readers, and a value notices when it is
-//! given up under one.
+//! Under shuttle the code is the product's. Loom knows no threads in the background: there the same
+//! grace periods protect, the thread that replaces a list waits for the readers, and a value
+//! notices when it is freed under one.
 
 #[cfg(not(loom))]
 pub(crate) use real::{Cell, Retired, drop_later};
