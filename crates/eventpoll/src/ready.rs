@@ -234,7 +234,7 @@ impl ReadyList for ReadyBitmap {
         let listed = if is_on("eventpoll-list-late") { 0 } else { SCAN_NONEMPTY };
         // ORDERING: AcqRel, P4 with the barrier.
         let news = self.summary.swap(listed, Ordering::AcqRel) & !SCAN_NONEMPTY;
-        if !is_on("eventpoll-no-summary-fence") {
+        if !is_on("eventpoll-no-root-fence") {
             after_rmw();
         }
         ones(news).for_each(|group| words.collect(group, pending));
