@@ -19,6 +19,7 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -420,7 +421,8 @@ fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)>
         if !is_without_syncfs() {
             return None;
         }
-        if !rustix::process::is_io_flusher().unwrap_or(false) {
+        // ORDERING: Acquire, pairs with `will_serve`, which the process's first thread calls.
+        if !IS_IO_FLUSHER.load(Ordering::Acquire) {
             // The mount's first sync is not seen then, which is told where it matters.
             tracing::debug!(
                 "no device that tells of syncs: this process may have to wait for its own pages (PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE)"
@@ -452,13 +454,20 @@ pub fn is_without_syncfs() -> bool {
 /// kernel, and so must never wait for memory that is free only once the page is written. Without
 /// that, no such page is used.
 pub fn will_serve() {
-    if is_without_syncfs()
-        && rustix::process::geteuid().is_root()
-        && let Err(error) = rustix::process::configure_io_flusher_behavior(true)
-    {
-        tracing::debug!(%error, "this process may wait for memory like any other");
+    if !is_without_syncfs() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    match rustix::process::configure_io_flusher_behavior(true) {
+        // ORDERING: Release, for `serve_device`.
+        Ok(()) => IS_IO_FLUSHER.store(true, Ordering::Release),
+        Err(error) => tracing::debug!(%error, "this process may wait for memory like any other"),
     }
 }
+
+/// Whether this process never waits for memory that is free only once its own pages are written.
+/// The kernel tells only who has CAP_SYS_RESOURCE, which a mount process has given up by the time
+/// it mounts.
+static IS_IO_FLUSHER: AtomicBool = AtomicBool::new(false);
 
 fn data_of(fd: &OwnedFd, options: &MountOptions, blksize: Option<u32>) -> Result<CString, MountError> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
