@@ -23,8 +23,7 @@ fn items(text: &str) -> Vec<(&str, String)> {
         }
         // A table's tests are named below it, in a paragraph of their own.
         if line.trim().is_empty() {
-            is_open =
-                items.last().is_some_and(|(_, item)| item.starts_with('|') && !item.contains("Tests: "));
+            is_open = items.last().is_some_and(|(_, item)| item.starts_with('|') && !item.contains("Tests:"));
             continue;
         }
         match items.last_mut().filter(|_| is_open && !line.starts_with("- ")) {
@@ -39,7 +38,7 @@ fn items(text: &str) -> Vec<(&str, String)> {
 
 /// The tests that an item names; or what is missing.
 fn named(item: &str) -> Result<Vec<&str>, String> {
-    let Some((_, tests)) = item.split_once("Tests: ") else {
+    let Some((_, tests)) = item.split_once("Tests:") else {
         let untested = item.split_once("Untested: ").is_some_and(|(_, why)| why.len() > 10);
         return if untested { Ok(Vec::new()) } else { Err(format!("names no test: {item}")) };
     };
