@@ -118,7 +118,7 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     /// Begins a scan: what was queued goes to the end of `pending`.
     fn start(&self, taken: &mut Self::Taken, pending: &mut Pending);
 
-    /// The item words the list: from here on it is queued again. A full barrier follows (P3).
+    /// The item leaves the list: from here on it is queued again. A full barrier follows (P3).
     fn unqueue(&self, taken: &mut Self::Taken, place: &Self::Place);
 
     /// An item that was unqueued in this scan stays after all. No if a producer has queued it
@@ -163,7 +163,7 @@ pub struct Bit {
 pub struct ReadyWords(Vec<Arc<ReadyWord>>);
 
 /// The word of a slot and its bit there: slots are dealt out over the groups first.
-fn leaf_of(slot: usize) -> (usize, usize) {
+fn word_of(slot: usize) -> (usize, usize) {
     let (group, turn) = (slot % GROUPS, slot / GROUPS);
     (turn / BITS * GROUPS + group, turn % BITS)
 }
@@ -180,7 +180,7 @@ impl ReadyList for ReadyBitmap {
     const IS_EXACT: bool = true;
 
     fn place(&self, words: &mut ReadyWords, slot: usize) -> Bit {
-        let (index, bit) = leaf_of(slot);
+        let (index, bit) = word_of(slot);
         while words.0.len() <= index {
             words.0.push(Arc::default());
         }
@@ -243,7 +243,7 @@ impl ReadyList for ReadyBitmap {
         }
     }
 
-    fn unqueue(&self, _leaves: &mut ReadyWords, place: &Bit) {
+    fn unqueue(&self, _words: &mut ReadyWords, place: &Bit) {
         // ORDERING: AcqRel, P3 with the barrier.
         place.word.bits.fetch_and(!(place.ready | place.scanning()), Ordering::AcqRel);
         if !is_on("eventpoll-no-unqueue-fence") {
@@ -251,7 +251,7 @@ impl ReadyList for ReadyBitmap {
         }
     }
 
-    fn requeue(&self, _leaves: &mut ReadyWords, place: &Bit) -> bool {
+    fn requeue(&self, _words: &mut ReadyWords, place: &Bit) -> bool {
         // A producer that has queued it meanwhile may have been stopped before its second step: the
         // item stays by what is done here.
         // ORDERING: AcqRel, as in `queue`.
@@ -273,7 +273,7 @@ impl ReadyList for ReadyBitmap {
         if is_on("eventpoll-pass-marked") {
             return;
         }
-        let (index, bit) = leaf_of(slot);
+        let (index, bit) = word_of(slot);
         // ORDERING: AcqRel; the next item of this place has its bits cleared before it is seen by
         // any thread.
         words.0[index].bits.fetch_and(!(1 << bit | 1 << bit << BITS), Ordering::AcqRel);
@@ -358,17 +358,17 @@ fn ones(mut word: u64) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{leaf_of, ones, slot_of};
+    use super::{ones, slot_of, word_of};
 
     #[test]
     fn slots_are_dealt_out_over_leaves() {
         for slot in 0..20_000 {
-            let (word, bit) = leaf_of(slot);
+            let (word, bit) = word_of(slot);
             assert_eq!(slot_of(word, bit), slot);
         }
-        assert_eq!(leaf_of(62), (62, 0));
-        assert_eq!(leaf_of(63), (0, 1));
-        assert_eq!(leaf_of(63 * 32), (63, 0));
+        assert_eq!(word_of(62), (62, 0));
+        assert_eq!(word_of(63), (0, 1));
+        assert_eq!(word_of(63 * 32), (63, 0));
     }
 
     #[test]

@@ -449,6 +449,10 @@ pub fn is_without_syncfs() -> bool {
     }
 }
 
+/// Whether [`will_serve`] made this process an IO flusher. The kernel answers that question only to a
+/// thread with CAP_SYS_RESOURCE, which a mount process has given up by the time it mounts.
+static IS_IO_FLUSHER: AtomicBool = AtomicBool::new(false);
+
 /// To be called by a process that will serve a mount as root, before it has other threads. On
 /// kernels where a page of the mount's device tells of syncs, this process writes that page for the
 /// kernel, and so must never wait for memory that is free only once the page is written. Without
@@ -463,11 +467,6 @@ pub fn will_serve() {
         Err(error) => tracing::debug!(%error, "this process may wait for memory like any other"),
     }
 }
-
-/// Whether this process never waits for memory that is free only once its own pages are written.
-/// The kernel tells only who has CAP_SYS_RESOURCE, which a mount process has given up by the time
-/// it mounts.
-static IS_IO_FLUSHER: AtomicBool = AtomicBool::new(false);
 
 fn data_of(fd: &OwnedFd, options: &MountOptions, blksize: Option<u32>) -> Result<CString, MountError> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());

@@ -28,7 +28,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    const ALL: [(&str, Self); 2] = [("binds", Self::Binds), ("tmpfs", Self::Tmpfs)];
+    const ALL: [Self; 2] = [Self::Binds, Self::Tmpfs];
 
     fn name(self) -> &'static str {
         match self {
@@ -55,7 +55,7 @@ fn serve(arguments: &[OsString]) -> anyhow::Result<()> {
     let [directory, count, kind] = arguments else { anyhow::bail!("DIRECTORY COUNT KIND") };
     let directory = Path::new(directory);
     let count: usize = count.to_str().and_then(|count| count.parse().ok()).context("COUNT is a number")?;
-    let kind = Kind::ALL.into_iter().find(|(name, _)| kind == name).context("KIND is binds or tmpfs")?.1;
+    let kind = Kind::ALL.into_iter().find(|known| kind == known.name()).context("KIND is binds or tmpfs")?;
     let old = File::open("/proc/self/ns/mnt")?;
     // SAFETY: takes no pointer; the process has one thread.
     ensure!(unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0, std::io::Error::last_os_error());
