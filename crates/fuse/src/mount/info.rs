@@ -31,7 +31,7 @@ pub struct MountInfo {
     pub has_suid: bool,
     /// Whether its devices can be opened, through this mount.
     pub has_devices: bool,
-    /// The user who mounted it, where it is a FUSE mount.
+    /// The user that mounted it, where it is a FUSE mount.
     pub owner: Option<u32>,
 }
 
@@ -42,15 +42,15 @@ impl MountInfo {
         all()
     }
 
-    /// Those of another process' namespace, by its directory in `/proc`; none where that cannot be
-    /// read.
+    /// The mounts of another process' namespace, by its directory in `/proc`; none where that
+    /// cannot be read.
     #[must_use]
     pub fn all_of(process: &Path) -> Vec<Self> {
         read(&process.join("mountinfo"))
     }
 
-    /// Whether the two were read of the same mount. The kernel uses numbers again, so all that
-    /// cannot change is compared.
+    /// Whether both describe the same mount. The kernel uses numbers again, so all that cannot
+    /// change is compared.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let key = |info: &'_ Self| (info.id, info.major, info.minor);
