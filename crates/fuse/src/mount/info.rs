@@ -1,4 +1,4 @@
-//! What `/proc/self/mountinfo` says about a mount.
+//! The mounts of `/proc/self/mountinfo`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};

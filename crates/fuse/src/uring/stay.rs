@@ -20,7 +20,7 @@
 //! the class for a while, each time for longer. So a request waits for two ticks, and for its turn
 //! among equals, and that once in a second at first and once in a minute in the end. (Module
 //! `watch`.)
-//! Threads inherit the class: whoever makes threads leaves it first
+//!
 //! Threads inherit the class: a thread that makes others leaves it first
 //! (`sync::thread::will_make_threads`). The I/O of a thread in the class keeps the I/O class that
 //! it had before, which the kernel would otherwise take from the scheduling class. A process that
