@@ -449,8 +449,8 @@ pub fn is_without_syncfs() -> bool {
     }
 }
 
-/// Whether [`will_serve`] made this process an IO flusher. The kernel answers that question only to a
-/// thread with CAP_SYS_RESOURCE, which a mount process has given up by the time it mounts.
+/// Whether [`will_serve`] made this process an IO flusher. The kernel answers that question only to
+/// a thread with CAP_SYS_RESOURCE, which a mount process has given up by the time it mounts.
 static IS_IO_FLUSHER: AtomicBool = AtomicBool::new(false);
 
 /// To be called by a process that will serve a mount as root, before it has other threads. On
