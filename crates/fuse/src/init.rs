@@ -36,7 +36,7 @@ pub struct Wishes {
     pub uring: bool,
 }
 
-/// What was agreed.
+/// The agreement with the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
     /// The smaller of the two minor versions.

@@ -117,7 +117,6 @@ impl fmt::Debug for Slot {
 pub(crate) enum Claim {
     /// The caller of [`Slot::claim`]; with `touched`, [`Slot::renew`] is due before the next
     /// request.
-    /// request.
     Mine { touched: bool },
     /// Another thread: the request was answered meanwhile, and [`Slot::renew`] is due.
     Gone,
@@ -157,8 +156,8 @@ impl Slot {
             self.is_for_none();
         }
         let looked_first = is_on("slot-claim-looks-first").then(|| self.in_hand());
-        // ORDERING: Acquire, pairs with the watcher's changes of `word`: what it did before is
-        // seen. Release, so that the watcher, seeing 0, sees this request's work as done.
+        // ORDERING: Acquire, pairs with the watcher's changes of `word`: this thread sees its
+        // earlier work. Release, so that the watcher, seeing 0, sees this request's work as done.
         let word = self.word.swap(0, Ordering::AcqRel);
         match looked_first.unwrap_or(word) {
             0 => Claim::Gone,

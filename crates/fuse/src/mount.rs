@@ -69,8 +69,8 @@ pub struct MountOptions {
     pub mountpoint: PathBuf,
     /// Which type.
     pub wanted: Wanted,
-    /// What is mounted, for a person; shown as the source by the kernel for type `fuse`, by tools
-    /// for type `fuseblk`.
+    /// The name of the volume, for a person; shown as the source by the kernel for type `fuse`, by
+    /// tools for type `fuseblk`.
     pub fsname: String,
     /// The part of the type after the dot.
     pub subtype: String,
@@ -105,7 +105,7 @@ impl MountOptions {
     }
 }
 
-/// What was mounted.
+/// The kind of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MountKind {
     /// Type `fuseblk`: umount(2) returns after DESTROY was answered, sync(2) reaches the volume.
@@ -179,7 +179,7 @@ pub enum MountError {
     /// The program that mounts for users refused.
     #[error("fusermount3 refused: {message}")]
     Fusermount {
-        /// What it said.
+        /// Its message.
         message: String,
     },
     /// An option cannot be passed on.
@@ -223,7 +223,7 @@ impl Mount {
     /// Mounts. No request is answered there until a session serves the connection.
     ///
     /// # Errors
-    /// What prevents the mount.
+    /// The reason that prevents the mount.
     pub fn new(options: &MountOptions) -> Result<Self, MountError> {
         let mountpoint = check_mountpoint(&options.mountpoint, options.allow_nonempty)?;
         let uring = BeforeMount::new(options.uring);
@@ -274,7 +274,7 @@ impl Mount {
         &self.kind
     }
 
-    /// What the kernel says about it.
+    /// The kernel's description of it.
     #[must_use]
     pub fn info(&self) -> Option<&MountInfo> {
         self.info.as_ref()

@@ -73,7 +73,7 @@ const WHILE: Duration = Duration::from_secs(1);
 /// within the given time.
 pub(crate) type Callers = Box<dyn Fn(Duration) -> bool + Send + Sync>;
 
-/// What is to be made durable.
+/// The volumes that a sync makes durable.
 pub(crate) trait Volumes {
     /// Whether something may not be durable.
     fn has_undurable(&self) -> bool;
@@ -179,7 +179,7 @@ impl SyncPage {
             self.mark_clean();
         }
         if outcome.is_err() {
-            // What is not durable yet is still so when the next sync comes.
+            // Changes that are not durable yet are still so when the next sync comes.
             self.note_change();
         }
         outcome

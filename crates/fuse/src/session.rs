@@ -67,7 +67,7 @@ pub struct SessionOptions {
 
 impl Default for SessionOptions {
     fn default() -> Self {
-        // The store belongs to this connection alone: what the kernel remembers stays true.
+        // The store belongs to this connection alone: the kernel's copies stay true.
         const VALID: Duration = Duration::from_secs(24 * 3600);
         Self {
             mode: Mode::default(),
@@ -140,7 +140,7 @@ pub struct Ended {
     pub stuck: usize,
 }
 
-/// What the threads of a session share.
+/// The state that the threads of a session share.
 pub(crate) struct Shared {
     pub(crate) tree: Arc<tree::Tree>,
     pub(crate) negotiated: Negotiated,
@@ -242,7 +242,7 @@ impl Shared {
         if let Some(hearing) = &self.page {
             hearing.page.end();
         }
-        // ORDERING: Release, pairs with the Acquire in `run`: what the handler did is seen there.
+        // ORDERING: Release, pairs with the Acquire in `run`, which sees the handler's work.
         self.destroyed.store(true, Ordering::Release);
     }
 }
@@ -263,7 +263,7 @@ pub struct Session {
 pub struct SessionView(Arc<Shared>);
 
 impl SessionView {
-    /// What was served so far.
+    /// The requests that were served so far.
     #[must_use]
     pub fn stats(&self) -> StatsView {
         self.0.stats.view()
@@ -304,7 +304,7 @@ impl SessionView {
         !is_refused && self.0.stats.view().of(Opcode::SyncFs) > 0
     }
 
-    /// What was agreed with the kernel.
+    /// The agreement with the kernel.
     #[must_use]
     pub fn negotiated(&self) -> Negotiated {
         self.0.negotiated

@@ -77,7 +77,7 @@ pub(crate) enum Out {
     GivenUp,
 }
 
-/// What can be synced.
+/// A volume that can be synced.
 pub(crate) trait Subject: fmt::Debug + Send + Sync {
     /// The volume's number among those of the mountpoint.
     fn number(&self) -> u64;
@@ -85,7 +85,7 @@ pub(crate) trait Subject: fmt::Debug + Send + Sync {
     fn sync(&self, by: &CgroupPath, cancel: &Cancel) -> Result<()>;
     /// Whether it is known that no caller is to wait for it. Takes no lock and asks no store.
     fn is_out(&self) -> Option<Out>;
-    /// What the log calls it.
+    /// Its name in the log.
     fn name(&self) -> String {
         self.number().to_string()
     }
@@ -173,7 +173,7 @@ impl State {
         if is_late { &mut run.next } else { &mut run.waiting }.push(Arc::clone(call));
     }
 
-    /// What cancels this run, if no caller waits for it any more.
+    /// The handle that cancels this run, if no caller waits for it any more.
     fn deserted(&mut self, key: &Key) -> Option<Arc<Cancel>> {
         let run = self.runs.get_mut(key)?;
         if !run.is_begun || run.is_stuck || !run.waiting.is_empty() {

@@ -85,7 +85,7 @@ impl Teller {
         }
     }
 
-    /// The connection has ended: what is on the list is dropped.
+    /// The connection has ended: the list is dropped.
     pub(crate) fn end(&self) {
         let mut list = self.list.lock();
         list.has_ended = true;

@@ -99,13 +99,13 @@ impl Tagged {
     }
 
     pub(crate) fn is_gone(&self) -> bool {
-        // ORDERING: Acquire, pairs with the Release in `Tree::left`: what follows for the request
-        // is as after the detach.
+        // ORDERING: Acquire, pairs with the Release in `Tree::left`: the rest of the request runs
+        // as after the detach.
         self.is_gone.load(Ordering::Acquire)
     }
 }
 
-/// What requests see of the tree.
+/// The tree as requests see it.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Snapshot {
     by_tag: Versions<Arc<Tagged>>,
@@ -235,8 +235,8 @@ impl Tree {
         self.state.lock().covered.contains_key(&(volume, node))
     }
 
-    /// What is mounted uppermost on a directory that is seen through a mount (none: the root
-    /// volume's first), if anything is.
+    /// The uppermost mount on a directory that is seen through a mount (none: the root volume's
+    /// first), if there is one.
     pub(crate) fn crossed(&self, through: Option<&Tagged>, node: NodeId) -> Option<Arc<Tagged>> {
         let through = through.unwrap_or(&self.first.root);
         let mut place = Place { mount: through.mount?, inode: mounts::Inode(node.0) };

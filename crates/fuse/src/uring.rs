@@ -138,7 +138,7 @@ pub enum Transport {
     Uring,
 }
 
-/// What was done before mount(2). Dropped when INIT was answered.
+/// The preparations before mount(2). Dropped when INIT was answered.
 #[derive(Debug)]
 pub(crate) struct BeforeMount {
     wish: Uring,
@@ -210,7 +210,7 @@ const WARM: usize = 32;
 /// How many of a queue's threads wait for requests before one whose request was slow rests.
 const IDLE_MAX: u64 = 4;
 
-/// What the threads of one ring share.
+/// The state that the threads of one ring share.
 #[derive(Debug)]
 pub(crate) struct Ring {
     dev: Arc<Dev>,

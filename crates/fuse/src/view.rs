@@ -109,7 +109,7 @@ impl Tree {
         self.shared.tree.attach(&self.shared.master, (&self.view, path), volume, is_read_only, on_end)
     }
 
-    /// Shows a directory in a second place; what is attached below it is not shown there.
+    /// Shows a directory in a second place; volumes attached below it are not shown there.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -128,7 +128,8 @@ impl Tree {
         self.shared.tree.detach(&self.shared.master, (&self.view, path), how, give_up)
     }
 
-    /// What is attached uppermost at a path, to be detached later whatever the path leads to then.
+    /// The volume that is attached uppermost at a path, to be detached later, wherever the path
+    /// leads then.
     ///
     /// # Errors
     /// As [`detach`](Self::detach).
@@ -220,7 +221,7 @@ impl Tree {
         self.shared.tree.volume_at((&self.view, path))
     }
 
-    /// What is attached now.
+    /// The present attachments.
     #[must_use]
     pub fn attachments(&self) -> Vec<AttachmentInfo> {
         self.shared.tree.attachments(&self.view)

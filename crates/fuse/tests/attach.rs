@@ -287,7 +287,7 @@ fn a_directory_in_two_places_is_one() {
     fs::write(mnt.join("sub/dir/file"), "one").unwrap();
     mounted.tree.bind(Path::new("sub/dir"), Path::new("second")).unwrap();
     assert_eq!(text(&mnt.join("second/file")), "one");
-    // One page cache: what is written here is read there, mapped or cached.
+    // One page cache: data written in one place is read in the other, mapped or cached.
     let there = File::open(mnt.join("second/file")).unwrap();
     fs::write(mnt.join("sub/dir/file"), "two!").unwrap();
     let mut read = [0; 4];

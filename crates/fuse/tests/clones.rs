@@ -127,7 +127,7 @@ fn a_clone_shows_the_same_files_and_all_that_was_attached() {
     fs::write(both.second("x/theirs"), "through the clone").unwrap();
     assert_eq!(text(&both.second("a/file")), "one");
     assert_eq!(text(&both.first("x/theirs")), "through the clone");
-    // One page cache for all: what is mapped and changed in one place is read in the other.
+    // One page cache for all: data mapped and changed in one place is read in the other.
     fs::write(both.first("a/mapped"), [b'.'; 8192]).unwrap();
     let there = File::open(both.second("a/mapped")).unwrap();
     let mut read = [0];
@@ -179,7 +179,7 @@ fn what_is_attached_or_detached_in_one_is_so_in_the_other_on_return() {
         assert!(!both.first("a/b/new").exists() && !both.second("a/b/new").exists());
         assert!(third.has_ended());
     }
-    // What is open in one refuses a detach in the other, and says so.
+    // An open directory in one refuses a detach in the other.
     let open = File::open(both.second("x")).unwrap();
     assert!(first.detach(Path::new("x"), Detach::Sync).is_err());
     assert!(both.first("x").exists());

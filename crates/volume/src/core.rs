@@ -42,7 +42,7 @@ pub struct Options {
     pub drain_deadline: Duration,
     /// A store that takes longer over one call counts as stalled.
     pub stall_after: Duration,
-    /// What a sync waits for, where its caller's cgroup sets no policy.
+    /// The policy of a sync whose caller's cgroup sets none.
     pub sync_policy: SyncPolicy,
     /// The tenants that write; volumes of one process share them.
     pub tenants: Arc<Tenants>,

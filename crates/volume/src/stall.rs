@@ -68,7 +68,7 @@ impl Stall {
     pub(crate) fn look(&self, events: &Events) -> Option<UnderWay> {
         let seen_before = is_on("stall-seen-before").then(|| self.now());
         let mut told = self.told.lock();
-        // Under the lock: what was seen before it may be outdated when other threads have reported
+        // Under the lock: a result from before it may be outdated when other threads have reported
         // later states.
         let late = seen_before.unwrap_or_else(|| self.now());
         if told.is_some() == late.is_some() {

@@ -303,7 +303,7 @@ impl<'a> Cx<'a> {
         wire::split(file).0 == self.at.served.tag
     }
 
-    /// What is attached to a directory that was found below the request's node.
+    /// The mount on a directory that was found below the request's node.
     pub(super) fn crossed(&self, node: NodeId) -> Option<Arc<Tagged>> {
         let tree = &self.shared.tree;
         if tree.is_plain() {
@@ -429,7 +429,7 @@ impl Cx<'_> {
     }
 }
 
-/// What is open.
+/// Open files and directories.
 impl Cx<'_> {
     /// To be taken before something is opened.
     pub(super) fn hold(&self, what: Open) -> Result<Holding, Errno> {

@@ -27,7 +27,7 @@ pub(super) struct Long {
     is_on: AtomicBool,
 }
 
-/// What the watcher saw last.
+/// The watcher's last look.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     due: Option<Instant>,

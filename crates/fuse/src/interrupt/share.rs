@@ -1,4 +1,4 @@
-//! What the requests for one attached volume may hold while its store does not answer.
+//! Bounds the threads that requests for a volume hold while its store does not answer.
 //!
 //! Purpose: the threads and the entries that bring requests are shared by all volumes of a
 //! mountpoint. Of the places (`SessionOptions::threads_max`, 256 at least) the requests for volumes

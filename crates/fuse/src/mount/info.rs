@@ -23,7 +23,7 @@ pub struct MountInfo {
     pub peer_group: Option<u64>,
     /// Type, with its subtype.
     pub fstype: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: String,
     /// Whether the file system is read-only, in all of its mounts.
     pub is_read_only: bool,

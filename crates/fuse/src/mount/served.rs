@@ -54,7 +54,7 @@ impl Served {
     /// user.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's refusals.
     pub(super) fn new(label: &str, bytes: u64, is_only_way: bool) -> io::Result<(Self, File)> {
         let dev = open_device().map_err(io::Error::other)?;
         let fs = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;

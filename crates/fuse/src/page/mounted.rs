@@ -47,10 +47,10 @@ const AGAIN: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(50);
 /// Length of a page, in bytes: the block size of the mount.
 const PAGE: u64 = 4096;
-/// What is written to a page: it means nothing.
+/// The content that is written to a page: it means nothing.
 const EMPTY: [u8; 4096] = [0; 4096];
 
-/// What a session knows of its page.
+/// A session's part of its page.
 #[derive(Debug)]
 pub(crate) struct Hearing {
     pub(crate) page: SyncPage,

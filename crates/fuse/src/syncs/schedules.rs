@@ -17,7 +17,7 @@ struct Model {
     is_given_up: AtomicBool,
     /// Its next sync fails.
     fails: AtomicBool,
-    /// What was written, and how much of it is durable.
+    /// The bytes that were written, and how many of them are durable.
     written: AtomicU64,
     durable: AtomicU64,
 }

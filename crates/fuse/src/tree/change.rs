@@ -46,7 +46,7 @@ pub enum TreeError {
     /// Nothing is attached there.
     #[error("nothing is attached at {0}")]
     NotAttached(String),
-    /// What the tree says.
+    /// The error of the tree.
     #[error(transparent)]
     Tree(#[from] mounts::Error),
     /// All numbers for mounts have been used.
@@ -230,7 +230,7 @@ impl Tree {
     ) -> Result<(), TreeError> {
         let is_forced = flags.contains(Umount::FORCE);
         // A volume that keeps another place is not given up. (As umount2(2), the namespace gives up
-        // whatever it is told to force.)
+        // every mount that it has to force.)
         let keeps_a_place =
             namespace.superblock(place.mount).is_some_and(|superblock| superblock.mounts() > 1);
         let flags = if keeps_a_place { flags.difference(Umount::FORCE) } else { flags };

@@ -64,7 +64,7 @@ pub(crate) struct Served {
     on_end: Mutex<Option<OnEnd>>,
 }
 
-/// What is open.
+/// The kinds of open objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Open {
     File,

@@ -96,7 +96,7 @@ impl Bunk {
     }
 }
 
-/// What a new thread gets.
+/// The arguments of a new thread.
 #[derive(Debug)]
 pub(super) struct Recruit {
     pub(super) number: usize,

@@ -1,8 +1,8 @@
 //! One entry of a queue: memory into which the kernel puts a request and from which it takes the
 //! answer.
-//!
-//! Purpose: what the bytes are ([`Entry::receive`], [`Entry::answer`]). An `Entry` is in the
-//! daemon's hands; while the kernel has it, it is inside a `lane::Lane` and no thread can look at
+//! Purpose: reads and writes an entry's bytes ([`Entry::receive`], [`Entry::answer`]). An `Entry`
+//! is in the daemon's hands; while the kernel has it, it is inside a `lane::Lane` and no thread can
+//! look at it.
 //! it.
 //!
 //! # Layout
@@ -104,7 +104,7 @@ pub(super) struct Received {
 pub(super) struct Entry {
     /// Its queue, which is the number of a CPU.
     queue: u16,
-    /// What the kernel calls the request in it.
+    /// The kernel's number of the request in it.
     commit_id: u64,
     /// Bytes of data that were in it since the last release, about.
     used: usize,
@@ -125,7 +125,7 @@ impl Entry {
         self.queue
     }
 
-    /// What the kernel calls the request in it.
+    /// The kernel's number of the request in it.
     pub(super) fn commit_id(&self) -> u64 {
         self.commit_id
     }

@@ -113,7 +113,7 @@ struct Keeper {
     ring: Arc<Ring>,
     lane: Lane,
     shared: Arc<Shared>,
-    /// What the inbox is emptied into.
+    /// The buffer into which the inbox is emptied.
     answered: Vec<Entry>,
     /// How many entries there are.
     known: usize,

@@ -56,7 +56,7 @@ struct State {
     held: Held,
 }
 
-/// What is left after a request was served.
+/// The state of the entry after its request was served.
 #[derive(Debug)]
 pub(super) enum Left {
     /// The entry, with its answer.

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The process that holds a lock on this file may change the switch.
 const LOCK: &str = "/run/watertight-uring.lock";
-/// What the lock file holds while the switch is on and has to be put back.
+/// The content of the lock file while the switch is on and has to be put back.
 const WAS_OFF: &[u8] = b"was off\n";
 /// How long another process may hold the lock before this one goes without.
 const PATIENCE: Duration = Duration::from_secs(10);

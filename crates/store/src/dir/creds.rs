@@ -45,8 +45,8 @@ pub(crate) enum Ownership {
 }
 
 impl Ownership {
-    /// What the calling thread's capabilities allow; `local` says that the medium decides by
-    /// capabilities alone.
+    /// The ownership that the calling thread's capabilities allow; `local` says that the medium
+    /// decides by capabilities alone.
     pub(crate) fn possible(local: bool) -> Self {
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
         if !capabilities().contains(needed) {

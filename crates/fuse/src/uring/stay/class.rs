@@ -1,4 +1,4 @@
-//! A thread's scheduling class, and what the kernel tells of its waits.
+//! A thread's scheduling class, and the kernel's record of its waits.
 
 use std::time::{Duration, Instant};
 
@@ -93,7 +93,7 @@ fn file_of(tid: &Tid, name: &str) -> String {
     format!("/proc/self/task/{}/{name}", tid.as_raw_nonzero())
 }
 
-/// What the kernel counts of a thread's waits for a CPU, each when it ends.
+/// The kernel's counts of a thread's waits for a CPU; each is counted when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RunQueue {
     pub(super) waited: Duration,

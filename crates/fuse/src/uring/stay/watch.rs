@@ -1,4 +1,4 @@
-//! What the guard looks for: threads in the class that do not move, and whether they starved.
+//! Finds threads in the class that do not move, and decides whether they starved.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const BAN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// For how many ticks a thread that got its class back and wants to run may not get to it.
 const PATIENCE: u32 = 8;
 
-/// What the guard knows from its last looks.
+/// The results of the guard's last looks.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     /// The threads that were in the class, with the number of their waits; and room for the next
