@@ -43,7 +43,7 @@ pub struct Negotiated {
     pub minor: u32,
     /// The flags that both sides can do and the daemon wants.
     pub flags: InitFlags,
-    /// How it changes decoding.
+    /// The part of it that changes decoding.
     pub agreed: Agreed,
 }
 

@@ -136,7 +136,7 @@ pub enum MountError {
     /// FUSE may not be used.
     #[error("no permission to open {DEV_FUSE}: {source}")]
     DevicePermission {
-        /// What open(2) said.
+        /// The error of open(2).
         source: io::Error,
     },
     /// The device is there but not the file system.
@@ -161,7 +161,7 @@ pub enum MountError {
         fstype: String,
         /// Where.
         mountpoint: PathBuf,
-        /// What mount(2) said.
+        /// The error of mount(2).
         source: io::Error,
     },
     /// `fuseblk` was asked for and there is no block device for it.
@@ -201,7 +201,7 @@ pub enum MountError {
     Unmount {
         /// Where.
         mountpoint: PathBuf,
-        /// What umount(2) said.
+        /// The error of umount(2).
         source: io::Error,
     },
 }
@@ -268,7 +268,7 @@ impl Mount {
         &self.mountpoint
     }
 
-    /// What kind.
+    /// Its kind.
     #[must_use]
     pub fn kind(&self) -> &MountKind {
         &self.kind

@@ -32,7 +32,7 @@ pub enum NotifyError {
     /// The connection has ended, and the kernel has forgotten everything.
     #[error("the connection has ended")]
     Ended,
-    /// The host gives no thread to tell the kernel with.
+    /// The host gives no thread to send notifications.
     #[error("there is no thread to tell the kernel with")]
     NoThread,
 }

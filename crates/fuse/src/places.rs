@@ -1,4 +1,4 @@
-//! How many requests may be under way at the same time.
+//! Bounds the number of requests that are under way at the same time.
 //!
 //! The kernel keeps one queue for all users of a mount, or one for each CPU, and hands out requests
 //! in the queue's order, whatever turn the daemon would prefer. A request that waits, for its

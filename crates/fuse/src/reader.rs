@@ -1,4 +1,4 @@
-//! Which threads read requests, and when another thread is needed for it.
+//! Decides which threads read requests, and when another thread is needed for that.
 //!
 //! Purpose: the policy of the reading threads, and nothing of what they do with a request. Any
 //! request may take long (its store may hang), so that one thread at least is always about to read:

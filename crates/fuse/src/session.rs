@@ -167,7 +167,7 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Of a session without a kernel, whose pool may have `threads_max` threads.
+    /// A session without a kernel, whose pool may have `threads_max` threads.
     #[cfg(all(test, shuttle))]
     pub(crate) fn without_kernel(volume: Arc<Volume>, master: Arc<Dev>, pool: Pool) -> Self {
         let agreed = crate::decode::Agreed::default();
@@ -379,7 +379,7 @@ impl Session {
         &self.mount
     }
 
-    /// To tell the kernel what it must forget.
+    /// A means to have the kernel forget names and data.
     #[must_use]
     pub fn notifier(&self) -> Notifier {
         Notifier::new(Arc::clone(&self.shared.tree.root().teller), Arc::clone(&self.shared.master))

@@ -1,4 +1,4 @@
-//! Which volume a node is of: one mountpoint, several volumes.
+//! Finds the volume of a node: one mountpoint shows several volumes.
 //!
 //! Purpose: the mountpoint's tree is a [`mounts::Namespace`] whose root is the session's own
 //! volume. A node number of the kernel's names a mount or a volume, and a node in it (module

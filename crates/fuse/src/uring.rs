@@ -350,7 +350,7 @@ fn ends_connection(errno: Errno) -> bool {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Queue {
-    /// Those that serve in the low half, those that wait in the high half.
+    /// The number of threads that serve in the low half, of those that wait in the high half.
     threads: AtomicU64,
     /// Whether an entry that waits for its next request keeps its memory although the queue is
     /// crowded.

@@ -166,7 +166,7 @@ impl DirStore {
     /// is opened or locked.
     ///
     /// # Errors
-    /// Those of opening the directory.
+    /// The errors of opening the directory.
     pub fn holder(path: impl AsRef<Path>) -> Result<Option<String>> {
         holder::of(path.as_ref())
     }

@@ -51,7 +51,7 @@ impl Timestamp {
 pub struct Attr {
     /// The number users see (`st_ino`).
     pub ino: u64,
-    /// What kind of object.
+    /// The kind of object.
     pub kind: FileType,
     /// Permission bits with set-user-id, set-group-id and sticky: the low 12 bits of `st_mode`.
     pub perm: u32,
@@ -100,7 +100,7 @@ pub struct Creator {
     pub umask: u32,
 }
 
-/// What to make with [`Store::make`](crate::Store::make).
+/// An object to make with [`Store::make`](crate::Store::make).
 #[derive(Debug, Clone, Copy)]
 pub enum NewNode<'a> {
     /// A directory.

@@ -14,8 +14,8 @@ use crate::inode::{Inode, Io};
 use crate::page::PAGE;
 use crate::{Ctx, Error, Result};
 
-/// What a cgroup may owe and have dirty together, as a part of the cache: as much as one heavy
-/// writer may have dirty.
+/// Bytes that a cgroup may owe and have dirty together, as a part of the cache: as much as one
+/// heavy writer may have dirty.
 const OWED_MAX: u64 = 4;
 const OWED_OF: u64 = 5;
 

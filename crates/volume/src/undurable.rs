@@ -1,5 +1,5 @@
-//! Which tenants changed something that the store has not made durable yet: an isolated sync of
-//! another one need not ask the store.
+//! Records which tenants changed something that the store has not made durable yet: an isolated
+//! sync of another tenant need not ask the store.
 //!
 //! A change is noted after it was made, and taken off when a sync of the store has succeeded that
 //! began after it was noted. Its owner is noted only where a cgroup is isolated. Three kinds of

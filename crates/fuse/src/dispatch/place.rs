@@ -1,4 +1,4 @@
-//! Which volume a request is for.
+//! Finds the volume that a request is for.
 
 #[cfg(all(test, shuttle))]
 mod schedules;

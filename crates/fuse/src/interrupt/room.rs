@@ -1,4 +1,4 @@
-//! Where requests wait while their volume has its part of the reading threads.
+//! The queue in which requests wait while their volume has its part of the reading threads.
 //!
 //! Purpose: a request keeps the thread that read it until it is answered, and the threads are
 //! shared by all volumes of a mountpoint. A store that takes long, and is not known to be stalled

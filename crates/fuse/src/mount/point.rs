@@ -1,4 +1,4 @@
-//! Whether a directory will do as a mountpoint.
+//! Checks whether a directory will do as a mountpoint.
 
 use std::io;
 use std::path::{Path, PathBuf};

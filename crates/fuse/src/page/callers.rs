@@ -96,7 +96,8 @@ fn undecided() -> Option<HashMap<PathBuf, String>> {
     Some(undecided)
 }
 
-/// Of a thread that has ended, nothing: it is in no call. None if it cannot be known.
+/// The result of a read, or `Some(None)` if the thread has ended: it is in no call. `None` if that
+/// cannot be known.
 fn unless_gone<T>(read: io::Result<T>) -> Option<Option<T>> {
     match read {
         Ok(read) => Some(Some(read)),

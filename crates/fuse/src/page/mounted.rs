@@ -207,7 +207,7 @@ struct Tickets {
     open: BTreeSet<u64>,
 }
 
-/// One of them, until it is dropped.
+/// A request in hand, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Ticket<'a>(&'a Collected, u64);
 

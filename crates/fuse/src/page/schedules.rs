@@ -174,7 +174,7 @@ fn the_flusher_is_not_a_sync_and_takes_none_away() {
             changed,
             "a sync returned before its data was durable"
         );
-        // Nothing is left to be told of.
+        // No change is left to be reported.
         kernel.write_pages(&page).unwrap();
         assert_eq!(kernel.pages.lock().0, 0, "an idle volume's page is dirty for ever");
         kernel.change(&page);

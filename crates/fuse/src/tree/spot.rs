@@ -27,7 +27,7 @@ impl NodeRef {
         Self { served: Arc::clone(served), node: NodeId::ROOT }
     }
 
-    /// Of a node on which another holder has a look-up.
+    /// A reference to a node on which another holder has a look-up.
     pub(super) fn beside(served: &Arc<Served>, node: NodeId) -> Result<Self, volume::Error> {
         let _asked = served.enter().ok_or(volume::Error::Released)?;
         if node != NodeId::ROOT {

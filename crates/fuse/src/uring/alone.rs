@@ -1,4 +1,4 @@
-//! Whether one caller is alone on a mount.
+//! Detects that one caller is alone on a mount.
 //!
 //! # State
 //! [`Callers::last`]: the last caller, and when it called. [`Callers::crowd`]: until when there are

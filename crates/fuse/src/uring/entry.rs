@@ -1,9 +1,9 @@
 //! One entry of a queue: memory into which the kernel puts a request and from which it takes the
 //! answer.
+//!
 //! Purpose: reads and writes an entry's bytes ([`Entry::receive`], [`Entry::answer`]). An `Entry`
 //! is in the daemon's hands; while the kernel has it, it is inside a `lane::Lane` and no thread can
 //! look at it.
-//! it.
 //!
 //! # Layout
 //! One [`Buffer`]: the kernel's header (`fuse_uring_req_header`) and the two `iovec`s that name

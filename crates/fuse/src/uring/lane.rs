@@ -52,7 +52,7 @@ const _: () = assert!(size_of::<CmdReq>() == 24);
 #[derive(Debug)]
 struct Away(ManuallyDrop<Entry>);
 
-/// What happened.
+/// An event of a lane.
 #[derive(Debug)]
 pub(super) enum Event {
     /// There is a request in the entry.

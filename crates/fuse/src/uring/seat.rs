@@ -1,4 +1,4 @@
-//! Where a serving thread keeps the entry whose request it has in hand.
+//! The slot in which a serving thread keeps the entry whose request it has in hand.
 //!
 //! Purpose: a request is answered by its thread, by the watcher of interrupts in the thread's
 //! place, or later by the thread that grants a lock. The `interrupt` module decides which; in a

@@ -38,7 +38,7 @@ const GROUP_EXEC: u32 = 0o010;
 pub(crate) struct Node {
     pub(crate) id: ObjectId,
     pub(crate) kind: FileType,
-    /// Of a symbolic link.
+    /// The target of a symbolic link.
     pub(crate) target: OsString,
     pub(crate) data: RwLock<Blocks>,
     pub(crate) meta: Mutex<Meta>,

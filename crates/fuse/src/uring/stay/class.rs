@@ -112,7 +112,7 @@ impl RunQueue {
 
 /// Waits for the guard's next look, or for its end.
 pub(super) fn tick<T>(rung: &Condvar, mut bell: MutexGuard<'_, T>, next: Instant) {
-    // Not in place of a wake-up: nothing tells when a thread starves.
+    // Not in place of a wake-up: nothing reports when a thread starves.
     rung.wait_until(&mut bell, next);
 }
 

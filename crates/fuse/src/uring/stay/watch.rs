@@ -34,7 +34,7 @@ struct Released {
     ticks: u32,
 }
 
-/// What became of a thread that wanted to run when it got its class back.
+/// The fate of a thread that wanted to run when it got its class back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It has not run yet.
@@ -134,7 +134,7 @@ impl Released {
     }
 }
 
-/// What two readings say, the first from when it got its class back.
+/// The verdict by two readings, the first from when the thread got its class back.
 pub(super) fn verdict(before: RunQueue, now: Option<RunQueue>) -> Verdict {
     match now {
         None => Verdict::Fine,
