@@ -138,7 +138,7 @@ impl Slot {
         &self.line
     }
 
-    /// Ends the waits of the request in hand.
+    /// The handle that ends the waits of the request in hand.
     pub(crate) fn cancel(&self) -> Arc<Cancel> {
         Arc::clone(&self.cancel.lock())
     }

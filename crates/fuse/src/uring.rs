@@ -64,8 +64,8 @@
 //!
 //! # Order
 //! Requests from different CPUs are served in any order, and RELEASE, for which close(2) does not
-//! wait, is overtaken by requests that another CPU sends after it. DESTROY may overtake it, too: a
-//! volume can be shut down with files open.
+//! wait, is overtaken by later requests from other CPUs. DESTROY may overtake it, too: a volume can
+//! be shut down with files open.
 //!
 //! # Whose CPU
 //! A serving thread is kept on its queue's CPU, where its caller has just gone to sleep: this makes
@@ -160,8 +160,8 @@ impl BeforeMount {
         self.wish == Uring::On
     }
 
-    /// Gets everything that can fail, before the kernel agrees: from then on it waits for the
-    /// entries.
+    /// Gets everything that can fail, before INIT is answered: from then on the kernel waits for
+    /// the entries.
     pub(crate) fn prepare(&self, dev: &Arc<Dev>, threads_max: usize) -> Result<Prepared, String> {
         match &self.switch {
             Err(reason) => Err(reason.clone()),

@@ -100,7 +100,8 @@ impl Volume {
 
     /// Takes the files, directories and inodes out of the volume.
     pub(crate) fn holdings(&self) -> Holdings {
-        // The lists of dirty inodes have the files that are open only for unwritten data.
+        // The lists of dirty inodes keep the inodes of files that were not written: their open
+        // files are taken out here.
         let open = self.dirty_inodes().iter().filter_map(|inode| inode.take_file()).collect();
         Holdings {
             files: self.files.take(),

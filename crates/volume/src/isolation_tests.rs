@@ -104,7 +104,7 @@ fn switch_to_b(rig: &Rig, inode: &Arc<Inode>, file: HandleId) {
     for round in 0.. {
         assert!(round < 16, "sixteen rounds of another's: it should have changed its owner");
         rig.write(file, 4096);
-        // One byte to outvote the other writer; long rounds.
+        // The first outvotes the tenant that the write counts for; the second makes the round long.
         bdi.note_write(inode, B, 4096);
         bdi.note_write(inode, B, 1 << 30);
         // Without the file's times, which a flusher would set now, and which count as well.

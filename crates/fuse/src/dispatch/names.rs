@@ -40,8 +40,8 @@ pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
     }
 }
 
-/// The node that a handle leads to. If there is none, or an error, the program gets "stale"; the
-/// kernel compares the generation.
+/// The node that a handle leads to. The kernel turns any error into "stale" for the program, and
+/// compares the generation.
 fn recalled(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
     let entry = match found {
         Ok(entry) => entry,
@@ -58,7 +58,7 @@ fn recalled(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) 
 }
 
 /// The root of a clone. Only root finds it by this name, since a mountpoint leads there that has
-/// permissions of its own. Any other user gets EAGAIN: any other error would have the kernel take
+/// permissions of its own. Any other user gets EINTR: any other error would have the kernel take
 /// the directory for removed.
 fn clone_root(cx: &Cx<'_>, reply: Reply<'_>, clone: &View) -> Sent {
     if !cx.is_root() {

@@ -9,11 +9,11 @@
 //! | the first for each such volume | one each, of all together half of the places |
 //! | further ones | of all together a quarter, each volume its equal part, an eighth at most |
 //!
-//! So a client that alone uses such a volume has one request waiting, however many others are
-//! stalled beside it. Requests in hand beyond that when the stall is noticed are answered EIO,
-//! while their threads go on waiting ([`Interrupts::shed`]); later ones are refused
-//! ([`Interrupts::admit`]). The module [`room`](super::room) limits what a volume may hold before
-//! that. Requests for a volume that is given up are all answered EIO ([`Interrupts::give_up`]).
+//! So the request of a client that uses such a volume alone waits, however many others are stalled
+//! beside it. Requests in hand beyond that when the stall is noticed are answered EIO, while their
+//! threads go on waiting ([`Interrupts::shed`]); later ones are refused ([`Interrupts::admit`]).
+//! The module [`room`](super::room) limits what a volume may hold before that. Requests for a
+//! volume that is given up are all answered EIO ([`Interrupts::give_up`]).
 //!
 //! No process waits for the answer to a RELEASE, nor could it be refused: the file is closed. But
 //! the kernel bounds how many it has under way for the whole mountpoint (`max_background`),

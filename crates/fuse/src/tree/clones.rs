@@ -25,7 +25,7 @@
 //! | what | is | changed by |
 //! |---|---|---|
 //! | `View::namespace`, `root`, `name` | immutable | |
-//! | `View::is_shown` | atomic; falls once |
+//! | `View::is_shown` | atomic; falls once | [`Tree::let_go`] |
 //! | `View::lookups` | atomic: look-ups of the root that the kernel has; 0 is final once it was more | look-ups, FORGET |
 //! | `View::on_unused` | under its lock, a leaf; taken once | the caller of `when_unused` |
 
