@@ -19,14 +19,14 @@ pub const KERNEL_MINOR_VERSION: u32 = 45;
 pub const OLDEST_MINOR_VERSION: u32 = 31;
 /// The root directory's node.
 pub const ROOT_ID: u64 = 1;
-/// What a read buffer must hold besides `max_write` bytes at least.
+/// Bytes that a read buffer must hold at least, besides `max_write`.
 pub const MIN_READ_BUFFER: usize = 8192;
 /// Set in the `unique` of an INTERRUPT request; request numbers are even.
 pub const INT_REQ_BIT: u64 = 1;
 
 macro_rules! opcodes {
     ($($name:ident = $number:literal),* $(,)?) => {
-        /// What a request asks for.
+        /// The operation that a request asks for.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u32)]
         pub enum Opcode { $($name = $number),* }
@@ -65,7 +65,7 @@ opcodes! {
 pub const OPCODES: usize = 54;
 
 bitflags::bitflags! {
-    /// What INIT negotiates (`flags`, and from bit 32 on `flags2`).
+    /// The features that INIT negotiates (`flags`, and from bit 32 on `flags2`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct InitFlags: u64 {
         const ASYNC_READ = 1 << 0;
@@ -112,7 +112,7 @@ bitflags::bitflags! {
         const REQUEST_TIMEOUT = 1 << 42;
     }
 
-    /// What SETATTR changes.
+    /// The attributes that SETATTR changes.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct SetAttrValid: u32 {
         const MODE = 1 << 0;
@@ -150,7 +150,7 @@ bitflags::bitflags! {
         const KILL_SUIDGID = 1 << 2;
     }
 
-    /// What RELEASE does besides.
+    /// Further effects of RELEASE.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct ReleaseFlags: u32 {
         const FLUSH = 1 << 0;

@@ -70,7 +70,7 @@ impl Buffer {
         &mut self.all_mut()[DATA_AT..]
     }
 
-    /// What no message touches.
+    /// The bytes that no message touches.
     pub(crate) fn head(&mut self) -> &mut [u8] {
         &mut self.all_mut()[..MESSAGE_AT]
     }
@@ -100,7 +100,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: this is the whole mapping that `new` made, and nobody refers to it any more.
+        // SAFETY: this is the whole mapping that `new` made, and no reference to it is left.
         let unmapped = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), LEN) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping: {unmapped:?}");
     }

@@ -1,9 +1,9 @@
 //! Bytes from the kernel to typed requests.
 //!
 //! Purpose: [`header`] splits a message, [`operation`] reads the rest of it. Every length is
-//! checked, every name ends with the NUL that belongs to it; nothing panics whatever the bytes are,
-//! and nothing is copied but the fixed part. Bytes that follow what is known are left alone, as
-//! newer kernels may append.
+//! checked, every name ends with the NUL that belongs to it. Nothing panics, whatever the bytes
+//! are, and nothing is copied but the fixed part. Bytes after the known ones are ignored, as newer
+//! kernels may append some.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -29,7 +29,7 @@ pub enum DecodeError {
     /// The header's length is not that of the message.
     #[error("header says {said} bytes where {got} came")]
     Length {
-        /// What the header says.
+        /// The length in the header.
         said: u32,
         /// Bytes there are.
         got: usize,
@@ -37,7 +37,7 @@ pub enum DecodeError {
     /// The extensions are longer than the message.
     #[error("extensions of {said} bytes do not fit a body of {got}")]
     Extensions {
-        /// What the header says.
+        /// The length in the header.
         said: usize,
         /// Bytes of the body.
         got: usize,
@@ -45,7 +45,7 @@ pub enum DecodeError {
     /// The fixed part or the data is cut off.
     #[error("{} needs {need} more bytes where {got} are left", .op.name())]
     Short {
-        /// Of what request.
+        /// The request.
         op: Opcode,
         /// Bytes needed.
         need: usize,
@@ -55,12 +55,12 @@ pub enum DecodeError {
     /// A name without its end.
     #[error("{} has a name without an end", .op.name())]
     UnendedName {
-        /// Of what request.
+        /// The request.
         op: Opcode,
     },
 }
 
-/// What the two sides have agreed on, as far as it changes how bytes are read.
+/// The part of the agreement with the kernel that changes how bytes are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Agreed {
     /// SETXATTR has its long form.
@@ -256,7 +256,7 @@ pub fn operation<'a>(header: &InHeader, body: &'a [u8], agreed: Agreed) -> Resul
     })
 }
 
-/// What is still to be read of a body.
+/// The rest of a body that is still to be read.
 struct Rest<'a> {
     op: Opcode,
     bytes: &'a [u8],
@@ -309,7 +309,7 @@ impl<'a> Rest<'a> {
         Ok(Op::SetXattr { arg, name: self.name()?, value: self.bytes(arg.size)? })
     }
 
-    /// INIT grew with the protocol; what is missing is zero.
+    /// INIT grew with the protocol; missing fields are zero.
     fn init(&mut self) -> Result<InitIn, DecodeError> {
         const FIRST_FIELDS: usize = 16;
         if self.bytes.len() < FIRST_FIELDS {

@@ -29,7 +29,7 @@ impl Dev {
         Self(fd)
     }
 
-    /// Another opening of the same connection, with a queue of its own for requests under way.
+    /// Another opening of the same connection, with its own queue of requests under way.
     pub(crate) fn try_clone(&self, nonblocking: bool) -> io::Result<Self> {
         let flags = if nonblocking { OFlags::NONBLOCK } else { OFlags::empty() };
         let flags = i32::try_from((flags | OFlags::CLOEXEC).bits()).map_err(io::Error::other)?;
@@ -59,7 +59,7 @@ impl Dev {
         }
     }
 
-    /// Tells the kernel something that it did not ask for.
+    /// Sends the kernel a notification.
     pub(crate) fn notify(&self, code: NotifyCode, parts: [&[u8]; 2]) -> Result<(), Errno> {
         self.send(0, code as i32, parts)
     }

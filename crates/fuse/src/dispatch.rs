@@ -1,7 +1,7 @@
-//! Requests to calls of the volume.
+//! Turns requests into calls of the volume.
 //!
 //! Purpose: [`Worker::serve`] takes one message from decoding to its answer. A panic in a handler
-//! is that request's EIO and nobody else's trouble. The handlers, by subject, are in the
+//! is that request's EIO, and affects no other request. The handlers, by subject, are in the
 //! submodules; each consumes the request's [`Reply`] and gives back the proof.
 
 mod attrs;
@@ -84,7 +84,7 @@ impl Worker {
         if !has_waited {
             shared.stats.request(*number, header.opcode);
         }
-        // That others are served meanwhile is seen to when a request is taken.
+        // Another thread reads meanwhile: that was arranged when the request was taken.
         let before_wait = || shared.interrupts.may_wait();
         let unique = header.unique;
         if let Some(handled) = unanswerable(shared, slot, seen, &header, &op) {
@@ -128,7 +128,7 @@ impl Worker {
             before_wait: &before_wait,
             is_without_store,
         };
-        // What needs memory for data; then the rest.
+        // Requests that need memory for data; then the rest.
         let handled = match op {
             _ if let Some(errno) = refused => answered(begin(), |reply| reply.error(errno)),
             Op::Read(arg) => answered(begin(), |reply| files::read(&cx, reply, &arg, buffer.data())),
@@ -149,7 +149,7 @@ impl Worker {
     }
 }
 
-/// Serves what the kernel waits for no answer to.
+/// Serves a message that the kernel expects no answer to.
 fn unanswerable(
     shared: &Shared,
     slot: &Slot,
@@ -181,7 +181,7 @@ fn note(shared: &Shared, number: usize, header: &InHeader, handled: Handled, spa
     }
 }
 
-/// Reads a message; what cannot be read is logged, and answered if it says whom to answer.
+/// Reads a message; one that cannot be read is logged, and answered if it says which request it is.
 fn decoded<'a>(shared: &Shared, number: usize, message: &'a [u8], line: &Line) -> Option<(InHeader, Op<'a>)> {
     let (header, body) = match decode::header(message) {
         Ok(split) => split,
@@ -196,7 +196,7 @@ fn decoded<'a>(shared: &Shared, number: usize, message: &'a [u8], line: &Line) -
         Err(error) => {
             shared.stats.unknown(number);
             tracing::error!(%error, unique = header.unique, "a request that cannot be read");
-            // Failure: nobody waits for the answer.
+            // Failure: no process waits for the answer.
             let _unwanted = line.answer(header.unique, Err(Errno::IO));
             None
         }
@@ -226,9 +226,9 @@ fn unanswered(handler: impl FnOnce()) -> Handled {
     }
 }
 
-/// When a request may be answered while its handler goes on. What the late answer would have handed
-/// out is taken back (see [`Sent`]), and the kernel is told of names that were made or removed
-/// late.
+/// When a request may be answered while its handler goes on. If its late answer would have handed
+/// something out, that is taken back (see [`Sent`]), and the kernel is notified of names that were
+/// made or removed late.
 fn early(op: &Op<'_>) -> Early {
     match op {
         Op::Open(arg) if files::truncates(arg.flags) => Early::No,
@@ -264,8 +264,8 @@ fn may_change(op: &Op<'_>) -> bool {
         | Op::CopyFileRange64(_)
         | Op::Create { .. }
         | Op::TmpFile(_) => true,
-        // The kernel collects what is written through a mapping, and says nothing of it before a
-        // sync.
+        // The kernel collects data that is written through a mapping, and does not report it before
+        // a sync.
         Op::Open(arg) => files::truncates(arg.flags) || files::writes(arg.flags),
         op => place::changes_names_or_attributes(op),
     }
@@ -307,7 +307,7 @@ fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
         Op::Destroy => destroy(cx, reply),
         // A connection begins once only.
         Op::Init(_) => reply.error(Errno::IO),
-        // The kernel remembers that there is no such thing, and does not ask again.
+        // The kernel remembers that there is no such operation, and does not ask again.
         Op::NotServed(_) | Op::Unknown(_) => reply.error(Errno::NOSYS),
         // Served before; see `Worker::serve`.
         Op::Forget(_)

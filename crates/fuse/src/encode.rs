@@ -1,4 +1,4 @@
-//! What a volume answers to the structures of the protocol.
+//! A volume's answers to the structures of the protocol.
 //!
 //! Purpose: conversions of attributes, entries and sizes, and [`Listing`], which packs directory
 //! entries into a buffer as READDIR and READDIRPLUS want them.
@@ -12,18 +12,19 @@ use zerocopy::IntoBytes as _;
 
 use crate::abi::{self, AttrOut, Dirent, DirentPlus, EntryOut, StatFsOut};
 
-/// How long the kernel may believe what it was told.
+/// How long the kernel may use an answer without asking again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
-    /// Names, and that there is none.
+    /// Of names, and that there is none.
     pub entry: Duration,
-    /// Attributes.
+    /// Of attributes.
     pub attr: Duration,
 }
 
 impl Validity {
-    /// As far as these attributes go. A file with set-id bits loses them when anybody changes its
-    /// data, and the kernel executes it by what it believes: it has to ask each time.
+    /// The validity for these attributes. A file with set-id bits loses them when any process
+    /// changes its data, and the kernel executes it by the attributes that it has cached: it has to
+    /// ask each time.
     fn of(self, attr: &store::Attr) -> Self {
         let is_set_id = attr.perm & 0o4000 != 0 || attr.perm & 0o2010 == 0o2010;
         if attr.kind == FileType::Regular && is_set_id { Self { attr: Duration::ZERO, ..self } } else { self }
@@ -113,7 +114,7 @@ pub fn attr_out(of: &store::Attr, valid: Validity) -> AttrOut {
     }
 }
 
-/// The reply to LOOKUP and whatever makes a name.
+/// The reply to LOOKUP and to each request that makes a name.
 #[must_use]
 pub fn entry_out(entry: &store::Entry, valid: Validity) -> EntryOut {
     let valid = valid.of(&entry.attr);
@@ -128,7 +129,7 @@ pub fn entry_out(entry: &store::Entry, valid: Validity) -> EntryOut {
     }
 }
 
-/// The reply to LOOKUP that says that there is no such name, and how long this may be believed.
+/// The reply to LOOKUP that says that there is no such name, and for how long this is valid.
 #[must_use]
 pub fn no_entry_out(valid: Validity) -> EntryOut {
     EntryOut {
@@ -205,8 +206,8 @@ impl<'a> Listing<'a> {
         self.push(dirent.as_bytes(), &entry.name)
     }
 
-    /// Adds an entry with what its look-up gave (`EntryOut::default()` for none), unless it does
-    /// not fit.
+    /// Adds an entry with the result of its look-up (`EntryOut::default()` for none), unless it
+    /// does not fit.
     #[must_use]
     pub fn add_plus(&mut self, entry: &store::DirEntry, found: &EntryOut) -> bool {
         let kind = if found.nodeid == 0 { entry.kind } else { file_type(found.attr.mode) };

@@ -1,4 +1,4 @@
-//! Errors to errno(3) numbers: the only place where one is chosen for an error of the volume's.
+//! Errors to errno(3) numbers: only this module chooses one for an error of the volume's.
 
 use rustix::io::Errno;
 use store::ErrorKind;
@@ -16,7 +16,7 @@ pub fn of(error: &Error) -> Errno {
         Error::FileTooBig => Errno::FBIG,
         Error::Invalid(_) => Errno::INVAL,
         Error::Released => Errno::IO,
-        // The enum may grow; what has no number yet is an input/output error.
+        // The enum may grow; a variant that has no number yet is an input/output error.
         _ => Errno::IO,
     }
 }

@@ -1,6 +1,6 @@
-//! What the two sides agree on when a connection begins.
+//! The agreement with the kernel when a connection begins.
 //!
-//! Purpose: [`negotiate`] is a pure function from the kernel's offer and this side's wishes to the
+//! Purpose: [`negotiate`] is a pure function from the kernel's offer and the daemon's wishes to the
 //! reply.
 
 use crate::abi::{self, InitFlags, InitIn, InitOut};
@@ -10,10 +10,10 @@ use crate::decode::Agreed;
 /// of 4 KiB, unless `fs.fuse.max_pages_limit` was raised).
 pub const MAX_WRITE: u32 = 1 << 20;
 
-/// Who holds dirty data that was only written.
+/// Which side holds dirty data that was only written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// Every write(2) comes here, with its writer; the volume's cache holds it.
+    /// Every write(2) comes to the daemon, with its writer; the volume's cache holds it.
     #[default]
     WriteThrough,
     /// The kernel's page cache collects writes and sends them when it likes, without saying whose
@@ -21,10 +21,10 @@ pub enum Mode {
     KernelWriteback,
 }
 
-/// What this side wishes.
+/// The daemon's wishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wishes {
-    /// Who holds dirty data.
+    /// Which side holds dirty data.
     pub mode: Mode,
     /// Requests that the kernel may have under way without a process waiting for them.
     pub max_background: u16,
@@ -36,14 +36,14 @@ pub struct Wishes {
     pub uring: bool,
 }
 
-/// What was agreed.
+/// The agreement with the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
     /// The smaller of the two minor versions.
     pub minor: u32,
-    /// What both sides can do and this side wants.
+    /// The flags that both sides can do and the daemon wants.
     pub flags: InitFlags,
-    /// How it changes decoding.
+    /// The part of it that changes decoding.
     pub agreed: Agreed,
 }
 
@@ -65,7 +65,7 @@ pub enum InitError {
     },
 }
 
-/// What INIT is answered with.
+/// The answer to INIT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// Agreed: this reply, and the connection is up.
@@ -111,16 +111,16 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
     Ok(Answer::Agreed(out, Negotiated { minor, flags, agreed }))
 }
 
-/// What this side makes use of.
+/// The flags that the daemon makes use of.
 ///
-/// Left out on purpose: `ATOMIC_O_TRUNC` (the file of a running program would be truncated by the
-/// opening that is then refused with ETXTBSY), `AUTO_INVAL_DATA` (the store is used by this
-/// connection only, so that nothing changes behind the kernel's back), `ASYNC_DIO` (when an
-/// asynchronous direct write is done the kernel leaves in its cache what somebody read there
-/// meanwhile: old data), `HAS_INODE_DAX`, `NO_OPEN_SUPPORT` (handles are needed), `POSIX_LOCKS` and
-/// `FLOCK_LOCKS` (wherever a file is seen it is one inode of one kernel, which keeps its locks as
-/// it does for a disk: `/proc/locks` shows them, and a wait needs no request), the splice flags
-/// (they only say what the kernel can do).
+/// Left out on purpose: `ATOMIC_O_TRUNC` (the file of a running program would be truncated by an
+/// open that is then refused with ETXTBSY), `AUTO_INVAL_DATA` (only this connection uses the store,
+/// so that nothing changes behind the kernel's back), `ASYNC_DIO` (after an asynchronous direct
+/// write the kernel leaves in its cache what another process read there meanwhile: old data),
+/// `HAS_INODE_DAX`, `NO_OPEN_SUPPORT` (handles are needed), `POSIX_LOCKS` and `FLOCK_LOCKS`
+/// (wherever a file is seen it is one inode of one kernel, which keeps its locks as it does for a
+/// disk: `/proc/locks` shows them, and a wait needs no request), the splice flags (they only say
+/// what the kernel can do).
 fn wanted(mode: Mode) -> InitFlags {
     let common = InitFlags::ASYNC_READ
         | InitFlags::BIG_WRITES

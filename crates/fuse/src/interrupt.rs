@@ -1,11 +1,12 @@
 //! Requests under way, and what a signal to their caller does to them.
 //!
-//! Purpose: the kernel tells once, by INTERRUPT, that the caller of a request got a signal.
+//! Purpose: the kernel reports once, by INTERRUPT, that the caller of a request got a signal.
 //! Requests behave as in a disk's file system: they go on unless the caller is being killed. Since
-//! the kernel does not tell a second time, a [`watcher`](Interrupts::watch) looks at interrupted
-//! callers again every [`RECHECK`] for as long as there are any. Of some requests the kernel does
-//! not tell at all; for those see the module [`long`]. What else ends a request early is in
-//! [`share`], and where requests wait that have not begun in [`room`].
+//! the kernel does not report a second signal, a [`watcher`](Interrupts::watch) looks at
+//! interrupted callers again every [`RECHECK`] for as long as there are any. For some requests the
+//! kernel does not report signals at all; for those see the module [`long`]. The module [`share`]
+//! has the other reasons that end a request early, and in [`room`] wait the requests that have not
+//! begun.
 //!
 //! # State
 //! Each reading thread has a [`Slot`], and so has each request that waits for one. Its `word` is 0
@@ -15,13 +16,13 @@
 //! |---|---|
 //! | 3.. | the request's `unique` (which is even), shifted left by 2 |
 //! | 1, 2 | when it may be answered while its thread is still at work: see [`Early`] |
-//! | 0 | [`TOUCHED`]: somebody else uses `cancel` |
+//! | 0 | [`TOUCHED`]: another thread uses `cancel` |
 //!
-//! Who takes the word from non-zero to 0 sends the answer, nobody else does.
+//! The thread that takes the word from non-zero to 0 sends the answer; no other thread does.
 //!
-//! # Who may touch what
-//! `Slot::word`: set by the thread whose slot it is; bit 0 set and the word cleared by the watcher
-//! too, under `Slot::cancel`. `Slot::pid`, `Slot::volume`: written before `word`, read after it.
+//! # Access
+//! `Slot::word`: set by the thread whose slot it is; the watcher, too, sets bit 0 and clears the
+//! word, under `Slot::cancel`. `Slot::pid`, `Slot::volume`: written before `word`, read after it.
 //! `Interrupts::slots`, `early`, `watched`: by their mutexes.
 //!
 //! # Lock order
@@ -65,7 +66,7 @@ const TOUCHED: u64 = 1;
 const ABANDONABLE: u64 = 2;
 const KILLABLE: u64 = 4;
 const FLAGS: u64 = TOUCHED | ABANDONABLE | KILLABLE;
-/// Where the request's `unique` is in a slot's word.
+/// The position of the request's `unique` in a slot's word.
 const UNIQUE_SHIFT: u32 = 2;
 
 /// When a request may be answered before its thread is through with it.
@@ -73,14 +74,14 @@ const UNIQUE_SHIFT: u32 = 2;
 pub(crate) enum Early {
     /// Never.
     No,
-    /// When its caller is being killed, who sees nothing of what it does late.
+    /// When its caller is being killed, which sees nothing of what the request does late.
     Killed,
     /// Also with an error that its caller sees: nothing that matters happens late.
     Always,
 }
 
 impl Early {
-    /// What a slot's word is while such a request is in hand.
+    /// A slot's word while such a request is in hand.
     const fn word(self, unique: u64) -> u64 {
         let flag = match self {
             Self::No => 0,
@@ -91,7 +92,7 @@ impl Early {
     }
 }
 
-/// What a reading thread has in hand.
+/// The request that a reading thread has in hand.
 #[repr(align(128))]
 pub(crate) struct Slot {
     word: AtomicU64,
@@ -110,14 +111,14 @@ impl fmt::Debug for Slot {
     }
 }
 
-/// Who sends a request's answer.
+/// Which thread sends a request's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Claim {
     /// The caller of [`Slot::claim`]; with `touched`, [`Slot::renew`] is due before the next
     /// request.
     Mine { touched: bool },
-    /// Nobody: the request was answered meanwhile, and [`Slot::renew`] is due.
+    /// Another thread: the request was answered meanwhile, and [`Slot::renew`] is due.
     Gone,
 }
 
@@ -137,7 +138,7 @@ impl Slot {
         &self.line
     }
 
-    /// What ends the waits of the request in hand.
+    /// The handle that ends the waits of the request in hand.
     pub(crate) fn cancel(&self) -> Arc<Cancel> {
         Arc::clone(&self.cancel.lock())
     }
@@ -155,8 +156,8 @@ impl Slot {
             self.is_for_none();
         }
         let looked_first = is_on("slot-claim-looks-first").then(|| self.in_hand());
-        // ORDERING: Acquire, pairs with the watcher's changes of `word`: what it did before is
-        // seen. Release, so that the watcher, seeing 0, sees this request's work as done.
+        // ORDERING: Acquire, pairs with the watcher's changes of `word`: this thread sees its
+        // earlier work. Release, so that the watcher, seeing 0, sees this request's work as done.
         let word = self.word.swap(0, Ordering::AcqRel);
         match looked_first.unwrap_or(word) {
             0 => Claim::Gone,
@@ -246,7 +247,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// Makes a thread's slot known.
+    /// Registers a thread's slot.
     pub(crate) fn add(&self, slot: &Arc<Slot>) {
         self.slots.lock().push(Arc::clone(slot));
     }
@@ -261,7 +262,7 @@ impl Interrupts {
         self.room.len() + self.in_slots()
     }
 
-    /// Those of them that threads have in hand by now.
+    /// How many of them threads have in hand by now.
     pub(crate) fn in_slots(&self) -> usize {
         self.slots.lock().iter().filter(|slot| slot.in_hand() != 0).count()
     }
@@ -302,7 +303,7 @@ impl Interrupts {
         found
     }
 
-    /// Whether `unique` was interrupted before it was known; it is forgotten then.
+    /// Whether `unique` was interrupted before it was in a slot; it is forgotten then.
     fn was_early(&self, unique: u64) -> bool {
         // ORDERING: SeqCst, P1: after the store to a slot's word.
         if self.early_len.load(Ordering::SeqCst) == 0 {

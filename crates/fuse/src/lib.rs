@@ -2,13 +2,13 @@
 //! it, with others attached to its directories.
 //!
 //! # Parts
-//! - [`abi`], [`decode`], [`encode`], [`init`]: bytes and what they mean. They act on nothing and
-//!   hold nothing.
-//! - [`mount`]: where a connection comes from.
+//! - [`abi`], [`decode`], [`encode`], [`init`]: bytes and their meaning. These modules act on
+//!   nothing and hold nothing.
+//! - [`mount`]: makes a connection.
 //! - [`Tree`]: which volume is attached where; module `tree` says how requests find theirs.
 //! - [`Session`]: one connection in service. Its reading threads (module `reader`) take each
 //!   request from the device to its answer (module `dispatch`); `interrupt` ends those whose caller
-//!   is killed; [`Notifier`] tells the kernel what to forget.
+//!   is killed; [`Notifier`] has the kernel forget names and data.
 //!
 //! # What it promises
 //! - Every request is answered once, whatever its handler does; a handler's panic is that request's
@@ -17,7 +17,7 @@
 //!   [`SessionOptions::threads_max`].
 //! - DESTROY, for which umount(2) waits, is answered after the program's own handler has returned.
 //! - Killing a process frees it even when the store does not answer, for every request whose late
-//!   end harms nobody.
+//!   end does no harm.
 
 #![deny(unsafe_code)]
 

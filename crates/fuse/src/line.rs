@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::dev::Dev;
 use crate::uring::Seat;
 
-/// What an answer consists of: bytes, one part after the other, or an error.
+/// An answer: bytes, one part after the other, or an error.
 pub(crate) type Answer<'a> = Result<[&'a [u8]; 2], Errno>;
 
 /// A thread's line to the kernel.

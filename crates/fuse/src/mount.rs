@@ -2,7 +2,7 @@
 //!
 //! Purpose: [`Mount::new`] puts a connection at a directory. As root it does so itself: as type
 //! `fuseblk` on a small loop device where one can be had, since umount(2) and sync(2) then wait for
-//! this side (the kernel sends DESTROY and SYNCFS for that type only), else as plain `fuse`.
+//! the daemon (the kernel sends DESTROY and SYNCFS for that type only), else as plain `fuse`.
 //! Without root `fusermount3` does it, as plain `fuse`. [`MountKind`] says which it is and why.
 
 mod fusermount;
@@ -52,7 +52,7 @@ pub enum Wanted {
     FuseBlk,
 }
 
-/// How sync(2) and syncfs(2) of a mount of type `fuseblk` come here.
+/// How the daemon hears of sync(2) and syncfs(2) of a mount of type `fuseblk`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Syncs {
     /// As SYNCFS, which kernels send since 6.18; on older ones by a dirty page of the device.
@@ -69,8 +69,8 @@ pub struct MountOptions {
     pub mountpoint: PathBuf,
     /// Which type.
     pub wanted: Wanted,
-    /// What is mounted, for a person; shown as the source by the kernel for type `fuse`, by tools
-    /// for type `fuseblk`.
+    /// The name of the volume, for a person; shown as the source by the kernel for type `fuse`, by
+    /// tools for type `fuseblk`.
     pub fsname: String,
     /// The part of the type after the dot.
     pub subtype: String,
@@ -80,7 +80,7 @@ pub struct MountOptions {
     pub flags: MountFlags,
     /// Accept a directory with entries, which the mount hides.
     pub allow_nonempty: bool,
-    /// How this side hears of syncs.
+    /// How the daemon hears of syncs.
     pub syncs: Syncs,
     /// Whether the session is to talk to the kernel over io_uring. This is asked here because the
     /// kernel's switch for it has to be on when it mounts.
@@ -105,7 +105,7 @@ impl MountOptions {
     }
 }
 
-/// What was mounted.
+/// The kind of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MountKind {
     /// Type `fuseblk`: umount(2) returns after DESTROY was answered, sync(2) reaches the volume.
@@ -136,7 +136,7 @@ pub enum MountError {
     /// FUSE may not be used.
     #[error("no permission to open {DEV_FUSE}: {source}")]
     DevicePermission {
-        /// What open(2) said.
+        /// The error of open(2).
         source: io::Error,
     },
     /// The device is there but not the file system.
@@ -161,7 +161,7 @@ pub enum MountError {
         fstype: String,
         /// Where.
         mountpoint: PathBuf,
-        /// What mount(2) said.
+        /// The error of mount(2).
         source: io::Error,
     },
     /// `fuseblk` was asked for and there is no block device for it.
@@ -179,7 +179,7 @@ pub enum MountError {
     /// The program that mounts for users refused.
     #[error("fusermount3 refused: {message}")]
     Fusermount {
-        /// What it said.
+        /// Its message.
         message: String,
     },
     /// An option cannot be passed on.
@@ -201,7 +201,7 @@ pub enum MountError {
     Unmount {
         /// Where.
         mountpoint: PathBuf,
-        /// What umount(2) said.
+        /// The error of umount(2).
         source: io::Error,
     },
 }
@@ -220,10 +220,10 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts. Nothing answers there until a session serves the connection.
+    /// Mounts. No request is answered there until a session serves the connection.
     ///
     /// # Errors
-    /// What stands in the way, by name.
+    /// The reason that prevents the mount.
     pub fn new(options: &MountOptions) -> Result<Self, MountError> {
         let mountpoint = check_mountpoint(&options.mountpoint, options.allow_nonempty)?;
         let uring = BeforeMount::new(options.uring);
@@ -268,13 +268,13 @@ impl Mount {
         &self.mountpoint
     }
 
-    /// What kind.
+    /// Its kind.
     #[must_use]
     pub fn kind(&self) -> &MountKind {
         &self.kind
     }
 
-    /// What the kernel says about it.
+    /// The kernel's description of it.
     #[must_use]
     pub fn info(&self) -> Option<&MountInfo> {
         self.info.as_ref()
@@ -286,7 +286,7 @@ impl Mount {
         !self.is_gone && self.info.as_ref().is_some_and(MountInfo::is_present)
     }
 
-    /// Unmounts. Without `DETACH` it fails with [`MountError::Busy`] while somebody uses it; for
+    /// Unmounts. Without `DETACH` it fails with [`MountError::Busy`] while a process uses it; for
     /// type `fuseblk` it returns after DESTROY was answered.
     ///
     /// # Errors
@@ -305,14 +305,14 @@ impl Mount {
         {
             return Ok(());
         }
-        // Cuts the connection first, and unmounts then, which only succeeds if nobody uses it.
+        // Cuts the connection first, and unmounts then, which only succeeds if no process uses it.
         match rustix::mount::unmount(&self.mountpoint, UnmountFlags::FORCE) {
             Ok(()) | Err(Errno::BUSY) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Hands the connection's descriptor out, once, to somebody who serves it.
+    /// Hands the connection's descriptor out, once, to the session that serves it.
     ///
     /// # Errors
     /// The second time.
@@ -325,7 +325,7 @@ impl Mount {
         self.uring.take()
     }
 
-    /// Hands out what serves the device below the mount, where this side does.
+    /// Hands out the thread that serves the device below the mount, where the daemon does.
     pub(crate) fn take_served(&mut self) -> Option<Served> {
         self.served.take()
     }
@@ -335,7 +335,7 @@ impl Mount {
         self.is_gone = true;
     }
 
-    /// Sets what can only be set from outside; failure costs speed only.
+    /// Sets the read-ahead, which can only be set from outside; failure costs speed only.
     pub(crate) fn tune(&self, readahead_bytes: u32) {
         let Some(info) = &self.info else { return };
         let file = info.bdi_dir(matches!(self.kind, MountKind::FuseBlk { .. })).join("read_ahead_kb");
@@ -370,7 +370,7 @@ pub fn unmount(mountpoint: &Path, flags: UnmountFlags, by_fusermount: bool) -> R
     })
 }
 
-/// Whether there is FUSE at all, for who wants to know before anything is begun.
+/// Whether there is FUSE at all, for a program that wants to know before it begins.
 ///
 /// # Errors
 /// [`MountError::NoDevice`].
@@ -414,8 +414,8 @@ fn block(
     Ok((MountKind::FuseBlk { loop_device: device.path().to_owned() }, served))
 }
 
-/// A device that tells of syncs, where the kernel does not. Without it the mount's first sync is
-/// not seen, which is said then.
+/// A device that reports syncs, where the kernel sends no SYNCFS. Without it the mount's first sync
+/// is not seen, and the log says so then.
 fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)> {
     if options.syncs == Syncs::Auto {
         if !is_without_syncfs() {
@@ -423,7 +423,7 @@ fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)>
         }
         // ORDERING: Acquire, pairs with `will_serve`, which the process's first thread calls.
         if !IS_IO_FLUSHER.load(Ordering::Acquire) {
-            // The mount's first sync is not seen then, which is told where it matters.
+            // The mount's first sync is not seen then; the log says so where it matters.
             tracing::debug!(
                 "no device that tells of syncs: this process may have to wait for its own pages (PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE)"
             );
@@ -436,8 +436,8 @@ fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)>
     made.inspect_err(|error| tracing::debug!(error, "no device that tells of syncs")).ok()
 }
 
-/// Whether the kernel is older than those that send SYNCFS. What it really does is seen later; this
-/// only says what to prepare.
+/// Whether the kernel is older than those that send SYNCFS. Its actual behaviour is seen later;
+/// this only says what to prepare.
 #[must_use]
 pub fn is_without_syncfs() -> bool {
     const FIRST: (u32, u32) = (6, 18);
@@ -449,14 +449,14 @@ pub fn is_without_syncfs() -> bool {
     }
 }
 
-/// Whether [`will_serve`] made this process an IO flusher. The kernel answers that question only to a
-/// thread with CAP_SYS_RESOURCE, which a mount process has given up by the time it mounts.
+/// Whether [`will_serve`] made this process an IO flusher. The kernel answers that question only to
+/// a thread with CAP_SYS_RESOURCE, which a mount process has given up by the time it mounts.
 static IS_IO_FLUSHER: AtomicBool = AtomicBool::new(false);
 
 /// To be called by a process that will serve a mount as root, before it has other threads. On
-/// kernels where a page of the mount's device tells of syncs, this process writes that page for the
+/// kernels where a page of the mount's device reports syncs, this process writes that page for the
 /// kernel, and so must never wait for memory that is free only once the page is written. Without
-/// that, no such page is used.
+/// this call, no such page is used.
 pub fn will_serve() {
     if !is_without_syncfs() || !rustix::process::geteuid().is_root() {
         return;

@@ -1,8 +1,8 @@
-//! Telling the kernel that what it remembers is no longer so.
+//! Notifies the kernel that what it remembers is no longer so.
 //!
-//! Purpose: what may be told ([`Note`]), how it is sent, and [`Notifier`], by which a program tells
-//! it. What a volume's own requests give rise to and what a program tells go the same way: a list
-//! and a thread for each volume (module `teller`).
+//! Purpose: the kinds of notification ([`Note`]), how they are sent, and [`Notifier`], with which a
+//! program sends them. Notifications of a volume's own requests and of a program go the same way: a
+//! list and a thread for each volume (module `teller`).
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -32,19 +32,19 @@ pub enum NotifyError {
     /// The connection has ended, and the kernel has forgotten everything.
     #[error("the connection has ended")]
     Ended,
-    /// The host gives no thread to tell the kernel with.
+    /// The host gives no thread to send notifications.
     #[error("there is no thread to tell the kernel with")]
     NoThread,
 }
 
-/// One thing that the kernel is told.
+/// A notification to the kernel.
 #[derive(Debug)]
 pub(crate) enum Note {
     Entry {
         parent: NodeId,
         name: OsString,
     },
-    /// A new path look-up asks again; whoever is inside, and mounts inside, are not touched (Linux
+    /// A new path look-up asks again; processes inside, and mounts inside, are not touched (Linux
     /// 6.2; before that as `Entry`).
     Expired {
         parent: NodeId,
@@ -63,20 +63,20 @@ pub(crate) enum Note {
 }
 
 impl Note {
-    /// A name was made, removed or moved in a directory: what the kernel has seen of it, and of the
+    /// A name was made, removed or moved in a directory: the kernel's copy of it, and of the
     /// directory's attributes and listing, is not valid any more.
     pub(crate) fn name_changed(parent: NodeId, name: &OsStr) -> [Self; 2] {
         [Self::Expired { parent, name: name.to_owned() }, Self::Inode { id: parent, offset: 0, len: 0 }]
     }
 
-    /// The same of attributes.
+    /// Attributes were changed: the kernel's copy of them is not valid any more.
     pub(crate) const fn attributes_changed(id: NodeId) -> [Self; 1] {
         [Self::Inode { id, offset: -1, len: 0 }]
     }
 }
 
-/// Tells the kernel that what it remembers of the mountpoint's own volume is no longer so; in the
-/// order of the calls.
+/// Notifies the kernel that what it remembers of the mountpoint's own volume is no longer so; in
+/// the order of the calls.
 #[derive(Debug, Clone)]
 pub struct Notifier {
     teller: Arc<Teller>,
@@ -88,12 +88,12 @@ impl Notifier {
         Self { teller, dev }
     }
 
-    /// `name` in `parent` may no longer be what it was. Who holds it goes on; new path look-ups ask
-    /// again.
+    /// `name` in `parent` may no longer be what it was. A process that has it open goes on; new
+    /// path look-ups ask again.
     ///
     /// # Errors
     /// When too many notifications wait, or the connection has ended: nothing was queued. When
-    /// there is no thread: it is told with what comes next.
+    /// there is no thread: it is sent with the next one.
     pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
         self.tell(Note::Entry { parent, name: name.to_owned() })
     }
@@ -103,23 +103,24 @@ impl Notifier {
     ///
     /// # Errors
     /// When too many notifications wait, or the connection has ended: nothing was queued. When
-    /// there is no thread: it is told with what comes next.
+    /// there is no thread: it is sent with the next one.
     pub fn inode(&self, id: NodeId, offset: i64, len: i64) -> Result<(), NotifyError> {
         self.tell(Note::Inode { id, offset, len })
     }
 
-    /// `name` in `parent`, which is `child`, was removed; those inside it see what rmdir(2) leaves.
+    /// `name` in `parent`, which is `child`, was removed; processes inside it see what rmdir(2)
+    /// leaves.
     ///
     /// # Errors
     /// When too many notifications wait, or the connection has ended: nothing was queued. When
-    /// there is no thread: it is told with what comes next.
+    /// there is no thread: it is sent with the next one.
     pub fn delete(&self, parent: NodeId, child: NodeId, name: &OsStr) -> Result<(), NotifyError> {
         self.tell(Note::Delete { parent, child, name: name.to_owned() })
     }
 
-    /// Waits until everything queued so far was sent; what was queued when the connection ended is
-    /// not. Also what the volume's own requests gave rise to. Not to be called by a request's
-    /// handler.
+    /// Waits until everything queued so far was sent, the notifications of the volume's own
+    /// requests included. What was queued when the connection ended is not sent. Not to be called
+    /// by a request's handler.
     pub fn wait(&self) {
         self.teller.wait();
     }
@@ -129,7 +130,7 @@ impl Notifier {
     }
 }
 
-/// Tells the kernel, which may wait for whoever has a lock that it needs.
+/// Sends a notification. The kernel may wait for the holder of a lock that it needs.
 pub(crate) fn send(dev: &Dev, note: &Note) {
     let sent = match note {
         Note::Entry { parent, name } | Note::Expired { parent, name } => {

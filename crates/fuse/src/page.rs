@@ -1,41 +1,43 @@
-//! Syncs of which the kernel says nothing, heard by a dirty page.
+//! Hears, by a dirty page, the syncs that the kernel does not report.
 //!
 //! Purpose: kernels before 6.18 send no SYNCFS to `fuseblk`. But sync(2), syncfs(2), FIFREEZE and a
 //! remount to read-only write the dirty pages of the block device below a file system, and wait for
-//! these writes. Where that device is served by this side (module `mount::served`), a page of it is
-//! kept dirty while the volume may have something that is not durable: the write of the page is
-//! then the kernel's word that somebody syncs, and its answer is what they wait for.
+//! these writes. Where the daemon serves that device (module `mount::served`), it keeps a page of
+//! it dirty while the volume may have something that is not durable. The write of the page then
+//! tells the daemon that a process syncs, and that process waits for the daemon's answer to the
+//! write.
 //!
 //! # Whose write it is
-//! The kernel's flusher writes pages that have been dirty for long too
-//! (`vm.dirty_expire_centisecs`), and so does a host that is short of memory. Neither is anybody's
-//! sync, and must not have the volume written before it is due. The write itself does not say. Who
-//! syncs is in a system call until the answer, though, and `/proc` shows it (module `callers`). So
-//! on each write:
-//! 1. Is somebody in such a call? Then it is a sync: all is made durable, and the write answered.
-//! 2. Else another page is made dirty, and *then* it is asked again, for a while ([`WHILE`]).
-//!    Whoever began before that page was dirty is still in the call; whoever begins later has that
-//!    page written. If nobody is: it was the flusher. The while is for a host that is short of
-//!    memory: its flusher would come again at once.
+//! The kernel's flusher also writes pages that have been dirty for long
+//! (`vm.dirty_expire_centisecs`), and so does a host that is short of memory. Neither is a sync,
+//! and must not have the volume written before it is due. The write itself does not say why it is
+//! made. But a process that syncs is in a system call until the answer, and `/proc` shows it
+//! (module `callers`). So on each write:
+//! 1. Is a process in such a call? Then it is a sync: all is made durable, and the write answered.
+//! 2. Else another page is made dirty, and *then* `/proc` is looked at again, for a while
+//!    ([`WHILE`]). A sync that began before that page was dirty is still in the call; a sync that
+//!    begins later has that page written. If no process is in such a call, it was the flusher. The
+//!    while is for a host that is short of memory: its flusher would come again at once.
 //!
 //! Where `/proc` does not show every process of the host, each write is taken for a sync.
 //!
-//! While files are open, a page is always kept dirty: what is written through a mapping is the
-//! kernel's until it is asked for, and nothing tells that it was changed.
+//! While files are open, a page is always kept dirty: data that is written through a mapping stays
+//! with the kernel until a sync, and nothing reports that it was changed.
 //!
-//! # Who may touch what
-//! `state` by anybody. `device` by its mutex, which is held while a page is dirtied (memory only;
-//! the kernel may slow down who dirties pages, see [`SyncPage::new`]); never while a store is
-//! called.
+//! # Access
+//! `state` by any thread. `device` by its mutex, which is held while a page is dirtied (memory
+//! only; the kernel may slow down a thread that dirties pages, see [`SyncPage::new`]); never while
+//! a store is called.
 //!
 //! # Lock order
 //! `device` is a leaf.
 //!
 //! # Orderings
-//! P1: who changes something does so, then looks at `state`, then answers its caller. Who hears of
-//! a sync sets `state` to [`CLEAN`], then has all written. The change and the writing meet under
-//! the volume's locks: where the writing came first and missed the change, `state` was clean before
-//! the change, and who changed it sees that and dirties a page before the answer.
+//! P1: a thread that changes something does so, then looks at `state`, then answers its caller. A
+//! thread that hears of a sync sets `state` to [`CLEAN`], then has all written. The change and the
+//! writing meet under the volume's locks: where the writing came first and missed the change,
+//! `state` was clean before the change, and the changing thread sees that and dirties a page before
+//! the answer.
 
 mod callers;
 pub(crate) mod mounted;
@@ -51,11 +53,11 @@ use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use sync::mutant::is_on;
 
-/// No page is dirty, or only such as are being written.
+/// No page is dirty, or only pages that are being written.
 const CLEAN: u8 = 0;
-/// Somebody is making one dirty.
+/// A thread is making one dirty.
 const BEGUN: u8 = 1;
-/// One is.
+/// One is dirty.
 const DIRTY: u8 = 2;
 
 /// The device below the mount.
@@ -64,14 +66,14 @@ pub(crate) trait Device: fmt::Debug + Send + Sync {
     fn dirty_a_page(&mut self) -> io::Result<()>;
 }
 
-/// How long it is looked for somebody who syncs before a write is taken for the flusher's.
+/// How long a process that syncs is looked for before a write is taken for the flusher's.
 const WHILE: Duration = Duration::from_secs(1);
 
 /// Says whether a process may be in a system call that waits for dirty pages of the device, now or
-/// within so long.
+/// within the given time.
 pub(crate) type Callers = Box<dyn Fn(Duration) -> bool + Send + Sync>;
 
-/// What is to be made durable.
+/// The volumes that a sync makes durable.
 pub(crate) trait Volumes {
     /// Whether something may not be durable.
     fn has_undurable(&self) -> bool;
@@ -84,7 +86,7 @@ pub(crate) trait Volumes {
 /// The page, or the pages in turn, of one mount.
 pub(crate) struct SyncPage {
     state: AtomicU8,
-    /// None: at the end, and where the kernel was seen to send SYNCFS.
+    /// None at the end, and where the kernel was seen to send SYNCFS.
     device: Mutex<Option<Box<dyn Device>>>,
     callers: Callers,
     is_off: AtomicBool,
@@ -99,8 +101,9 @@ impl fmt::Debug for SyncPage {
 }
 
 impl SyncPage {
-    /// Of this device. The threads that dirty pages are to be `PR_SET_IO_FLUSHER`: whoever serves a
-    /// device must not wait for memory that is only free once that device has answered.
+    /// The page of this device. The threads that dirty pages are to be `PR_SET_IO_FLUSHER`: a
+    /// thread that serves a device must not wait for memory that is only free once that device has
+    /// answered.
     pub(crate) fn new(device: Box<dyn Device>, callers: Callers) -> Self {
         Self {
             state: AtomicU8::new(CLEAN),
@@ -112,7 +115,7 @@ impl SyncPage {
         }
     }
 
-    /// To be called after something was changed and before the one who did it is told.
+    /// To be called after a change and before the caller that made it gets its answer.
     pub(crate) fn note_change(&self) {
         // ORDERING: Acquire, pairs with the Release below: the page is dirty when this reads that
         // it is. See P1; were `state` read before the change, the answer to a sync could miss it.
@@ -123,15 +126,15 @@ impl SyncPage {
 
     fn dirty(&self) {
         let mut device = self.device.lock();
-        // ORDERING: Acquire, as in `note_change`: somebody may have done it while this waited for
-        // the lock.
+        // ORDERING: Acquire, as in `note_change`: another thread may have dirtied a page while this
+        // one waited for the lock.
         if self.state.load(Ordering::Acquire) == DIRTY {
             return;
         }
         let Some(pages) = device.as_mut() else { return };
         let begun = if is_on("page-dirty-too-early") { DIRTY } else { BEGUN };
-        // ORDERING: Relaxed: only who holds the lock sets it to anything but CLEAN, and `written`
-        // comes after the page is dirty.
+        // ORDERING: Relaxed: only the holder of the lock sets it to anything but CLEAN, and
+        // `written` comes after the page is dirty.
         self.state.store(begun, Ordering::Relaxed);
         match pages.dirty_a_page() {
             // It may have been written already; then the next change dirties another.
@@ -143,7 +146,7 @@ impl SyncPage {
             // ORDERING: as above.
             Ok(()) => self.state.store(DIRTY, Ordering::Release),
             Err(error) => {
-                // ORDERING: Relaxed: who reads it looks again with the lock.
+                // ORDERING: Relaxed: a thread that reads it looks again with the lock.
                 self.state.store(CLEAN, Ordering::Relaxed);
                 // ORDERING: Relaxed, only that the log has it once.
                 if !self.has_failed.swap(true, Ordering::Relaxed) {
@@ -153,9 +156,9 @@ impl SyncPage {
         }
     }
 
-    /// The kernel writes the page: what it is to be answered with.
+    /// The kernel writes the page: the answer to that write.
     pub(crate) fn written(&self, volumes: &dyn Volumes) -> Result<(), Errno> {
-        // ORDERING: Relaxed: at the end all is made durable without being asked.
+        // ORDERING: Relaxed: at the end all is made durable anyway.
         if self.is_off.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -176,7 +179,7 @@ impl SyncPage {
             self.mark_clean();
         }
         if outcome.is_err() {
-            // What is not durable yet is so still when the next one asks.
+            // Changes that are not durable yet are still so when the next sync comes.
             self.note_change();
         }
         outcome
@@ -187,7 +190,7 @@ impl SyncPage {
         self.state.swap(CLEAN, Ordering::AcqRel);
     }
 
-    /// Finds out whether the write is somebody's sync; if not, a page is dirty again where one has
+    /// Finds out whether the write is part of a sync. If not, a page is dirty again where one has
     /// to be.
     fn find_sync(&self, volumes: &dyn Volumes) -> bool {
         if (self.callers)(Duration::ZERO) {
@@ -214,7 +217,7 @@ impl SyncPage {
     /// The kernel sends SYNCFS, or the end has come: no page is made dirty any more, and writes are
     /// answered at once.
     pub(crate) fn end(&self) {
-        // ORDERING: Relaxed, only spares who comes often the lock.
+        // ORDERING: Relaxed: only spares a caller that comes often the lock.
         if !self.is_off.swap(true, Ordering::Relaxed) {
             let device = self.device.lock().take();
             // ORDERING: Relaxed: nothing is to be dirtied.

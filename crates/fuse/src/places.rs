@@ -1,12 +1,12 @@
-//! How many requests may be under way at the same time.
+//! Bounds the number of requests that are under way at the same time.
 //!
-//! The kernel keeps one queue for all who use a mount, or one for each CPU, and gives out what is
-//! in it in its order: whose turn it is, it does not ask. A request that waits, for its cgroup's
-//! limit say, has its place until it is answered: a thread, with io_uring an entry, and what its
-//! caller writes. Who comes next is served as long as there are more places than requests that
-//! wait. So there are many. One that waits costs, beside the data that is in it, some 70 KiB on
-//! x86-64: two stacks, the pages of its buffer's head, page tables. A place that was never used
-//! costs nothing, with io_uring 2 KiB of page tables.
+//! The kernel keeps one queue for all users of a mount, or one for each CPU, and hands out requests
+//! in the queue's order, whatever turn the daemon would prefer. A request that waits, for its
+//! cgroup's limit say, has its place until it is answered: a thread, with io_uring an entry, and
+//! the data that its caller writes. The next request is served as long as there are more places
+//! than requests that wait. So there are many. A request that waits costs, beside the data that is
+//! in it, some 70 KiB on x86-64: two stacks, the pages of its buffer's head, page tables. A place
+//! that was never used costs nothing, with io_uring 2 KiB of page tables.
 
 use rustix::process::{Resource, getrlimit};
 
@@ -20,7 +20,7 @@ const AT_MOST: usize = 1024;
 /// sends them when it likes: each of them holds data.
 const BACKGROUND: u16 = 64;
 
-/// What suits this host, for all that a process may have of it now.
+/// The number for this host, with what the process may have of it now.
 pub(crate) fn of_host() -> usize {
     let host = rustix::system::sysinfo();
     let memory = (host.totalram as u64).saturating_mul(u64::from(host.mem_unit));

@@ -1,15 +1,15 @@
-//! Who reads requests, and when another thread is needed for it.
+//! Decides which threads read requests, and when another thread is needed for that.
 //!
 //! Purpose: the policy of the reading threads, and nothing of what they do with a request. Any
 //! request may take long (its store may hang), so that one thread at least is always about to read:
 //! the thread that takes a request away from the last one reading wakes or makes another before it
 //! goes on. Threads beyond [`IDLE_MAX`] rest; those that rest for [`REST`] end.
 //!
-//! Where io_uring brings the requests, the kernel sends by `/dev/fuse` only what nobody waits for:
-//! FORGET, and INTERRUPT. Each of them would wake a reader at the expense of the client, which is
-//! what most of a small operation costs. So one thread waits then, and whoever is about to do so
-//! after a FORGET pauses for [`PAUSE`] first: what comes meanwhile wakes nobody, and FORGETs come
-//! many at a time. ([`Pool::is_relaxed`])
+//! Where io_uring brings the requests, the kernel sends by `/dev/fuse` only messages that no
+//! process waits for: FORGET, and INTERRUPT. Each of them would wake a reader at the expense of the
+//! client, and that is most of the cost of a small operation. So one thread waits then, and after a
+//! FORGET it pauses for [`PAUSE`] before it reads again: messages that come meanwhile wake no
+//! thread, and FORGETs come many at a time. ([`Pool::is_relaxed`])
 //!
 //! # State
 //! `Pool::idle` counts threads that read or are on their way there. `PoolState` is under its mutex.
@@ -22,9 +22,9 @@
 //! a thread that takes the last reader away looks for a resting one under `Pool::state` after it
 //! has lowered `idle`. So one of the two sees the other.
 //!
-//! P2: who raises the bound of threads looks at `idle` afterwards; the thread that takes the last
-//! reader away lowers `idle`, then looks at the bound. All of it is SeqCst: one of them brings
-//! another reader.
+//! P2: a thread that raises the bound of threads looks at `idle` afterwards; the thread that takes
+//! the last reader away lowers `idle`, then looks at the bound. All of it is SeqCst: one of them
+//! brings another reader.
 
 use std::collections::HashMap;
 use std::io;
@@ -49,13 +49,13 @@ use crate::spin::History;
 
 /// Threads that read at the same time at most, when there is nothing to do.
 const IDLE_MAX: usize = 4;
-/// The same while io_uring brings the requests.
+/// Threads that read at the same time at most while io_uring brings the requests.
 const IDLE_MAX_RELAXED: usize = 1;
 /// How long FORGETs are collected then, and an INTERRUPT among them may be late.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Threads at the beginning.
 const THREADS_AT_FIRST: usize = 2;
-/// More than one of so many places at work are a crowd.
+/// If more than one of this many places is at work, that is a crowd.
 const CROWDED_ONE_OF: usize = 4;
 /// How long a thread that is not needed is kept.
 const REST: Duration = Duration::from_secs(10);
@@ -68,7 +68,7 @@ const MEMORY: Duration = Duration::from_millis(100);
 pub(crate) enum ReadEnd {
     /// The file system was unmounted.
     Unmounted,
-    /// Somebody cut the connection.
+    /// The connection was cut.
     Aborted,
     /// The device failed.
     Failed(Errno),
@@ -154,13 +154,13 @@ impl Pool {
         Ok(())
     }
 
-    /// From now on nobody waits for what is read.
+    /// From now on no process waits for what is read.
     pub(crate) fn relax(&self) {
         // ORDERING: Relaxed, how many threads read is not exact anyway.
         self.is_relaxed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether nobody waits for what is read.
+    /// Whether no process waits for what is read.
     fn is_relaxed(&self) -> bool {
         // ORDERING: Relaxed, as in `relax`.
         self.is_relaxed.load(Ordering::Relaxed)
@@ -170,7 +170,7 @@ impl Pool {
         if self.is_relaxed() { IDLE_MAX_RELAXED } else { IDLE_MAX }
     }
 
-    /// A request was taken: sees to it that somebody reads.
+    /// A request was taken: brings another reader if this was the last.
     fn took(&self, shared: &Arc<Shared>) {
         // ORDERING: SeqCst, P1: before the look at `resting`.
         if self.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
@@ -194,7 +194,7 @@ impl Pool {
             resting.wake();
         } else if state.threads.len() >= self.threads_at_most() {
             drop(state);
-            // Nobody is left to read of signals; killed callers are looked for.
+            // No thread is left to read INTERRUPTs; the watcher looks for killed callers.
             shared.interrupts.may_wait();
         } else if let Err(error) = self.spawn(shared, &mut state) {
             tracing::error!(%error, "no further thread to read requests");
@@ -204,7 +204,7 @@ impl Pool {
     /// Whether so many threads are at work, or were a moment ago, that no volume is to take more
     /// than its part of them.
     pub(crate) fn is_crowded(&self) -> bool {
-        // ORDERING: Relaxed, what depends on it looks for itself.
+        // ORDERING: Relaxed, the code that depends on it looks again.
         self.is_crowded.load(Ordering::Relaxed)
     }
 
@@ -225,7 +225,7 @@ impl Pool {
         self.threads_max + self.threads_more.load(Ordering::SeqCst)
     }
 
-    /// So many threads hang now, and are nobody's share: others are to read in their place.
+    /// `hanging` threads hang now, and count for no volume: others are to read in their place.
     pub(crate) fn bear(&self, shared: &Arc<Shared>, hanging: usize) {
         // ORDERING: SeqCst, P2.
         let before = self.threads_more.swap(hanging.min(self.threads_max), Ordering::SeqCst);
@@ -293,13 +293,13 @@ impl Pool {
         if state.resting.len() < before {
             return false;
         }
-        // Somebody took it from the list, has counted it as reading, and is about to wake it.
+        // Another thread took it from the list, has counted it as reading, and is about to wake it.
         drop(state);
         resting.wait_long();
         self.state.lock().ended.is_none()
     }
 
-    /// Says that reading has ended.
+    /// Reading has ended, for this reason.
     pub(crate) fn end(&self, end: ReadEnd) {
         let mut state = self.state.lock();
         state.ended.get_or_insert(end);
@@ -395,7 +395,7 @@ fn buffer(pool: &Pool) -> Option<Buffer> {
             Err(error) => tracing::error!(%error, "no memory to read requests into"),
         }
         let mut state = pool.state.lock();
-        // Nothing tells when there is memory.
+        // Nothing reports when there is memory.
         let next = Instant::now() + MEMORY;
         while state.ended.is_none() && !pool.changed.wait_until(&mut state, next) {}
         if state.ended.is_some() {
@@ -417,7 +417,7 @@ fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<
     let mut history = History::default();
     loop {
         let mut is_forget = false;
-        // What has waited comes first: this thread may have been brought for it.
+        // A request that has waited comes first: this thread may have been brought for it.
         if let Some(waiting) = next_waiting() {
             shared.pool.took(&shared);
             worker.serve_waiting(waiting, buffer);

@@ -13,7 +13,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::interrupt::{Claim, Slot};
 use crate::page::SyncPage;
 
-/// That a request was answered.
+/// Proof that a request was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Sent {
@@ -30,7 +30,7 @@ pub(crate) struct Reply<'a> {
     /// Set when the slot's `Cancel` was used.
     touched: &'a Cell<bool>,
     unique: u64,
-    /// To be told before the answer that something may have changed.
+    /// Notified before the answer that something may have changed.
     page: Option<&'a SyncPage>,
     is_answered: bool,
 }
@@ -40,13 +40,13 @@ impl<'a> Reply<'a> {
         Self { slot, touched, unique, page: None, is_answered: false }
     }
 
-    /// The same, of a request that may change something.
+    /// A reply to a request that may change something.
     pub(crate) fn noting(mut self, page: Option<&'a SyncPage>) -> Self {
         self.page = page;
         self
     }
 
-    /// Success, with nothing to say.
+    /// Success, without data.
     pub(crate) fn done(self) -> Sent {
         self.send(Ok([&[], &[]]))
     }
@@ -66,7 +66,7 @@ impl<'a> Reply<'a> {
         self.send(Err(errno))
     }
 
-    /// Failure of the volume's, or success with nothing to say.
+    /// The volume's failure, or success without data.
     pub(crate) fn unit(self, result: volume::Result<()>) -> Sent {
         match result {
             Ok(()) => self.done(),
@@ -74,7 +74,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Failure of the volume's, or success with a structure.
+    /// The volume's failure, or success with a structure.
     pub(crate) fn result<T: IntoBytes + Immutable>(self, result: volume::Result<T>) -> Sent {
         match result {
             Ok(value) => self.value(&value),
@@ -120,7 +120,7 @@ impl Drop for Reply<'_> {
 fn was_taken(unique: u64, sent: Result<(), Errno>) -> bool {
     match sent {
         Ok(()) => true,
-        // The request is no longer waited for, or the connection has ended.
+        // No caller waits for the request any more, or the connection has ended.
         Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => false,
         Err(error) => {
             tracing::error!(unique, %error, "the kernel did not take an answer");

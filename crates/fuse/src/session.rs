@@ -1,9 +1,9 @@
 //! One connection from its beginning to its end.
 //!
 //! Purpose: [`Session::new`] agrees with the kernel, [`Session::run`] serves until the connection
-//! ends, however it does, and says how. After that nothing of its threads runs, unless a call into
-//! the store does not return; those are counted. A thread that tells the kernel of names (module
-//! `teller`) ends a moment later.
+//! ends, for whatever reason, and returns that reason. After that none of its threads runs, unless
+//! a call into the store does not return; such threads are counted. A thread that notifies the
+//! kernel of names (module `teller`) ends a moment later.
 //!
 //! # Lock order
 //! `Shared::transport` and `Shared::on_destroy` are leaves: the handler of the end is taken out and
@@ -45,10 +45,10 @@ const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// How a session behaves.
 pub struct SessionOptions {
-    /// Who holds data that was only written.
+    /// Which side holds data that was only written.
     pub mode: Mode,
-    /// Threads at most, and requests under way: each that waits, for a limit or for a store that
-    /// does not answer, holds one. What the host can bear by default, 256 to 1024.
+    /// Threads at most, and requests under way: each request that waits, for a limit or for a store
+    /// that does not answer, holds one. By default what the host can bear, 256 to 1024.
     pub threads_max: usize,
     /// How long an idle reader of `/dev/fuse` looks for a request before it sleeps, while that
     /// pays; zero: never.
@@ -67,7 +67,7 @@ pub struct SessionOptions {
 
 impl Default for SessionOptions {
     fn default() -> Self {
-        // The store belongs to this connection alone: what the kernel remembers stays true.
+        // The store belongs to this connection alone: the kernel's copies stay true.
         const VALID: Duration = Duration::from_secs(24 * 3600);
         Self {
             mode: Mode::default(),
@@ -140,7 +140,7 @@ pub struct Ended {
     pub stuck: usize,
 }
 
-/// What the threads of a session share.
+/// The state that the threads of a session share.
 pub(crate) struct Shared {
     pub(crate) tree: Arc<tree::Tree>,
     pub(crate) negotiated: Negotiated,
@@ -149,7 +149,7 @@ pub(crate) struct Shared {
     pub(crate) master: Arc<Dev>,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) syncs: Arc<Syncs>,
-    /// Where the kernel does not send SYNCFS, or was not seen to yet.
+    /// Where the kernel does not send SYNCFS, or was not seen to send it yet.
     pub(crate) page: Option<Hearing>,
     pub(crate) stats: Stats,
     pub(crate) pool: Pool,
@@ -167,7 +167,7 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Of a session without a kernel, whose pool may have `threads_max` threads.
+    /// A session without a kernel, whose pool may have `threads_max` threads.
     #[cfg(all(test, shuttle))]
     pub(crate) fn without_kernel(volume: Arc<Volume>, master: Arc<Dev>, pool: Pool) -> Self {
         let agreed = crate::decode::Agreed::default();
@@ -190,14 +190,14 @@ impl Shared {
         }
     }
 
-    /// Names the mountpoint's volume in what the session's threads log. What they log of an
-    /// attached one has its name itself.
+    /// Names the mountpoint's volume in the log lines of the session's threads. Those about an
+    /// attached volume name it themselves.
     pub(crate) fn span(&self) -> &tracing::Span {
         self.tree.root().volume.span()
     }
 
-    /// Syncs all that is attached, and the session's own volume by `own`. Those that do not answer
-    /// are left out, which the log is told.
+    /// Syncs all that is attached, and the session's own volume by `own`. Volumes that do not
+    /// answer are left out, which is logged.
     pub(crate) fn sync_attached(
         &self,
         by: impl FnOnce() -> CgroupPath,
@@ -242,7 +242,7 @@ impl Shared {
         if let Some(hearing) = &self.page {
             hearing.page.end();
         }
-        // ORDERING: Release, pairs with the Acquire in `run`: what the handler did is seen there.
+        // ORDERING: Release, pairs with the Acquire in `run`, which sees the handler's work.
         self.destroyed.store(true, Ordering::Release);
     }
 }
@@ -263,7 +263,7 @@ pub struct Session {
 pub struct SessionView(Arc<Shared>);
 
 impl SessionView {
-    /// What was served so far.
+    /// The requests that were served so far.
     #[must_use]
     pub fn stats(&self) -> StatsView {
         self.0.stats.view()
@@ -289,22 +289,22 @@ impl SessionView {
         self.0.transport.lock().clone()
     }
 
-    /// Whether the kernel was seen to have this side hear of a sync(2) or syncfs(2) of the mount,
-    /// and to wait for it. Before one was called, it says nothing: kernels send SYNCFS to `fuseblk`
+    /// Whether the kernel was seen to report a sync(2) or syncfs(2) of the mount to the daemon, and
+    /// to wait for it. Before one was called, it says nothing: kernels send SYNCFS to `fuseblk`
     /// since 6.18, to `fuse` never; older ones write a page of the device below a `fuseblk`.
     #[must_use]
     pub fn has_seen_syncfs(&self) -> bool {
         self.knows_who_syncs() || self.0.page.as_ref().is_some_and(|hearing| hearing.page.has_heard())
     }
 
-    /// Whether the kernel was seen to say who syncs: it does with SYNCFS, and not with a page.
+    /// Whether the kernel was seen to name the caller of a sync: SYNCFS does, a page does not.
     #[must_use]
     pub fn knows_who_syncs(&self) -> bool {
         let is_refused = self.0.page.as_ref().is_some_and(Hearing::is_only_way);
         !is_refused && self.0.stats.view().of(Opcode::SyncFs) > 0
     }
 
-    /// What was agreed with the kernel.
+    /// The agreement with the kernel.
     #[must_use]
     pub fn negotiated(&self) -> Negotiated {
         self.0.negotiated
@@ -312,7 +312,7 @@ impl SessionView {
 }
 
 impl Session {
-    /// Agrees with the kernel on how to talk. Requests wait until [`run`](Self::run).
+    /// Agrees with the kernel on the protocol. Requests wait until [`run`](Self::run).
     ///
     /// # Errors
     /// When the kernel is too old, or the connection ends, or io_uring is a must and cannot be had;
@@ -358,7 +358,7 @@ impl Session {
             page,
             stats: Stats::default(),
             pool: Pool::new(options.threads_max),
-            // Over io_uring the readers only get what nobody waits for.
+            // Over io_uring the readers only get messages that no process waits for.
             spin: SpinGate::new(if prepared.is_some() { Duration::ZERO } else { options.spin }),
             transport: Mutex::new(transport),
             ring: prepared.as_ref().map(|prepared| Arc::clone(prepared.ring())),
@@ -379,7 +379,7 @@ impl Session {
         &self.mount
     }
 
-    /// To tell the kernel what it must forget.
+    /// A means to have the kernel forget names and data.
     #[must_use]
     pub fn notifier(&self) -> Notifier {
         Notifier::new(Arc::clone(&self.shared.tree.root().teller), Arc::clone(&self.shared.master))
@@ -454,8 +454,8 @@ impl Session {
         if reason == EndReason::Destroyed
             && let Some(served) = &self.served
         {
-            // The kernel writes what it has of the device last. Somebody may still look at it;
-            // umount(2) does not wait for them.
+            // The kernel writes its dirty pages of the device last. Another process may still look
+            // at the device; umount(2) does not wait for it.
             served.wait(LAST_WRITE);
         }
         Ended { reason, stuck }
@@ -463,7 +463,7 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// Of a session that ended in another way than by DESTROY.
+    /// A session may end in another way than by DESTROY.
     fn drop(&mut self) {
         if let Some(hearing) = &self.shared.page {
             hearing.page.end();
@@ -471,7 +471,7 @@ impl Drop for Session {
     }
 }
 
-/// To hear of syncs by the device's pages.
+/// Hears of syncs by the device's pages.
 fn hear(mount: &Mount, served: &Served) -> Option<Hearing> {
     let MountKind::FuseBlk { loop_device } = mount.kind() else { return None };
     let connection = mount.info().map(crate::mount::MountInfo::connection_dir);
@@ -489,7 +489,7 @@ fn start_hearing(shared: &Arc<Shared>, served: &Served) {
         let volumes = OfSession(Arc::clone(&shared));
         shared.page.as_ref().map_or(Ok(()), |hearing| hearing.page.written(&volumes))
     }));
-    // The first sync shows what the kernel does.
+    // The first sync shows how the kernel reports them.
     hearing.page.note_change();
 }
 

@@ -1,10 +1,10 @@
 //! Spinning before a reader sleeps: adaptive, bounded, one thread at a time, off unless asked for.
 //!
 //! An idle wake-up may cost more than the request that it is for, and a reader that looks for a
-//! moment before it sleeps spares it. Whether that pays depends on the host: where a client on
+//! moment before it sleeps avoids it. Whether that pays depends on the host: where a client on
 //! another CPU has to be woken as well, the spinning reader takes from the client what it saves. So
-//! it counts: a reader whose looks mostly end in sleep, or who is preempted meanwhile (somebody
-//! else wants the CPU), stops for a number of requests that doubles each time.
+//! it counts: a reader whose looks mostly end in sleep, or that is preempted meanwhile (another
+//! thread wants the CPU), stops for a number of requests that doubles each time.
 
 use std::time::{Duration, Instant};
 
@@ -18,14 +18,14 @@ const WINDOW: u32 = 32;
 /// Requests without a look after the first window that did not pay, and at most.
 const PAUSE: (u32, u32) = (64, 65_536);
 
-/// One for all readers of a session.
+/// One gate for all readers of a session.
 #[derive(Debug)]
 pub(crate) struct SpinGate {
     limit: Duration,
     taken: AtomicBool,
 }
 
-/// What one reader has seen of it.
+/// One reader's record of its looks.
 #[derive(Debug)]
 pub(crate) struct History {
     looks: u32,
@@ -103,7 +103,7 @@ impl History {
     }
 }
 
-/// How often this thread had to give its CPU to somebody else.
+/// How often this thread had to give its CPU to another thread.
 fn preemptions() -> i64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: getrusage writes a whole rusage to the address, which is valid for one; any bytes of

@@ -1,4 +1,4 @@
-//! How many requests of which kind were served.
+//! Counts of the requests that were served, by kind.
 
 use sync::Counter;
 

@@ -1,41 +1,42 @@
 //! Syncs of all that is attached to a mountpoint.
 //!
 //! Purpose: the kernel's SYNCFS, and a sync of the mountpoint by the control socket, mean each
-//! attached volume. These are synced beside each other by threads of this module's, so that whoever
-//! asks waits for the slowest, and not for one that does not answer: that one is left out. A volume
-//! is left out from the moment at which it is known to be stalled or given up, before the sync or
-//! during it. Nothing of what a stalled one has is lost by that: it stays dirty, is written when
-//! the store answers, and each of its files tells its errors as always. Who waits for one while it
-//! is given up gets an error; who comes after that does not, however long its end waits for its
-//! store. Whether something of who asks is in one that was left out is asked at the end of the
-//! sync, of what is in memory ([`Subject::has_undurable_of`]): to such a one no success may be
-//! told.
+//! attached volume. Threads of this module sync the volumes beside each other. The caller waits for
+//! the slowest volume, and not for one that does not answer: that one is left out. A volume is left
+//! out from the moment at which it is known to be stalled or given up, before the sync or during
+//! it. A stalled volume loses nothing by that: its data stays dirty, is written when the store
+//! answers, and each of its files reports its errors as always. A caller that waits for a volume
+//! while it is given up gets an error. A caller that comes after that gets none, however long the
+//! volume's end waits for its store. At the end of the sync, the caller asks what is in memory
+//! whether one of the volumes that were left out has data of its cgroup
+//! ([`Subject::has_undurable_of`]). If so, the sync must not report success.
 //!
 //! # Runs
-//! A sync of one volume on behalf of one cgroup is a *run*, by one thread. Of a volume and a cgroup
-//! there is one at most: who comes while it is under way waits for the next one, which begins after
-//! it and serves all who came meanwhile. So a store that does not answer holds one thread for each
-//! cgroup that had asked before this was known, however often it was asked; and no cgroup waits for
-//! another's limit. A run for which nobody waits any more is cancelled: it ends with the call that
-//! it is in.
+//! A sync of one volume on behalf of one cgroup is a *run*, by one thread. For each volume and
+//! cgroup there is at most one run. A caller that comes while it is under way waits for the next
+//! run, which begins after it and serves all the callers that came meanwhile. So a store that does
+//! not answer holds one thread for each cgroup that had asked before this was known, however often
+//! it asked; and no cgroup waits for another's limit. A run for which no caller waits any more is
+//! cancelled: it ends with the call that it is in.
 //!
-//! # Who may touch what
+//! # Access
 //! `Syncs::state`: by its mutex. `Call::outcome`: by its own. `Call::event`: set outside both.
 //!
 //! # Lock order
-//! `Syncs::state`, then `Call::outcome`. No volume is called with either, but for
+//! `Syncs::state`, then `Call::outcome`. No volume is called while either is held, but for
 //! [`Subject::is_out`], which takes no lock.
 //!
 //! # Late errors
-//! What went wrong in a run for which nobody waited any more is told to the next sync by the same
-//! cgroup: it had asked for it. Of more than [`UNHEARD_MAX`] of them, those that come last are told
-//! to whoever syncs next: no error goes untold, and cgroups that never come back take no more
-//! memory.
+//! The error of a run for which no caller waited any more is reported to the next sync by the same
+//! cgroup, which had asked for that run. [`UNHEARD_MAX`] such errors are kept apart by cgroup. One
+//! beyond these is reported to the next sync of its volume by any cgroup: no error is lost, and
+//! cgroups that never come back take no more memory.
 //!
 //! # Orderings
 //! P1: a volume is known to be out, then [`Syncs::relieve`] (or [`Syncs::give_up`]) takes `state`
-//! and looks at the runs; who asks looks at whether the volume is out and puts itself down for a
-//! run, both under `state`. Either it sees that, or it is found among those who wait.
+//! and looks at the runs. A caller looks whether the volume is out and enters itself for a run,
+//! both under `state`. Either the caller sees that the volume is out, or the other thread finds it
+//! among those that wait.
 //!
 //! # Shutdown
 //! Threads end when nothing is queued. [`Syncs::end`] waits for that as long as the session does
@@ -60,10 +61,10 @@ use crate::places;
 
 /// Threads that one call begins with.
 const AT_ONCE: usize = 4;
-/// When no run has begun for so long although one is due, there are to be twice as many threads.
+/// If no run has begun for this long although one is due, there are to be twice as many threads.
 const TICK: Duration = Duration::from_millis(5);
 const STACK_BYTES: usize = 256 << 10;
-/// Late errors that are kept for the cgroups that they are for.
+/// Late errors that are kept for the cgroup that had asked.
 const UNHEARD_MAX: usize = 4096;
 
 /// Why a sync does not wait for a volume.
@@ -71,38 +72,38 @@ const UNHEARD_MAX: usize = 4096;
 pub(crate) enum Out {
     /// Its store does not answer.
     Stalled,
-    /// What it has not written is lost: an error for whoever waits for it then, and no concern of
-    /// those who come later.
+    /// Its unwritten data is lost. A caller that waits at that moment gets an error; a later caller
+    /// does not.
     GivenUp,
 }
 
-/// What can be synced.
+/// A volume that can be synced.
 pub(crate) trait Subject: fmt::Debug + Send + Sync {
-    /// Its number among those of the mountpoint.
+    /// The volume's number among those of the mountpoint.
     fn number(&self) -> u64;
     /// Makes durable what is dirty when the call begins, on behalf of a cgroup.
     fn sync(&self, by: &CgroupPath, cancel: &Cancel) -> Result<()>;
-    /// Whether it is known that nobody is to wait for it. Takes no lock and asks no store.
+    /// Whether it is known that no caller is to wait for it. Takes no lock and asks no store.
     fn is_out(&self) -> Option<Out>;
-    /// What the log calls it.
+    /// Its name in the log.
     fn name(&self) -> String {
         self.number().to_string()
     }
-    /// Whether something that a sync by this cgroup is about is not known to be durable: if in
-    /// doubt, yes. Asks no store, and takes no lock that is held while one is asked.
+    /// Whether something that a sync by this cgroup covers may not be durable: if in doubt, yes.
+    /// Asks no store, and takes no lock that is held while a thread asks one.
     fn has_undurable_of(&self, by: &CgroupPath) -> bool;
     /// Whether files are open in it.
     fn has_open_files(&self) -> bool {
         false
     }
-    /// It was left out: tells the log, once for each stall.
+    /// The volume was left out: logs that, once for each stall.
     fn tell_left_out(&self) {}
 }
 
 /// A volume, and on whose behalf it is synced.
 type Key = (u64, CgroupPath);
 
-/// Those of one session.
+/// The syncs of one session.
 #[derive(Debug, Default)]
 pub(crate) struct Syncs {
     state: Mutex<State>,
@@ -117,11 +118,11 @@ struct State {
     queue: VecDeque<Key>,
     /// Runs that were begun so far.
     begun: u64,
-    /// What went wrong in runs for which nobody waited any more: the next sync by that cgroup is
-    /// told, or by any where none is named.
+    /// Errors of runs for which no caller waited any more. The next sync by that cgroup reports the
+    /// error; by any cgroup where the key names none.
     unheard: HashMap<(u64, Option<CgroupPath>), Error>,
     threads: usize,
-    /// How many of them are in runs for which nobody waits.
+    /// How many of the threads are in runs for which no caller waits.
     stuck: usize,
 }
 
@@ -130,10 +131,10 @@ struct Run {
     subject: Arc<dyn Subject>,
     cancel: Arc<Cancel>,
     is_begun: bool,
-    /// Nobody waits for it.
+    /// No caller waits for it.
     is_stuck: bool,
     waiting: Vec<Arc<Call>>,
-    /// Those who came after it had begun.
+    /// The calls that came after it had begun.
     next: Vec<Arc<Call>>,
 }
 
@@ -149,7 +150,7 @@ impl Run {
         }
     }
 
-    /// Takes one who waits away; says whether it was there.
+    /// Removes a call that waits; says whether it was there.
     fn take(&mut self, call: &Arc<Call>) -> bool {
         let before = self.waiting.len() + self.next.len();
         self.waiting.retain(|other| !Arc::ptr_eq(other, call));
@@ -159,7 +160,7 @@ impl Run {
 }
 
 impl State {
-    /// Puts a call down for the first run of this key that begins from now on.
+    /// Enters a call for the first run of this key that begins from now on.
     fn put_down(&mut self, call: &Arc<Call>, key: Key, subject: &Arc<dyn Subject>) {
         let run = match self.runs.entry(key) {
             Entry::Occupied(run) => run.into_mut(),
@@ -172,7 +173,7 @@ impl State {
         if is_late { &mut run.next } else { &mut run.waiting }.push(Arc::clone(call));
     }
 
-    /// If nobody waits for this run any more: what ends it.
+    /// The handle that cancels this run, if no caller waits for it any more.
     fn deserted(&mut self, key: &Key) -> Option<Arc<Cancel>> {
         let run = self.runs.get_mut(key)?;
         if !run.is_begun || run.is_stuck || !run.waiting.is_empty() {
@@ -184,7 +185,7 @@ impl State {
     }
 }
 
-/// One who asks.
+/// One caller's sync.
 #[derive(Debug, Default)]
 struct Call {
     /// Set when nothing is left to wait for.
@@ -194,7 +195,7 @@ struct Call {
 
 #[derive(Debug, Default)]
 struct Outcome {
-    /// Runs that are waited for.
+    /// Runs that the caller waits for.
     left: usize,
     error: Option<Error>,
     left_out: Vec<Arc<dyn Subject>>,
@@ -227,19 +228,20 @@ impl Call {
 pub(crate) struct Synced {
     /// The first failure.
     pub(crate) result: Result<()>,
-    /// Those that did not answer.
+    /// The volumes that did not answer.
     pub(crate) left_out: Vec<Arc<dyn Subject>>,
-    /// In one of these is something of who asked.
+    /// One of these has data of the caller's cgroup.
     pub(crate) is_own_left_out: bool,
 }
 
 impl Synced {
-    /// Only the caller's own volume was there to be synced.
+    /// The outcome where only the caller's own volume was to be synced.
     pub(crate) const fn of_one(result: Result<()>) -> Self {
         Self { result, left_out: Vec::new(), is_own_left_out: false }
     }
 
-    /// What a caller is told who hears of no volumes: that all of its data is durable, or why not.
+    /// The result for a caller that does not ask which volumes were left out: whether all of its
+    /// data is durable.
     pub(crate) fn told(self) -> Result<()> {
         let left_out = if self.is_own_left_out { Err(Error::Writeback(ErrorKind::Io)) } else { Ok(()) };
         self.result.and(left_out)
@@ -247,7 +249,7 @@ impl Synced {
 }
 
 impl Syncs {
-    /// Syncs these, and meanwhile does `own` by itself. Returns when all are synced that answer.
+    /// Syncs `subjects`, and meanwhile calls `own`. Returns when all that answer are synced.
     pub(crate) fn sync(
         self: &Arc<Self>,
         by: &CgroupPath,
@@ -272,8 +274,8 @@ impl Syncs {
         Synced { result: own.and(waited).and(error.map_or(Ok(()), Err)), left_out, is_own_left_out }
     }
 
-    /// Those that are known to be out by now are not waited for any more. To be called after each
-    /// time that one came to be.
+    /// Lets no caller wait any longer for a volume that is known to be out. To be called after each
+    /// time that a volume came to be out.
     pub(crate) fn relieve(&self) {
         self.leave_out(|_, subject| subject.is_out());
     }
@@ -288,14 +290,14 @@ impl Syncs {
         self.state.lock().threads
     }
 
-    /// Waits until no thread is left, or `until`; says how many are.
+    /// Waits until no thread is left, or `until`; says how many are left.
     pub(crate) fn end(&self, until: Instant) -> usize {
         let mut state = self.state.lock();
         while state.threads > 0 && !self.ended.wait_until(&mut state, until) {}
         state.threads
     }
 
-    /// Puts a call down for runs that begin from now on.
+    /// Enters a call for runs that begin from now on.
     fn begin(self: &Arc<Self>, call: &Arc<Call>, by: &CgroupPath, subjects: &[Arc<dyn Subject>]) {
         let looked_first: Option<Vec<_>> =
             is_on("syncs-looks-first").then(|| subjects.iter().map(|one| one.is_out()).collect());
@@ -308,7 +310,7 @@ impl Syncs {
             // P1: with the lock.
             match looked_first.as_ref().map_or_else(|| subject.is_out(), |looked| looked[n]) {
                 Some(Out::Stalled) => outcome.left_out.push(Arc::clone(subject)),
-                // Who gave it up was told what is lost; who comes later has nothing to do with it.
+                // The thread that gave it up reported the loss; a later caller is not concerned.
                 Some(Out::GivenUp) if !is_on("syncs-told-for-ever") => {}
                 Some(Out::GivenUp) => outcome.error = outcome.error.take().or(Some(Error::Released)),
                 None => {
@@ -349,7 +351,7 @@ impl Syncs {
         }
     }
 
-    /// Who asked was killed.
+    /// The caller was killed.
     fn leave(&self, call: &Arc<Call>) {
         let mut state = self.state.lock();
         let keys: Vec<Key> =
@@ -382,8 +384,8 @@ impl Syncs {
         }
     }
 
-    /// Adds threads, and gives `state` free. Where the host gives none and there is none, the
-    /// calling thread does it.
+    /// Adds threads, and releases `state`. If the host gives no thread and none is free, the
+    /// calling thread does the work.
     fn add_threads(self: &Arc<Self>, mut state: sync::MutexGuard<'_, State>, count: usize) {
         if count == 0 {
             return;
@@ -408,7 +410,7 @@ impl Syncs {
         }
     }
 
-    /// Does what is queued.
+    /// Syncs what is queued.
     fn work(&self) {
         let mut state = self.state.lock();
         while let Some(key) = state.queue.pop_front() {
@@ -437,8 +439,8 @@ impl Syncs {
 }
 
 impl State {
-    /// A run is over: tells those who waited for it, and returns those of them who wait for nothing
-    /// else.
+    /// A run is over: reports it to the calls that waited for it, and returns those of them that
+    /// wait for nothing else.
     fn over(&mut self, key: Key, mut result: Result<()>) -> Vec<Arc<Call>> {
         let Some(run) = self.runs.get_mut(&key) else { return Vec::new() };
         if run.is_stuck {
@@ -446,7 +448,7 @@ impl State {
         }
         let waiting = std::mem::take(&mut run.waiting);
         if waiting.is_empty() {
-            // One that was cancelled has found out nothing.
+            // A run that was cancelled has found out nothing.
             if let Err(error) = &result
                 && !matches!(error, Error::Interrupted | Error::Released)
             {

@@ -1,19 +1,20 @@
-//! What the kernel is told of one volume's names, beside the answers to requests.
+//! Notifications to the kernel about one volume's names, beside the answers to requests.
 //!
-//! Purpose: a name was changed in a directory that the kernel knows by another number, too; or
-//! after the caller had its answer, since it was killed; or a program says so
-//! ([`Notifier`](crate::Notifier)). For the notification the kernel takes the directory's lock,
-//! which the caller of another request may have that waits for the volume's store. So no thread
-//! that serves requests sends it, and none that other volumes need: each volume has a list and a
-//! thread of its own (`wt-fuse-tell`), made when the list gets its first entry, gone when it is
-//! empty. The list is bounded: whoever fills it is told.
+//! Purpose: the kernel has to forget a name in three cases. The name was changed in a directory
+//! that the kernel knows by another number, too; or it was changed after the caller had its answer,
+//! since the caller was killed; or a program says so ([`Notifier`](crate::Notifier)). For the
+//! notification the kernel takes the directory's lock, which the caller of another request may hold
+//! that waits for the volume's store. So no thread that serves requests sends it, and none that
+//! other volumes need: each volume has a list and a thread of its own (`wt-fuse-tell`), made when
+//! the list gets its first entry, gone when it is empty. The list is bounded: a caller that finds
+//! it full gets an error.
 //!
-//! While the kernel waits for a directory's lock there, that thread cannot be killed: of a process
-//! that is killed then, the connection stays until whoever has the lock is answered, which
-//! `umount --force` and an abort of the connection do.
+//! While the kernel waits for a directory's lock there, that thread cannot be killed: if the daemon
+//! is killed then, the connection stays until the holder of the lock is answered. `umount --force`
+//! and an abort of the connection do that.
 //!
 //! # Lock order
-//! `Teller::list` is a leaf: the kernel is told without it.
+//! `Teller::list` is a leaf: the thread sends notifications without it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,26 +32,26 @@ const STACK: usize = 256 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Teller {
     list: Mutex<List>,
-    /// All was told.
+    /// All notifications were sent.
     told: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct List {
     notes: VecDeque<Note>,
-    /// Set by who adds, cleared by the thread when it finds nothing: under one lock with the list,
-    /// so that what is on it has a thread.
+    /// Set by the thread that adds an entry, cleared by the teller's thread when it finds nothing:
+    /// under one lock with the list, so that an entry on it has a thread.
     has_thread: bool,
     /// The connection has ended, and the kernel has forgotten everything.
     has_ended: bool,
 }
 
 impl Teller {
-    /// Has the kernel told.
+    /// Queues notifications to the kernel.
     ///
     /// # Errors
-    /// When too much waits, or the connection has ended; nothing is told then. When there is no
-    /// thread: it is told with what comes next.
+    /// When too much waits, or the connection has ended: nothing is queued. When there is no
+    /// thread: these are sent with the next ones.
     pub(crate) fn tell<const N: usize>(
         self: &Arc<Self>,
         dev: &Arc<Dev>,
@@ -76,7 +77,7 @@ impl Teller {
         Ok(())
     }
 
-    /// Waits until everything that is on the list was told, or is not to be told any more.
+    /// Waits until everything on the list was sent, or is not to be sent any more.
     pub(crate) fn wait(&self) {
         let mut list = self.list.lock();
         while list.has_thread {
@@ -84,7 +85,7 @@ impl Teller {
         }
     }
 
-    /// The connection has ended: what is on the list is dropped.
+    /// The connection has ended: the list is dropped.
     pub(crate) fn end(&self) {
         let mut list = self.list.lock();
         list.has_ended = true;
@@ -98,7 +99,7 @@ impl Teller {
         }
     }
 
-    /// What is next; if there is nothing, the thread ends.
+    /// The next notification; if there is none, the thread ends.
     fn next(&self) -> Option<Note> {
         let mut list = self.list.lock();
         let next = list.notes.pop_front();

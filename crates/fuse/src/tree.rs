@@ -1,15 +1,15 @@
-//! Which volume a node is of: one mountpoint, several volumes.
+//! Finds the volume of a node: one mountpoint shows several volumes.
 //!
 //! Purpose: the mountpoint's tree is a [`mounts::Namespace`] whose root is the session's own
 //! volume. A node number of the kernel's names a mount or a volume, and a node in it (module
 //! [`wire`]). A look-up of a name at which something is attached crosses into that. Requests for
-//! the root volume's nodes do not come here, but look-ups: these see, by one load, that nothing was
-//! ever attached.
+//! the root volume's nodes skip this module, but for look-ups: these see, by one load, that nothing
+//! was ever attached.
 //!
 //! # State
 //! | what | is | changed by |
 //! |---|---|---|
-//! | [`View::namespace`] | the truth: what is mounted on what | attaching, detaching, moving |
+//! | [`View::namespace`] | the truth: which mount is on which directory | attaching, detaching, moving |
 //! | [`Snapshot`] | for requests: volumes and mounts by tag | replaced as a whole, under `state` |
 //! | `generation` | which snapshot; 0: nothing was ever attached | under `state` |
 //! | `State::by_mount`, `covered` | mounts by number, directories that something is attached to | under `state` |
@@ -20,22 +20,22 @@
 //! it: nothing shared is written for a request, nor locked.
 //!
 //! # What the kernel remembers
-//! It keeps names for a day. A change therefore ends with telling it (`change`), which waits for
-//! look-ups under way in that directory: what was answered before the change is forgotten with the
-//! rest.
+//! The kernel keeps names for a day. So the thread that makes a change notifies it at the end
+//! (`change`). The notification waits for look-ups under way in that directory: the answers given
+//! before the change are forgotten with the rest.
 //!
 //! # Lock order
 //! ```text
 //! Served::names       of the volume that something is attached to
 //!   the tree of the namespace (see the crate mounts)
 //!   Tree::state
-//!   Served::holds, Served::on_end      leaves; what ends a volume is called with none of them
+//!   Served::holds, Served::on_end      leaves; no code that ends a volume is called under them
 //! ```
 //!
 //! # Orderings
-//! P1: `generation` is stored after the snapshot was replaced, both under `state`; who finds a new
-//! number takes `state`. A thread that finds the old number uses the old snapshot: as if its
-//! request had come before the change, which ends with telling the kernel.
+//! P1: `generation` is stored after the snapshot was replaced, both under `state`; a thread that
+//! finds a new number takes `state`. A thread that finds the old number uses the old snapshot: as
+//! if its request had come before the change, at whose end the kernel is notified.
 
 mod again;
 pub(crate) mod change;
@@ -72,11 +72,11 @@ pub(crate) struct Tagged {
     pub(crate) superblock: Super,
     /// The mount whose directories these are; none for a volume's files.
     pub(crate) mount: Option<MountId>,
-    /// The one that the mount is in.
+    /// The namespace that the mount is in.
     pub(crate) namespace: Arc<Namespace>,
-    /// What the mount shows.
+    /// The root of the mount.
     pub(crate) root: NodeId,
-    /// No path leads there any more: only what is open is served.
+    /// No path leads there any more: only open files and directories are served.
     is_gone: AtomicBool,
     /// Directories that are open through this mount.
     pub(crate) dirs: AtomicUsize,
@@ -99,13 +99,13 @@ impl Tagged {
     }
 
     pub(crate) fn is_gone(&self) -> bool {
-        // ORDERING: Acquire, pairs with the Release in `Tree::left`: what follows for the request
-        // is as after the detach.
+        // ORDERING: Acquire, pairs with the Release in `Tree::left`: the rest of the request runs
+        // as after the detach.
         self.is_gone.load(Ordering::Acquire)
     }
 }
 
-/// What requests see of the tree.
+/// The tree as requests see it.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Snapshot {
     by_tag: Versions<Arc<Tagged>>,
@@ -141,8 +141,8 @@ struct State {
     covered: HashMap<(Tag, NodeId), usize>,
     /// The tags of each volume, its mounts' among them, as long as requests may have them.
     of_volume: HashMap<Tag, BTreeSet<Tag>>,
-    /// The tags of the volumes that are attached, by the addresses of what they are to the
-    /// namespaces: alive as long as they are here.
+    /// The tags of the volumes that are attached, by the addresses that the namespaces know them
+    /// by: alive as long as they are here.
     by_address: HashMap<usize, Tag>,
 }
 
@@ -158,7 +158,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// One with this volume as its root.
+    /// A tree with this volume as its root.
     pub(crate) fn new(volume: Arc<Volume>) -> Self {
         let root = Arc::new(Served::new(volume, Tag::ROOT, false, None));
         root.is_seen_through(Tag::ROOT);
@@ -176,7 +176,7 @@ impl Tree {
         Self { first: Arc::new(first), root, generation, clones, state: Mutex::new(state) }
     }
 
-    /// What the mountpoint itself shows.
+    /// The mountpoint's own view.
     pub(crate) fn first(&self) -> &Arc<View> {
         &self.first
     }
@@ -210,7 +210,7 @@ impl Tree {
             // ORDERING: Relaxed, written under the lock.
             seen.generation = self.generation.load(Ordering::Relaxed);
             drop(state);
-            // The last one who saw it drops all that has left since.
+            // The last thread that saw it drops all that has left since.
             drop(old);
         }
         &seen.snapshot
@@ -225,24 +225,24 @@ impl Tree {
         snapshot.volumes().map(Arc::clone).collect()
     }
 
-    /// The same, to be synced.
+    /// The attached volumes, to be synced.
     pub(crate) fn subjects(&self) -> Vec<Arc<dyn Subject>> {
         self.volumes().into_iter().map(|served| served as Arc<dyn Subject>).collect()
     }
 
-    /// Whether something is attached to this directory, in whatever place it is seen.
+    /// Whether something is attached to this directory, in any place where it is seen.
     pub(crate) fn is_covered(&self, volume: Tag, node: NodeId) -> bool {
         self.state.lock().covered.contains_key(&(volume, node))
     }
 
-    /// What is mounted uppermost on a directory that is seen through a mount (none: the root
-    /// volume's first), if anything is.
+    /// The uppermost mount on a directory that is seen through a mount (none: the root volume's
+    /// first), if there is one.
     pub(crate) fn crossed(&self, through: Option<&Tagged>, node: NodeId) -> Option<Arc<Tagged>> {
         let through = through.unwrap_or(&self.first.root);
         let mut place = Place { mount: through.mount?, inode: mounts::Inode(node.0) };
         let mut found = None;
         while let Some(mount) = through.namespace.mounted_on(place) {
-            // It may leave meanwhile: then what it is on is seen.
+            // It may leave meanwhile: then the directory below is seen.
             let Some(tagged) = self.tagged_mount(mount) else { break };
             place = Place { mount, inode: mounts::Inode(tagged.root.0) };
             found = Some(tagged);
@@ -255,8 +255,8 @@ impl Tree {
         self.state.lock().by_mount.get(&mount).map(Arc::clone)
     }
 
-    /// Replaces what requests see. What was seen until now is dropped without the lock: where
-    /// nobody else has it, that is as much as the tree is large, and whatever has left it.
+    /// Replaces the snapshot that requests see. The old one is dropped without the lock: where no
+    /// other thread has it, that costs as much as the tree is large, with whatever has left it.
     fn change<T>(&self, change: impl FnOnce(&mut State, &mut Snapshot) -> T) -> T {
         let mut state = self.state.lock();
         let mut snapshot = Snapshot::clone(&state.snapshot);
@@ -298,7 +298,7 @@ impl State {
         }
     }
 
-    /// Forgets all that requests may have of a volume.
+    /// Forgets all tags of a volume that requests may have.
     fn drop_volume(&mut self, snapshot: &mut Snapshot, volume: Tag) {
         for tag in self.of_volume.remove(&volume).unwrap_or_default() {
             let Some(tagged) = snapshot.by_tag.remove(tag) else { continue };

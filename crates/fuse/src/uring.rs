@@ -1,15 +1,15 @@
-//! FUSE over io_uring: the kernel and this side share entries, and a request costs one system call
+//! FUSE over io_uring: the kernel and the daemon share entries, and a request costs one system call
 //! and no wake-up of another CPU.
 //!
-//! Purpose: a second transport beside the readers of `/dev/fuse` (module `reader`), which go on
-//! beside it: the kernel still sends FORGET and INTERRUPT there, and everything until the entries
-//! are known. What is done with a request is the same (module `dispatch`).
+//! Purpose: a second transport. The readers of `/dev/fuse` (module `reader`) go on beside it: the
+//! kernel still sends FORGET and INTERRUPT there, and everything until the entries are known.
+//! Requests of both are served in the same way (module `dispatch`).
 //!
 //! # How it works
 //! The kernel has a queue for each CPU the host can have, and puts a request into an entry of the
-//! queue of the CPU that the caller runs on. Who handed the entry over is woken, on that CPU, gets
-//! the request copied into it (in that thread's context), and hands it over again with the answer.
-//! Two facts of the kernel decide the design:
+//! queue of the CPU that the caller runs on. On that CPU it wakes the thread that handed the entry
+//! over. That thread gets the request copied into the entry (in its own context), and hands the
+//! entry over again with the answer. Two facts of the kernel decide the design:
 //! - The copying is done by **the thread that handed the entry over**, when it enters the kernel. A
 //!   thread that sleeps in the store therefore holds up every other entry that it has handed over,
 //!   and no other thread can help.
@@ -24,38 +24,39 @@
 //! the keeper and rests.
 //!
 //! # What is guaranteed
-//! - **No request holds up another**, whether its handler waits in a way that is known of
-//!   (`before_wait`) or hangs in a system call of the store: there is nothing to detect, and no
-//!   watchdog. The number of entries limits this. All queues together begin with as many entries as
-//!   there may be threads (`SessionOptions::threads_max`, at least 256; a queue has at least 32).
-//!   They may grow to twice as many; the first queues that run short get the further entries. Once
-//!   these are used up, the kernel holds the next request from a CPU until a request from that CPU
-//!   is answered, or until the client runs on another CPU. Threads are bounded by the number of
-//!   entries plus `SessionOptions::threads_max`; the latter serve calls that are still under way
-//!   although their callers were killed.
+//! - **No request holds up another**, whether its handler announces that it waits (`before_wait`)
+//!   or hangs in a system call of the store: there is nothing to detect, and no watchdog. The
+//!   number of entries limits this. All queues together begin with as many entries as there may be
+//!   threads (`SessionOptions::threads_max`, at least 256; a queue has at least 32). They may grow
+//!   to twice as many; the first queues that run short get the further entries. Once these are used
+//!   up, the kernel holds the next request from a CPU until a request from that CPU is answered, or
+//!   until the client runs on another CPU. Threads are bounded by the number of entries plus
+//!   `SessionOptions::threads_max`; the latter serve calls that are still under way although their
+//!   callers were killed.
 //! - Nothing runs while there is no traffic: all threads sleep in the kernel, those that rest end
 //!   after a while.
 //! - Nothing is allocated in the steady state.
 //!
 //! # Answers from elsewhere (SAFETY of the payload)
-//! An answer hands the entry over at once, and the kernel may fill it with the next request. It is
-//! given before the handler's return in one case, and then nobody on this side looks at the entry's
-//! memory any more: a killed caller is answered EINTR while the handler is still in the store. The
-//! handler has a copy of the whole message in its thread's own buffer ([`entry::Place::Scratch`])
-//! and finds out that its answer is not wanted before it writes it. Requests whose data stays in
-//! the entry ([`entry::Place::Lent`]: more than 16 KiB written or read) are *not* answered early:
-//! such a caller is gone when the store answers or the volume ends the wait. With `/dev/fuse` it is
-//! gone at once.
+//! An answer hands the entry over at once, and the kernel may fill it with the next request. In one
+//! case it is given before the handler returns, and then no thread of the daemon looks at the
+//! entry's memory any more: a killed caller is answered EINTR while the handler is still in the
+//! store. The handler has a copy of the whole message in its thread's own buffer
+//! ([`entry::Place::Scratch`]) and finds out that its answer is not wanted before it writes it.
+//! Requests whose data stays in the entry ([`entry::Place::Lent`]: more than 16 KiB written or
+//! read) are *not* answered early: such a caller is gone when the store answers or the volume ends
+//! the wait. With `/dev/fuse` it is gone at once.
 //!
-//! It is handed over by the keeper, since whoever answers may sleep in the store afterwards.
+//! The keeper hands such an entry over, since the thread that answers may sleep in the store
+//! afterwards.
 //!
 //! # Memory
-//! An entry is a mapping of one page and 1 MiB, of which only what was used takes memory. As the
-//! kernel uses the entries like a stack, few are ever touched. What a burst leaves behind is given
-//! back: an entry that held much data and is handed over while more than `warm` of its queue are in
-//! use gives its pages back, so that about `warm` MiB per CPU stay. One that waits keeps them all
-//! the same: beside requests of stalled stores, which are under way for long, a large write finds
-//! its pages there.
+//! An entry is a mapping of one page and 1 MiB, of which only the used part takes memory. As the
+//! kernel uses the entries like a stack, few are ever touched. The memory that a burst leaves
+//! behind is given back: an entry that held much data and is handed over while more than `warm` of
+//! its queue are in use gives its pages back, so that about `warm` MiB per CPU stay. One waiting
+//! entry of each queue keeps its pages even then: beside requests of stalled stores, which are
+//! under way for long, a large write finds its pages there.
 //!
 //! A burst of requests that are quick leaves its threads asleep, one for each that was under way at
 //! the same time, since an entry cannot be called back from the kernel. They are the last ones that
@@ -63,17 +64,17 @@
 //!
 //! # Order
 //! Requests from different CPUs are served in any order, and RELEASE, for which close(2) does not
-//! wait, is overtaken by what is sent after it from elsewhere. DESTROY may overtake it, too: a
-//! volume can be shut down with files open.
+//! wait, is overtaken by later requests from other CPUs. DESTROY may overtake it, too: a volume can
+//! be shut down with files open.
 //!
 //! # Whose CPU
-//! A serving thread is kept on its queue's CPU, where its caller has just gone to sleep: this is
-//! what makes it quick. A thread that reads ahead for a caller who goes on meanwhile is not.
+//! A serving thread is kept on its queue's CPU, where its caller has just gone to sleep: this makes
+//! it quick. A thread that reads ahead for a caller that goes on meanwhile is not kept there.
 //!
 //! # The end
-//! The kernel brings every entry back with an error when the connection ends; threads end when they
-//! see theirs, the keeper when it has all of its own. Memory of an entry that the kernel has is
-//! never unmapped.
+//! The kernel brings every entry back with an error when the connection ends. A serving thread ends
+//! when its entry comes back, the keeper when it has all of its own. Memory of an entry that the
+//! kernel has is never unmapped.
 //!
 //! # Lock order
 //! `Slot::cancel` (module `interrupt`), then `Seat::state`. `Ring::inbox` is taken without
@@ -116,12 +117,12 @@ pub(crate) use seat::Seat;
 /// Whether to talk to the kernel over io_uring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Uring {
-    /// Where it can be had.
+    /// Over io_uring where that is possible, else over `/dev/fuse`.
     #[default]
     Auto,
-    /// Or fail.
+    /// Over io_uring, or fail.
     On,
-    /// No.
+    /// Not over io_uring.
     Off,
 }
 
@@ -137,7 +138,7 @@ pub enum Transport {
     Uring,
 }
 
-/// What was done before mount(2). Dropped when INIT was answered.
+/// The preparations before mount(2). Dropped when INIT was answered.
 #[derive(Debug)]
 pub(crate) struct BeforeMount {
     wish: Uring,
@@ -145,7 +146,7 @@ pub(crate) struct BeforeMount {
 }
 
 impl BeforeMount {
-    /// Sees to it that the kernel offers io_uring to mounts made from now on.
+    /// Makes the kernel offer io_uring to mounts made from now on.
     pub(crate) fn new(wish: Uring) -> Self {
         let switch = match wish {
             Uring::Off => Err("not wanted".to_owned()),
@@ -154,13 +155,13 @@ impl BeforeMount {
         Self { wish, switch }
     }
 
-    /// Whether it must be io_uring.
+    /// Whether the session must not fall back to `/dev/fuse`.
     pub(crate) fn is_must(&self) -> bool {
         self.wish == Uring::On
     }
 
-    /// Gets everything that can fail, before the kernel is told: from then on it waits for the
-    /// entries.
+    /// Gets everything that can fail, before INIT is answered: from then on the kernel waits for
+    /// the entries.
     pub(crate) fn prepare(&self, dev: &Arc<Dev>, threads_max: usize) -> Result<Prepared, String> {
         match &self.switch {
             Err(reason) => Err(reason.clone()),
@@ -184,7 +185,7 @@ impl Prepared {
         Ok(Self { ring, keeper })
     }
 
-    /// What threads share.
+    /// The ring that the threads share.
     pub(crate) fn ring(&self) -> &Arc<Ring> {
         &self.ring
     }
@@ -209,7 +210,7 @@ const WARM: usize = 32;
 /// How many of a queue's threads wait for requests before one whose request was slow rests.
 const IDLE_MAX: u64 = 4;
 
-/// What the threads of one ring share.
+/// The state that the threads of one ring share.
 #[derive(Debug)]
 pub(crate) struct Ring {
     dev: Arc<Dev>,
@@ -349,7 +350,7 @@ fn ends_connection(errno: Errno) -> bool {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Queue {
-    /// Those that serve in the low half, those that wait in the high half.
+    /// The number of threads that serve in the low half, of those that wait in the high half.
     threads: AtomicU64,
     /// Whether an entry that waits for its next request keeps its memory although the queue is
     /// crowded.
@@ -401,12 +402,12 @@ impl Queue {
         self.now() >> 32 >= IDLE_MAX
     }
 
-    /// Whether an entry that is handed over keeps its memory although the queue is crowded: one
-    /// does, which is the one that the kernel uses next. Requests of stalled stores crowd a queue
-    /// for as long as they like, and large writes beside them would have their pages made anew each
+    /// Whether an entry that is handed over keeps its memory although the queue is crowded. One
+    /// entry does, and the kernel uses that one next. Requests of stalled stores crowd a queue for
+    /// as long as they like, and large writes beside them would have their pages made anew each
     /// time.
     fn keeps_warm(&self, entry: &mut Entry) -> bool {
-        // ORDERING: Relaxed, as in `add`. Who swaps false for true has the one place.
+        // ORDERING: Relaxed, as in `add`. The thread that swaps false for true has the one place.
         entry.is_warm = !self.is_warm.swap(true, Ordering::Relaxed);
         entry.is_warm
     }

@@ -1,4 +1,4 @@
-//! What a program does with the tree of a mountpoint.
+//! A program's use of the tree of a mountpoint.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use crate::tree::change::{Attached, AttachmentInfo, Detach, TreeError};
 use crate::tree::clones::View;
 use crate::tree::wire::Tag;
 
-/// What is attached to a session's mountpoint, to be looked at and changed from any thread but
-/// those that serve requests: changes wait for the kernel, and for volumes.
+/// The volumes that are attached to a session's mountpoint, to be looked at and changed from any
+/// thread but those that serve requests: changes wait for the kernel, and for volumes.
 #[derive(Debug, Clone)]
 pub struct Tree {
     shared: Arc<Shared>,
@@ -24,18 +24,18 @@ pub struct Tree {
 
 /// Paths begin at the mountpoint, have no `..`, and no symbolic link on the way.
 impl Tree {
-    /// That of the session's own mountpoint.
+    /// The tree of the session's own mountpoint.
     pub(crate) fn first(shared: Arc<Shared>) -> Self {
         let view = Arc::clone(shared.tree.first());
         Self { shared, view }
     }
 
     /// Clones the namespace, with all that is attached. The clone is to be shown at a mountpoint
-    /// ([`mount::show`](crate::mount::show)); it ends when nobody uses it any more
+    /// ([`mount::show`](crate::mount::show)). It ends when its last user is gone
     /// ([`let_go`](Self::let_go)), or with [`end_clone`](Self::end_clone).
     ///
-    /// `Shared`: what is attached or detached in one is so in the other; `Slave`: what is, in this
-    /// one, is so in the clone; otherwise neither.
+    /// `Shared`: each sees what is attached or detached in the other; `Slave`: the clone sees what
+    /// is, in this one; otherwise neither.
     ///
     /// # Errors
     /// [`TreeError::NoTags`], [`TreeError::Tree`]; the namespace is as it was.
@@ -51,39 +51,39 @@ impl Tree {
         (!self.view.name.is_empty()).then_some(&*self.view.name)
     }
 
-    /// To be called when no mountpoint leads to the clone any more: it ends when nobody uses it, in
-    /// whichever mount namespace.
+    /// To be called when no mountpoint leads to the clone any more: it ends when its last user is
+    /// gone, in any mount namespace.
     pub fn let_go(&self) {
         self.shared.tree.let_go(&self.shared.master, &self.view);
     }
 
     /// Whether a clone has ended, and with it what was attached there and nowhere else. The first
-    /// namespace ends with its session, which tells that itself.
+    /// namespace ends with its session, which reports that itself.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.view.root.is_gone()
     }
 
-    /// `on_unused` is called, once and by a thread of its own, when nobody uses the clone any more,
-    /// in whichever mount namespace; it has to [end](Self::end_clone) it.
+    /// `on_unused` is called, once and by a thread of its own, when the clone has no user any more,
+    /// in any mount namespace; it has to [end](Self::end_clone) the clone.
     pub fn when_unused(&self, on_unused: impl FnOnce() + Send + 'static) {
         self.view.when_unused(Box::new(on_unused));
     }
 
-    /// Takes everything away that is attached in this namespace; what is attached nowhere else has
-    /// ended on return, unless something of it is open. With `is_forced` what is not written of
-    /// that is given up. A clone is no more after that; the first shows its own volume as long as
-    /// it is mounted, and nothing can be attached to it.
+    /// Detaches everything from this namespace. On return, volumes that are attached nowhere else
+    /// have ended, unless something of them is open. With `is_forced` their unwritten data is given
+    /// up. A clone is no more after that. The first namespace shows its own volume as long as it is
+    /// mounted, and nothing can be attached to it.
     pub fn end_clone(&self, is_forced: bool) {
         let give_up = |volume| self.answer_all(volume);
         self.shared.tree.end_clone(&self.shared.master, &self.view, is_forced, give_up);
     }
 
     /// Makes durable what is dirty in the session's volume and in all that are attached, by the
-    /// policy of the cgroup that a process of the host is in. Attached ones whose stores do not
+    /// policy of the cgroup that a process of the host is in. Attached volumes whose stores do not
     /// answer are left out, before they are asked or when it is noticed
-    /// ([`relieve`](Self::relieve)); they are returned, by the names that the log has for them,
-    /// whoever has something in them: what is dirty there is not durable.
+    /// ([`relieve`](Self::relieve)). Their names, as the log has them, are returned, whichever
+    /// cgroup has data in them: what is dirty there is not durable.
     ///
     /// # Errors
     /// The first failure, after the others were tried.
@@ -94,8 +94,8 @@ impl Tree {
         synced.result.map(|()| synced.left_out.iter().map(|one| one.name()).collect())
     }
 
-    /// Attaches a volume to a directory; whoever looks there sees it when the call returns.
-    /// `on_end` is called when the volume has ended, however that comes.
+    /// Attaches a volume to a directory; a process that looks there sees it when the call returns.
+    /// `on_end` is called when the volume has ended, for whatever reason.
     ///
     /// # Errors
     /// The path is none, or leads to no directory; see [`TreeError`]. The volume goes on as it was.
@@ -109,7 +109,7 @@ impl Tree {
         self.shared.tree.attach(&self.shared.master, (&self.view, path), volume, is_read_only, on_end)
     }
 
-    /// Shows a directory in a second place; what is attached below it is not shown there.
+    /// Shows a directory in a second place; volumes attached below it are not shown there.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -117,7 +117,7 @@ impl Tree {
         self.shared.tree.bind(&self.shared.master, &self.view, from, to)
     }
 
-    /// Takes what is attached at a path away. On return no path leads there, for any process; and
+    /// Takes away what is attached at a path. On return no path leads there, for any process; and
     /// its volume has ended, if this was its last place and nothing of it is open (where something
     /// is, [`Detach::Sync`] is refused).
     ///
@@ -128,7 +128,8 @@ impl Tree {
         self.shared.tree.detach(&self.shared.master, (&self.view, path), how, give_up)
     }
 
-    /// What is attached uppermost at a path, to be detached later whatever the path leads to then.
+    /// The volume that is attached uppermost at a path, to be detached later, wherever the path
+    /// leads then.
     ///
     /// # Errors
     /// As [`detach`](Self::detach).
@@ -137,8 +138,8 @@ impl Tree {
     }
 
     /// Attaches a volume of this session to one more directory, also one that was detached and that
-    /// open files keep: these, what is cached and what has failed go on. Every process that looks
-    /// there sees it when the call returns.
+    /// open files keep: these files, the cache and recorded failures go on. Every process that
+    /// looks there sees it when the call returns.
     ///
     /// # Errors
     /// As [`attach`](Self::attach); [`mounts::Error::AlreadyThere`] where the path leads to it,
@@ -165,15 +166,15 @@ impl Tree {
         self.shared.tree.detach_attached(&self.shared.master, attached, how, give_up)
     }
 
-    /// Gives a volume up, if it is in one place at most; also one that is being detached, or that
-    /// only open files keep. Who waits for it gets an error. Waits for nothing: its place is to be
-    /// taken away by [`detach_by_force`](Self::detach_by_force). Says whether it is given up.
+    /// Gives up a volume that is in one place at most; also one that is being detached, or that
+    /// only open files keep. Callers that wait for it get an error. Waits for nothing: its place is
+    /// to be taken away by [`detach_by_force`](Self::detach_by_force). Says whether it is given up.
     pub fn give_up(&self, attached: &Attached) -> bool {
         self.shared.tree.give_up(attached, |volume| self.answer_all(volume))
     }
 
-    /// Whoever waits for a volume that was given up gets an error; others are to read in place of
-    /// the threads that hang.
+    /// Fails the callers that wait for a volume that was given up; other threads are to read in
+    /// place of those that hang.
     fn answer_all(&self, volume: Tag) {
         let Shared { interrupts, pool, syncs, .. } = &*self.shared;
         interrupts.give_up(volume);
@@ -190,7 +191,7 @@ impl Tree {
     }
 
     /// Waits until nothing is open of the volume that is attached at a path, or `until`; says
-    /// whether nothing is. The kernel tells of a close a little after close(2).
+    /// whether nothing is. The kernel reports a close a little after close(2).
     ///
     /// # Errors
     /// As [`detach`](Self::detach).
@@ -220,16 +221,16 @@ impl Tree {
         self.shared.tree.volume_at((&self.view, path))
     }
 
-    /// What is attached now.
+    /// The present attachments.
     #[must_use]
     pub fn attachments(&self) -> Vec<AttachmentInfo> {
         self.shared.tree.attachments(&self.view)
     }
 
-    /// Has those volumes whose stores do not answer hold no more than their share of what brings
-    /// requests: of each the first request waits, and of further ones as many as have room; the
-    /// rest fail with EIO. Syncs of the mountpoint wait for them no longer. To be called about once
-    /// a second, after each volume's [`look`](Volume::look).
+    /// Holds volumes whose stores do not answer to their share of the threads and entries that
+    /// bring requests: for each the first request waits, and of further ones as many as have room;
+    /// the rest fail with EIO. Syncs of the mountpoint wait for these volumes no longer. To be
+    /// called about once a second, after each volume's [`look`](Volume::look).
     pub fn relieve(&self) {
         let Shared { tree, interrupts, pool, .. } = &*self.shared;
         let volumes = tree.volumes();
@@ -240,7 +241,8 @@ impl Tree {
         }
         pool.bear(&self.shared, interrupts.uncounted());
         if interrupts.has_waiting() {
-            // It may be the turn of one whose volume's threads all hang, and do not count any more.
+            // It may be the turn of a request whose volume's threads all hang, and do not count any
+            // more.
             pool.bring_another(&self.shared);
         }
         self.shared.syncs.relieve();

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use watertight_fuse::abi::SIZES;
 
-/// What the kernel calls a structure, where it is not the name in small letters.
+/// The kernel's name of a structure, where it is not the name in small letters.
 fn c_name(name: &str) -> Option<String> {
     Some(match name {
         "SetXattrInCompat" | "CreateOut" | "CopyFileRangeOut" => return None,

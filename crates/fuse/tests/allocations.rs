@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::Setup;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 
-/// Counts.
+/// An allocator that counts.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -19,8 +19,8 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 // SAFETY: everything is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // ORDERING: Relaxed throughout this file: a count; what a request's threads added is
-        // ordered before its caller's load by the kernel's answer.
+        // ORDERING: Relaxed throughout this file: a count; the kernel's answer orders what a
+        // request's threads added before its caller's load.
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
@@ -44,7 +44,7 @@ static ALLOCATOR: Counting = Counting;
 fn per_call(mut call: impl FnMut(u64)) -> f64 {
     const CALLS: u64 = 50;
     const ROUNDS: u64 = 40;
-    // Threads, buffers and pages are there then.
+    // The threads, buffers and pages exist after that.
     (0..200).for_each(&mut call);
     let mut round = |number: u64| {
         let before = ALLOCATIONS.load(Ordering::Relaxed);

@@ -33,7 +33,7 @@ impl Other {
         Self { dir, volume }
     }
 
-    /// One whose store hangs in the operation `hanging` while the gate is shut.
+    /// A volume whose store hangs in the operation `hanging` while the gate is shut.
     fn hanging_in(hanging: &'static str, gate: &Arc<Gate>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = HookStore::new(store::open(&format!("dir:{}", dir.path().display())).unwrap());
@@ -64,13 +64,13 @@ fn open(dir: &Path) -> Arc<Volume> {
     Volume::new(store, resting()).unwrap()
 }
 
-/// Nothing is written before somebody asks for it.
+/// Data is written only when a caller asks for it.
 fn resting() -> volume::Options {
     volume::Options { dirty_after: Duration::from_secs(3600), ..volume::Options::default() }
 }
 
 fn detach(mounted: &Mounted, path: &str) -> Result<(), TreeError> {
-    // The kernel tells of a close a little later.
+    // The kernel reports a close a little later.
     assert!(mounted.tree.wait_closed(Path::new(path), Instant::now() + LONG)?);
     mounted.tree.detach(Path::new(path), Detach::Sync)
 }
@@ -90,7 +90,7 @@ fn what_is_attached_is_seen_at_once_and_what_was_detached_is_gone() {
     fs::create_dir_all(mnt.join("a/b")).unwrap();
     fs::write(mnt.join("a/b/covered"), "below").unwrap();
     fs::write(other.stored("theirs"), "of the other store").unwrap();
-    // The kernel remembers both: what is there, and what is not.
+    // The kernel remembers both: the name that is there, and the one that is not.
     assert!(mnt.join("a/b/covered").exists() && !mnt.join("a/b/theirs").exists());
 
     let ends = other.attach(&mounted, "a/b");
@@ -199,7 +199,7 @@ fn an_open_file_refuses_a_detach_and_outlives_a_lazy_one() {
     mounted.unmount();
 }
 
-/// The end of a volume waits for requests in hand, and does its writing meanwhile.
+/// The end of a volume waits for requests in hand, and writes its dirty data meanwhile.
 #[test]
 fn what_is_dirty_is_written_while_a_request_is_in_hand() {
     let Some(mounted) = Setup::default().mount() else { return };
@@ -241,8 +241,8 @@ fn who_was_inside_a_detached_volume_never_sees_another_one() {
         fs::write(one.stored("deep/er/name"), "").unwrap();
     }
     let _ends = other.attach(&mounted, "x");
-    // Processes in the volume's root and below: they say what inode they are in, and on request
-    // what else they see, or why not.
+    // Processes in the volume's root and below: they print the inode that they are in, and on
+    // request what else they see, or why not.
     let script = "stat -c %i .; read _; for what in . name deep deep/name; do \
                   ls $what; cat < $what; mkdir $what/new; done; stat -c %i .; echo end";
     let mut inside: Vec<_> = ["x", "x/deep/er"]
@@ -270,7 +270,7 @@ fn who_was_inside_a_detached_volume_never_sees_another_one() {
             ["Stale file handle", "No such file or directory"].iter().any(|why| line.contains(why))
         };
         assert!(errors.iter().all(|line| is_gone(line)), "{errors:?}");
-        // What the kernel itself remembers of the directory that they are in.
+        // The kernel itself remembers the directory that they are in.
         assert!(is_gone(own) || own == inode, "{own}");
     }
     assert!(mnt.join("x/name").exists());
@@ -287,7 +287,7 @@ fn a_directory_in_two_places_is_one() {
     fs::write(mnt.join("sub/dir/file"), "one").unwrap();
     mounted.tree.bind(Path::new("sub/dir"), Path::new("second")).unwrap();
     assert_eq!(text(&mnt.join("second/file")), "one");
-    // One page cache: what is written here is read there, mapped or cached.
+    // One page cache: data written in one place is read in the other, mapped or cached.
     let there = File::open(mnt.join("second/file")).unwrap();
     fs::write(mnt.join("sub/dir/file"), "two!").unwrap();
     let mut read = [0; 4];
@@ -310,18 +310,19 @@ fn names_of_a_directory_that_is_seen_twice_are_the_same_in_both_places() {
     fs::create_dir_all(mnt.join("dir/below")).unwrap();
     fs::create_dir(mnt.join("second")).unwrap();
     fs::write(mnt.join("dir/old"), "").unwrap();
-    // Learned before there are two places: what is there, what is not, and the listing.
+    // The kernel learns before there are two places: a name that is there, one that is not, and the
+    // listing.
     assert!(mnt.join("dir/old").exists() && !mnt.join("dir/new").exists() && !mnt.join("dir/later").exists());
     assert_eq!(names(&mnt.join("dir")), ["below", "old"]);
     mounted.tree.bind(Path::new("dir"), Path::new("second")).unwrap();
     fs::write(mnt.join("second/new"), "").unwrap();
     fs::remove_file(mnt.join("second/old")).unwrap();
-    // What was learned before is told to the kernel beside the answer.
+    // The kernel is notified, beside the answer, of what it learned before.
     mounted.notifier.wait();
     assert!(mnt.join("dir/new").exists() && !mnt.join("dir/old").exists());
     assert_eq!(names(&mnt.join("dir")), ["below", "new"]);
     assert_eq!(fs::metadata(mnt.join("dir")).unwrap().nlink(), 3);
-    // What is learned from now on is never kept: it is right at once, both ways.
+    // What the kernel learns from now on it never keeps: it is right at once, both ways.
     for (here, there) in [("dir", "second"), ("second", "dir")] {
         let (here, there) = (mnt.join(here), mnt.join(there));
         for round in 0..50 {
@@ -466,7 +467,7 @@ fn requests_that_hang_in_one_volume_do_not_keep_those_of_another_from_being_serv
         })
         .collect();
     assert!(hanging.wait_hanging(64, Duration::from_secs(60)));
-    // As whoever serves the volumes does about once a second.
+    // As the daemon does about once a second.
     let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let (tree, looked, over) = (mounted.tree.clone(), Arc::clone(&volume), Arc::clone(&is_over));
     let looks = std::thread::spawn(move || {
@@ -477,14 +478,14 @@ fn requests_that_hang_in_one_volume_do_not_keep_those_of_another_from_being_serv
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    // From each processor, whose entries may be those that hang: new names, so that the server is
-    // asked.
+    // From each processor, whose entries may be those that hang: new names, so that the kernel has
+    // to ask.
     for n in 0..64 {
         fs::write(mnt.join(format!("other/new-{n}")), "new").unwrap();
         assert_eq!(text(&mnt.join(format!("other/new-{n}"))), "new");
     }
     File::open(mnt.join("other/file")).unwrap().sync_all().unwrap();
-    // All that was done so may have needed none of the places that hang.
+    // None of these requests may have needed the places that hang.
     let until = Instant::now() + Duration::from_secs(60);
     while !readers.iter().any(std::thread::JoinHandle::is_finished) {
         assert!(Instant::now() < until, "no request beyond the share has failed");
@@ -492,7 +493,7 @@ fn requests_that_hang_in_one_volume_do_not_keep_those_of_another_from_being_serv
     }
     is_over.store(true, std::sync::atomic::Ordering::SeqCst);
     looks.join().unwrap();
-    // Those that wait still are answered when the store does; the others have failed.
+    // The requests that still wait are answered when the store does; the others have failed.
     hanging.release();
     let answers: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
     let served = answers.iter().filter(|answer| answer.as_deref() == Ok(b"x")).count();
@@ -520,7 +521,7 @@ fn who_waits_for_a_volume_that_is_given_up_gets_an_error_at_once() {
     let reader = std::thread::spawn(move || fs::read(path));
     assert!(hanging.wait_hanging(1, Duration::from_secs(60)));
     let tree = mounted.tree.clone();
-    // Its end waits for the store; nobody else does.
+    // Its end waits for the store; no other thread does.
     let end = std::thread::spawn(move || tree.detach(Path::new("hung"), Detach::Force));
     assert_eq!(errno(reader.join().unwrap()), Some(Errno::IO));
     hanging.release();

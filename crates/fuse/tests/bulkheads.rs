@@ -37,7 +37,7 @@ fn of_many_stalled_volumes_each_has_its_first_request_waiting() {
     clients.extend(volumes[50..].iter().map(Hanging::read));
     volumes[50..].iter().for_each(|one| one.is_hanging(1));
     all_stalled(&mounted, &volumes);
-    // There is room for no more, and what does not wait goes on.
+    // There is room for no more, and the others go on.
     assert_eq!(volumes[0].read().join().unwrap(), EIO);
     assert_eq!(volumes[99].read().join().unwrap(), EIO);
     assert_eq!(other.read().join().unwrap().as_deref(), Ok(&b"x"[..]));
@@ -61,8 +61,8 @@ fn who_asks_a_stalled_volume_one_thing_at_a_time_is_never_refused() {
     let mut clients: Vec<_> = volumes.iter().map(Hanging::read).collect();
     volumes.iter().for_each(|one| one.is_hanging(1));
     all_stalled(&mounted, &volumes);
-    // Nobody looks from now on: it is taken for stalled, and there is no room beyond the first
-    // request of each.
+    // No thread looks from now on: the volume is taken for stalled, and there is no room beyond the
+    // first request of each.
     volumes[0].store.release();
     assert_eq!(clients.remove(0).join().unwrap().as_deref(), Ok(&b"x"[..]));
     assert!(volumes[0].volume.is_known_to_stall());
@@ -75,8 +75,8 @@ fn who_asks_a_stalled_volume_one_thing_at_a_time_is_never_refused() {
     mounted.unmount();
 }
 
-/// A request that hangs has the lock of the directory, which the kernel takes to forget what was
-/// attached.
+/// A request that hangs holds the lock of the directory, which the kernel takes to forget the
+/// volume that was attached.
 #[test]
 fn a_volume_is_given_up_though_a_request_has_its_directory() {
     let Some(mounted) = mount() else { return };
@@ -120,8 +120,7 @@ fn a_volume_is_given_up_while_its_detach_waits_for_the_store() {
         if rules == "write:hang" {
             it.is_hanging(1);
         }
-        // Both ways at once: whoever comes second finds nothing there, and nobody waits for the
-        // other.
+        // Both calls at once: the second finds nothing there, and neither waits for the other.
         assert!(mounted.tree.give_up(&it.attached), "{rules}");
         let again = mounted.tree.detach_by_force(&it.attached);
         assert!(matches!(again, Err(TreeError::NotAttached(_))), "{rules}: {again:?}");
@@ -168,8 +167,8 @@ const CLIENTS: usize = 300;
 const FILES_OF_EACH: usize = 2;
 const FILES: u64 = (CLIENTS * FILES_OF_EACH) as u64;
 
-/// All of them have closed what they had open, the store does not answer, and a neighbour still
-/// reads what it has not read before.
+/// All of them have closed their files and directories, the store does not answer, and a neighbour
+/// still reads data that it has not read before.
 fn with_closed_files(wanted: Wanted, then: impl FnOnce(Mounted, Hanging)) {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
@@ -186,7 +185,7 @@ fn with_closed_files(wanted: Wanted, then: impl FnOnce(Mounted, Hanging)) {
     let open = |n: usize| fs::File::open(it.root.join(n.to_string())).unwrap();
     let files: Vec<_> = (0..CLIENTS * FILES_OF_EACH).map(open).collect();
     let dirs: Vec<_> = (0..CLIENTS).map(|_| fs::File::open(&it.root).unwrap()).collect();
-    // All is open before the first is closed: until somebody looks, the closes hold up what comes
+    // All is open before the first is closed: until a thread looks, the closes hold up the requests
     // after them.
     let mut files = files.into_iter();
     let close = |dir| {
@@ -198,7 +197,7 @@ fn with_closed_files(wanted: Wanted, then: impl FnOnce(Mounted, Hanging)) {
     all_stalled(&mounted, std::slice::from_ref(&it));
     let read = |n: usize, dir: PathBuf, root: PathBuf| {
         let name = format!("new-{n}");
-        // So much that the kernel reads it ahead.
+        // Enough data for the kernel to read ahead.
         fs::write(dir.join(&name), [b'y'; 256 << 10]).unwrap();
         assert_eq!(fs::read(root.join(name)).unwrap(), [b'y'; 256 << 10]);
         assert!(fs::read_dir(root).unwrap().count() > n);
@@ -247,7 +246,7 @@ fn after_the_stall_what_was_closed_meanwhile_is_closed_by_itself() {
         eventually("it answers", || it.volume.status().stalled.is_none());
         fs::write(it.root.join("new"), "new").unwrap();
         assert_eq!(text(&it.root.join("0")), "x");
-        // Some of what was closed may still be on its way.
+        // Some closes may still be on their way.
         eventually("nothing is open", || mounted.tree.detach(Path::new("x"), Detach::Sync).is_ok());
         assert!(it.volume.report().unwrap().is_complete());
         mounted.unmount();
@@ -277,7 +276,8 @@ fn unmount(mounted: Mounted) {
     unmounting.join().unwrap();
 }
 
-/// The end of what was given up waits for the request that hangs, and nobody waits for that end.
+/// The end of a volume that was given up waits for the request that hangs, and no caller waits for
+/// that end.
 #[test]
 fn what_was_given_up_is_no_concern_of_later_syncs_nor_of_the_mountpoints_end() {
     let Some(mounted) = mount() else { return };
@@ -327,7 +327,7 @@ fn the_end_of_the_mountpoint_brings_healthy_volumes_to_their_stores_beside_more_
         common::skipped("umount(2) of a plain fuse mount does not wait");
         return;
     }
-    // Nobody knows that they stall: they do when they are written.
+    // It is not known that they stall: they do when they are written.
     let hanging: Vec<_> = (0..80).map(|n| Hanging::new(&mounted, &format!("h{n}"), "write:hang")).collect();
     let release = Release(hanging.iter().map(|one| Arc::clone(&one.store)).collect());
     let healthy: Vec<_> =

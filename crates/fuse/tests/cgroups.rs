@@ -1,4 +1,4 @@
-//! Whose data it is, on a mounted volume with real cgroups and real processes.
+//! Which cgroup owns data, on a mounted volume with real cgroups and real processes.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
@@ -37,7 +37,7 @@ fn options() -> volume::Options {
     volume::Options { tenants, dirty_after: Duration::from_secs(3600), ..volume::Options::default() }
 }
 
-/// What the volume says of a cgroup.
+/// The volume's figures of a cgroup.
 fn figures(mounted: &Mounted, cgroup: &Path) -> Option<volume::WbStatus> {
     mounted.volume.status().switching.wbs.into_iter().find(|wb| wb.path == cgroup && !wb.is_dying)
 }
@@ -46,7 +46,7 @@ fn owned(mounted: &Mounted, cgroup: &Cgroup) -> usize {
     figures(mounted, cgroup.path()).map_or(0, |wb| wb.owned)
 }
 
-/// Writes so many blocks in one process of `by`, and waits until they are on the store.
+/// Writes `count` blocks in one process of `by`, and waits until they are on the store.
 fn write(by: &Cgroup, file: &Path, block: &str, count: u32) {
     let file = format!("of={}", file.display());
     let (block, count) = (format!("bs={block}"), format!("count={count}"));
@@ -118,8 +118,8 @@ fn the_end_of_a_cgroup_with_a_thousand_inodes_holds_up_nobody() {
     child.run("sh", &["-c".as_ref(), script.as_ref(), mounted.path().as_os_str()]);
     assert_eq!(owned(&mounted, &child), FILES);
     mounted.volume.sync_all().unwrap();
-    // Somebody writes all the time, and is told to end when the inodes have moved: each of its
-    // writes has ended then.
+    // A process writes all the time, and stops when the inodes have moved: each of its writes has
+    // ended then.
     let script = "n=0; until [ -e $0/stop ]; do echo >> $0/victim; n=$((n + 1)); done; echo $n";
     let mut writer = victim.command("sh");
     writer.args(["-c", script]).arg(mounted.path()).stdout(Stdio::piped());
@@ -172,7 +172,7 @@ fn a_mapping_counts_for_who_opened_the_file() {
 
 #[test]
 fn a_mapping_whose_openers_cgroup_was_removed_counts_for_that_ones_parent() {
-    // Maps the file, goes to another cgroup, and writes when it is told to.
+    // Maps the file, goes to another cgroup, and writes when its input ends.
     const SCRIPT: &str = "import mmap,sys\nf=open(sys.argv[1],'r+b')\nm=mmap.mmap(f.fileno(),0)\n\
         open(sys.argv[2],'w').write('0')\nprint('gone',flush=True)\nsys.stdin.readline()\nm[0:4]=b'test'\nm.flush()";
     const PYTHON: &str = "/usr/bin/python3";
@@ -183,7 +183,7 @@ fn a_mapping_whose_openers_cgroup_was_removed_counts_for_that_ones_parent() {
     let Some(mounted) = (Setup { volume: options(), ..Setup::default() }).mount() else { return };
     std::fs::write(mounted.store_path().join("file"), [0; 8192]).unwrap();
     let child = parent.child("child");
-    // Tells when the volume has heard of the removal.
+    // Shows when the volume has heard of the removal.
     write(&child, &mounted.path().join("clean"), "4096", 1);
     let (file, procs) = (mounted.path().join("file"), other.directory().join("cgroup.procs"));
     let mut python = child.command(PYTHON);
@@ -217,7 +217,7 @@ fn unwritten(mounted: &Mounted, of: &Cgroup) -> u64 {
 }
 
 /// One cgroup writes 16 MiB to a store that takes nothing, in files of a megabyte; then another one
-/// writes 64 KiB. Says how much the first was let have.
+/// writes 64 KiB. Returns how much the first was allowed.
 fn beside_one_at_its_limit(mounted: &Mounted, gate: &Arc<Gate>, limit: u64) -> u64 {
     let _open = OpenAtEnd(Arc::clone(gate));
     let (Some(a), Some(b)) = (Cgroup::make(), Cgroup::make()) else { return limit };
@@ -268,7 +268,7 @@ fn reads_and_writes(mounted: &Mounted, who: &Cgroup) {
     assert!(status.unwrap().success());
 }
 
-/// While at least so many requests of the crowd wait at their limits, the neighbour's calls return.
+/// While at least `wait` requests of the crowd wait at their limits, the neighbour's calls return.
 /// Then the limits are lifted, and the crowd ends well.
 fn neighbour_goes_on(
     (mounted, neighbour): (Mounted, &Cgroup),

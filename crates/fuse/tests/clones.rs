@@ -26,15 +26,15 @@ struct Both {
     clone: Tree,
 }
 
-/// Lets one test run at a time: a test that starts a program makes a child that has another one's
-/// files for a moment, and keeps its mounts busy.
+/// Lets one test run at a time: a program that a test starts has the open files of the other tests
+/// for a moment, and keeps their mounts busy.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Both {
-    /// With directories `a/b` and `x`, and a volume attached to `x`, whose end is told.
+    /// With directories `a/b` and `x`, and a volume attached to `x`, whose end is reported.
     fn new(propagation: Propagation) -> Option<(Self, Other)> {
         if !rustix::process::geteuid().is_root() {
             common::skipped("only root may show a clone");
@@ -98,7 +98,7 @@ impl Other {
     }
 }
 
-/// Nothing is open there: the kernel tells of a close a little later.
+/// Nothing is open there: the kernel reports a close a little later.
 fn closed(tree: &Tree, path: &str) {
     assert!(tree.wait_closed(Path::new(path), Instant::now() + LONG).unwrap());
 }
@@ -127,7 +127,7 @@ fn a_clone_shows_the_same_files_and_all_that_was_attached() {
     fs::write(both.second("x/theirs"), "through the clone").unwrap();
     assert_eq!(text(&both.second("a/file")), "one");
     assert_eq!(text(&both.first("x/theirs")), "through the clone");
-    // One page cache for all: what is mapped and changed in one place is read in the other.
+    // One page cache for all: data mapped and changed in one place is read in the other.
     fs::write(both.first("a/mapped"), [b'.'; 8192]).unwrap();
     let there = File::open(both.second("a/mapped")).unwrap();
     let mut read = [0];
@@ -163,7 +163,7 @@ fn what_is_attached_or_detached_in_one_is_so_in_the_other_on_return() {
     let Some((both, other)) = Both::new(Propagation::Shared) else { return };
     let (first, second) = (&both.mounted.tree, &both.clone);
     for (here, there) in [(first, second), (second, first)] {
-        // Both kernels' sides have learned what is there, and what is not.
+        // The kernel has learned in both places which names are there, and which are not.
         for dir in ["a", "a/b"] {
             assert!(
                 !both.first(&format!("{dir}/new")).exists() && !both.second(&format!("{dir}/new")).exists()
@@ -179,7 +179,7 @@ fn what_is_attached_or_detached_in_one_is_so_in_the_other_on_return() {
         assert!(!both.first("a/b/new").exists() && !both.second("a/b/new").exists());
         assert!(third.has_ended());
     }
-    // What is open in one refuses a detach in the other, and says so.
+    // An open directory in one refuses a detach in the other.
     let open = File::open(both.second("x")).unwrap();
     assert!(first.detach(Path::new("x"), Detach::Sync).is_err());
     assert!(both.first("x").exists());
@@ -203,7 +203,7 @@ fn a_slave_follows_and_a_private_clone_does_not() {
     assert!(third.has_ended() && !both.second("a/file").exists());
     assert!(!inner.has_ended());
     both.unmount_second();
-    // What was attached in the clone only ends with it.
+    // A volume attached only in the clone ends with it.
     eventually("it has ended", || inner.has_ended());
     assert_eq!(text(&inner.dir.path().join("mine")), "x");
 
@@ -230,7 +230,7 @@ fn a_clone_ends_with_its_last_user_and_the_volume_with_the_last_mountpoint() {
     fs::write(both.second("a/mine"), "mine").unwrap();
     fs::write(both.second("file"), "of the root volume").unwrap();
     closed(&both.clone, "a");
-    // Whoever is inside keeps the clone, but not what nobody has open.
+    // A process inside keeps the clone, but no attached volume in which nothing is open.
     let inside = File::open(both.second("x")).unwrap();
     rustix::mount::unmount(both.second.path(), UnmountFlags::DETACH).unwrap();
     both.clone.let_go();
@@ -270,7 +270,7 @@ fn a_clone_that_the_program_ends_has_ended_on_return() {
     both.clone.end_clone(false);
     assert!(mine.has_ended());
     assert_eq!(text(&mine.dir.path().join("mine")), "mine");
-    // What is left of the mountpoint shows nothing, and never anybody else's files.
+    // The rest of the mountpoint shows nothing, and never the files of another volume.
     assert!(fs::metadata(both.second("file")).is_err() && fs::read_dir(both.second.path()).is_err());
     assert!(both.first("x").exists() && !other.has_ended());
     both.unmount_second();

@@ -1,5 +1,5 @@
 //! More clients of one volume than a mountpoint has places, beside other volumes, over a store that
-//! is silent without anybody having noticed.
+//! is silent without a look that has noticed it.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -42,7 +42,7 @@ fn with_files(mounted: &Mounted, rules: &str) -> Hanging {
     it
 }
 
-/// The kernel knows them: who looks for a name has its directory's lock.
+/// The kernel knows the names: a look-up of one takes its directory's lock.
 fn make_files(count: usize, store: &Path, seen: &Path) {
     for n in 0..count {
         fs::write(store.join(n.to_string()), n.to_string()).unwrap();
@@ -74,8 +74,8 @@ fn all_wait(mounted: &Mounted, it: &Hanging) {
     it.is_hanging(PART);
 }
 
-/// A volume whose store hangs when a file is opened, and its clients, who all wait. (The store is
-/// released before the rest is dropped.)
+/// A volume whose store hangs when a file is opened, and its clients, all of which wait. (The store
+/// is released before the rest is dropped.)
 fn crowd() -> Option<(Mounted, Hanging, Release, Vec<JoinHandle<Outcome>>)> {
     let mounted = setup().mount()?;
     let it = with_files(&mounted, "open:hang");
@@ -85,7 +85,7 @@ fn crowd() -> Option<(Mounted, Hanging, Release, Vec<JoinHandle<Outcome>>)> {
     Some((mounted, it, release, clients))
 }
 
-/// One more, who waits as well.
+/// One more client, which waits as well.
 fn one_that_makes_a_directory(mounted: &Mounted, it: &Hanging) -> JoinHandle<Outcome> {
     let new = it.root.join("new");
     let maker = client(move || fs::create_dir(new));
@@ -99,7 +99,8 @@ fn a_neighbour_lives(mounted: &Mounted) {
 }
 
 fn works_and_ends(mounted: &Mounted, other: &Hanging) {
-    // So much that the kernel reads it ahead, and so many that they would take each other's places.
+    // Enough data for the kernel to read ahead, and so many files that they would take each other's
+    // places.
     fs::write(other.dir.path().join("large"), vec![b'y'; 1 << 20]).unwrap();
     let clients: Vec<_> = (0..8)
         .map(|n| {
@@ -116,7 +117,7 @@ fn works_and_ends(mounted: &Mounted, other: &Hanging) {
         .collect();
     clients.into_iter().for_each(|client| assert_eq!(client.join().unwrap(), Ok(())));
     assert_eq!(text(&other.dir.path().join("7")), "new");
-    // The kernel tells of a close a little after close(2).
+    // The kernel reports a close a little after close(2).
     let detach = || mounted.tree.detach(Path::new("other"), Detach::Sync);
     eventually("nothing is open", || detach().is_ok());
     assert!(other.volume.report().unwrap().is_complete());
@@ -145,12 +146,12 @@ fn more_clients_than_places_hold_up_no_neighbour_and_all_are_served_when_the_sto
     unmount(mounted);
 }
 
-/// The kernel has what the callers wrote in the room's copies only.
+/// The data that the callers wrote is then only in the room's copies.
 #[test]
 fn what_waits_with_its_data_is_written_as_it_was() {
     const BYTES: usize = 128 << 10;
     let Some(mounted) = setup().mount() else { return };
-    // The file is read where it is not written whole.
+    // Each file is read where it is not written whole.
     let it = with_files(&mounted, "read:hang");
     let _release = Release(vec![Arc::clone(&it.store)]);
     let write = |n: usize| {
@@ -254,7 +255,7 @@ fn when_the_stall_is_noticed_who_waits_beyond_the_share_gets_an_error() {
     unmount(mounted);
 }
 
-/// Nobody waits for the answers, but the kernel has a bound for such requests, together with
+/// No process waits for the answers, but the kernel has a bound for such requests, together with
 /// reading ahead.
 #[test]
 fn more_files_than_places_that_are_closed_hold_up_no_neighbour_before_anybody_notices() {

@@ -1,4 +1,4 @@
-//! O_DIRECT beside the kernel's page cache: what is read afterwards is what was written.
+//! O_DIRECT beside the kernel's page cache: later reads return what was written.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -14,8 +14,8 @@ use watertight_fuse::{Mode, SessionOptions, Uring};
 
 const LEN: usize = 4096;
 
-/// An asynchronous write is under way while somebody reads through the cache: that brings the old
-/// data there, which has to go when the write is done.
+/// An asynchronous write is under way while another thread reads through the cache: that brings the
+/// old data there, which has to go when the write is done.
 #[test]
 fn a_read_during_an_asynchronous_direct_write_leaves_no_old_data_behind() {
     for uring in [Uring::Off, common::uring()] {
@@ -40,7 +40,8 @@ fn a_read_during_an_asynchronous_direct_write_leaves_no_old_data_behind() {
                 opcode::Write::new(Fd(direct.as_raw_fd()), data.as_ptr(), u32::try_from(LEN).unwrap())
                     .offset(0);
             gate.shut();
-            // To a worker of the kernel's: the caller is free whether or not the file system is.
+            // Handed to a worker of the kernel's: the caller is free whether or not the file system
+            // is.
             let entry = entry.build().flags(io_uring::squeue::Flags::ASYNC);
             // SAFETY: the data and the file live until the write has ended, which is waited for
             // below.

@@ -49,7 +49,7 @@ impl Handle {
 
     /// Opens it in the file system that `mount` is in.
     fn open(mut self, mount: &File, flags: i32) -> Result<File, Errno> {
-        // SAFETY: as in `of`; the descriptor that comes back is nobody else's.
+        // SAFETY: as in `of`; the descriptor that comes back belongs to nothing else.
         unsafe {
             let fd = libc::syscall(
                 libc::SYS_open_by_handle_at,
@@ -161,7 +161,7 @@ fn handles_survive_a_remount_and_lead_nowhere_else() {
     fs::write(&outside, "outside").unwrap();
     let second = again(&mut first);
     let root = File::open(second.path()).unwrap();
-    // Names that come to have the number of the one that is gone.
+    // New files that may get the number of the one that is gone.
     for n in 0..8 {
         fs::write(second.path().join(format!("new{n}")), "new").unwrap();
     }

@@ -1,4 +1,4 @@
-//! What the kernel does, as far as the product builds on it and the other tests cannot see it.
+//! Facts about the kernel on which the product builds and which the other tests cannot see.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -35,13 +35,13 @@ fn syncfs_comes_with_its_callers_number() {
     let seen = server.of(Opcode::SyncFs);
     assert_eq!(seen.len(), 1);
     assert_eq!(seen[0].pid, thread_id());
-    // The same from another process, of which one learns by its number.
+    // Another process, whose number the kernel sends.
     let mut child = Command::new("sync").arg("-f").arg(dir.path()).stdin(Stdio::null()).spawn().unwrap();
     assert!(child.wait().unwrap().success());
     assert_eq!(server.of(Opcode::SyncFs)[1].pid, child.id());
 }
 
-/// So an unmount is no sync of whoever calls it, and waits for no limit of theirs.
+/// So an unmount is no sync by its caller, and waits for no limit of that caller.
 #[test]
 fn an_unmount_sends_destroy_and_no_syncfs() {
     let dir = tempfile::tempdir().unwrap();

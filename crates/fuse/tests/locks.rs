@@ -45,7 +45,7 @@ fn open(path: &Path) -> File {
     File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// A process that takes a lock, says so, and holds it until it is told to end.
+/// A process that takes a lock, says so, and holds it until its input ends.
 struct Holder {
     process: Child,
     lines: BufReader<ChildStdout>,
@@ -69,7 +69,7 @@ impl Holder {
         holder
     }
 
-    /// What it says: `locked`, or an error.
+    /// The next line that it prints: `locked`, or an error.
     fn said(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -101,7 +101,7 @@ impl Holder {
 
 extern "C" fn on_signal(_: libc::c_int) {}
 
-/// Not a test of its own: what a [`Holder`] does.
+/// Not a test of its own: the work of a [`Holder`].
 #[test]
 fn child() {
     let Ok(task) = std::env::var(TASK) else { return };
@@ -133,7 +133,7 @@ fn child() {
     std::io::stdin().read_to_string(&mut end).unwrap();
 }
 
-/// Waits for a lock again and again, each time until a signal comes, at whatever moment.
+/// Waits for a lock again and again, each time until a signal comes, at any moment.
 fn alarms(file: &File) {
     let each = libc::timespec { tv_sec: 0, tv_nsec: 230_000 };
     let times = libc::itimerspec { it_interval: each, it_value: each };
@@ -157,7 +157,7 @@ fn alarms(file: &File) {
     std::process::exit(0);
 }
 
-/// The file's lines of `/proc/locks`; of those who wait for a lock, or of those who have one.
+/// The file's lines of `/proc/locks`; of the waiters for a lock, or of the holders.
 fn shown(path: &Path, are_waiting: bool) -> Vec<String> {
     let meta = std::fs::metadata(path).unwrap();
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
@@ -173,7 +173,7 @@ fn waits(path: &Path, n: usize) {
     eventually("a wait for a lock", || shown(path, true).len() == n);
 }
 
-/// That no request was for a lock, whatever the test did.
+/// Checks that no request was for a lock, whatever the test did.
 fn end(mounted: Mounted) {
     let stats = mounted.view.stats();
     for op in [Opcode::GetLk, Opcode::SetLk, Opcode::SetLkW] {
@@ -269,7 +269,7 @@ fn a_signal_at_any_moment_interrupts_a_wait() {
     let mut holder = Holder::start(&path, "posix 0 0");
     assert_eq!(holder.said(), "locked");
     let mut waiter = Holder::start(&path, ALARMS);
-    // A signal that was forgotten would leave it waiting for ever, whatever comes later.
+    // A signal that was forgotten would leave it waiting for ever.
     let mut status = None;
     eventually("the end of all waits", || {
         status = waiter.process.try_wait().unwrap();

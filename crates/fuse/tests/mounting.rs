@@ -1,4 +1,4 @@
-//! Options of a mount, and what stands in its way.
+//! Options of a mount, and what prevents one.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -60,7 +60,7 @@ fn a_mountpoint_is_used_once() {
     mounted.unmount();
 }
 
-/// Not a test of its own: what a process without privileges does.
+/// Not a test of its own: the work of a process without privileges.
 #[test]
 fn child() {
     let Ok(at) = std::env::var(TASK) else { return };

@@ -1,4 +1,4 @@
-//! What the kernel forgets when it is told to.
+//! Notifications, after which the kernel forgets what it remembers.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -43,9 +43,9 @@ fn names_that_went_elsewhere_are_looked_up_anew() {
     mounted.notifier.entry(store::ObjectId::ROOT, OsStr::new("file")).unwrap();
     mounted.notifier.wait();
     assert!(!path.exists());
-    // Who holds it goes on.
+    // The holder of the open file goes on.
     assert_eq!(open.metadata().unwrap().len(), 1);
-    // That there is no such name was remembered as well.
+    // The kernel had remembered, too, that there is no such name.
     assert!(!mounted.path().join("moved too").exists());
     fs::rename(mounted.store_path().join("moved"), mounted.store_path().join("moved too")).unwrap();
     assert!(!mounted.path().join("moved too").exists());

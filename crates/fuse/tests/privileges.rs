@@ -41,7 +41,7 @@ const OPS: [&str; 13] = [
     "write by a second descriptor",
 ];
 
-/// Not a test of its own: what another process does.
+/// Not a test of its own: the work of another process.
 #[test]
 fn child() {
     let (Ok(op), Some(path)) = (std::env::var(OP), std::env::var_os(FILE)) else { return };
@@ -106,11 +106,12 @@ fn map(file: &File) {
     }
 }
 
-/// A program of this test's that anybody can start, and what it prints as the user `uid`.
+/// A program of this test's that every user can start, and its output as the user `uid`.
 fn act(mounted: &Mounted, uid: u32, op: &str) -> String {
     let program = mounted.dir.path().join("program");
     if !program.exists() {
-        // By another process: one that this one starts meanwhile has all that is open here.
+        // Copied by another process: a child that this one starts meanwhile has all that is open
+        // here.
         let mut copy = Command::new("cp");
         copy.arg(std::env::current_exe().unwrap()).arg(&program);
         assert!(copy.status().unwrap().success());
@@ -142,7 +143,7 @@ fn mounts() -> Vec<(Mounted, String)> {
     all.collect()
 }
 
-/// A file with both bits and a capability, as everybody has seen it.
+/// A file with both bits and a capability, which every process has seen.
 fn privileged(mounted: &Mounted) -> PathBuf {
     let path = mounted.path().join("file");
     fs::write(mounted.path().join("source"), [3; 4096]).unwrap();
@@ -175,8 +176,8 @@ fn every_change_of_data_by_others_takes_set_id_bits_and_capabilities_away() {
             let mode = fs::metadata(&stored).unwrap().mode() & 0o7777;
             let caps = (has_capability(&path), has_capability(&stored));
             let (cached, now) = said.split_once(' ').unwrap();
-            // The kernel announces every change but that of a mapping. What it has then is not
-            // believed by anything that asks.
+            // The kernel announces every change but that of a mapping. What it has cached then is
+            // not believed by any code that asks.
             let is_stale = now != "777" || cached != "777" && op != "mapped write";
             if is_stale || (mode, caps) != (0o777, (false, false)) {
                 kept.push(format!("{how}: {op}: kernel {said}, store {mode:o}, capability {caps:?}"));
@@ -249,8 +250,8 @@ fn a_program_that_somebody_changed_runs_as_who_starts_it() {
     }
 }
 
-/// What was written before goes to the store before: the host takes a capability from a file that
-/// is written.
+/// Data that was written before goes to the store before: the host takes the capability from a file
+/// that is written.
 #[test]
 fn a_capability_outlives_the_data_from_before_it() {
     for (mounted, how) in mounts().into_iter().filter(|(_, how)| how.contains("WriteThrough")) {
@@ -261,7 +262,7 @@ fn a_capability_outlives_the_data_from_before_it() {
     }
 }
 
-/// Bits that are set after a file was once found without any go at the next write again.
+/// Bits that are set after a file was once found without any go at the next write, too.
 #[test]
 fn bits_that_are_set_later_go_as_well() {
     for (mounted, how) in mounts() {

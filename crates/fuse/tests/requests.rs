@@ -115,7 +115,7 @@ fn blocks_of_what_is_not_written_back_are_counted_once() {
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, hole, 0, 4096).unwrap();
     assert_eq!(blocks(), 8, "punched");
-    // What a file with a hole has on the store, and what is written over that, are not told apart.
+    // A hole's data on the store and data written over it are not told apart.
     file.sync_all().unwrap();
     file.write_all_at(&full[..4096], 2 * MIB).unwrap();
     assert!((8..=16).contains(&blocks()), "written over behind a hole");
@@ -425,7 +425,7 @@ fn removed_files_leave_no_nodes_behind() {
         fs::remove_file(&path).unwrap();
     }
     eventually("FORGET of removed files", || mounted.volume.status().nodes < 50);
-    // Nobody waits for a RELEASE, and over io_uring it may be overtaken.
+    // No process waits for a RELEASE, and over io_uring it may be overtaken.
     eventually("RELEASE of all files", || mounted.volume.status().open_files == 0);
     mounted.unmount();
 }

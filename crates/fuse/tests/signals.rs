@@ -47,7 +47,7 @@ fn killed_while_it_hangs(hanging: &'static str, program: &str, args: &[&str]) {
     let status = child.wait().unwrap();
     assert_eq!(status.signal(), Some(9), "{program} {args:?}: {status}");
     assert_eq!(gate.waiting(), 1, "the store answered");
-    // Others are served meanwhile, and afterwards.
+    // Other requests are served meanwhile, and afterwards.
     assert!(fs::metadata(mounted.path()).is_ok());
     gate.open();
     eventually("the late return", || gate.waiting() == 0);
@@ -107,9 +107,9 @@ fn a_killed_opener_leaves_no_open_file() {
     mounted.unmount();
 }
 
-/// Kills a client that changes names while the store hangs: it ends, the directory is free for
-/// others, and what is done late is seen by all, also by those who have looked meanwhile. `before`
-/// and `after`: what is there.
+/// Kills a client that changes names while the store hangs. The client ends, the directory is free
+/// for others, and every process sees the late change, also those that have looked meanwhile.
+/// `before` and `after`: the names that are there.
 fn killed_while_names_change(
     hanging: &'static str,
     program: &str,
@@ -186,7 +186,7 @@ fn other_signals_do_not_interrupt_but_a_later_kill_does() {
     eventually("the hung request", || gate.waiting() == 1);
     kill_process(pid(&child), Signal::USR1).unwrap();
     eventually("INTERRUPT", || mounted.view.stats().of(Opcode::Interrupt) == 1);
-    // The kernel tells of the first signal only; the watcher looks a few times meanwhile.
+    // The kernel reports the first signal only; the watcher looks a few times meanwhile.
     std::thread::sleep(Duration::from_millis(250));
     assert!(child.try_wait().unwrap().is_none(), "a signal with a handler ended a look-up");
     child.kill().unwrap();

@@ -1,4 +1,4 @@
-//! Who is not held up by an attached volume whose store does not answer.
+//! An attached volume whose store does not answer, and the syncs that it must not hold up.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 mod common;
@@ -20,8 +20,8 @@ use volume::{Tenants, Volume};
 use watertight_fuse::Detach;
 use watertight_fuse::mount::Wanted;
 
-/// A volume that is attached, whose store's own syncs hang while the gate is shut, and fail after
-/// that if they are to.
+/// An attached volume whose store's own syncs hang while the gate is shut, and fail after that if
+/// `fails` is set.
 struct Attached {
     dir: tempfile::TempDir,
     volume: Arc<Volume>,
@@ -30,8 +30,8 @@ struct Attached {
 }
 
 impl Attached {
-    /// Attaches one to the directory `name`, with a file `file` that nobody has written to the
-    /// store yet.
+    /// Attaches a volume to the directory `name`, with a file `file` whose data is not on the store
+    /// yet.
     fn at(mounted: &Mounted, name: &str) -> Self {
         Self::with(mounted, name, Arc::default())
     }
@@ -50,7 +50,7 @@ impl Attached {
             }
             Ok(())
         });
-        // Nothing is written before somebody asks for it.
+        // Data is written only when a caller asks for it.
         let (dirty_after, stall_after) = (Duration::from_secs(3600), Duration::from_millis(20));
         let options = volume::Options { dirty_after, stall_after, tenants, ..volume::Options::default() };
         let volume = Volume::new(store, options).unwrap();
@@ -64,8 +64,8 @@ impl Attached {
         self.dir.path().join("file")
     }
 
-    /// It stops answering in a sync that begins now, and is known to: as whoever serves the volumes
-    /// looks about once a second.
+    /// The store stops answering in a sync that begins now, and the volume is known to stall: as
+    /// the daemon looks about once a second.
     fn stalls(&self, mounted: &Mounted) -> JoinHandle<Result<(), volume::Error>> {
         self.gate.shut();
         let volume = Arc::clone(&self.volume);
@@ -94,7 +94,8 @@ fn syncfs(mounted: &Mounted) -> JoinHandle<Result<(), Errno>> {
     std::thread::spawn(move || rustix::fs::syncfs(&root))
 }
 
-/// A volume whose store hangs, what has it answer at the end, and the sync that waits for it.
+/// A volume whose store hangs, the guard that lets it answer at the end, and the sync that waits
+/// for it.
 fn hanging_under_a_sync(mounted: &Mounted) -> (Attached, OpenAtEnd, JoinHandle<Result<(), Errno>>) {
     let hung = Attached::at(mounted, "hung");
     let opens = OpenAtEnd(Arc::clone(&hung.gate));
@@ -123,7 +124,7 @@ fn a_sync_of_the_mountpoint_leaves_out_a_volume_that_is_stalled() {
     assert_eq!(text(&well.stored()), "well");
     assert_eq!(text(&mounted.store_path().join("file")), "root");
     assert_eq!(hung.gate.waiting(), 1, "the stalled one was asked again");
-    // Who asks by the control socket is told which one it was.
+    // A caller on the control socket learns which volume was left out.
     assert_eq!(mounted.tree.sync_for(std::process::id()).unwrap().len(), 1);
     hung.gate.open();
     waits.join().unwrap().unwrap();
@@ -183,7 +184,7 @@ fn a_sync_that_is_under_way_leaves_out_a_volume_that_stalls() {
         assert_eq!(sync.join().unwrap(), Err(Errno::IO), "what was written there is not durable");
     }
     assert_eq!(text(&well.stored()), "well");
-    // However many asked before it was known, and after.
+    // However many callers asked before it was known, and after.
     assert_eq!(syncfs(&mounted).join().unwrap(), Err(Errno::IO));
     assert_eq!(hung.gate.waiting(), 1, "more than one thread hangs in one store");
     hung.gate.open();
@@ -204,7 +205,7 @@ fn a_sync_waits_for_the_mountpoints_own_volume() {
     eventually("the store hangs", || gate.waiting() > 0);
     eventually("the stall is noticed", || mounted.volume.status().stalled.is_some());
     mounted.tree.relieve();
-    // What is attached does not wait for it.
+    // The attached volume does not wait for it.
     eventually("the attached one is durable", || fs::read(well.stored()).is_ok_and(|data| data == b"well"));
     assert!(!sync.is_finished(), "its own data is not durable yet");
     gate.open();

@@ -57,8 +57,8 @@ fn syncfs_and_sync_return_when_all_is_on_the_store() {
         fs::write(&file, "another").unwrap();
         rustix::fs::sync();
         assert_eq!(stored(&mounted, "file"), "another", "{mode:?}");
-        // In place, of a file that is open already: in the second mode the kernel says nothing of
-        // it before the sync.
+        // In place, in a file that is open already: in the second mode the kernel does not report
+        // the write before the sync.
         let open = fs::OpenOptions::new().write(true).open(&file).unwrap();
         for text in ["another one", "and another"] {
             std::os::unix::fs::FileExt::write_all_at(&open, text.as_bytes(), 0).unwrap();
@@ -111,7 +111,7 @@ fn a_sync_waits_for_the_store() {
     });
     eventually("the store's write", || gate.waiting() == 1);
     assert!(returned.recv_timeout(Duration::from_millis(200)).is_err(), "it returned before the store did");
-    // Meanwhile others write and read.
+    // Meanwhile other clients write and read.
     fs::write(mounted.path().join("other"), "beside").unwrap();
     gate.open();
     syncing.join().unwrap();
@@ -147,7 +147,7 @@ fn an_error_of_the_store_is_told_and_the_next_sync_tries_again() {
     mounted.unmount();
 }
 
-/// A write of the page for which nobody is in a sync: here by fdatasync(2) of the device, as the
+/// A write of the page while no process is in a sync: here by fdatasync(2) of the device, as the
 /// kernel's flusher would.
 #[test]
 fn a_page_that_the_flusher_writes_has_nothing_written_and_later_syncs_are_heard() {
@@ -155,7 +155,7 @@ fn a_page_that_the_flusher_writes_has_nothing_written_and_later_syncs_are_heard(
     hears(&mounted);
     let page = fs::OpenOptions::new().write(true).open(device(&mounted)).unwrap();
     let mut n = 0;
-    // Somebody else on the host may sync at that moment, or keep all processors busy.
+    // Another process on the host may sync at that moment, or keep all processors busy.
     eventually("nothing is written", || {
         n += 1;
         fs::write(mounted.path().join("file"), format!("text {n}")).unwrap();
@@ -176,18 +176,18 @@ fn an_unmount_leaves_no_device_and_all_on_the_store() {
     let name = loop_device.file_name().unwrap().to_owned();
     let backing = Path::new("/sys/block").join(&name).join("loop/backing_file");
     let backed = fs::read_to_string(&backing).unwrap();
-    // Tools show what is mounted.
+    // Tools show the source of the mount.
     assert_eq!(backed, "/watertight\n");
     fs::write(mounted.path().join("file"), "text").unwrap();
     common::umount(&mounted.path());
     assert_eq!(stored(&mounted, "file"), "text");
     mounted.ended();
-    // Somebody may look at it still, and somebody else may have it by now.
+    // Another process may still look at it, and yet another may have it by now.
     eventually("the device is free", || fs::read_to_string(&backing).map_or(true, |file| file != backed));
 }
 
-/// FIFREEZE of ioctl_fs(2) is refused by the kernel for each FUSE mount: nobody is left frozen by
-/// the device, and syncs are heard after it.
+/// The kernel refuses FIFREEZE of ioctl_fs(2) for each FUSE mount: the device leaves no process
+/// frozen, and syncs are heard after it.
 #[test]
 fn a_freeze_is_refused_and_leaves_nothing_behind() {
     let Some(mounted) = by_page(Setup::default()) else { return };
@@ -202,8 +202,8 @@ fn a_freeze_is_refused_and_leaves_nothing_behind() {
     mounted.unmount();
 }
 
-/// A store that hangs does not keep those who sync, who may mean another file system; nothing is
-/// lost by that.
+/// A store that hangs does not hold up a caller of sync(2), which may mean another file system;
+/// nothing is lost by that.
 #[test]
 fn a_store_that_is_known_to_stall_is_not_waited_for_and_synced_once_it_answers() {
     let (setup, gate) = Setup::hanging_in("write");

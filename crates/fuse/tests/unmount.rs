@@ -1,4 +1,4 @@
-//! What umount(2) and sync(2) do on either type of mount.
+//! umount(2) and sync(2) on either type of mount.
 
 mod common;
 
@@ -168,7 +168,7 @@ fn calls_that_do_not_return_are_counted_and_left_behind() {
     eventually("the hung request", || gate.waiting() == 1);
     rustix::mount::unmount(mounted.path(), UnmountFlags::FORCE | UnmountFlags::DETACH).unwrap();
     assert!(client.join().unwrap().is_err());
-    // On a loaded host others may not have ended either.
+    // On a loaded host other threads may not have ended either.
     assert!(mounted.ended().stuck >= 1, "one hangs");
     eventually("all others end", || mounted.view.threads() == 1);
     gate.open();

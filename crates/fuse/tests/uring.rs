@@ -1,4 +1,4 @@
-//! FUSE over io_uring: the same service, and what is special about it.
+//! FUSE over io_uring: the service of the other transport, and its own properties.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "test code")]
 
 mod common;
@@ -30,7 +30,7 @@ fn over_uring(setup: Setup) -> Option<Mounted> {
         return None;
     }
     let mounted = setup.mount()?;
-    // Which of the two it is, is known when the first request was served.
+    // Which of the two it is, is known after the first request was served.
     fs::metadata(mounted.path()).unwrap();
     match mounted.view.transport() {
         Transport::Uring => Some(mounted),
@@ -81,7 +81,7 @@ fn direct(path: &Path) -> fs::File {
         .unwrap()
 }
 
-/// Makes use of a file in every way that has its own kind of message.
+/// Uses a file in every way that has its own kind of message.
 fn use_files(root: &Path) {
     fs::create_dir_all(root.join("a/b")).unwrap();
     fs::write(root.join("a/file"), "hello").unwrap();
@@ -146,7 +146,7 @@ fn both_transports_serve_the_same() {
 
 #[test]
 fn the_kernels_switch_is_put_back() {
-    // Who holds this lock has switched it for a moment, as other tests' mounts do.
+    // Another test's mount that holds this lock has switched it for a moment.
     let locked = || {
         let lock = fs::File::options().read(true).write(true).open("/run/watertight-uring.lock").ok()?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).ok()?;
@@ -246,7 +246,7 @@ fn a_cpu_has_further_entries_made_before_its_own_run_out() {
     let Some(mounted) = over_uring(setup) else { return };
     let _open = OpenAtEnd(Arc::clone(&gate));
     let cpu = cpus()[0];
-    // No queue begins with more than all have together: so many are all that one CPU can have.
+    // No queue begins with more than all have together: one CPU can have that many.
     gate.shut();
     let clients: Vec<_> = (0..PLACES + 30)
         .map(|n| {
@@ -353,7 +353,7 @@ fn a_killed_writer_of_little_data_ends_at_once_and_of_much_with_the_store_s_answ
             let path = mounted.path().join(format!("other{n}"));
             assert!(fs::read(&path).unwrap() == pattern(n, 50_000), "file {n}");
         }
-        // Written up to where it was ended, and nothing but that.
+        // Written up to the point where it was ended, and nothing but that.
         let new = fs::read(mounted.path().join("file")).unwrap();
         let written = new[..size].iter().take_while(|&&byte| byte == 0).count();
         assert!(new[written..] == old[written..], "{size} bytes, {written} written");

@@ -1,5 +1,4 @@
-//! A store around another one, for whoever wants to know of each call: the delegation, written
-//! once.
+//! A store around another one, for code that has to see each call: the delegation, written once.
 
 use std::ffi::{OsStr, OsString};
 use std::io::IoSlice;
@@ -11,15 +10,15 @@ use crate::{
     RenameFlags, Result, Seek, SetAttr, SetXattr, StatFs, Store,
 };
 
-/// What is done around each call.
+/// The code around each call.
 pub trait Around: Send + Sync + 'static {
     /// Makes the call `op`.
     fn call<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T>;
 
-    /// The same for what gives no result: `forget` and `close`.
+    /// Makes a call without a result: `forget` and `close`.
     fn tell<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> T;
 
-    /// The same for the end of an open file or directory, `op` being `close_file` or `close_dir`.
+    /// Ends an open file or directory, `op` being `close_file` or `close_dir`.
     fn end(&self, op: &'static str, work: impl FnOnce()) {
         let _ = op;
         work();
@@ -163,7 +162,7 @@ struct AroundOpen<T: ?Sized, A: Around> {
     /// There until this is dropped.
     inner: Option<Arc<T>>,
     around: Arc<A>,
-    /// What its end is called.
+    /// The name of its end.
     end: &'static str,
 }
 

@@ -1,12 +1,12 @@
 //! A directory of the host as a store: files are plain files.
 //!
-//! Nothing of ours is ever written there; mounting, unmounting and looking into the directory shows
-//! the user's tree and nothing else.
+//! The store writes nothing of its own there; mounting, unmounting and looking into the directory
+//! shows the user's tree and nothing else.
 //!
 //! # Paths cannot escape
 //! Every object is held by an `O_PATH` descriptor. All calls are relative to such a descriptor,
 //! with one checked [`Name`] that is never followed if it is a symbolic link, or go to the object
-//! itself (`AT_EMPTY_PATH`, `/proc/self/fd/N`). There is no path to swap a part of. What lies on
+//! itself (`AT_EMPTY_PATH`, `/proc/self/fd/N`). There is no path to swap a part of. An object on
 //! another device or mount below the source is refused with [`ErrorKind::CrossDevice`].
 //!
 //! | module | what |
@@ -77,8 +77,7 @@ pub struct DirStore {
     inner: Arc<Inner>,
 }
 
-/// Bounds of a [`DirStore`], where what is `None` follows from the limit of descriptors, and how it
-/// reads.
+/// Options of a [`DirStore`]. A bound that is `None` follows from the limit of descriptors.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DirOptions {
     /// Objects that are held open at a time, where others can be opened again (as root); otherwise
@@ -92,7 +91,7 @@ pub struct DirOptions {
     pub no_atime: bool,
 }
 
-/// What the store's syncs did so far.
+/// Figures of the store's syncs so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirCounters {
     /// Files synced.
@@ -113,7 +112,7 @@ pub struct DirCounters {
 
 pub(crate) struct Inner {
     path: PathBuf,
-    /// Device and mount of everything that is ours.
+    /// Device and mount of all objects of this store.
     dev: (u32, u32),
     mount: Option<u64>,
     /// `/proc/self/fd`, of all stores of the process.
@@ -123,7 +122,7 @@ pub(crate) struct Inner {
     file_size_max: u64,
     idle_files_max: usize,
     ownership: creds::Ownership,
-    /// Whatever was opened once can be opened again.
+    /// An object that was opened once can be opened again.
     can_open_any: bool,
     /// `linkat` may be given a descriptor alone.
     can_link_empty: bool,
@@ -132,7 +131,7 @@ pub(crate) struct Inner {
     unsynced: Unsynced,
     /// Held by a search for an id.
     searching: Mutex<()>,
-    /// Given up for a moment when something must be synced and no descriptor is left. There is one
+    /// Closed for a moment when an object must be synced and no descriptor is left. There is one
     /// since the first object was opened.
     spare: Mutex<Option<OwnedFd>>,
     /// Holds the directory's lock; `None` once closed.
@@ -149,13 +148,13 @@ impl DirStore {
     /// Opens the directory `path` as a store, for this store alone.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] and [`ErrorKind::NotDirectory`] for what is no directory,
+    /// [`ErrorKind::NotFound`] and [`ErrorKind::NotDirectory`] if it is no directory,
     /// [`ErrorKind::Busy`] with the holder's name if it is in use.
     pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
         Self::open_with(path, DirOptions::default())
     }
 
-    /// The same with bounds of one's own.
+    /// Opens a directory with options.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -163,16 +162,16 @@ impl DirStore {
         Ok(Arc::new(Self { inner: Arc::new(Inner::open(path.as_ref(), options)?) }))
     }
 
-    /// Who has the directory `path` in use as a store, in words for a person; nothing is opened or
-    /// locked.
+    /// The process that has the directory `path` in use as a store, in words for a person; nothing
+    /// is opened or locked.
     ///
     /// # Errors
-    /// Those of opening the directory.
+    /// The errors of opening the directory.
     pub fn holder(path: impl AsRef<Path>) -> Result<Option<String>> {
         holder::of(path.as_ref())
     }
 
-    /// What the store's syncs did so far.
+    /// Figures of the store's syncs so far.
     #[must_use]
     pub fn counters(&self) -> DirCounters {
         let unsynced = &self.inner.unsynced;
@@ -285,7 +284,7 @@ impl Inner {
         rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, STAT_MASK).map_err(errno::failed(op))
     }
 
-    /// The same of what was reached by a name, which may lead elsewhere.
+    /// The attributes of an object that was reached by a name, which may lead elsewhere.
     fn stat_inside(&self, fd: BorrowedFd<'_>, op: &'static str) -> Result<Statx> {
         let stat = self.stat(fd, op)?;
         if self.is_inside(&stat) { Ok(stat) } else { Err(Error::new(ErrorKind::CrossDevice, op)) }
@@ -317,8 +316,8 @@ impl Inner {
         self.with_room(|| self.quietly(flags, |flags| rustix::fs::openat(path, ".", flags, 0.into())))
     }
 
-    /// Opens what is to be read, without a trace in its time of access if that was asked for and is
-    /// allowed.
+    /// Opens an object to be read, without a change of its time of access if the options ask for
+    /// that and it is allowed.
     fn quietly<T>(
         &self,
         flags: OFlags,
@@ -326,7 +325,7 @@ impl Inner {
     ) -> rustix::io::Result<T> {
         if self.no_atime {
             match open(flags | OFlags::NOATIME) {
-                // Somebody else's.
+                // Another user's object.
                 Err(rustix::io::Errno::PERM) => {}
                 done => return done,
             }

@@ -6,7 +6,7 @@ use std::fmt;
 /// The result of a store operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, for the caller to decide what to do.
+/// The kind of failure, by which the caller decides what to do.
 ///
 /// The names follow errno(3); the FUSE front end maps each of them to one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
@@ -102,7 +102,7 @@ pub enum ErrorKind {
     /// The medium did not answer in time (ETIMEDOUT).
     #[error("the store did not answer in time")]
     TimedOut,
-    /// The medium failed (EIO, and whatever has no kind of its own).
+    /// The medium failed (EIO, and every error without a kind of its own).
     #[error("input/output error")]
     Io,
 }
@@ -124,13 +124,13 @@ impl Error {
         Self { kind, op, detail: None }
     }
 
-    /// The same with the operands, for a person to read.
+    /// An error with the operands, for a person to read.
     #[must_use]
     pub fn with(kind: ErrorKind, op: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, op, detail: Some(detail.into()) }
     }
 
-    /// What went wrong.
+    /// The kind of failure.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind

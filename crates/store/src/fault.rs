@@ -22,7 +22,7 @@ use control::{Control, Verdict};
 /// # Rules
 /// `CALL:WHAT:WHAT…`, several joined by `;`. `CALL` is a method's name (`create`, `read`, `write`,
 /// `file.sync`, `store.sync`, `sync` for both of these, …) or `*`; `file.close` and `dir.close`,
-/// the end of what is open, are in `*` not included, and cannot fail.
+/// the end of an open file or directory, are not included in `*`, and cannot fail.
 ///
 /// | what | meaning |
 /// |---|---|

@@ -62,7 +62,7 @@ impl Around for Hooks {
 }
 
 impl AroundStore<Hooks> {
-    /// Calls nobody yet.
+    /// Calls no function yet.
     #[must_use]
     pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
         Arc::new(Self { inner, around: Arc::default() })

@@ -1,4 +1,4 @@
-//! Where bytes rest.
+//! Stores: the media that hold a volume's bytes.
 //!
 //! A [`Store`] holds a tree of objects (files, directories, symbolic links, special files) that
 //! are named by [`ObjectId`]s. A volume opens a store for itself alone, passes metadata
@@ -9,7 +9,7 @@
 //! | `DirStore` | a directory of the host; files are plain files |
 //! | `MemStore` | memory; gone when the volume is released |
 //! | `FaultStore` | tests: wraps another store and fails, delays, hangs or tears chosen calls |
-//! | [`AroundStore`] | whoever wants to know of each call of another store: [`Watch`] tells whether it answers |
+//! | [`AroundStore`] | code that has to see each call of another store: [`Watch`] shows whether it answers |
 //!
 //! # References
 //! Every call that returns an [`Entry`] gives its caller one reference on the entry's object.
@@ -23,8 +23,9 @@
 //! medium takes; it never holds a lock of the store meanwhile that a call on another object needs.
 //!
 //! # Durability
-//! A completed call survives the death of the process. What [`File::sync`], [`Store::sync_dir`]
-//! and [`Store::sync`] covered survives the loss of power as well, as far as the medium can.
+//! A completed call survives the death of the process. Changes that [`File::sync`],
+//! [`Store::sync_dir`] and [`Store::sync`] covered survive the loss of power as well, as far as the
+//! medium can.
 
 #![deny(unsafe_code)]
 

@@ -2,8 +2,8 @@
 //!
 //! It behaves as a local file system of Linux does: set-group-id directories, link counts, times,
 //! holes, renames, extended attributes (`user.`, `trusted.`, `security.`), objects that live on
-//! while somebody references them. There are no access control lists. Nothing is ever slow, so that
-//! it also shows what the layers above cost.
+//! while they are referenced. There are no access control lists. Nothing is ever slow, so that it
+//! also shows the cost of the layers above.
 //!
 //! The memory is bounded: data by 4 KiB, each object with [`node::OBJECT_BYTES`].
 //!
@@ -36,7 +36,7 @@ use file::{MemDir, MemFile};
 use space::Space;
 use tree::{Kind, Tree};
 
-/// Unit of the sizes that [`Store::statfs`] tells.
+/// Unit of the sizes that [`Store::statfs`] returns.
 const FRAGMENT: u32 = 4096;
 /// Most bytes that one call copies, so that it ends soon.
 const COPY_BYTES_MAX: u64 = 256 << 20;

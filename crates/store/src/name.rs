@@ -10,7 +10,7 @@ const NAME_MAX: usize = 255;
 
 /// One component of a path: not empty, not `.` or `..`, without `/` and NUL, 255 bytes at most.
 ///
-/// A store that takes a `Name` need not check it again: this is what keeps paths from escaping.
+/// A store that takes a `Name` need not check it again: this keeps paths from escaping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name<'a>(&'a OsStr);
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{DirOptions, DirStore, Error, ErrorKind, FaultStore, MemStore, Result, Store};
 
-/// A memory store that is smaller has no room for a handful of files: whoever names such a size
+/// A memory store that is smaller has no room for a handful of files: a user that names such a size
 /// forgot its unit.
 const MEM_BYTES_MIN: u64 = 1 << 20;
 
@@ -17,12 +17,12 @@ const MEM_BYTES_MIN: u64 = 1 << 20;
 /// | `fault:RULES,SPEC` | for tests: the store that `SPEC` names, failing by [`FaultStore`]'s rules |
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for what names no store; what the store's own opening says.
+/// [`ErrorKind::Invalid`] if it names no store; the errors of the store's own opening.
 pub fn open(spec: &str) -> Result<Arc<dyn Store>> {
     open_with(spec, DirOptions::default())
 }
 
-/// The same with options for the directory, if it is one.
+/// [`open`] with options for the directory, if it is one.
 ///
 /// # Errors
 /// As [`open`].

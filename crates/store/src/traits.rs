@@ -1,4 +1,4 @@
-//! What a store can do.
+//! The interface of a store.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -23,13 +23,13 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         false
     }
 
-    /// The size of the largest file, in bytes. What is written beyond it is refused at once; were
-    /// it found out at write-back, the data could never leave the cache.
+    /// The size of the largest file, in bytes. A write beyond it is refused at once; were it found
+    /// out at write-back, the data could never leave the cache.
     fn file_size_max(&self) -> u64 {
         i64::MAX.unsigned_abs()
     }
 
-    /// How many files the user of this store should keep open that nobody uses at the moment.
+    /// How many files the user of this store should keep open although they are not in use.
     fn idle_files_max(&self) -> usize {
         usize::MAX
     }
@@ -37,10 +37,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Finds `name` in `parent`.
     fn lookup(&self, parent: ObjectId, name: Name<'_>) -> Result<Entry>;
 
-    /// Finds an object by an id that its user may have given all references back on, also before
+    /// Finds an object by an id on which its user may have given all references back, also before
     /// the store was closed and opened again: an id and a generation together name one object for
-    /// as long as it exists, where the medium allows it. It is the caller's to compare the
-    /// generation. [`ErrorKind::Stale`](crate::ErrorKind): there is none, or it cannot be found so.
+    /// as long as it exists, where the medium allows it. The caller has to compare the generation.
+    /// [`ErrorKind::Stale`](crate::ErrorKind): there is none, or it cannot be found so.
     fn recall(&self, id: ObjectId) -> Result<Entry> {
         let _ = id;
         Err(Error::new(ErrorKind::Stale, "recall"))
@@ -64,7 +64,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// The attributes of `id`.
     fn attr(&self, id: ObjectId) -> Result<Attr>;
 
-    /// Changes attributes of `id`, and says what they are now.
+    /// Changes attributes of `id`, and returns the new ones.
     fn set_attr(&self, id: ObjectId, set: &SetAttr) -> Result<Attr>;
 
     /// Makes `name`, which must not exist, a new regular file open for reading and writing.
@@ -138,10 +138,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Sizes of the medium.
     fn statfs(&self) -> Result<StatFs>;
 
-    /// Makes every completed call durable, and waits for nobody else's.
+    /// Makes every completed call of this store durable, and waits for no other program's changes.
     fn sync(&self) -> Result<()>;
 
-    /// Gives the medium free for another opening. No other call may follow.
+    /// Releases the medium for another opening. No other call may follow.
     fn close(&self);
 }
 

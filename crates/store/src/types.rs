@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::File;
 
-/// Names an object of a store while somebody holds a reference on it.
+/// Names an object of a store while its user holds a reference on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId(pub u64);
 
@@ -14,7 +14,7 @@ impl ObjectId {
     pub const ROOT: Self = Self(1);
 }
 
-/// What kind of object.
+/// The kinds of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum FileType {
@@ -37,8 +37,8 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// The wall clock's time, by the clock that file systems use: a finer one would make what is
-    /// written now seem newer than what the host's file system makes a moment later.
+    /// The wall clock's time, by the clock that file systems use: a finer one would make a write of
+    /// now seem newer than one that the host's file system makes a moment later.
     #[must_use]
     pub fn now() -> Self {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
@@ -51,7 +51,7 @@ impl Timestamp {
 pub struct Attr {
     /// The number users see (`st_ino`).
     pub ino: u64,
-    /// What kind of object.
+    /// The kind of object.
     pub kind: FileType,
     /// Permission bits with set-user-id, set-group-id and sticky: the low 12 bits of `st_mode`.
     pub perm: u32,
@@ -89,7 +89,7 @@ pub struct Entry {
     pub generation: u32,
 }
 
-/// On whose behalf an object is made.
+/// The owner of an object that is made, and the umask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Creator {
     /// Owner of the new object.
@@ -100,7 +100,7 @@ pub struct Creator {
     pub umask: u32,
 }
 
-/// What to make with [`Store::make`](crate::Store::make).
+/// An object to make with [`Store::make`](crate::Store::make).
 #[derive(Debug, Clone, Copy)]
 pub enum NewNode<'a> {
     /// A directory.
@@ -143,7 +143,7 @@ pub enum TimeSet {
     At(Timestamp),
 }
 
-/// Attributes to change; what is `None` stays.
+/// Attributes to change; one that is `None` stays.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits (the low 12 bits).
@@ -183,7 +183,7 @@ bitflags::bitflags! {
         const WHITEOUT = 4;
     }
 
-    /// What to allocate; as fallocate(2).
+    /// The kind of allocation; as fallocate(2).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct AllocateMode: u32 {
         /// Do not change the file's size.
@@ -195,7 +195,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What to look for from an offset on.
+/// The target of a seek.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seek {
     /// `SEEK_DATA`.

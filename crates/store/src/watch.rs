@@ -1,7 +1,7 @@
 //! Whether a store answers: which calls are under way, and since when.
 //!
 //! A store that hangs gives no error and returns from no call; the only sign is a call that lasts.
-//! Each call takes a slot for its time and notes when it began, so that [`Watch::oldest`] tells
+//! Each call takes a slot for its time and notes when it began. So [`Watch::oldest`] finds it
 //! without asking the store.
 //!
 //! Lock order: a slot is a leaf, and held for a moment only, never during a call.
@@ -15,8 +15,8 @@ use sync::Mutex;
 use crate::around::{Around, AroundStore};
 use crate::{Result, Store};
 
-/// Calls that are told apart; of more at one time only these are watched, each of which would be
-/// noticed.
+/// Calls that are told apart; of more at one time only these are watched, and a hang of any of them
+/// would be noticed.
 const SLOTS: usize = 64;
 
 /// A call that has not returned.
@@ -97,7 +97,7 @@ impl Around for Watch {
     }
 }
 
-/// Where a thread looks first: threads that call at the same time seldom meet.
+/// The slot that a thread looks at first: threads that call at the same time seldom meet.
 fn first_slot() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -129,7 +129,7 @@ mod tests {
         assert!(oldest.since >= begun);
         assert_eq!(watch.newest_of(oldest.since), Some(oldest));
         assert_eq!(watch.newest_of(begun), Some(oldest).filter(|call| call.since == begun), "it began later");
-        // Others go on, and the oldest stays the oldest.
+        // Other calls go on, and the oldest stays the oldest.
         store.attr(ObjectId::ROOT).unwrap();
         assert_eq!(watch.oldest(), Some(oldest));
         hanging.release();

@@ -155,7 +155,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What both stores must say alike about an object.
+/// The attributes of an object in which both stores must agree.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     kind: FileType,
@@ -230,7 +230,7 @@ impl Side {
     fn step(&mut self, op: &Op) -> Outcome {
         self.try_step(op).map(|result| {
             result.map_err(|e| match (op, e.kind()) {
-                // What ext4 says of a directory that was removed.
+                // ext4's answer for a directory that was removed.
                 (Op::Tmpfile { .. }, ErrorKind::NotPermitted) => ErrorKind::NotFound,
                 (_, kind) => kind,
             })
@@ -273,7 +273,7 @@ impl Side {
                     1 => NewNode::Special { kind: FileType::Fifo, rdev: 0 },
                     _ => NewNode::Directory,
                 };
-                // What mkdir(2) does with set-id bits differs between file systems.
+                // The effect of mkdir(2) on set-id bits differs between file systems.
                 (store.make(self.id(dir)?, n(NAMES[name]), what, perm & 0o777, creator(by)), to)
             }
             Op::Tmpfile { dir, to } => (store.tmpfile(self.id(dir)?, 0o600, creator(0)).map(|c| c.entry), to),
@@ -381,7 +381,7 @@ impl Side {
         Some(store.set_attr(self.id(set.0)?, &set.1).map(seen))
     }
 
-    /// Everything below a directory: path to what is seen, with content and attributes.
+    /// Everything below a directory, by path, with content and attributes.
     fn tree(&self) -> BTreeMap<String, (Seen, Vec<u8>, Vec<String>)> {
         let mut tree = BTreeMap::from([("/".to_owned(), self.object(ROOT))]);
         let mut todo = vec![(ROOT, String::new())];

@@ -30,7 +30,7 @@ fn fault_store_without_rules() {
     suite::run(|| FaultStore::new(MemStore::new(1 << 30), "").unwrap() as Arc<dyn Store>);
 }
 
-/// The same without any rights: the store must not need root.
+/// A directory store without any rights: it must not need root.
 #[test]
 fn dir_store_of_an_ordinary_user() {
     if !suite::is_root() {

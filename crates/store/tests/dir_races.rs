@@ -1,4 +1,4 @@
-//! What a directory store must keep right while several things happen at once.
+//! A directory store while several threads and processes change it at once.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 

@@ -1,4 +1,4 @@
-//! What only a directory store does: escapes, exclusive use, descriptors, ownership, durability.
+//! Behaviour of a directory store only: escapes, exclusive use, descriptors, ownership, durability.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -16,7 +16,7 @@ use watertight_store::{
     Access, Creator, DirOptions, DirStore, ErrorKind, FileType, NewNode, RenameFlags, SetAttr, Store,
 };
 
-/// A source directory inside another one that holds what must not be touched.
+/// A source directory inside another one that holds files which must not be touched.
 struct Place {
     _top: tempfile::TempDir,
     source: PathBuf,
@@ -54,7 +54,7 @@ fn files_are_plain_files_and_nothing_else_is_there() {
     assert_eq!(store.describe(), format!("dir:{}", place.source.display()));
 }
 
-/// Whoever still has the store itself keeps its file system from nothing.
+/// An owner that still has the store itself does not keep its file system busy.
 #[test]
 fn nothing_is_open_there_after_close() {
     let place = place();
@@ -122,7 +122,7 @@ fn a_directory_swapped_for_a_link_leads_nowhere_else() {
     unchanged(&place.outside);
 }
 
-/// The same while somebody swaps as fast as possible.
+/// Another thread swaps a directory as fast as possible.
 #[test]
 fn swapping_while_files_are_made_leads_nowhere_else() {
     let place = place();
@@ -284,7 +284,7 @@ fn crowded() -> Option<(Place, Arc<DirStore>)> {
     let options = DirOptions { open_max: Some(64), ..Default::default() };
     let store = DirStore::open_with(&place.source, options).unwrap();
     let files: Vec<_> = (0..500).map(|i| file_with(&*store, ROOT, &format!("f{i}"), b"x")).collect();
-    // What is not durable is held open.
+    // Objects that are not durable are held open.
     store.sync().unwrap();
     for file in &files {
         store.attr(file.id).unwrap();
@@ -347,8 +347,8 @@ fn what_loses_its_name_while_put_away_lives_on() {
     assert!(store.counters().objects < 130, "{:?}", store.counters());
 }
 
-/// Threads look up, make, rename and remove in one directory with hardly any descriptors; whatever
-/// somebody references must stay what it was.
+/// Threads look up, make, rename and remove in one directory with hardly any descriptors; an object
+/// that is referenced must stay what it was.
 #[test]
 fn nothing_referenced_is_lost_among_many_threads() {
     let place = place();
@@ -524,7 +524,7 @@ fn threads_create_for_different_people_at_once() {
                     let made = store.create(ROOT, n(&format!("{uid}-{i}")), 0o666, creator).unwrap();
                     let attr = made.entry.attr;
                     assert_eq!((attr.uid, attr.gid, attr.perm), (creator.uid, uid, 0o666 & !creator.umask));
-                    // Not the creator's rights but the store's count for everything else.
+                    // For everything else the store's rights count, not the creator's.
                     let perm = SetAttr { perm: Some(0), uid: Some(0), ..Default::default() };
                     store.set_attr(made.entry.id, &perm).unwrap();
                     drop(made.file);

@@ -1,4 +1,4 @@
-//! What a directory store syncs, and what it does not: by its own counts.
+//! The syncs that a directory store makes, and those that it does not: by its own counts.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 

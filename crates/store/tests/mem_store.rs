@@ -1,4 +1,4 @@
-//! What only a memory store promises: its bound, sharing, and that everything comes back.
+//! Promises of a memory store only: its bound, sharing, and that all memory is given back.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 

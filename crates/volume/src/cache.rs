@@ -2,7 +2,7 @@
 //!
 //! A page is here while it is dirty or being written; once written it is dropped, for the kernel
 //! has it in its own cache. Write-back takes references on pages and writes them without any lock;
-//! whoever changes a page meanwhile changes a copy, so that the store never sees a page
+//! a thread that changes a page meanwhile changes a copy, so that the store never sees a page
 //! half-changed.
 //!
 //! | `dirty` | `writing` | the slot is |
@@ -24,20 +24,20 @@ use crate::page::{PAGE, PAGE_SIZE, Page, Pool};
 const RUN_MAX: usize = 256;
 /// Pages in one entry of the tree.
 const GROUP_SIZE: usize = 16;
-/// The same, as indexes count.
+/// [`GROUP_SIZE`], as indexes count.
 const GROUP: u64 = 16;
 
 /// The dirty pages of one inode; protected by the inode's state lock.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
-    /// By index / [`GROUP`]; none is empty.
+    /// By index / [`GROUP`]; no group is empty.
     groups: BTreeMap<u64, Box<Group>>,
     held: u64,
     dirty: Epochs,
 }
 
-/// Dirty pages, by the epoch since when they are: the oldest first. A sync covers its own and older
-/// ones.
+/// Counts of dirty pages, by the epoch since when they are dirty: the oldest first. A sync covers
+/// its own and older ones.
 #[derive(Debug, Default)]
 struct Epochs(Vec<(u64, u64)>);
 
@@ -72,7 +72,7 @@ struct Slot {
     page: Arc<Page>,
     dirty: bool,
     writing: bool,
-    /// Dirty since then, or before it was taken out to be written.
+    /// The epoch since when it is dirty, or was before it was taken out to be written.
     epoch: u64,
 }
 
@@ -168,7 +168,7 @@ impl Cache {
     pub(crate) fn take_run(&mut self, from: u64, last: u64, pages: usize, epoch: u64) -> Option<Run> {
         let mut run: Option<Run> = None;
         if from > last {
-            // The whole file is written; what is dirty again is so before `from`.
+            // The whole file is written; pages that are dirty again are before `from`.
             return None;
         }
         let groups = self.groups.range_mut(from / GROUP..=last / GROUP);
@@ -222,7 +222,7 @@ impl Cache {
         std::mem::take(self).groups.into_values().flat_map(|group| group.into_pages()).collect()
     }
 
-    /// Drops what is beyond `size`, and zeroes the rest of the page that it falls into; the caller
+    /// Drops the data beyond `size`, and zeroes the rest of the page that it falls into; the caller
     /// keeps write-back away.
     pub(crate) fn truncate(&mut self, pool: &Pool, size: u64) -> Vec<Arc<Page>> {
         let keep = size.div_ceil(PAGE);
@@ -244,8 +244,8 @@ impl Cache {
         self.dirty = dirty;
         let at = usize::try_from(size % PAGE).unwrap_or(0);
         if at != 0 && self.has(size / PAGE) {
-            // A page that is dirty stays so since when it was; one that is not is being written:
-            // nobody can tell since when.
+            // A page that is dirty keeps its epoch; one that is not is being written: its epoch is
+            // not known.
             self.write(pool, size / PAGE, at, &[0; PAGE_SIZE][at..], None, 0);
         }
         gone
@@ -282,7 +282,7 @@ fn place(index: u64) -> usize {
     usize::try_from(index % GROUP).unwrap_or(0)
 }
 
-/// The bytes of a page that nobody else has.
+/// The bytes of a page that has no other reference.
 fn own(page: &mut Arc<Page>) -> &mut [u8; PAGE_SIZE] {
     Arc::get_mut(page).expect("checked, or just taken from the pool").bytes_mut()
 }

@@ -77,8 +77,8 @@ fn a_run_past_the_last_page_is_none() {
     assert!(cache.take_run(2, 1, RUN_MAX, 1).is_none());
 }
 
-/// What the cache holds, as a plain map from a page's number to its first byte and whether it is
-/// dirty.
+/// The content of the cache, as a plain map from a page's number to its first byte and whether it
+/// is dirty.
 type Model = std::collections::BTreeMap<u64, (u8, bool)>;
 
 fn held_as(cache: &Cache, model: &Model) {

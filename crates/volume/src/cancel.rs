@@ -16,7 +16,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Sets the event and wakes whoever waits.
+    /// Sets the event and wakes the threads that wait.
     pub fn set(&self) {
         if is_on("event-set-late") {
             self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! What the parts of one volume share.
+//! The state that the parts of one volume share.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,15 +19,15 @@ use crate::table::Table;
 use crate::tenants::Tenants;
 use crate::undurable::{Turn, Undurable};
 
-/// How a volume behaves.
+/// The options of a volume.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What the log calls it, in the field `volume`.
+    /// Its name in the log, in the field `volume`.
     pub name: String,
     /// Hard bound on cached file data, in bytes; at least 4 MiB.
     pub cache_bytes_max: u64,
-    /// How many bytes each cgroup may have that are not on the store, the root left out; none: its
-    /// share of the cache.
+    /// How many bytes each cgroup may have that are not on the store, the root left out; `None`:
+    /// its share of the cache.
     pub dirty_bytes_max: Option<u64>,
     /// Flusher threads, at most: they are there while there is something to write. The last one
     /// that is free goes only to a cgroup where no other is.
@@ -38,15 +38,15 @@ pub struct Options {
     pub flush_on_close: bool,
     /// Pause after a write-back that failed; grows with each further failure.
     pub retry_pause: Duration,
-    /// How long an unmount goes on trying after the last thing that could be written.
+    /// How long an unmount goes on trying after data could be written last.
     pub drain_deadline: Duration,
-    /// A store that takes longer over one call does not answer.
+    /// A store that takes longer over one call counts as stalled.
     pub stall_after: Duration,
-    /// What a sync waits for, where its caller's cgroup says nothing else.
+    /// The policy of a sync whose caller's cgroup sets none.
     pub sync_policy: SyncPolicy,
-    /// Who writes; volumes of one process share it.
+    /// The tenants that write; volumes of one process share them.
     pub tenants: Arc<Tenants>,
-    /// Time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -69,19 +69,19 @@ impl Default for Options {
     }
 }
 
-/// What the parts of one volume share.
+/// The state that the parts of one volume share.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) file_size_max: u64,
-    /// Files that may wait for write-back, open though nobody uses them, before who closes one
-    /// writes it.
+    /// Files that may wait for write-back, open though no handle uses them, before the thread that
+    /// closes one writes it.
     pub(crate) idle_files_max: usize,
     pub(crate) options: Options,
     pub(crate) budget: Arc<Budget>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) bdi: Arc<Bdi<Inode>>,
-    /// Names the volume in what its threads log.
+    /// Names the volume in the log lines of its threads.
     pub(crate) span: tracing::Span,
     pub(crate) table: Table,
     pub(crate) counters: Counters,
@@ -137,13 +137,14 @@ impl Core {
         })
     }
 
-    /// Gives the volume up: whoever waits gets an error.
+    /// Gives the volume up: callers that wait get an error.
     pub(crate) fn force(&self) {
         // ORDERING: Relaxed; the budget's queue has a lock, which orders it. A waiter takes that
         // lock to queue itself and loads afterwards; this stores and takes the lock afterwards. If
-        // the waiter had the lock first, it is found there and called, and its event's lock brings
-        // this store along; if this had it first, the lock brings it to the waiter's load.
-        // `wait_forced` has its own event, set below. Whoever else asks is told a little later.
+        // the waiter had the lock first, this thread finds it there and calls it, and its event's
+        // lock brings this store along; if this had it first, the lock brings it to the waiter's
+        // load. `wait_forced` has its own event, set below. Any other thread that loads may see it
+        // a little later.
         if is_on("volume-force-late") {
             self.budget.wake_all();
         }
@@ -161,7 +162,7 @@ impl Core {
         self.undurable.begin(self.put_bytes())
     }
 
-    /// How many bytes were given to the store and are not covered by a sync of it, at most.
+    /// At most how many bytes were given to the store and are not covered by a sync of it.
     pub(crate) fn not_known_durable(&self) -> u64 {
         self.undurable.bytes(self.put_bytes())
     }
@@ -170,23 +171,23 @@ impl Core {
         self.counters.bytes_written_back.get() + self.counters.bytes_copied.get()
     }
 
-    /// Counts an overlay that ended: attributes that the store gave before may be older than what
-    /// it has now.
+    /// Counts an overlay that ended: attributes that the store returned before may be older than
+    /// those that it has now.
     pub(crate) fn note_settled(&self) {
-        // ORDERING: Release, pairs with the load in `settled`: who sees this count finds on the
-        // store what the overlay said. Weaker, a look-up could take an old size for one from after
-        // the write-back.
+        // ORDERING: Release, pairs with the load in `settled`: a thread that sees this count finds
+        // on the store what the overlay said. Weaker, a look-up could take an old size for one from
+        // after the write-back.
         self.settled.fetch_add(1, Ordering::Release);
     }
 
     /// Overlays that ended so far.
     pub(crate) fn settled(&self) -> u64 {
-        // ORDERING: Acquire, see `note_settled`; that the count is seen by who no longer finds the
-        // inode is by the table's lock.
+        // ORDERING: Acquire, see `note_settled`; the table's lock makes the count visible to a
+        // thread that no longer finds the inode.
         self.settled.load(Ordering::Acquire)
     }
 
-    /// Waits until the volume is given up, `at_most` this long.
+    /// Waits until the volume is given up, but at most `at_most`.
     pub(crate) fn wait_forced(&self, at_most: Duration) {
         self.forced_event.wait(Some(Instant::now() + at_most));
     }

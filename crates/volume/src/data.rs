@@ -19,22 +19,22 @@ use crate::{Ctx, Error, HandleId, OpenFlags, Result, Volume, WriteFlags};
 /// Bytes that are written under one reservation.
 const CHUNK: usize = 1 << 20;
 
-/// How long who waits for room leaves it to others to write what a limit lets go: twice as long
-/// each time that others did, up to a bound.
+/// How long a writer that waits for room leaves it to others to write what a limit allows: twice as
+/// long each time that others did, up to a bound.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSE_MAX: Duration = Duration::from_millis(128);
-/// Of those who wait for room, so many try to help as often as one alone would.
+/// Of the writers that wait for room, this many try to help as often as one alone would.
 const HELPERS: usize = 16;
 
 /// Room that a writer was given.
 struct Room {
-    /// Under its owner's limits. Dropped first: who hears of the room in the cache finds this one
-    /// as well.
+    /// Under its owner's limits. Dropped first: a writer that learns of the room in the cache finds
+    /// this one as well.
     _reserved: Option<Reserved>,
     /// In the cache.
     permit: Permit,
-    /// For how long the writer is slowed down when it has written: before that, its room would be
-    /// taken with nothing in it to be written.
+    /// For how long the writer is slowed down after it has written: before that, its room would be
+    /// taken without any data in it to be written.
     pause: Duration,
 }
 
@@ -71,11 +71,11 @@ impl Volume {
     ) -> Result<usize> {
         let file = self.writable(handle, flags)?;
         let inode = &file.inode;
-        // What the store cannot take could never be written back. As much as fits, as write(2)
-        // does.
+        // Data that the store cannot take could never be written back. So as much as fits is taken,
+        // as write(2) does.
         let room = self.core.file_size_max.saturating_sub(offset);
         let fits = data.len() as u64 <= room;
-        // The kernel does not look at how much of its own write-back was taken.
+        // For its own write-back the kernel does not look at how much was taken.
         if !fits && (room == 0 || flags.contains(WriteFlags::KERNEL)) {
             return Err(Error::FileTooBig);
         }
@@ -100,15 +100,15 @@ impl Volume {
         Ok(data.len())
     }
 
-    /// For whom a write counts.
+    /// The owner for which a write counts.
     fn writer(&self, ctx: &Ctx<'_>, file: &FileHandle, flags: WriteFlags) -> Owner {
         let tenants = &self.core.options.tenants;
-        // The kernel's own write-back names no caller that means anything.
+        // The kernel's own write-back names no meaningful caller.
         let of_kernel = flags.contains(WriteFlags::KERNEL);
         let tenant = if of_kernel { None } else { tenants.of_caller(&ctx.caller) };
         let owner = self.core.bdi.owner_of(&file.inode);
-        // Where there is an owner, what a removed cgroup writes counts for nobody; a first owner
-        // has to live.
+        // Where there is an owner, a removed cgroup's write counts for no cgroup; a first owner has
+        // to live.
         let tenant = tenant.filter(|tenant| owner.is_some() || tenants.is_living(*tenant));
         tenant.or(owner).unwrap_or_else(|| file.opener.nearest_living().number())
     }
@@ -192,7 +192,7 @@ impl Inode {
         let missing = state.partial(offset, end).count() as u64;
         if missing > 0 && turn.is_none() && self.core.bdi.throttle().is_limiting() {
             drop(state);
-            // Nobody holds room that others need while it waits for a limit.
+            // A writer that waits for a limit holds no room that others need.
             drop(room);
             *turn = Some(self.turn_to_read(ctx, by, |_| (missing * PAGE, missing))?);
             return Ok(None);
@@ -222,8 +222,8 @@ impl Inode {
         self.note_pages(&state);
         self.core.bdi.note_write(self, by, data.len() as u64);
         if !std::mem::replace(&mut state.listed, true) {
-            // Before the lock is given up: another writer who finds the file listed may be followed
-            // by a sync.
+            // Before the lock is released: another writer that finds the file listed may be
+            // followed by a sync.
             if is_on("volume-list-late") {
                 drop(state);
             }
@@ -261,7 +261,7 @@ impl Inode {
         made
     }
 
-    /// The state with an overlay, which is made from what the store says if there is none.
+    /// The state with an overlay, which is made from the store's attributes if there is none.
     fn begin_overlay(&self) -> Result<MutexGuard<'_, State>> {
         loop {
             let state = self.state();
@@ -304,7 +304,7 @@ impl Inode {
         Some(Room { _reserved: reserved, permit, pause })
     }
 
-    /// A writer whose cgroup comes near its limit waits for a time.
+    /// Makes a writer wait whose cgroup comes near its limit.
     fn slow_down(&self, ctx: &Ctx<'_>, pause: Duration) {
         if pause.is_zero() {
             return;
@@ -318,7 +318,7 @@ impl Inode {
         event.wait(Some(Instant::now() + pause));
     }
 
-    /// The number of the line in which those wait whose pages count for the same limits.
+    /// The number of the line that the writers share whose pages count for the same limits.
     fn line(&self) -> u64 {
         self.core.bdi.owner_of(self).map_or(Owner::ROOT.0, |owner| owner.0)
     }
@@ -326,7 +326,7 @@ impl Inode {
     /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is
     /// used up.
     fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<Room> {
-        // What the owner owes for data that others waited for counts as dirty still.
+        // Data of the owner's that others waited for, and that it owes, counts as dirty still.
         if self.owes_until(pages).is_none()
             && let Some(room) = self.take_room(pages)
         {
@@ -334,7 +334,7 @@ impl Inode {
         }
         (ctx.before_wait)();
         self.core.counters.waits.add(1);
-        // For the first of: what the owner writes, what it has dirty, room.
+        // The first that applies: a debt of the owner's, its dirty limit, room.
         let limit = if self.owes_until(pages).is_some() {
             Some(Limit::IoMax)
         } else {
@@ -348,8 +348,8 @@ impl Inode {
             let event = Arc::clone(&event);
             Box::new(move || event.set())
         };
-        // Each piece that is written would wake all who wait at their cgroup's limit, whether or
-        // not it is room enough for any of them.
+        // Each piece that is written would wake all writers that wait at their cgroup's limit,
+        // whether or not it is room enough for any of them.
         let may_go = {
             let inode = Arc::clone(self);
             Box::new(move |promised: u64, at: InLine| {
@@ -381,9 +381,9 @@ impl Inode {
             if self.core.is_forced() {
                 return Err(Error::Released);
             }
-            // Room under its own dirty limit comes of what its cgroup writes, and that is told: see
-            // `may_go`. Only who waits for the cache needs everybody's data written, for as long as
-            // it does.
+            // Room under its own dirty limit comes from its cgroup's writing, which `may_go`
+            // reports. Only a writer that waits for the cache needs the data of all cgroups
+            // written, for as long as it waits.
             if owed_until.is_some() || self.core.bdi.is_at_dirty_limit(self, pages) {
                 wants_all = None;
                 self.core.bdi.check_background(self);
@@ -391,10 +391,10 @@ impl Inode {
                 wants_all.get_or_insert_with(|| self.core.bdi.waits_for_room());
             }
             let mut helps_at = None;
-            // Whoever fills the cache helps to empty it, so that nobody depends on a flusher that
-            // hangs in another file.
+            // A writer that fills the cache helps to empty it, so that none depends on a flusher
+            // that hangs in another file.
             if self.state().cache.dirty() > 0 {
-                // Whoever else waits is called for room meanwhile: the store may not answer.
+                // Other waiting writers are called for room meanwhile: the store may not answer.
                 queued.be_busy();
                 // An attempt, also where the last one failed: the store may have recovered.
                 let pass = self.core.bdi.pass(self, u64::MAX, How::Leave);
@@ -403,17 +403,17 @@ impl Inode {
                         pause = HELD_PAUSE;
                         continue;
                     }
-                    // Somebody else writes what the limit lets go: there is the less need of one
-                    // who helps, the more often that is so.
+                    // Another thread writes what the limit allows: the more often that is so, the
+                    // less a helper is needed.
                     (Passed::Held, _) => {
-                        // All of a crowd together try no more often than so many.
+                        // A whole crowd together tries no more often than that many.
                         let crowds = u32::try_from(queued.in_line() / HELPERS).unwrap_or(u32::MAX);
                         helps_at = Some(pass.ready_at() + pause * crowds.saturating_add(1));
                         pause = (pause * 2).min(HELD_PAUSE_MAX);
                     }
                     _ => {}
                 }
-                // Nobody called this one meanwhile.
+                // No thread called this one meanwhile.
                 if let Some(room) = look(&mut owed_until) {
                     return Ok(room);
                 }
@@ -463,8 +463,8 @@ impl From<&Attr> for Overlay {
     }
 }
 
-/// What a write does to the set-id bits: the kernel says so of write(2), and for its own cache
-/// nothing.
+/// The effect of a write on the set-id bits: for write(2) the kernel says it, for its own cache it
+/// says nothing.
 fn set_id_on_write(inode: &Inode, flags: WriteFlags) -> SetId<'static> {
     let of_kernel = flags.contains(WriteFlags::KERNEL);
     if flags.contains(WriteFlags::KILL_PRIV) || of_kernel && inode.state().foreign_mappers > 0 {

@@ -11,10 +11,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The store said so.
+    /// The store's error.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// Earlier write-back of this file failed so; reported once to each open file.
+    /// Earlier write-back of this file failed; reported once to each open file.
     #[error("write-back failed earlier: {0}")]
     Writeback(ErrorKind),
     /// The node is not known (any more): ESTALE.

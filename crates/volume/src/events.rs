@@ -1,9 +1,9 @@
-//! What happens to a volume, for whoever wants to hear of it.
+//! Events of a volume, for readers that listen.
 //!
-//! Whoever has something to say never waits: events go to an [`eventpoll::Journal`]. Those that
-//! begin and end (a store that stalls, a full cache) are edges of a state, which is under a lock of
-//! its own so that they come in the order in which they happened; only who has to wait for room
-//! anyway, and who looks at the volume's figures, takes it.
+//! A thread that reports an event never waits: events go to an [`eventpoll::Journal`]. Conditions
+//! that begin and end (a store that stalls, a full cache) are reported as the edges of a state. The
+//! state has a lock of its own, so that the edges come in the order in which they happened. Only a
+//! thread that has to wait for room anyway, and one that looks at the volume's figures, take it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,26 +14,26 @@ use eventpoll::Journal;
 use store::ErrorKind;
 use sync::Mutex;
 
-/// Events that are kept for readers who come later or are slow.
+/// Events that are kept for readers that come later or are slow.
 const EVENTS_KEPT: usize = 1024;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// When.
+    /// When it happened.
     pub at: SystemTime,
-    /// What.
+    /// What happened.
     pub what: What,
 }
 
-/// What happened.
+/// The kinds of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
     /// The volume's life went on.
     Life {
-        /// Where it is now.
+        /// Its new state.
         state: Life,
-        /// Where it was mounted or attached.
+        /// The path where it was mounted or attached.
         path: Option<PathBuf>,
         /// Why it failed, in words.
         error: Option<String>,
@@ -42,9 +42,9 @@ pub enum What {
     Limit {
         /// The cgroup, as a path below the root of the hierarchy.
         cgroup: PathBuf,
-        /// Which limit.
+        /// The limit.
         limit: Limit,
-        /// Which of the two.
+        /// Whether it begins or ceases to.
         edge: Edge,
     },
     /// The store does not answer, or answers again.
@@ -62,7 +62,7 @@ pub enum What {
     },
 }
 
-/// Where a volume's life is.
+/// The states of a volume's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Life {
     /// It was mounted.
@@ -71,7 +71,7 @@ pub enum Life {
     Attached,
     /// No path leads to it any more.
     Detached,
-    /// It writes what is left.
+    /// It writes its remaining data.
     Draining,
     /// Everything is on the store and the store is free.
     Released,
@@ -82,13 +82,13 @@ pub enum Life {
 /// A limit that readers and writers of a cgroup meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Limit {
-    /// What it may read and write in a second, `io.max`.
+    /// The bytes and operations of a second, `io.max`.
     IoMax,
-    /// What it may have dirty.
+    /// Its dirty bytes.
     DirtyMax,
 }
 
-/// Which end of something that lasts.
+/// The beginning or the end of a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Edge {
     /// It begins.
@@ -105,15 +105,15 @@ pub struct Events {
     limits: Mutex<Limits>,
 }
 
-/// Limits that hold somebody up, or did so at the last look.
+/// Limits that hold a caller up, or did so at the last look.
 type Limits = BTreeMap<(PathBuf, Limit), Full>;
 
-/// Those who wait for the same: room, or a limit.
+/// The waiters for one thing: room, or a limit.
 #[derive(Debug, Default)]
 struct Full {
     is_full: bool,
     waiting: u64,
-    /// Whether somebody began or ceased to wait since the last look.
+    /// Whether a thread began or ceased to wait since the last look.
     has_waited: bool,
 }
 
@@ -139,15 +139,15 @@ impl Events {
         self.push(What::Life { state, path, error: None });
     }
 
-    /// The volume's end, [`Life::Released`] unless there is an error to tell of. Only the first one
+    /// The volume's end, [`Life::Released`] unless there is an error to report. Only the first one
     /// counts.
     pub fn end(&self, error: Option<String>) {
         let state = if error.is_none() { Life::Released } else { Life::Failed };
         self.journal.end(Event { at: SystemTime::now(), what: What::Life { state, path: None, error } });
     }
 
-    /// Somebody waits for a limit of `cgroup`, until the guard is dropped. Many short waits are
-    /// one: it ends when a look finds that nobody has waited since the last one.
+    /// A thread waits for a limit of `cgroup`, until the guard is dropped. Many short waits are
+    /// one: it ends when a look finds that no thread has waited since the last one.
     pub(crate) fn waits_for_limit(&self, cgroup: PathBuf, limit: Limit) -> WaitsForLimit<'_> {
         let mut limits = self.limits.lock();
         let of = (cgroup, limit);
@@ -158,8 +158,8 @@ impl Events {
         WaitsForLimit(self, of)
     }
 
-    /// A limit of `cgroup` begins or ceases to hold its writers up. The caller says each edge once,
-    /// in order.
+    /// A limit of `cgroup` begins or ceases to hold its writers up. The caller reports each edge
+    /// once, in order.
     pub fn limit(&self, cgroup: PathBuf, limit: Limit, edge: Edge) {
         self.push(What::Limit { cgroup, limit, edge });
     }
@@ -168,7 +168,7 @@ impl Events {
         self.push(What::Error { node, path, error });
     }
 
-    /// Somebody waits for room in the cache, until the guard is dropped.
+    /// A thread waits for room in the cache, until the guard is dropped.
     pub(crate) fn waits_for_room(&self) -> Waits<'_> {
         let mut full = self.full.lock();
         if full.begin() {
@@ -177,10 +177,10 @@ impl Events {
         Waits(self)
     }
 
-    /// Looks whether what lasted has ended: nobody has waited for room, or for a limit, since the
-    /// last look.
+    /// Reports the conditions that have ended: no thread has waited for room, or for a limit, since
+    /// the last look.
     pub(crate) fn look_at_waits(&self) {
-        // An edge is told under the lock: they come in their order.
+        // An edge is reported under the lock: the edges come in their order.
         let mut full = self.full.lock();
         if full.has_ended() {
             self.push(What::CacheFull(Edge::Ends));
@@ -195,7 +195,7 @@ impl Events {
         });
     }
 
-    /// The store does not answer, or answers again. The caller says each edge once, in order.
+    /// The store does not answer, or answers again. The caller reports each edge once, in order.
     pub(crate) fn stall(&self, edge: Edge) {
         self.push(What::Stall(edge));
     }
@@ -206,7 +206,7 @@ impl Events {
 }
 
 impl Full {
-    /// One more waits; says whether it is the first since the end.
+    /// One more thread waits; says whether it is the first since the end.
     fn begin(&mut self) -> bool {
         self.waiting += 1;
         self.has_waited = true;
@@ -218,7 +218,7 @@ impl Full {
         self.has_waited = true;
     }
 
-    /// Whether it ends with this look.
+    /// Whether the condition ends with this look.
     fn has_ended(&mut self) -> bool {
         let has_waited = std::mem::take(&mut self.has_waited);
         let has_ended = self.is_full && self.waiting == 0 && !has_waited;
@@ -227,20 +227,20 @@ impl Full {
     }
 }
 
-/// Somebody waits for a limit.
+/// A thread waits for a limit.
 #[derive(Debug)]
 pub(crate) struct WaitsForLimit<'e>(&'e Events, (PathBuf, Limit));
 
 impl Drop for WaitsForLimit<'_> {
     fn drop(&mut self) {
-        // It is there: nobody takes it out while somebody waits.
+        // It is there: no thread takes it out while another waits.
         if let Some(full) = self.0.limits.lock().get_mut(&self.1) {
             full.end();
         }
     }
 }
 
-/// Somebody waits for room.
+/// A thread waits for room.
 #[derive(Debug)]
 pub(crate) struct Waits<'e>(&'e Events);
 

@@ -1,4 +1,4 @@
-//! Files: opening, closing, making durable, and what works on ranges.
+//! Files: opening, closing, making durable, and operations on ranges.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const SET_ID: u32 = 0o6000;
 pub struct Opened {
     /// Its number.
     pub handle: HandleId,
-    /// What the kernel has cached of this file is still true.
+    /// The kernel's cached data of this file is still true.
     pub keep_cache: bool,
 }
 
@@ -29,7 +29,7 @@ impl Volume {
     ///
     /// # Errors
     /// The store's. If the name exists, [`ErrorKind::Exists`] with `EXCLUSIVE`, else
-    /// [`ErrorKind::Stale`]: look it up, check who may, and open it.
+    /// [`ErrorKind::Stale`]: the caller then looks it up, checks permissions, and opens it.
     pub fn create(
         &self,
         ctx: &Ctx<'_>,
@@ -41,8 +41,8 @@ impl Volume {
         let made = self.core.store.create(parent, Name::new(name)?, perm, creator(ctx.caller));
         match made {
             Ok(created) => Ok(self.open_created(ctx, created, flags)),
-            // Somebody made it since the caller looked. Nobody has checked yet whether the caller
-            // may open that file, so the caller has to look again.
+            // Another caller made it since this one looked. It has not been checked yet whether
+            // this caller may open that file, so the caller has to look again.
             Err(error) if error.kind() == ErrorKind::Exists && !flags.contains(OpenFlags::EXCLUSIVE) => {
                 Err(store::Error::new(ErrorKind::Stale, "create").into())
             }
@@ -69,7 +69,7 @@ impl Volume {
     fn open_created(&self, ctx: &Ctx<'_>, created: Created, flags: OpenFlags) -> (Entry, Opened) {
         let (entry, inode) = self.know(created.entry);
         self.note_metadata(&ctx.caller);
-        // Counted first, so that nobody who finds the name closes the data in between.
+        // Counted first, so that a thread that finds the name does not close the data in between.
         inode.state().opens += 1;
         inode.set_file(Access::ReadWrite, &created.file);
         let opened = Opening { volume: self, inode: Some(inode) }.finish(ctx, flags);
@@ -86,7 +86,7 @@ impl Volume {
         if writes && self.core.store.is_read_only() {
             return Err(store::Error::new(ErrorKind::ReadOnly, "open").into());
         }
-        // Counted before the store is asked, so that nobody closes the data in between.
+        // Counted before the store is asked, so that no thread closes the data in between.
         inode.state().opens += 1;
         let opening = Opening { volume: self, inode: Some(inode) };
         opening.inode().file(if writes { Access::ReadWrite } else { Access::Read })?;
@@ -98,8 +98,8 @@ impl Volume {
     }
 
     /// One descriptor of an open file was closed: reports a write-back error that this opening has
-    /// not reported, and writes the file's data first if the volume was asked to, or if so many
-    /// closed files wait for it that the store should not keep more of them open.
+    /// not reported. Writes the file's data first if the options say so, or if more closed files
+    /// wait for write-back than the store should keep open.
     ///
     /// # Errors
     /// [`Error::Writeback`]; [`Error::NoHandle`].
@@ -122,8 +122,8 @@ impl Volume {
         }
     }
 
-    /// The same where the caller is not to wait for the store: a thread of the volume's own asks
-    /// it.
+    /// [`release`](Self::release) where the caller is not to wait for the store: a thread of the
+    /// volume's own asks it.
     pub fn release_later(&self, handle: HandleId) {
         if let Some(file) = self.files.remove(handle) {
             file.closed();
@@ -155,8 +155,8 @@ impl Volume {
         }
     }
 
-    /// Writes what is dirty of a file now, whoever dirtied it, and waits for no limit but those
-    /// that the caller is under.
+    /// Writes now what is dirty of a file, whichever caller dirtied it, and waits for no limit but
+    /// those that the caller is under.
     fn sweep_file(&self, ctx: &Ctx<'_>, inode: &Arc<Inode>) -> Result<()> {
         let caller = TenantOf { tenants: &self.core.options.tenants, caller: ctx.caller };
         let syncing = self.core.bdi.begin_fsync(&caller, self.core.options.sync_policy, inode);
@@ -204,8 +204,8 @@ impl Volume {
     /// Copies up to `len` bytes between two files, inside the store; says how many.
     ///
     /// # Errors
-    /// The store's; [`ErrorKind::Unsupported`] and [`ErrorKind::CrossDevice`] tell the caller to
-    /// copy itself.
+    /// The store's; on [`ErrorKind::Unsupported`] and [`ErrorKind::CrossDevice`] the caller has to
+    /// copy the data itself.
     pub fn copy_range(
         &self,
         ctx: &Ctx<'_>,
@@ -230,7 +230,7 @@ impl Volume {
         })
     }
 
-    /// Changes attributes, and says what they are now. `kill_priv`: drop the set-id bits and
+    /// Changes attributes, and returns the new ones. `kill_priv`: drop the set-id bits and
     /// capabilities.
     ///
     /// # Errors
@@ -273,8 +273,8 @@ impl Opening<'_> {
     fn finish(mut self, ctx: &Ctx<'_>, flags: OpenFlags) -> Opened {
         let inode = self.inode.take().expect("finished once");
         let seen = Mutex::new(inode.errors.sample());
-        // Asked only where it may be needed: a look-up costs a thread that is new more than an
-        // opening.
+        // Asked only where it may be needed: a look-up of the cgroup costs a new thread more than
+        // an opening.
         let writes = flags.contains(OpenFlags::WRITE);
         let tenants = &self.volume.core.options.tenants;
         let tenant = writes.then(|| tenants.of_caller(&ctx.caller)).flatten();
@@ -317,9 +317,9 @@ impl FileHandle {
 }
 
 impl Inode {
-    /// Makes durable what was written. Errors are recorded for every open file.
+    /// Makes written data durable. Errors are recorded for every open file.
     pub(crate) fn make_durable(self: &Arc<Self>, data_only: bool) -> Result<()> {
-        // Whoever writes the last of it at this moment has this lock.
+        // The thread that writes the last of it at this moment holds this lock.
         let io = self.io();
         if !data_only {
             self.write_times(&io)?;
@@ -333,7 +333,7 @@ impl Inode {
         synced.map_err(|error| self.record(error))
     }
 
-    /// Brings the store up to date for somebody who looks at it next.
+    /// Brings the store up to date for an operation that reads from it next.
     fn write_out(self: &Arc<Self>, ctx: &Ctx<'_>) -> Result<()> {
         if self.state().cache.held() == 0 {
             return Ok(());
@@ -343,7 +343,7 @@ impl Inode {
     }
 
     /// Writes what is dirty before the file gets set-id bits or capabilities: the host takes them
-    /// away from a file that is written, and data from before is no reason to. An error is kept for
+    /// away from a file that is written, and older data must not cause that. An error is kept for
     /// the file's own fsync and close.
     pub(crate) fn write_before_giving(self: &Arc<Self>, ctx: &Ctx<'_>) {
         let _recorded = self.write_out(ctx);
@@ -360,7 +360,7 @@ impl Inode {
                     overlay.mtime = attr.mtime;
                 }
             } else if set.mtime.is_some() && state.changes != changes {
-                // A write-back that ended meanwhile may have put its own time over ours.
+                // A write-back that ended meanwhile may have put its own time over this one.
                 continue;
             }
             state.apply(&mut attr);

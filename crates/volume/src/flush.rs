@@ -1,4 +1,4 @@
-//! From the cache to the store.
+//! Write-back: from the cache to the store.
 
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,7 +37,7 @@ impl writeback::Inode for Inode {
     }
 
     fn changes_owner(&self) {
-        // What was written for the old owner is the new one's as well, from here on.
+        // From here on, data written for the old owner is the new one's as well.
         self.core.undurable.note(|| None);
     }
 
@@ -46,7 +46,7 @@ impl writeback::Inode for Inode {
     }
 }
 
-/// Pages that are taken out for writing, as long as nobody knows how that ended: a store that
+/// Pages that are taken out for writing, as long as it is not known how that ended: a store that
 /// panics has not written them.
 struct Unfinished<'a> {
     inode: &'a Inode,
@@ -69,7 +69,7 @@ impl Drop for Unfinished<'_> {
 
 impl Inode {
     /// Writes what is dirty since the epoch of `pass` or before, and leaves the inode listed for
-    /// the flusher to take off: who is not one does not know on which list it is.
+    /// the flusher to take off: only a flusher knows on which list it is.
     ///
     /// # Errors
     /// The store's, which is recorded; [`Error::Interrupted`] and [`Error::Released`].
@@ -85,7 +85,7 @@ impl Inode {
     }
 
     /// Notes that something of the inode was changed on the store, which `owner` owned before that.
-    /// One whose owner changes meanwhile is anybody's.
+    /// If its owner changes meanwhile, the change counts for every owner.
     fn note_changed(&self, owner: Option<Owner>) {
         let still = |_: &Owner| !self.link.is_switching() && self.core.bdi.owner_of(self) == owner;
         self.core.undurable.note(|| owner.filter(still));
@@ -116,11 +116,11 @@ impl Inode {
         // Also where it failed: a part may be there.
         self.note_changed(owner);
         if result.is_ok() {
-            // Before it is taken for written: who asks what is not durable meanwhile is told of no
-            // less.
+            // Before it is taken for written: a thread that asks meanwhile what is not durable gets
+            // no less.
             self.core.counters.bytes_written_back.add(end.saturating_sub(offset));
         }
-        // Before the cache looks at its pages: ours would count as somebody who still uses them.
+        // Before the cache looks at its pages: these references would count as another user's.
         drop(run.pages);
         let (freed, permit) = {
             let mut state = self.state();
@@ -162,7 +162,7 @@ impl Inode {
         file.write_at(&slices, offset)
     }
 
-    /// Records a write-back error where it will be heard of: every open file, the log, the
+    /// Records a write-back error in all places that report it: every open file, the log, the
     /// counters.
     pub(crate) fn record(&self, error: store::Error) -> Error {
         self.errors.set(error.kind());
@@ -223,9 +223,9 @@ impl Inode {
         Outcome::Clean
     }
 
-    /// Drops everything that is not written, for nobody can read it any more, and takes the inode
-    /// off the lists, so that its space on the store is free at once. If it is being written at
-    /// this moment, the flusher ends it.
+    /// Drops all unwritten data, which cannot be read any more, and takes the inode off the lists,
+    /// so that its space on the store is free at once. If it is being written at this moment, the
+    /// flusher ends it.
     pub(crate) fn discard(self: &Arc<Self>) {
         let Some(io) = self.try_io() else { return };
         let (gone, permit) = {
@@ -251,8 +251,9 @@ impl Inode {
         self.close_file_if_idle();
     }
 
-    /// Tells the budget how much this inode holds, and its wb what of that is dirty and what is
-    /// being written. A page that was changed while it is being written counts as dirty.
+    /// Reports to the budget how much this inode holds, and to its wb how much of that is dirty and
+    /// how much is being written. A page that was changed while it is being written counts as
+    /// dirty.
     pub(crate) fn note_pages(&self, state: &State) {
         let (held, dirty) = (state.cache.held(), state.cache.dirty());
         // ORDERING: Relaxed, a figure for the budget's thresholds; written under the state lock.
@@ -260,8 +261,8 @@ impl Inode {
         self.core.bdi.account(self, dirty * PAGE, (held - dirty) * PAGE);
     }
 
-    /// Lists the inode with its wb, which is that of `by` if it has none; for whoever has just set
-    /// `listed`, still under the state lock.
+    /// Lists the inode with its wb, which is that of `by` if it has none. The caller has just set
+    /// `listed`, and still holds the state lock.
     pub(crate) fn list(self: &Arc<Self>, by: Owner) {
         self.core.bdi.mark_dirty(Arc::clone(self), by);
     }

@@ -1,14 +1,14 @@
-//! Giving a volume up, and what can be said of it then.
+//! Giving a volume up, and what its report can contain.
 //!
-//! Purpose: whoever gives a volume up has no more patience with its store. Calls under way at that
-//! moment get [`CALLS`] to return, each from its own beginning, so that what a store that answers
-//! has written is not told as lost; after that nothing here waits for the store. What may hang for
-//! ever is done by threads of its own, which the store may keep: its sync, the names of files, and
-//! closing what was open (`wt-given-up`): close(2) of a file on a server that hangs waits for the
-//! server.
+//! Purpose: a caller that gives a volume up does not wait for its store any longer. Calls under way
+//! at that moment get [`CALLS`] to return, each from its own beginning, so that data which an
+//! answering store has written is not reported as lost; after that nothing here waits for the
+//! store. Threads of their own, which the store may keep, make the calls that may hang for ever:
+//! the store's sync, the names of files, and closing what was open (`wt-given-up`): close(2) of a
+//! file on a server that hangs waits for the server.
 //!
-//! A store of which no call hung when it was given up may be a healthy one: its sync and its close
-//! get `HEALTHY`, so that whoever comes next finds it durable and free.
+//! A store of which no call hung when it was given up may be healthy: its sync and its close get
+//! `HEALTHY`, so that its next user finds it durable and free.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::{DrainReport, Unwritten, Volume};
 
 /// How long calls may take that are under way when a volume is given up.
 pub const CALLS: Duration = Duration::from_millis(40);
-/// How long the last calls of a store may take that shows no sign of hanging.
+/// How long the last calls of a store that shows no sign of hanging may take.
 const HEALTHY: Duration = Duration::from_secs(1);
 
 /// How long the store may take to name the files that were not written: all of them, and each if
@@ -35,7 +35,7 @@ const HEALTHY: Duration = Duration::from_secs(1);
 /// that is busy.
 const NAMING: Duration = Duration::from_secs(1);
 const NAMING_FORCED: Duration = CALLS;
-/// How often it is looked whether the store is at a name.
+/// How often the caller looks whether the store is at a name.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Stores that were given up and whose files are still being closed.
@@ -49,7 +49,7 @@ pub fn closing() -> usize {
     CLOSING.load(Ordering::Relaxed)
 }
 
-/// One of them.
+/// A store that is still being closed.
 struct Closing;
 
 impl Closing {
@@ -65,7 +65,7 @@ impl Drop for Closing {
     }
 }
 
-/// What a volume has of its store.
+/// The files, directories and inodes that a volume has of its store.
 pub(crate) struct Holdings {
     files: Held<FileHandle>,
     dirs: Held<DirHandle>,
@@ -86,7 +86,8 @@ impl Holdings {
 }
 
 impl Volume {
-    /// Gives the volume up: whoever waits gets an error, a drain ends with what is written by then.
+    /// Gives the volume up: callers that wait get an error, a drain ends with the data written by
+    /// then.
     pub fn force(&self) {
         self.core.force();
     }
@@ -97,9 +98,10 @@ impl Volume {
         self.core.is_forced()
     }
 
-    /// Takes what the volume has of its store out of it.
+    /// Takes the files, directories and inodes out of the volume.
     pub(crate) fn holdings(&self) -> Holdings {
-        // Of files that were not written the lists of dirty inodes have the last word.
+        // The lists of dirty inodes keep the inodes of files that were not written: their open
+        // files are taken out here.
         let open = self.dirty_inodes().iter().filter_map(|inode| inode.take_file()).collect();
         Holdings {
             files: self.files.take(),
@@ -110,8 +112,8 @@ impl Volume {
         }
     }
 
-    /// Closes what a volume that was given up has of its store; does not wait for a store that
-    /// hangs.
+    /// Closes the files, directories and store of a volume that was given up; does not wait for a
+    /// store that hangs.
     pub(crate) fn close_given_up(&self) {
         let holdings = self.holdings();
         if cfg!(any(loom, shuttle)) {
@@ -147,13 +149,13 @@ impl Volume {
         if self.core.stall.is_silent_for(CALLS) { CALLS } else { HEALTHY }
     }
 
-    /// What is known of a volume that was given up and whose end waits for its store.
+    /// The report on a volume that was given up and whose end waits for its store.
     #[must_use]
     pub fn report_given_up(&self) -> DrainReport {
         let looked_first = is_on("volume-report-late").then(|| self.core.undurable.is_any(|_| true));
         let unwritten = self.unwritten();
-        // After that: what a call has written that returns meanwhile is noted as not durable before
-        // it is taken for written.
+        // After that: data of a call that returns meanwhile is noted as not durable before it is
+        // taken for written.
         let is_unknown = looked_first.unwrap_or_else(|| self.core.undurable.is_any(|_| true));
         let sync_error = is_unknown.then(|| self.given_up_undurable(unwritten.is_empty()));
         let seen = DrainReport { unwritten, sync_error, ..DrainReport::default() };
@@ -212,8 +214,8 @@ impl Volume {
         told.recv_timeout(patience).unwrap_or_else(|_| Err(late()))
     }
 
-    /// What is not on the store now. The store is asked for the names, for a moment only: files
-    /// whose names do not come are told by their numbers.
+    /// The data that is not on the store now. The store is asked for the names, for a moment only:
+    /// files whose names do not come are reported by their numbers.
     #[must_use]
     pub fn unwritten(&self) -> Vec<Unwritten> {
         let inodes = self.dirty_inodes();
@@ -256,8 +258,8 @@ impl Volume {
             tracing::warn!(volume = self.name(), %error, "no thread to ask the store for names with");
         }
         let is_forced = self.core.is_forced();
-        // A machine that is busy is not taken for a store that hangs: what counts is how long one
-        // call lasts.
+        // A machine that is busy is not taken for a store that hangs: the length of one call
+        // counts.
         let hangs = || is_forced && asked.lock().is_some_and(|since| since.elapsed() >= NAMING_FORCED);
         let until = Instant::now() + NAMING;
         let next = || loop {

@@ -20,12 +20,12 @@ const SHARDS: usize = 16;
 pub(crate) struct FileHandle {
     pub(crate) inode: Arc<Inode>,
     pub(crate) flags: OpenFlags,
-    /// Somebody who is not root can have mapped the file through it, to write.
+    /// A user that is not root can have mapped the file through it, to write.
     pub(crate) is_foreign_mapper: bool,
     /// The thread that opened it; 0 if it is not known here.
     pub(crate) opener_pid: u32,
-    /// For whom it counts what comes without a caller, if it was opened for writing: for the
-    /// nearest ancestor that lives, if that was removed.
+    /// The cgroup for which writes without a caller count, if the file was opened for writing. If
+    /// it was removed, its nearest ancestor that lives counts.
     pub(crate) opener: Arc<Cgroup>,
     /// Which write-back errors this opening has reported.
     pub(crate) seen: Mutex<Cursor>,
@@ -78,18 +78,18 @@ impl<T> Handles<T> {
         self.shards.iter().map(|shard| shard.read().len()).sum()
     }
 
-    /// Shows each to `look`, in no order, as long as that says `true`.
+    /// Calls `look` for each, in no order, as long as it says `true`.
     pub(crate) fn each(&self, mut look: impl FnMut(&T) -> bool) -> bool {
         self.shards.iter().all(|shard| shard.read().values().all(|one| look(one)))
     }
 
-    /// Takes all of them out, for whoever closes them.
+    /// Takes all of them out, for the caller to close.
     pub(crate) fn take(&self) -> Held<T> {
         Held { _all: self.shards.iter().map(|shard| std::mem::take(&mut *shard.write())).collect() }
     }
 }
 
-/// What was open; closed when this is dropped.
+/// The handles that were open; closed when this is dropped.
 pub(crate) struct Held<T> {
     _all: Vec<IdMap<u64, Arc<T>>>,
 }

@@ -1,15 +1,15 @@
 //! One object in use.
 //!
-//! While a file has unwritten data, its **overlay** says what its size and times are; without one,
-//! the store says so. An inode with an overlay is listed with its wb until a flusher finds nothing
-//! left to do.
+//! While a file has unwritten data, its **overlay** has its size and times; without one, the store
+//! has them. An inode with an overlay is listed with its wb until a flusher finds nothing left to
+//! do.
 //!
-//! # Who may touch what
+//! # Access
 //! | field | protected by |
 //! |---|---|
 //! | `state` | its own lock |
 //! | `privileges` | held while set-id bits and capabilities are given or taken away |
-//! | `io` | held while data goes to the store, and by whatever must not run beside that (truncate, allocate, copy) |
+//! | `io` | held while data goes to the store, and by each operation that must not run beside that (truncate, allocate, copy) |
 //! | `file` | its own lock, a leaf |
 //! | `held` | written under `state`, read by the budget without |
 //!
@@ -59,30 +59,30 @@ pub(crate) struct State {
     pub(crate) lookups: u64,
     pub(crate) opens: u64,
     pub(crate) cache: Cache,
-    /// For the pages in the cache.
+    /// The permit for the pages in the cache.
     permit: Permit,
     pub(crate) overlay: Option<Overlay>,
-    /// On the lists of its wb: set by whoever begins an overlay, cleared by the flusher that finds
-    /// none.
+    /// On the lists of its wb: set by the thread that begins an overlay, cleared by the flusher
+    /// that finds none.
     pub(crate) listed: bool,
-    /// Counts what makes a look at the store stale: written runs, truncations, the overlay's end.
+    /// Counts the events that make a look at the store stale: written runs, truncations, the
+    /// overlay's end.
     pub(crate) changes: u64,
-    /// The last write-back failed so, and the data is still here.
+    /// The error of the last write-back, if it failed and the data is still here.
     pub(crate) failing: Option<ErrorKind>,
     /// The file's name when that happened: `status` shows it and does not ask the store.
     pub(crate) failing_path: Option<PathBuf>,
-    /// On the list of what is let go of later.
+    /// On the list of things to close or forget later.
     pub(crate) is_left: bool,
-    /// Openings through which somebody who is not root can have mapped the file to write.
+    /// Openings through which a user that is not root can have mapped the file to write.
     pub(crate) foreign_mappers: u64,
     /// Set under `privileges` as well.
     pub(crate) known: Known,
-    /// The store's ctime after our own write-back, and the one that users saw before and go on to
-    /// see.
+    /// The store's ctime after our own write-back, and the earlier one that users still see.
     shown_ctime: Option<(Timestamp, Timestamp)>,
 }
 
-/// What is newer here than on the store.
+/// The size and times that are newer here than on the store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Overlay {
     pub(crate) size: u64,
@@ -94,8 +94,8 @@ pub(crate) struct Overlay {
     pub(crate) times_pending: bool,
 }
 
-/// The `io` lock of an inode. Who waits for room and found it taken hears of its end: they may
-/// write the file themselves, or have to learn that it cannot be written.
+/// The `io` lock of an inode. Its end is reported to writers that wait for room and found it taken:
+/// they may write the file themselves, or have to learn that it cannot be written.
 #[derive(Debug)]
 pub(crate) struct Io<'a> {
     inode: &'a Inode,
@@ -141,7 +141,7 @@ impl Inode {
         Io { inode: self, lock: Some(self.io.lock()) }
     }
 
-    /// The same, if nobody has it.
+    /// The lock, if it is free.
     pub(crate) fn try_io(&self) -> Option<Io<'_>> {
         let lock = Some(self.io.try_lock()?);
         Some(Io { inode: self, lock })
@@ -151,7 +151,7 @@ impl Inode {
         self.state.lock().lookups += 1;
     }
 
-    /// Nobody knows the inode and it has nothing to write.
+    /// The inode has no look-ups and no openings, and nothing to write.
     pub(crate) fn is_unused(&self) -> bool {
         let state = self.state.lock();
         state.lookups == 0 && state.opens == 0 && !state.listed
@@ -177,17 +177,17 @@ impl Inode {
         }
     }
 
-    /// Takes the open file out, for whoever closes it.
+    /// Takes the open file out, for the caller to close.
     pub(crate) fn take_file(&self) -> Option<OpenFile> {
         self.file.lock().take()
     }
 
-    /// Closes the data when nobody has it open and nothing is left to write.
+    /// Closes the data when no handle has it open and nothing is left to write.
     pub(crate) fn close_file_if_idle(&self) {
         let closed = {
             let state = self.state();
-            // Under the state lock: who opens the file now counts himself first, and finds it
-            // closed or open.
+            // Under the state lock: a thread that opens the file now counts its opening first, and
+            // finds the data closed or open.
             let is_idle = state.opens == 0 && state.overlay.is_none();
             if is_idle { self.file.lock().take() } else { None }
         };
@@ -240,7 +240,7 @@ impl State {
         self.permit.split(pages as u64)
     }
 
-    /// Puts what is newer here over the store's attributes.
+    /// Puts the newer size and times over the store's attributes.
     pub(crate) fn apply(&self, attr: &mut Attr) {
         if let Some(overlay) = &self.overlay {
             attr.size = overlay.size;
@@ -254,7 +254,7 @@ impl State {
         }
     }
 
-    /// Blocks of 512 bytes that the file takes when all is written, as far as can be said without
+    /// Blocks of 512 bytes that the file takes when all is written, as far as can be known without
     /// asking the store which of the cached pages it has already: no more than its size takes,
     /// unless the store has more. Exact but for files with holes whose data is written over.
     fn blocks(&self, stored: u64, size: u64) -> u64 {

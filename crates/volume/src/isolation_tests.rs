@@ -1,5 +1,5 @@
-//! What an isolated sync may not take for durable. Cgroups here are only names; real ones are in
-//! the program's tests.
+//! Changes that an isolated sync may not take for durable. Cgroups here are only names; real ones
+//! are in the program's tests.
 
 use store::{FaultOp, FaultStore, MemStore};
 use writeback::{Inode as _, Owner};
@@ -37,7 +37,7 @@ impl Rig {
         call(&Ctx { caller: Caller::default(), cancel: &Cancel::default(), before_wait: &|| {} })
     }
 
-    /// A file that `owner` is to own.
+    /// A file for `owner`.
     fn file(&self, owner: Owner) -> (Arc<Inode>, HandleId) {
         let flags = OpenFlags::READ | OpenFlags::WRITE;
         let name = std::ffi::OsStr::new("file");
@@ -55,13 +55,13 @@ impl Rig {
         assert_eq!(written, Ok(len));
     }
 
-    /// What a flusher does.
+    /// Does a flusher's work.
     fn flush(&self, inode: &Arc<Inode>) {
         assert_eq!(inode.write_back(), writeback::Outcome::Clean);
         assert!(self.volume.core.bdi.unlist(inode), "it was listed");
     }
 
-    /// Whether a sync by somebody at `path` asks the store.
+    /// Whether a sync by a caller at `path` asks the store.
     fn asks_store(&self, path: &str) -> bool {
         let before = self.store.calls(FaultOp::StoreSync);
         self.volume.sync_as(&at(path), None).expect("durable");
@@ -97,14 +97,14 @@ fn what_a_cgroup_has_is_told_from_what_others_have() {
     assert!(!has("/"));
 }
 
-/// Has the flusher write the file as often as it takes for `B`, who writes most of it, to become
+/// Has the flusher write the file as often as it takes for `B`, which writes most of it, to become
 /// its owner.
 fn switch_to_b(rig: &Rig, inode: &Arc<Inode>, file: HandleId) {
     let bdi = &rig.volume.core.bdi;
     for round in 0.. {
         assert!(round < 16, "sixteen rounds of another's: it should have changed its owner");
         rig.write(file, 4096);
-        // One to outvote who is to be seen as the writer; long rounds.
+        // The first outvotes the tenant that the write counts for; the second makes the round long.
         bdi.note_write(inode, B, 4096);
         bdi.note_write(inode, B, 1 << 30);
         // Without the file's times, which a flusher would set now, and which count as well.

@@ -1,13 +1,13 @@
-//! What is let go of while the store does not answer.
+//! Closes and forgets, by another thread, while the store does not answer.
 //!
-//! Purpose: files and directories that are closed, and inodes that nobody knows any more, may need
-//! the store: close(2) of a file on a server that hangs waits for the server. Nobody waits for
+//! Purpose: closing a file or directory, and forgetting an inode without look-ups, may need the
+//! store: close(2) of a file on a server that hangs waits for the server. No process waits for
 //! these calls, but the thread that makes them is one of those that serve a mountpoint with other
-//! volumes. So while the store is known not to answer, or where the caller says so
-//! ([`Volume::release_later`](crate::Volume::release_later)), what is let go of is put onto a list
-//! instead, and one thread of the volume's own (`wt-later`) sees to it: made when the list gets its
-//! first entry, gone when it is empty. The volume's end waits for that ([`Later::wait`]), before
-//! the store is given free.
+//! volumes. So while the store is known not to answer, or where the caller asks for it
+//! ([`Volume::release_later`](crate::Volume::release_later)), the file, directory or inode goes
+//! onto a list instead, and one thread of the volume's own (`wt-later`) closes or forgets it. That
+//! thread is made when the list gets its first entry, and gone when it is empty. The volume's end
+//! waits for it ([`Later::wait`]), before the store is released.
 //!
 //! Bounded: an inode is on the list once at most ([`State::is_left`]), a directory once for each
 //! time that it was opened.
@@ -15,7 +15,7 @@
 //! Lock order: [`Inode::state`](crate::inode::Inode), then `Later::list`, a leaf. The store is
 //! called with neither held.
 //!
-//! Where no thread can be made, who lets go does the work.
+//! Where no thread can be made, the calling thread does the work.
 //!
 //! [`State::is_left`]: crate::inode::State
 
@@ -31,10 +31,10 @@ use crate::core::Core;
 use crate::handles::DirHandle;
 use crate::inode::Inode;
 
-/// What is on the list.
+/// An entry of the list.
 #[derive(Debug)]
 pub(crate) enum Left {
-    /// Closed, or forgotten: it is looked at whether anybody still needs it.
+    /// Closed, or without look-ups: the thread looks whether it is still needed.
     Inode(Arc<Inode>),
     /// An open directory.
     Dir(#[allow(dead_code, reason = "dropping it is what is left to do")] Arc<DirHandle>),
@@ -44,20 +44,20 @@ pub(crate) enum Left {
 #[derive(Debug, Default)]
 pub(crate) struct Later {
     list: Mutex<List>,
-    /// The thread has ended, or nobody is to wait for it any more.
+    /// The thread has ended, or no caller is to wait for it any more.
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct List {
     left: VecDeque<Left>,
-    /// Set by who adds, cleared by the thread when it finds nothing: under one lock with the list,
-    /// so that what is on it has a thread.
+    /// Set by the thread that adds an entry, cleared by the list's thread when it finds nothing:
+    /// under one lock with the list, so that an entry on it has a thread.
     has_thread: bool,
 }
 
 impl Later {
-    /// Says whether a thread has to be made.
+    /// Adds an entry; says whether a thread has to be made.
     #[must_use]
     fn add(&self, left: Left) -> bool {
         let mut list = self.list.lock();
@@ -65,7 +65,7 @@ impl Later {
         !std::mem::replace(&mut list.has_thread, true)
     }
 
-    /// What is next; if there is nothing, the thread ends.
+    /// The next entry; if there is none, the thread ends.
     fn next(&self) -> Option<Left> {
         let mut list = self.list.lock();
         if let Some(left) = list.left.pop_front() {
@@ -81,7 +81,7 @@ impl Later {
         None
     }
 
-    /// Waits until all of it is done, or nobody is to wait any more.
+    /// Waits until all of it is done, or the caller is not to wait any more.
     pub(crate) fn wait(&self, is_not_to: impl Fn() -> bool) {
         if is_on("later-not-waited-for") {
             return;
@@ -92,9 +92,9 @@ impl Later {
         }
     }
 
-    /// Who waits is to look whether to go on.
+    /// Makes the waiting thread look whether to go on.
     pub(crate) fn wake(&self) {
-        // Who has looked already waits then.
+        // A thread that has looked already waits by then.
         drop(self.list.lock());
         self.ended.notify_all();
     }
@@ -156,7 +156,7 @@ impl Core {
     fn see_to_left(self: &Arc<Self>) {
         let _of_the_volume = self.span.enter();
         while let Some(left) = self.later.next() {
-            // What is wrong with one must not keep the others open.
+            // A panic over one must not keep the others open.
             if catch_unwind(AssertUnwindSafe(|| self.see_to(left))).is_err() {
                 tracing::error!("the store panicked over what was closed");
             }
@@ -166,7 +166,8 @@ impl Core {
     fn see_to(self: &Arc<Self>, left: Left) {
         match left {
             Left::Inode(inode) => {
-                // Before the look: who lets go of it from now on puts it onto the list once more.
+                // Before the look: a thread that releases the inode from now on puts it onto the
+                // list once more.
                 if !is_on("later-looks-first") {
                     inode.state().is_left = false;
                 }
@@ -180,8 +181,7 @@ impl Core {
         }
     }
 
-    /// Forgets an inode that nobody knows and nobody has open; the data of a file without a name
-    /// with it.
+    /// Forgets an inode without look-ups and openings; with it the data of a file without a name.
     pub(crate) fn drop_unused(&self, inode: &Arc<Inode>) {
         let (unknown, listed) = {
             let state = inode.state();
@@ -196,9 +196,9 @@ impl Core {
         self.retire(inode.id);
     }
 
-    /// Forgets an inode that nobody needs any more; says whether it did.
+    /// Forgets an inode that is not needed any more; says whether it did.
     pub(crate) fn retire(&self, id: NodeId) -> bool {
-        // The root's reference is nobody's to give back.
+        // No look-up stands for the root's reference: it is never given back.
         let unused = id != NodeId::ROOT && self.table.remove_unused(id);
         if unused {
             self.store.forget(id, 1);

@@ -1,7 +1,7 @@
 //! The life of a volume, from `active` to `released`.
 //!
-//! The one who asks for the end drains: it writes every dirty inode, makes everything durable,
-//! gives the store free. Whoever asks while that goes on waits for the same end.
+//! The first caller that asks for the end drains: it writes every dirty inode, makes everything
+//! durable, and releases the store. A caller that asks while that goes on waits for the same end.
 //!
 //! Lock order: `Volume::life` is a leaf; nothing is written under it.
 
@@ -19,10 +19,10 @@ use crate::inode::Inode;
 use crate::page::PAGE;
 use crate::{Caller, Cancel, CgroupPath, Ctx, Error, Result, SyncPolicy, Volume};
 
-/// Threads that drain a volume beside its flushers: a store with a long way to it is not waited for
-/// file by file.
+/// Threads that drain a volume beside its flushers: the round trips of a distant store are not
+/// waited for file by file.
 const DRAINERS: usize = 8;
-/// How many open things are asked for their openers.
+/// How many open files and directories are asked for their openers.
 const OPENERS_MAX: usize = 1024;
 
 /// Where a volume is in its life.
@@ -56,9 +56,9 @@ pub struct Unwritten {
 /// How a drain ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DrainReport {
-    /// What was not written; empty if all went well.
+    /// The data that was not written; empty if all went well.
     pub unwritten: Vec<Unwritten>,
-    /// The last step, making everything durable, failed so.
+    /// The error of the last step, making everything durable.
     pub sync_error: Option<store::Error>,
     /// How long it took.
     pub took: Duration,
@@ -69,7 +69,7 @@ pub struct DrainReport {
 }
 
 impl DrainReport {
-    /// What went wrong, in words.
+    /// The errors, in words.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         let bytes: u64 = self.unwritten.iter().map(|file| file.bytes).sum();
@@ -92,7 +92,7 @@ pub struct Status {
     pub state: LifeState,
     /// The call that its store has not answered in time, if there is one.
     pub stalled: Option<UnderWay>,
-    /// How often the store did not answer in time, as far as somebody looked.
+    /// How often the store did not answer in time, as far as [`Volume::look`] noticed.
     pub stalls: u64,
     /// The store, as a person names it.
     pub store: String,
@@ -131,7 +131,7 @@ pub struct Status {
 pub(crate) struct Life {
     state: Mutex<(LifeState, Option<DrainReport>)>,
     ended: Condvar,
-    /// What the end has found, with the names of files, which a store that is closed does not know
+    /// The result of the end, with the names of files, which a store that is closed does not know
     /// any more.
     pub(crate) found: Mutex<Option<DrainReport>>,
 }
@@ -147,28 +147,29 @@ impl Default for Life {
 }
 
 impl Volume {
-    /// What the log calls it.
+    /// Its name in the log.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.core.options.name
     }
 
-    /// Names it in what is logged by threads that serve it, and it alone: these enter it.
+    /// Names the volume in the log lines of threads that serve it, and it alone: these enter the
+    /// span.
     #[must_use]
     pub fn span(&self) -> &tracing::Span {
         &self.core.span
     }
 
-    /// What happens to it, as a stream.
+    /// Its events, as a stream.
     #[must_use]
     pub fn events(&self) -> &Arc<Events> {
         &self.core.events
     }
 
-    /// Notices what has begun or ended since the last look, and tells who listens to the events:
-    /// that the store does not answer, or answers again, the end of a full cache and of a limit's
-    /// waits. Who serves a volume looks about once a second. The call that the store has not
-    /// answered in time, if there is one. Never asks the store.
+    /// Notices what has begun or ended since the last look, and reports it as events: that the
+    /// store does not answer, or answers again, the end of a full cache and of a limit's waits. The
+    /// daemon looks about once a second. Returns the call that the store has not answered in time,
+    /// if there is one. Never asks the store.
     pub fn look(&self) -> Option<UnderWay> {
         self.core.events.look_at_waits();
         self.core.stall.look(&self.core.events)
@@ -216,8 +217,8 @@ impl Volume {
     }
 
     /// The threads that opened what is open, each once, by number, as this process knows them.
-    /// Others may have it since: by fork(2), or over a socket. `None` if one of them is not known
-    /// here, or more than 1024 are open.
+    /// Other processes may have it since: by fork(2), or over a socket. `None` if one of the
+    /// threads is not known here, or more than 1024 files and directories are open.
     #[must_use]
     pub fn openers(&self) -> Option<Vec<u32>> {
         let mut pids = Vec::new();
@@ -238,7 +239,7 @@ impl Volume {
         self.core.stall.now()
     }
 
-    /// Whether the store did not answer when somebody [looked](Self::look) last. Costs nothing.
+    /// Whether the store did not answer at the last [look](Self::look). Costs nothing.
     #[must_use]
     pub fn is_known_to_stall(&self) -> bool {
         self.core.stall.is_told()
@@ -262,7 +263,7 @@ impl Volume {
         self.sync_as(&self.core.options.tenants.path_of(&ctx.caller), Some(ctx.cancel))
     }
 
-    /// The same for a process of the host that asks without a request.
+    /// Syncs for a process of the host, without a request.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -271,7 +272,7 @@ impl Volume {
         self.sync_as(&self.core.options.tenants.path_of(&caller), None)
     }
 
-    /// The same for a cgroup.
+    /// Syncs for a cgroup.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -279,7 +280,7 @@ impl Volume {
         self.sync_as(who, Some(cancel))
     }
 
-    /// The same for all data, at full speed: what is ahead of a limit is owed.
+    /// Syncs all data, at full speed: bytes ahead of a limit are owed.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -312,11 +313,11 @@ impl Volume {
         self.end_sync(failed)
     }
 
-    /// Whether something is not known to be durable that a cgroup or one below it owns: dirty data,
-    /// data on its way to the store, and what the store has not made durable yet. What may be
-    /// anybody's counts. Where the cgroup's syncs are isolated with those of one above it, that one
-    /// is meant. Of what was changed before [`note_owners`](Self::note_owners) it is not known
-    /// whose it is.
+    /// Whether something that a cgroup or one below it owns may not be durable: dirty data, data on
+    /// its way to the store, and changes that the store has not made durable yet. A change of
+    /// unknown owner counts for every cgroup. Where an isolated cgroup above covers this cgroup's
+    /// syncs, that one is meant. The owners of changes from before
+    /// [`note_owners`](Self::note_owners) are not known.
     ///
     /// Never asks the store, and takes no lock that is held while it is asked.
     #[must_use]
@@ -326,14 +327,14 @@ impl Volume {
         if is_on("undurable-asked-first") {
             return self.may_have_changed(scope) || self.core.bdi.has_unwritten_of(scope);
         }
-        // In this order: what is written is noted as changed before it is taken off what is dirty.
+        // In this order: written data is noted as changed before it is taken off the dirty data.
         self.core.bdi.has_unwritten_of(scope) || self.may_have_changed(scope)
     }
 
     /// Whether the store has something that a cgroup or one below it changed and that is not
     /// durable yet.
     fn may_have_changed(&self, who: &CgroupPath) -> bool {
-        // What a cgroup changed that was removed since may be anybody's.
+        // The owner of a change is not known any more when its cgroup was removed since.
         let path = |owner| self.core.options.tenants.path_of_living(owner);
         self.core.undurable.is_any(|owner| path(owner).is_none_or(|path| path.is_within(who)))
     }
@@ -377,14 +378,14 @@ impl Volume {
         self.end(None::<fn()>)
     }
 
-    /// The same where requests may still be in hand: what is dirty is written while they are, once,
-    /// and `wait` returns when they are over.
+    /// [`shutdown`](Self::shutdown) where requests may still be in hand: dirty data is written
+    /// while they are, once, and `wait` returns when they are over.
     pub fn shutdown_beside_requests(&self, wait: impl FnOnce()) -> DrainReport {
         self.end(Some(wait))
     }
 
-    /// Writes what is dirty now, once: what its end would otherwise have to. Errors are kept with
-    /// the files, which the end tries again.
+    /// Writes what is dirty now, once, so that the end does not have to. Errors are kept with the
+    /// files; the end tries these again.
     pub fn write_back(&self) {
         let _told_by_the_end = self.write_all();
     }
@@ -419,7 +420,7 @@ impl Volume {
         self.core.bdi.stop(
             Instant::now() + if self.core.is_forced() { Duration::ZERO } else { Duration::from_secs(1) },
         );
-        // From here on nobody but us has one of the volume's inodes.
+        // From here on no other thread has one of the volume's inodes.
         let switch_drain = tracing::info_span!("wait_for_switches").in_scope(|| self.core.bdi.drain());
         tracing::info_span!("release")
             .in_scope(|| if self.core.is_forced() { self.close_given_up() } else { self.holdings().close() });
@@ -454,19 +455,19 @@ impl Volume {
                 return;
             }
             if !failed.is_empty() {
-                // Not in place of a wake-up: nothing tells when a store that failed will work
+                // Not in place of a wake-up: nothing reports when a store that failed will work
                 // again.
                 self.core.wait_forced(self.core.options.retry_pause.min(Duration::from_secs(1)));
             }
         }
     }
 
-    /// Writes what is dirty now, at once; returns what went wrong.
+    /// Writes what is dirty now, at once; returns the errors.
     fn write_all(&self) -> Vec<Error> {
         self.write_each(&self.dirty_inodes(), |inode| inode.write_for_sync(&inode.owing(), None))
     }
 
-    /// Writes these inodes, with several threads; returns what went wrong.
+    /// Writes these inodes, with several threads; returns the errors.
     fn write_each(
         &self,
         inodes: &[Arc<Inode>],
@@ -507,7 +508,7 @@ impl mounts::Superblock for Volume {
     }
 }
 
-/// What of one inode is not on the store.
+/// The data of one inode that is not on the store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pending {
     bytes: u64,
@@ -525,7 +526,7 @@ impl Inode {
         (bytes > 0 || error.is_some()).then_some(Pending { bytes, under_way, error })
     }
 
-    /// What of it is not on the store, under the name that it had at its last error.
+    /// The inode's data that is not on the store, under the name that it had at its last error.
     pub(crate) fn unwritten(&self, pending: Pending) -> Unwritten {
         let Pending { bytes, error, .. } = pending;
         Unwritten { node: self.id.0, path: self.state().failing_path.clone(), bytes, error }

@@ -1,4 +1,4 @@
-//! What cgroups may do on a volume's store, as people set it.
+//! The limits that cgroups have on a volume's store, as people set them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -8,10 +8,10 @@ use writeback::{CgroupPath, Direction, LimitError, Limits, Request, number};
 
 use crate::{Caller, Volume};
 
-/// What is set for one cgroup.
+/// The limits of one cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupLimits {
-    /// Whose.
+    /// The cgroup.
     pub cgroup: CgroupPath,
     /// `io.max`.
     pub limits: Limits,
@@ -19,11 +19,11 @@ pub struct CgroupLimits {
     pub dirty_bytes_max: Option<u64>,
     /// `io.sync_isolation`: syncs of the cgroup and of those below cover only what these own.
     pub sync_isolation: bool,
-    /// Bytes that were written ahead of the limits, because somebody else waited for them.
+    /// Bytes that were written ahead of the limits, because another caller waited for them.
     pub owed_bytes: u64,
 }
 
-/// A change for one cgroup: what it names, and nothing else.
+/// A change for one cgroup: of the limits that it names, and no others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitChange {
     limits: String,
@@ -61,13 +61,13 @@ fn switch(value: &str) -> Result<bool, LimitError> {
 }
 
 impl Volume {
-    /// Changes what a cgroup may do from now on, whether it is there or not.
+    /// Changes a cgroup's limits from now on, whether it is there or not.
     pub fn limit(&self, cgroup: &CgroupPath, change: &LimitChange) {
         let throttle = self.core.bdi.throttle();
         let mut limits = throttle.get(cgroup);
         if limits.change(&change.limits).is_ok() && !change.limits.is_empty() {
             throttle.set(cgroup, limits);
-            // Writers wait for what is owed in the budget's queue.
+            // Writers wait in the budget's queue for debts to be paid.
             self.core.bdi.limits_changed();
         }
         if let Some(bytes_max) = change.dirty_bytes_max {
@@ -81,15 +81,16 @@ impl Volume {
         tracing::info!(volume, %cgroup, %limits, isolation = change.sync_isolation, "limits changed");
     }
 
-    /// Notes from now on whose changes are not durable yet, which
-    /// [`has_undurable_of`](Self::has_undurable_of) tells apart. What was changed before counts for
-    /// all, until the next sync of the store.
+    /// From now on the owners of changes that are not durable yet are noted;
+    /// [`has_undurable_of`](Self::has_undurable_of) tells them apart. Earlier changes count for
+    /// every owner, until the next sync of the store.
     pub fn note_owners(&self) {
         self.core.undurable.note_owners();
     }
 
-    /// Something beside file data was changed: it went at once, and counts as an operation that is
-    /// owed. Where the caller is not to be found it may be anybody's, and is charged to nobody.
+    /// Something beside file data was changed: that went to the store at once, and counts as an
+    /// operation that is owed. Where the caller cannot be found, the change counts for every owner,
+    /// and no owner is charged.
     pub(crate) fn note_metadata(&self, caller: &Caller) {
         let core = &self.core;
         let owner = || core.options.tenants.of_caller(caller);
@@ -105,7 +106,7 @@ impl Volume {
         }
     }
 
-    /// What is set, by cgroup.
+    /// The limits that are set, by cgroup.
     #[must_use]
     pub fn limits(&self) -> Vec<CgroupLimits> {
         let throttle = self.core.bdi.throttle();

@@ -1,4 +1,4 @@
-//! Names, attributes and directories: what passes through to the store.
+//! Names, attributes and directories, which pass through to the store.
 
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
@@ -33,8 +33,8 @@ impl Volume {
         Ok(entry)
     }
 
-    /// What `id` is, which the caller has a look-up on (the root needs none). The entry carries
-    /// another one.
+    /// The entry of `id`, on which the caller has a look-up (the root needs none). The entry
+    /// carries another one.
     ///
     /// # Errors
     /// The store's; [`Error::NoNode`].
@@ -50,9 +50,9 @@ impl Volume {
         }
     }
 
-    /// What `id` is, on which the caller may have given all look-ups back, in this volume or in one
-    /// before over the same store: see [`Store::recall`](store::Store::recall). The entry carries a
-    /// look-up.
+    /// The entry of `id`, on which the caller may have given all look-ups back, in this volume or
+    /// in one before over the same store: see [`Store::recall`](store::Store::recall). The entry
+    /// carries a look-up.
     ///
     /// # Errors
     /// The store's; stale if there is none.
@@ -68,7 +68,7 @@ impl Volume {
         Ok(self.know(self.core.store.recall_parent(id)?).0)
     }
 
-    /// Where `id` is, relative to the root, for people; `None` if the store cannot say.
+    /// The path of `id`, relative to the root, for people; `None` if the store cannot say.
     #[must_use]
     pub fn path_of(&self, id: NodeId) -> Option<std::path::PathBuf> {
         self.core.store.path_of(id)
@@ -81,8 +81,8 @@ impl Volume {
         }
     }
 
-    /// The same where the caller is not to wait for the store: a thread of the volume's own asks
-    /// it.
+    /// [`forget`](Self::forget) where the caller is not to wait for the store: a thread of the
+    /// volume's own asks it.
     pub fn forget_later(&self, id: NodeId, n: u64) {
         if let Some(inode) = self.given_back(id, n) {
             self.core.leave_inode(&inode);
@@ -175,8 +175,8 @@ impl Volume {
 
     /// Writes the file `from` if it is about to replace `to`, so that a crash of this process
     /// leaves the old content or the new one under that name, and not an empty file. It is not
-    /// synced: that the host may crash is what fsync(2) is for. An error is kept for the file's own
-    /// fsync and close.
+    /// synced: fsync(2) is there for a crash of the host. An error is kept for the file's own fsync
+    /// and close.
     fn write_before_replacing(&self, ctx: &Ctx<'_>, from: (NodeId, Name<'_>), to: (NodeId, Name<'_>)) {
         let find = |(parent, name): (NodeId, Name<'_>)| {
             let found = self.core.store.lookup(parent, name).ok()?;
@@ -237,8 +237,8 @@ impl Volume {
         }
     }
 
-    /// The same where the caller is not to wait for the store: a thread of the volume's own asks
-    /// it.
+    /// [`release_dir`](Self::release_dir) where the caller is not to wait for the store: a thread
+    /// of the volume's own asks it.
     pub fn release_dir_later(&self, handle: HandleId) {
         if let Some(dir) = self.dirs.remove(handle) {
             self.core.leave_dir(dir);

@@ -1,9 +1,9 @@
 //! Pages and where they come from.
 //!
-//! Pages are reused: memory that is touched for the first time costs several times a copy. How many
-//! there may be is the budget's business: an inode holds a permit for the pages in its cache.
-//! Beyond that exist only those that a call is using at this moment: a read's, a store call's, the
-//! copy that one of them forces.
+//! Pages are reused: memory that is touched for the first time costs several times a copy. The
+//! budget bounds their number: an inode holds a permit for the pages in its cache. Beyond that
+//! exist only pages that a call is using at this moment: a read's, a store call's, the copy that
+//! one of them forces.
 
 use std::sync::Arc;
 
@@ -34,13 +34,14 @@ impl Pool {
         Arc::new(Self { free: Mutex::new(Vec::new()), spare_max })
     }
 
-    /// A page with arbitrary old content, which the caller overwrites, and which nobody else has.
+    /// A page with arbitrary old content, which the caller overwrites, and to which there is no
+    /// other reference.
     pub(crate) fn page(&self) -> Arc<Page> {
         let reused = self.free.lock().pop();
         reused.unwrap_or_else(|| Arc::new(Page([0; PAGE_SIZE])))
     }
 
-    /// Takes pages back; those that somebody else still uses are freed when that ends.
+    /// Takes pages back; those that still have another user are freed when that ends.
     pub(crate) fn recycle(&self, pages: Vec<Arc<Page>>) {
         let mut free = self.free.lock();
         let room = self.spare_max.saturating_sub(free.len());

@@ -1,7 +1,7 @@
-//! Writing an inode's pages, and reading them from the store, as its tenant's limits let it.
+//! Writes an inode's pages, and reads them from the store, as its tenant's limits allow.
 //!
-//! Nobody who waits for a limit holds the inode's `io` lock: it is taken for one run of pages at a
-//! time. So a sync from another cgroup, which need not wait, finds it free.
+//! A thread that waits for a limit does not hold the inode's `io` lock: it is taken for one run of
+//! pages at a time. So a sync from another cgroup, which need not wait, finds it free.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::inode::{Inode, Io};
 use crate::page::PAGE;
 use crate::{Ctx, Error, Result};
 
-/// What a cgroup may owe and have dirty together, as a part of the cache: as much as one heavy
-/// writer may have dirty.
+/// Bytes that a cgroup may owe and have dirty together, as a part of the cache: as much as one
+/// heavy writer may have dirty.
 const OWED_MAX: u64 = 4;
 const OWED_OF: u64 = 5;
 
-/// One who writes an inode's dirty pages once, from the first to the last.
+/// A pass that writes an inode's dirty pages once, from the first to the last.
 struct Sweep<'a> {
     inode: &'a Arc<Inode>,
     cancel: Option<&'a Cancel>,
@@ -77,9 +77,9 @@ impl Pieces for Sweep<'_> {
 }
 
 impl Inode {
-    /// Writes the pages that are dirty since the epoch of `pass` or before, one round, for the
-    /// question whose the inode should be. The caller does not have the `io` lock. Says how it
-    /// ended, and how many pages were written.
+    /// Writes the pages that are dirty since the epoch of `pass` or before, as one round of the
+    /// decision which owner the inode should have. The caller does not have the `io` lock. Returns
+    /// how it ended, and how many pages were written.
     ///
     /// An error is recorded for every open file and the data stays, dirty.
     pub(crate) fn sweep(
@@ -103,7 +103,7 @@ impl Inode {
     }
 
     /// Writes the pages that are dirty since the epoch of `pass` or before, and waits for its
-    /// limits, and for who writes some of them already.
+    /// limits, and for other threads that write some of them already.
     pub(crate) fn sweep_all(self: &Arc<Self>, pass: &Pass<'_>, cancel: Option<&Cancel>) -> Result<()> {
         loop {
             match self.sweep(pass, cancel, false)?.0 {
@@ -111,8 +111,8 @@ impl Inode {
                 Passed::Held | Passed::GivenUp if self.core.is_forced() => return Err(Error::Released),
                 Passed::Held | Passed::GivenUp => return Err(Error::Interrupted),
             }
-            // Who wrote a part of it meanwhile has this lock. If that failed the data is here
-            // again: ours to try, and the error ours to tell.
+            // A thread that wrote a part of it meanwhile holds this lock. If that failed the data
+            // is here again: this call tries it, and reports the error.
             let _nobody_writes = self.io();
             let state = self.state();
             if state.failing.is_none() || !state.cache.is_dirty_since(pass.epoch()) {
@@ -121,8 +121,8 @@ impl Inode {
         }
     }
 
-    /// Writes the pages that are dirty at this moment for somebody who has the `io` lock, and so
-    /// must not wait: what is written is owed.
+    /// Writes the pages that are dirty at this moment for a caller that has the `io` lock, and so
+    /// must not wait: the written bytes are owed.
     pub(crate) fn write_pages(self: &Arc<Self>, io: &Io<'_>) -> Result<()> {
         let clock = &self.core.options.clock;
         let begun = clock.now();
@@ -147,12 +147,12 @@ impl Inode {
         }
     }
 
-    /// A way that waits for nothing: what is written is owed.
+    /// A pass that waits for nothing: the written bytes are owed.
     pub(crate) fn owing(&self) -> Pass<'_> {
         self.core.bdi.pass(self, u64::MAX, How::Owe)
     }
 
-    /// Reads from the store as fast as the caller's limits let it.
+    /// Reads from the store as fast as the caller's limits allow.
     pub(crate) fn read_store(&self, ctx: &Ctx<'_>, buf: &mut [u8], offset: u64) -> Result<usize> {
         let file = self.file(store::Access::Read)?;
         let bdi = &self.core.bdi;
@@ -180,8 +180,8 @@ impl Inode {
         Ok(done)
     }
 
-    /// Waits until the limits of `reader` let it read so many bytes in so many calls, which
-    /// `amount` makes of the most that should be asked for at once.
+    /// Waits until the limits of `reader` let it read as many bytes, in as many calls, as `amount`
+    /// makes of the most that should be asked for at once.
     pub(crate) fn turn_to_read(
         &self,
         ctx: &Ctx<'_>,
@@ -205,14 +205,14 @@ impl Inode {
         }
     }
 
-    /// Until when a writer has to wait because the file's owner owes as much as it may have dirty,
-    /// if `more` pages shall be.
+    /// Until when a writer has to wait because the file's owner would owe as much as it may have
+    /// dirty, with `more` pages.
     pub(crate) fn owes_until(&self, more: u64) -> Option<Duration> {
         let cache_bytes = self.core.budget.limit() * OWED_MAX / OWED_OF * PAGE;
         self.core.bdi.owes_until(self, more * PAGE, cache_bytes)
     }
 
-    /// Somebody waits for a limit of `owner`, until the guard is dropped.
+    /// A thread waits for a limit of `owner`, until the guard is dropped.
     pub(crate) fn waits_for_limit(&self, owner: Option<Owner>, limit: Limit) -> WaitsForLimit<'_> {
         let tenants = &self.core.options.tenants;
         let path = owner.map_or_else(CgroupPath::root, |owner| tenants.path(owner));

@@ -4,19 +4,18 @@
 //! |---|---|---|
 //! | write(2), truncate(2) | where the kernel says so: its caller has no `CAP_FSETID` | always; for write(2) the kernel removes it |
 //! | fallocate(2), copy_file_range(2) | unless the caller is root and has `CAP_FSETID` | always |
-//! | write-back of a mapping or of the kernel's cache | while somebody who is not root has the file open for both | likewise |
+//! | write-back of a mapping or of the kernel's cache | while a user that is not root has the file open for both | likewise |
 //! | chown(2) | always, of what is no directory | always; the kernel removes it |
 //!
-//! A request that the kernel sends for its own cache names no writer. Memory that is mapped is
-//! written for whoever can have mapped it: the users that have the file open for reading and
-//! writing. The kernel writes a mapping's pages before it releases the file, so such an opening is
-//! still there.
+//! A request that the kernel sends for its own cache names no writer. It may write for any user
+//! that can have mapped the file: those that have it open for reading and writing. The kernel
+//! writes a mapping's pages before it releases the file, so such an opening is still there.
 //!
 //! # Order
 //! `Inode::privileges` is held while bits are given or taken away, so that neither puts an old mode
-//! over a new one. What is known (`State::known`) is set under both locks and cleared, under both,
-//! before the store is asked to give something. Data is changed between two looks at it: a bit that
-//! was given in between goes at the second.
+//! over a new one. `State::known` is set under both locks. It is cleared, under both, before the
+//! store is asked to give something. Data is changed between two looks at it: a bit that was given
+//! in between goes at the second.
 
 use store::{Attr, ErrorKind, SetAttr};
 
@@ -32,19 +31,19 @@ const CAP_FSETID: u32 = 4;
 /// The ids of a process that is in no user namespace but the first.
 const ALL_IDS: [&str; 3] = ["0", "0", "4294967295"];
 
-/// What a file is known not to have.
+/// The privileges that a file is known not to have.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Known {
     no_set_id: bool,
     no_capability: bool,
 }
 
-/// What becomes of the set-id bits of a file whose data changes.
+/// How a change of data affects the set-id bits of a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SetId<'a> {
     /// They go.
     Drop,
-    /// They stay, and so do capabilities: the kernel has seen to them.
+    /// They stay, and so do capabilities: the kernel handles them.
     Keep,
     /// They go, unless the caller may set them.
     DropUnlessAllowed(&'a Caller),
@@ -62,14 +61,14 @@ pub(crate) fn gives_privileges(name: &std::ffi::OsStr) -> bool {
 }
 
 impl Inode {
-    /// Runs what may give the file set-id bits or capabilities.
+    /// Runs an operation that may give the file set-id bits or capabilities.
     pub(crate) fn giving_privileges<T>(&self, give: impl FnOnce() -> Result<T>) -> Result<T> {
         let _held = self.privileges.lock();
         self.state().known = Known::default();
         give()
     }
 
-    /// Runs what changes the file's data, and takes its privileges away.
+    /// Runs an operation that changes the file's data, and takes its privileges away.
     pub(crate) fn changing_data<T>(
         &self,
         set_id: SetId<'_>,
@@ -101,7 +100,7 @@ impl Inode {
         Ok(())
     }
 
-    /// Says whether none is left.
+    /// Drops the set-id bits; says whether none is left.
     fn drop_set_id(&self, set_id: SetId<'_>) -> Result<bool> {
         let attr = self.core.store.attr(self.id)?;
         let Some(perm) = without_set_id(&attr) else { return Ok(true) };
@@ -117,7 +116,7 @@ impl Inode {
 
     fn drop_capability(&self) -> Result<()> {
         let name = std::ffi::OsStr::new(CAPABILITY);
-        // Looked for first: removing what is not there costs file systems more.
+        // Looked for first: removing an attribute that is not there costs file systems more.
         let gone = self.core.store.get_xattr(self.id, name).and_then(|_| {
             self.core.undurable.note(|| None);
             self.core.store.remove_xattr(self.id, name)
@@ -147,10 +146,10 @@ fn without_set_id(attr: &Attr) -> Option<u32> {
     (perm != attr.perm).then_some(perm)
 }
 
-/// Whether a caller is root with `CAP_FSETID`, in no other user namespace than this process. Where
+/// Whether a caller is root with `CAP_FSETID`, in no other user namespace than this process. If
 /// that cannot be found out: no.
 ///
-/// The kernel says the user, which is checked first: a number that belongs to another process by
+/// The kernel names the user, which is checked first: a number that belongs to another process by
 /// now can then only keep the bits of a file that root changed.
 #[must_use]
 pub fn may_set_id(caller: &Caller) -> bool {

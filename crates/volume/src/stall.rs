@@ -1,12 +1,12 @@
 //! Whether a volume's store answers.
 //!
 //! One rule: a store is stalled while one of its calls has been under way longer than
-//! [`Options::stall_after`](crate::Options::stall_after). Nobody asks the store: the calls are
-//! known by [`store::Watch`]. A stall ends by itself when the call returns; nothing is lost by it.
-//! A store that refuses is not stalled, nor is one that waits for a limit.
+//! [`Options::stall_after`](crate::Options::stall_after). The store is not asked: [`store::Watch`]
+//! knows the calls. A stall ends by itself when the call returns; nothing is lost by it. A store
+//! that refuses is not stalled, nor is one that waits for a limit.
 //!
-//! The beginning and the end of a stall are noticed by whoever looks
-//! ([`Volume::look`](crate::Volume::look)), and told once.
+//! A look ([`Volume::look`](crate::Volume::look)) notices the beginning and the end of a stall, and
+//! reports each once.
 //!
 //! Lock order: `Stall::told`, then what [`store::Watch`] and the journal of the events lock.
 
@@ -25,10 +25,10 @@ use crate::events::{Edge, Events};
 pub(crate) struct Stall {
     watch: Arc<Watch>,
     after: Duration,
-    /// The call that was told of last, until it returns. What is told of it is told under this
-    /// lock, in order.
+    /// The call that was reported last, until it returns. Reports are made under this lock, in
+    /// order.
     told: Mutex<Option<UnderWay>>,
-    /// Whether there is one, for who asks at each request. Written under `told`.
+    /// Whether there is one, for a thread that asks at each request. Written under `told`.
     is_told: AtomicBool,
     count: Counter,
 }
@@ -64,12 +64,12 @@ impl Stall {
         self.watch.oldest().is_some_and(|call| call.since.elapsed() >= time)
     }
 
-    /// Looks as [`now`](Self::now) does, and tells of it if that is news.
+    /// Looks as [`now`](Self::now) does, and reports it if that is news.
     pub(crate) fn look(&self, events: &Events) -> Option<UnderWay> {
         let seen_before = is_on("stall-seen-before").then(|| self.now());
         let mut told = self.told.lock();
-        // Under the lock: what was seen before it may be news of the past, when others have told of
-        // what came after.
+        // Under the lock: a result from before it may be outdated when other threads have reported
+        // later states.
         let late = seen_before.unwrap_or_else(|| self.now());
         if told.is_some() == late.is_some() {
             return late;
@@ -87,13 +87,13 @@ impl Stall {
         late
     }
 
-    /// Whether the store did not answer when somebody looked last.
+    /// Whether the store did not answer at the last look.
     pub(crate) fn is_told(&self) -> bool {
         // ORDERING: Relaxed, as in `look`.
         self.is_told.load(Ordering::Relaxed)
     }
 
-    /// What checkers have in place of a store that hangs.
+    /// Replaces a store that hangs, for checkers.
     #[cfg(all(test, shuttle))]
     pub(crate) fn tell(&self) {
         // ORDERING: Relaxed, as in `look`.

@@ -14,7 +14,7 @@ use crate::inode::Inode;
 const SHARDS: usize = 16;
 
 /// Spreads ids, which are counted up or are inode numbers of the store: in the low bits, too, for
-/// which somebody might choose files.
+/// which a user might choose files.
 #[derive(Debug, Default)]
 pub(crate) struct IdHasher(u64);
 
@@ -70,7 +70,7 @@ impl Table {
         (Arc::clone(inode), known)
     }
 
-    /// Removes `id` if nobody needs it any more; says whether it did.
+    /// Removes `id` if it is not needed any more; says whether it did.
     pub(crate) fn remove_unused(&self, id: NodeId) -> bool {
         let removed = {
             let mut shard = self.shard(id).write();

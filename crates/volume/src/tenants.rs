@@ -1,10 +1,9 @@
-//! Tenants: whose request it is.
+//! Tenants: the cgroups that requests belong to.
 //!
-//! A tenant is a cgroup of the host. Which one a request's thread is in is looked up when it
-//! writes, or opens a file to write, and is true as of 50 ms before (see [`cgroups::Threads`]).
-//! Requests without a thread (memory-mapped writes, kernel write-back) count for the inode's owner,
-//! and for the opener if it has none: for the nearest ancestor that lives of an opener that was
-//! removed.
+//! A tenant is a cgroup of the host. The cgroup of a request's thread is looked up when it writes,
+//! or opens a file to write, and is true as of 50 ms before (see [`cgroups::Threads`]). Requests
+//! without a thread (memory-mapped writes, kernel write-back) count for the inode's owner, and for
+//! the opener if it has none: for the nearest ancestor that lives of an opener that was removed.
 
 use std::sync::Arc;
 
@@ -14,8 +13,8 @@ use writeback::{Cgroup, CgroupPath, Owner, Switcher};
 use crate::Caller;
 use crate::inode::Inode;
 
-/// A cgroup is made, moved to and removed between two looks; more often than this nobody is
-/// unlucky.
+/// A cgroup may be made, moved to and removed between two looks. No caller should meet that more
+/// often than this.
 const ATTEMPTS: usize = 4;
 
 /// The cgroups of the host, for all volumes of a process. By default there is only the root, to
@@ -60,7 +59,7 @@ impl Tenants {
         self.host.as_ref().map(|host| &host.tree)
     }
 
-    /// The tenant who asks; `None` if the request has no thread, or that is not to be found.
+    /// The tenant that asks; `None` if the request has no thread, or its tenant cannot be found.
     pub(crate) fn of_caller(&self, caller: &Caller) -> Option<Owner> {
         let Some(host) = &self.host else { return Some(Owner::ROOT) };
         if caller.pid == 0 {
@@ -75,13 +74,13 @@ impl Tenants {
         owner.and_then(|owner| cgroups.get(owner)).unwrap_or_else(|| Arc::clone(cgroups.root()))
     }
 
-    /// Whether there is such a cgroup. What is known of a thread may be older than its cgroup's
-    /// end.
+    /// Whether there is such a cgroup. The cached cgroup of a thread may be older than that
+    /// cgroup's end.
     pub(crate) fn is_living(&self, owner: Owner) -> bool {
         self.switcher.cgroups().get(owner).is_some()
     }
 
-    /// In which cgroup a caller is, as a path; the root if that is not to be found.
+    /// The path of a caller's cgroup; the root if it cannot be found.
     #[must_use]
     pub fn path_of(&self, caller: &Caller) -> CgroupPath {
         self.of_caller(caller).map_or_else(CgroupPath::root, |owner| self.path(owner))
@@ -101,7 +100,7 @@ impl Tenants {
         let cgroups = self.switcher.cgroups();
         for _ in 0..ATTEMPTS {
             let path = host.tree.path_of(tid)?;
-            // None: it was removed or renamed since the kernel said where it is.
+            // None: it was removed or renamed since the kernel returned its path.
             let Some(found) = host.tree.look_up(&path) else { continue };
             let is_known = cgroups.get(Owner(found.id())).is_some();
             let made = |id, parent, name: &std::ffi::OsStr| {
@@ -115,7 +114,7 @@ impl Tenants {
     }
 }
 
-/// One caller, wherever its thread is at the time.
+/// One caller, in whichever cgroup its thread is at the time.
 pub(crate) struct TenantOf<'a> {
     pub(crate) tenants: &'a Tenants,
     pub(crate) caller: Caller,

@@ -11,7 +11,7 @@ pub type NodeId = store::ObjectId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HandleId(pub u64);
 
-/// Who asks.
+/// The thread that makes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Caller {
     /// The thread's id; 0 where the request has none (memory-mapped writes).
@@ -27,7 +27,7 @@ pub struct Caller {
 /// One request on its way through the volume.
 #[derive(Clone, Copy)]
 pub struct Ctx<'a> {
-    /// Who asks.
+    /// The thread that makes it.
     pub caller: Caller,
     /// Ends the request's waits.
     pub cancel: &'a Cancel,
@@ -61,7 +61,7 @@ bitflags::bitflags! {
         const SYNC = 32;
         /// Drop the set-id bits and the capabilities (with `TRUNCATE`).
         const KILL_PRIV = 64;
-        /// Opened for both, so that the file can be mapped to be written.
+        /// Opened for reading and writing, so that the file can be mapped to be written.
         const MAPPABLE = 128;
     }
 

@@ -1,12 +1,12 @@
-//! Which tenants changed something that the store has not made durable yet: an isolated sync of
-//! another one need not ask the store.
+//! Records which tenants changed something that the store has not made durable yet: an isolated
+//! sync of another tenant need not ask the store.
 //!
 //! A change is noted after it was made, and taken off when a sync of the store has succeeded that
-//! began after it was noted. Whose it is is noted only where somebody is isolated; what was changed
-//! before that counts for all, until the next sync of the store. So does what a cgroup changed that
-//! was removed since: it is the concern of who comes after it, and of those above. And so does what
-//! was written of a file that changes its owner: the new owner's sync covers the file, the old
-//! one's what was written while it was the owner.
+//! began after it was noted. Its owner is noted only where a cgroup is isolated. Three kinds of
+//! change count for every owner, until the next sync of the store: a change from before that; a
+//! change by a cgroup that was removed since, which concerns the cgroups that come after it and
+//! those above; and data of a file that changes its owner: the new owner's sync covers the file,
+//! the old one's the data that was written while it was the owner.
 //!
 //! Lock order: a leaf.
 
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use sync::Mutex;
 use writeback::Owner;
 
-/// Tenants that are told apart; what further ones change may be anybody's.
+/// Tenants that are told apart; changes of further ones count for every owner.
 const OWNERS_MAX: usize = 4096;
 
 /// The tenants with changes that are not durable.
@@ -24,15 +24,15 @@ pub(crate) struct Undurable(Mutex<Changes>);
 
 #[derive(Debug, Default)]
 struct Changes {
-    /// Somebody is isolated: whose a change is matters.
+    /// A cgroup is isolated: the owner of a change matters.
     is_noting: bool,
     /// Counts syncs that began.
     turn: u64,
     /// The turn in which something last changed.
     by_owner: HashMap<Owner, u64>,
     of_anybody: Option<u64>,
-    /// How many bytes had been written, of all that ever were, when the last sync began that
-    /// succeeded.
+    /// How many of all bytes that were ever written had been written when the last successful sync
+    /// began.
     covered_bytes: u64,
 }
 
@@ -44,8 +44,8 @@ pub(crate) struct Turn {
 }
 
 impl Undurable {
-    /// Something was changed; `who` is asked only if it matters. Without an owner it may be
-    /// anybody's.
+    /// Something was changed; `who` is asked only if it matters. A change without an owner counts
+    /// for every owner.
     pub(crate) fn note(&self, who: impl FnOnce() -> Option<Owner>) {
         let is_noting = self.0.lock().is_noting;
         let owner = if is_noting { who() } else { None };
@@ -59,7 +59,7 @@ impl Undurable {
         }
     }
 
-    /// Notes from now on whose changes they are.
+    /// From now on the owners of changes are noted.
     pub(crate) fn note_owners(&self) {
         self.0.lock().is_noting = true;
     }
@@ -70,19 +70,19 @@ impl Undurable {
         changes.of_anybody.is_some() || changes.by_owner.keys().any(|owner| own(*owner))
     }
 
-    /// A sync of the store begins, to which so many bytes had been written by then.
+    /// A sync of the store begins, to which `written_bytes` had been written by then.
     pub(crate) fn begin(&self, written_bytes: u64) -> Turn {
         let mut changes = self.0.lock();
         changes.turn += 1;
         Turn { number: changes.turn, written_bytes }
     }
 
-    /// How many of so many bytes, all that ever were written, no sync of the store has covered.
+    /// How many of `written_bytes`, all that ever were written, no sync of the store has covered.
     pub(crate) fn bytes(&self, written_bytes: u64) -> u64 {
         written_bytes.saturating_sub(self.0.lock().covered_bytes)
     }
 
-    /// It has succeeded.
+    /// The sync has succeeded.
     pub(crate) fn end(&self, turn: Turn) {
         let mut changes = self.0.lock();
         changes.by_owner.retain(|_, changed| *changed >= turn.number);

@@ -28,7 +28,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Takes a store into use. Its flushers start when there is something to write.
+    /// Starts to use a store. Its flushers start when there is something to write.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a cache of less than 4 MiB.
@@ -62,7 +62,7 @@ impl Volume {
     }
 }
 
-/// A span that names a volume in what threads log that work for it, whatever level is logged.
+/// A span that names a volume in the log lines of threads that work for it, at any log level.
 #[must_use]
 pub fn span_of(volume: &str) -> tracing::Span {
     // Its beginning and its end are logged with its level, where they are.
@@ -75,13 +75,12 @@ pub fn span_of(volume: &str) -> tracing::Span {
 
 impl Volume {
     /// Sets how many bytes a cgroup and those below it may have that are not on the store
-    /// (`memory.dirty_max`), whether it is there or not; `None`: what each cgroup has by the
-    /// options.
+    /// (`memory.dirty_max`), whether it is there or not; `None`: the bound of the options.
     pub fn set_dirty_max(&self, cgroup: &CgroupPath, bytes_max: Option<u64>) {
         self.core.bdi.set_dirty_max(cgroup, bytes_max);
     }
 
-    /// Who writes.
+    /// The tenants that write.
     #[must_use]
     pub fn tenants(&self) -> &Tenants {
         &self.core.options.tenants
@@ -95,7 +94,7 @@ impl Drop for Volume {
         if self.report().is_none() {
             self.shutdown();
         }
-        // What could not be written is lost with the volume; its memory must not be.
+        // Data that could not be written is lost with the volume; its memory must not be.
         self.core.bdi.evict();
     }
 }

@@ -19,7 +19,7 @@ fn faulty(rules: &str, options: Options) -> (Arc<Client>, Arc<FaultStore>) {
     (Arc::new(Client::new(Arc::clone(&faults) as _, options)), faults)
 }
 
-/// What the store itself holds under this name.
+/// The store's own content of the file of this name.
 fn stored(store: &dyn Store, name: &str) -> Vec<u8> {
     let name = Name::new(name.as_ref()).expect("a name");
     let found = store.lookup(NodeId::ROOT, name).expect("an entry");
@@ -69,7 +69,7 @@ fn an_error_that_nobody_has_seen_is_told_to_the_next_opening() {
     while client.volume.status().writeback_errors == 0 {
         thread::yield_now();
     }
-    // Let go without a question.
+    // Released without asking the store.
     client.volume.release(handle);
     faults.set_rules("").unwrap();
     let (next, another) = (client.open(id), client.open(id));
@@ -132,12 +132,12 @@ fn a_call_that_hangs_already_gets_no_more_time_when_the_volume_is_given_up() {
     };
     assert!(faults.wait_hanging(1, LONG));
     let begun = Instant::now();
-    // Nothing tells of time that has passed.
+    // Nothing reports that time has passed.
     thread::sleep(CALLS);
     client.volume.force();
     assert!(client.volume.is_left_to_its_store(begun), "waited for although it had its time");
     faults.release();
-    // What it says is as the call went that had begun before.
+    // It returns the result of the call that had begun before.
     let _either = stuck.join().unwrap();
     assert!(!client.volume.is_left_to_its_store(Instant::now()), "nothing is under way");
 }
@@ -154,7 +154,8 @@ fn a_light_writer_finds_room_beside_one_that_fills_the_cache() {
             (0..8).map(|n| client.write(heavy, n * MIB as u64, &block).is_ok()).filter(|ok| *ok).count()
         })
     };
-    // The writer itself hangs in the store, for it helps to write what it filled.
+    // The writer itself hangs in the store, for it helps to write the data that it filled the cache
+    // with.
     assert!(faults.wait_hanging(1, LONG));
     assert_eq!(client.write(light, 0, &[2; 4096]), Ok(4096));
     assert!(client.volume.status().cached_bytes <= 4 << 20);
@@ -346,10 +347,10 @@ fn a_volume_that_is_dropped_with_unwritten_data_leaves_nothing_behind() {
     assert_eq!(store.strong_count(), 0, "inodes and their device do not keep each other");
 }
 
-/// A flusher hangs in a write that then fails, by `rules`. Gives the volume, and what a sync said
-/// that began meanwhile.
+/// A flusher hangs in a write that then fails, by `rules`. Returns the volume, and the result of a
+/// sync that began meanwhile.
 fn sync_beside_a_write_that_fails(rules: &str, is_fsync: bool) -> (Arc<Client>, Result<(), Error>) {
-    // Whatever the flusher leaves it does not come back to.
+    // The flusher does not come back to data that it leaves.
     let options = Options { retry_pause: LONG * 100, ..eager() };
     let (client, faults) = faulty(rules, options);
     let (_, handle) = client.create("file");
@@ -359,7 +360,7 @@ fn sync_beside_a_write_that_fails(rules: &str, is_fsync: bool) -> (Arc<Client>, 
         let client = Arc::clone(&client);
         thread::spawn(move || if is_fsync { client.fsync(handle) } else { client.volume.sync(&client.ctx()) })
     };
-    // One that begins later finds the failure behind it, and has the same to say.
+    // A sync that begins later finds the failure behind it, and returns the same result.
     thread::sleep(Duration::from_millis(50));
     faults.release();
     let said = syncs.join().expect("no panic");

@@ -1,4 +1,4 @@
-//! Limits on a volume. Its callers are all in the root cgroup; what cgroups do to each other is
+//! Limits on a volume. Its callers are all in the root cgroup; how cgroups affect each other is
 //! tested on real mounts.
 #![cfg(not(any(loom, shuttle)))]
 
@@ -73,7 +73,7 @@ fn an_unmount_waits_for_no_limit_and_leaves_a_debt() {
     assert!(owed > 400 << 10, "{owed}");
 }
 
-/// Somebody who waits in fsync for a limit of a byte a second.
+/// A caller that waits in fsync for a limit of a byte a second.
 fn behind_a_limit() -> (Arc<Client>, Waiter<watertight_volume::Result<()>>) {
     let client = Arc::new(client(lazy(), "wbps=1"));
     let (_, file) = client.create("a");
@@ -86,7 +86,7 @@ fn behind_a_limit() -> (Arc<Client>, Waiter<watertight_volume::Result<()>>) {
     (client, waits)
 }
 
-/// The edges of limits that were told so far.
+/// The edges of limits that were reported so far.
 fn edges(client: &Client) -> Vec<(Limit, Edge)> {
     let mut reader = client.volume.events().journal().reader(0);
     let mut edges = Vec::new();
@@ -220,7 +220,7 @@ fn a_writer_pauses_when_its_data_is_there_to_be_written() {
     // Beyond three quarters, and not over the limit.
     client.volume.write(&ctx, file, 128 << 10, &[7; 96 << 10], WriteFlags::empty()).expect("room");
     let seen = std::mem::take(&mut *seen.lock());
-    // A flusher has written what the limit let go: a page.
+    // A flusher has written what the limit allowed: a page.
     assert!(matches!(seen[..], [(size, dirty)] if size == 224 << 10 && dirty >= 220 << 10), "{seen:?}");
     limit(&client, "wbps=max");
     client.volume.shutdown();

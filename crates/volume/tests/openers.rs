@@ -1,4 +1,4 @@
-//! Who opened what is open.
+//! The threads that opened the files and directories that are open.
 #![cfg(not(any(loom, shuttle)))]
 
 mod common;

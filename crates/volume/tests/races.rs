@@ -34,7 +34,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// What the store itself has of the file `name` in its root.
+/// The store's own content of the file `name` in its root.
 fn stored(store: &dyn Store, name: &str, len: usize) -> Vec<u8> {
     let entry = store.lookup(ROOT, Name::new(OsStr::new(name)).unwrap()).unwrap();
     let mut buf = vec![0; len];
@@ -58,7 +58,7 @@ fn a_lookup_during_the_last_write_back_shows_the_written_size() {
                 // a test.
                 (At::Before, "write") => until("leave to write", || may_write.load(Ordering::SeqCst)),
                 (At::After, "lookup") => {
-                    // The store has said the old size. Now the file is written and forgotten.
+                    // The store has returned the old size. Now the file is written and forgotten.
                     may_write.store(true, Ordering::SeqCst);
                     let volume = volume.get().and_then(std::sync::Weak::upgrade).expect("in use");
                     until("the end of write-back", || volume.status().nodes == 0);

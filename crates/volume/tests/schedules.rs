@@ -1,23 +1,23 @@
 //! The volume's protocols under many schedules, each with mutants that the same test catches.
 //!
-//! The real volume on a store in memory; shuttle decides who runs at every lock, atomic and wait.
-//! Its atomics are all sequentially consistent: what a weaker ordering allows is loom's to find,
-//! for the one protocol that has such (`loom_budget` of the write-back crate).
+//! The real volume on a store in memory; shuttle decides which thread runs at every lock, atomic
+//! and wait. Its atomics are all sequentially consistent: loom has to find what a weaker ordering
+//! allows, for the one protocol that has such (`loom_budget` of the write-back crate).
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-volume --test schedules`
 //!
 //! | claim | test | mutants |
 //! |---|---|---|
-//! | what is dirty is listed, so that a sync finds it | [`a_sync_finds_what_is_dirty`] | `volume-unlist-unchecked`, `volume-settle-unchecked` |
-//! | also what somebody else has just begun to dirty | [`a_sync_finds_what_two_wrote`] | `volume-list-late` |
-//! | a write that starts beside the last write-back builds on what that wrote | [`writes_beside_write_back_lose_nothing`] | `volume-overlay-unchecked`, `volume-base-unchecked` |
-//! | nobody sees an old size while the last write-back ends | [`no_attr_shows_an_old_size`], [`no_lookup_shows_an_old_size`], [`no_link_shows_an_old_size`] | `volume-attr-unchecked`, `volume-lookup-unchecked`, `volume-know-unchecked` |
-//! | what is written back and not durable is never taken for durable | [`what_the_flusher_writes_is_not_taken_for_durable`] | `undurable-asked-first` |
+//! | dirty data is listed, so that a sync finds it | [`a_sync_finds_what_is_dirty`] | `volume-unlist-unchecked`, `volume-settle-unchecked` |
+//! | also data that another writer has just begun to dirty | [`a_sync_finds_what_two_wrote`] | `volume-list-late` |
+//! | a write that starts beside the last write-back builds on the data of that | [`writes_beside_write_back_lose_nothing`] | `volume-overlay-unchecked`, `volume-base-unchecked` |
+//! | no call sees an old size while the last write-back ends | [`no_attr_shows_an_old_size`], [`no_lookup_shows_an_old_size`], [`no_link_shows_an_old_size`] | `volume-attr-unchecked`, `volume-lookup-unchecked`, `volume-know-unchecked` |
+//! | data that is written back and not durable is never taken for durable | [`what_the_flusher_writes_is_not_taken_for_durable`] | `undurable-asked-first` |
 //! | a flusher hears of the first dirty inode | [`a_flusher_hears_of_dirty_data`] | `bdi-list-silent` |
 //! | a writer that waits for room goes on when there is some | [`a_waiting_writer_gets_room`] | `volume-reserve-once` |
 //! | it ends when the volume is given up | [`a_waiting_writer_hears_of_force`] | `volume-force-late`, `event-set-late` |
-//! | it ends when its data cannot be written, whoever tried | [`a_waiting_writer_hears_of_failure`], [`a_waiting_writer_hears_of_a_failed_fsync`] | `volume-io-silent` |
-//! | what is written while a volume is given up is told as not durable | [`what_is_written_meanwhile_is_not_told_as_durable`] | `volume-report-late` |
+//! | it ends when its data cannot be written, whichever thread tried | [`a_waiting_writer_hears_of_failure`], [`a_waiting_writer_hears_of_a_failed_fsync`] | `volume-io-silent` |
+//! | data that is written while a volume is given up is reported as not durable | [`what_is_written_meanwhile_is_not_told_as_durable`] | `volume-report-late` |
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -35,7 +35,7 @@ use watertight_volume::{CgroupPath, Ctx, Error, HandleId, NodeId, Options, Write
 
 const ROOT: ObjectId = ObjectId::ROOT;
 
-/// Opens once, for everybody.
+/// Opens once, for all threads.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -62,7 +62,7 @@ fn start(options: Options) -> (Arc<Client>, Arc<HookStore>) {
     (Arc::new(Client::new(Arc::clone(&store) as _, options)), store)
 }
 
-/// What the store itself has of the file `name`.
+/// The store's own content of the file `name`.
 fn stored(store: &dyn Store, len: usize) -> Vec<u8> {
     let entry = store.lookup(ROOT, Name::new(OsStr::new("file")).unwrap()).unwrap();
     let mut buf = vec![0; len];
@@ -239,7 +239,7 @@ fn a_flusher_hears_of_dirty_data() {
         });
         let (_, handle) = client.create("file");
         client.write(handle, 0, &[1; 10]).unwrap();
-        // Nobody else does anything.
+        // No other thread does anything.
         written.pass();
         end(&client);
     });

@@ -16,8 +16,8 @@ pub(super) fn get(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
 pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: &SetAttrIn) -> Sent {
     let valid = SetAttrValid::from_bits_retain(arg.valid);
     let changes = changes(arg, valid);
-    // Before it changes data, the kernel itself takes the bits away that it knows of, and asks for
-    // no change if that is this side's task: the answer then is what it goes by.
+    // Before it changes data, the kernel itself takes away the bits that it knows of. It asks for
+    // no change if that is the daemon's task: the answer then is what it goes by.
     let is_announced = changes == SetAttr::default();
     let kill_priv =
         valid.contains(SetAttrValid::KILL_SUIDGID) || is_announced && !volume::may_set_id(&cx.ctx().caller);
@@ -34,8 +34,8 @@ pub(super) fn resizes(arg: &SetAttrIn) -> bool {
     SetAttrValid::from_bits_retain(arg.valid).contains(SetAttrValid::SIZE)
 }
 
-/// What is to change. A ctime that the kernel proposes (kernel write-back) is not taken: the change
-/// sets it.
+/// The changes that a SETATTR asks for. A ctime that the kernel proposes (kernel write-back) is not
+/// taken: the change sets it.
 fn changes(arg: &SetAttrIn, valid: SetAttrValid) -> SetAttr {
     let when = |set, now, secs: u64, nanos| match (valid.contains(set), valid.contains(now)) {
         (_, true) => Some(TimeSet::Now),

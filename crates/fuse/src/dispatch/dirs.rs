@@ -9,8 +9,8 @@ use crate::encode::Listing;
 use crate::reply::{Reply, Sent};
 use crate::tree::Open;
 
-/// The kernel may remember listings: it drops them itself when a name is made or removed, and
-/// nobody else changes the store.
+/// The kernel may remember listings: it drops them itself when a name is made or removed, and only
+/// this kernel changes the store.
 pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
     let hold = match cx.hold(Open::Directory) {
         Ok(hold) => hold,
@@ -58,15 +58,15 @@ pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]
     let listed = cx.volume().list(handle_id(arg.fh), arg.offset, &mut |entry| listing.add(&cx.listed(entry)));
     let len = listing.len();
     match listed {
-        // What was listed before the error is told; the error comes again at the next reading.
+        // Entries listed before the error are returned; the error comes again at the next reading.
         Err(error) if len == 0 => reply.error(crate::errno::of(&error)),
         _ => reply.data(&space[..len]),
     }
 }
 
-/// Each entry is looked up on the way, `.` and `..` excepted. What cannot be looked up is listed
-/// without attributes. The look-ups happen after the listing: a volume may hold its directory while
-/// it lists.
+/// Looks up each entry on the way, `.` and `..` excepted. An entry that cannot be looked up is
+/// listed without attributes. The look-ups happen after the listing: a volume may hold its
+/// directory while it lists.
 pub(super) fn read_plus(
     cx: &Cx<'_>,
     reply: Reply<'_>,

@@ -28,12 +28,12 @@ pub(super) fn truncates(flags: u32) -> bool {
     flags & flag(libc::O_TRUNC) != 0
 }
 
-/// Whether it is data that the kernel has collected: nobody waits for this request.
+/// Whether it is data that the kernel has collected: no process waits for this request.
 pub(super) fn is_collected(arg: &WriteIn) -> bool {
     WriteInFlags::from_bits_retain(arg.write_flags).contains(WriteInFlags::CACHE)
 }
 
-/// Whether a file that is opened so can be changed by that.
+/// Whether opening a file with these flags can change it.
 pub(super) fn writes(flags: u32) -> bool {
     truncates(flags) || flags & flag(libc::O_ACCMODE) != flag(libc::O_RDONLY)
 }
@@ -88,7 +88,7 @@ pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
     }
 }
 
-/// The kernel did not take what was opened for it.
+/// The kernel did not take the handle of the file that was opened.
 fn close(cx: &Cx<'_>, opened: &Opened) {
     cx.volume().release(opened.handle);
     cx.released(Open::File, opened.handle);
@@ -148,7 +148,7 @@ pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]
         return reply.error(Errno::INVAL);
     };
     if is_direct(arg.flags) {
-        // The kernel tells of no signal to its caller.
+        // The kernel reports no signal to its caller.
         (cx.before_wait)();
     }
     match cx.volume().read(&cx.ctx(), handle_id(arg.fh), arg.offset, space) {
@@ -171,7 +171,7 @@ pub(super) fn write(cx: &Cx<'_>, reply: Reply<'_>, arg: &WriteIn, data: &[u8]) -
         (cx.before_wait)();
     }
     match cx.volume().write(&cx.ctx(), handle_id(arg.fh), arg.offset, data, flags) {
-        // What was written is part of `data`, whose length came as a u32.
+        // The written length is at most that of `data`, which came as a u32.
         Ok(len) => reply.value(&WriteOut { size: u32::try_from(len).unwrap_or(arg.size), padding: 0 }),
         Err(error) => reply.error(crate::errno::of(&error)),
     }
@@ -193,7 +193,7 @@ pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
     reply.done()
 }
 
-/// Each close(2) hears of errors.
+/// Each close(2) reports errors.
 pub(super) fn flush(cx: &Cx<'_>, reply: Reply<'_>, arg: FlushIn) -> Sent {
     reply.unit(cx.volume().flush(&cx.ctx(), handle_id(arg.fh)))
 }
@@ -205,8 +205,8 @@ pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
 }
 
 /// The kernel does not say which part of the mountpoint is meant: all volumes are made durable, but
-/// for attached ones that do not answer. The first failure is told, after the others were tried;
-/// EIO if the caller's cgroup has something in one that was left out.
+/// for attached ones that do not answer. Returns the first failure, after the others were tried;
+/// EIO if the caller's cgroup has data in a volume that was left out.
 pub(super) fn sync(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
     if let Some(page) = &cx.shared.page {
         if page.is_only_way() {
@@ -243,7 +243,7 @@ pub(super) fn seek(cx: &Cx<'_>, reply: Reply<'_>, arg: LSeekIn) -> Sent {
     reply.result(found.map(|offset| LSeekOut { offset }))
 }
 
-/// The older form can only tell of 4 GiB.
+/// The older form can only report 4 GiB.
 pub(super) fn copy_range(cx: &Cx<'_>, reply: Reply<'_>, arg: &CopyFileRangeIn) -> Sent {
     const LONGEST: u32 = !4095;
     match copy(cx, arg, arg.len.min(u64::from(LONGEST))) {

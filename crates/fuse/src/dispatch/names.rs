@@ -16,7 +16,7 @@ use crate::tree::clones::View;
 use crate::tree::wire;
 
 pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
-    // Of a node that the kernel has forgotten and a program has a handle of.
+    // A look-up of a node that the kernel has forgotten and a program has a handle of.
     if name == "." {
         return recalled(cx, reply, cx.volume().recall(cx.node()));
     }
@@ -34,14 +34,14 @@ pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
             }
             sent
         }
-        // Nobody but this kernel changes the store, so that it may remember what is not there.
+        // Only this kernel changes the store, so that it may remember that a name is not there.
         Err(Errno::NOENT) => reply.value(&encode::no_entry_out(cx.valid(false))),
         Err(errno) => reply.error(errno),
     }
 }
 
-/// What a handle leads to. Anything but an answer is "stale" for the program; the kernel compares
-/// the generation.
+/// The node that a handle leads to. The kernel turns any error into "stale" for the program, and
+/// compares the generation.
 fn recalled(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
     let entry = match found {
         Ok(entry) => entry,
@@ -58,8 +58,8 @@ fn recalled(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) 
 }
 
 /// The root of a clone. Only root finds it by this name, since a mountpoint leads there that has
-/// permissions of its own. Anybody else is told to try again: any other error would have the kernel
-/// take the directory for removed.
+/// permissions of its own. Any other user gets EINTR: any other error would have the kernel take
+/// the directory for removed.
 fn clone_root(cx: &Cx<'_>, reply: Reply<'_>, clone: &View) -> Sent {
     if !cx.is_root() {
         return reply.error(Errno::INTR);
@@ -92,8 +92,8 @@ impl Taken<'_> {
     }
 }
 
-/// What a name in the request's directory is for the kernel: where something is attached, the root
-/// of that.
+/// The node that a name in the request's directory stands for: where something is attached, the
+/// root of that.
 pub(super) fn find<'a>(cx: &'a Cx<'_>, name: &OsStr) -> Result<(EntryOut, Taken<'a>), Errno> {
     let failed = |error| crate::errno::of(&error);
     let entry = cx.volume().lookup(cx.node(), name).map_err(failed)?;
@@ -109,7 +109,7 @@ pub(super) fn find<'a>(cx: &'a Cx<'_>, name: &OsStr) -> Result<(EntryOut, Taken<
         };
     };
     taken.give_back();
-    // Ends beside this look-up: the name leads elsewhere by now, and the kernel asks again.
+    // It ends beside this look-up: the name leads elsewhere by now, and the kernel asks again.
     let _asked = on.served.enter().ok_or(Errno::STALE)?;
     let root = on.served.volume.look_up_again(on.root).map_err(failed)?;
     let taken = Taken { volume: Cow::Owned(Arc::clone(&on.served.volume)), node: root.id };
@@ -138,7 +138,7 @@ pub(super) fn rename(cx: &Cx<'_>, reply: Reply<'_>, arg: &Rename2In, name: &OsSt
         return reply.error(Errno::XDEV);
     }
     let (_, new_dir) = wire::split(arg.newdir);
-    // Nothing is attached meanwhile to what loses its name.
+    // Nothing is attached meanwhile to a directory that loses its name.
     let _names = cx.served().names.read();
     if cx.is_covered(cx.node(), name) || cx.is_covered(new_dir, new_name) {
         return reply.error(Errno::BUSY);

@@ -1,4 +1,4 @@
-//! Which volume a request is for.
+//! Finds the volume that a request is for.
 
 #[cfg(all(test, shuttle))]
 mod schedules;
@@ -29,7 +29,7 @@ use crate::tree::{Open, Seen, Served, Tagged, Tree};
 #[derive(Clone, Copy)]
 pub(super) struct At<'a> {
     served: &'a Arc<Served>,
-    /// None: of the root volume, seen through its first mount.
+    /// None: a node of the root volume, seen through its first mount.
     tagged: Option<&'a Arc<Tagged>>,
     node: NodeId,
 }
@@ -40,8 +40,8 @@ impl<'a> At<'a> {
         Self { served: tree.root(), tagged: None, node: store::ObjectId(node) }
     }
 
-    /// What the kernel means by a node number, and the section that keeps the volume for the
-    /// request.
+    /// The node that a node number of the kernel's names, and the section that keeps its volume for
+    /// the request.
     pub(super) fn find(
         tree: &'a Tree,
         seen: &'a mut Seen,
@@ -68,7 +68,7 @@ impl<'a> At<'a> {
 pub(super) fn forget(shared: &Shared, slot: &Slot, seen: &mut Seen, node: u64, n: u64) {
     let tree = &shared.tree;
     let (tag, id) = wire::split(node);
-    // Who asks for the attributes of a file without a name may hang.
+    // A request for the attributes of a file without a name may hang.
     let forget = |served: &Served| {
         let whom = For { volume: served.tag, is_spared: true, says_nothing: false, is_lent: false };
         if has_turn(shared, slot, whom) {
@@ -94,8 +94,8 @@ pub(super) fn forget(shared: &Shared, slot: &Slot, seen: &mut Seen, node: u64, n
     }
 }
 
-/// Takes the thread's place for a request, unless its volume has its part of the threads and others
-/// want them.
+/// Takes the thread's place for a request, unless its volume has its part of the threads and other
+/// volumes want them.
 fn has_turn(shared: &Shared, slot: &Slot, whom: For) -> bool {
     let is_crowded = shared.pool.is_crowded() && !shared.tree.is_plain() && slot.is_readers();
     if is_crowded {
@@ -105,13 +105,13 @@ fn has_turn(shared: &Shared, slot: &Slot, whom: For) -> bool {
     true
 }
 
-/// What becomes of a request that was read.
+/// The decision about a request that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Turn {
     /// It begins.
     Begins,
-    /// It begins, but nothing is asked of the store for it.
+    /// It begins, but the store is not asked for it.
     BeginsWithoutStore,
     /// It waits, without a thread.
     Waits,
@@ -184,9 +184,9 @@ impl At<'_> {
     }
 }
 
-/// Requests that are not refused because a store does not answer: those that nobody waits for, and
-/// whose failure would lose something. The kernel itself limits how many it writes of what it has
-/// kept.
+/// Requests that are not refused because a store does not answer: those that no process waits for,
+/// and whose failure would lose something. The kernel itself limits how many it writes of the data
+/// that it has kept.
 pub(super) fn is_spared(op: &Op<'_>) -> bool {
     match op {
         Op::Release(_) | Op::ReleaseDir(_) => true,
@@ -197,7 +197,7 @@ pub(super) fn is_spared(op: &Op<'_>) -> bool {
     }
 }
 
-/// Requests whose answers say nothing: the kernel only counts them.
+/// Requests whose answers carry no information: the kernel only counts them.
 pub(super) fn says_nothing(op: &Op<'_>) -> bool {
     matches!(op, Op::Release(_) | Op::ReleaseDir(_))
 }
@@ -235,14 +235,14 @@ pub(super) fn changes_names_or_attributes(op: &Op<'_>) -> bool {
     )
 }
 
-/// That something is open, of a volume that was attached.
+/// Says that something of an attached volume is open.
 #[derive(Debug, Default)]
 pub(super) struct Holding {
     hold: Option<Hold>,
     is_dir: bool,
 }
 
-/// What handlers need to know of the request in hand.
+/// The handlers' view of the request in hand.
 pub(crate) struct Cx<'a> {
     pub(super) shared: &'a Shared,
     pub(super) header: &'a InHeader,
@@ -251,7 +251,7 @@ pub(crate) struct Cx<'a> {
     pub(super) kept: &'a Cell<Option<Hold>>,
     pub(super) cancel: &'a Cancel,
     pub(super) before_wait: &'a (dyn Fn() + Sync),
-    /// What is closed is to be closed by a thread of the volume's.
+    /// A thread of the volume is to close the file.
     pub(super) is_without_store: bool,
 }
 
@@ -269,7 +269,7 @@ impl<'a> Cx<'a> {
         self.at.node
     }
 
-    /// The kernel's number for it, which no other volume's node has.
+    /// The kernel's number for it, which no node of another volume has.
     pub(super) fn wire_node(&self) -> NodeId {
         store::ObjectId(self.header.nodeid)
     }
@@ -283,7 +283,7 @@ impl<'a> Cx<'a> {
         Ctx { caller, cancel: self.cancel, before_wait: self.before_wait }
     }
 
-    /// That of the caller.
+    /// The cgroup of the caller.
     pub(super) fn cgroup(&self) -> CgroupPath {
         self.volume().tenants().path_of(&self.ctx().caller)
     }
@@ -303,7 +303,7 @@ impl<'a> Cx<'a> {
         wire::split(file).0 == self.at.served.tag
     }
 
-    /// What is attached to a directory that was found below the request's node.
+    /// The mount on a directory that was found below the request's node.
     pub(super) fn crossed(&self, node: NodeId) -> Option<Arc<Tagged>> {
         let tree = &self.shared.tree;
         if tree.is_plain() {
@@ -312,7 +312,7 @@ impl<'a> Cx<'a> {
         tree.crossed(self.at.tagged.map(|tagged| &**tagged), node)
     }
 
-    /// Whether something is attached to what has this name.
+    /// Whether something is attached to the directory of this name.
     pub(super) fn is_covered(&self, dir: NodeId, name: &OsStr) -> bool {
         let (tree, volume) = (&self.shared.tree, self.volume());
         if tree.is_plain() {
@@ -324,10 +324,11 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// What the kernel may remember.
+/// How long the kernel may remember.
 impl Cx<'_> {
-    /// For how long, of a name in the request's directory: not at all where the directory is seen
-    /// in a second place. A file is one for the kernel wherever it is seen, a directory is not.
+    /// For how long it may remember a name in the request's directory: not at all where the
+    /// directory is seen in a second place. A file is one for the kernel wherever it is seen, a
+    /// directory is not.
     pub(super) fn valid(&self, is_dir: bool) -> Validity {
         let valid = self.shared.valid;
         if !self.is_shared() {
@@ -354,18 +355,19 @@ impl Cx<'_> {
         self.header.uid == 0
     }
 
-    /// What was to be done with a name was done after the kernel had its answer, since the caller
-    /// was killed: what others have seen of it meanwhile is not valid any more.
+    /// A name was changed after the kernel had its answer, since the caller was killed: what other
+    /// processes have seen of it meanwhile is not valid any more.
     pub(super) fn changed_late(&self, name: &OsStr) {
         self.tell(Note::name_changed(self.wire_node(), name));
     }
 
-    /// The same of a name in another directory, by the kernel's number for that.
+    /// [`changed_late`](Self::changed_late) for a name in another directory, by the kernel's
+    /// number.
     pub(super) fn changed_late_in(&self, dir: u64, name: &OsStr) {
         self.tell(Note::name_changed(store::ObjectId(dir), name));
     }
 
-    /// The same of attributes.
+    /// Attributes were changed after the kernel had its answer.
     pub(super) fn attributes_changed_late(&self) {
         self.tell(Note::attributes_changed(self.wire_node()));
     }
@@ -377,9 +379,9 @@ impl Cx<'_> {
         }
     }
 
-    /// A name was made, removed or moved in a directory: what the kernel has kept of it for other
-    /// places, from before there were several, is not valid any more. Told by another thread: the
-    /// kernel takes locks for it that callers of requests have.
+    /// A name was made, removed or moved in a directory: the kernel's copy of it for other places,
+    /// from before there were several, is not valid any more. Another thread sends the
+    /// notification: the kernel takes locks for it that callers of requests have.
     pub(super) fn changed(&self, dir: NodeId, name: &OsStr) {
         if !self.at.served.is_shared() {
             return;
@@ -427,7 +429,7 @@ impl Cx<'_> {
     }
 }
 
-/// What is open.
+/// Open files and directories.
 impl Cx<'_> {
     /// To be taken before something is opened.
     pub(super) fn hold(&self, what: Open) -> Result<Holding, Errno> {

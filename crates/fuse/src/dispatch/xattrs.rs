@@ -26,7 +26,7 @@ pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: SetXattrIn, name: &OsStr, 
     reply.unit(result)
 }
 
-/// Along with an access ACL that is set by somebody outside the file's group.
+/// Needed when a caller outside the file's group sets an access ACL.
 fn clear_set_group_id(cx: &Cx<'_>) -> volume::Result<()> {
     let attr = cx.volume().attr(cx.node())?;
     if attr.perm & S_ISGID != 0 {

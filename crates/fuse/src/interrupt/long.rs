@@ -1,4 +1,4 @@
-//! Requests that take long, of whose callers the kernel says nothing.
+//! Requests that take long, and whose callers' signals the kernel does not report.
 //!
 //! The kernel sends no INTERRUPT for O_DIRECT reads and writes (their caller waits in a way that no
 //! signal ends), and none can be read while every thread is stuck. So while requests are waiting,
@@ -27,7 +27,7 @@ pub(super) struct Long {
     is_on: AtomicBool,
 }
 
-/// What the watcher saw last.
+/// The watcher's last look.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     due: Option<Instant>,
@@ -57,7 +57,8 @@ impl Long {
         // ORDERING: SeqCst, P2.
         let is_wanted = self.wanted.swap(false, Ordering::SeqCst);
         if is_wanted {
-            // ORDERING: SeqCst, P2: who wants it from now on is seen at the next round.
+            // ORDERING: SeqCst, P2: a request that sets `wanted` from now on is seen at the next
+            // round.
             self.is_on.store(true, Ordering::SeqCst);
         }
         is_wanted

@@ -15,8 +15,8 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Of thread `tid`. Of a thread outside of this process' view (0, or one that is gone) nothing
-    /// is known: no signal.
+    /// The signals of thread `tid`. Of a thread outside of this process' view (0, or one that is
+    /// gone) nothing is known: no signal.
     pub(super) fn of(tid: u32) -> Self {
         if tid == 0 {
             return Self::default();
@@ -33,7 +33,7 @@ impl Pending {
         Self { own: set("SigPnd:"), shared: set("ShdPnd:"), blocked: set("SigBlk:") }
     }
 
-    /// Whether the thread is being killed: what waits for it in any way is to end.
+    /// Whether the thread is being killed: all that waits for it is to end.
     pub(super) fn has_kill(self) -> bool {
         (self.own | self.shared) & (1 << (Signal::KILL.as_raw() - 1)) != 0
     }

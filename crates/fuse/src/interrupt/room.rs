@@ -1,47 +1,47 @@
-//! Where requests wait while their volume has its part of the reading threads.
+//! The queue in which requests wait while their volume has its part of the reading threads.
 //!
 //! Purpose: a request keeps the thread that read it until it is answered, and the threads are
 //! shared by all volumes of a mountpoint. A store that takes long, and is not known to be stalled
 //! (yet, or ever), must not get all of them. So while many threads are at work
-//! ([`Pool::is_crowded`]) a volume may take another one only as long as it [has a
+//! ([`Pool::is_crowded`]) a volume may take another thread only as long as it [has a
 //! turn](AtWork::has_turn):
 //!
 //! | which | how many of the places (`SessionOptions::threads_max`) |
 //! |---|---|
-//! | the first for each volume, that of the mountpoint included | always |
-//! | further ones | of all together half; a volume may have no more of them than are left, alone a quarter of the places |
+//! | the first for each volume, that of the mountpoint included | one each |
+//! | further ones | half of the places for all volumes together; a volume may have no more of them than are left, alone a quarter of the places |
 //!
-//! What comes beyond that waits in the *room*: a copy of its message, and a [`Slot`] of its own, in
-//! whose word it is like any request under way that may be abandoned, whatever it is: nothing of it
-//! has happened. So a killed caller, a volume that is given up and one that is found stalled end it
-//! at once, and its word says to whom of them it belongs. What a stalled volume's share has room
-//! for stays, and threads that were [told to fail](Interrupts::shed) do not count: another one is
-//! brought for it by whoever has relieved the mountpoint. Each thread that is through with a
-//! request takes what has waited, that of the volume with the fewest threads at work first, before
-//! it reads on, and serves it as if it came just now: with the tree and the volume as they are
-//! then.
+//! A request beyond that waits in the *room*: a copy of its message, and a [`Slot`] of its own. The
+//! slot's word holds it like a request under way that may be abandoned, whatever it is, since
+//! nothing of it has happened. So it ends at once when its caller is killed, when its volume is
+//! given up and when its volume is found stalled; its word says which of them answers it. Of a
+//! stalled volume, as many requests stay as its share has room for. Threads whose requests were
+//! [failed](Interrupts::shed) do not count: the thread that has relieved the mountpoint brings
+//! another one for a request that waits. Each thread that is through with a request takes one that
+//! has waited, that of the volume with the fewest threads at work first, before it reads on, and
+//! serves it as if it came just now: with the tree and the volume as they are then.
 //!
-//! What is closed or forgotten does not wait there: the volume sees to it by itself (module `later`
-//! of the volume), and it is answered at once. So it does not fill the number of requests without a
-//! waiting process either, which the kernel bounds for the whole mountpoint. A lock that is waited
-//! for has no thread.
+//! A RELEASE or FORGET does not wait there: the volume closes the file by itself (module `later` of
+//! the volume), and the request is answered at once. So it does not fill the number of requests
+//! without a waiting process either, which the kernel bounds for the whole mountpoint. A request
+//! that waits for a lock has no thread.
 //!
 //! Bounded: [`WAITING_FOR_EACH_PLACE`] requests for each place, and their messages by the largest
-//! WRITE for each place. What finds the room full keeps its thread. Over io_uring a request keeps
-//! its entry until it is answered, so that there is no room.
+//! WRITE for each place. A request that finds the room full keeps its thread. Over io_uring a
+//! request keeps its entry until it is answered, so that there is no room.
 //!
 //! # Lock order
 //! `Room::state`, then `Interrupts::slots`. `Slot::cancel` is taken with neither.
 //!
 //! # Orderings
-//! P5: no request waits while none of its volume is at work. Who lets one wait raises `Room::len`,
-//! then looks at the slots; a thread that is through with a request clears `Slot::volume`
-//! ([`Slot::is_for_none`]), then looks at `len` ([`Interrupts::next_waiting`]). All of it is
-//! SeqCst: either the first sees that nobody is at work, or the thread sees that somebody waits,
-//! and finds it under the lock.
+//! P5: no request waits while none of its volume is at work. A thread that lets a request wait
+//! raises `Room::len`, then looks at the slots; a thread that is through with a request clears
+//! `Slot::volume` ([`Slot::is_for_none`]), then looks at `len` ([`Interrupts::next_waiting`]). All
+//! of it is SeqCst: either the first thread sees that none is at work, or the second sees that a
+//! request waits, and finds it under the lock.
 //!
-//! P6: whether the volume is given up is looked at under `Room::state` by who lets a request wait;
-//! who gives it up says so, then empties the room. One of the two sees the other.
+//! P6: a thread that lets a request wait looks under `Room::state` whether the volume is given up;
+//! a thread that gives it up marks it, then empties the room. One of the two sees the other.
 //!
 //! [`Pool::is_crowded`]: crate::reader::Pool::is_crowded
 
@@ -64,13 +64,13 @@ use crate::tree::wire::Tag;
 
 /// How many requests may wait for each place there is.
 const WAITING_FOR_EACH_PLACE: usize = 16;
-/// One of so many places may be taken by further requests.
+/// One of this many places may be taken by further requests.
 const FURTHER_ONE_OF: usize = 2;
 
 /// A request that waits.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    /// Of its own: it is to be answered where it was read.
+    /// A slot of its own: the answer goes where the request was read.
     pub(crate) slot: Arc<Slot>,
     pub(crate) message: Box<[u8]>,
     unique: u64,
@@ -83,7 +83,7 @@ impl Waiting {
     }
 }
 
-/// Those of one session.
+/// The requests of one session that wait.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     len: AtomicUsize,
@@ -92,9 +92,9 @@ pub(super) struct Room {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By volume, the oldest first; none is empty.
+    /// By volume, the oldest first; no queue is empty.
     queues: HashMap<Tag, VecDeque<Waiting>>,
-    /// Of all messages.
+    /// The bytes of all messages.
     bytes: usize,
     has_ended: bool,
 }
@@ -110,7 +110,7 @@ impl State {
         first
     }
 
-    /// Takes out what `is_to_go`, of all volumes.
+    /// Takes out the requests that `is_to_go`, of all volumes.
     fn take(&mut self, mut is_to_go: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
         let mut gone = Vec::new();
         for queue in self.queues.values_mut() {
@@ -125,13 +125,13 @@ impl State {
 }
 
 impl Room {
-    /// How many wait.
+    /// How many requests wait.
     pub(super) fn len(&self) -> usize {
         // ORDERING: SeqCst, P5: after the store to a slot's `volume`.
         self.len.load(Ordering::SeqCst)
     }
 
-    /// Which of them is request `unique`.
+    /// The slot of request `unique`, if it waits.
     pub(super) fn find(&self, unique: u64) -> Option<Arc<Slot>> {
         if self.len() == 0 {
             return None;
@@ -140,7 +140,7 @@ impl Room {
         state.queues.values().flatten().find(|one| one.slot.holds(unique)).map(|one| Arc::clone(&one.slot))
     }
 
-    /// All of them.
+    /// The slots of all requests that wait.
     pub(super) fn slots(&self) -> Vec<Arc<Slot>> {
         if self.len() == 0 {
             return Vec::new();
@@ -148,7 +148,7 @@ impl Room {
         self.state.lock().queues.values().flatten().map(|one| Arc::clone(&one.slot)).collect()
     }
 
-    /// Forgets those that were answered.
+    /// Forgets the requests that were answered.
     pub(super) fn sweep(&self) {
         if self.len() > 0 {
             drop(self.take(Waiting::is_answered));
@@ -174,7 +174,7 @@ impl AtWork {
         Self(tags)
     }
 
-    /// How many are at work for this one.
+    /// How many threads are at work for this volume.
     fn own(&self, volume: Tag) -> usize {
         self.0.partition_point(|tag| *tag <= volume) - self.0.partition_point(|tag| *tag < volume)
     }
@@ -218,7 +218,7 @@ impl Slot {
 impl Interrupts {
     /// Takes a place for a request of a volume that may have another thread; says whether it may.
     pub(crate) fn takes_turn(&self, slot: &Slot, whom: For, places: usize) -> bool {
-        // The lock makes one of looking and taking.
+        // The lock makes looking and taking one step.
         let slots = self.slots.lock();
         let has_turn = !slots.iter().any(|other| other.read_for() == Some(whom.volume))
             || AtWork::of(&slots).has_turn(whom.volume, places);
@@ -228,7 +228,7 @@ impl Interrupts {
         has_turn
     }
 
-    /// Has a request (its number, its caller) wait that a thread has read; says whether it does. If
+    /// Has a request (its number, its caller) that a thread has read wait; says whether it does. If
     /// not, it is its turn, or the room is full.
     pub(crate) fn wait(
         &self,
@@ -278,8 +278,8 @@ impl Interrupts {
         true
     }
 
-    /// What has waited and is to be served now, with its place. To be asked by each thread that
-    /// reads from the device when it is through with a request, until there is none.
+    /// A request that has waited and is to be served now, with its place. Each thread that reads
+    /// from the device calls this when it is through with a request, until there is none.
     pub(crate) fn next_waiting(&self, places: usize) -> Option<Waiting> {
         if self.room.len() == 0 || is_on("room-left-alone") {
             return None;
@@ -299,14 +299,14 @@ impl Interrupts {
                 continue;
             }
             waiting.slot.is_for(waiting.whom);
-            // Before the room's lock is given back: who looks for a request there, and then here,
-            // finds it.
+            // Before the room's lock is released: a thread that looks for a request there, and then
+            // here, finds it.
             slots.push(Arc::clone(&waiting.slot));
             return Some(waiting);
         }
     }
 
-    /// Whether anything waits.
+    /// Whether a request waits.
     pub(crate) fn has_waiting(&self) -> bool {
         self.room.len() > 0
     }
@@ -332,8 +332,8 @@ impl Interrupts {
         begins
     }
 
-    /// Those that wait for a volume fail, but for `keep`, the oldest, and with `spares` for those
-    /// whose failure would lose something. Says how many.
+    /// Fails the requests that wait for a volume, but for the `keep` oldest, and with `spares` for
+    /// those whose failure would lose something. Says how many failed.
     pub(super) fn empty_room(&self, volume: Option<Tag>, keep: usize, spares: bool) -> usize {
         let mut kept = 0;
         let gone = self.room.take(|one| {
@@ -347,8 +347,8 @@ impl Interrupts {
         gone.iter().filter(|one| one.slot.fail(one.unique, true)).count()
     }
 
-    /// The connection has ended, and with it the callers' wait; what the kernel wrote of its own is
-    /// still served.
+    /// The connection has ended, and with it the callers' wait. Data that the kernel writes of its
+    /// own accord is still served.
     pub(crate) fn close_room(&self) {
         self.room.state.lock().has_ended = true;
         self.empty_room(None, 0, true);

@@ -1,43 +1,42 @@
-//! What the requests for one attached volume may hold while its store does not answer.
+//! Bounds the threads that requests for a volume hold while its store does not answer.
 //!
 //! Purpose: the threads and the entries that bring requests are shared by all volumes of a
 //! mountpoint. Of the places (`SessionOptions::threads_max`, 256 at least) the requests for volumes
-//! whose stores do not answer take so many at most:
+//! whose stores do not answer take at most:
 //!
 //! | which | how many |
 //! |---|---|
 //! | the first for each such volume | one each, of all together half of the places |
 //! | further ones | of all together a quarter, each volume its equal part, an eighth at most |
 //!
-//! So whoever uses such a volume alone waits, however many others are stalled beside it. Requests
-//! in hand beyond that when the stall is noticed are answered EIO, while their threads go on
-//! waiting ([`Interrupts::shed`]); later ones are refused ([`Interrupts::admit`]). What a volume
-//! may hold before that is the subject of the module [`room`](super::room). Requests for a volume
-//! that is given up are all answered EIO ([`Interrupts::give_up`]).
+//! So the request of a client that uses such a volume alone waits, however many others are stalled
+//! beside it. Requests in hand beyond that when the stall is noticed are answered EIO, while their
+//! threads go on waiting ([`Interrupts::shed`]); later ones are refused ([`Interrupts::admit`]).
+//! The module [`room`](super::room) limits what a volume may hold before that. Requests for a
+//! volume that is given up are all answered EIO ([`Interrupts::give_up`]).
 //!
-//! Nobody waits for the answer to a RELEASE, nor could it be refused: what is closed is closed. But
+//! No process waits for the answer to a RELEASE, nor could it be refused: the file is closed. But
 //! the kernel bounds how many it has under way for the whole mountpoint (`max_background`),
 //! together with reading ahead. So those in hand when the stall is noticed are answered, while
-//! their threads go on, uncounted; later ones do not call the store: the volume sees to what they
-//! close by itself (module `later` of the volume). FORGET has no answer; its thread is uncounted,
-//! too.
+//! their threads go on, uncounted. Later ones do not call the store: the volume closes these files
+//! by itself (module `later` of the volume). FORGET has no answer; its thread is uncounted, too.
 //!
-//! What counts is the thread: a request whose caller was killed has its place until the store's
-//! call has returned. A place is given back before the answer is written ([`Slot::claim`]): the
-//! client's next request may be read before the writer goes on.
+//! The thread counts: a request whose caller was killed has its place until the store's call has
+//! returned. A place is given back before the answer is written ([`Slot::claim`]): the client's
+//! next request may be read before the writer goes on.
 //!
 //! Over io_uring a request whose data is lent cannot be answered early, nor can one whose late
 //! success would matter (see [`Early`](super::Early)) before its volume is given up: such requests
 //! hold their threads.
 //!
 //! # Orderings
-//! P3: whoever gives a volume up marks it, then looks at the slots; a request is put into its
-//! slot's word, then looks at the mark ([`Interrupts::begin_for`]). All of it is SeqCst: one of
-//! them sees the other.
+//! P3: a thread that gives a volume up marks it, then looks at the slots; a thread that begins a
+//! request puts it into its slot's word, then looks at the mark ([`Interrupts::begin_for`]). All of
+//! it is SeqCst: one of them sees the other.
 //!
-//! P4: `Slot::volume` is cleared before the answer is written; who counts does so for a request
-//! that was read after that. The kernel is between the two: what it hands to a reader comes after
-//! what was written to it.
+//! P4: a thread clears `Slot::volume` before it writes the answer; another thread counts for a
+//! request that was read after that. The kernel is between the two: what it hands to a reader comes
+//! after what was written to it.
 
 use std::sync::Arc;
 
@@ -49,7 +48,7 @@ use super::{ABANDONABLE, Early, FLAGS, Interrupts, Slot, UNIQUE_SHIFT};
 use crate::places::AT_LEAST;
 use crate::tree::wire::Tag;
 
-/// One of so many places may be taken by first requests for stores that do not answer.
+/// One of this many places may be taken by first requests for stores that do not answer.
 const FIRSTS_ONE_OF: usize = 2;
 /// And by further ones.
 const FURTHER_ONE_OF: usize = 4;
@@ -62,21 +61,21 @@ const LENT: u64 = 2;
 /// In [`Slot::volume`]: the request waits for a store that does not answer, and is counted among
 /// those that do.
 const STALLED: u64 = 4;
-/// In [`Slot::volume`]: the answer says nothing, and may be given before the request is served.
+/// In [`Slot::volume`]: the answer carries no information, and may be given before the request is
+/// served.
 const SAYS_NOTHING: u64 = 8;
 /// In [`Slot::volume`]: there is a request, also where it is for the mountpoint's own volume.
 const AT_WORK: u64 = 16;
-/// In [`Slot::volume`]: the request was told to fail, and another thread reads in place of this
-/// one.
+/// In [`Slot::volume`]: the request was failed, and another thread reads in place of this one.
 const SHED: u64 = 32;
 const TAG_SHIFT: u32 = 6;
 
 /// How many requests for volumes whose stores do not answer may wait.
 #[derive(Debug)]
 pub(super) struct Share {
-    /// The first ones, of all such volumes.
+    /// How many first requests may wait, of all such volumes.
     firsts: AtomicUsize,
-    /// Beyond the first, for each of them.
+    /// How many may wait beyond the first, for each of them.
     further: AtomicUsize,
 }
 
@@ -100,7 +99,7 @@ pub(crate) struct For {
     pub(crate) volume: Tag,
     /// See [`Interrupts::shed`].
     pub(crate) is_spared: bool,
-    /// Its answer tells nobody anything.
+    /// Its answer carries no information.
     pub(crate) says_nothing: bool,
     pub(crate) is_lent: bool,
 }
@@ -119,7 +118,7 @@ struct Taken {
     slot: Arc<Slot>,
     /// None: it was answered, and its thread is still at work.
     unique: Option<u64>,
-    /// What `Slot::volume` says of it.
+    /// The value of `Slot::volume`.
     whom: u64,
 }
 
@@ -132,7 +131,7 @@ impl Taken {
         self.whom & SPARED == 0
     }
 
-    /// Says so of the request, unless its thread is through with it.
+    /// Sets the flag for the request, unless its thread is through with it.
     fn mark(&self, flag: u64) -> bool {
         let marked = self.whom | flag;
         // ORDERING: Relaxed, as in `is_for`. Another request for the same volume that began
@@ -142,7 +141,7 @@ impl Taken {
 }
 
 impl Slot {
-    /// To be said before the request begins.
+    /// To be called before the request begins.
     pub(crate) fn is_for(&self, whom: For) {
         // ORDERING: Relaxed, published by the store to `word` in `begin`, which readers load first.
         self.volume.store(whom.word(), Ordering::Relaxed);
@@ -151,13 +150,13 @@ impl Slot {
     /// Its thread is through with the request.
     pub(crate) fn is_for_none(&self) {
         // ORDERING: P4: before the answer is written. SeqCst, P5 of the module `room`: before the
-        // look whether somebody waits.
+        // look whether a request waits.
         self.volume.store(0, Ordering::SeqCst);
     }
 
     /// The volume for whose request the thread is at work, and holds a place.
     pub(super) fn at_work_for(&self) -> Option<Tag> {
-        // ORDERING: SeqCst, P5 of the module `room`: after it was said that somebody waits.
+        // ORDERING: SeqCst, P5 of the module `room`: after `len` says that a request waits.
         let whom = self.volume.load(Ordering::SeqCst);
         (whom & (AT_WORK | SHED) == AT_WORK).then(|| Tag::from_number(whom >> TAG_SHIFT))
     }
@@ -222,8 +221,8 @@ impl Interrupts {
         }
     }
 
-    /// So many volumes have stores that do not answer, and the mountpoint has so many places for
-    /// requests.
+    /// There are `stalled` volumes whose stores do not answer, and the mountpoint has `places`
+    /// places for requests.
     pub(crate) fn share_among(&self, stalled: usize, places: usize) {
         // ORDERING: Relaxed here and below, bounds that need not be exact at any moment.
         self.share.firsts.store(firsts(places), Ordering::Relaxed);
@@ -244,10 +243,10 @@ impl Interrupts {
         if others.len() < self.share.firsts.load(Ordering::Relaxed) { 1 + further } else { 0 }
     }
 
-    /// Gives a request for a volume whose store does not answer its place, from before it begins;
-    /// or refuses it, where so many wait already.
+    /// Gives a request for a volume whose store does not answer its place, before it begins; or
+    /// refuses it, where as many wait already as may.
     pub(crate) fn admit(&self, slot: &Arc<Slot>, whom: For) -> bool {
-        // The lock makes one of counting and taking.
+        // The lock makes counting and taking one step.
         let slots = self.slots.lock();
         // One that has waited has its place already.
         let others = slots.iter().filter(|other| !Arc::ptr_eq(other, slot));
@@ -261,8 +260,9 @@ impl Interrupts {
         fits
     }
 
-    /// Of the requests for a volume that does not answer, those beyond its share fail, if they can,
-    /// and are not counted any more. Those whose answers say nothing are answered.
+    /// Fails the requests beyond its share for a volume that does not answer, where they can be
+    /// failed, and does not count them any more. Requests whose answers carry no information are
+    /// answered.
     pub(crate) fn shed(&self, volume: Tag) {
         let taken = self.taken();
         let share = self.share_of(volume, &taken);
@@ -288,16 +288,16 @@ impl Interrupts {
         }
     }
 
-    /// How many threads are at requests for attached volumes that are not counted: what may take
-    /// long, and what was told to fail.
+    /// How many threads are at requests for attached volumes that are not counted: requests that
+    /// may take long, and those that were failed.
     pub(crate) fn uncounted(&self) -> usize {
         self.taken().iter().filter(|one| !one.is_counted()).count()
     }
 
-    /// A volume is given up, and marked so: who waits for it gets an error. Its threads are not
-    /// counted any more.
+    /// A volume is given up, and marked so: its callers get an error. Its threads are not counted
+    /// any more.
     pub(crate) fn give_up(&self, volume: Tag) {
-        // First those that wait: what begins meanwhile is in a slot.
+        // The waiting requests first: a request that begins meanwhile is in a slot.
         self.empty_room(Some(volume), 0, false);
         for one in self.taken().iter().filter(|one| one.is_for(volume)) {
             let _unless_it_is_over = one.mark(SPARED | SHED);

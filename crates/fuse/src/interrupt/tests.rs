@@ -140,7 +140,7 @@ fn first_requests_take_half_of_the_places_at_most() {
     let asked: Vec<bool> =
         slots.iter().zip(&volumes).map(|(slot, whom)| interrupts.admit(slot, *whom)).collect();
     assert_eq!(asked.iter().filter(|is_admitted| **is_admitted).count(), 128);
-    // Whoever comes next has the place of the first that is through.
+    // The next request has the place of the first that is through.
     let last = (slots.last().unwrap(), *volumes.last().unwrap());
     assert!(!interrupts.admit(last.0, last.1));
     let _mine = slots[0].claim();
@@ -161,7 +161,7 @@ fn a_request_whose_caller_was_killed_has_its_place_until_its_thread_is_through()
     assert!(interrupts.admit(&slots[1], whom));
 }
 
-/// Beside one that must not be answered before it is served, and those whose data is lent.
+/// Beside a request that must not be answered before it is served, and those whose data is lent.
 #[test]
 fn requests_whose_answers_say_nothing_are_answered_when_the_stall_is_noticed() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();

@@ -1,4 +1,4 @@
-//! What `/proc/self/mountinfo` says about a mount.
+//! The mounts of `/proc/self/mountinfo`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -23,7 +23,7 @@ pub struct MountInfo {
     pub peer_group: Option<u64>,
     /// Type, with its subtype.
     pub fstype: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: String,
     /// Whether the file system is read-only, in all of its mounts.
     pub is_read_only: bool,
@@ -31,7 +31,7 @@ pub struct MountInfo {
     pub has_suid: bool,
     /// Whether its devices can be opened, through this mount.
     pub has_devices: bool,
-    /// The user who mounted it, where it is a FUSE mount.
+    /// The user that mounted it, where it is a FUSE mount.
     pub owner: Option<u32>,
 }
 
@@ -42,15 +42,15 @@ impl MountInfo {
         all()
     }
 
-    /// Those of another process' namespace, by its directory in `/proc`; none where that cannot be
-    /// read.
+    /// The mounts of another process' namespace, by its directory in `/proc`; none where that
+    /// cannot be read.
     #[must_use]
     pub fn all_of(process: &Path) -> Vec<Self> {
         read(&process.join("mountinfo"))
     }
 
-    /// Whether the two were read of the same mount. The kernel uses numbers again, so all that
-    /// cannot change is compared.
+    /// Whether both describe the same mount. The kernel uses numbers again, so all that cannot
+    /// change is compared.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let key = |info: &'_ Self| (info.id, info.major, info.minor);

@@ -1,6 +1,6 @@
 //! A small loop device that a mount of type `fuseblk` can stand on.
 //!
-//! Its memory is a file without a name, or one that this side serves (module `served`); the kernel
+//! Its memory is a file without a name, or one that the daemon serves (module `served`); the kernel
 //! takes the device apart when its last user, the mounted file system, is gone.
 
 use std::fs::{File, OpenOptions};
@@ -53,7 +53,7 @@ struct LoopConfig {
 
 const _: () = assert!(size_of::<LoopInfo>() == 232 && size_of::<LoopConfig>() == 304);
 
-/// `LOOP_CTL_GET_FREE`: the number of a device that nobody uses.
+/// `LOOP_CTL_GET_FREE`: the number of a device that is not in use.
 struct GetFree;
 
 // SAFETY: the request takes no argument and returns a number.
@@ -115,13 +115,13 @@ impl LoopDevice {
                 .map_err(|error| format!("{}: {error}", path.display()))?;
             match configure(&device, backing.as_raw_fd()) {
                 Ok(()) => {
-                    // A kernel that lets nobody write below a mount (BLK_DEV_WRITE_MOUNTED=n)
-                    // mounts only where nobody can. The device stays as long as somebody has it
+                    // A kernel that lets no process write below a mount (BLK_DEV_WRITE_MOUNTED=n)
+                    // mounts only where none can. The device stays as long as a process has it
                     // open.
                     let open = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
                     return Ok(Self { _open: open, path });
                 }
-                // Somebody else was faster.
+                // Another process was faster.
                 Err(Errno::BUSY) => {}
                 Err(error) => {
                     return Err(format!("{}: LOOP_CONFIGURE: {}", path.display(), io::Error::from(error)));

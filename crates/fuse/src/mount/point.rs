@@ -1,4 +1,4 @@
-//! Whether a directory will do as a mountpoint.
+//! Checks whether a directory will do as a mountpoint.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,16 +15,16 @@ pub enum MountpointError {
     /// It is not there.
     #[error("mountpoint {} does not exist", .0.display())]
     Missing(PathBuf),
-    /// It is something else.
+    /// It is not a directory.
     #[error("mountpoint {} is not a directory", .0.display())]
     NotDirectory(PathBuf),
-    /// The mount would hide what is in it.
+    /// The mount would hide its entries.
     #[error("mountpoint {} is not empty", .0.display())]
     NotEmpty(PathBuf),
     /// Something is mounted there.
     #[error("something is mounted on {} already", .0.display())]
     AlreadyMounted(PathBuf),
-    /// What is mounted there has lost its server.
+    /// The mount there has lost its server.
     #[error("{} is a mount whose server is gone; unmount it first (umount -l {})", .0.display(), .0.display())]
     Dead(PathBuf),
     /// It cannot be looked at.
@@ -40,7 +40,7 @@ pub enum MountpointError {
 /// Checks a mountpoint, and says its absolute path without symbolic links.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why it will not do.
 pub fn check_mountpoint(path: &Path, allow_nonempty: bool) -> Result<PathBuf, MountpointError> {
     let failed = |errno: Errno| match errno {
         Errno::NOENT => MountpointError::Missing(path.to_owned()),
@@ -48,7 +48,7 @@ pub fn check_mountpoint(path: &Path, allow_nonempty: bool) -> Result<PathBuf, Mo
         Errno::NOTCONN => MountpointError::Dead(path.to_owned()),
         errno => MountpointError::Unreadable { path: path.to_owned(), source: errno.into() },
     };
-    // What is mounted there is not asked: its server may hang.
+    // The mount that may be there is not asked: its server may hang.
     let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).map_err(failed)?;
     if is_mount_root(&found) {
         let path = path.to_owned();
@@ -74,14 +74,14 @@ fn is_mount_root(found: &rustix::fs::Statx) -> bool {
         && found.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT)
 }
 
-/// Whether the server of what is mounted there is gone: only a request tells. A server that hangs
-/// is not waited for; the thread that asked it is left behind then.
+/// Whether the server of the mount there is gone: only a request shows that. A server that hangs is
+/// not waited for; the thread that asked it is left behind then.
 fn is_dead(path: &Path) -> bool {
     const PATIENCE: Duration = Duration::from_millis(500);
     let (send, answer) = channel();
     let path = path.to_owned();
     let asking = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
-        // Failure: nobody waits any more.
+        // Failure: the caller does not wait any more.
         let _late = send.send(rustix::fs::statfs(&path).err());
     });
     asking.is_ok() && answer.recv_timeout(PATIENCE) == Ok(Some(Errno::NOTCONN))

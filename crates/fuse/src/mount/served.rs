@@ -1,12 +1,11 @@
-//! A file that this side serves, for a loop device to stand on.
+//! A file that the daemon serves, for a loop device to stand on.
 //!
-//! Purpose: what the kernel writes to the device comes here, and the kernel waits for the answer;
-//! module `page` says what for. The file is in a FUSE mount of its own, which is at no path: nobody
-//! but the loop device has it, and it goes with that. Its path there is what tools show for the
-//! device.
+//! Purpose: the kernel's writes to the device come here, and the kernel waits for the answer;
+//! module `page` says what for. The file is in a FUSE mount of its own, which is at no path: only
+//! the loop device has it, and it goes with that. Tools show its path there for the device.
 //!
-//! The file has no content: what is written is only heard, what is read is zero. Nodes are numbered
-//! along its path: the root, the directories, the file.
+//! The file has no content: a write is only heard, a read returns zeros. Nodes are numbered along
+//! its path: the root, the directories, the file.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -27,13 +26,13 @@ use crate::dev::Dev;
 use crate::init::{Mode, Wishes};
 use crate::session::{agree, spawn};
 
-/// Called for each write; what the kernel is answered.
+/// Called for each write; returns the answer to the kernel.
 pub(crate) type OnWrite = Box<dyn Fn() -> Result<(), Errno> + Send + Sync>;
 
 /// The kernel need not ask again.
 const FOR_EVER: u64 = u64::MAX >> 1;
 
-/// The file, while somebody uses it.
+/// The file, while it is in use.
 #[derive(Debug)]
 pub(crate) struct Served {
     on_write: Arc<OnceLock<Handler>>,
@@ -51,11 +50,11 @@ impl std::fmt::Debug for Handler {
 }
 
 impl Served {
-    /// Serves a file of so many bytes that is called `label`, by a thread that ends with its last
+    /// Serves a file of `bytes` bytes that is called `label`, by a thread that ends with its last
     /// user.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's refusals.
     pub(super) fn new(label: &str, bytes: u64, is_only_way: bool) -> io::Result<(Self, File)> {
         let dev = open_device().map_err(io::Error::other)?;
         let fs = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -88,19 +87,19 @@ impl Served {
         Ok((this, file))
     }
 
-    /// From now on this is called for each write; those before are answered at once.
+    /// From now on `handler` is called for each write; earlier writes are answered at once.
     pub(crate) fn on_write(&self, handler: OnWrite) {
         let _only_the_first_counts = self.on_write.set(Handler(handler));
     }
 
-    /// Waits until the file's last user is gone; so long at most.
+    /// Waits until the file's last user is gone; at most `longest`.
     pub(crate) fn wait(&self, longest: Duration) {
-        // An error is what the end of the thread is.
+        // An error means that the thread has ended.
         let _gone_or_too_long = self.ended.recv_timeout(longest);
     }
 }
 
-/// What is served.
+/// The file in service.
 #[derive(Debug)]
 struct FileServed {
     path: Vec<String>,
@@ -118,7 +117,7 @@ impl FileServed {
 
 /// The parts of a label, as names of directories and a file.
 fn path_of(label: &str) -> Vec<String> {
-    /// What a path may have.
+    /// The limits of a path.
     const PARTS_MAX: usize = 16;
     const PART_MAX: usize = 48;
     let is_name = |part: &&str| !matches!(*part, "" | "." | "..");
@@ -198,7 +197,7 @@ fn answer(
         }
         Op::StatFs => dev.answer(unique, Ok([StatFsOut::default().as_bytes(), &[]])),
         Op::Flush(_) | Op::FSync(_) | Op::Release(_) | Op::Destroy => dev.answer(unique, Ok([&[], &[]])),
-        // Nobody waits for an answer to these.
+        // The kernel waits for no answer to these.
         Op::Forget(_) | Op::BatchForget(_) | Op::Interrupt(_) => Ok(()),
         _ => dev.answer(unique, Err(Errno::NOSYS)),
     }

@@ -10,7 +10,7 @@ use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
-/// What names of clones begin with.
+/// The beginning of the names of clones.
 pub(crate) const PREFIX: &str = ".watertight-clone-";
 
 /// The name of the clone that a mount of ours shows, or a directory of; none: it shows the first
@@ -21,10 +21,10 @@ pub fn shown_clone(mount: &MountInfo) -> Option<&OsStr> {
     name.as_bytes().starts_with(PREFIX.as_bytes()).then_some(name)
 }
 
-/// Shows the clone `name` (see [`Tree::clone_name`](crate::Tree::clone_name)) of what is mounted at
+/// Shows the clone `name` (see [`Tree::clone_name`](crate::Tree::clone_name)) of the mount at
 /// `mountpoint` also at `target`, with the same flags. Only root may.
 ///
-/// The file system's server is asked: not to be called by a thread that it needs.
+/// The kernel asks the file system's server: not to be called by a thread that the server needs.
 ///
 /// # Errors
 /// Those of open_tree(2) and move_mount(2).

@@ -1,12 +1,12 @@
 //! Whether a process of the host waits for dirty pages to be written, by what `/proc` says of its
 //! threads.
 //!
-//! Whoever waits for a page of the device sleeps uninterruptibly (state `D` in
-//! `/proc/PID/task/TID/stat`), or has a processor or wants one (`R`) on the way there. Of a thread
-//! in `D` the file `syscall` beside it has the number and the arguments of its call. One that runs,
-//! and one whose call may not be read, is looked at again until it sleeps otherwise, is seen in
-//! another call, or has used more of its processor for itself than before, which it cannot have
-//! done in such a call. Source: proc_pid_stat(5), proc_pid_syscall(5).
+//! A thread that waits for a page of the device sleeps uninterruptibly (state `D` in
+//! `/proc/PID/task/TID/stat`), or has a processor or wants one (`R`) on the way there. For a thread
+//! in `D` the file `syscall` beside it has the number and the arguments of its call. A thread that
+//! runs, and one whose call may not be read, is looked at again until it sleeps in another state,
+//! is seen in another call, or has used more of its processor for itself than before, which it
+//! cannot have done in such a call. Source: proc_pid_stat(5), proc_pid_syscall(5).
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long threads of which it is not known are looked at again.
+/// How long undecided threads are looked at again.
 const LONGEST: Duration = Duration::from_secs(5);
 /// How often: longer each time.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
@@ -34,16 +34,16 @@ const RECONFIGURE: u64 = 7;
 pub(super) fn can_see_all() -> bool {
     /// Its inode number, `PROC_PID_INIT_INO` of the kernel.
     const FIRST: &str = "pid:[4026531836]";
-    // `hidepid` hides processes of others from who may not look into them.
+    // `hidepid` hides other users' processes from a process that may not look into them.
     fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(FIRST))
         && fs::read("/proc/1/stat").is_ok()
 }
 
-/// Whether another thread may be in such a call, now or within so long. True, too, if that cannot
-/// be known.
+/// Whether another thread may be in such a call, now or within the given time. True, too, if that
+/// cannot be known.
 ///
-/// Who sleeps in one is found at once. Only threads that want a processor and get none hold this
-/// up, until [`LONGEST`].
+/// A thread that sleeps in one is found at once. Only threads that want a processor and get none
+/// hold this up, until [`LONGEST`].
 pub(super) fn may_anybody_sync(within: Duration) -> bool {
     let Some(mut undecided) = undecided() else { return true };
     let (begun, mut pause) = (Instant::now(), SHORTEST_PAUSE);
@@ -53,7 +53,7 @@ pub(super) fn may_anybody_sync(within: Duration) -> bool {
         }
         thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
-        // All of them: somebody may have begun meanwhile, and should not wait for those that are
+        // All of them: a thread may have begun meanwhile, and should not wait for those that are
         // looked at again.
         let Some(now) = self::undecided() else { return true };
         undecided.retain(|thread, before| now.get(thread) == Some(before));
@@ -96,7 +96,8 @@ fn undecided() -> Option<HashMap<PathBuf, String>> {
     Some(undecided)
 }
 
-/// Of a thread that has ended, nothing: it is in no call. None if it cannot be known.
+/// The result of a read, or `Some(None)` if the thread has ended: it is in no call. `None` if that
+/// cannot be known.
 fn unless_gone<T>(read: io::Result<T>) -> Option<Option<T>> {
     match read {
         Ok(read) => Some(Some(read)),

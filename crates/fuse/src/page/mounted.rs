@@ -3,15 +3,15 @@
 //! # Data that the kernel has collected
 //! Before it writes the page, the kernel sends the dirty pages of mapped files (in mode
 //! `kernel-writeback`: of all files), and does not wait for the answers. So before all is made
-//! durable, this waits until no request is left in the kernel's queues, and then until those of
-//! such data that are in hand are through. Under a load that never leaves the queues empty it waits
-//! [`LONGEST`], and goes on.
+//! durable, the daemon waits until no request is left in the kernel's queues, and then until the
+//! requests in hand that carry such data are through. Under a load that never leaves the queues
+//! empty it waits [`LONGEST`], and goes on.
 //!
 //! # A store that does not answer
-//! The page must not wait for it: whoever calls sync(2) on the host does. So the volumes are synced
-//! by a thread of its own, and when the session's own one is known to stall, the kernel is told EIO
-//! and the page stays dirty. Attached ones that stall are left out as in any sync of the
-//! mountpoint. A thread that hangs so is the only one.
+//! The page must not wait for it: otherwise every process that calls sync(2) on the host would. So
+//! a thread of its own syncs the volumes. When the session's own volume is known to stall, the
+//! kernel gets EIO and the page stays dirty. Attached volumes that stall are left out as in any
+//! sync of the mountpoint. There is at most one thread that hangs so.
 //!
 //! # Lock order
 //! `Collected::state` is a leaf. `Hearing::left` is held for as long as a run is waited for, by the
@@ -41,16 +41,16 @@ use crate::session::{Shared, spawn};
 
 /// How long the kernel's queues are waited for.
 const LONGEST: Duration = Duration::from_secs(2);
-/// How often they are looked at. Nothing tells that they are empty.
+/// How often they are looked at. Nothing reports that they are empty.
 const AGAIN: Duration = Duration::from_millis(1);
 /// How often a sync looks whether a store has stopped answering.
 const LOOK: Duration = Duration::from_millis(50);
 /// Length of a page, in bytes: the block size of the mount.
 const PAGE: u64 = 4096;
-/// What is written to one: it means nothing.
+/// The content that is written to a page: it means nothing.
 const EMPTY: [u8; 4096] = [0; 4096];
 
-/// What a session knows of its page.
+/// A session's part of its page.
 #[derive(Debug)]
 pub(crate) struct Hearing {
     pub(crate) page: SyncPage,
@@ -79,7 +79,7 @@ impl Device for Pages {
 }
 
 impl Hearing {
-    /// Of a mount that is there. `is_only_way`: SYNCFS is refused.
+    /// For a mount that is there. `is_only_way`: SYNCFS is refused.
     pub(crate) fn new(device: &Path, connection: Option<PathBuf>, is_only_way: bool) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).open(device)?;
         let count = DEVICE_BYTES / PAGE;
@@ -99,7 +99,7 @@ impl Hearing {
         self.is_only_way
     }
 
-    /// Waits for what the kernel had collected when this was called.
+    /// Waits for the data that the kernel had collected when this was called.
     fn wait_for_collected(&self, shared: &Shared) {
         let until = Instant::now() + LONGEST;
         while !self.are_queues_empty(shared) && Instant::now() < until {
@@ -151,8 +151,7 @@ impl Volumes for OfSession {
 
     fn sync(&self) -> Result<(), Errno> {
         let Some(hearing) = &self.0.page else { return Ok(()) };
-        // One at a time: the device is served by one thread, and what was left behind is waited
-        // for.
+        // One at a time: one thread serves the device, and waits for the run that was left behind.
         let mut left = hearing.left.lock();
         if let Some(run) = left.take()
             && self.wait(&run).is_none()
@@ -164,7 +163,7 @@ impl Volumes for OfSession {
         let (tell, told) = channel();
         let shared = Arc::clone(&self.0);
         let sync = move || {
-            // Nobody knows who calls, so no limit holds: an unmount may be among them.
+            // The caller is not known, so no limit holds: an unmount may be among the callers.
             let own = || shared.tree.root().volume.sync_all();
             let synced = shared.sync_attached(CgroupPath::root, &Cancel::default(), own).told();
             let _nobody_waits_any_more = tell.send(synced);
@@ -208,12 +207,12 @@ struct Tickets {
     open: BTreeSet<u64>,
 }
 
-/// One of them, until it is dropped.
+/// A request in hand, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Ticket<'a>(&'a Collected, u64);
 
 impl Collected {
-    /// One is in hand.
+    /// A request is in hand.
     pub(crate) fn begin(&self) -> Ticket<'_> {
         let mut state = self.state.lock();
         let number = state.next;
@@ -222,7 +221,7 @@ impl Collected {
         Ticket(self, number)
     }
 
-    /// Waits for those that are in hand now; until then at most.
+    /// Waits for the requests that are in hand now, at most until `until`.
     fn wait(&self, until: Instant) {
         let mut state = self.state.lock();
         let next = state.next;

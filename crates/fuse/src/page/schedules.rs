@@ -1,5 +1,5 @@
-//! Who changes something, who syncs and the kernel's flusher, under many schedules, with mutants
-//! that the same test catches.
+//! A thread that changes something, a thread that syncs and the kernel's flusher, under many
+//! schedules, with mutants that the tests catch.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
 
@@ -20,7 +20,7 @@ struct Kernel {
     /// Threads in a call that waits for the device.
     syncing: AtomicUsize,
     fails: AtomicBool,
-    /// Changed through a mapping: the kernel has it until somebody syncs.
+    /// Changed through a mapping: the kernel keeps it until a sync.
     mapped: AtomicU64,
     is_open: AtomicBool,
     changed: AtomicU64,
@@ -63,7 +63,7 @@ impl Volumes for Kernel {
 }
 
 impl Kernel {
-    /// Writes what is dirty when it comes, and waits for that and for what is being written, as
+    /// Writes what is dirty when it is called, and waits for that and for what is being written, as
     /// sync_blockdev() does.
     fn write_pages(&self, page: &SyncPage) -> Result<(), Errno> {
         let taken = {
@@ -91,7 +91,7 @@ impl Kernel {
 
     fn syncfs(&self, page: &SyncPage) -> Result<(), Errno> {
         self.syncing.fetch_add(1, Ordering::SeqCst);
-        // It hands over what it has, and does not wait for the answer.
+        // The kernel hands over what it has, and does not wait for the answer.
         self.changed.fetch_add(self.mapped.swap(0, Ordering::SeqCst), Ordering::SeqCst);
         let outcome = self.write_pages(page);
         self.syncing.fetch_sub(1, Ordering::SeqCst);
@@ -113,8 +113,8 @@ fn mounted() -> (Arc<Kernel>, Arc<SyncPage>) {
     (kernel, page)
 }
 
-/// What was changed before a sync is durable when it returns, whoever else changes and syncs, and
-/// whatever the flusher writes.
+/// A change that was made before a sync is durable when it returns, whatever other threads change
+/// and sync, and whatever the flusher writes.
 #[test]
 fn a_sync_waits_for_what_was_changed_before_it() {
     model::check(|| {
@@ -153,8 +153,8 @@ fn a_sync_that_is_not_heard_is_caught() {
     mutant::assert_caught(test, &mutants, "before its data was durable");
 }
 
-/// What the flusher writes of its own accord has nothing written before it is due, and the next
-/// sync is heard all the same; so is one after a failure.
+/// A write that the flusher makes of its own accord has nothing written before it is due, and the
+/// next sync is still heard; so is one after a failure.
 #[test]
 fn the_flusher_is_not_a_sync_and_takes_none_away() {
     model::check(|| {
@@ -174,7 +174,7 @@ fn the_flusher_is_not_a_sync_and_takes_none_away() {
             changed,
             "a sync returned before its data was durable"
         );
-        // Nothing is left to be told of.
+        // No change is left to be reported.
         kernel.write_pages(&page).unwrap();
         assert_eq!(kernel.pages.lock().0, 0, "an idle volume's page is dirty for ever");
         kernel.change(&page);
@@ -184,8 +184,8 @@ fn the_flusher_is_not_a_sync_and_takes_none_away() {
     });
 }
 
-/// What is changed through a mapping, after a sync and before another one, is durable after that:
-/// nothing was told of the change.
+/// A change that is made through a mapping, after one sync and before the next, is durable after
+/// the next, although nothing reported the change.
 #[test]
 fn a_sync_waits_for_what_was_changed_through_a_mapping() {
     model::check(|| {

@@ -1,4 +1,4 @@
-//! Who reads, under many schedules, with mutants that the same test catches.
+//! Reading threads under many schedules, with mutants that the same test catches.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-fuse --lib schedules`
 
@@ -10,13 +10,13 @@ use super::*;
 
 /// All readers get a request that lasts, while two other threads are through with theirs. There can
 /// be no further thread. Each of the two gets a lasting request as well, so that both are needed,
-/// one after the other: if one rests while nobody reads, nothing wakes it any more.
+/// one after the other: if one rests while no thread reads, nothing wakes it any more.
 #[test]
 fn somebody_always_reads() {
     check(false);
 }
 
-/// The same where one thread reads.
+/// One thread reads.
 #[test]
 fn somebody_always_reads_where_nobody_waits() {
     check(true);

@@ -17,7 +17,7 @@ struct Model {
     is_given_up: AtomicBool,
     /// Its next sync fails.
     fails: AtomicBool,
-    /// What was written, and how much of it is durable.
+    /// The bytes that were written, and how many of them are durable.
     written: AtomicU64,
     durable: AtomicU64,
 }
@@ -48,7 +48,7 @@ impl Subject for Model {
         is_given_up.or_else(|| self.is_known.load(Ordering::SeqCst).then_some(Out::Stalled))
     }
 
-    /// All of it is root's.
+    /// All of its data is root's.
     fn has_undurable_of(&self, by: &CgroupPath) -> bool {
         let durable = self.durable.load(Ordering::SeqCst);
         *by == CgroupPath::root() && self.written.load(Ordering::SeqCst) > durable
@@ -70,7 +70,7 @@ fn who_syncs_is_not_held_up_by_a_stall() {
             })
         };
         let both: [Arc<dyn Subject>; 2] = [Arc::clone(&hung) as Arc<_>, Arc::clone(&well) as Arc<_>];
-        // Two of them, and one store that hangs: one thread of it at most.
+        // Two callers, and one store that hangs: it holds one thread at most.
         let other = {
             let (syncs, both) = (Arc::clone(&syncs), both.clone());
             thread::spawn(move || {
@@ -103,8 +103,7 @@ fn a_stall_that_is_missed_is_caught() {
     mutant::assert_caught(test, &["syncs-left-out-untold"], "success was told");
 }
 
-/// What goes wrong in a run after its volume was left out is for the cgroup that had asked, and for
-/// no other.
+/// The error of a run whose volume was left out goes to the cgroup that had asked, and to no other.
 #[test]
 fn a_late_error_is_told_to_whose_it_is() {
     model::check(|| {
@@ -140,7 +139,7 @@ fn a_late_error_that_is_told_to_another_is_caught() {
     mutant::assert_caught(test, &["syncs-late-error-anybodys"], "somebody else's error was told");
 }
 
-/// A volume is given up whose store does not answer, beside one that syncs and one that comes
+/// A volume whose store does not answer is given up, beside a caller that syncs and one that comes
 /// later.
 #[test]
 fn who_syncs_after_a_volume_was_given_up_hears_nothing_of_it() {
@@ -171,7 +170,8 @@ fn a_loss_that_is_told_for_ever_is_caught() {
     mutant::assert_caught(test, &["syncs-told-for-ever"], "a later sync was told of it");
 }
 
-/// What was written before a sync was asked for is durable when it returns, whoever else syncs.
+/// Data that was written before a sync began is durable when it returns, whatever other threads
+/// sync.
 #[test]
 fn a_sync_covers_what_was_written_before_it() {
     model::check(|| {

@@ -2,12 +2,12 @@
 //!
 //! A volume that was detached while something of it was open is in no place and goes on. Attached
 //! again it is the same volume: its open files, its cache and its errors are seen through the new
-//! place. Whether it still goes on is decided under the lock of its superblock ([`mounts::Super`]):
-//! a mount of it is made before the last hold is dropped, or it has ended and cannot be attached
-//! any more.
+//! place. The lock of its superblock ([`mounts::Super`]) decides whether it still goes on: either a
+//! mount of it is made before the last hold is dropped, or it has ended and cannot be attached any
+//! more.
 //!
-//! A place that was found is kept as an [`Attached`]: what is done to it later is done to that
-//! mount, whatever else has come to be attached under the same path meanwhile.
+//! A place that was found is kept as an [`Attached`]: later operations on it act on that mount,
+//! whatever else has been attached under the same path meanwhile.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Tree {
             self.still_there(&spot, at.1)?;
             served.is_seen_through(tag);
             if self.has_clones() {
-                // It may be seen in one of them before that is noted.
+                // A path may lead to it in a clone before that is registered.
                 served.is_seen_through(attached.volume);
             }
             let made = namespace.attach_telling(place, "", &superblock)?;
@@ -69,15 +69,15 @@ impl Tree {
         served.is_not_seen_through(attached.volume);
         let again = Attached { mount: first(&made), volume: attached.volume, superblock };
         if served.is_ending() {
-            // It was given up beside this call, which found it in one place at most: nobody is to
-            // be led there.
+            // It was given up beside this call, which found it in one place at most: no path is to
+            // lead there.
             drop(self.detach_attached(dev, &again, Detach::Lazy, |_| {}));
             return Err(ended());
         }
         Ok(again)
     }
 
-    /// What is attached uppermost at a path. Keeps nothing of the path.
+    /// The volume that is attached uppermost at a path. Keeps nothing of the path.
     pub(crate) fn found_at(&self, at: (&View, &Path)) -> Result<Attached, TreeError> {
         let place = self.attached_at(at)?;
         let found = self.tagged_mount(place.mount);
@@ -86,8 +86,8 @@ impl Tree {
         Ok(Attached { mount: place.mount, volume: tagged.served.tag, superblock: tagged.superblock.clone() })
     }
 
-    /// Detaches what was found or attached, wherever it was moved to; no store is asked for the way
-    /// there. `NotAttached` where it has left.
+    /// Detaches a volume that was found or attached, wherever it was moved to; no store is asked
+    /// for the way there. `NotAttached` where it has left.
     pub(crate) fn detach_attached(
         &self,
         dev: &Dev,

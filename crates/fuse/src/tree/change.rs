@@ -1,8 +1,8 @@
 //! Changes of the tree: attaching, detaching, moving.
 //!
-//! Each ends with telling the kernel, by the thread that asked for the change: a directory whose
-//! lock somebody keeps, because *its* volume's store hangs, holds up the changes in that directory
-//! only.
+//! At the end of each, the thread that asked for the change notifies the kernel. A directory whose
+//! lock another thread keeps, because *its* volume's store hangs, holds up the changes in that
+//! directory only.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ pub enum TreeError {
     /// Nothing is attached there.
     #[error("nothing is attached at {0}")]
     NotAttached(String),
-    /// What the tree says.
+    /// The error of the tree.
     #[error(transparent)]
     Tree(#[from] mounts::Error),
     /// All numbers for mounts have been used.
@@ -64,7 +64,7 @@ pub enum Detach {
     Sync,
     /// At once, with all that is attached below; the last close ends the volume.
     Lazy,
-    /// At once, whatever is open; what is not written is given up. Who waits for the volumes gets
+    /// At once, whatever is open; unwritten data is given up. Callers that wait for the volumes get
     /// errors.
     Force,
 }
@@ -78,21 +78,20 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Its number among the volumes of this session, the same for each place of it.
+    /// The volume's number among those of this session, the same for each place of it.
     #[must_use]
     pub fn volume(&self) -> u64 {
         self.volume.number()
     }
 
-    /// Whether a path leads to it: from where it was attached, or another place that it is shown
-    /// in.
+    /// Whether a path leads to it: from where it was attached, or another place that shows it.
     #[must_use]
     pub fn is_seen(&self) -> bool {
         self.superblock.mounts() > 0
     }
 
     /// Waits until nothing is open of its volume, or `until`; says whether nothing is. The kernel
-    /// tells of a close a little after close(2).
+    /// reports a close a little after close(2).
     #[must_use]
     pub fn wait_closed(&self, until: Instant) -> bool {
         self.superblock.wait_unheld(until)
@@ -111,7 +110,7 @@ pub struct AttachmentInfo {
 }
 
 impl Tree {
-    /// Attaches a volume to a directory; whoever looks there sees it when the call returns.
+    /// Attaches a volume to a directory; a process that looks there sees it when the call returns.
     pub(crate) fn attach(
         self: &Arc<Self>,
         dev: &Dev,
@@ -125,8 +124,8 @@ impl Tree {
             return Err(TreeError::IsRoot);
         };
         let (tag, mount_tag) = (self.new_tag()?, self.new_tag()?);
-        // Who syncs the mountpoint while this one is stalled is to be told whether something of his
-        // is in it.
+        // A sync of the mountpoint while this volume is stalled has to report whether the caller's
+        // cgroup has data in it.
         volume.note_owners();
         let tree = Arc::downgrade(self);
         let ended: OnEnd = Box::new(move |report| {
@@ -137,17 +136,17 @@ impl Tree {
         });
         let served = Arc::new(Served::new(Arc::clone(volume), tag, is_read_only, Some(ended)));
         let superblock = Super::new(Arc::clone(&served) as Arc<_>);
-        // Before it can be crossed into.
+        // Before a path can cross into it.
         let files = Tagged::of_files(tag, (Arc::clone(&served), superblock.clone()), namespace);
         self.change(|state, snapshot| state.add_tag(snapshot, Arc::new(files)));
         let mounted = || {
-            // Nobody takes the directory's name away meanwhile.
+            // No other thread takes the directory's name away meanwhile.
             let below = Arc::clone(&spot.node.served);
             let _names = below.names.write();
             self.still_there(&spot, at.1)?;
             served.is_seen_through(mount_tag);
             if self.has_clones() {
-                // It may be seen in one of them before that is noted.
+                // A path may lead to it in a clone before that is registered.
                 served.is_seen_through(tag);
             }
             let made = namespace.attach_telling(place, "", &superblock)?;
@@ -183,7 +182,7 @@ impl Tree {
         let (Some(mount), (on, covered)) = (tagged.mount, on) else { return false };
         let known = Arc::clone(&tagged);
         let unused = self.change(|state, snapshot| {
-            // Whoever cloned the namespace was faster.
+            // The thread that cloned the namespace was faster.
             if state.by_mount.contains_key(&mount) {
                 return Err((covered, root));
             }
@@ -207,7 +206,7 @@ impl Tree {
         Ok(state.last_tag)
     }
 
-    /// Takes what is attached at a path away. On return no path leads there, for any process; and
+    /// Takes away what is attached at a path. On return no path leads there, for any process; and
     /// its volume has ended, if this was its last place and nothing of it is open. `on_given_up` is
     /// called with each volume that is given up, before its end is waited for, and maybe twice.
     pub(crate) fn detach(
@@ -231,7 +230,7 @@ impl Tree {
     ) -> Result<(), TreeError> {
         let is_forced = flags.contains(Umount::FORCE);
         // A volume that keeps another place is not given up. (As umount2(2), the namespace gives up
-        // whatever it is told to force.)
+        // every mount that it has to force.)
         let keeps_a_place =
             namespace.superblock(place.mount).is_some_and(|superblock| superblock.mounts() > 1);
         let flags = if keeps_a_place { flags.difference(Umount::FORCE) } else { flags };
@@ -243,22 +242,23 @@ impl Tree {
                 let for_good = |one: &&Attachment| leaves_for_good(&one.tagged.superblock, &gone);
                 gone.iter().filter(for_good).for_each(|one| one.tagged.superblock.superblock().force());
             }
-            // First who waits for these volumes gets an error: their ends may be waited for here,
-            // and the kernel is told under locks of directories that those may have.
+            // Callers that wait for these volumes get their errors first: the ends of the volumes
+            // may be waited for here, and the kernel handles the notification under locks of
+            // directories that those callers may have.
             // ORDERING: SeqCst, as where it is set.
             let is_given_up = |one: &&Attachment| one.tagged.served.is_given_up.load(Ordering::SeqCst);
             gone.iter().filter(is_given_up).for_each(|one| on_given_up(one.tagged.served.tag));
             gone.iter().for_each(|one| tell_gone(dev, one));
         })?;
-        // What is open keeps nothing.
+        // Open files keep no volume that is given up.
         given_up.retain(|superblock| superblock.mounts() == 0);
         given_up.iter().for_each(|superblock| superblock.superblock().shutdown());
         Ok(())
     }
 
-    /// Gives a volume up that is attached in one place at most, also one that is being detached:
-    /// who waits for it gets an error, and its end does not wait for its store. Waits for nothing.
-    /// Says whether it is given up.
+    /// Gives up a volume that is attached in one place at most, also one that is being detached:
+    /// callers that wait for it get an error, and its end does not wait for its store. Waits for
+    /// nothing. Says whether it is given up.
     pub(crate) fn give_up(&self, attached: &Attached, on_given_up: impl FnOnce(Tag)) -> bool {
         if attached.superblock.mounts() > 1 {
             return false;
@@ -278,15 +278,15 @@ impl Tree {
         tagged.is_some_and(|tagged| tagged.namespace.root_of(mount).is_some())
     }
 
-    /// Mounts have left the namespace: requests hear of it, and the kernel. Says of which
-    /// superblocks they were.
+    /// Mounts have left the namespace: requests and the kernel learn of it. Returns the superblocks
+    /// of these mounts.
     pub(super) fn left(&self, dev: &Dev, mounts: &[MountId]) -> Vec<(Arc<Served>, Super)> {
         let gone = self.unnote(mounts);
         gone.iter().for_each(|one| tell_gone(dev, one));
         gone.iter().map(|one| (Arc::clone(&one.tagged.served), one.tagged.superblock.clone())).collect()
     }
 
-    /// Requests hear that mounts have left.
+    /// Mounts have left: requests do not find them any more.
     pub(super) fn unnote(&self, mounts: &[MountId]) -> Vec<Attachment> {
         let gone: Vec<Attachment> = self.change(|state, snapshot| {
             let gone: Vec<Attachment> =
@@ -336,7 +336,7 @@ impl Tree {
                 let Spot { on, node, .. } = spot;
                 uncover(&mut state.covered, moved);
                 cover(&mut state.covered, (node.served.tag, node.node));
-                // What is given up is dropped without the lock.
+                // Old values are dropped without the lock.
                 let old = (std::mem::replace(&mut moved.on, on), std::mem::replace(&mut moved.covered, node));
                 Ok((std::mem::replace(&mut moved.name, Arc::clone(&new_name)), old))
             })
@@ -417,7 +417,7 @@ fn tell_gone(dev: &Dev, one: &Attachment) {
 }
 
 /// Has the kernel forget what is under this name; a mount's root that was there is removed for
-/// those inside it.
+/// processes inside it.
 pub(super) fn tell(dev: &Dev, name: &Name, gone: Option<u64>) {
     let (parent, name) = (store::ObjectId(name.wire), name.name.clone());
     match gone {
@@ -425,7 +425,7 @@ pub(super) fn tell(dev: &Dev, name: &Name, gone: Option<u64>) {
         Some(child) => {
             let child = store::ObjectId(child);
             notify::send(dev, &Note::Delete { parent, child, name: name.clone() });
-            // Where that was refused, the name is forgotten all the same.
+            // Where the kernel refuses that, it still forgets the name.
             notify::send(dev, &Note::Entry { parent, name });
             notify::send(dev, &Note::Inode { id: child, offset: -1, len: 0 });
         }

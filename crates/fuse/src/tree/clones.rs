@@ -1,33 +1,33 @@
 //! Namespaces, and where the kernel shows them.
 //!
 //! Purpose: a mountpoint shows a [`View`]: a namespace whose root is the session's own volume. The
-//! first is that of the session's mount. A clone of it is shown at a second mountpoint by the
+//! first view is that of the session's mount. A clone of it is shown at a second mountpoint by the
 //! *same* file system of the kernel: its root is a directory of its own there, under a name that is
 //! looked up once, by [`show`](crate::mount::show), and mounted from there. So a file is one file
-//! with one page cache in all of them, mapped or not, and only names have to be told to the kernel
-//! for each.
+//! with one page cache in all of them, mapped or not. Only changes of names have to be reported to
+//! the kernel for each.
 //!
 //! # What propagates
-//! As the crate `mounts` has it. Mounts that a change makes elsewhere are noted, and told to the
-//! kernel, by the thread that asked for the change, before it returns.
+//! As in the crate `mounts`. The thread that asks for a change registers the mounts that the change
+//! makes elsewhere, and notifies the kernel of them, before it returns.
 //!
 //! # The end of a clone
-//! The kernel counts who uses a clone's root: mounts of it in whichever mount namespace, whoever is
-//! inside. It does not tell of an unmount; but once it has been told to forget the root's name
-//! ([`Tree::let_go`], when no mountpoint is left) it tells when the last user is gone (FORGET;
-//! later, if somebody was inside when the last mountpoint went: names below keep the root until the
-//! kernel wants its memory back). Then the clone's namespace ends, and with it what is attached
-//! nowhere else. Whoever unmounts by way of the program has it ended before the call returns
-//! ([`Tree::end_clone`]). The name is not forgotten earlier: the kernel would take the directory
-//! for removed, and getcwd(3) fail in it.
+//! The kernel counts the users of a clone's root: mounts of it in any mount namespace, and
+//! processes inside. It does not report an unmount. But once it has forgotten the root's name
+//! ([`Tree::let_go`], when no mountpoint is left), it reports when the last user is gone (FORGET;
+//! later, if a process was inside when the last mountpoint went: names below keep the root until
+//! the kernel wants its memory back). Then the clone's namespace ends, and with it what is attached
+//! nowhere else. A caller that unmounts by way of the program ends the clone before its call
+//! returns ([`Tree::end_clone`]). The name is not forgotten earlier: the kernel would take the
+//! directory for removed, and getcwd(3) would fail in it.
 //!
 //! # State
 //! | what | is | changed by |
 //! |---|---|---|
 //! | `View::namespace`, `root`, `name` | immutable | |
-//! | `View::is_shown` | atomic; falls once |
+//! | `View::is_shown` | atomic; falls once | [`Tree::let_go`] |
 //! | `View::lookups` | atomic: look-ups of the root that the kernel has; 0 is final once it was more | look-ups, FORGET |
-//! | `View::on_unused` | under its lock, a leaf; taken once | whoever wants to be told |
+//! | `View::on_unused` | under its lock, a leaf; taken once | the caller of `when_unused` |
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -47,18 +47,18 @@ use crate::dev::Dev;
 use crate::mount::CLONE_PREFIX;
 use crate::notify::{self, Note};
 
-/// Called once, when nobody uses a clone any more.
+/// Called once, when a clone has no user any more.
 pub(crate) type OnUnused = Box<dyn FnOnce() + Send>;
 
 /// A namespace and where the kernel shows it.
 pub(crate) struct View {
     pub(crate) namespace: Arc<Namespace>,
     pub(crate) root: Arc<Tagged>,
-    /// In the root directory of the file system; empty for the first.
+    /// The name in the root directory of the file system; empty for the first view.
     pub(crate) name: OsString,
     is_shown: AtomicBool,
     lookups: AtomicU64,
-    /// None: nobody is to be told, or was.
+    /// None: no callback was set, or it was called.
     on_unused: Mutex<Option<OnUnused>>,
 }
 
@@ -80,16 +80,16 @@ impl View {
         self.is_shown.load(Ordering::Relaxed)
     }
 
-    /// The kernel is about to be told of the root.
+    /// The kernel is about to learn of the root.
     pub(crate) fn looked_up(&self) {
-        // ORDERING: AcqRel here and in `forgotten`: who counts the last one down comes after all
-        // who counted up.
+        // ORDERING: AcqRel here and in `forgotten`: the thread that counts the last look-up down
+        // comes after all that counted up.
         self.lookups.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The kernel has let go of it: if of all, the clone is not used any more. What has to be done
-    /// about that may wait for stores, and is left to a thread of its own: this one serves
-    /// requests.
+    /// The kernel has dropped `n` look-ups of the root: if these were the last, the clone is not
+    /// used any more. Ending it may wait for stores, and is left to a thread of its own: this one
+    /// serves requests.
     pub(crate) fn forgotten(&self, tree: &Arc<Tree>, n: u64) {
         // ORDERING: AcqRel, see `looked_up`.
         if self.lookups.fetch_sub(n, Ordering::AcqRel) != n {
@@ -106,7 +106,8 @@ impl View {
         }
     }
 
-    /// From now on `on_unused` is called when nobody uses it, instead of ending it.
+    /// From now on, when the clone has no user any more, `on_unused` is called instead of ending
+    /// it.
     pub(crate) fn when_unused(&self, on_unused: OnUnused) {
         *self.on_unused.lock() = Some(on_unused);
     }
@@ -125,18 +126,19 @@ impl Tree {
         self.state.lock().snapshot.clones.values().find(|view| view.name == name).map(Arc::clone)
     }
 
-    /// No mountpoint leads to a clone any more: when nobody uses it, it ends.
+    /// No mountpoint leads to a clone any more: it ends when its last user is gone.
     pub(crate) fn let_go(&self, dev: &Dev, view: &View) {
-        // ORDERING: Relaxed, a look-up that does not see it has the kernel keep the name, until it
-        // is told here.
+        // ORDERING: Relaxed, a look-up that does not see it has the kernel keep the name, until the
+        // notification below.
         view.is_shown.store(false, Ordering::Relaxed);
         if !view.name.is_empty() {
             notify::send(dev, &Note::Entry { parent: NodeId::ROOT, name: view.name.clone() });
         }
     }
 
-    /// A clone of a namespace, with all that is attached there. `Shared`: what is attached or
-    /// detached in one is so in the other; `Slave`: what is, in the first; otherwise neither.
+    /// A clone of a namespace, with all that is attached there. `Shared`: each sees what is
+    /// attached or detached in the other; `Slave`: the clone sees what is, in the first; otherwise
+    /// neither.
     pub(crate) fn clone_view(&self, of: &View, propagation: Propagation) -> Result<Arc<View>, TreeError> {
         let whole = |view: &Arc<Namespace>, propagation| {
             let mount = view.root().ok_or(mounts::Error::NotHere)?;
@@ -165,8 +167,8 @@ impl Tree {
             // ORDERING: Release, with the Acquire in `has_clones`.
             self.clones.store(snapshot.clones.len(), Ordering::Release);
         });
-        // Until there is nothing new: what came meanwhile by propagation is noted by whoever comes
-        // second.
+        // Until there is nothing new: of two threads that meet here, the second registers what came
+        // meanwhile by propagation.
         loop {
             let all = namespace.mounts();
             let made = all.iter().filter_map(|info| Some(Made { mount: info.mount, on: info.on? }));
@@ -180,13 +182,13 @@ impl Tree {
         }
     }
 
-    /// Notes a mount that came to be with another one: in a clone, or by propagation. None: there
-    /// is nothing to note (any more).
+    /// Registers a mount that came to be with another one: in a clone, or by propagation. None:
+    /// there is nothing to register (any more).
     pub(super) fn note_copy(&self, made: Made) -> Result<Option<Arc<Name>>, TreeError> {
         let found = {
             let state = self.state.lock();
             let by_mount = &state.by_mount;
-            // A clone that is just being made notes what is in it when it knows the mount below.
+            // A clone that is just being made registers its mounts when it knows the mount below.
             let Some(on) = by_mount.get(&made.on.mount).filter(|_| !by_mount.contains_key(&made.mount))
             else {
                 return Ok(None);
@@ -231,7 +233,7 @@ impl Tree {
         Some((Arc::clone(&found.served), found.superblock.clone()))
     }
 
-    /// Mounts that came by propagation with another one: noted, and told to the kernel.
+    /// Registers mounts that came by propagation with another one, and notifies the kernel of them.
     pub(super) fn note_copies(&self, dev: &Dev, made: &[Made]) {
         for &copy in made.get(1..).unwrap_or_default() {
             match self.note_copy(copy) {
@@ -246,8 +248,8 @@ impl Tree {
     }
 
     /// Ends a clone, with what is attached in it and nowhere else, and waits for that. With
-    /// `is_forced` what is not written is given up. `on_given_up` is called with each volume that
-    /// is given up.
+    /// `is_forced` unwritten data is given up. `on_given_up` is called with each volume that is
+    /// given up.
     pub(crate) fn end_clone(
         &self,
         dev: &Dev,
@@ -271,7 +273,7 @@ impl Tree {
         self.drop_clone(view);
     }
 
-    /// The same where the kernel has nothing to be told: it let go of the root.
+    /// Ends a clone whose root the kernel has dropped: the kernel needs no notification.
     fn end_clone_named(&self, name: &OsStr) {
         let Some(view) = self.clone_named(name) else { return };
         let ended = view.namespace.shut_telling(|mounts| drop(self.unnote(mounts)));
@@ -281,7 +283,7 @@ impl Tree {
         self.drop_clone(&view);
     }
 
-    /// Nothing leads there, and nothing will.
+    /// Nothing leads to the clone, and nothing will.
     fn drop_clone(&self, view: &View) {
         let Some(mount) = view.root.mount.filter(|_| !view.name.is_empty()) else { return };
         self.change(|state, snapshot| {
@@ -302,15 +304,15 @@ impl Tree {
     }
 }
 
-/// What a covered directory is called.
+/// The name of a covered directory.
 enum Named {
-    /// As what it is on top of.
+    /// That of the mount whose root it is.
     As(Arc<Name>),
-    /// In a directory of its volume.
+    /// A name in a directory of its volume.
     In { served: Arc<Served>, dir: NodeId, name: OsString },
 }
 
-/// The name of a directory that something is mounted on, in whichever namespace.
+/// The name of a directory that something is mounted on, in any namespace.
 fn named(
     places: &std::collections::HashMap<MountId, Attachment>,
     on: &Arc<Tagged>,

@@ -1,12 +1,12 @@
 //! The end of all that is attached.
 //!
-//! Each volume is ended by a thread of this module's, several at the same time. One whose store
-//! hangs keeps its thread; so that it holds up nobody else, those that are known to hang come last,
+//! Threads of this module end the volumes, several at the same time. A volume whose store hangs
+//! keeps its thread. So that it holds up no other volume, those that are known to hang come last,
 //! and for each that turns out to hang another thread is made.
 //!
-//! A volume that was given up, before or meanwhile, is waited for as long only as calls of its
-//! store that were under way then may take: its thread stays with the store. Who gave it up says
-//! what was lost.
+//! A volume that was given up, before or meanwhile, is waited for only as long as calls of its
+//! store that were under way then may take: its thread stays with the store. The thread that gave
+//! it up reports what was lost.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,7 @@ use super::served::Served;
 /// threads for that.
 const ENDERS: usize = 64;
 const STACK: usize = 256 << 10;
-/// A store that has not answered a call for so long holds up its thread.
+/// A store that has not answered a call for this long holds up its thread.
 const SILENT: Duration = Duration::from_millis(100);
 
 /// Volumes that are being ended.
@@ -42,17 +42,17 @@ struct Queue {
 }
 
 impl Tree {
-    /// Ends everything that is attached, and waits for it, but for what was given up and whose
-    /// store does not answer.
+    /// Ends everything that is attached, and waits for it, but for volumes that were given up and
+    /// whose store does not answer.
     pub(crate) fn end(&self) {
-        // Files that are open may keep a volume, and others may be ending it: nobody can use them
+        // Open files may keep a volume, and other threads may be ending it: no client can use it
         // any more.
         end_all(self.volumes());
         let views = [vec![Arc::clone(self.first())], self.clones()].concat();
         for error in views.iter().filter_map(|view| view.namespace.shut().err()) {
             tracing::error!(%error, "what is attached cannot be ended");
         }
-        // What was attached meanwhile.
+        // Volumes that were attached meanwhile.
         end_all(self.volumes());
     }
 }
@@ -92,8 +92,7 @@ fn end_all(mut volumes: Vec<Arc<Served>>) {
                 continue;
             }
         }
-        // Also where the host gives no more threads now: those that there are need the lock to go
-        // on.
+        // Also where the host gives no more threads now: the existing ones need the lock to go on.
         ending.changed.wait_until(&mut queue, Instant::now() + SILENT);
     }
 }

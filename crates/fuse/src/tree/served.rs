@@ -1,17 +1,17 @@
 //! A volume in the tree.
 //!
 //! Requests for a volume that was attached are served in a read section of the volume's own, so
-//! that its end can wait for them: after it nothing is asked of the store. The section lasts as
-//! long as the request; where a store hangs, this one's end hangs, and nobody else's. The root
-//! volume's requests are not in sections: it ends with the connection.
+//! that its end can wait for them: after it no request calls the store. The section lasts as long
+//! as the request; where a store hangs, only its own volume's end hangs. The root volume's requests
+//! are not in sections: it ends with the connection.
 //!
 //! # Orderings
 //! P1: a request opens a section, then looks at `is_closed`; the end sets it, then waits for a
 //! grace period. Either the request sees that it is closed, or it is waited for.
 //!
 //! P2: `places` is raised before a second mount can be walked. A look-up that did not see it
-//! answers for the first place only, and with the directory's lock of the kernel: a change through
-//! the second one is told to the first after that answer.
+//! answers for the first place only, and holds the directory's lock in the kernel: a change through
+//! the second place is reported to the first after that answer.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,32 +39,32 @@ pub type OnEnd = Box<dyn FnOnce(&DrainReport) + Send>;
 /// A volume in the tree.
 pub(crate) struct Served {
     pub(crate) volume: Arc<Volume>,
-    /// Of its files.
+    /// The tag of its files.
     pub(crate) tag: Tag,
     pub(crate) is_read_only: bool,
-    /// Requests in hand.
+    /// The read sections of requests in hand.
     domain: Domain,
     is_closed: AtomicBool,
-    /// Who waits for it gets an error. Its orderings are those of module `interrupt::share`.
+    /// Callers that wait for it get an error. Its orderings are those of module `interrupt::share`.
     pub(crate) is_given_up: AtomicBool,
-    /// When that was.
+    /// When it was given up.
     given_up_at: OnceLock<Instant>,
     /// The mounts through which its directories are seen, by tag; and how many.
     seen_through: RwLock<Vec<Tag>>,
     places: AtomicUsize,
-    /// What the kernel is told of its names.
+    /// Notifies the kernel of changes of its names.
     pub(crate) teller: Arc<Teller>,
-    /// Held by whoever attaches something to a directory of this volume, and (shared) by whoever
-    /// takes or moves a directory's name.
+    /// Held by a thread that attaches something to a directory of this volume, and (shared) by a
+    /// thread that takes or moves a directory's name.
     pub(crate) names: RwLock<()>,
-    /// Of the stall during which the log was told last that a sync left it out: its number.
+    /// The number of the last stall for which the log says that a sync left this volume out.
     left_out_told: AtomicU64,
     /// Open files, and open directories.
     holds: Mutex<HashMap<(Open, HandleId), Hold>>,
     on_end: Mutex<Option<OnEnd>>,
 }
 
-/// What is open.
+/// The kinds of open objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Open {
     File,
@@ -105,11 +105,11 @@ impl Served {
     }
 
     /// Whether its end, which has begun, is not to be waited for any more: it was given up, calls
-    /// that were under way then have had their time, and nothing is left that could be written.
+    /// that were under way then have had their time, and no data is left that could be written.
     pub(super) fn is_abandoned(&self) -> bool {
         let Some(since) = self.given_up_at.get() else { return false };
-        // ORDERING: Relaxed: whoever has not seen yet that it is ending ends it, too, and finds
-        // that it does.
+        // ORDERING: Relaxed: a thread that has not seen yet that it is ending ends it, too, and
+        // finds out.
         self.is_closed.load(Ordering::Relaxed)
             && (self.volume.is_left_to_its_store(*since) || since.elapsed() >= GIVE_UP)
     }
@@ -121,7 +121,7 @@ impl Served {
         self.is_given_up.load(Ordering::SeqCst) || self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// It will be seen through one more mount. Said before that can be walked.
+    /// It will be seen through one more mount. To be called before that can be walked.
     pub(crate) fn is_seen_through(&self, mount: Tag) {
         let mut tags = self.seen_through.write();
         tags.push(mount);
@@ -129,7 +129,7 @@ impl Served {
         self.places.store(tags.len(), Ordering::Release);
     }
 
-    /// Whether that was said of this mount.
+    /// Whether it is seen through this mount.
     pub(crate) fn is_seen_by(&self, mount: Tag) -> bool {
         self.seen_through.read().contains(&mount)
     }
@@ -143,7 +143,8 @@ impl Served {
     }
 
     /// Whether its directories are seen in more than one place: the kernel has the names of a
-    /// directory once for each, and knows by itself only of the changes that are made there.
+    /// directory once for each place, and knows by itself only of changes that are made in that
+    /// place.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         // ORDERING: Acquire, P2.
@@ -162,8 +163,8 @@ impl Served {
         }
     }
 
-    /// What was opened is closed. The hold is to be dropped outside of the volume's section: that
-    /// may end the volume.
+    /// The file or directory is closed. The hold is to be dropped outside of the volume's section:
+    /// that may end the volume.
     #[must_use]
     pub(crate) fn released(&self, what: Open, handle: HandleId) -> Option<Hold> {
         if self.tag == Tag::ROOT {
@@ -184,7 +185,7 @@ impl Subject for Served {
     }
 
     fn sync(&self, by: &CgroupPath, cancel: &Cancel) -> volume::Result<()> {
-        // One that has ended is durable, or has told what is not.
+        // A volume that has ended is durable, or has reported what is not.
         let Some(_asked) = self.enter() else { return Ok(()) };
         self.volume.span().in_scope(|| self.volume.sync_by(by, cancel))
     }

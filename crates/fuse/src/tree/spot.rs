@@ -1,4 +1,4 @@
-//! Where things are: paths in, paths out.
+//! From paths to nodes, and from nodes to paths.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
@@ -27,7 +27,7 @@ impl NodeRef {
         Self { served: Arc::clone(served), node: NodeId::ROOT }
     }
 
-    /// Of a node that somebody else has a look-up on.
+    /// A reference to a node on which another holder has a look-up.
     pub(super) fn beside(served: &Arc<Served>, node: NodeId) -> Result<Self, volume::Error> {
         let _asked = served.enter().ok_or(volume::Error::Released)?;
         if node != NodeId::ROOT {
@@ -61,7 +61,7 @@ pub(super) struct Name {
 #[derive(Debug)]
 pub(super) struct Attachment {
     pub(super) tagged: Arc<Tagged>,
-    /// What it is on.
+    /// The mount that it is on.
     pub(super) on: Arc<Tagged>,
     pub(super) covered: NodeRef,
     pub(super) name: Arc<Name>,
@@ -70,7 +70,7 @@ pub(super) struct Attachment {
     pub(super) _root: NodeRef,
 }
 
-/// Where a path leads.
+/// The end of a path.
 pub(super) struct Spot {
     /// The mount that it ends on.
     pub(super) on: Arc<Tagged>,
@@ -124,7 +124,7 @@ impl Tree {
         Ok(Spot { node: NodeRef::beside(&on.served, on.root).map_err(failed)?, on, name: Some(name) })
     }
 
-    /// Whether the directory still has its name, now that nobody can take it.
+    /// Whether the directory still has its name, now that no thread can take it.
     pub(super) fn still_there(&self, spot: &Spot, path: &Path) -> Result<(), TreeError> {
         let Some(name) = &spot.name else { return Ok(()) };
         let covered = &spot.node;
@@ -156,7 +156,7 @@ impl Tree {
         }
     }
 
-    /// What is attached in a namespace.
+    /// The attachments in a namespace.
     pub(crate) fn attachments(&self, view: &View) -> Vec<AttachmentInfo> {
         let mut found: Vec<(MountId, Tag)> = {
             let state = self.state.lock();
@@ -203,9 +203,9 @@ impl Tree {
                 let here = state.places.get(&at)?;
                 PathOf { on: Arc::clone(&here.on), node: here.covered.node }
             };
-            // Without the lock: a volume is asked.
+            // Without the lock: this asks a volume.
             let inside = place.inside()?;
-            // What is attached on top of something has the same path; and `join` would end the last
+            // A volume attached on top of another has the same path; and `join` would end the last
             // one with a slash.
             path = match (inside.as_os_str().is_empty(), path.as_os_str().is_empty()) {
                 (true, _) => path,
@@ -225,7 +225,7 @@ struct PathOf {
 }
 
 impl PathOf {
-    /// From what its mount shows.
+    /// The path from the root of its mount.
     fn inside(&self) -> Option<PathBuf> {
         let _asked = self.on.served.enter()?;
         let volume = &self.on.served.volume;

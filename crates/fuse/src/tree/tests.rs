@@ -1,4 +1,4 @@
-//! What holds for the tree whatever the kernel asks.
+//! Properties of the tree that hold for any sequence of requests.
 
 use std::sync::Weak;
 
@@ -22,7 +22,8 @@ fn what_has_left_the_tree_is_dropped_without_its_lock() {
     let volume = || Volume::new(store::open("mem:").unwrap(), volume::Options::default()).unwrap();
     let root = volume();
     let tree = Arc::new(Tree::new(Arc::clone(&root)));
-    // By who changes the tree, and by a thread that served a request before the change.
+    // Dropped by the thread that changes the tree, and by one that served a request before the
+    // change.
     for is_seen in [false, true] {
         let (found, is_free) = std::sync::mpsc::channel();
         let probe = Probe { tree: Arc::downgrade(&tree), found };

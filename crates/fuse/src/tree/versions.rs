@@ -1,12 +1,12 @@
-//! A map of which each copy stays as it was: a copy is one pointer, and a change of it makes anew
-//! what leads to the entry.
+//! A map of which each copy stays as it was: a copy is one pointer, and a change of it makes new
+//! nodes on the way to the entry.
 //!
-//! What requests see is replaced as a whole, so that they take no lock. A copy of all that
-//! thousands of volumes have would make attaching one of them the slower the more there are. This
-//! is a tree of small nodes by the digits of a tag, the last digit first: tags are counted up, so
-//! that it is even, and a change touches [`FAN_OUT`] pointers in each of a few nodes. Nodes are
-//! small for another reason, too: the allocator tidies up for each large piece of memory, and that
-//! takes the longer the more there is.
+//! The snapshot that requests see is replaced as a whole, so that they take no lock. If a copy held
+//! all entries of thousands of volumes, attaching one of them would be the slower the more there
+//! are. This is a tree of small nodes by the digits of a tag, the last digit first: tags are
+//! counted up, so that it is even, and a change touches [`FAN_OUT`] pointers in each of a few
+//! nodes. Nodes are small for another reason, too: the allocator tidies up for each large piece of
+//! memory, and that takes the longer the more there is.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ impl<V: Clone> Versions<V> {
     }
 
     pub(crate) fn remove(&mut self, tag: Tag) -> Option<V> {
-        // Nothing is copied for what is not there.
+        // Nothing is copied if the tag is not there.
         self.get(tag)?;
         remove(&mut self.0, 0, tag)
     }
@@ -106,7 +106,7 @@ fn insert<V: Clone>(node: &mut Arc<Node<V>>, level: u32, entry: (Tag, V)) {
     }
 }
 
-/// Takes out what is there. A fork with nothing left below goes, too.
+/// Takes out the entry. A fork with nothing left below goes, too.
 fn remove<V: Clone>(node: &mut Arc<Node<V>>, level: u32, tag: Tag) -> Option<V> {
     let node = Arc::make_mut(node);
     match node {
@@ -172,7 +172,7 @@ mod tests {
             values.sort_unstable();
             assert_eq!(sorted(map), values);
         }
-        // What is empty keeps nothing.
+        // An empty map keeps nothing.
         assert!(model.iter().all(|(tag, value)| map.remove(*tag) == Some(*value)));
         assert!(matches!(&*map.0, Node::Leaf(entries) if entries.is_empty()));
     }

@@ -12,8 +12,8 @@
 //!
 //! A tag is never used again, so that a number that the kernel kept never leads to another volume's
 //! files. Directories have the tag of the mount that they are seen through: the same directory in
-//! two places is two for the kernel, which allows a directory only one. Whatever else there is has
-//! the tag of its volume: a file is one file, with one page cache, wherever it is seen.
+//! two places is two for the kernel, which allows a directory only one. Every other node has the
+//! tag of its volume: a file is one file, with one page cache, wherever it is seen.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::LazyLock;
@@ -48,8 +48,8 @@ impl Tag {
     }
 }
 
-/// What the kernel calls this node; none if its number is too large for a node that is not the root
-/// volume's.
+/// The kernel's number for this node; none if its number is too large for a node that is not the
+/// root volume's.
 pub(crate) fn join(tag: Tag, node: NodeId) -> Option<u64> {
     let limit = if tag == Tag::ROOT { TAGGED } else { 1 << NODE_BITS };
     let tagged = if tag == Tag::ROOT { 0 } else { TAGGED | (u64::from(tag.0) << NODE_BITS) };
@@ -63,7 +63,7 @@ pub(crate) const fn is_plain(wire: u64) -> bool {
     wire & TAGGED == 0
 }
 
-/// Which node the kernel means.
+/// The node that a number of the kernel's stands for.
 pub(crate) fn split(wire: u64) -> (Tag, NodeId) {
     if is_plain(wire) {
         return (Tag::ROOT, store::ObjectId(wire));

@@ -1,33 +1,33 @@
-//! Whether one caller is alone on a mount.
+//! Detects that one caller is alone on a mount.
 //!
 //! # State
-//! [`Callers::last`]: who called last, and when. [`Callers::crowd`]: until when there are several. Both in milliseconds of one clock that
-//! is exact to some milliseconds. Nothing depends on them but speed: all operations are Relaxed,
-//! and a value that is seen late is as good.
+//! [`Callers::last`]: the last caller, and when it called. [`Callers::crowd`]: until when there are
+//! several. Both in milliseconds of one clock that is exact to some milliseconds. Only speed
+//! depends on them: all operations are Relaxed, and a value that is seen late is as good.
 //!
-//! Written once in some milliseconds only, so that threads on several CPUs do not take the line
-//! from each other at each request: while there is a crowd nobody writes until half of its time is
-//! over.
+//! They are written once in some milliseconds only, so that threads on several CPUs do not take the
+//! cache line from each other at each request: while there is a crowd no thread writes until half
+//! of its time is over.
 
 use sync::atomic::{AtomicU64, Ordering};
 
 /// Two callers within this time are several.
 const TOGETHER_MS: u32 = 16;
-/// For how long they are.
+/// For how long they are several.
 const CROWD_MS: u64 = 100;
 
-/// Who makes a request.
+/// The maker of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caller {
     /// A thread with this number.
     Thread(u32),
-    /// The kernel on its own: it counts for whoever called just before.
+    /// The kernel on its own: it counts for the thread that called just before.
     Kernel,
-    /// Somebody in another pid namespace; there may be many.
+    /// A thread in another pid namespace; there may be many.
     Hidden,
 }
 
-/// Who called of late.
+/// The callers of late.
 #[derive(Debug, Default)]
 pub(super) struct Callers {
     /// Caller in the upper half, when in the lower.
@@ -36,7 +36,7 @@ pub(super) struct Callers {
 }
 
 impl Callers {
-    /// A request of `caller` came at `now_ms`; says whether nobody else calls.
+    /// A request of `caller` came at `now_ms`; says whether it is the only caller.
     pub(super) fn is_alone(&self, caller: Caller, now_ms: u64) -> bool {
         // ORDERING: Relaxed here and below, hints; see the module's head.
         let crowd = self.crowd.load(Ordering::Relaxed);
@@ -93,7 +93,7 @@ mod tests {
             assert!(!callers.is_alone(Thread(8), 1001 + n));
             assert!(!callers.is_alone(Thread(7), 1001 + n));
         }
-        // Renewed when half of its time was over, at the latest.
+        // The crowd's time was renewed when half of it was over, at the latest.
         assert!(!callers.is_alone(Thread(7), 1500 + CROWD_MS / 2 - 1));
         assert!(callers.is_alone(Thread(7), 1500 + CROWD_MS + 1));
     }

@@ -29,7 +29,7 @@ fn count(list: &str) -> Option<u16> {
 pub(super) struct Cpus(Option<CpuSet>);
 
 impl Cpus {
-    /// Those of the calling thread.
+    /// The CPUs of the calling thread.
     pub(super) fn new() -> Self {
         Self(sched_getaffinity(None).ok())
     }

@@ -1,4 +1,4 @@
-//! The serving threads: who is there, who rests, who is still needed.
+//! The serving threads: which are there, which rest, which are still needed.
 //!
 //! Purpose: [`Crew::assign`] finds a thread for an entry with a request; [`Crew::rest`] is where
 //! threads without an entry wait for one, and end when none came for [`REST`].
@@ -69,7 +69,7 @@ impl Bunk {
         self.wake.notify_one();
     }
 
-    /// Takes what was put here before the thread began.
+    /// Takes the entry that was put here before the thread began.
     pub(super) fn take(&self) -> Option<Entry> {
         self.place.lock().entry.take()
     }
@@ -96,7 +96,7 @@ impl Bunk {
     }
 }
 
-/// What a new thread is told.
+/// The arguments of a new thread.
 #[derive(Debug)]
 pub(super) struct Recruit {
     pub(super) number: usize,
@@ -123,7 +123,7 @@ impl Crew {
     ) -> Result<(), Entry> {
         let mut state = self.state.lock();
         if state.ended {
-            // The connection has ended; nobody waits for an answer.
+            // The connection has ended; no caller waits for an answer.
             return Ok(());
         }
         if let Some(bunk) = state.resting.pop() {
@@ -152,7 +152,7 @@ impl Crew {
         }
     }
 
-    /// Makes a thread known that does something else for the session.
+    /// Registers a thread that does something else for the session.
     pub(super) fn add(&self, handle: JoinHandle<()>) -> usize {
         let mut state = self.state.lock();
         let number = state.next_number;
@@ -170,8 +170,7 @@ impl Crew {
         self.pending.load(Ordering::Relaxed) > 0
     }
 
-    /// Waits, without an entry, for one with a request. `None`: there is no need of this thread any
-    /// more.
+    /// Waits, without an entry, for one with a request. `None`: this thread is not needed any more.
     pub(super) fn rest(&self, bunk: &Arc<Bunk>) -> Option<Entry> {
         {
             let mut state = self.state.lock();
@@ -195,7 +194,7 @@ impl Crew {
             return None;
         }
         drop(state);
-        // Somebody took it from the list, and is putting an entry there.
+        // Another thread took it from the list, and is putting an entry there.
         bunk.wait(None).unwrap_or(None)
     }
 
@@ -263,8 +262,8 @@ mod tests {
         Ok(std::thread::spawn(move || {
             let mut entry = recruit.bunk.take();
             while entry.is_some() {
-                // ORDERING: SeqCst here and in the tests' loads: a count of theirs that nothing
-                // else rests on.
+                // ORDERING: SeqCst here and in the tests' loads: a count of the tests, on which
+                // nothing else rests.
                 served.fetch_add(1, Ordering::SeqCst);
                 entry = crew.rest(&recruit.bunk);
             }
@@ -294,7 +293,7 @@ mod tests {
         crew.end();
         assert_eq!(crew.wait(Instant::now() + Duration::from_secs(60)), 0);
         assert_eq!(crew.threads(), 0);
-        // Nobody waits for an answer any more.
+        // No caller waits for an answer any more.
         crew.assign(entry(), must_not_spawn).unwrap();
         assert!(crew.rest(&Arc::default()).is_none());
     }

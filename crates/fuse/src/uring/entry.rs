@@ -1,7 +1,9 @@
-//! One entry of a queue: memory that the kernel puts a request into and takes its answer from.
+//! One entry of a queue: memory into which the kernel puts a request and from which it takes the
+//! answer.
 //!
-//! Purpose: what the bytes are ([`Entry::receive`], [`Entry::answer`]). An `Entry` is in the hands
-//! of this side; while the kernel has it, it is inside a `lane::Lane` and nobody can look at it.
+//! Purpose: reads and writes an entry's bytes ([`Entry::receive`], [`Entry::answer`]). An `Entry`
+//! is in the daemon's hands; while the kernel has it, it is inside a `lane::Lane` and no thread can
+//! look at it.
 //!
 //! # Layout
 //! One [`Buffer`]: the kernel's header (`fuse_uring_req_header`) and the two `iovec`s that name
@@ -10,8 +12,8 @@
 //! The kernel splits a request into its header, its first structure (`op_in`) and the rest
 //! (payload). They are put together as `/dev/fuse` has them, so that the same decoder reads them
 //! with the same checks:
-//! - [`Place::Scratch`]: everything is copied to the thread's own buffer. Nobody looks at the entry
-//!   any more until it is answered, which anybody can do at any time.
+//! - [`Place::Scratch`]: everything is copied to the thread's own buffer. No thread looks at the
+//!   entry any more until it is answered, which any thread can do at any time.
 //! - [`Place::Lent`]: the data of a large WRITE stays where it is and that of a large READ is put
 //!   there; only the two headers are copied, to where they belong before the data. The entry must
 //!   not go back to the kernel before the handler has returned.
@@ -63,7 +65,7 @@ struct Vecs([[usize; 2]; 2]);
 /// Where the `iovec`s are.
 const VECS_AT: usize = 512;
 
-/// What an entry's bytes are wrong about.
+/// What is wrong with an entry's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum EntryError {
     #[error("request without a number")]
@@ -97,32 +99,33 @@ pub(super) struct Received {
     pub(super) reads_ahead: bool,
 }
 
-/// An entry in the hands of this side.
+/// An entry in the daemon's hands.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Whose, which is the number of a CPU.
+    /// Its queue, which is the number of a CPU.
     queue: u16,
-    /// What the kernel calls the request in it.
+    /// The kernel's number of the request in it.
     commit_id: u64,
     /// Bytes of data that were in it since the last release, about.
     used: usize,
-    /// Whether it is the one of its queue that keeps its memory whatever else is under way.
+    /// Whether it is the one of its queue that keeps its memory whatever other requests are under
+    /// way.
     pub(super) is_warm: bool,
     pub(super) buffer: Buffer,
 }
 
 impl Entry {
-    /// A new one, which the kernel does not know yet.
+    /// A new entry, which the kernel does not know yet.
     pub(super) fn new(queue: u16) -> Result<Self, Errno> {
         Ok(Self { queue, commit_id: 0, used: 0, is_warm: false, buffer: Buffer::new()? })
     }
 
-    /// Whose.
+    /// Its queue.
     pub(super) fn queue(&self) -> u16 {
         self.queue
     }
 
-    /// What the kernel calls the request in it.
+    /// The kernel's number of the request in it.
     pub(super) fn commit_id(&self) -> u64 {
         self.commit_id
     }
@@ -249,7 +252,7 @@ impl Entry {
         self.used > 0
     }
 
-    /// Gives all its memory back to the host: what it was registered with is lost.
+    /// Gives all its memory back to the host: the registered `iovec`s are lost.
     pub(super) fn release_all(&mut self) {
         self.buffer.release();
     }
@@ -261,7 +264,7 @@ impl Entry {
     }
 }
 
-/// Who makes the request.
+/// The maker of the request.
 fn caller(header: &InHeader) -> Caller {
     match (header.pid, Opcode::from_number(header.opcode)) {
         (0, Some(Opcode::Release | Opcode::ReleaseDir)) => Caller::Kernel,

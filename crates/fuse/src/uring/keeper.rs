@@ -1,15 +1,15 @@
 //! The thread that has all entries which no serving thread has.
 //!
-//! Purpose: it makes the entries, makes them known to the kernel, and gives each that gets a
-//! request to a serving thread, which keeps it from then on. It takes back what others have
-//! answered but cannot keep ([`Ring::keep`]). It never serves a request itself, so that nothing
-//! ever holds it up.
+//! Purpose: it makes the entries and registers them with the kernel. It gives each entry that gets
+//! a request to a serving thread, which keeps it from then on. It takes back entries that other
+//! threads have answered but cannot keep ([`Ring::keep`]). It never serves a request itself, so
+//! that nothing ever holds it up.
 //!
 //! # Further entries
-//! The kernel puts a request that finds no entry into the queue's own list, and takes from there
-//! when an entry of that queue is answered only: one that is made known afterwards does not fetch
-//! it (Linux 6.18). So they have to be made before they are needed: when the keeper has given away
-//! half of what a queue had in the beginning. They are not taken back.
+//! The kernel puts a request that finds no entry into the queue's own list, and takes from that
+//! list only when an entry of that queue is answered: an entry that is registered afterwards does
+//! not fetch it (Linux 6.18). So further entries have to be made before they are needed: when the
+//! keeper has given away half of what a queue had in the beginning. They are not taken back.
 
 use std::io;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::session::Shared;
 /// How long the keeper makes no further entries after an allocation failed.
 const NO_MEMORY: Duration = Duration::from_secs(10);
 
-/// What the thread is told when the agreement with the kernel is there.
+/// Sent to the thread when the kernel has agreed.
 struct Go {
     shared: Arc<Shared>,
     number: usize,
@@ -57,8 +57,8 @@ impl Waiting {
         }
     }
 
-    /// Makes the entries known to the kernel. The error says why there is no ring; what is known
-    /// already comes back when the connection ends.
+    /// Registers the entries with the kernel. The error says why there is no ring; entries that are
+    /// registered already come back when the connection ends.
     pub(super) fn go(self, ring: &Ring, shared: &Arc<Shared>) -> Result<(), String> {
         let Self { thread, go, registered } = self;
         let ended = || "the thread that keeps the entries ended".to_owned();
@@ -74,7 +74,7 @@ fn prepare_and_run(
     going: &Receiver<Go>,
     tell: &SyncSender<Result<(), String>>,
 ) {
-    // Failure to send, here and below: nobody waits any more.
+    // Failure to send, here and below: the other side does not wait any more.
     let (lane, entries) = match make(&ring) {
         Ok(made) => made,
         Err(error) => {
@@ -113,7 +113,7 @@ struct Keeper {
     ring: Arc<Ring>,
     lane: Lane,
     shared: Arc<Shared>,
-    /// What the inbox is emptied into.
+    /// The buffer into which the inbox is emptied.
     answered: Vec<Entry>,
     /// How many entries there are.
     known: usize,
@@ -124,13 +124,13 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Makes all entries known. The kernel begins to use them when every queue has one: the last
+    /// Registers all entries. The kernel begins to use them when every queue has one. The last
     /// queue's turn comes when all others were accepted, so that a failure before leaves everything
     /// to `/dev/fuse`.
     fn register(&mut self, entries: Vec<Entry>) -> Result<(), String> {
         self.lane.watch(self.ring.bell());
         match self.register_all(entries) {
-            // Whoever reads `/dev/fuse` hears of it, and why.
+            // A reader of `/dev/fuse` learns of it, and why.
             Err(errno) if ends_connection(errno) => Ok(()),
             outcome => outcome.map_err(|errno| format!("the kernel refused an entry: {errno}")),
         }
@@ -161,7 +161,7 @@ impl Keeper {
         self.lane.commit(entry);
     }
 
-    /// Gives a queue further entries, before those run out that it has.
+    /// Gives a queue further entries, before those that it has run out.
     fn make_more(&mut self, queue: u16) {
         let count = MORE.min(self.ring.entries_max() - self.known);
         let is_short = self.here[usize::from(queue)] < self.ring.depth / 2;
@@ -198,8 +198,8 @@ impl Keeper {
         }
     }
 
-    /// Deals with what happened; the error is that of an entry that did not come back with a
-    /// request.
+    /// Handles the events that have arrived. The error is that of an entry that did not come back
+    /// with a request.
     fn look(&mut self) -> Result<(), Errno> {
         let mut outcome = Ok(());
         while let Some(event) = self.lane.next() {
@@ -232,7 +232,7 @@ impl Keeper {
         }
     }
 
-    /// Hands over to the kernel what others have answered.
+    /// Hands over to the kernel the entries that other threads have answered.
     fn take_back(&mut self) {
         self.ring.silence_bell();
         self.lane.watch(self.ring.bell());

@@ -31,7 +31,7 @@ use super::entry::Entry;
 const REGISTER: u32 = 1;
 /// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`: here is the answer; bring the next request.
 const COMMIT_AND_FETCH: u32 = 2;
-/// The completion that tells of [`Lane::watch`]; entries have the numbers below.
+/// The completion that reports [`Lane::watch`]; entries have the numbers below.
 const WATCHED: u64 = u64::MAX;
 /// How long to wait when the kernel has no memory for a command.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -52,14 +52,14 @@ const _: () = assert!(size_of::<CmdReq>() == 24);
 #[derive(Debug)]
 struct Away(ManuallyDrop<Entry>);
 
-/// What happened.
+/// An event of a lane.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// There is a request in it.
+    /// There is a request in the entry.
     Request(Entry),
-    /// The kernel will not use an entry any more, which is no more.
+    /// The kernel will not use an entry any more; the entry is gone.
     Dead(Errno),
-    /// What [`Lane::watch`] waits for.
+    /// The descriptor of [`Lane::watch`] can be read.
     Watched,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// A lane for `entries` entries at most, of the connection that `dev` is an opening of.
+    /// A lane for `entries` entries at most, on the connection of `dev`.
     pub(super) fn new(dev: BorrowedFd<'_>, entries: usize) -> io::Result<Self> {
         /// How many commands are handed over at once.
         const BATCH: u32 = 64;
@@ -95,7 +95,7 @@ impl Lane {
         self.away.len() - self.free.len()
     }
 
-    /// Makes an entry known to the kernel.
+    /// Registers an entry with the kernel.
     pub(super) fn register(&mut self, mut entry: Entry) {
         let (vecs, count) = entry.vecs();
         self.give(entry, REGISTER, Some((vecs, count)));
@@ -127,7 +127,7 @@ impl Lane {
         self.push(&sqe);
     }
 
-    /// Has [`next`](Self::next) tell, once, when this descriptor can be read.
+    /// Has [`next`](Self::next) report, once, when this descriptor can be read.
     pub(super) fn watch(&mut self, fd: BorrowedFd<'_>) {
         let flags = u32::try_from(libc::POLLIN).unwrap_or(1);
         let sqe = opcode::PollAdd::new(Fd(fd.as_raw_fd()), flags).build().user_data(WATCHED);
@@ -144,12 +144,12 @@ impl Lane {
         }
     }
 
-    /// Hands over what was given, without waiting.
+    /// Hands over the queued commands, without waiting.
     pub(super) fn submit(&mut self) -> Result<(), Errno> {
         self.enter(0)
     }
 
-    /// Hands over what was given and waits until something happened. An error is for ever.
+    /// Hands over the queued commands and waits for an event. An error is for ever.
     pub(super) fn wait(&mut self) -> Result<(), Errno> {
         while self.ring.completion().is_empty() {
             self.enter(1)?;
@@ -175,7 +175,7 @@ impl Lane {
         }
     }
 
-    /// What happened and was not told yet.
+    /// The next event that was not reported yet.
     pub(super) fn next(&mut self) -> Option<Event> {
         let done = self.ring.completion().next()?;
         if done.user_data() == WATCHED {
@@ -201,7 +201,7 @@ impl Lane {
         }
     }
 
-    /// Gives all memory of entries back to the host that were [registered](Self::register): after
+    /// Gives all memory of entries that were [registered](Self::register) back to the host: after
     /// [`submit`](Self::submit), in which the kernel has read where they are. Most are never used.
     pub(super) fn release_registered(&mut self) {
         if self.ring.submission().is_empty() && self.ring.completion().is_empty() {
@@ -211,7 +211,7 @@ impl Lane {
         }
     }
 
-    /// Whether something is there for [`next`](Self::next).
+    /// Whether there is an event for [`next`](Self::next).
     pub(super) fn has_news(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }

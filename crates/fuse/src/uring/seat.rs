@@ -1,19 +1,20 @@
-//! Where a serving thread keeps the entry whose request it has in hand.
+//! The slot in which a serving thread keeps the entry whose request it has in hand.
 //!
 //! Purpose: a request is answered by its thread, by the watcher of interrupts in the thread's
-//! place, or later by whoever grants a lock. The `interrupt` module decides who; a [`Seat`] is
-//! where the entry is found.
+//! place, or later by the thread that grants a lock. The `interrupt` module decides which; in a
+//! [`Seat`] that thread finds the entry.
 //!
-//! # Who may touch what
+//! # Access
 //! - The thread puts an entry in before it serves, and takes out after it what is left.
 //! - [`Seat::answer`] is called by the thread itself, from its handler, having claimed the request.
 //! - [`Seat::answer_for_owner`] is called by another thread that has claimed the request; it finds
 //!   the entry here, since the thread cannot go on before the claim's lock (`Slot::cancel`) is
 //!   free.
-//! - A lent entry (see `entry::Place`) is not here but with its thread, and nobody else answers it.
+//! - A lent entry (see `entry::Place`) is not here but with its thread, and no other thread answers
+//!   it.
 //!
 //! # Lock order
-//! `Slot::cancel`, then `Seat::state`; `Ring::inbox` is taken after the latter was given back.
+//! `Slot::cancel`, then `Seat::state`; `Ring::inbox` is taken after `Seat::state` was released.
 
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ enum Held {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LentAnswer {
     Error(Errno),
-    /// So many bytes, which are in the entry.
+    /// This many bytes, which are in the entry.
     Data(usize),
     Small([u8; SMALL], usize),
 }
@@ -55,14 +56,14 @@ struct State {
     held: Held,
 }
 
-/// What is left after a request was served.
+/// The state of the entry after its request was served.
 #[derive(Debug)]
 pub(super) enum Left {
     /// The entry, with its answer.
     Answered(Entry),
-    /// The entry; nobody has answered.
+    /// The entry; no thread has answered.
     Unanswered(Entry),
-    /// Somebody else has the entry.
+    /// Another thread has the entry.
     Gone,
 }
 
@@ -78,7 +79,7 @@ impl Seat {
         Self { ring, state: Mutex::new(State { unique: 0, held: Held::Nothing }) }
     }
 
-    /// Puts the entry in whose request is about to be served.
+    /// Puts in the entry whose request is about to be served.
     pub(super) fn put(&self, unique: u64, entry: Entry) {
         *self.state.lock() = State { unique, held: Held::Entry(entry, false) };
     }
@@ -230,7 +231,7 @@ mod tests {
         ] {
             seat.lend(2, at);
             seat.answer(2, answer).unwrap();
-            // Nobody else has anything to take.
+            // Another thread has nothing to take.
             seat.answer_for_owner(2, Errno::INTR);
             assert_eq!(seat.lent_answer(), expected);
         }

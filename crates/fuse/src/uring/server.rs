@@ -2,8 +2,8 @@
 //!
 //! Purpose: it serves the request of an entry, hands the answer to the kernel and waits there for
 //! the next request in the same entry: one system call for each request. A thread has one entry at
-//! most, and the kernel none of its while it serves, so that whatever a handler does holds up that
-//! one request.
+//! most, and while it serves, the kernel has none of its entries. So whatever a handler does holds
+//! up that one request.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -52,7 +52,7 @@ struct Server {
     /// Missing when the host had no io_uring for this thread, which then keeps no entry.
     lane: Option<Lane>,
     stayer: Stayer,
-    /// Whether the request was of a caller who is alone on the mount.
+    /// Whether the caller of the request was alone on the mount.
     is_alone: bool,
     /// The CPU that this thread is kept on, if any; not known in the beginning.
     cpu: Option<Option<u16>>,
@@ -110,7 +110,7 @@ impl Server {
         }
     }
 
-    /// Takes an entry over that was another's.
+    /// Takes over an entry that was another thread's.
     fn adopt(&self, entry: Entry) -> Next {
         self.ring.queue(&entry).begins();
         Next::Serve(entry)
@@ -124,7 +124,7 @@ impl Server {
         }
     }
 
-    /// Serves; gives the entry back with its answer, unless somebody else has it now.
+    /// Serves; gives the entry back with its answer, unless another thread has it now.
     fn serve(&mut self, mut entry: Entry, now_ms: u64) -> Option<Entry> {
         self.ring.queue(&entry).takes(&mut entry);
         let Some(scratch) = &mut self.scratch else {
@@ -148,8 +148,8 @@ impl Server {
             self.cpu = Some(cpu);
         }
         let worker = &mut self.worker;
-        // Handlers' panics are dealt with inside; what comes out here must not cost the thread
-        // either.
+        // Handlers' panics are dealt with inside; a panic that comes out here must not cost the
+        // thread either.
         match place {
             Place::Scratch => {
                 self.seat.put(unique, entry);

@@ -10,22 +10,24 @@
 //! # How
 //! While one client is alone on the mount (module `alone`) and its requests come fast, the threads
 //! that serve it are in that class. Two clients would end up on one CPU; so each thread leaves the
-//! class with the first answer to one of several.
+//! class with the first answer that it gives while several clients call.
 //!
-//! A thread of that class has next to no claim to a CPU that others want: a request, and whoever
-//! wants a lock that its handler holds, would wait. The **guard**, a real-time thread, bounds that.
-//! It looks at all such threads each [`TICK`] as long as there are any: one that has not moved for
-//! a tick gets its class back. If it then turns out to have waited for the CPU, and not for a
-//! request or for the store, the CPU is contended, and nobody takes the class for a while, each
-//! time for longer. So a request waits for two ticks, and for its turn among equals, and that once
-//! in a second at first and once in a minute in the end. (Module `watch`.)
+//! A thread of that class has next to no claim to a CPU that others want: its request would wait,
+//! and so would each thread that wants a lock which its handler holds. The **guard**, a real-time
+//! thread, bounds that. It looks at all such threads each [`TICK`] as long as there are any: a
+//! thread that has not moved for a tick gets its class back. If it then turns out to have waited
+//! for the CPU, and not for a request or for the store, the CPU is contended, and no thread takes
+//! the class for a while, each time for longer. So a request waits for two ticks, and for its turn
+//! among equals, and that once in a second at first and once in a minute in the end. (Module
+//! `watch`.)
 //!
-//! Threads inherit the class: whoever makes threads leaves it first
-//! (`sync::thread::will_make_threads`). Its I/O is of the class that it had before, which the
-//! kernel would otherwise take from the scheduling class. A process that is killed with SIGKILL has
-//! no guard: a thread in the class may then be the last to go, when others want its CPU.
+//! Threads inherit the class: a thread that makes others leaves it first
+//! (`sync::thread::will_make_threads`). The I/O of a thread in the class keeps the I/O class that
+//! it had before, which the kernel would otherwise take from the scheduling class. A process that
+//! is killed with SIGKILL has no guard: a thread in the class may then be the last to go, when
+//! others want its CPU.
 //!
-//! Nothing of this where it is not allowed, by a thread's own resources or capabilities: see
+//! None of this happens where a thread's own resources or capabilities do not allow it: see
 //! [`class::is_possible`].
 //!
 //! # State
@@ -42,7 +44,7 @@
 //!   load every `waits`, sleep. At least one sees the other, so that no thread is in the class
 //!   while the guard sleeps or has ended. (SeqCst.)
 //! * P2 a thread that leaves sets its class before `waits`; the guard sets a thread's class before
-//!   `waits`, and leaves TAKING alone. So whoever is in the class is seen to be.
+//!   `waits`, and leaves TAKING alone. So the guard sees each thread that is in the class.
 //!
 //! # Lock order
 //! `Guard::bell`, then `Guard::list`.
@@ -71,7 +73,7 @@ mod watch;
 const TICK: Duration = Duration::from_millis(2);
 /// Ticks without any thread in the class after which the guard sleeps.
 const QUIET: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 50 };
-/// After how many requests a thread takes the class although it has it already.
+/// After how many requests a thread takes the class again although it has it already.
 const AGAIN: u64 = 64;
 /// Requests that a thread must have served within [`PACE_MS`] to be worth it.
 const PACE: u32 = 16;
@@ -86,7 +88,7 @@ struct Stay {
     waits: AtomicU64,
 }
 
-/// What a thread needs to use the class.
+/// A serving thread's means to use the class.
 #[derive(Debug)]
 pub(super) struct Stayer {
     guard: Arc<Guard>,
@@ -96,10 +98,10 @@ pub(super) struct Stayer {
     pace: Pace,
 }
 
-/// The guard, and whom it looks at.
+/// The guard, and the threads that it looks at.
 #[derive(Debug)]
 pub(super) struct Guard {
-    /// Whether this process may change classes back and forth, and can see who starves.
+    /// Whether this process may change classes back and forth, and can see which threads starve.
     is_possible: bool,
     cpus: Cpus,
     /// A thread's id stays its own as long as it is here.
@@ -119,7 +121,7 @@ struct Bell {
 }
 
 impl Guard {
-    /// One that runs on any of `cpus`.
+    /// A guard that runs on any of `cpus`.
     pub(super) fn new(cpus: Cpus) -> Self {
         Self {
             is_possible: class::is_possible(),
@@ -133,7 +135,7 @@ impl Guard {
         }
     }
 
-    /// Makes the calling thread known.
+    /// Registers the calling thread.
     pub(super) fn join(self: &Arc<Self>) -> Stayer {
         let stay = Arc::new(Stay { tid: class::me(), waits: AtomicU64::new(0) });
         self.list.lock().push(Arc::clone(&stay));
@@ -143,7 +145,7 @@ impl Guard {
         Stayer { guard: Arc::clone(self), stay, is_possible, number: 0, pace: Pace::default() }
     }
 
-    /// Nobody takes the class any more.
+    /// No thread takes the class any more.
     pub(super) fn end(&self) {
         self.bell.lock().ended = true;
         self.rung.notify_all();
@@ -158,8 +160,8 @@ impl Guard {
         }
     }
 
-    /// Sees to it that there is a guard. By a thread that has its own class: a new thread inherits
-    /// it.
+    /// Makes a guard if there is none; says whether there is one. To be called by a thread that has
+    /// its own class: a new thread inherits it.
     fn has_guard(self: &Arc<Self>) -> bool {
         // ORDERING: Relaxed, a hint; the lock decides.
         self.has_thread.load(Ordering::Relaxed) || self.start_guard()
@@ -174,13 +176,13 @@ impl Guard {
         }
         let this = Arc::clone(self);
         let builder = Builder::new().name("wt-ring-guard".into()).stack_size(256 << 10);
-        // That of the serving thread, which may be in the middle of nothing else.
+        // The span of the serving thread, which may be in the middle of nothing else.
         let span = tracing::Span::current();
         match builder.spawn(move || span.in_scope(|| this.run())) {
             Ok(thread) => bell.thread = Some(thread),
             Err(error) => {
                 tracing::debug!(%error, "no guard, so that clients may change their CPU at each request");
-                // ORDERING: Relaxed, a hint, and for good: nobody tries again.
+                // ORDERING: Relaxed, a hint, and for good: no thread tries again.
                 self.is_banned.store(true, Ordering::Relaxed);
                 return false;
             }
@@ -209,7 +211,7 @@ impl Guard {
             tracing::debug!(
                 "the guard gets no real-time class, so that clients may change their CPU at each request"
             );
-            // Nobody gets past this ban.
+            // No thread gets past this ban.
             watch.ban.for_good();
         }
         self.watch_over(watch);
@@ -237,15 +239,15 @@ impl Guard {
                 class::tick(&self.rung, bell, Instant::now() + TICK);
             }
         }
-        // ORDERING: SeqCst, P1: who takes the class from now on rings, and hears that there is no
-        // guard.
+        // ORDERING: SeqCst, P1: a thread that takes the class from now on rings, and learns that
+        // there is no guard.
         self.is_asleep.store(true, Ordering::SeqCst);
         while !(watch.release_all(&self.list.lock()) || is_on("stay-ends-at-once")) {
             class::tick(&self.rung, self.bell.lock(), Instant::now() + TICK);
         }
     }
 
-    /// Sleeps until somebody takes the class, or the ban ends.
+    /// Sleeps until a thread takes the class, or the ban ends.
     fn sleep(&self, mut bell: MutexGuard<'_, Bell>, watch: &Watch) {
         let until = watch.ban.until();
         if until.is_none() || !is_on("stay-ban-unseen") {
@@ -292,8 +294,8 @@ impl Stay {
 }
 
 impl Stayer {
-    /// A request was served that began at `now_ms` of any clock, for a caller who `is_alone` or
-    /// not; the thread is about to hand the answer over and to wait.
+    /// A request that began at `now_ms` of any clock was served, for a caller that `is_alone` or
+    /// not. The thread is about to hand the answer over and to wait.
     pub(super) fn before_wait(&mut self, now_ms: u64, is_alone: bool) {
         let is_fast = self.pace.is_fast(now_ms);
         // ORDERING: Relaxed, a hint.
@@ -307,7 +309,7 @@ impl Stayer {
         // takes it again soon.
         if self.stay.is_in_class() && !self.number.is_multiple_of(AGAIN) {
             class::point(&self.stay.tid);
-            // ORDERING: SeqCst, P2. Who is in the class keeps the guard awake.
+            // ORDERING: SeqCst, P2. A thread in the class keeps the guard awake.
             self.stay.waits.store(self.number, Ordering::SeqCst);
         } else if !self.take() {
             self.leave();
@@ -370,7 +372,7 @@ impl Pace {
         }
         let was_fast = self.served > PACE && time <= 2 * PACE_MS;
         self.since_ms = now_ms;
-        // Who was fast until now goes on so.
+        // A thread that was fast until now goes on so.
         self.served = if was_fast { PACE } else { 0 };
         was_fast
     }

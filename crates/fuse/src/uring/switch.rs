@@ -1,13 +1,14 @@
 //! The kernel's switch for FUSE over io_uring.
 //!
 //! The kernel looks at it when it mounts (to offer it in INIT) and when INIT is answered; after
-//! that the connection keeps what was agreed. It is one for the whole host. As root it is switched
-//! on for as long as that takes, and put back to what it was. Other processes that do the same are
-//! kept out by a lock file, or one would put it back while another needs it.
+//! that the connection keeps what was agreed. There is one switch for the whole host. A daemon that
+//! runs as root switches it on for as long as that takes, and puts it back to what it was. A lock
+//! file keeps other processes that do the same out, or one would put it back while another needs
+//! it.
 //!
 //! A process that is killed in between leaves the switch on. The lock file says so: it holds
 //! [`WAS_OFF`] from before the switch is turned on until after it was put back, so that the next
-//! one that takes the lock puts it back. Both files go with a reboot.
+//! process that takes the lock puts it back. Both files go with a reboot.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -20,9 +21,9 @@ use rustix::io::Errno;
 
 /// The switch.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-/// Who holds a lock on this may change the switch.
+/// The process that holds a lock on this file may change the switch.
 const LOCK: &str = "/run/watertight-uring.lock";
-/// What the lock file holds while the switch is on and has to be put back.
+/// The content of the lock file while the switch is on and has to be put back.
 const WAS_OFF: &[u8] = b"was off\n";
 /// How long another process may hold the lock before this one goes without.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -64,7 +65,7 @@ fn turn_on(switch: &Path, lock_file: Option<&Path>) -> Result<On, String> {
     };
     let lock = lock(lock_file)?;
     if is_on(switch)? {
-        // By somebody who wants it so, or by one of us who was killed.
+        // By an administrator, or by another of these processes that was killed.
         let is_left_over = is_noted(&lock);
         return Ok(On(is_left_over.then(|| PutBack { switch: switch.to_owned(), lock })));
     }

@@ -1,4 +1,4 @@
-//! Attached volumes whose stores hang when they are told to.
+//! Attached volumes whose stores hang on command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::{Mounted, eventually};
 /// Longer than anything that happens takes.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// An attached volume whose store hangs when it is told to.
+/// An attached volume whose store hangs on command.
 pub struct Hanging {
     pub store: Arc<FaultStore>,
     pub volume: Arc<Volume>,
@@ -25,7 +25,7 @@ pub struct Hanging {
 }
 
 impl Hanging {
-    /// One whose stall is noticed by whoever looks 20 ms after it has begun.
+    /// A volume whose stall a look finds 20 ms after it has begun.
     pub fn new(mounted: &Mounted, name: &str, rules: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("file"), "x").unwrap();
@@ -51,7 +51,7 @@ impl Hanging {
         std::thread::spawn(move || fs::read(path).map_err(|error| error.raw_os_error()))
     }
 
-    /// So many of its calls hang.
+    /// Waits until `n` of its calls hang.
     pub fn is_hanging(&self, n: usize) {
         assert!(self.store.wait_hanging(n, LONG));
     }
@@ -66,8 +66,7 @@ impl Drop for Release {
     }
 }
 
-/// Somebody looks at the volumes and relieves the mountpoint, as whoever serves them does about
-/// once a second.
+/// Looks at the volumes and relieves the mountpoint, as the daemon does about once a second.
 pub fn look(mounted: &Mounted, volumes: &[Hanging]) {
     for one in volumes {
         let _seen = one.volume.status();

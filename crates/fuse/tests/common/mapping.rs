@@ -38,7 +38,7 @@ pub fn change_and_sync(path: &Path, stored: &Path) {
     assert!(out.status.success(), "{out:?}");
 }
 
-/// What `mapping_client` does; nothing unless [`change`] started it.
+/// The client's work; nothing unless [`change`] started it.
 pub fn client() {
     let Some(path) = std::env::var_os(FILE) else { return };
     let file = File::options().read(true).write(true).open(path).unwrap();
@@ -56,7 +56,7 @@ pub fn client() {
     .unwrap();
     let stored = std::env::var_os(STORED);
     let byte = if std::env::var_os(SYNC).is_some() { b's' } else { b'm' };
-    // SAFETY: inside the mapping, which nobody else refers to and which ends here.
+    // SAFETY: inside the mapping, to which there is no other reference and which ends here.
     unsafe {
         start.cast::<u8>().write(byte);
         start.cast::<u8>().add(4096).write(byte);
@@ -64,7 +64,7 @@ pub fn client() {
             msync(start, 8192, MsyncFlags::SYNC).unwrap();
         }
         if let Some(stored) = stored {
-            // Again, too: nothing tells the server of a change before a sync does.
+            // Again, too: nothing reports a change to the server before a sync does.
             for byte in [byte, b'n', b'o'] {
                 start.cast::<u8>().write(byte);
                 start.cast::<u8>().add(4096).write(byte);

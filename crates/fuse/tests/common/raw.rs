@@ -1,4 +1,4 @@
-//! A bare server with one file that writes down what the kernel says, for facts about the kernel
+//! A bare server with one file that records the kernel's requests, for facts about the kernel
 //! itself.
 
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use watertight_fuse::mount::Wanted;
 use watertight_fuse::{Mount, MountOptions};
 use zerocopy::IntoBytes as _;
 
-/// One request, as far as the tests look at it.
+/// The fields of one request that the tests look at.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
     pub op: Opcode,

@@ -39,7 +39,7 @@ fn encode_dev(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// The other way, into what mknod(2) takes.
+/// The reverse, into the form that mknod(2) takes.
 pub(crate) fn decode_dev(rdev: u32) -> rustix::fs::Dev {
     rustix::fs::makedev((rdev & 0xf_ff00) >> 8, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00))
 }

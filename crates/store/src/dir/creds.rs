@@ -1,4 +1,4 @@
-//! On whose behalf an object is made.
+//! The credentials with which an object is made.
 //!
 //! An object must belong to its creator from its first moment: a process killed between making it
 //! and changing its owner would leave a file of root's behind. So the *thread* that makes it takes
@@ -12,7 +12,7 @@
 //!   thread would otherwise be that of all.
 //! * Its file-system ids and umask stay those of the last creator, unless the medium looks at ids
 //!   where capabilities ought to do (network file systems): there the guard puts the ids back. On
-//!   local file systems nothing but creation asks for them while the capabilities are there.
+//! where capabilities ought to do (network file systems): there the guard puts the ids back. On
 //! * The kernel makes a process undumpable when a thread changes its ids (no core files).
 //!
 //! Threads that such a thread starts inherit all of this; they take their own ids before they
@@ -33,7 +33,7 @@ use rustix::thread::{CapabilitiesSecureBits, CapabilitySet};
 
 use crate::Creator;
 
-/// What creation does about ownership.
+/// How creation sets the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ownership {
     /// Objects belong to the process.
@@ -45,8 +45,8 @@ pub(crate) enum Ownership {
 }
 
 impl Ownership {
-    /// What the calling thread's capabilities allow; `local` says that the medium decides by
-    /// capabilities alone.
+    /// The ownership that the calling thread's capabilities allow; `local` says that the medium
+    /// decides by capabilities alone.
     pub(crate) fn possible(local: bool) -> Self {
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
         if !capabilities().contains(needed) {
@@ -90,7 +90,7 @@ thread_local! {
     };
 }
 
-/// While it lives, what this thread makes belongs to the creator.
+/// While the guard lives, objects that this thread makes belong to the creator.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Guard {
@@ -154,8 +154,8 @@ impl Drop for Guard {
     fn drop(&mut self) {
         let Some((uid, gid)) = self.put_back else { return };
         let mut taken = TAKEN.get();
-        // Going back to ids that this thread had is always allowed; if it failed all the same, the
-        // next creation notices that `ids` is unknown and sets them again.
+        // Going back to ids that this thread had is always allowed; if it fails even so, the next
+        // creation notices that `ids` is unknown and sets them again.
         let _ = take_ids(&mut taken, uid, gid);
     }
 }
@@ -172,8 +172,8 @@ mod raw {
 
     /// Sets the file-system uid of this thread alone, and says what it was.
     ///
-    /// The kernel reports no failure: it says what the id was before, so a second call with an id
-    /// that cannot be set asks what it is now.
+    /// The kernel reports no failure: it returns the id from before, so a second call with an id
+    /// that cannot be set returns the present one.
     pub(super) fn set_fs_uid(uid: u32) -> Result<u32, Errno> {
         // SAFETY: numbers only; the call changes this thread's credentials, which this module owns.
         let (before, now) =
@@ -181,7 +181,7 @@ mod raw {
         told(uid, before, now)
     }
 
-    /// The same for the group id.
+    /// Sets the file-system gid of this thread alone, and says what it was.
     pub(super) fn set_fs_gid(gid: u32) -> Result<u32, Errno> {
         // SAFETY: as above.
         let (before, now) =
@@ -280,7 +280,7 @@ mod tests {
         }
         on_a_thread_of_its_own(|| {
             let nobody = Creator { uid: u32::MAX, gid: 0, umask: 0 };
-            // (uid_t)-1 is what the kernel takes for "no id".
+            // The kernel takes (uid_t)-1 for "no id".
             let before = state();
             let result = take(Ownership::Creator, nobody);
             assert!(result.is_err());

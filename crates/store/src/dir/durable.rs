@@ -1,7 +1,7 @@
-//! What is not durable yet, and making it so.
+//! Changes that are not durable yet, and making them so.
 //!
-//! `syncfs` would wait for whoever else writes to the host's disk. So the store remembers which of
-//! its own objects changed since they were last synced, and syncs just those.
+//! `syncfs` would wait for other programs that write to the host's disk. So the store remembers
+//! which of its own objects changed since they were last synced, and syncs just those.
 //!
 //! # State, per object ([`SyncState`], protected by its lock)
 //! A clock counts the object's changes. `data_at` and `attrs_at` say when its data (a directory's
@@ -18,24 +18,25 @@
 //! own names in turn, so that a whole new path survives.
 //!
 //! # Failures
-//! After a failed sync the kernel takes the pages for clean: a repeated sync would succeed and say
-//! nothing of the loss. So a failure stays with the object, and is reported again, until the object
-//! was written anew *and* that was synced.
+//! After a failed sync the kernel takes the pages for clean: a repeated sync would succeed and not
+//! report the loss. So a failure stays with the object, and is reported again, until the object was
+//! written anew *and* that was synced.
 //!
 //! # Bound
 //! Each queued object costs memory and a descriptor, so that their number is bounded to a share of
-//! the descriptors. Over the bound, whoever makes the next change syncs the oldest sixteenth first:
-//! as a batch whose output is started on all before the first is waited for, because one at a time
-//! would cost a journal commit for each file of a large unpacked archive. One caller does that
-//! while others go on, up to a quarter over the bound; from there on everybody waits.
+//! the descriptors. Over the bound, the caller that makes the next change syncs the oldest
+//! sixteenth first: as a batch, which starts the output of all before it waits for the first,
+//! because one at a time would cost a journal commit for each file of a large unpacked archive. One
+//! caller does that while others go on, up to a quarter over the bound; from there on all callers
+//! wait.
 //!
 //! # What cannot be synced
 //! Symbolic links and special files cannot be opened. Their names are durable with their directory;
 //! a later change of their own attributes is when the host's journal next commits.
 //!
 //! Lock order: `DirNode::syncing`, then `DirNode::sync`, then `Unsynced::queue`, then the table's
-//! shards. `Unsynced::relieving` comes before all of them, `Inner::spare` between
-//! a directory's `DirNode::syncing` and a file's. `DirNode::data` is never held with these.
+//! shards. `Unsynced::relieving` comes before all of them, `Inner::spare` between a directory's
+//! `DirNode::syncing` and a file's. `DirNode::data` is never held with these.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -60,7 +61,7 @@ const STACK_SIZE: usize = 256 << 10;
 /// Names that an object may have noted before they are looked through.
 const NAMES_LOOK: usize = 8;
 
-/// What changed.
+/// The kinds of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     /// A file's data or size, a directory's entries.
@@ -201,7 +202,7 @@ impl Inner {
         clock
     }
 
-    /// Queues what is not queued yet; says whether it did.
+    /// Queues an object that is not queued yet; says whether it did.
     fn enqueue(&self, node: &Arc<DirNode>, state: &mut SyncState) -> bool {
         let is_new = state.queued.is_none() && node.can_be_opened();
         if is_new {
@@ -266,11 +267,11 @@ impl Inner {
         };
         let mut state = node.sync.lock();
         match result {
-            // Not every file system can sync a directory; then there is nothing to be waited for.
+            // Not every file system can sync a directory; then there is nothing to wait for.
             Err(Errno::INVAL) if node.kind == FileType::Directory => state.settle(up_to, true),
             Err(e) => {
                 let kind = errno::kind(e);
-                // What was written while the sync went on may be lost as well.
+                // Data written while the sync went on may be lost as well.
                 state.failed = Some(Failure { kind, at: state.clock });
                 self.enqueue(node, &mut state);
                 return Err(Error::new(kind, op));
@@ -290,9 +291,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Keeps other syncs of the same file away: the kernel tells a failure to one of several that
-    /// use the same descriptor, and nothing to the others. `None` if one that began later than this
-    /// call did it all.
+    /// Keeps other syncs of the same file away: of several that use the same descriptor, the kernel
+    /// reports a failure to one only. `None` if a sync that began after this call covers it.
     fn wait_for_sync(node: &DirNode, data_only: bool) -> Option<Option<sync::MutexGuard<'_, ()>>> {
         if node.kind == FileType::Directory {
             return Some(None);
@@ -319,14 +319,15 @@ impl Inner {
         drop(kept);
         if let Some(number) = queued {
             self.unsynced.remove(number);
-            // What is left is open, and is looked at when it is closed.
+            // If other pins are left the object is open, and is looked at when it is closed.
             let _ = self.table.unpin(node);
         }
     }
 
     /// Takes `node` for durable: it has no name any more.
     ///
-    /// `up_to` is its clock from before somebody looked: a file may get a name again after that.
+    /// `up_to` is its clock from before the look at its names: a file may get a name again after
+    /// that.
     fn settle_unlinked(&self, node: &DirNode, up_to: u64) {
         let mut state = node.sync.lock();
         state.settle(up_to, true);
@@ -340,7 +341,7 @@ impl Inner {
         drop(names);
     }
 
-    /// Lets go of an object that nobody can reach any more and that only waits to be synced:
+    /// Lets go of an object that cannot be reached any more and that only waits to be synced:
     /// without a name there is nothing to sync, and its space is to be free at once.
     pub(crate) fn let_go(&self, left_over: Option<Arc<DirNode>>) {
         let Some(node) = left_over else { return };
@@ -358,9 +359,9 @@ impl Inner {
         }
     }
 
-    /// Makes the names of `node` durable, and those of the directories above it that are new.
-    /// Nothing is struck off before all of it is done: who comes meanwhile, or after a failure, has
-    /// to do it, too.
+    /// Makes the names of `node` durable, and those of the directories above it that are new. No
+    /// name is struck off before all of it is done: a caller that comes meanwhile, or after a
+    /// failure, has to do it, too.
     pub(crate) fn sync_names(&self, node: &Arc<DirNode>) -> Result<()> {
         let mut seen = Vec::new();
         let mut done = Vec::new();
@@ -382,7 +383,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes the entries of `dir` durable up to its clock `at`; once for all who wait for it.
+    /// Makes the entries of `dir` durable up to its clock `at`; once for all the callers that wait.
     fn sync_entries(&self, dir: &Arc<DirNode>, at: u64) -> Result<()> {
         if dir.sync.lock().data_synced >= at {
             return Ok(());
@@ -423,7 +424,7 @@ impl Inner {
         opened.map(|fd| Some(Arc::new(fd))).map_err(errno::failed(op))
     }
 
-    /// Makes all of the store durable that was complete when the call began.
+    /// Makes durable all changes of the store that were complete when the call began.
     pub(crate) fn sync_all(&self) -> Result<()> {
         self.sync_batch(self.unsynced.oldest(usize::MAX))
     }
@@ -448,13 +449,13 @@ impl Inner {
         let oldest = self.unsynced.oldest((self.unsynced.bound / 16).max(1));
         self.unsynced.relieved.add(oldest.len() as u64);
         if let Err(error) = self.sync_batch(oldest.clone()) {
-            // Not this caller's failure: it stays with its object and is told to who syncs that.
+            // Not this caller's failure: it stays with its object, and a sync of that reports it.
             tracing::warn!(store = %self.path.display(), %error, "early sync failed");
             self.move_failed_back(&oldest);
         }
     }
 
-    /// What failed goes to the end of the queue, so that the next batch finds something else.
+    /// Failed objects go to the end of the queue, so that the next batch finds others.
     fn move_failed_back(&self, nodes: &[Arc<DirNode>]) {
         for node in nodes {
             let mut state = node.sync.lock();
@@ -490,7 +491,7 @@ impl Inner {
                 Ok(None) => {}
                 Ok(Some(fd)) => {
                     if node.kind == FileType::Regular && node.sync.lock().data_at > 0 {
-                        // Only a head start; the sync below reports what goes wrong.
+                        // Only a head start; the sync below reports errors.
                         let _ = sys::start_writing(fd.as_fd());
                     }
                     jobs.push((node, fd));
@@ -524,9 +525,9 @@ impl Inner {
         first_error.into_inner().map_or(Ok(()), Err)
     }
 
-    /// Sees to it that there is a spare descriptor, now that something was opened.
+    /// Makes a spare descriptor if there is none, now that an object was opened.
     pub(crate) fn keep_spare(&self) {
-        // Who has the lock is about to see to it.
+        // The thread that holds the lock is about to do so.
         if let Some(mut spare) = self.spare.try_lock()
             && spare.is_none()
         {

@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use crate::{Error, ErrorKind};
 
-/// The kind of `errno`. What has no kind of its own is [`ErrorKind::Io`].
+/// The kind of `errno`; [`ErrorKind::Io`] if it has no kind of its own.
 pub(crate) fn kind(errno: Errno) -> ErrorKind {
     match errno {
         Errno::NOENT => ErrorKind::NotFound,
@@ -46,7 +46,7 @@ pub(crate) fn failed(op: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::new(kind(errno), op)
 }
 
-/// The same with the operands.
+/// [`failed`] with the operands.
 pub(crate) fn failed_with(op: &'static str, what: &str) -> impl Fn(Errno) -> Error {
     move |errno| Error::with(kind(errno), op, what.to_owned())
 }

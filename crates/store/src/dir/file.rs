@@ -72,7 +72,7 @@ impl Inner {
             _ => return Err(Error::new(ErrorKind::Invalid, op)),
         }
         let path = self.fd(&node, op)?;
-        // Held while the file is opened: who comes at the same time shares it.
+        // Held while the file is opened: a thread that comes at the same time shares it.
         let mut data = node.data.lock();
         if let Some(file) = data.upgrade()
             && (file.can_write || access == Access::Read)
@@ -82,7 +82,7 @@ impl Inner {
         let (fd, can_read, can_write) = match access {
             Access::Read => (self.reopen(path.as_fd(), OFlags::RDONLY), true, false),
             Access::ReadWrite => match self.reopen(path.as_fd(), OFlags::RDWR) {
-                // Only who is not root meets a file that may be written and not read.
+                // Only a process that is not root meets a file that may be written and not read.
                 Err(Errno::ACCESS) => (self.reopen(path.as_fd(), OFlags::WRONLY), false, true),
                 other => (other, true, true),
             },
@@ -104,7 +104,7 @@ impl Inner {
     }
 }
 
-/// Refuses what lies beyond the largest file.
+/// Refuses a range beyond the largest file.
 fn check_range(offset: u64, len: u64, op: &'static str) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if i64::try_from(end).is_ok() => Ok(()),
@@ -207,7 +207,7 @@ impl File for DirFile {
             Seek::Data => SeekFrom::Data(offset),
             Seek::Hole => SeekFrom::Hole(offset),
         };
-        // The descriptor's own position moves with it; nobody uses that.
+        // The descriptor's own position moves with it; no call uses that.
         rustix::fs::seek(&self.fd, from).map_err(errno::failed(op))
     }
 

@@ -1,7 +1,7 @@
-//! Exclusive use of a directory, and who has it.
+//! Exclusive use of a directory, and the process that has it.
 //!
-//! An `flock` on the directory itself: nothing is written, it ends with the process however that
-//! ends, and the same directory is recognised by whatever path it is reached.
+//! An `flock` on the directory itself: nothing is written, the lock ends with the process, however
+//! that ends, and the directory is recognised by any path that leads there.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,9 +16,9 @@ use crate::{Error, ErrorKind, Result};
 
 /// An open directory that is one store's alone, until this is dropped.
 ///
-/// The lock is given back by name: the store has the descriptor for other uses as well, and a child
-/// of this process that has not executed its program yet has the descriptor too, and the lock would
-/// last until that closes it.
+/// The lock is released explicitly. The store has the descriptor for other uses as well, and so
+/// does a child of this process that has not executed its program yet: the lock would last until
+/// that closes it.
 #[derive(Debug)]
 pub(crate) struct Exclusive(Arc<OwnedFd>);
 
@@ -37,7 +37,8 @@ impl AsFd for Exclusive {
 
 impl Drop for Exclusive {
     fn drop(&mut self) {
-        // It can only fail where the kernel has no memory; the descriptor's end gives it back then.
+        // It can only fail where the kernel has no memory; closing the descriptor releases the lock
+        // then.
         let _given_back = rustix::io::retry_on_intr(|| rustix::fs::flock(&*self.0, FlockOperation::Unlock));
     }
 }
@@ -55,7 +56,7 @@ pub(crate) fn lock(fd: OwnedFd, path: &Path) -> Result<Exclusive> {
     }
 }
 
-/// Who holds the directory `path`, in words.
+/// The process that holds the directory `path`, in words.
 pub(crate) fn of(path: &Path) -> Result<Option<String>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(path, flags, Mode::empty())
@@ -63,7 +64,7 @@ pub(crate) fn of(path: &Path) -> Result<Option<String>> {
     Ok(holder(&fd))
 }
 
-/// Who holds the lock, in words.
+/// The process that holds the lock, in words.
 fn holder(fd: &OwnedFd) -> Option<String> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO).ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
@@ -85,7 +86,7 @@ fn find_flock(locks: &str, major: u32, minor: u32, ino: u64) -> Option<u32> {
     let mut with_ino = Vec::new();
     for line in locks.lines() {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // "1: FLOCK ADVISORY WRITE 1234 fe:00:5678 0 EOF"; who waits has "->" in the second field.
+        // "1: FLOCK ADVISORY WRITE 1234 fe:00:5678 0 EOF"; a waiter has "->" in the second field.
         let [_, "FLOCK", _, _, pid, object, ..] = fields.as_slice() else { continue };
         let mut parts = object.split(':');
         let (Some(maj), Some(min), Some(number)) = (parts.next(), parts.next(), parts.next()) else {

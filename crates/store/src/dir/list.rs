@@ -26,7 +26,7 @@ const NAME_AT: usize = 19;
 /// An open directory.
 pub(crate) struct DirDir {
     fd: OwnedFd,
-    /// What `..` of the store's root is said to be.
+    /// The inode number that `..` of the store's root shows.
     root_ino: Option<u64>,
     /// Held while a listing goes on: it protects the descriptor's position too.
     position: Mutex<Position>,
@@ -41,7 +41,7 @@ impl fmt::Debug for DirDir {
 #[derive(Default)]
 struct Position {
     buf: Vec<u8>,
-    /// What of `buf` is still to be listed.
+    /// The part of `buf` that is still to be listed.
     from: usize,
     to: usize,
     /// The offset of the entry at `from`.
@@ -59,9 +59,9 @@ impl Dir for DirDir {
         let op = "list";
         let mut position = self.position.lock();
         let position = &mut *position;
-        // From the start always anew: rewinddir(3) shows what came since.
+        // A listing from the start is always new: rewinddir(3) shows entries that came since.
         if offset != position.offset || (offset == 0 && position.to > 0) {
-            // The cookie is opaque and may use all 64 bits; the kernel takes it back as it was.
+            // The cookie is opaque and may use all 64 bits; the kernel takes it back unchanged.
             rustix::fs::seek(&self.fd, SeekFrom::Start(offset)).map_err(errno::failed(op))?;
             (position.from, position.to, position.offset) = (0, 0, offset);
         }

@@ -19,12 +19,12 @@ use crate::{
 const PATH: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl Inner {
-    /// Opens the object that `name` is, whatever it is, links not followed.
+    /// Opens the object of any kind that `name` is, links not followed.
     fn open_path(&self, dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
         self.with_room(|| retry_on_intr(|| rustix::fs::openat(dir, name.as_os_str(), PATH, 0.into())))
     }
 
-    /// Makes an entry of what was found or made in `parent`.
+    /// Makes an entry of an object that was found or made in `parent`.
     fn enter(&self, parent: &Arc<DirNode>, fd: Arc<OwnedFd>, stat: &Statx) -> (Entry, Arc<DirNode>) {
         let attr = attrs::attr_of(stat);
         let (node, is_new) = self.know(Arc::clone(&fd), attr.ino, attr.kind);

@@ -1,13 +1,14 @@
-//! One object of a directory store that somebody knows.
+//! One object of a directory store that is in use.
 //!
-//! # Who touches what
+//! # Access
 //! * `id`, `ino`, `kind`: immutable.
-//! * `generation`: set once, by whoever enters the object first or finds it again meanwhile.
+//! * `generation`: set once, by the thread that enters the object first or finds it again
+//!   meanwhile.
 //! * `path`: protected by its lock; without a descriptor while that is put away (see
 //!   [`paths`](super::paths)).
 //! * `data`: protected by its lock, which is held while the data is being opened, so that all
 //!   openings share one descriptor.
-//! * `sync`: what is not durable yet; see [`durable`](super::durable).
+//! * `sync`: changes that are not durable yet; see [`durable`](super::durable).
 //! * references and pins: in the table's slot, protected by the shard's lock.
 //!
 //! Lock order: `syncing`, then `sync`; `data`, then the table's shards; `path`, then the table's
@@ -38,7 +39,7 @@ pub(crate) struct DirNode {
     /// The shared opening of a regular file's data.
     pub(crate) data: Mutex<Weak<DirFile>>,
     pub(crate) sync: Mutex<SyncState>,
-    /// Held while the object is being synced, so that those who wait find it done.
+    /// Held while the object is being synced, so that the callers that wait find it done.
     pub(crate) syncing: Mutex<()>,
     /// Counts the descriptor.
     pub(crate) paths: Arc<Paths>,

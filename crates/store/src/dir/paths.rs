@@ -1,18 +1,18 @@
 //! Keeps the number of `O_PATH` descriptors bounded.
 //!
 //! The kernel may keep millions of look-ups; a process has fewer descriptors than that. Where the
-//! process may open objects by file handle (`CAP_DAC_READ_SEARCH`), the descriptors of objects that
-//! were not used lately are put away: the handle is noted, the descriptor closed, and opened again
-//! when the object is used. Where it may not, a full table of descriptors is
+//! process may open objects by file handle (`CAP_DAC_READ_SEARCH`), the store puts away the
+//! descriptors of objects that were not used lately: it notes the handle, closes the descriptor,
+//! and opens it again when the object is used. Where it may not, a full table of descriptors is
 //! [`ErrorKind::TooManyFiles`](crate::ErrorKind::TooManyFiles).
 //!
-//! An object whose descriptor is put away is not held by us. So:
-//! * one without a name is never put away ([`Inner::put_away`] looks at its link count);
-//! * whoever removes a name holds the object meanwhile, and gives it its descriptor back
+//! The store does not hold an object whose descriptor is put away. So:
+//! * an object without a name is never put away ([`Inner::put_away`] looks at its link count);
+//! * a thread that removes a name holds the object meanwhile, and gives it its descriptor back
 //!   afterwards ([`Inner::hold_named`], [`Doomed`]). Both happen under [`DirNode::path`]'s lock: a
 //!   removal is either over, and the count is seen to be zero, or it puts back what was put away;
-//! * the inode's number may come to name another object when somebody else removes it. Handles tell
-//!   the two apart ([`Inner::know`]).
+//! * the inode's number may come to name another object when another process removes it. Handles
+//!   tell the two apart ([`Inner::know`]).
 //!
 //! Objects with open data, or with changes that are not durable, keep their descriptors. A file
 //! that was just made has one descriptor for its data and for itself, until the data is closed.
@@ -20,8 +20,8 @@
 //! Lock order: [`DirNode::path`], then the table's shards; `Paths::medium` is a leaf. Of two
 //! objects' locks the second is only tried.
 //!
-//! `open`, `away`, `last` and `next_search` are figures of the moment: nothing but the choice of
-//! when to put away or to refuse depends on them.
+//! `open`, `away`, `last` and `next_search` are figures of the moment: only the choice of when to
+//! put away or to refuse depends on them.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ const BATCH_MAX: usize = 32;
 /// Descriptors left to the rest of the process: its sockets, its terminal, its own files.
 const RESERVE: usize = 64;
 
-/// Of a limit of descriptors, those that are left to the rest of the process.
+/// Of a limit of descriptors, the number that is left to the rest of the process.
 pub(crate) fn reserve(limit: usize) -> usize {
     (limit / 8).min(RESERVE)
 }
@@ -64,7 +64,7 @@ impl PathFd {
     }
 }
 
-/// The counts, and what reopening takes.
+/// The counts, and the means to reopen.
 #[derive(Debug)]
 pub(crate) struct Paths {
     bound: usize,
@@ -109,8 +109,8 @@ impl Paths {
         self.can_put_away
     }
 
-    /// Closes what the store's root has open, however long the store itself is kept: nothing of it
-    /// is used any more, and its file system can be unmounted.
+    /// Closes the descriptors of the store's root, however long the store itself is kept: they are
+    /// not used any more, and the root's file system can be unmounted.
     pub(crate) fn close(&self, root: &DirNode) {
         drop(self.medium.lock().take());
         if root.path.lock().fd.take().is_some() {
@@ -269,8 +269,8 @@ impl Inner {
         opened
     }
 
-    /// Whether the next descriptor would be one of those that are left to others. Costs system
-    /// calls only when the last one was close to that.
+    /// Whether the next descriptor would be one of those that are left to the rest of the process.
+    /// Costs system calls only when the last one was close to that.
     fn is_full(&self) -> bool {
         self.paths.is_nearly_full()
             && match rustix::io::fcntl_dupfd_cloexec(&self.proc_fds, 0) {
@@ -279,7 +279,7 @@ impl Inner {
             }
     }
 
-    /// Enters what `fd` stands for into the table, with one more reference; says whether it is new
+    /// Enters the object of `fd` into the table, with one more reference; says whether it is new
     /// there.
     pub(crate) fn know(&self, fd: Arc<OwnedFd>, ino: u64, kind: FileType) -> (Arc<DirNode>, bool) {
         let mut fd = fd;
@@ -297,7 +297,7 @@ impl Inner {
             };
             match self.welcome_back(&node, found) {
                 None => return (node, false),
-                // The number belongs to another object by now, and the one we knew is gone.
+                // The number belongs to another object by now, and the known one is gone.
                 Some(found) => {
                     self.table.expel(&node);
                     fd = found;
@@ -342,7 +342,7 @@ impl Inner {
             return None;
         }
         let node = self.known_as(dir, name)?;
-        // One that cannot be opened again is lost already.
+        // An object that cannot be opened again is lost already.
         let fd = self.fd(&node, "hold").ok()?;
         Some(Doomed { store: self, node, fd })
     }
@@ -355,7 +355,7 @@ impl Inner {
 
     fn put_away_a_batch(&self) {
         let unused = self.table.unused(self.paths.batch(), |node| {
-            // Who holds the lock is using it.
+            // A thread that holds the lock is using it.
             node.path.try_lock().is_some_and(|mut path| !std::mem::take(&mut path.is_used))
         });
         let mut has_found = false;

@@ -1,11 +1,11 @@
-//! Finding objects by their ids when nothing of them is known any more: for handles that programs
-//! keep, as `name_to_handle_at` gives them, while caches are dropped, files are renamed, and the
-//! store is closed and opened again.
+//! Finds objects by their ids when the store knows nothing of them any more: for handles that
+//! programs keep, as `name_to_handle_at` gives them, while caches are dropped, files are renamed,
+//! and the store is closed and opened again.
 //!
 //! An id that is an inode number (see [`table`](super::table)) is searched in all directories of
-//! the store, from the root on. The host could open the inode at once by a handle of its own, but
-//! whether that is in the store or beside it on the same file system, only a name that leads there
-//! can tell: a made-up id must not lead out of the store. A search costs as much as listing the
+//! the store, from the root on. The host could open the inode at once by a handle of its own. But
+//! only a name that leads there shows whether the inode is in the store or beside it on the same
+//! file system: a made-up id must not lead out of the store. A search costs as much as listing the
 //! store; one runs at a time, for [`SEARCH_MAX`] at most.
 //!
 //! The host uses inode numbers again. An object's **generation** tells it from those that had its
@@ -26,14 +26,14 @@ use super::table::COUNTED_FROM;
 use super::{Inner, attrs, errno, sys};
 use crate::{Dir as _, Entry, Error, ErrorKind, FileType, ObjectId, Result};
 
-/// How long a search may take. What has not been found by then counts as gone.
+/// How long a search may take. An object that was not found by then counts as gone.
 const SEARCH_MAX: Duration = Duration::from_secs(60);
 /// How deep a search goes: each level keeps a descriptor.
 const LEVELS_MAX: usize = 512;
 
 const PATH: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The generation of `node`, which `fd` and `stat` are of.
+/// The generation of `node`, to which `fd` and `stat` belong.
 pub(crate) fn generation_of(node: &DirNode, fd: BorrowedFd<'_>, stat: &Statx) -> u32 {
     *node.generation.get_or_init(|| {
         let born = || {
@@ -41,7 +41,7 @@ pub(crate) fn generation_of(node: &DirNode, fd: BorrowedFd<'_>, stat: &Statx) ->
             let (secs, nanos) = (stat.stx_btime.tv_sec.to_le_bytes(), stat.stx_btime.tv_nsec);
             has_birth.then(|| sys::digest(&secs, nanos))
         };
-        // 0 says that there is none.
+        // 0 means that there is none.
         sys::handle_of(fd).ok().map(|handle| handle.digest()).or_else(born).map_or(0, |digest| digest.max(1))
     })
 }
@@ -49,7 +49,7 @@ pub(crate) fn generation_of(node: &DirNode, fd: BorrowedFd<'_>, stat: &Statx) ->
 /// A directory that is being searched.
 struct Level {
     fd: OwnedFd,
-    /// What is in it and may be a directory.
+    /// Its entries that may be directories.
     left: Vec<OsString>,
 }
 
@@ -90,8 +90,8 @@ impl Inner {
         node.and_then(|node| node.generation.get().copied()).unwrap_or(0)
     }
 
-    /// The entry of what was found, with a reference. Its name, if it has one, is as durable as it
-    /// was when it was known last.
+    /// The entry of an object that was found, with a reference. Its name, if it has one, is as
+    /// durable as it was when it was known last.
     fn recalled(&self, fd: &Arc<OwnedFd>, op: &'static str) -> Result<Entry> {
         let stat = self.stat_inside(fd.as_fd(), op)?;
         let attr = attrs::attr_of(&stat);
@@ -131,7 +131,7 @@ impl Inner {
         }
     }
 
-    /// Looks through one directory; what is to be searched next goes to `dirs`.
+    /// Looks through one directory; adds the directories to be searched next to `dirs`.
     fn search_in(&self, fd: &OwnedFd, ino: u64, dirs: &mut Vec<OsString>) -> Option<OwnedFd> {
         let op = "search";
         let entries = self.open_entries(fd).ok()?;

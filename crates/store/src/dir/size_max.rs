@@ -1,6 +1,7 @@
 //! The size of the largest file that the medium takes.
 //!
-//! Nothing tells it (`_PC_FILESIZEBITS` is rounded), so it is tried out on a file without a name.
+//! The host does not report it (`_PC_FILESIZEBITS` is rounded), so it is tried out on a file
+//! without a name.
 
 use std::os::fd::BorrowedFd;
 

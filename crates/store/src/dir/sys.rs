@@ -109,8 +109,8 @@ impl Handle {
     }
 }
 
-/// FNV-1a, folded. Not against an adversary: who may open by handle may read everything here
-/// anyway.
+/// FNV-1a, folded. Not against an adversary: a process that may open by handle may read everything
+/// here anyway.
 pub(crate) fn digest(bytes: &[u8], seed: u32) -> u32 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325 ^ u64::from(seed), step);
@@ -161,6 +161,6 @@ pub(crate) fn open_handle(medium: BorrowedFd<'_>, handle: &Handle) -> Result<Own
         libc::syscall(libc::SYS_open_by_handle_at, medium.as_raw_fd(), &raw mut raw, flags)
     })?;
     let fd = i32::try_from(fd).map_err(|_| Errno::BADF)?;
-    // SAFETY: the kernel just gave us this descriptor; nobody else has it.
+    // SAFETY: the kernel just returned this descriptor; nothing else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

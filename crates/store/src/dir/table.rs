@@ -1,17 +1,18 @@
-//! The objects that somebody knows, by id and by inode number.
+//! The objects in use, by id and by inode number.
 //!
 //! A store lies on one device, so that the inode number alone names an object of the host as long
 //! as a descriptor keeps the number from being used again.
 //!
 //! # Ids
-//! An object's id is its inode number, so that it is found by its id again, whenever that is (see
-//! [`recall`](super::recall)). Ids are counted up for the others: those whose number is
-//! [`COUNTED_FROM`] or more, as some file systems have, and those whose number was another object's
-//! that somebody still knows, because a host's process removed that while its descriptor was put
-//! away.
+//! An object's id is its inode number, so that it is found by its id again at any time (see
+//! [`recall`](super::recall)). Two kinds of objects get an id that is counted up: those whose
+//! number is [`COUNTED_FROM`] or more, as some file systems have, and those whose number belongs to
+//! an earlier object that is still referenced, because a process of the host removed that one while
+//! its descriptor was put away.
 //!
 //! An object stays in the table while it has *references* (given to the store's user) or *pins*
-//! (open data, or changes that are not durable yet): whoever finds it again meets the same node.
+//! (open data, or changes that are not durable yet): a look-up that finds it again meets the same
+//! node.
 //!
 //! Lock order: a shard's lock is a leaf; nothing blocks under it, and other locks are only tried.
 
@@ -28,8 +29,8 @@ use crate::{Error, ErrorKind, FileType, ObjectId, Result};
 
 const SHARDS: usize = 64;
 
-/// Ids from here on are counted up; smaller ones are inode numbers. Half of what a front end can
-/// tell apart that serves several volumes.
+/// Ids from here on are counted up; smaller ones are inode numbers. It is half of the ids that a
+/// front end can tell apart which serves several volumes.
 pub(crate) const COUNTED_FROM: u64 = 1 << 39;
 
 /// Numbers that are already spread well enough, or become so by one multiplication.
@@ -66,7 +67,7 @@ struct Shard {
     /// Id to inode number.
     ids: NumberMap<u64>,
     /// Ids of objects that are gone from the table, with the references that were not given back:
-    /// not to be another's.
+    /// no other object may get them.
     spent: NumberMap<u64>,
     /// Objects whose descriptors may be put away, those longest unused in front; some may be gone.
     queue: VecDeque<ObjectId>,
@@ -83,7 +84,7 @@ impl Shard {
         self.by_id(node.id).filter(|known| std::ptr::eq(&raw const *known.node, node))
     }
 
-    /// Removes what has this number, because another object has it by now.
+    /// Removes the object of this number, because another object has it by now.
     fn expel(&mut self, ino: u64) -> Option<Known> {
         let gone = self.objects.remove(&ino)?;
         self.ids.remove(&gone.node.id.0);
@@ -94,7 +95,7 @@ impl Shard {
     }
 }
 
-/// What [`Table::enter`] did.
+/// The outcome of [`Table::enter`].
 #[derive(Debug)]
 pub(crate) enum Entered {
     /// The object was not known.
@@ -249,8 +250,8 @@ impl Table {
         }
     }
 
-    /// Gives `n` references back. If those were the last and the object is still pinned, says
-    /// which.
+    /// Gives `n` references back. If those were the last and the object is still pinned, returns
+    /// it.
     #[must_use]
     pub(crate) fn forget(&self, id: ObjectId, n: u64) -> Option<Arc<DirNode>> {
         let mut shard = self.shard(id).lock();
@@ -274,7 +275,7 @@ impl Table {
         }
     }
 
-    /// Undoes one [`pin`](Self::pin). If the object has no references but other pins, says which.
+    /// Undoes one [`pin`](Self::pin). If the object has no references but other pins, returns it.
     #[must_use]
     pub(crate) fn unpin(&self, node: &DirNode) -> Option<Arc<DirNode>> {
         let mut shard = self.shard(node.id).lock();
@@ -283,7 +284,7 @@ impl Table {
         Self::left_over(shard, node.id)
     }
 
-    /// Removes what nobody needs; gives out what only pins keep.
+    /// Removes an object without references and pins; returns one that only pins keep.
     fn left_over(mut shard: sync::MutexGuard<'_, Shard>, id: ObjectId) -> Option<Arc<DirNode>> {
         let known = shard.by_id(id)?;
         if known.refs > 0 {

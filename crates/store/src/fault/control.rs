@@ -1,6 +1,6 @@
 //! Decides about each call, and holds those that hang.
 //!
-//! Lock order: `Control::state` is a leaf; nobody calls the wrapped store under it.
+//! Lock order: `Control::state` is a leaf; the wrapped store is not called under it.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use sync::{Condvar, Mutex};
 use super::rules::{FaultOp, Rule, When};
 use crate::{Error, ErrorKind, Result};
 
-/// What a call that may go on has to do.
+/// The decision about a call that may go on.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Verdict {
     /// Call the wrapped store.
     Pass,
-    /// Write the first half, then fail so.
+    /// Write the first half, then fail with this.
     Tear(ErrorKind),
 }
 
@@ -89,7 +89,7 @@ impl Control {
         true
     }
 
-    /// Counts a call, holds it as long as the rules say, and says what becomes of it.
+    /// Counts a call, holds it as long as the rules say, and returns the decision about it.
     pub(crate) fn enter(&self, op: FaultOp) -> Result<Verdict> {
         let mut state = self.state.lock();
         let number = op as usize;

@@ -1,4 +1,4 @@
-//! What goes wrong, as text.
+//! Rules for faults, as text.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ macro_rules! ops {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$op,)*];
 
-            /// How a rule names it.
+            /// Its name in a rule.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$op => $name,)* }

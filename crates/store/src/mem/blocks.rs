@@ -1,9 +1,9 @@
 //! Sparse data in shared blocks.
 //!
-//! A block holds the bytes of one 64 KiB piece of the file; what lies behind a block's last byte,
-//! and a block that is not there, reads as zeros. Blocks are shared by copies and split on the
-//! first write. Each place in a file is charged to the space by itself, also where two share a
-//! block: a write can then never run out of space because of a copy.
+//! A block holds the bytes of one 64 KiB piece of the file; the bytes behind a block's last one,
+//! and a block that is not there, read as zeros. Blocks are shared by copies and split on the first
+//! write. Each place in a file is charged to the space by itself, also where two share a block: a
+//! write can then never run out of space because of a copy.
 //!
 //! Invariant: nothing but zeros lies at or behind the file's size.
 
@@ -21,7 +21,7 @@ const BLOCK_U64: u64 = BLOCK as u64;
 #[derive(Debug)]
 struct Place {
     bytes: Arc<Vec<u8>>,
-    /// What it takes of the space.
+    /// Its share of the space.
     charged: usize,
 }
 
@@ -66,7 +66,7 @@ fn charge_of(len: usize) -> usize {
     len.next_multiple_of(PAGE)
 }
 
-/// Where the bytes of a write come from: the buffers one after the other.
+/// The bytes of a write: the buffers one after the other.
 pub(crate) struct Source<'a, 'b> {
     bufs: &'a [std::io::IoSlice<'b>],
     from: usize,
@@ -121,7 +121,7 @@ impl Blocks {
         len
     }
 
-    /// Writes `len` bytes of `source`. When the space ends, what came before stays.
+    /// Writes `len` bytes of `source`. When the space ends, the bytes before that stay.
     pub(crate) fn write(&mut self, source: &mut Source<'_, '_>, offset: u64, len: usize) -> Result<()> {
         for piece in pieces(offset, len) {
             self.put(&piece, |bytes| {
@@ -184,7 +184,7 @@ impl Blocks {
         self.space.recycle(place.bytes);
     }
 
-    /// Sets the size; what is cut off is gone, what is added reads as zeros.
+    /// Sets the size; bytes that are cut off are gone, bytes that are added read as zeros.
     #[allow(clippy::cast_possible_truncation, reason = "an offset within a block")]
     pub(crate) fn set_size(&mut self, size: u64) {
         if size < self.size {
@@ -219,7 +219,7 @@ impl Blocks {
         }
     }
 
-    /// Makes `[offset, end)` read as zeros, and gives back the space of what ends there.
+    /// Makes `[offset, end)` read as zeros, and gives back the space of the blocks there.
     #[allow(clippy::cast_possible_truncation, reason = "offsets within a block")]
     pub(crate) fn punch(&mut self, offset: u64, end: u64) {
         let (first, last) = (offset / BLOCK_U64, end.div_ceil(BLOCK_U64));
@@ -229,7 +229,7 @@ impl Blocks {
             let from = offset.saturating_sub(start) as usize;
             let to = (end - start).min(BLOCK_U64) as usize;
             let Some(place) = self.places.get_mut(&index) else { continue };
-            // What lies behind the last byte is zeros already.
+            // The bytes behind the last one are zeros already.
             let reaches_end = to >= place.bytes.len();
             if reaches_end && from == 0 {
                 if let Some(place) = self.places.remove(&index) {
@@ -288,7 +288,8 @@ impl Blocks {
         at.min(self.size)
     }
 
-    /// What `[offset, offset + len)` holds, to be put elsewhere: where in the range, and the bytes.
+    /// The content of `[offset, offset + len)`, to be put elsewhere: where in the range, and the
+    /// bytes.
     pub(crate) fn share(&self, offset: u64, len: usize) -> Vec<Shared> {
         pieces(offset, len)
             .map(|piece| Shared {

@@ -68,7 +68,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A character device 0:0, as overlay file systems mark what is removed.
+    /// A character device 0:0, with which overlay file systems mark a removed name.
     fn leave_whiteout(&self, names: &mut Names, parent: ObjectId, name: &OsStr) -> Result<()> {
         let what = Kind { kind: FileType::CharDevice, rdev: 0, target: OsStr::new("") };
         let creator = Creator { uid: 0, gid: 0, umask: 0 };

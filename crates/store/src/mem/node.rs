@@ -1,6 +1,6 @@
 //! One object in memory.
 //!
-//! # Who touches what
+//! # Access
 //! * `id`, `kind`, `target`: immutable.
 //! * `data`: a file's bytes, protected by its lock. Held while bytes are copied, by this object
 //!   alone.
@@ -22,7 +22,7 @@ use crate::{
     Attr, Creator, Error, ErrorKind, FileType, ObjectId, Result, SetAttr, SetXattr, TimeSet, Timestamp,
 };
 
-/// What an object, or one more name of it, takes of the space beside its data.
+/// The space that an object, or one more name of it, takes beside its data.
 pub(crate) const OBJECT_BYTES: u64 = 1024;
 const XATTR_NAME_MAX: usize = 255;
 const XATTR_VALUE_MAX: usize = 65536;
@@ -38,14 +38,14 @@ const GROUP_EXEC: u32 = 0o010;
 pub(crate) struct Node {
     pub(crate) id: ObjectId,
     pub(crate) kind: FileType,
-    /// Of a symbolic link.
+    /// The target of a symbolic link.
     pub(crate) target: OsString,
     pub(crate) data: RwLock<Blocks>,
     pub(crate) meta: Mutex<Meta>,
     space: Arc<Space>,
 }
 
-/// What changes about an object beside its data.
+/// The part of an object that changes beside its data.
 #[derive(Debug)]
 pub(crate) struct Meta {
     pub(crate) refs: u64,
@@ -69,7 +69,7 @@ impl Meta {
     }
 }
 
-/// What a new object is.
+/// The properties of a new object.
 pub(crate) struct Birth<'a> {
     pub(crate) id: ObjectId,
     pub(crate) kind: FileType,
@@ -120,7 +120,7 @@ impl Node {
         self.meta.lock().attr
     }
 
-    /// Takes over what writing did to the data; `data` is still locked.
+    /// Takes over the effect of a write on the data; `data` is still locked.
     pub(crate) fn note_write(&self, data: &Blocks) {
         let mut meta = self.meta.lock();
         meta.attr.size = data.size();
@@ -253,7 +253,7 @@ impl Node {
         Ok(())
     }
 
-    /// The kernel's rules of names, as far as they do not depend on who asks.
+    /// The kernel's rules of names, as far as they do not depend on the caller.
     fn may_have_xattr(&self, name: &OsStr, is_change: bool, op: &'static str) -> Result<()> {
         let bytes = name.as_bytes();
         if bytes.is_empty() || bytes.len() > XATTR_NAME_MAX {

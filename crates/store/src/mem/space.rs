@@ -62,7 +62,7 @@ impl Space {
         Vec::with_capacity(if len > BLOCK / 2 { BLOCK } else { len })
     }
 
-    /// Keeps the memory of a block that nobody else has.
+    /// Keeps the memory of a block that has no other owner.
     pub(crate) fn recycle(&self, bytes: Arc<Vec<u8>>) {
         let Ok(mut buf) = Arc::try_unwrap(bytes) else { return };
         if buf.capacity() != BLOCK {

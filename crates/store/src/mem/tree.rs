@@ -33,7 +33,7 @@ pub(crate) struct Tree {
 
 #[derive(Debug)]
 pub(super) struct Names {
-    /// Everything with a name or a reference.
+    /// All objects with a name or a reference.
     nodes: HashMap<u64, Arc<Node>>,
     /// The directories that are not removed.
     pub(super) dirs: HashMap<u64, Directory>,
@@ -44,7 +44,7 @@ pub(super) struct Names {
 pub(super) struct Directory {
     pub(super) parent: u64,
     pub(super) entries: HashMap<Arc<OsStr>, Place>,
-    /// In the order of creation, by offset: offsets stay right whatever comes and goes.
+    /// In the order of creation, by offset: offsets stay right whatever entries come and go.
     order: BTreeMap<u64, Arc<OsStr>>,
     next: u64,
 }
@@ -83,7 +83,7 @@ impl Directory {
     }
 }
 
-/// What a new object is; see [`Tree::make`].
+/// The properties of a new object; see [`Tree::make`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind<'a> {
     pub(crate) kind: FileType,
@@ -138,7 +138,7 @@ impl Names {
         }
     }
 
-    /// Takes one name of `node` away, and gives out what nobody needs any more.
+    /// Takes away one name of `node`, and returns an object that is not needed any more.
     pub(super) fn unlinked(&mut self, node: &Node) -> Option<Arc<Node>> {
         let is_gone = {
             let mut meta = node.meta.lock();
@@ -223,7 +223,7 @@ impl Tree {
         if id == ObjectId::ROOT { 0 } else { self.generation }
     }
 
-    /// What `node` is, with one more reference.
+    /// The entry of `node`, with one more reference.
     fn refer(&self, node: &Node) -> Entry {
         let mut meta = node.meta.lock();
         meta.refs += 1;

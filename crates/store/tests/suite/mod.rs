@@ -1,4 +1,4 @@
-//! What every store must do, as functions over a fresh, empty store.
+//! The behaviour of every store, as functions over a fresh, empty store.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
@@ -18,7 +18,7 @@ use watertight_store::{
     Access, Attr, Created, Creator, Entry, Error, ErrorKind, File, Name, NewNode, ObjectId, Store,
 };
 
-/// One scenario: its name and what it does.
+/// One scenario: its name and its function.
 pub(crate) type Scenario = (&'static str, fn(&dyn Store));
 
 /// All of them.
@@ -120,12 +120,12 @@ pub(crate) fn list(store: &dyn Store, id: ObjectId) -> Vec<String> {
     names
 }
 
-/// Attributes without what a mere look may change.
+/// Attributes without those that a mere look may change.
 pub(crate) fn steady(attr: Attr) -> Attr {
     Attr { atime: Default::default(), ..attr }
 }
 
-/// Runs `scenario` on what `make` makes, and says which one failed.
+/// Runs each scenario on a store that `make` makes, and prints the name of one that failed.
 pub(crate) fn run(make: impl Fn() -> Arc<dyn Store>) {
     for (name, scenario) in scenarios() {
         let store = make();

@@ -114,7 +114,7 @@ fn all_at_once(store: &dyn Store) {
     assert_eq!(steady(store.attr(made.entry.id).unwrap()), steady(attr));
 }
 
-/// Sets all times of `id` far back, and says which of them `work` moved.
+/// Sets all times of `id` far back, and returns which of them `work` moved.
 fn moved(store: &dyn Store, id: watertight_store::ObjectId, work: impl FnOnce()) -> (bool, bool) {
     let back = SetAttr { mtime: Some(TimeSet::At(EARLY)), ..Default::default() };
     let before = store.set_attr(id, &back).unwrap();

@@ -1,5 +1,5 @@
-//! What is let go of while the store does not answer, under many schedules, with mutants that the
-//! same test catches.
+//! Files that are closed while the store does not answer, under many schedules, with mutants that
+//! the same test catches.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-volume --lib later`
 

@@ -9,8 +9,8 @@ use sync::{model, mutant, thread};
 use super::Stall;
 use crate::events::Events;
 
-/// One call, which each of two lookers may see under way, or not: a stall at most, whoever was
-/// there first.
+/// One call, which each of two threads that look may see under way, or not: a stall at most,
+/// whichever was first.
 fn two_look() {
     let (store, watch) = Watch::over(MemStore::new(1 << 20) as Arc<dyn Store>);
     let stall = Arc::new(Stall::new(watch, Duration::ZERO));

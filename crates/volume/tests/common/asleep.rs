@@ -1,4 +1,4 @@
-//! A thread of which it can be said that it waits.
+//! A thread whose waiting can be observed.
 
 use std::sync::mpsc::channel;
 use std::thread::{JoinHandle, Result};
@@ -26,10 +26,10 @@ impl<T: Send + 'static> Waiter<T> {
         Self { thread, tid }
     }
 
-    /// Waits until the thread sleeps in the kernel after `begun` was so.
+    /// Waits until `begun` says `true` and the thread sleeps in the kernel.
     ///
-    /// It might sleep for a lock: then the test has not the order of events that it is for, and
-    /// fails no more for it.
+    /// It might sleep for a lock: then the test does not have the order of events that it is for,
+    /// but does not fail for that.
     pub(crate) fn is_asleep_once(&self, begun: impl Fn() -> bool) {
         let start = Instant::now();
         while !(begun() && self.sleeps()) {

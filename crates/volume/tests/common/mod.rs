@@ -1,4 +1,4 @@
-//! What the volume's tests share.
+//! Shared parts of the volume's tests.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod asleep;
@@ -67,7 +67,7 @@ pub(crate) fn lazy() -> Options {
         cache_bytes_max: 4 << 20,
         dirty_after: Duration::from_secs(3600),
         retry_pause: Duration::from_millis(5),
-        // Nothing that a slow machine meets.
+        // Longer than a slow machine needs.
         drain_deadline: Duration::from_secs(120),
         ..Options::default()
     }

@@ -16,7 +16,7 @@ use crate::tree::change::Detach;
 
 const LOOKUP: Op<'static> = Op::ReadLink;
 
-/// A tree whose root volume has a directory `x`, and a kernel that takes whatever it is told.
+/// A tree whose root volume has a directory `x`, and a kernel that takes any notification.
 struct World {
     tree: Arc<Tree>,
     dev: Arc<Dev>,
@@ -24,7 +24,7 @@ struct World {
     _kernel: std::os::fd::OwnedFd,
 }
 
-/// A volume that says when it ended, and whose store is not asked anything afterwards.
+/// A volume that counts its ends, and whose store is not asked anything afterwards.
 struct Other {
     volume: Arc<Volume>,
     ends: Arc<AtomicUsize>,
@@ -57,7 +57,7 @@ impl World {
         wire::join(on.tag, NodeId::ROOT).unwrap()
     }
 
-    /// What a look-up of `x` crosses into.
+    /// The mount that a look-up of `x` crosses into.
     fn crossed(&self) -> Option<Arc<Tagged>> {
         self.tree.crossed(None, self.x)
     }
@@ -131,7 +131,7 @@ fn a_request_after_an_attach_finds_it() {
         let crossed = world.crossed().unwrap();
         assert!(Arc::ptr_eq(&crossed.served.volume, &second.volume), "not the uppermost");
         assert!(request(&world.tree, &mut seen, above, &second.volume), "attached, and not found");
-        // One after the other: the checker has no threads that wait beside those that they made.
+        // One after the other: the checker runs only threads that it made itself.
         for _ in 0..2 {
             world
                 .tree

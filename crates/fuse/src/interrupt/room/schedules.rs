@@ -43,7 +43,7 @@ impl World {
         Self { interrupts, first, second, whom, is_given_up, reader }
     }
 
-    /// The first thread answers, and looks for what has waited.
+    /// The first thread answers, and looks for a request that has waited.
     fn first_leaves(&self) -> thread::JoinHandle<()> {
         let (interrupts, first) = (Arc::clone(&self.interrupts), Arc::clone(&self.first));
         let is_given_up = Arc::clone(&self.is_given_up);

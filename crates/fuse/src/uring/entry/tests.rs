@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use crate::abi::GetAttrIn;
 use crate::decode::{self, Agreed, Op};
 
-/// What the kernel would have put into an entry.
+/// The content that the kernel would have put into an entry.
 fn filled(opcode: u32, op_in: &[u8], payload: &[u8]) -> Entry {
     let mut entry = Entry::new(3).unwrap();
     let len = size_of::<InHeader>() + op_in.len() + payload.len();

@@ -1,4 +1,4 @@
-//! A thread's scheduling class, and what the kernel tells of its waits.
+//! A thread's scheduling class, and the kernel's record of its waits.
 
 use std::time::{Duration, Instant};
 
@@ -21,10 +21,10 @@ pub(super) fn me() -> Tid {
 }
 
 /// Whether a thread of this process that takes the class may give it up again, which an ordinary
-/// user's may not; whether the guard may be a real-time thread; and whether the kernel says who
-/// waits for a CPU. The class to go back to must be the normal one.
+/// user's may not; whether the guard may be a real-time thread; and whether the kernel says which
+/// threads wait for a CPU. The class to go back to must be the normal one.
 pub(super) fn is_possible() -> bool {
-    // Tried out on a thread that ends: a capability does not tell, in a user namespace.
+    // Tried out on a thread that ends: in a user namespace a capability does not say it.
     let attempt = || {
         is_normal()
             && RunQueue::of(&me()).is_some_and(|queue| queue.turns > 0)
@@ -62,7 +62,7 @@ fn set_policy(tid: &Tid, policy: i32, priority: i32) -> bool {
 }
 
 /// Has the calling thread's I/O keep its class: without one of its own the kernel takes it from the
-/// scheduling class, and the I/O of an idle thread waits for everybody's. Says whether it could.
+/// scheduling class, and the I/O of an idle thread waits for all other I/O. Says whether it could.
 pub(super) fn keep_io_class() -> bool {
     const WHO_PROCESS: i32 = 1;
     const CLASS_SHIFT: i64 = 13;
@@ -93,7 +93,7 @@ fn file_of(tid: &Tid, name: &str) -> String {
     format!("/proc/self/task/{}/{name}", tid.as_raw_nonzero())
 }
 
-/// What the kernel counts of a thread's waits for a CPU, each when it ends.
+/// The kernel's counts of a thread's waits for a CPU; each is counted when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RunQueue {
     pub(super) waited: Duration,
@@ -112,7 +112,7 @@ impl RunQueue {
 
 /// Waits for the guard's next look, or for its end.
 pub(super) fn tick<T>(rung: &Condvar, mut bell: MutexGuard<'_, T>, next: Instant) {
-    // Not in place of a wake-up: nothing tells when a thread starves.
+    // Not in place of a wake-up: nothing reports when a thread starves.
     rung.wait_until(&mut bell, next);
 }
 

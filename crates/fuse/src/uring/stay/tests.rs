@@ -2,11 +2,11 @@ use super::*;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu};
 
-/// A guard, and what the calling thread needs to take the class; nothing where the host does not
-/// let it. Who has to be looked after by the test itself has a guard without a thread.
+/// A guard, and what the calling thread needs to take the class; `None` where the host does not let
+/// it. Without `has_thread` the test itself looks after the threads: the guard has no thread.
 fn guarded(has_thread: bool) -> Option<(Arc<Guard>, Stayer)> {
     let guard = Arc::new(Guard::new(Cpus::new()));
-    // ORDERING: Relaxed here and below: nobody else looks yet, or the value is polled.
+    // ORDERING: Relaxed here and below: no other thread looks yet, or the value is polled.
     guard.has_thread.store(!has_thread, Ordering::Relaxed);
     let stayer = guard.join();
     if !stayer.is_possible {
@@ -93,7 +93,7 @@ fn a_thread_that_waits_for_the_cpu_gets_its_class_back_and_nobody_takes_it_for_a
     serve(&mut stayer);
     // On a slow machine the ban may be over.
     assert!(own_class() == libc::SCHED_OTHER || !guard.is_banned.load(Ordering::Relaxed));
-    // It ends without anybody asking for it.
+    // It ends by itself.
     until(|| !guard.is_banned.load(Ordering::Relaxed));
     drop(stayer);
     guard.wait();

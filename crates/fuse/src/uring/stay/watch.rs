@@ -1,4 +1,4 @@
-//! What the guard looks for: threads in the class that do not move, and whether they starved.
+//! Finds threads in the class that do not move, and decides whether they starved.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,18 +9,20 @@ use sync::mutant::is_on;
 use super::class::{self, Class, RunQueue};
 use super::{Stay, TAKING, TICK};
 
-/// How long nobody takes the class after a thread starved: at first, and at most.
+/// How long no thread takes the class after one starved: at first, and at most.
 const BAN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// For how many ticks a thread that got its class back and wants to run may not get to it.
 const PATIENCE: u32 = 8;
 
-/// What the guard knows from its last looks.
+/// The results of the guard's last looks.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// Who was in the class, with the number of its wait; and room for the next look.
+    /// The threads that were in the class, with the number of their waits; and room for the next
+    /// look.
     seen: Vec<(Arc<Stay>, u64)>,
     now: Vec<(Arc<Stay>, u64)>,
-    /// Who got its class back, wanted to run, and has not been seen to since.
+    /// The threads that got their class back, wanted to run, and of which it is open whether they
+    /// starved.
     released: Vec<Released>,
     pub(super) ban: Ban,
 }
@@ -32,7 +34,7 @@ struct Released {
     ticks: u32,
 }
 
-/// What became of a thread that wanted to run when it got its class back.
+/// The fate of a thread that wanted to run when it got its class back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It has not run yet.
@@ -44,8 +46,8 @@ pub(super) enum Verdict {
 }
 
 impl Watch {
-    /// Gives the class back to whoever has not moved since the last look, and bans it where
-    /// somebody starved. Says whether there was nobody to look at.
+    /// Gives the class back to each thread that has not moved since the last look, and bans it
+    /// where a thread starved. Says whether there was no thread to look at.
     pub(super) fn look(&mut self, threads: &[Arc<Stay>]) -> bool {
         let Self { seen, now, released, ban } = self;
         released.retain_mut(|released| match released.look() {
@@ -73,12 +75,12 @@ impl Watch {
         seen.is_empty() && released.is_empty()
     }
 
-    /// Whether nobody may take the class now: it is banned, or about to be.
+    /// Whether no thread may take the class now: it is banned, or about to be.
     pub(super) fn is_banned(&self) -> bool {
         self.ban.holds() || !self.released.is_empty()
     }
 
-    /// Gives everybody their class back; says whether nobody is left who could still take it.
+    /// Gives all threads their class back; says whether none is left that could still take it.
     pub(super) fn release_all(&mut self, threads: &[Arc<Stay>]) -> bool {
         let mut is_all = true;
         for stay in threads {
@@ -93,7 +95,7 @@ impl Watch {
     }
 }
 
-/// Gives a thread its class back. It is one to be watched if it wants to run all the same.
+/// Gives a thread its class back. The thread is to be watched if it wants to run even so.
 fn release(stay: &Arc<Stay>, waits: u64, ban: &mut Ban) -> Option<Released> {
     let wants_to_run = class::wants_to_run(&stay.tid);
     let before = RunQueue::of(&stay.tid);
@@ -101,15 +103,15 @@ fn release(stay: &Arc<Stay>, waits: u64, ban: &mut Ban) -> Option<Released> {
         return None;
     }
     if waits & TAKING == 0 || is_on("stay-clears-taking") {
-        // ORDERING: SeqCst, P2. Not if the thread has moved meanwhile. Who is about to take the
-        // class would still do so.
+        // ORDERING: SeqCst, P2. Fails if the thread has moved meanwhile. A thread that is about to
+        // take the class would still do so.
         let cleared = stay.waits.compare_exchange(waits, 0, Ordering::SeqCst, Ordering::SeqCst);
         if cleared.is_err() {
             return None;
         }
     }
     if before.is_none() {
-        // It cannot be told.
+        // Whether it starved cannot be known.
         ban.begin();
     }
     Some(Released { stay: Arc::clone(stay), before: before.filter(|_| wants_to_run)?, ticks: 0 })
@@ -132,7 +134,7 @@ impl Released {
     }
 }
 
-/// What two readings say, the first from when it got its class back.
+/// The verdict by two readings, the first from when the thread got its class back.
 pub(super) fn verdict(before: RunQueue, now: Option<RunQueue>) -> Verdict {
     match now {
         None => Verdict::Fine,
@@ -142,7 +144,7 @@ pub(super) fn verdict(before: RunQueue, now: Option<RunQueue>) -> Verdict {
     }
 }
 
-/// For how long nobody takes the class.
+/// For how long no thread takes the class.
 #[derive(Debug, Default)]
 pub(super) struct Ban {
     until: Option<Instant>,
@@ -169,7 +171,7 @@ impl Ban {
         self.is_for_good || self.until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// When it ends, if it holds and does.
+    /// When the ban ends, if it holds and does.
     pub(super) fn until(&self) -> Option<Instant> {
         self.until.filter(|_| self.holds() && !self.is_for_good)
     }
