@@ -32,7 +32,7 @@
 //!   full fence, load `used` and `word`. Either the switcher sees that the superblock goes, or
 //!   unmount sees the pin.
 //! * P2 switcher: everything it did to the superblock, subtract from `word` with release. Unmount:
-//! |  load `word` with acquire. The switcher is done with the superblock before the drain returns.
+//!   load `word` with acquire. The switcher is done with the superblock before the drain returns.
 //! * P3 unmount: set [`AWAITED`] in `word`, look again. Unpin: subtract, check the bit in the
 //!   previous value. Both are changes of one word: either the unpin finds the bit or unmount finds
 //!   zero. Unmount takes the door's lock before it looks, and the unpin takes it after it

@@ -1,10 +1,10 @@
 //! Moving inodes from one wb to another.
 //!
 //! 1. *Prepare*, under the inode's lock: pin the superblock (which looks at `SB_ACTIVE` again),
-//! |   check that the inode is not on its way already, not being freed, not there already; set
-//! |   `I_WB_SWITCH`; take a reference. A step that fails gives the pin back.
+//!    check that the inode is not on its way already, not being freed, not there already; set
+//!    `I_WB_SWITCH`; take a reference. A step that fails gives the pin back.
 //! 2. *Queue*: push the inodes on the superblock's list, in the batch that waits for the same grace
-//! |   period; a thread that begins a batch queues a worker's run for it (`pending`).
+//!    period; a thread that begins a batch queues a worker's run for it (`pending`).
 //! 3. *Work*: wait for that grace period, so that page accounting sees the flags; take the batch,
 //!    **once**; then move inode after inode, each under both wbs' locks, clear its flag, drop the
 //!    reference, **then** the pin. A drain does the same with all batches of its superblock, and
