@@ -10,11 +10,11 @@ use std::str::FromStr;
 /// Names a cgroup: its directory's inode number; 0 for the root of the tree.
 pub type Id = u64;
 
-/// Which tree.
+/// The choice of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Choice {
-    /// What the host uses: version 2 if it has the controllers `memory` or `io`, else the tree of
-    /// `memory`, of `blkio`, of version 2 at last. None of them: off.
+    /// The tree that the host uses: version 2 if it has the controllers `memory` or `io`, else the
+    /// tree of `memory`, of `blkio`, of version 2 at last. None of them: off.
     #[default]
     Auto,
     /// Version 2.
@@ -32,9 +32,9 @@ pub enum Error {
     /// It is not mounted.
     #[error("no tree of cgroups with {wanted} is mounted here; there are: {found}")]
     NotMounted {
-        /// What was asked for.
+        /// The requested controller.
         wanted: String,
-        /// What there is.
+        /// The trees that are mounted.
         found: String,
     },
 }
@@ -42,10 +42,10 @@ pub enum Error {
 /// A tree of cgroups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hierarchy {
-    /// How `/proc/TID/cgroup` names it: empty for version 2.
+    /// Its name in `/proc/TID/cgroup`: empty for version 2.
     controller: String,
     mountpoint: PathBuf,
-    /// Which of its directories is mounted there.
+    /// The directory of the tree that is mounted there.
     root: PathBuf,
 }
 
@@ -89,7 +89,7 @@ impl Hierarchy {
     /// The tree that `choice` names; `None` for none.
     ///
     /// # Errors
-    /// [`Error::NotMounted`], but for [`Choice::Auto`].
+    /// [`Error::NotMounted`], except for [`Choice::Auto`].
     pub fn find(choice: &Choice) -> Result<Option<Self>, Error> {
         let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
         let all: Vec<Mounted> = text.split(|&byte| byte == b'\n').filter_map(Mounted::parse).collect();
@@ -118,7 +118,7 @@ impl Hierarchy {
         Self { controller: controller.to_owned(), mountpoint: mountpoint.to_owned(), root: "/".into() }
     }
 
-    /// Whether it is the version 2 tree of a host that uses it for what we are about.
+    /// Whether it is the version 2 tree of a host that uses it for memory or I/O.
     fn is_used(&self) -> bool {
         let controllers = std::fs::read_to_string(self.mountpoint.join("cgroup.controllers"));
         controllers.is_ok_and(|names| names.split_whitespace().any(|name| name == "memory" || name == "io"))
@@ -131,8 +131,8 @@ impl Hierarchy {
     }
 
     /// The path of a thread's cgroup below the mountpoint; `None` if there is no such thread, or
-    /// its cgroup is not to be seen from here. For a thread in a cgroup that was removed, what is
-    /// above it.
+    /// its cgroup is not visible from here. For a thread in a removed cgroup, the path of the
+    /// nearest one above.
     #[must_use]
     pub fn path_of(&self, tid: u32) -> Option<PathBuf> {
         let text = std::fs::read(format!("/proc/{tid}/cgroup")).ok()?;
@@ -143,13 +143,13 @@ impl Hierarchy {
             None => Path::new(OsStr::from_bytes(path)),
         };
         let below = path.strip_prefix(&self.root).ok()?;
-        // One that is outside of this process' cgroup namespace.
+        // A cgroup outside of this process's cgroup namespace.
         let is_outside = below.components().any(|part| part == Component::ParentDir);
         (!is_outside).then(|| below.strip_prefix("/").unwrap_or(below).to_owned())
     }
 
-    /// The cgroup at `path`, which is below the mountpoint, and those above it; `None` if it is not
-    /// there.
+    /// The cgroup at `path`, which is below the mountpoint, and those above it; `None` if it does
+    /// not exist.
     #[must_use]
     pub fn look_up(&self, path: &Path) -> Option<Found> {
         let mut at = self.mountpoint.clone();
@@ -226,7 +226,7 @@ impl Mounted {
     }
 }
 
-/// The kernel writes what would break a line as `\` and three octal digits.
+/// The kernel writes bytes that would break a line as `\` and three octal digits.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,12 +1,12 @@
 //! The cgroups of the host: which one a thread is in, and which of them are removed or renamed.
 //!
 //! [`Hierarchy::find`] chooses one tree of cgroups: version 2, or that of a version 1 controller.
-//! [`Threads`] says which of its cgroups a thread is in, and remembers that for a moment. [`Watch`]
-//! tells of the end of those that somebody asked for.
+//! [`Threads`] finds which of its cgroups a thread is in, and remembers that for a moment.
+//! [`Watch`] reports the end of cgroups that were added to it.
 //!
 //! A cgroup is named by its directory's inode number, which is the kernel's own cgroup id and is
-//! not given again while the host runs; a directory of the same name, made later, is another
-//! cgroup. The root of the tree has the number 0 here.
+//! not used again while the host runs; a directory of the same name, made later, is another cgroup.
+//! The root of the tree has the number 0 here.
 
 #![forbid(unsafe_code)]
 

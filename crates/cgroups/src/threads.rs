@@ -1,8 +1,8 @@
 //! Which cgroup a thread is in, remembered for a moment.
 //!
-//! Reading `/proc` takes longer than a small write. What was read is true for [`STALE_AFTER`] at
-//! most: as long may a thread that was moved, or one that got the number of one that has ended,
-//! count for the cgroup of before.
+//! Reading `/proc` takes longer than a small write. An answer is used for [`STALE_AFTER`] at most.
+//! For so long, a thread that was moved, or one that got the number of an ended thread, may count
+//! for the former cgroup.
 //!
 //! Lock order: a shard is a leaf.
 
@@ -19,15 +19,15 @@ const SHARDS: usize = 16;
 /// Answers that one shard keeps.
 const SHARD_MAX: usize = 512;
 
-/// What was found out about threads.
+/// Known cgroups of threads.
 #[derive(Debug, Default)]
 pub struct Threads {
     shards: [Mutex<HashMap<u32, (Id, Instant)>>; SHARDS],
 }
 
 impl Threads {
-    /// The cgroup of `tid` as of 50 ms ago at most; `find` says it, if it is not known. What `find`
-    /// does not know is not remembered.
+    /// The cgroup of `tid` as of 50 ms ago at most; if it is not known, `find` looks it up. A
+    /// failed look-up is not remembered.
     pub fn get(&self, tid: u32, find: impl FnOnce() -> Option<Id>) -> Option<Id> {
         let shard = &self.shards[tid as usize % SHARDS];
         let now = Instant::now();
@@ -44,25 +44,25 @@ impl Threads {
                 known.clear();
             }
         }
-        // Its age is that of the question: what was found may be as old.
+        // Its age is that of the question: the answer may be as old.
         known.insert(tid, (id, now));
         Some(id)
     }
 
-    /// Forgets who was in a cgroup.
+    /// Forgets which threads were in a cgroup.
     pub fn forget(&self, id: Id) {
         for shard in &self.shards {
             shard.lock().retain(|_, (known, _)| *known != id);
         }
     }
 
-    /// How many answers are kept: at most 8192.
+    /// The number of answers that are kept: at most 8192.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
-    /// Whether none is.
+    /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -85,7 +85,7 @@ mod tests {
             });
             assert_eq!(id, Some(asked));
         }
-        // Two answers were used up.
+        // Two answers expired.
         assert!(begun.elapsed() >= STALE_AFTER * 2);
         assert_eq!(threads.get(8, || None), None);
         assert_eq!(threads.get(8, || Some(5)), Some(5));

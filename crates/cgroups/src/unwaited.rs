@@ -1,10 +1,10 @@
-//! An inotify instance whose end nobody waits for.
+//! An inotify instance whose end no thread waits for.
 //!
 //! Purpose: the kernel frees an instance that watches something after a grace period of the whole
 //! host, for which close(2), and with it the process's end, waits: 10 to 30 ms where the CPUs are
-//! busy. What an io_uring has registered the kernel lets go of in a thread of its own, once the
-//! ring is closed. So a ring has the instance from the start, and is closed after it, also by a
-//! process that is killed: the kernel closes descriptors in the order of their numbers.
+//! busy. Files that an io_uring has registered are released by the kernel in a thread of its own,
+//! once the ring is closed. So a ring has the instance from the start, and is closed after it, even
+//! by a process that is killed: the kernel closes descriptors in the order of their numbers.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -14,7 +14,7 @@ use io_uring::IoUring;
 /// An instance, and the ring that has it. Closed in this order.
 pub(crate) struct Unwaited {
     inotify: OwnedFd,
-    /// None where the host has no io_uring: the end is waited for.
+    /// None where the host has no io_uring: then closing waits.
     _ring: Option<IoUring>,
 }
 
@@ -34,7 +34,7 @@ impl AsFd for Unwaited {
 }
 
 /// A ring that has the instance. Its number is the higher one, since every lower one was taken when
-/// the instance was made (unless one has been given back since: then the process's end waits).
+/// the instance was made (unless one has been closed since: then the process's end waits).
 fn ring_that_has(inotify: &OwnedFd) -> io::Result<IoUring> {
     let ring: IoUring = IoUring::builder().dontfork().build(1)?;
     ring.submitter().register_files(&[inotify.as_raw_fd()])?;

@@ -1,15 +1,15 @@
 //! The end of cgroups, and their renaming (which version 1 allows, within one parent).
 //!
-//! A thread waits for what inotify says of the parents' directories: the kernel tells it of each
-//! mkdir, rmdir and rename there. Where inotify cannot be had, or not for so many directories, the
-//! thread looks twice a second at every cgroup that is watched.
+//! A thread reads inotify events of the parents' directories: the kernel reports each mkdir, rmdir
+//! and rename there. Where inotify is not available, or not for so many directories, the thread
+//! looks twice a second at every cgroup that is watched.
 //!
 //! A cgroup is watched from its parent's watch on: `add` makes that first and looks for the cgroup
-//! again afterwards, so that one that goes in between is not taken for one that is there, and one
-//! that goes later is told of.
+//! again afterwards. So a cgroup that goes in between is not taken for one that exists, and one
+//! that goes later is reported.
 //!
-//! Lock order: `Inner::state`, then whatever the callback takes: it is called with it held, so that
-//! what it is told is in order, also with [`Watch::add`].
+//! Lock order: `Inner::state`, then the callback's locks: the callback is called with `state` held,
+//! so that events come in order, also with [`Watch::add`].
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -28,10 +28,10 @@ use sync::{Mutex, thread};
 use crate::unwaited::Unwaited;
 use crate::{Found, Hierarchy, Id};
 
-/// How often is looked where nothing tells of a cgroup's end.
+/// The interval of looks where no event reports a cgroup's end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
-/// What happened to a cgroup that is watched.
+/// A change of a watched cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// It was removed.
@@ -51,7 +51,7 @@ struct Inner {
     tree: Hierarchy,
     tell: Box<dyn Fn(Event) + Send + Sync>,
     inotify: Option<Unwaited>,
-    /// Becomes readable when one of the two below is set.
+    /// Becomes readable when `stopping` or `must_look` is set.
     wake: OwnedFd,
     stopping: AtomicBool,
     /// Not every cgroup has a watch: the thread has to look.
@@ -63,12 +63,12 @@ struct Inner {
 struct State {
     known: HashMap<Id, Place>,
     by_place: HashMap<Place, Id>,
-    /// Directories with a watch, both ways.
+    /// Directories with a watch, in both directions.
     by_watch: HashMap<i32, Id>,
     watch_of: HashMap<Id, i32>,
 }
 
-/// Where a cgroup is: its parent, and its name there.
+/// The place of a cgroup: its parent, and its name there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Place {
     parent: Id,
@@ -82,8 +82,8 @@ impl fmt::Debug for Inner {
 }
 
 impl Watch {
-    /// Calls `tell` for what happens to cgroups of `tree`, once they were [added](Self::add). It
-    /// must not call this watch. What is logged by the way is logged in the caller's span.
+    /// Calls `tell` for changes of cgroups of `tree`, once they were [added](Self::add). It must
+    /// not call this watch. The thread logs in the caller's span.
     ///
     /// # Errors
     /// When the host gives no descriptor or no thread.
@@ -110,8 +110,8 @@ impl Watch {
         Ok(Self { inner, thread: Some(thread) })
     }
 
-    /// Watches a cgroup and those above it; `made` is called for each that was not watched, from
-    /// above, with its parent's number and its name. `false` if it is not there any more.
+    /// Watches a cgroup and those above it; calls `made` for each that was not watched, from above,
+    /// with its parent's number and its name. `false` if the cgroup does not exist any more.
     pub fn add(&self, found: &Found, mut made: impl FnMut(Id, Id, &OsStr)) -> bool {
         let inner = &*self.inner;
         let mut state = inner.state.lock();
@@ -123,7 +123,7 @@ impl Watch {
             if before != Some(*id) {
                 inner.watch_directory(&mut state, parent, &at);
                 if inner.tree.id_at(&at.join(name)) != Some(*id) || state.known.contains_key(id) {
-                    // Gone, or renamed, which an event is about to tell.
+                    // Gone, or renamed, which an event is about to report.
                     return false;
                 }
                 if let Some(before) = before {
@@ -139,13 +139,13 @@ impl Watch {
         true
     }
 
-    /// How many cgroups are watched.
+    /// The number of cgroups that are watched.
     #[must_use]
     pub fn len(&self) -> usize {
         self.inner.state.lock().known.len()
     }
 
-    /// Whether none is.
+    /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -154,7 +154,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // ORDERING: Relaxed, the thread loads it after it has read what `wake` writes.
+        // ORDERING: Relaxed, the thread loads it after it has read from `wake`.
         self.inner.stopping.store(true, Ordering::Relaxed);
         self.inner.wake();
         if let Some(thread) = self.thread.take() {
@@ -176,7 +176,7 @@ impl Inner {
         }
     }
 
-    /// Waits for events, or for the time to look; `false` at the end.
+    /// Waits for events, or for the next look; `false` at the end.
     fn wait(&self) -> bool {
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         fds.extend(self.inotify.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
@@ -230,7 +230,7 @@ impl Inner {
                 }
             }
         }
-        // The other half of a renaming came too late: look for the cgroup.
+        // The other half of a renaming came too late: looks for the cgroup.
         let mut state = self.state.lock();
         for id in moving.into_values() {
             self.look_at(&mut state, id);
@@ -245,7 +245,7 @@ impl Inner {
         }
     }
 
-    /// Tells if a cgroup is not where it was.
+    /// Reports a cgroup that is not at its known place.
     fn look_at(&self, state: &mut State, id: Id) {
         let Some(place) = state.known.get(&id).cloned() else { return };
         let parent = self.path(state, place.parent);
@@ -314,7 +314,7 @@ impl State {
         self.known.remove(&id);
     }
 
-    /// Another cgroup may be there by now.
+    /// Another cgroup may have the place by now.
     fn forget_place(&mut self, id: Id) {
         if let Some(place) = self.known.get(&id)
             && self.by_place.get(place) == Some(&id)

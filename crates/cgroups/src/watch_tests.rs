@@ -1,4 +1,4 @@
-//! On ordinary directories, which the kernel tells of as it does of cgroups.
+//! On ordinary directories, which the kernel reports as it does cgroups.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
@@ -22,7 +22,7 @@ fn rig() -> Rig {
 }
 
 impl Rig {
-    /// Makes a directory and has it watched; says its number.
+    /// Makes and watches a directory; returns its number.
     fn add(&self, path: &str) -> Id {
         std::fs::create_dir_all(self.dir.path().join(path)).unwrap();
         let found = self.tree.look_up(Path::new(path)).unwrap();
@@ -52,7 +52,7 @@ fn removal_and_renaming_are_told_once_each() {
 fn a_directory_made_again_under_the_same_name_is_another() {
     let rig = rig();
     let old = rig.add("a");
-    // Its number stays taken as long as somebody has it open.
+    // Its number stays taken as long as the directory is open.
     let _open = std::fs::File::open(rig.dir.path().join("a")).unwrap();
     std::fs::remove_dir(rig.dir.path().join("a")).unwrap();
     let new = rig.add("a");

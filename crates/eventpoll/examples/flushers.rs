@@ -18,7 +18,7 @@ fn main() -> Result<(), Error> {
     const PAGES: u64 = 10_000;
     let wbs: Vec<Wb> = (0..16).map(|_| Wb::default()).collect();
     let poll = EventPoll::new();
-    // One shot: whoever is told of a wb has it alone until it arms it again.
+    // One shot: a flusher that takes a wb has it alone until it arms it again.
     let interest = Interest::level(Events::IN).one_shot();
     for (token, wb) in (0..).zip(&wbs) {
         poll.add(&wb.has_work, interest, token)?;
@@ -56,7 +56,7 @@ fn flush(poll: &EventPoll, wbs: &[Wb], interest: Interest, written: &AtomicU64, 
                 poll.close();
                 return;
             }
-            // Armed again: if there is work by now, somebody is told.
+            // Armed again: if there is work by now, a flusher is woken.
             let _ = poll.modify(&wb.has_work, interest, event.token);
         }
     }

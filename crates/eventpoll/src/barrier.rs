@@ -13,15 +13,15 @@ pub(crate) fn full() {
     fence(Ordering::SeqCst);
 }
 
-/// The same, where what was written before was written by a read-modify-write: on x86 those are
-/// full barriers themselves, and only the compiler has to be told.
+/// A full barrier where the preceding write was a read-modify-write: on x86 those are full barriers
+/// themselves, and only the compiler needs one.
 #[inline]
 pub(crate) fn after_rmw() {
     of_processor_or_full();
 }
 
-/// Orders loads among each other for all processors alike: a load that sees somebody's write is
-/// followed by loads that see all that this one saw before it wrote. On x86 loads are so by
+/// Orders loads among each other for all processors alike: after a load that sees another thread's
+/// write, later loads see all that the writer saw before it wrote. On x86 loads are so by
 /// themselves.
 #[inline]
 pub(crate) fn between_loads() {

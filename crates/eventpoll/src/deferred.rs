@@ -23,7 +23,7 @@ use sync::mutant::is_on;
 
 use crate::barrier::{after_rmw, full};
 
-/// What is under a lock, and errands that concern it.
+/// A value under a lock, and errands that concern it.
 #[derive(Debug)]
 pub(crate) struct DeferredMutex<T, E> {
     inside: Mutex<T>,
@@ -45,9 +45,9 @@ impl<T, E> DeferredMutex<T, E> {
         Self { inside: Mutex::new(inside), left }
     }
 
-    /// Works under the lock, after what was left until then; `run` does an errand. Gives what came
-    /// of the work and, to be dealt with without the lock, of the errands. A full barrier follows
-    /// the lock.
+    /// Works under the lock, after all errands left until then; `run` does an errand. Returns the
+    /// result of the work and the results of the errands; the caller handles those without the
+    /// lock. A full barrier follows the lock.
     pub(crate) fn with<W, D>(
         &self,
         run: impl Fn(&mut T, E) -> D,
@@ -68,7 +68,8 @@ impl<T, E> DeferredMutex<T, E> {
         (result, done)
     }
 
-    /// Leaves an errand, and does it unless another thread has the lock. Never waits for that one.
+    /// Leaves an errand, and does it unless another thread has the lock. Never waits for that
+    /// thread.
     pub(crate) fn leave<D>(&self, errand: E, run: impl Fn(&mut T, E) -> D) -> Vec<D> {
         let mut left = self.left.errands.lock();
         left.push(errand);

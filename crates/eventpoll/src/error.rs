@@ -19,7 +19,7 @@ pub enum Error {
     /// An eventpoll cannot watch itself: EINVAL.
     #[error("an eventpoll cannot watch itself")]
     Itself,
-    /// What is exclusive cannot be modified, nothing can be made exclusive later, an eventpoll
+    /// An exclusive interest cannot be modified, nothing can be made exclusive later, an eventpoll
     /// cannot be watched exclusively, and neither one-shot interest nor other events than IN, OUT,
     /// ERR and HUP go with it: EINVAL.
     #[error("not possible with exclusive interest")]
@@ -42,7 +42,7 @@ pub enum Error {
     TooManyPaths {
         /// Eventpolls in the chain, the one that watches the source included.
         length: usize,
-        /// How many such chains there may be.
+        /// The most such chains that are allowed.
         max: usize,
     },
     /// The limit of watched sources is reached: ENOSPC.

@@ -28,7 +28,7 @@ mod real {
 
         /// Makes it unreadable.
         pub(crate) fn read(&self) {
-            // Nothing there: somebody else has read it.
+            // Nothing there: another thread has read it.
             let _ = rustix::io::read(&self.0, &mut [0; 8]);
         }
     }

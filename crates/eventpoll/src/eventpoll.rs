@@ -13,11 +13,11 @@ use crate::ready::{ReadyBitmap, ReadyList};
 use crate::source::Watched;
 use crate::{AsSource, Error, Event, Interest, Result, nest};
 
-/// Watches sources, and tells those who wait which are ready.
+/// Watches sources, and reports to waiting threads which are ready.
 ///
 /// Any number of threads may wait, signal, add, modify and delete at the same time. An eventpoll is
-/// a source itself: ready for [`Events::IN`](crate::Events::IN) while one of its sources is.
-/// Dropped, it lets go of its sources.
+/// itself a source: ready for [`Events::IN`](crate::Events::IN) while one of its sources is. When
+/// it is dropped, it lets go of its sources.
 pub struct EventPoll<R: ReadyList = ReadyBitmap> {
     inner: Arc<Inner<R>>,
 }
@@ -25,7 +25,7 @@ pub struct EventPoll<R: ReadyList = ReadyBitmap> {
 /// How an eventpoll behaves.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// What limits how many sources it watches, alone or together with others.
+    /// Limits how many sources it watches, alone or together with others.
     pub watches: Arc<Watches>,
 }
 
@@ -49,7 +49,7 @@ impl Watches {
         Self { max, used: AtomicUsize::new(0) }
     }
 
-    /// How many are watched.
+    /// The number of sources that are watched.
     #[must_use]
     pub fn used(&self) -> usize {
         // ORDERING: Relaxed, a number alone.
@@ -75,13 +75,13 @@ impl Default for EventPoll {
 }
 
 impl EventPoll {
-    /// One that watches nothing yet.
+    /// An eventpoll that watches nothing yet.
     #[must_use]
     pub fn new() -> Self {
         Self::with_options(Options::default())
     }
 
-    /// One that behaves as `options` say.
+    /// An eventpoll that behaves as `options` say.
     #[must_use]
     pub fn with_options(options: Options) -> Self {
         Self::with_ready_list(options)
@@ -89,18 +89,18 @@ impl EventPoll {
 }
 
 impl<R: ReadyList> EventPoll<R> {
-    /// One with another ready list; for experiments.
+    /// An eventpoll with another ready list; for experiments.
     #[doc(hidden)]
     #[must_use]
     pub fn with_ready_list(options: Options) -> Self {
         Self { inner: Arc::new(Inner::new(options.watches)) }
     }
 
-    /// Watches a source. If it is ready, that is reported even if nobody signals.
+    /// Watches a source. If it is ready, that is reported even without a signal.
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::Itself`], [`Error::NotPollable`], [`Error::WatchLimit`],
-    /// [`Error::TooManyPaths`], [`Error::Closed`]; [`Error::Exclusive`] for what
+    /// [`Error::TooManyPaths`], [`Error::Closed`]; [`Error::Exclusive`] for combinations that
     /// [`Interest::exclusive`] excludes; for eventpolls also [`Error::Loop`], [`Error::TooDeep`]
     /// and, with exclusive interest, [`Error::Exclusive`].
     pub fn add(&self, source: &impl AsSource, interest: Interest, token: u64) -> Result<()> {
@@ -126,8 +126,8 @@ impl<R: ReadyList> EventPoll<R> {
         Ok(())
     }
 
-    /// Changes what is reported of a source, and arms it. If it is ready, that is reported even if
-    /// nobody signals.
+    /// Changes what is reported of a source, and arms it. If it is ready, that is reported even
+    /// without a signal.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Exclusive`], [`Error::Closed`].
@@ -135,7 +135,7 @@ impl<R: ReadyList> EventPoll<R> {
         self.inner.modify(source.watched().queue().0.id(), interest, token)
     }
 
-    /// Watches a source no more. Waits that begin later do not report it.
+    /// Stops watching a source. Waits that begin later do not report it.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Closed`].
@@ -150,12 +150,12 @@ impl<R: ReadyList> EventPoll<R> {
         Ok(())
     }
 
-    /// Waits until something is ready, and reports up to `max` events in `events`, in place of what
-    /// was there. Returns how many; 0 when `timeout` has passed. Without a timeout it waits as long
-    /// as it takes; with one of zero it does not wait, and never says 0 while something is ready.
+    /// Waits until something is ready, and replaces the contents of `events` by up to `max` events.
+    /// Returns how many; 0 when `timeout` has passed. Without a timeout it waits as long as it
+    /// takes; with one of zero it does not wait, and never returns 0 while something is ready.
     ///
-    /// Of several who wait one is woken for each source that becomes ready; who leaves something
-    /// wakes another.
+    /// Each source that becomes ready wakes one of the waiting threads; a thread that leaves an
+    /// event behind wakes another.
     ///
     /// # Errors
     /// [`Error::NoRoom`] if `max` is 0; [`Error::Closed`]; [`Error::Interrupted`].
@@ -182,14 +182,15 @@ impl<R: ReadyList> EventPoll<R> {
                 return Err(Error::Closed);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                // Once more: one who was woken at the last moment must not leave with empty hands.
+                // Once more: a thread that was woken at the last moment must not return
+                // empty-handed.
                 return self.inner.harvest(events, max);
             }
             self.sleep(deadline, interrupts);
         }
     }
 
-    /// What was queued, what a scan holds and what it left are one word for who looks (`ready`,
+    /// Items that were queued, that a scan holds and that a scan left show in one word (`ready`,
     /// invariant 2).
     fn harvest_at_once(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
         if R::IS_EXACT && self.inner.shared.ready.is_empty() {
@@ -220,13 +221,13 @@ impl<R: ReadyList> EventPoll<R> {
         self.inner.shared.waiters.wake_all();
     }
 
-    /// Lets go of all sources and ends all waits, which fail with [`Error::Closed`], as does
-    /// everything later.
+    /// Lets go of all sources and ends all waits. These and all later calls fail with
+    /// [`Error::Closed`].
     pub fn close(&self) {
         self.inner.close();
     }
 
-    /// Who sleeps in a wait and was not woken; for tests.
+    /// The consumers that sleep in a wait and were not woken; for tests.
     #[cfg(any(loom, shuttle))]
     #[doc(hidden)]
     #[must_use]
@@ -234,13 +235,13 @@ impl<R: ReadyList> EventPoll<R> {
         self.inner.shared.waiters.asleep()
     }
 
-    /// How many sources are watched.
+    /// The number of sources that are watched.
     #[must_use]
     pub fn len(&self) -> usize {
         self.inner.len()
     }
 
-    /// Whether none is.
+    /// Whether no source is watched.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,25 +1,25 @@
-//! Events, and what one wants to know of them.
+//! Events, and the interest of a watcher in them.
 
 bitflags::bitflags! {
     /// What a source is ready for.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Events: u32 {
-        /// There is something to take.
+        /// There is something to read.
         const IN = 1;
         /// Something urgent.
         const PRI = 2;
-        /// Something can be given.
+        /// There is room to write.
         const OUT = 4;
         /// An error; always reported.
         const ERR = 8;
         /// The other side is gone; always reported.
         const HUP = 16;
-        /// The other side gives nothing more.
+        /// The other side writes nothing more.
         const RDHUP = 32;
     }
 }
 
-/// What is reported of a source, and when.
+/// Which events of a source are reported, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Interest {
     pub(crate) events: Events,
@@ -59,7 +59,7 @@ impl Interest {
         Self { is_exclusive: true, ..self }
     }
 
-    /// Whether epoll_ctl(2) would take it: what may stand beside EPOLLEXCLUSIVE is listed there.
+    /// Whether epoll_ctl(2) would take it: its page lists what may stand beside EPOLLEXCLUSIVE.
     pub(crate) fn is_permitted(self) -> bool {
         let beside_exclusive = Events::IN | Events::OUT | Events::ERR | Events::HUP;
         !self.is_exclusive || !self.is_one_shot && beside_exclusive.contains(self.events)
@@ -69,7 +69,7 @@ impl Interest {
 /// A source that is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Event {
-    /// What was given when the source was added or modified.
+    /// The token that was given when the source was added or modified.
     pub token: u64,
     /// What it is ready for.
     pub events: Events,

@@ -1,4 +1,4 @@
-//! Items and scans: what an eventpoll shares with the sources that it watches.
+//! Items and scans: the part of an eventpoll that it shares with the sources that it watches.
 //!
 //! Analogous to Linux's `struct eventpoll` and `struct epitem`.
 //!
@@ -11,15 +11,15 @@
 //! | `Inner::is_closed`, `Inner::interrupts` | written before all sleepers are woken, read before a consumer sleeps |
 //!
 //! # A scan
-//! It takes what was queued, and polls the sources one by one, until as many are reported as there
+//! It takes the queued items, and polls the sources one by one, until as many are reported as there
 //! is room for. An item whose source is not ready leaves the list. An item that is reported once
 //! (edge, one-shot) leaves it *before* its source is polled, so that a producer that signals
 //! afterwards queues it again. An item of level kind is polled where it is; if it is ready it
 //! stays, so that busy sources are signalled and scanned while neither side writes a word that the
 //! other reads. If it is not ready it leaves the list, and is polled once more.
 //!
-//! The order afterwards: what was not reached, what was queued meanwhile, what was reported and
-//! stays.
+//! The order afterwards: items that were not reached, items that were queued meanwhile, items that
+//! were reported and stay.
 //!
 //! # Orderings
 //! * P6 modify: store `mask`, full barrier (`deferred`), poll the source. Producer: change the
@@ -54,8 +54,8 @@ use crate::{Error, Event, Events, Interest, Result, nest};
 
 /// An eventpoll, as its items and its handle share it.
 ///
-/// What producers write, what consumers write, and what is mostly read lie in cache lines of their
-/// own.
+/// Words that producers write, words that consumers write, and words that are mostly read lie in
+/// cache lines of their own.
 pub(crate) struct Inner<R: ReadyList> {
     pub(crate) shared: Arc<Shared<R>>,
     scan: Alone<DeferredMutex<Scan<R>, Errand>>,
@@ -65,12 +65,12 @@ pub(crate) struct Inner<R: ReadyList> {
     pub(crate) watches: Arc<Watches>,
 }
 
-/// What producers and consumers have between them.
+/// The part that producers and consumers share.
 #[repr(align(128))]
 pub(crate) struct Shared<R: ReadyList> {
     pub(crate) ready: R,
     pub(crate) waiters: Waiters,
-    /// The wait queue of those that watch the eventpoll itself.
+    /// The wait queue of threads and eventpolls that watch the eventpoll itself.
     pub(crate) poll_wait: WaitQueue,
 }
 
@@ -98,7 +98,7 @@ struct Item<R: ReadyList> {
     called: Called,
 }
 
-/// An item, and what only scans need to know.
+/// An item, and the fields that only scans need.
 struct Watch<R: ReadyList> {
     item: Arc<Item<R>>,
     interest: Interest,
@@ -127,7 +127,7 @@ struct Scan<R: ReadyList> {
     trash: Vec<Arc<Item<R>>>,
 }
 
-/// What is to be done under the scan's lock by the next thread that has it.
+/// An errand for the next thread that has the scan's lock.
 #[derive(Debug)]
 enum Errand {
     /// The source is gone.
@@ -136,14 +136,14 @@ enum Errand {
     Close,
 }
 
-/// What is left to do of an errand without the lock.
+/// The rest of an errand, to be done without the lock.
 enum Done<R: ReadyList> {
     Forgotten(Option<Arc<Item<R>>>, u64),
     Closed(Vec<Slot<R>>),
 }
 
-/// What is left to do when no lock is held any more: the wait queue's list that was replaced is
-/// dropped, and the source of a new item is polled.
+/// The rest of an addition, to be done without any lock: the old list of the wait queue is dropped,
+/// and the source of a new item is polled.
 #[must_use = "to be finished without a lock"]
 pub(crate) struct Changed<R: ReadyList> {
     retired: Retired<WaitEntries>,
@@ -159,7 +159,7 @@ impl<R: ReadyList> Changed<R> {
     }
 }
 
-/// What a source answered.
+/// The result of polling a source.
 enum Answer {
     NotReady,
     /// Reported, and out of the list.
@@ -201,15 +201,15 @@ impl<R: ReadyList> Inner<R> {
         result
     }
 
-    /// Has an errand done under the lock: at once if it is free, otherwise by the thread that has
-    /// it. Waits for no scan.
+    /// Leaves an errand to be done under the lock: at once if it is free, otherwise by the thread
+    /// that has it. Waits for no scan.
     fn leave(&self, errand: Errand) {
         let ready = &self.shared.ready;
         let done = self.scan.leave(errand, |scan, errand| scan.run(ready, errand));
         self.finish(done);
     }
 
-    /// Does what errands leave to do without the lock. The caller may hold the lock of another
+    /// Does the rest of errands, without the lock. The caller may hold the lock of another
     /// eventpoll that polls this one, and so nothing is dropped here that may be the last reference
     /// to a source.
     fn finish(&self, done: Vec<Done<R>>) {
@@ -243,7 +243,7 @@ impl<R: ReadyList> Inner<R> {
         }
     }
 
-    /// Nothing if this eventpoll is watched itself: then chains are to be counted, under their
+    /// `None` if this eventpoll is watched itself: then the caller has to count chains, under their
     /// lock.
     fn add_unless_nested(
         self: &Arc<Self>,
@@ -336,7 +336,7 @@ impl<R: ReadyList> Inner<R> {
         Ok(Changed { retired: queue.0.detach(&(item as Arc<dyn WaitEntry>)), added: None })
     }
 
-    /// Reports up to `max` events, and wakes one more if there are more.
+    /// Reports up to `max` events, and wakes one more consumer if there are more.
     pub(crate) fn harvest(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
         let (is_more, trash) = self.scan(|scan| {
             if scan.is_closed {
@@ -347,7 +347,7 @@ impl<R: ReadyList> Inner<R> {
         })?;
         drop(trash);
         if is_more {
-            // `waiters` P1: what is in the list is there since before the lock was given back.
+            // `waiters` P1: the items in the list were there before the lock was given back.
             full();
             self.shared.waiters.wake_one();
         }
@@ -368,7 +368,7 @@ impl<R: ReadyList> Inner<R> {
         self.leave(Errand::Close);
     }
 
-    /// Of a closed eventpoll.
+    /// Detaches the items of a closed eventpoll.
     fn let_go(&self, slots: Vec<Slot<R>>) {
         for slot in slots {
             if let Slot::Taken(Watch { item, .. }) = slot {
@@ -421,8 +421,8 @@ impl<R: ReadyList> Watched for Inner<R> {
 }
 
 impl<R: ReadyList> Item<R> {
-    /// What the source is ready for, of what is of interest; for nothing while the item is
-    /// disarmed. Under the scan's lock.
+    /// The events that the source is ready for, of those of interest; none while the item is
+    /// disarmed. Called under the scan's lock.
     fn poll_source(&self) -> Events {
         // ORDERING: Relaxed, written under the lock that the caller holds.
         match self.mask.load(Ordering::Relaxed) {
@@ -435,7 +435,7 @@ impl<R: ReadyList> Item<R> {
     fn poll_and_queue(&self) {
         let now = self.source.poll_source();
         if !now.is_empty() {
-            // `ready` P3: what was just seen is not older than what a scan sees later.
+            // `ready` P3: the readiness seen here is not older than what a scan sees later.
             full();
             self.callback(now);
         }
@@ -510,7 +510,7 @@ impl<R: ReadyList> Scan<R> {
         self.pending.extend(self.again.drain(..));
     }
 
-    /// Whether any source is ready. Those at the front that are not leave the list.
+    /// Whether any source is ready. Items at the front that are not ready leave the list.
     fn is_any_ready(&mut self, ready: &R) -> bool {
         ready.start(&mut self.taken, &mut self.pending);
         let mut is_ready = false;
@@ -563,7 +563,7 @@ impl<R: ReadyList> Scan<R> {
         Answer::Once(event(events))
     }
 
-    /// A slot came by whose item is gone: it is free, if it was not before.
+    /// Handles a slot of the list whose item is gone: the slot is free, if it was not before.
     fn tidy(&mut self, ready: &R, slot: usize) {
         match std::mem::replace(&mut self.slots[slot], Slot::Free) {
             Slot::Unlinked(item) => {

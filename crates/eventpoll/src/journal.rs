@@ -1,35 +1,35 @@
-//! What happened, for any number of readers, of whom none holds up who writes.
+//! A journal of entries for any number of readers, none of which holds up a writer.
 //!
 //! # State
 //! Entries have numbers, from 1. Entry `n` is in slot `n % room` until entry `n + room` takes its
 //! place.
 //!
-//! | field | who touches it |
+//! | field | access |
 //! |---|---|
-//! | `last` | who writes takes the next number from it; readers see from it how far there is something to come |
-//! | `Slot::entry` | under its lock, which is only ever *tried* by who writes |
-//! | `Slot::filled`, `Slot::void` | only grow; stored by who writes, when it has given back the slot's lock |
+//! | `last` | a writer takes the next number from it; a reader sees from it how far there may be entries |
+//! | `Slot::entry` | under its lock, which a writer only ever *tries* |
+//! | `Slot::filled`, `Slot::void` | only grow; stored by a writer, when it has given back the slot's lock |
 //! | `end` | the number of the last entry, stored once |
 //!
-//! Slots are made a chunk at a time, by who first writes there: one of thousands of journals in
-//! which nothing happens is small. Two who make the same chunk do not wait for each other: one of
-//! the two chunks is dropped.
+//! Slots are made a chunk at a time, by the first writer that needs one: one of thousands of
+//! journals without entries is small. Two writers that make the same chunk do not wait for each
+//! other: one of the two chunks is dropped.
 //!
 //! # The protocol
-//! Who writes takes a number, and tries the lock of its slot. If somebody has it (a reader who is a
-//! whole round behind, or one who writes and was overtaken by a whole round) it declares the number
-//! void and takes the next: so it waits for nobody, whatever others were stopped in the middle of.
-//! Readers look at a slot's content when `filled` says that it is there, so that one who keeps up
-//! never has a lock that somebody tries.
+//! A writer takes a number, and tries the lock of its slot. If another thread has it (a reader that
+//! is a whole round behind, or a writer that was overtaken by a whole round), it declares the
+//! number void and takes the next. So it waits for no thread, wherever the others were stopped.
+//! Readers look at a slot's content when `filled` says that it is there, so that a reader that
+//! keeps up never holds a lock that a writer tries.
 //!
-//! A reader goes on at a number that is void, stops at one that is neither filled nor void yet (who
-//! has it signals when it has filled it), and counts those that were overwritten: that is a gap,
-//! and no reader's affair but its own.
+//! A reader goes on at a number that is void. It stops at one that is neither filled nor void yet:
+//! the writer that has it signals when it has filled it. It counts entries that were overwritten as
+//! a gap, which concerns only this reader.
 //!
 //! # Orderings
-//! * P9 who writes: fill the slot, store `filled` with release. Reader: load `filled` with acquire,
+//! * P9 writer: fill the slot, store `filled` with release. Reader: load `filled` with acquire,
 //!   lock the slot. It finds this entry or a later one.
-//! * That a reader who found nothing is told: `ready` P3, with the barrier in `Source::signal`.
+//! * A reader that found nothing is notified: `ready` P3, with the barrier in `Source::signal`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,9 +42,9 @@ use sync::mutant::is_on;
 use crate::source::Watched;
 use crate::{AsSource, Events, Poll, Source};
 
-/// The newest entries of what happened. Whoever [writes](Self::push) never waits; each
-/// [reader](Self::reader) goes at its own pace, and is told how many entries it has missed if it
-/// was too slow.
+/// The newest entries of a journal. A thread that [writes](Self::push) never waits; each
+/// [reader](Self::reader) goes at its own pace, and learns how many entries it has missed if it was
+/// too slow.
 ///
 /// As a source it is ready for [`Events::IN`] always; watch it with
 /// [`Interest::edge`](crate::Interest::edge), and read until there is nothing.
@@ -91,13 +91,13 @@ impl Poll for Always {
     }
 }
 
-/// One who reads a [`Journal`].
+/// A reader of a [`Journal`].
 pub struct Reader<T> {
     journal: Arc<Journal<T>>,
     seen: u64,
 }
 
-/// What a reader found.
+/// The result of a read.
 #[derive(Debug)]
 pub enum Read<T> {
     /// The next entry.
@@ -109,14 +109,14 @@ pub enum Read<T> {
     },
     /// The reader was too slow: so many numbers are gone for it.
     Lost(u64),
-    /// Nothing yet; the journal's signal tells of more.
+    /// Nothing yet; the journal signals when there is more.
     Nothing,
     /// There will never be more.
     End,
 }
 
 impl<T> Journal<T> {
-    /// One that keeps the newest `room` entries.
+    /// A journal that keeps the newest `room` entries.
     ///
     /// # Panics
     /// When `room` is 0.
@@ -133,10 +133,10 @@ impl<T> Journal<T> {
         })
     }
 
-    /// Writes an entry, and signals. Never waits for anybody. After the [end](Self::end) it does
-    /// nothing.
+    /// Writes an entry, and signals. Never waits for another thread. After the [end](Self::end) it
+    /// does nothing.
     pub fn push(&self, value: T) {
-        // ORDERING: Acquire: who comes after the end writes nothing over it.
+        // ORDERING: Acquire: a writer that comes after the end writes nothing over it.
         if self.is_ending.load(Ordering::Acquire) {
             return;
         }
@@ -144,14 +144,14 @@ impl<T> Journal<T> {
         self.source.signal(Events::IN);
     }
 
-    /// Writes the last entry, unless that was done before; says whether it did.
+    /// Writes the last entry, unless that was done before; returns whether it did.
     pub fn end(&self, value: T) -> bool {
-        // ORDERING: AcqRel, only one gets `false`.
+        // ORDERING: AcqRel, only one caller gets `false`.
         if self.is_ending.swap(true, Ordering::AcqRel) {
             return false;
         }
         let number = self.fill(Arc::new(value));
-        // ORDERING: Release: who sees the end finds `last` no smaller.
+        // ORDERING: Release: a reader that sees the end finds `last` no smaller.
         self.end.store(number, Ordering::Release);
         self.source.signal(Events::IN);
         true
@@ -164,7 +164,7 @@ impl<T> Journal<T> {
         self.last.load(Ordering::Acquire)
     }
 
-    /// A reader of what comes after number `seen`.
+    /// A reader of the entries after number `seen`.
     #[must_use]
     pub fn reader(self: &Arc<Self>, seen: u64) -> Reader<T> {
         Reader { seen: seen.min(self.last()), journal: Arc::clone(self) }
@@ -172,7 +172,7 @@ impl<T> Journal<T> {
 
     fn fill(&self, value: Arc<T>) -> u64 {
         loop {
-            // ORDERING: AcqRel: numbers are taken in one order by all.
+            // ORDERING: AcqRel: all threads take numbers in one order.
             let number = self.last.fetch_add(1, Ordering::AcqRel) + 1;
             let slot = self.slot(number);
             if is_on("journal-filled-first") {
@@ -211,9 +211,9 @@ impl<T> Journal<T> {
 }
 
 impl<T> Reader<T> {
-    /// The next entry, or what there is instead. Takes turns with other readers of the same entry
-    /// for a moment, and waits for nobody else; what was written behind an entry that a writer has
-    /// not finished yet comes after that one.
+    /// The next entry, or the reason why there is none. Takes turns with other readers of the same
+    /// entry for a moment, and waits for no other thread. Entries behind one that a writer has not
+    /// finished yet come after that one.
     pub fn read(&mut self) -> Read<T> {
         let journal = &*self.journal;
         loop {
@@ -248,7 +248,7 @@ impl<T> Reader<T> {
         }
     }
 
-    /// `number` was overwritten: goes on with the oldest that may still be there.
+    /// `number` was overwritten: goes on with the oldest entry that may still be there.
     fn lost(&mut self, number: u64) -> Read<T> {
         let oldest = (self.journal.last() + 1).saturating_sub(self.journal.room);
         let lost = oldest.max(number + 1) - number;
@@ -256,13 +256,13 @@ impl<T> Reader<T> {
         Read::Lost(lost)
     }
 
-    /// The number of what was read last.
+    /// The number of the last entry that was read.
     #[must_use]
     pub const fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// What it reads.
+    /// The journal that it reads.
     #[must_use]
     pub const fn journal(&self) -> &Arc<Journal<T>> {
         &self.journal

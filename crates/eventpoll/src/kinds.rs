@@ -16,8 +16,8 @@ struct FlagState(AtomicBool);
 
 impl Poll for FlagState {
     fn poll(&self) -> Events {
-        // ORDERING: Acquire: who is told that there is work sees it. After a full barrier, `ready`
-        // P3.
+        // ORDERING: Acquire: a thread that finds the flag set sees the work. After a full barrier,
+        // `ready` P3.
         if self.0.load(Ordering::Acquire) { Events::IN } else { Events::empty() }
     }
 }
@@ -29,13 +29,13 @@ impl Default for Flag {
 }
 
 impl Flag {
-    /// One that is not set.
+    /// A flag that is not set.
     #[must_use]
     pub fn new() -> Self {
         Self(Source::new(FlagState::default()))
     }
 
-    /// Sets it, and signals. What was done before is seen by who takes it.
+    /// Sets it, and signals. A thread that takes it sees the changes made before.
     #[inline]
     pub fn set(&self) {
         // ORDERING: AcqRel; with the barrier in `signal_after_rmw` `ready` P3.
@@ -46,7 +46,7 @@ impl Flag {
     /// Unsets it, and says whether it was set.
     #[inline]
     pub fn take(&self) -> bool {
-        // ORDERING: AcqRel: what was done before it was set is seen.
+        // ORDERING: AcqRel: changes made before it was set are visible.
         self.0.0.swap(false, Ordering::AcqRel)
     }
 
@@ -85,7 +85,7 @@ impl Default for EventCounter {
 }
 
 impl EventCounter {
-    /// One that is 0.
+    /// A counter that is 0.
     #[must_use]
     pub fn new() -> Self {
         Self(Source::new(Count::default()))
@@ -99,14 +99,14 @@ impl EventCounter {
         self.0.signal_after_rmw(Events::IN);
     }
 
-    /// Sets it to 0, and gives what it was.
+    /// Sets it to 0, and returns the old value.
     #[inline]
     pub fn take(&self) -> u64 {
         // ORDERING: AcqRel, as in `Flag`.
         self.0.0.swap(0, Ordering::AcqRel)
     }
 
-    /// What it is.
+    /// The current value.
     #[must_use]
     pub fn get(&self) -> u64 {
         // ORDERING: Acquire, as in `Flag`.

@@ -25,21 +25,20 @@
 //! # What it promises
 //! * **A producer never waits**: neither for another producer nor for a consumer. It takes no lock
 //!   that either of them holds, and makes a system call only if a consumer sleeps that was not
-//!   woken. Two moments are apart, both of the reclamation of memory (`rcu`), with locks that are
-//!   held for as long as a list is changed: the first signal of a thread's life registers the
-//!   thread, and a signal during which a grace period began to sleep wakes that one. A real-time
-//!   thread signals once before it begins, and the first is behind it.
-//! * **A signal that has returned is seen** by every wait that begins later, whatever other threads
-//!   were stopped in the middle of, at whatever point. So a consumer of high priority never waits
-//!   for a producer of low priority.
+//!   woken. There are two exceptions, both in the reclamation of memory (`rcu`), with locks that
+//!   are held for as long as a list is changed: the first signal of a thread's life registers the
+//!   thread, and a signal during which a grace period began to sleep wakes that grace period. A
+//!   real-time thread that signals once before it begins has the first behind it.
+//! * **A signal that has returned is seen** by every wait that begins later, wherever other threads
+//!   were stopped. So a consumer of high priority never waits for a producer of low priority.
 //! * A source that is ready is queued once, however often it is signalled and by however many
 //!   threads.
-//! * What became ready between two waits comes after what was left over before, and before what is
-//!   ready again. Within such a batch the order is not that of the signals.
+//! * Sources that became ready between two waits come after those that were left over before, and
+//!   before those that are ready again. Within such a batch the order is not that of the signals.
 //! * A source is asked for its readiness when it is reported, not when it was signalled.
 //!
-//! Those who wait for the same eventpoll, and those who add, modify and delete, take turns by a
-//! lock of their own.
+//! Threads that wait for the same eventpoll, and threads that add, modify and delete, take turns by
+//! a lock of their own.
 //!
 //! | type | is |
 //! |---|---|
@@ -47,7 +46,7 @@
 //! | [`EventPoll`] | an interest set, and threads that wait for it; a source itself |
 //! | [`Interest`] | which events, and how they are reported |
 //! | [`wait_for`] | poll(2) for one source |
-//! | [`Journal`] | what happened, for readers at a pace of their own; a writer waits for none of them |
+//! | [`Journal`] | a log of entries, for readers at a pace of their own; a writer waits for none of them |
 //! | [`EventStream`], [`PollFd`] | an eventpoll for async code, and for another poll loop |
 //!
 //! | module | holds |
@@ -57,9 +56,9 @@
 //! | `barrier` | memory barriers |
 //! | `queue` | a source's wait queue; `reclaim` keeps its entries alive |
 //! | `inner` | items and scans |
-//! | `deferred` | a lock that no thread waits for that drops a source |
+//! | `deferred` | a lock for which a thread that drops a source does not wait |
 //! | `nest` | chains of eventpolls |
-//! | `journal` | the newest entries of what happened |
+//! | `journal` | the newest entries of a log |
 //! | `notify` | waiting from outside: async code (`stream`) and descriptors (`pollfd`, `eventfd`) |
 //! | `source`, `kinds`, `eventpoll`, `pollone`, `stream`, `pollfd` | the interface |
 

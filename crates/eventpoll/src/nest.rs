@@ -1,8 +1,8 @@
 //! Chains of eventpolls: no circles, none that are too long, and not too many from one source.
 //!
 //! All links of the process are under one lock, which is held from the check until the link is
-//! there: of two that would close a circle one comes first, and the other sees it. Eventpolls that
-//! go leave it to who has the lock to forget their links.
+//! there: of two additions that would close a circle one comes first, and the other sees it. An
+//! eventpoll that is dropped leaves an errand for the holder of the lock: to forget its links.
 //!
 //! # How many chains begin at a source
 //! A signal calls each eventpoll that it can reach, once for each chain. Without a bound a few
@@ -10,9 +10,9 @@
 //! Linux: CVE-2011-1083, bounded by `path_limits` since). The bounds are Linux's: [`CHAINS_MAX`].
 //! They are checked where a chain of two or more can begin: when an eventpoll is to be watched, for
 //! itself and for all that it reaches, and when a source is added to an eventpoll that is watched.
-//! The latter takes the lock only then: `Watched::begin_nesting` says so to the eventpoll, under
-//! that one's own lock, before its sources are counted. A source that was added before is counted;
-//! one that comes later finds that it has to take this lock.
+//! Adding a source takes the lock only in that second case: `Watched::begin_nesting` informs the
+//! eventpoll, under its own lock, before its sources are counted. A source that was added before is
+//! counted; one that is added later finds that it has to take this lock.
 //!
 //! # Lock order
 //! This lock, then the scan's lock of an eventpoll, one at a time; then a source's `change`.
@@ -29,21 +29,21 @@ use crate::{Error, Result};
 /// Eventpolls in a chain.
 const CHAIN_MAX: usize = 5;
 /// How many chains of one, two, … eventpolls may begin at a source. The first is the bound of a
-/// source's own listeners (`queue`).
+/// source's own wait entries (`queue`).
 #[cfg(not(any(loom, shuttle)))]
 const CHAINS_MAX: [usize; CHAIN_MAX] = [ENTRIES_MAX, 500, 100, 50, 10];
-// In models what is counted is small.
+// Models have few eventpolls.
 #[cfg(any(loom, shuttle))]
 const CHAINS_MAX: [usize; CHAIN_MAX] = [ENTRIES_MAX, 2, 2, 2, 2];
 
-/// Which eventpolls one watches, and which watch it.
+/// Which eventpolls an eventpoll watches, and which watch it.
 #[derive(Debug, Default)]
 struct Links {
     inner: HashMap<u64, Vec<u64>>,
     outer: HashMap<u64, Vec<u64>>,
 }
 
-/// What is left by those who do not wait for the lock.
+/// An errand of a thread that does not wait for the lock.
 #[derive(Debug, Clone, Copy)]
 enum Gone {
     Link { outer: u64, inner: u64 },
@@ -83,7 +83,7 @@ pub(crate) fn watch<T>(outer: u64, source: &dyn Watched, add: impl FnOnce() -> R
     })
 }
 
-/// Makes `outer` watch `inner` no more, by calling `delete`.
+/// Stops `outer` from watching `inner`, by calling `delete`.
 pub(crate) fn cut<T>(outer: u64, inner: u64, delete: impl FnOnce() -> Result<T>) -> Result<T> {
     with(|links| {
         let deleted = delete()?;
@@ -124,7 +124,7 @@ impl Links {
     /// bounds if `outer` watches it.
     fn check_below(&mut self, outer: u64, inner: &dyn Watched) -> Result<()> {
         let id = inner.queue().0.id();
-        // As if it were there, for the time of counting.
+        // As if the link were there, while chains are counted.
         self.outer.entry(id).or_default().push(outer);
         let mut chains = Chains::default();
         let mut result = chains.check(inner, self, Some(outer));
@@ -138,7 +138,7 @@ impl Links {
                 below.extend(source.begin_nesting());
             }
         }
-        // Only the last: there may be one already, which `add` is to say.
+        // Only the last: the link may exist already, which `add` reports.
         if let Some(outers) = self.outer.get_mut(&id) {
             outers.pop();
             if outers.is_empty() {
@@ -178,7 +178,7 @@ impl Links {
 /// How many chains of one, two, … eventpolls there are.
 type Counts = [usize; CHAIN_MAX];
 
-/// For each eventpoll that was come by, the chains that begin with it.
+/// For each eventpoll that was visited, the chains that begin with it.
 #[derive(Default)]
 struct Chains(HashMap<u64, Counts>);
 

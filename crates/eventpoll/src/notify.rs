@@ -14,10 +14,10 @@
 //! notification (reads the descriptor), begins a look (`rearm`: one more, not notified), and looks
 //! for work.
 //!
-//! That the note comes last is what keeps a producer that is preempted from holding up the waiter:
-//! until it has really notified, each other producer that comes by does. The price is a system call
-//! too many now and then. That the note is not made once a look has begun is what keeps a late note
-//! from hiding what comes after that look.
+//! The note comes last so that a producer that is preempted does not hold up the waiter: until it
+//! has really notified, each other producer that comes by does. The price is a system call too many
+//! now and then. The note is not made once a look has begun, so that a late note does not hide work
+//! that comes after that look.
 //!
 //! # Orderings
 //! * P8 producer: make work, full barrier, load `word`. Waiter: change `word`, full barrier, look
@@ -47,10 +47,11 @@ pub(crate) struct NotifyOnce<T> {
 }
 
 impl<T: Notify> NotifyOnce<T> {
-    /// Tells, unless that was done since the last look. The caller has made work, with a full
+    /// Notifies, unless that was done since the last look. The caller has made work, with a full
     /// barrier behind it.
     pub(crate) fn tell(&self) {
-        // ORDERING: Acquire, P8 with the caller's barrier; whom `notify` tells since that look.
+        // ORDERING: Acquire, P8 with the caller's barrier; and the target of `notify` as of that
+        // look.
         let seen = self.word.load(Ordering::Acquire);
         if seen & TOLD != 0 {
             return;
@@ -68,16 +69,16 @@ impl<T: Notify> NotifyOnce<T> {
     }
 
     fn note(&self, seen: u64) -> bool {
-        // ORDERING: AcqRel: who finds it told finds it so.
+        // ORDERING: AcqRel: a producer that finds the note set also sees the notification.
         self.word.compare_exchange(seen, seen | TOLD, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Begins a look: what comes from here on is told.
+    /// Begins a look: work that comes from here on is notified.
     pub(crate) fn rearm(&self) {
         // ORDERING: Relaxed, the exchange decides.
         let mut word = self.word.load(Ordering::Relaxed);
-        // ORDERING: AcqRel: whom `notify` tells from here on is seen by who sees this; P8 with the
-        // barrier.
+        // ORDERING: AcqRel: a producer that sees this look sees the target that `notify` has from
+        // here on; P8 with the barrier.
         while let Err(now) = self.word.compare_exchange(
             word,
             (word | TOLD).wrapping_add(1),
@@ -99,7 +100,7 @@ impl<T: Notify> WaitEntry for NotifyOnce<T> {
     }
 
     fn source_closed(&self, _source: u64) {
-        // P8: that it is closed is to be seen as work is.
+        // P8: the closing must be seen like work.
         full();
         self.tell();
     }

@@ -1,4 +1,4 @@
-//! Waiting for an eventpoll with a file descriptor, in somebody else's poll loop.
+//! Waiting for an eventpoll with a file descriptor, in a foreign poll loop.
 
 use std::fmt;
 #[cfg(not(any(loom, shuttle)))]
@@ -11,7 +11,7 @@ use crate::notify::{Listening, Notify};
 use crate::{Error, Event, EventPoll, Result};
 
 /// An eventpoll as a file descriptor, which is readable while something is ready: for poll(2),
-/// epoll(7) and those who are built on them.
+/// epoll(7) and loops that are built on them.
 ///
 /// A loop that waits for a socket, and from now on for an eventpoll as well:
 /// ```
@@ -64,7 +64,7 @@ impl Notify for EventFd {
 }
 
 impl PollFd {
-    /// One for `poll`.
+    /// A descriptor for `poll`.
     ///
     /// # Errors
     /// Where the host gives no descriptor; [`Error::Closed`] as an error of kind `NotConnected`.
@@ -72,7 +72,7 @@ impl PollFd {
         let fd = EventFd::new()?;
         let closed = |error: Error| std::io::Error::new(std::io::ErrorKind::NotConnected, error);
         let this = Self(Listening::new(poll, fd).map_err(closed)?);
-        // What was ready before nobody has told of.
+        // No producer has notified of sources that were ready before.
         this.0.told.tell();
         Ok(this)
     }
@@ -80,14 +80,14 @@ impl PollFd {
     /// Takes up to `max` events without waiting, as [`EventPoll::wait`]. The descriptor stays
     /// readable until this finds nothing.
     ///
-    /// Several threads may take. One that is stopped in the middle of it may have made the
-    /// descriptor unreadable for the others until it goes on; those who signal never do.
+    /// Several threads may take. A thread that is stopped in the middle of it may have made the
+    /// descriptor unreadable for the others until it goes on; a thread that signals never does.
     ///
     /// # Errors
     /// As [`EventPoll::wait`].
     pub fn take(&self, events: &mut Vec<Event>, max: usize) -> Result<usize> {
-        // In this order: what was told before the look begins is taken back, and what comes later
-        // is told again.
+        // In this order: notifications from before the look are taken back, and later work is
+        // notified again.
         self.0.told.notify.read();
         self.0.told.rearm();
         let result = self.0.poll.wait(events, max, Some(Duration::ZERO));
@@ -97,7 +97,7 @@ impl PollFd {
         result
     }
 
-    /// What poll(2) would say; for tests.
+    /// The descriptor's state as poll(2) reports it; for tests.
     #[cfg(any(loom, shuttle))]
     #[doc(hidden)]
     #[must_use]

@@ -10,7 +10,7 @@ use crate::queue::WaitEntry;
 use crate::waiters::Waiters;
 use crate::{AsSource, Error, Events, Result};
 
-/// One who waits for a source.
+/// A thread that waits for a source.
 #[derive(Debug)]
 struct Waiting {
     events: Events,
@@ -19,8 +19,8 @@ struct Waiting {
     waiters: Waiters,
 }
 
-/// Waits until `source` is ready for any of `events`, and says for which; for none when `timeout`
-/// has passed. Takes nothing: of an eventpoll that is ready, nothing is reported by this.
+/// Waits until `source` is ready for any of `events`, and returns those; none when `timeout` has
+/// passed. Takes nothing: a ready eventpoll keeps its events.
 ///
 /// ```
 /// use std::time::Duration;

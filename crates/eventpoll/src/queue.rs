@@ -1,4 +1,4 @@
-//! A source's wait queue: what a signal calls.
+//! A source's wait queue: the entries that a signal calls.
 //!
 //! Analogous to Linux's `wait_queue_head_t`, with read sections of `rcu` in place of its lock.
 //!
@@ -10,12 +10,12 @@
 //! Mostly a source has one entry, and is signalled far more often than it is polled. The list then
 //! has a [`FastPath`] to the words that the entry's callback would load. A signal takes it where
 //! each of these loads finds nothing to do: they are the same loads, in the same order, behind the
-//! same barriers. Where one finds something to do, the callback is called and makes all steps from
-//! the first.
+//! same barriers. Where one finds something to do, the signal calls the callback, which makes all
+//! steps from the first.
 //!
 //! # Lock order
-//! The scan's lock of an eventpoll, then `change`. Callbacks are called with neither; what was
-//! replaced is dropped without a lock.
+//! The scan's lock of an eventpoll, then `change`. Callbacks are called with neither; the old list
+//! is dropped without a lock.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(crate) trait WaitEntry: Send + Sync {
         None
     }
 
-    /// What [`callback`](Self::callback) looks at first, where that is known.
+    /// The words that [`callback`](Self::callback) looks at first, where they are known.
     fn fast_path(&self) -> Option<FastPath> {
         None
     }
@@ -142,8 +142,8 @@ impl WaitQueue {
         self.is_listened.load(Ordering::Relaxed)
     }
 
-    /// Adds an entry, which is called from here on; a full barrier follows. The caller drops what
-    /// it returns without a lock.
+    /// Adds an entry, which is called from here on; a full barrier follows. The caller drops the
+    /// result without a lock.
     pub(crate) fn attach(
         &self,
         listener: Arc<dyn WaitEntry>,
@@ -172,14 +172,14 @@ impl WaitQueue {
         })
     }
 
-    /// Takes an entry out; calls that are under way may still reach it. The caller drops what it
-    /// returns without a lock.
+    /// Takes an entry out; calls that are under way may still reach it. The caller drops the result
+    /// without a lock.
     pub(crate) fn detach(&self, listener: &Arc<dyn WaitEntry>) -> Retired<WaitEntries> {
         let _change = self.change.lock();
         self.edit(|entries| entries.retain(|entry| !is_same(&entry.listener, listener)))
     }
 
-    /// Takes no more entries, and tells those that there are that the source was dropped.
+    /// Takes no more entries, and notifies the existing ones that the source was dropped.
     pub(crate) fn close(&self) {
         let mut gone = Vec::new();
         let retired = {
@@ -208,7 +208,7 @@ impl WaitQueue {
     }
 }
 
-/// Whether both are one object, whatever it is seen as.
+/// Whether both are one object, whatever its type.
 fn is_same(one: &Arc<dyn WaitEntry>, other: &Arc<dyn WaitEntry>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }

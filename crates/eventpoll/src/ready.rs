@@ -22,16 +22,16 @@
 //!
 //! A bit that a producer sets means: a scan should look here. A bit too many costs one look. No
 //! step needs to undo another, and setting a bit twice is setting it once. *Each producer makes all
-//! steps itself and relies on no other producer's being finished*; it relies on the scan's steps
+//! steps itself and does not rely on another producer to finish*; it relies on the scan's steps
 //! alone, for items that the scan has. A thread that is preempted between its steps therefore holds
-//! up nobody: neither the scan, which never waits for it, nor another producer of the same source
+//! up no other: neither the scan, which never waits for it, nor another producer of the same source
 //! that finds the bit set.
 //!
 //! # Invariants
-//! 1. An item is in the scan's list, once, exactly if its bit *scanning* is set; but for the moment
-//!    in which its source is polled.
+//! 1. An item is in the scan's list, once, exactly if its bit *scanning* is set; except for the
+//!    moment in which its source is polled.
 //! 2. While the scan's list is not empty, `SCAN_NONEMPTY` is set. The exchange that clears the
-//!    groups sets it: there is no moment at which what was queued shows in neither.
+//!    groups sets it: there is no moment at which a queued item shows in neither.
 //! 3. After `queue` has returned, the group's bit is set, or a scan has the item or had it since,
 //!    and polls its source afterwards.
 //!
@@ -48,12 +48,12 @@
 //!
 //! # Why not a list
 //! * With two steps (exchange the tail, then link the predecessor) a thread that stops between them
-//!   hides all that come after.
+//!   hides all items that come after.
 //! * A stack of items, linked before one exchange publishes them, needs a mark that the item is
 //!   queued, which is set before. A thread that stops between the mark and the exchange hides every
 //!   further signal *of the same source*. And an item that is removed while it is listed must be
 //!   kept, or taken out of the middle.
-//! * What a list has and this has not: the order of arrival of different sources within one batch.
+//! * A list keeps the order of arrival of different sources within one batch; this does not.
 
 #![cfg_attr(loom, allow(clippy::modulo_one, reason = "one group is what models have"))]
 
@@ -70,7 +70,7 @@ use crate::barrier::{after_rmw, between_loads};
 const GROUPS: usize = 63;
 #[cfg(not(loom))]
 const BITS: usize = 32;
-// In models two items share a group, and not their word.
+// In models two items share a group, but not their word.
 #[cfg(loom)]
 const GROUPS: usize = 1;
 #[cfg(loom)]
@@ -81,15 +81,15 @@ const SCAN_NONEMPTY: u64 = 1 << GROUPS;
 /// The scan's list: items that are not yet delivered, by slot, the next one first.
 pub type Pending = VecDeque<usize>;
 
-/// A way of knowing which items may be ready. The lab has others.
+/// A structure that knows which items may be ready. The lab has others.
 ///
-/// Everything but `hold`, `queue` and `is_empty` is called under the scan's lock.
+/// All methods but `hold`, `queue` and `is_empty` are called under the scan's lock.
 pub trait ReadyList: Debug + Default + Send + Sync + 'static {
-    /// What an item has of it.
+    /// The part of an item that belongs to it.
     type Place: Debug + Send + Sync + 'static;
-    /// What the scan alone uses.
+    /// The part that the scan alone uses.
     type Taken: Debug + Default + Send;
-    /// What is held while an item is queued.
+    /// Held while an item is queued.
     type Hold<'a>;
 
     /// A place for the item in `slot`.
@@ -99,15 +99,15 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
     fn hold(&self) -> Self::Hold<'_>;
 
     /// Queues an item, unless it is queued. There was a full barrier since its source changed (P3),
-    /// and there is one between this and what the caller loads next.
+    /// and there is one between this and the caller's next load.
     fn queue(&self, hold: &mut Self::Hold<'_>, place: &Self::Place);
 
-    /// Whether nothing is queued, and the scan's list is empty. May say no when there is nothing,
-    /// but not for ever.
+    /// Whether nothing is queued, and the scan's list is empty. May return `false` when there is
+    /// nothing, but not for ever.
     fn is_empty(&self) -> bool;
 
-    /// Whether `is_empty` never says yes while something is ready, also while a scan moves it.
-    /// Otherwise a caller that does not want to wait has to look under the scan's lock.
+    /// Whether `is_empty` never returns `true` while something is ready, even while a scan moves
+    /// it. Otherwise a caller that does not want to wait has to look under the scan's lock.
     const IS_EXACT: bool;
 
     /// The bit of an item in the default list: its signals have a fast path.
@@ -115,25 +115,25 @@ pub trait ReadyList: Debug + Default + Send + Sync + 'static {
         None
     }
 
-    /// Begins a scan: what was queued goes to the end of `pending`.
+    /// Begins a scan: queued items go to the end of `pending`.
     fn start(&self, taken: &mut Self::Taken, pending: &mut Pending);
 
     /// The item leaves the list: from here on it is queued again. A full barrier follows (P3).
     fn unqueue(&self, taken: &mut Self::Taken, place: &Self::Place);
 
-    /// An item that was unqueued in this scan stays after all. No if a producer has queued it
+    /// An item that was unqueued in this scan stays after all. `false` if a producer has queued it
     /// meanwhile.
     fn requeue(&self, taken: &mut Self::Taken, place: &Self::Place) -> bool;
 
-    /// The item is no more. Says whether its slot will still come by in a scan, by whose end it
-    /// must be kept.
+    /// The item is no more. Returns whether its slot will still come by in a scan; the caller keeps
+    /// it until then.
     fn remove(&self, taken: &mut Self::Taken, place: &Self::Place) -> bool;
 
     /// A slot came by that has no item: its producer was stopped until the item was gone.
     fn pass(&self, taken: &mut Self::Taken, slot: usize);
 
-    /// Ends a scan: what was queued meanwhile goes to the end of `pending`. With `stays`, more will
-    /// follow there.
+    /// Ends a scan: items that were queued meanwhile go to the end of `pending`. With `stays`, more
+    /// will follow there.
     fn end(&self, taken: &mut Self::Taken, pending: &mut Pending, stays: bool);
 }
 
@@ -204,7 +204,8 @@ impl ReadyList for ReadyBitmap {
             }
             // ORDERING: Acquire, P4.
             if self.summary.load(Ordering::Acquire) & place.group != 0 {
-                // Another producer's bit: what it would see of the sleepers this one sees as well.
+                // Another producer's bit: what that one would see of the sleepers, this one sees as
+                // well.
                 return between_loads();
             }
         }
@@ -229,8 +230,8 @@ impl ReadyList for ReadyBitmap {
         if self.summary.load(Ordering::Relaxed) & !SCAN_NONEMPTY == 0 {
             return;
         }
-        // From here on the list shows as not empty: there is no moment at which what was queued is
-        // in neither.
+        // From here on the list shows as not empty: there is no moment at which a queued item is in
+        // neither.
         let listed = if is_on("eventpoll-list-late") { 0 } else { SCAN_NONEMPTY };
         // ORDERING: AcqRel, P4 with the barrier.
         let news = self.summary.swap(listed, Ordering::AcqRel) & !SCAN_NONEMPTY;
@@ -253,7 +254,7 @@ impl ReadyList for ReadyBitmap {
 
     fn requeue(&self, _words: &mut ReadyWords, place: &Bit) -> bool {
         // A producer that has queued it meanwhile may have been stopped before its second step: the
-        // item stays by what is done here.
+        // item stays because of this step, not because of that producer's.
         // ORDERING: AcqRel, as in `queue`.
         let before = place.word.bits.fetch_or(place.ready | place.scanning(), Ordering::AcqRel);
         // As if the producer that queued it meanwhile made all its steps.
@@ -274,8 +275,8 @@ impl ReadyList for ReadyBitmap {
             return;
         }
         let (index, bit) = word_of(slot);
-        // ORDERING: AcqRel; the next item of this place has its bits cleared before it is seen by
-        // any thread.
+        // ORDERING: AcqRel; the next item of this place has its bits cleared before any thread sees
+        // it.
         words.0[index].bits.fetch_and(!(1 << bit | 1 << bit << BITS), Ordering::AcqRel);
     }
 
@@ -290,9 +291,9 @@ impl ReadyList for ReadyBitmap {
 }
 
 impl ReadyBitmap {
-    /// Whether an item that is signalled is queued already, by all the steps that it takes;
-    /// otherwise what its word holds. As for `queue`, there was a full barrier before, and what the
-    /// caller loads next comes after what is loaded here.
+    /// Whether a signalled item is queued already, with all the steps that this takes; otherwise
+    /// the contents of its word. As for `queue`, there was a full barrier before, and the caller's
+    /// next loads come after the loads here.
     #[inline]
     pub(crate) fn check_queued(&self, place: &Bit) -> Result<(), u64> {
         // ORDERING: Acquire, P3 with the caller's barrier, and P5.
@@ -314,7 +315,7 @@ impl ReadyBitmap {
             }
         }
         // In the scan's list, or in a group that another producer has set: what that one would see
-        // of the sleepers this one sees as well.
+        // of the sleepers, this one sees as well.
         between_loads();
         Ok(())
     }
@@ -328,7 +329,7 @@ impl Bit {
 }
 
 impl ReadyWords {
-    /// Puts what is new in a group into `pending`.
+    /// Puts the new items of a group into `pending`.
     fn collect(&self, group: usize, pending: &mut Pending) {
         for index in (group..self.0.len()).step_by(GROUPS) {
             let word = &self.0[index];
@@ -336,8 +337,8 @@ impl ReadyWords {
             let bits = word.bits.load(Ordering::Acquire);
             let new = bits & !(bits >> BITS) & ((1 << BITS) - 1);
             if new != 0 {
-                // ORDERING: AcqRel: what the producer did that queued it is seen by one that finds
-                // it listed.
+                // ORDERING: AcqRel: a producer that finds the item listed sees what the producer
+                // did that queued it.
                 word.bits.fetch_or(new << BITS, Ordering::AcqRel);
                 pending.extend(ones(new).map(|bit| slot_of(index, bit)));
             }

@@ -1,4 +1,4 @@
-//! What keeps wait entries alive while a producer calls them: read sections of `rcu`.
+//! Keeps wait entries alive while a producer calls them: read sections of `rcu`.
 //!
 //! A producer reads the list of entries in a read section and writes nothing that others read. A
 //! thread that changes the list replaces it; the old one is freed when no section sees it any more.
@@ -19,8 +19,8 @@ pub(crate) use oracle::Called;
 mod real {
     use rcu::{Domain, RcuCell};
 
-    /// All eventpolls of the process: sections are short, and only who changes lists leaves
-    /// something to it.
+    /// All eventpolls of the process: sections are short, and only threads that change lists leave
+    /// work to it.
     #[cfg(not(shuttle))]
     static DOMAIN: std::sync::LazyLock<Domain> = std::sync::LazyLock::new(Domain::new);
 
@@ -31,11 +31,11 @@ mod real {
         static ref DOMAIN: std::mem::ManuallyDrop<Domain> = std::mem::ManuallyDrop::new(Domain::new());
     }
 
-    /// What was replaced. It is freed when it was dropped and no reader sees it any more; drop it
+    /// A replaced value. It is freed when it was dropped and no reader sees it any more; drop it
     /// without a lock.
     pub(crate) type Retired<T> = rcu::Retired<T>;
 
-    /// Drops a value some time, and not under the caller's locks.
+    /// Drops a value at some later time, and not under the caller's locks.
     pub(crate) fn drop_later<T: Send + 'static>(value: T) {
         DOMAIN.defer_drop(value);
     }
@@ -55,19 +55,19 @@ mod real {
             self.0.with(read)
         }
 
-        /// Replaces the value, and gives the old one.
+        /// Replaces the value, and returns the old one.
         pub(crate) fn replace(&self, value: T) -> Retired<T> {
             self.0.replace(value)
         }
     }
 }
 
-/// What is called back notices under shuttle when it is freed meanwhile.
+/// Under shuttle, a callback's target notices when it is freed during the call.
 mod oracle {
     #[cfg(shuttle)]
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// How many are inside; nothing at all outside of shuttle.
+    /// The number of calls inside; empty outside of shuttle.
     #[derive(Debug, Default)]
     pub(crate) struct Called {
         #[cfg(shuttle)]
@@ -92,7 +92,7 @@ mod oracle {
     impl Drop for Called {
         fn drop(&mut self) {
             let inside = *self.inside.get_mut();
-            // What ends a schedule early ends it anywhere.
+            // A panic that ends a schedule early ends it anywhere.
             assert!(inside == 0 || std::thread::panicking(), "freed under the callback");
         }
     }
@@ -120,13 +120,13 @@ mod model {
         };
     }
 
-    /// Here at once.
+    /// In models, drops at once.
     pub(crate) fn drop_later<T>(value: T) {
         drop(value);
     }
 
-    /// A value that is replaced while others read it. A lock holds it: that the pointer may be read
-    /// without one is `rcu`'s affair, and checked there.
+    /// A value that is replaced while others read it. A lock holds it: `rcu`'s own models check
+    /// that readers may read the pointer without one.
     #[derive(Debug)]
     pub(crate) struct Cell<T>(Mutex<Arc<Watched<T>>>);
 
@@ -136,7 +136,7 @@ mod model {
         is_free: AtomicBool,
     }
 
-    /// What was replaced.
+    /// A replaced value.
     #[derive(Debug)]
     pub(crate) struct Retired<T>(Arc<Watched<T>>);
 

@@ -8,13 +8,13 @@ use crate::Events;
 use crate::barrier::{after_rmw, full};
 use crate::queue::WaitQueue;
 
-/// What a source is asked.
+/// The readiness of a source.
 pub trait Poll: Send + Sync + 'static {
-    /// What it is ready for at this moment.
+    /// The events that it is ready for at this moment.
     ///
-    /// Called by those who wait, with the eventpoll's lock held: it must not block for long, and
+    /// Called by threads that wait, with the eventpoll's lock held: it must not block for long, and
     /// must not call into an eventpoll. It may take locks under which sources are signalled, and
-    /// under which sources and eventpolls are dropped; not locks under which anybody waits for the
+    /// under which sources and eventpolls are dropped; not locks under which a thread waits for the
     /// eventpoll, or adds to it, modifies or deletes.
     fn poll(&self) -> Events;
 
@@ -24,7 +24,7 @@ pub trait Poll: Send + Sync + 'static {
     }
 }
 
-/// Something that can be ready, and those who want to know.
+/// Something that can be ready, and the entries of its watchers.
 ///
 /// ```
 /// use std::collections::VecDeque;
@@ -51,12 +51,12 @@ pub trait Poll: Send + Sync + 'static {
 /// # }
 /// ```
 ///
-/// Dropped, it disappears from all eventpolls, also under a lock that [`Poll::poll`] takes: it
-/// waits for nobody who asks. Its value is dropped when none of them can see it any more, which may
-/// be a little later and on another thread.
+/// When it is dropped, it disappears from all eventpolls, even under a lock that [`Poll::poll`]
+/// takes: it waits for no thread that polls it. Its value is dropped when no thread can see it any
+/// more, which may be a little later and on another thread.
 pub struct Source<T: Poll>(Arc<Shared<T>>);
 
-/// A source of whatever type, as those who watch it see it.
+/// A source of any type, as its watchers see it.
 pub trait Watched: Send + Sync {
     #[doc(hidden)]
     fn queue(&self) -> Queue<'_>;
@@ -73,15 +73,15 @@ pub trait Watched: Send + Sync {
         false
     }
 
-    /// What it watches itself, if it is an eventpoll. From the call on, whoever adds a source to it
-    /// counts chains.
+    /// The sources that it watches itself, if it is an eventpoll. From the call on, a thread that
+    /// adds a source to it counts chains.
     #[doc(hidden)]
     fn begin_nesting(&self) -> Vec<Arc<dyn Watched>> {
         Vec::new()
     }
 }
 
-/// A wait queue that others only hand on.
+/// A wait queue, opaque to other crates.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Queue<'s>(pub(crate) &'s WaitQueue);
@@ -108,7 +108,7 @@ impl<T: Poll> Watched for Shared<T> {
     }
 }
 
-/// What an eventpoll can watch: a [`Source`], what is made of one, and another
+/// Anything that an eventpoll can watch: a [`Source`], types made of one, and another
 /// [`EventPoll`](crate::EventPoll).
 pub trait AsSource {
     #[doc(hidden)]
@@ -116,23 +116,23 @@ pub trait AsSource {
 }
 
 impl<T: Poll> Source<T> {
-    /// A source that is asked through `value`.
+    /// A source that is polled through `value`.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self(Arc::new(Shared { queue: WaitQueue::new(), value }))
     }
 
-    /// Says that the source may have become ready for `events`. From any thread, and as often as
-    /// one likes; waits for nobody (the crate's page says what a thread's first signal does). What
-    /// is to be seen must have been changed before.
+    /// Signals that the source may have become ready for `events`. From any thread, and as often as
+    /// one likes; waits for no thread (the crate's page describes a thread's first signal). The
+    /// caller has made the change to the source before.
     #[inline]
     pub fn signal(&self, events: Events) {
         full();
         self.0.queue.wake_up(events);
     }
 
-    /// The same, where the last thing that was done to the source is a read-modify-write of an
-    /// atomic.
+    /// Like [`signal`](Self::signal), where the last change of the source is a read-modify-write of
+    /// an atomic.
     #[inline]
     pub(crate) fn signal_after_rmw(&self, events: Events) {
         after_rmw();

@@ -17,8 +17,8 @@ const BATCH: usize = 64;
 
 /// The events of an eventpoll as a stream, for any runtime. Ends when the eventpoll is closed.
 ///
-/// A source of level kind that stays ready comes again and again: take what it has before the next
-/// event is asked for.
+/// A source of level kind that stays ready comes again and again: take its contents before asking
+/// for the next event.
 ///
 /// ```
 /// use std::future::poll_fn;
@@ -75,7 +75,7 @@ const BATCH: usize = 64;
 pub struct EventStream {
     listening: Listening<Cell<Option<Waker>>>,
     waker: Option<Waker>,
-    /// Not yet given, the next one last.
+    /// Events not yet returned, the next one last.
     events: Vec<Event>,
 }
 
@@ -90,7 +90,7 @@ impl Notify for Cell<Option<Waker>> {
 }
 
 impl EventStream {
-    /// Those of `poll`.
+    /// The events of `poll`.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed).

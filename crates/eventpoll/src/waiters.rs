@@ -11,15 +11,15 @@
 //! `word`. If more sleep than were woken, it changes `number`, wakes one, and *then* notes in
 //! `word` that one was woken.
 //!
-//! That the note comes last is what keeps a producer that is preempted from holding up the
-//! sleepers: until it has really woken one, each other producer that comes by does. The price is a
-//! system call too many now and then. The note is made as well if no thread was in the system call:
-//! a consumer that is counted is then on its way into it, and does not stay, because it has read
-//! the number before it was counted, and so before the number changed. Read afterwards, it might be
-//! the new number, and the work done already: the producer may have been stopped long before it
-//! looks at the sleepers. The note is made only if no consumer came or left since the look. It
-//! never counts one that has left already, so that there are never fewer on their way than noted.
-//! That there are more only costs a wake-up.
+//! The note comes last so that a producer that is preempted does not hold up the sleepers: until it
+//! has really woken one, each other producer that comes by does. The price is a system call too
+//! many now and then. The note is made as well if no thread was in the system call: a consumer that
+//! is counted is then on its way into it, and does not stay, because it has read the number before
+//! it was counted, and so before the number changed. If a consumer read it afterwards, it might
+//! read the new number and find the work done already: the producer may have been stopped long
+//! before it looks at the sleepers. The note is made only if no consumer came or left since the
+//! look. It never counts a consumer that has left already, so that there are never fewer on their
+//! way than noted. If there are more, that only costs a wake-up.
 //!
 //! # Exclusive entries
 //! A signal that is meant for one of several eventpolls goes on to the next one unless it has
@@ -79,9 +79,9 @@ impl Waiters {
     }
 
     /// Wakes one sleeper, if there is one that was not woken. Returns whether *this* call took a
-    /// thread out of its sleep: no two calls say so of one sleeper, and none says so of a thread
-    /// that only is on its way into or out of the system call. The caller has made work, with a
-    /// full barrier behind it (P1).
+    /// thread out of its sleep: no two calls return `true` for one sleeper, and none does for a
+    /// thread that only is on its way into or out of the system call. The caller has made work,
+    /// with a full barrier behind it (P1).
     #[inline]
     pub(crate) fn wake_one(&self) -> bool {
         // ORDERING: Acquire, P1 with the caller's barrier.
@@ -107,21 +107,21 @@ impl Waiters {
             let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
         }
         self.number.bump();
-        // Also if nobody was in the system call: whoever is counted is on its way into it then, and
-        // finds that the number has changed. So there is one system call for each time that
-        // somebody goes to sleep.
+        // Also if no thread was in the system call: a consumer that is counted is then on its way
+        // into it, and finds that the number has changed. So there is one system call for each time
+        // that a consumer goes to sleep.
         let is_woken = self.number.wake(1) > 0;
         if seen & WOKEN_MASK != WOKEN_MASK && !is_on("eventpoll-note-before-wake") {
-            // ORDERING: AcqRel, so that who leaves sees the work. Failing is no matter: it only
-            // keeps others waking.
+            // ORDERING: AcqRel, so that a consumer that leaves sees the work. Failing is no matter:
+            // it only keeps others waking.
             let _ = self.word.compare_exchange(seen, seen + WOKEN, Ordering::AcqRel, Ordering::Relaxed);
         }
-        // Not "somebody was counted": two signallers that come before either has made its note
+        // Not "a sleeper was counted": two signallers that come before either has made its note
         // count the same sleeper.
         is_woken || is_on("eventpoll-exclusive-counts-a-sleeper-twice")
     }
 
-    /// Who sleeps and was not woken; for tests.
+    /// The consumers that sleep and were not woken; for tests.
     #[cfg(any(loom, shuttle))]
     pub(crate) fn asleep(&self) -> usize {
         self.number.asleep()
@@ -154,7 +154,7 @@ impl Drop for Sleeper<'_> {
         loop {
             let one_less = word - ASLEEP - if word & WOKEN_MASK > 0 { WOKEN } else { 0 };
             let left = one_less.wrapping_add(CHANGE);
-            // ORDERING: AcqRel: what the one who woke us made is seen.
+            // ORDERING: AcqRel: the work of the producer that woke this consumer is visible.
             match self.waiters.word.compare_exchange_weak(word, left, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => word = now,

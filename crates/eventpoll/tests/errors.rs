@@ -1,4 +1,4 @@
-//! Every error of the table, and what does not count as one.
+//! Every error of the table, and calls that are no error.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -83,8 +83,8 @@ fn the_kernel_refuses_the_same_with_exclusive() {
     assert!(refused(epoll::EventFlags::PRI) && refused(epoll::EventFlags::IN | epoll::EventFlags::RDHUP));
 }
 
-/// Of each length of chain as many as may be, and not one more; and nothing is left of what was
-/// refused.
+/// Of each length of chain as many as are allowed, and not one more; a refused addition leaves
+/// nothing behind.
 #[test]
 fn a_signal_reaches_so_many_eventpolls_and_no_more() {
     let source = EventCounter::new();

@@ -1,4 +1,5 @@
-//! The journal with real threads: what was read and what was lost are all that was written.
+//! The journal with real threads: the entries that were read and those that were lost are all that
+//! were written.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

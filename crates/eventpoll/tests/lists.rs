@@ -1,4 +1,4 @@
-//! What is reported, in which order, and what is not.
+//! Which events are reported, in which order, and which are not.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

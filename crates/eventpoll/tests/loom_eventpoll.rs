@@ -1,6 +1,5 @@
-//! The protocols between those who signal, those who wait and those who change the interest set,
-//! under loom: the crate's own code, with few sources and few switches between threads that could
-//! go on.
+//! The protocols between producers, consumers and threads that change the interest set, under loom:
+//! the crate's own code, with few sources and few switches between threads that could go on.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-eventpoll --release --test loom_eventpoll`
 #![cfg(loom)]
@@ -56,8 +55,8 @@ fn who_waits_is_woken() {
     });
 }
 
-/// EP-R1: one whose signal was served before it came to wake does not use up the wake-up of the
-/// next signal.
+/// EP-R1: a producer whose signal was served before it came to wake does not use up the wake-up of
+/// the next signal.
 #[test]
 fn who_waits_is_woken_again() {
     model(3, || {
@@ -104,7 +103,7 @@ fn beside_a_scan() -> (Arc<EventPoll>, Arc<Flag>, Flag, thread::JoinHandle<usize
     (poll, flag, first, scans)
 }
 
-/// EP-R4 and EP-R3: while somebody scans, who takes the news of another source.
+/// EP-R4 and EP-R3: while one thread scans, another takes the news of a second source.
 #[test]
 fn a_signal_that_has_returned_is_seen_beside_a_scan() {
     model(3, || {
@@ -116,7 +115,7 @@ fn a_signal_that_has_returned_is_seen_beside_a_scan() {
     });
 }
 
-/// EP-R4: the same, and one who signals the same source is stopped half-way.
+/// EP-R4: beside a scan, and beside a producer of the same source that is stopped half-way.
 #[test]
 fn a_signal_that_has_returned_is_seen_beside_a_scan_and_one_who_stopped() {
     model(3, || {
@@ -148,7 +147,7 @@ fn what_a_scan_takes_is_not_missed() {
     });
 }
 
-/// EP-R3: nobody falls asleep beside what is ready, while a scan has it in its hands.
+/// EP-R3: no consumer falls asleep beside a ready source, while a scan holds its item.
 #[test]
 fn what_a_scan_has_taken_lets_nobody_sleep() {
     model(3, || {
@@ -164,7 +163,7 @@ fn what_a_scan_has_taken_lets_nobody_sleep() {
     });
 }
 
-/// EP-R3: of level kind it is there for everybody.
+/// EP-R3: a ready source of level kind is there for every consumer.
 #[test]
 fn what_stays_ready_is_never_missed() {
     model(4, || {
@@ -182,7 +181,7 @@ fn what_stays_ready_is_never_missed() {
     });
 }
 
-/// EP-R4: one of two who signal is stopped on its way to wake.
+/// EP-R4: one of two producers is stopped on its way to wake.
 #[test]
 fn after_a_signal_nobody_sleeps() {
     model(3, || {
@@ -202,7 +201,7 @@ fn after_a_signal_nobody_sleeps() {
     });
 }
 
-/// EP-R3, EP-R4: a source of level kind that is ready for two takes, one who signals it stopped
+/// EP-R3, EP-R4: a source of level kind that is ready for two takes, with a producer stopped
 /// anywhere.
 #[test]
 fn what_is_left_of_a_source_is_not_hidden_by_one_who_stopped() {
@@ -307,7 +306,7 @@ fn what_is_deleted_stays_while_it_is_called() {
     });
 }
 
-/// EP-R5: one who signals is stopped until the item is gone; whoever has its place then is told all
+/// EP-R5: a producer is stopped until the item is gone; the next item in its place is signalled all
 /// the same.
 #[test]
 fn a_late_signal_does_no_harm_to_who_comes_next() {
@@ -360,7 +359,7 @@ fn an_interrupt_ends_a_wait_that_has_begun() {
     });
 }
 
-/// EP-R4, P8: one of two who signal is stopped on its way to tell.
+/// EP-R4, P8: one of two producers is stopped on its way to notify.
 #[test]
 fn after_a_signal_the_descriptor_is_readable() {
     model(3, || {
@@ -393,8 +392,8 @@ fn a_look_or_the_signal_sees_the_other() {
     });
 }
 
-/// P8: one who tells is stopped before it notes it, until looks have begun and found what there
-/// was.
+/// P8: a producer that has notified is stopped before it notes that, until looks have begun and
+/// found the work.
 #[test]
 fn a_late_note_hides_nothing() {
     model(3, || {
@@ -444,8 +443,8 @@ impl Wake for Task {
     }
 }
 
-/// EP-R7: whoever waits is told, though another that is exclusive is told first and nobody waits
-/// for it; and of two who sleep one at least is woken.
+/// EP-R7: a consumer is woken, though another exclusive eventpoll is signalled first and no thread
+/// waits for that one; of two sleepers at least one is woken.
 #[test]
 fn of_those_that_are_exclusive_one_is_woken() {
     model(2, || {

@@ -1,7 +1,7 @@
 //! The kernel's behaviour, scenario by scenario. The numbers are those of the specification, which
 //! are those of the kernel's own test.
 //!
-//! `e0 > e1 > s0` is an eventpoll that watches an eventpoll that watches a source; nobody takes
+//! `e0 > e1 > s0` is an eventpoll that watches an eventpoll that watches a source; no thread takes
 //! anything from a source. "ew" waits, "p" polls and then takes without waiting.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]

@@ -126,7 +126,8 @@ fn cve_2019_2215_a_source_goes_while_it_is_watched() {
     });
 }
 
-/// One lets go of an eventpoll while another, who has done so already, gives its lock back.
+/// One thread lets go of an eventpoll while another, which has done so already, gives its lock
+/// back.
 #[test]
 fn cve_2025_38349_the_last_reference_goes_beside_its_lock() {
     let ask_and_drop = |poll: Arc<EventPoll>| assert!(poll.wait(&mut Vec::new(), 1, AT_ONCE).is_ok());

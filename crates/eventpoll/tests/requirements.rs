@@ -1,5 +1,5 @@
-//! The requirements EP-R1 to EP-R8, with real threads. What they say of memory orderings and of
-//! every interleaving is checked by the models (`loom_*`); EP-R4 is measured by the lab as well.
+//! The requirements EP-R1 to EP-R8, with real threads. The models (`loom_*`) check their claims
+//! about memory orderings and about every interleaving; EP-R4 is measured by the lab as well.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -242,7 +242,7 @@ fn ep_r5_sources_come_and_go_under_signals_and_waits() {
         let begun = std::time::Instant::now();
         until("it went on for a while", || begun.elapsed() > Duration::from_millis(500));
         is_over.store(true, Ordering::SeqCst);
-        // Not closed under those who change.
+        // Not closed under the threads that change it.
         until("they have ended", || changers.iter().all(std::thread::ScopedJoinHandle::is_finished));
         assert!(seen.load(Ordering::SeqCst) > 0);
         assert!(polls.iter().all(|poll| !poll.is_empty()));
@@ -268,8 +268,7 @@ fn ep_r5_a_close_ends_every_wait() {
     }
 }
 
-/// A source may be dropped under a lock that whoever asks its neighbour takes, and an eventpoll
-/// too.
+/// A source may be dropped under a lock that its neighbour's `poll` takes, and an eventpoll too.
 #[test]
 fn ep_r5_what_is_dropped_waits_for_no_scan() {
     struct Locked(Arc<Mutex<()>>);
@@ -300,7 +299,7 @@ fn ep_r5_what_is_dropped_waits_for_no_scan() {
             drop(inner);
             drop(held);
         }
-        // By whoever had the lock then.
+        // By the thread that had the lock then.
         until("all is forgotten", || watches.used() == 0);
         assert_eq!(outer.len(), 1);
     });
@@ -331,8 +330,9 @@ fn is_asleep(thread: &AtomicU64) -> bool {
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
 }
 
-/// Eventpolls that all watch one source exclusively, of which those in `waiting` have one who is
-/// asleep: the source is signalled, and then who has nothing is sent home. Says who was told.
+/// Eventpolls that all watch one source exclusively; those in `waiting` have a sleeping thread. The
+/// source is signalled, and then the threads without an event are interrupted. Returns the
+/// eventpolls whose threads had one.
 fn told_exclusively(mode: Interest, polls: usize, waiting: std::ops::Range<usize>) -> Vec<usize> {
     let (polls, source): (Vec<EventPoll>, _) = ((0..polls).map(|_| EventPoll::new()).collect(), Flag::new());
     polls.iter().for_each(|poll| poll.add(&source, mode.exclusive(), 0).unwrap());
@@ -353,7 +353,7 @@ fn told_exclusively(mode: Interest, polls: usize, waiting: std::ops::Range<usize
         until("all are asleep", || waits.iter().all(|(at, _)| is_asleep(&threads[*at])));
         source.set();
         until("one is woken", || waits.iter().any(|(_, wait)| wait.is_finished()));
-        // Whoever was told has an event, also if it was not on a processor yet.
+        // A thread that was woken has an event, even if it was not on a processor yet.
         until("all have ended", || {
             polls.iter().for_each(EventPoll::interrupt);
             waits.iter().all(|(_, wait)| wait.is_finished())
@@ -404,7 +404,7 @@ fn ep_r7_exclusive_wakes_one_of_many_who_sleep() {
     }
 }
 
-/// Also where those that are told first have nobody who waits.
+/// Also where no thread waits for the eventpolls that are signalled first.
 #[test]
 fn ep_r7_exclusive_wakes_the_only_one_who_sleeps() {
     for mode in [LT, ET] {

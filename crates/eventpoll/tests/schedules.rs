@@ -1,5 +1,6 @@
-//! What loom cannot show, under shuttle: it never lets the trying of a lock fail, and knows no
-//! threads in the background, so that only here what was unlinked is freed as it is in the product.
+//! Under shuttle, the cases that loom cannot show: loom never lets the trying of a lock fail, and
+//! knows no threads in the background, so that only here unlinked memory is freed as in the
+//! product.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-eventpoll --test schedules`
 #![cfg(shuttle)]
@@ -42,8 +43,8 @@ fn a_reader_that_is_overtaken_finds_the_end() {
     });
 }
 
-/// EP-R5: whoever signals is stopped anywhere in the callback, and the item is deleted, or its
-/// eventpoll dropped.
+/// EP-R5: a producer is stopped anywhere in the callback, and the item is deleted, or its eventpoll
+/// dropped.
 #[test]
 fn what_is_unlinked_is_not_freed_under_the_callback() {
     check(|| {
@@ -84,7 +85,7 @@ fn two_with_a_lock() -> (EventPoll, [Source<Locked>; 2], Arc<Mutex<()>>, Arc<Wat
     (poll, sources, lock, watches)
 }
 
-/// EP-R5: a source is dropped under a lock that whoever waits takes when it asks.
+/// EP-R5: a source is dropped under a lock that a consumer takes when it polls.
 #[test]
 fn a_source_is_dropped_under_a_lock_that_a_scan_takes() {
     check(|| {

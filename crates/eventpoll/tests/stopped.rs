@@ -1,10 +1,10 @@
-//! EP-R4: a producer that is stopped anywhere holds up nobody and hides nothing.
+//! EP-R4: a producer that is stopped anywhere holds up no thread and hides nothing.
 //!
 //! The producer goes through its signal one instruction at a time, by the processor's own single
-//! step, and is kept at one of them until the others have done what must not depend on it; then the
-//! same again with the next instruction, until each had its turn. What it is to orders of memory
-//! that the machine does not show, the models check (`loom_eventpoll`); how long a real-time
-//! consumer waits, the lab measures.
+//! step, and is kept at one of them until the others have done what must not depend on it; then
+//! again with the next instruction, until each had its turn. The models check orders of memory that
+//! the machine does not show (`loom_eventpoll`); the lab measures how long a real-time consumer
+//! waits.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

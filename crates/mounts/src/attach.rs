@@ -1,8 +1,8 @@
-//! Mounting: a superblock, a part of what is mounted elsewhere, and copies for all who receive the
-//! change.
+//! Mounting: a superblock, a part of what is mounted elsewhere, and copies for all mounts that
+//! receive the change.
 //!
-//! What is to be mounted is first a list of [`Draft`]s, then one copy of it is made for each place:
-//! the one that was asked for, and those that receive it. All copies appear to walks at once.
+//! A mount to be made is first a list of [`Draft`]s, then one copy of it is made for each place:
+//! the requested one, and those that receive it. All copies appear to walks at once.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub(crate) struct Draft {
     pub(crate) superblock: Super,
     pub(crate) root: Inode,
     pub(crate) kind: Kind,
-    /// What it is on: an earlier draft of the list. None: the first.
+    /// The place that it is on: an earlier draft of the list. None: the first.
     pub(crate) on: Option<(usize, Inode)>,
     pub(crate) tie: Tie,
 }
@@ -34,17 +34,17 @@ pub(crate) struct Site {
     pub(crate) ties: Vec<Tie>,
 }
 
-/// A mount that a change made, and what it is on.
+/// A mount that a change made, and the place that it is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
     /// Its number.
     pub mount: MountId,
-    /// Its place when it was made; of whichever namespace.
+    /// Its place when it was made, in any namespace.
     pub on: Place,
 }
 
 impl Namespace {
-    /// Mounts a superblock on a path; whoever walks there sees it when the call returns.
+    /// Mounts a superblock on a path; walks there see it when the call returns.
     ///
     /// # Errors
     /// [`Error::NotPermitted`], [`Error::AlreadyThere`], [`Error::NotDirectory`],
@@ -58,8 +58,8 @@ impl Namespace {
         first(&self.attach_telling(start, path, superblock)?)
     }
 
-    /// The same; says which mounts were made: the one on the path first, then those on all that
-    /// receive the change.
+    /// Like [`attach`](Self::attach); returns the mounts that were made: the one on the path first,
+    /// then those on all mounts that receive the change.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -84,8 +84,8 @@ impl Namespace {
         })
     }
 
-    /// Mounts what is seen at `from`, also on `to`; with `is_recursive` together with what is
-    /// mounted below it.
+    /// Mounts the inode at `from` also on `to`; with `is_recursive` together with the mounts below
+    /// it.
     ///
     /// # Errors
     /// As [`attach`](Self::attach), and [`Error::NotAllowed`] for a mount that is unbindable.
@@ -98,7 +98,8 @@ impl Namespace {
         first(&self.bind_telling(from, to, is_recursive)?)
     }
 
-    /// The same; says which mounts were made, as [`attach_telling`](Self::attach_telling).
+    /// Like [`bind`](Self::bind); returns the mounts that were made, as
+    /// [`attach_telling`](Self::attach_telling).
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -116,14 +117,14 @@ impl Namespace {
                 let mut drafts = tree.drafts(place, source, is_recursive, false)?;
                 tree.graft(&mut drafts, on, change)
             });
-            // What was to be bound has left meanwhile: the path leads elsewhere now.
+            // The mount to be bound has left meanwhile: the path leads elsewhere now.
             if result != Err(Error::NotHere) || self.ns.resolve(from.0, from.1, Last::Follow)?.0 == place {
                 return result;
             }
         }
     }
 
-    /// Finds a place, takes the lock of the tree, and changes what is there then: the walk is made
+    /// Finds a place, takes the lock of the tree, and makes the change there: the walk is made
     /// again if its mount has left meanwhile.
     pub(crate) fn change_at<T>(
         &self,
@@ -170,7 +171,7 @@ fn check_kinds(path: &Path, source: Kind, target: Kind) -> Result<()> {
 }
 
 impl Tree {
-    /// The uppermost place at this one; none if its mount is not in the namespace.
+    /// The uppermost mount on this place; none if its mount is not in the namespace.
     pub(crate) fn top(&self, ns: &Arc<Ns>, place: Place) -> Option<(MountId, Inode)> {
         self.nodes.get(&place.mount).filter(|node| Arc::ptr_eq(&node.ns, ns))?;
         let mut at = (place.mount, place.inode);
@@ -187,7 +188,7 @@ impl Tree {
         if is_there { Err(Error::AlreadyThere) } else { Ok(()) }
     }
 
-    /// Copies of what is seen at a place.
+    /// Copies of the mounts at a place.
     pub(crate) fn drafts(
         &self,
         place: Place,
@@ -243,7 +244,7 @@ impl Tree {
         self.plant(drafts, &sites, change)
     }
 
-    /// The places that receive what is mounted on `on`, which becomes shared if that is.
+    /// The places that receive a mount on `on`; the mount becomes shared if `on` is.
     pub(crate) fn sites<'t>(
         &mut self,
         ties: impl Iterator<Item = &'t mut Tie>,
@@ -347,7 +348,7 @@ pub(crate) fn grab(drafts: &[Draft], copies: usize) -> Result<()> {
     let all = || drafts.iter().flat_map(|draft| std::iter::repeat_n(&draft.superblock, copies));
     for (n, superblock) in all().enumerate() {
         if let Err(error) = superblock.grab() {
-            // Those before it have other mounts, or never had one: nothing ends by this.
+            // The superblocks before it have other mounts, or never had one: nothing ends by this.
             all().take(n).for_each(Super::release_unused);
             return Err(error);
         }

@@ -1,4 +1,5 @@
-//! What a change leaves behind: what readers may still see, and mounts that left their namespaces.
+//! The remains of a change: tables that readers may still see, and mounts that left their
+//! namespaces.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +14,19 @@ use crate::protocol::{Departed, Locked};
 /// A change under way. The lock of the tree is held.
 #[derive(Debug, Default)]
 pub(crate) struct Change {
-    /// Boxed: a map of one has room for eleven, and who asks for so much memory has the allocator
-    /// tidy up.
+    /// Boxed: a map of one has room for eleven, and a request for so much memory makes the
+    /// allocator tidy up.
     old: BTreeMap<u64, Box<(Arc<Ns>, Old)>>,
 }
 
 impl Change {
-    /// What readers of `ns` may still see.
+    /// The old tables that readers of `ns` may still see.
     pub(crate) fn old(&mut self, ns: &Arc<Ns>) -> &mut Old {
         &mut self.old.entry(ns.home.id).or_insert_with(|| Box::new((Arc::clone(ns), Old::default()))).1
     }
 
-    /// After all locks are free: leaves what was replaced to the readers' domains, which begin
-    /// grace periods for it.
+    /// After all locks are free: leaves the replaced tables to the readers' domains, which begin
+    /// grace periods for them.
     pub(crate) fn publish(self) {
         for (ns, old) in self.old.into_values().map(|left| *left) {
             old.leave_to(&ns.home.domain);
@@ -47,7 +48,7 @@ impl<'a> AllLocked<'a> {
     }
 }
 
-/// A mount that left its namespace, and has not been put yet by who took it out.
+/// A mount that left its namespace, and whose reference the unmount has not put yet.
 #[derive(Debug)]
 pub(crate) struct Departure {
     pub(crate) mount: Arc<Mount>,

@@ -1,11 +1,11 @@
-//! What can go wrong.
+//! The crate's errors.
 
 use std::fmt;
 
 /// The crate's results.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a walk or a change of the tree was refused. In brackets what the kernel calls it.
+/// Why a walk or a change of the tree was refused. The kernel's error is in brackets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,7 +24,7 @@ pub enum Error {
     /// The path goes through too many symbolic links (ELOOP).
     #[error("the path goes through more than {max} symbolic links")]
     TooManyLinks {
-        /// How many it may be.
+        /// The most links that are followed.
         max: usize,
     },
     /// A mount would be moved into itself (ELOOP).
@@ -42,7 +42,7 @@ pub enum Error {
     /// The mount is not in this namespace, or not any more (EINVAL).
     #[error("the mount is not in this namespace")]
     NotHere,
-    /// What a mount's propagation, or its being the namespace's root, does not allow (EINVAL).
+    /// A mount's propagation, or its being the namespace's root, does not allow this (EINVAL).
     #[error("not possible: {why}")]
     NotAllowed {
         /// The reason.
@@ -54,7 +54,7 @@ pub enum Error {
         /// All flags.
         bits: u32,
     },
-    /// The first of the two calls that end a mount that nobody uses (EAGAIN).
+    /// The first of the two calls that end a mount that is not used (EAGAIN).
     #[error("the mount is marked as expiring; it ends if nobody uses it until the next call")]
     Expiring,
     /// The handle allows walks only (EPERM).
@@ -63,7 +63,7 @@ pub enum Error {
     /// A namespace has as many mounts as it may have (ENOSPC).
     #[error("the namespace cannot have more than {max} mounts")]
     TooManyMounts {
-        /// How many it may have.
+        /// The most mounts that it may have.
         max: usize,
     },
     /// The superblock was shut down (ENODEV).
@@ -77,10 +77,10 @@ pub enum Error {
     },
 }
 
-/// What keeps a mount busy.
+/// The users that keep a mount busy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Busy {
-    /// Who has pins on it.
+    /// The holders of pins on it.
     pub holders: Vec<Holder>,
     /// Mounts on it.
     pub children: usize,
@@ -109,12 +109,12 @@ impl fmt::Display for Busy {
     }
 }
 
-/// Who has a pin, in words for people.
+/// The holder of a pin, in words for people.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Holder(std::sync::Arc<str>);
 
 impl Holder {
-    /// One with this name.
+    /// A holder with this name.
     pub fn new(name: impl Into<std::sync::Arc<str>>) -> Self {
         Self(name.into())
     }

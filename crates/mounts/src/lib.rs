@@ -1,33 +1,33 @@
-//! Mount namespaces over a superblock trait, and an unmount that waits for nobody.
+//! Mount namespaces over a superblock trait, and an unmount that does not wait without need.
 //!
 //! A [`Namespace`] is a tree of mounts. Walks cross it without locks and without writing memory
-//! that other threads read; an unmount that finds nobody else using its mount waits for nobody.
-//! **Who runs the clean-up matters**: whoever asked for the unmount has the superblock shut down
-//! when the call returns; after a lazy one with users it is who drops the last [`Pin`], when that
-//! drop returns. No queue is involved and nobody else's thread: where a call ends several
-//! superblocks that may have to wait, it makes threads of its own for them, and outlasts these. So
-//! a superblock that hangs holds up nobody but its own unmount.
+//! that other threads read; an unmount that finds no other user of its mount waits for no thread.
+//! **The thread that runs the clean-up matters**: a call that unmounts has the superblock shut down
+//! when it returns; after a lazy unmount with users, the thread that drops the last [`Pin`] shuts
+//! it down before that drop returns. No queue is involved and no foreign thread: where a call ends
+//! several superblocks that may have to wait, it makes threads of its own for them, and outlasts
+//! these. So a superblock that hangs holds up only its own unmount.
 //!
 //! | type | is |
 //! |---|---|
 //! | [`Namespace`] | a tree of mounts with its own readers: walks, mounts, unmounts, moves |
-//! | [`Superblock`] | what is mounted: names and inodes of its own |
+//! | [`Superblock`] | the mounted thing: names and inodes of its own |
 //! | [`Super`] | a superblock and the number of its mounts |
-//! | [`Hold`] | a use of a superblock, through whichever of its mounts |
+//! | [`Hold`] | a use of a superblock, through any of its mounts |
 //! | [`Place`] | a mount and an inode, found without keeping anything |
-//! | [`Pin`] | a place that is kept, with a name for those who want to unmount it |
+//! | [`Pin`] | a place that is kept, with a name that is reported to a refused unmount |
 //!
 //! | module | holds |
 //! |---|---|
-//! | `protocol` | sequence, references, departure: what the model checker tries |
+//! | `protocol` | sequence, references, departure: the part that the model checker tries |
 //! | `walk` | paths, in sections and with references |
 //! | `map` | tables that are read in sections |
-//! | `tree` | what only changes need to know, under one lock |
+//! | `tree` | state that only changes need, under one lock |
 //! | `attach`, `moving`, `umount` | changes |
 //! | `strategy` | how a mount that left is ended |
 //!
 //! Lock order: the tree of a family of namespaces; the locks of namespaces, by number; pins of a
-//! mount; the mounts of a superblock. Superblocks are called with none of them held but for
+//! mount; the mounts of a superblock. Superblocks are called with none of them held, except
 //! [`Superblock::is_below`].
 
 #![forbid(unsafe_code)]

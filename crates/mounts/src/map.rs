@@ -1,8 +1,8 @@
 //! Hash tables of mounts that are read in read sections.
 //!
-//! Buckets are replaced, never changed: a reader sees one as a whole, before or after. Only who
-//! holds the lock of the tree writes. What was replaced is collected in [`Old`] and left to the
-//! domain once for a whole change, after all locks are free.
+//! Buckets are replaced, never changed: a reader sees one as a whole, before or after. Only a
+//! thread that holds the lock of the tree writes. Replaced buckets are collected in [`Old`] and
+//! left to the domain once for a whole change, after all locks are free.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::mount::{Mount, Parent};
 
 /// Buckets of an empty table.
 const FIRST: usize = 16;
-/// How much larger a table gets that has more entries than buckets. A change copies the other
-/// entries of its bucket, and so touches their mounts: buckets should be short.
+/// The factor by which a table grows when it has more entries than buckets. A change copies the
+/// other entries of its bucket, and so touches their mounts: buckets should be short.
 const GROWTH: usize = 4;
 
 /// Two numbers that name an entry.
@@ -22,7 +22,7 @@ pub(crate) type Key = (u64, u64);
 type Entry = (Key, Arc<Mount>);
 type Buckets = Box<[RcuCell<Bucket>]>;
 
-/// Most have one entry or none: it is found without another pointer.
+/// Most have one entry or none: that one is found without another pointer.
 #[derive(Debug, Clone)]
 pub(crate) enum Bucket {
     Empty,
@@ -60,7 +60,7 @@ impl Bucket {
     }
 }
 
-/// What readers may still see of a change.
+/// The old values that readers may still see after a change.
 #[derive(Debug, Default)]
 pub(crate) struct Old {
     pub(crate) buckets: Vec<Retired<Bucket>>,
@@ -95,7 +95,7 @@ impl Map {
         Self { domain: domain.clone(), buckets: RcuCell::new(domain, empty(domain, FIRST)) }
     }
 
-    /// What is there now; who does not hold the tree's lock re-checks the sequence.
+    /// The current mount; a reader that does not hold the tree's lock re-checks the sequence.
     #[inline]
     pub(crate) fn find<'g>(&self, key: Key, guard: &'g Guard<'_>) -> Option<&'g Arc<Mount>> {
         let buckets = self.buckets.load(guard);

@@ -16,7 +16,7 @@ use crate::superblock::{Inode, Kind, Super};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MountId(pub u64);
 
-/// What the mounts of one namespace share: its readers and its lock.
+/// The part that all mounts of one namespace share: its readers and its lock.
 #[derive(Debug)]
 pub(crate) struct Home {
     pub(crate) id: u64,
@@ -24,19 +24,19 @@ pub(crate) struct Home {
     pub(crate) lock: MountLock,
 }
 
-/// Where a mount is.
+/// The place that a mount is on.
 #[derive(Debug, Clone)]
 pub(crate) struct Parent {
     pub(crate) mount: Arc<Mount>,
     pub(crate) at: Inode,
 }
 
-/// A superblock, or a part of it, at a place of a namespace. Immutable but for what the protocol
+/// A superblock, or a part of it, at a place of a namespace. Immutable except for the protocol's
 /// counts and for its parent, which changes under the namespace's lock.
 pub(crate) struct Mount {
     pub(crate) id: MountId,
     pub(crate) superblock: Super,
-    /// What is seen at the place, and what that is.
+    /// The inode that is seen at the place; `kind` is its kind.
     pub(crate) root: Inode,
     pub(crate) kind: Kind,
     pub(crate) home: Arc<Home>,
@@ -72,7 +72,7 @@ pub(crate) fn this_shard() -> usize {
 }
 
 impl Mount {
-    /// One that the namespace holds; the superblock has been grabbed for it.
+    /// A mount that the namespace holds; the caller has grabbed the superblock for it.
     pub(crate) fn new(
         home: &Arc<Home>,
         superblock: Super,
@@ -105,7 +105,7 @@ impl Mount {
         }
     }
 
-    /// What who set `DOOMED` does.
+    /// The clean-up, run by the thread that set `DOOMED`.
     pub(crate) fn clean_up(&self) {
         self.superblock.release();
     }
@@ -121,7 +121,7 @@ impl Passing {
         Self(Some(mount))
     }
 
-    /// One more, beside one that the caller knows of.
+    /// One more reference, beside one that the caller knows of.
     pub(crate) fn beside(mount: &Arc<Mount>) -> Self {
         mount.refs.get(this_shard());
         Self(Some(Arc::clone(mount)))
@@ -131,7 +131,7 @@ impl Passing {
         self.0.as_ref().expect("taken only by its end")
     }
 
-    /// Gives it a name; not if the mount is being unmounted.
+    /// Gives it a name; `None` if the mount is being unmounted.
     pub(crate) fn pin(mut self, inode: Inode, holder: Holder) -> Option<Pin> {
         let key = self.mount().refs.pin(this_shard(), holder.clone())?;
         let mount = self.0.take().expect("taken only by its end");
@@ -147,11 +147,11 @@ impl Drop for Passing {
     }
 }
 
-/// Keeps a mount: whoever wants to unmount it is told who has it; after a lazy unmount it stays as
+/// Keeps a mount. A refused unmount reports its holder; after a lazy unmount the mount stays as
 /// long as it has pins.
 ///
-/// The drop of the last pin of a mount that was unmounted shuts its superblock down, if this was
-/// the superblock's last mount, before it returns.
+/// The drop of the last pin of an unmounted mount shuts its superblock down, if this was the
+/// superblock's last mount, before it returns.
 #[derive(Debug)]
 pub struct Pin {
     mount: Arc<Mount>,
@@ -167,19 +167,19 @@ impl Pin {
         self.mount.id
     }
 
-    /// Where the walk ended.
+    /// The inode where the walk ended.
     #[must_use]
     pub fn inode(&self) -> Inode {
         self.inode
     }
 
-    /// What is mounted.
+    /// The mounted superblock.
     #[must_use]
     pub fn superblock(&self) -> &Super {
         &self.mount.superblock
     }
 
-    /// Who holds it.
+    /// The holder's name.
     #[must_use]
     pub fn holder(&self) -> &Holder {
         &self.holder
@@ -203,7 +203,7 @@ impl Drop for Pin {
     }
 }
 
-/// What a namespace did, for people.
+/// Figures of a namespace, for people.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) restarts: Counter,

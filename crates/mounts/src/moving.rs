@@ -14,7 +14,7 @@ use crate::walk::{Last, Place, Start};
 
 impl Namespace {
     /// Moves the mount that `from` leads to, with all mounts below it, to `to`. Walks see it at one
-    /// of both places, never at none.
+    /// of both places, never at neither.
     ///
     /// # Errors
     /// [`Error::NotMountRoot`], [`Error::IntoItself`], [`Error::NotAllowed`] for the namespace's
@@ -60,7 +60,7 @@ impl Namespace {
 }
 
 impl Tree {
-    /// The mount whose root a place is, and what it is on.
+    /// The mount whose root a place is, and the place that it is on.
     fn movable(&self, ns: &Arc<Ns>, place: Place) -> Result<(Arc<Mount>, (MountId, Inode))> {
         let node = self.nodes.get(&place.mount).filter(|node| Arc::ptr_eq(&node.ns, ns));
         let node = node.ok_or(Error::NotHere)?;
@@ -117,7 +117,7 @@ impl Tree {
         }
     }
 
-    /// From one place to another. The namespace's lock is held.
+    /// Moves a mount from one place to another. The namespace's lock is held.
     fn rehash(&mut self, ns: &Arc<Ns>, mount: &Arc<Mount>, to: (MountId, Inode), change: &mut Change) {
         let Some(on) = self.nodes.get(&to.0).map(|node| Arc::clone(&node.mount)) else { return };
         self.unhash(ns, mount, change.old(ns));
@@ -150,12 +150,12 @@ impl Tree {
     }
 }
 
-/// How a mount propagates what happens on it.
+/// How a mount propagates changes on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
     /// To its copies, and theirs to it.
     Shared,
-    /// It receives what happens on those that were its peers, and passes nothing on.
+    /// It receives the changes of its former peers, and passes nothing on.
     Slave,
     /// Neither.
     Private,
@@ -189,8 +189,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// A namespace with copies of all mounts, which are peers of the originals where those are
-    /// shared, and slaves where those are. Its readers are its own.
+    /// A namespace with copies of all mounts. Copies of shared mounts are peers of the originals,
+    /// copies of slaves are slaves. Its readers are its own.
     ///
     /// # Errors
     /// [`Error::NotPermitted`], and [`Error::NotHere`] if this one has ended.
@@ -211,7 +211,7 @@ impl Namespace {
 impl Tree {
     fn set_propagation(&mut self, id: MountId, propagation: Propagation) {
         let Some(Tie { group, master, .. }) = self.nodes.get(&id).map(|node| node.tie) else { return };
-        // A peer that is left has others to receive from, or keeps its master.
+        // A remaining peer has others to receive from, or keeps its master.
         let peers = group.filter(|&group| self.members(group).len() > 1);
         let tie = match propagation {
             Propagation::Shared => {

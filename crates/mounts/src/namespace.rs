@@ -1,4 +1,4 @@
-//! A namespace: what others call.
+//! A namespace: the interface of the crate.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,20 +44,20 @@ pub struct Namespace {
     is_owner: bool,
 }
 
-/// What the holder of a handle may do.
+/// The rights of a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rights {
     /// Everything.
     Change,
-    /// Walk, and keep what was found.
+    /// Walk, and keep places.
     Walk,
 }
 
-/// What all handles share.
+/// The part that all handles share.
 #[derive(Debug)]
 pub(crate) struct Ns {
     pub(crate) home: Arc<Home>,
-    /// What is mounted on (mount, inode).
+    /// The mount on (mount, inode).
     pub(crate) by_place: Map,
     /// By (number, 0).
     pub(crate) by_id: Map,
@@ -69,7 +69,7 @@ pub(crate) struct Ns {
     pub(crate) counters: Counters,
 }
 
-/// What a namespace did since it was made.
+/// Figures of a namespace since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
     /// Mounts that are in it.
@@ -89,22 +89,22 @@ pub struct Stats {
 pub struct MountInfo {
     /// Its number.
     pub mount: MountId,
-    /// What it is on; `None` for the namespace's root.
+    /// The place that it is on; `None` for the namespace's root.
     pub on: Option<Place>,
-    /// What of its superblock is seen.
+    /// The inode of its superblock that it shows.
     pub root: Inode,
     /// The group of its peers.
     pub shared: Option<u64>,
-    /// The group that it receives changes of.
+    /// The group whose changes it receives.
     pub master: Option<u64>,
     /// A bind does not copy it.
     pub is_unbindable: bool,
-    /// Who has pins on it.
+    /// The holders of pins on it.
     pub holders: Vec<Holder>,
 }
 
 impl Namespace {
-    /// One with `root` as its root.
+    /// A namespace with `root` as its root.
     ///
     /// # Errors
     /// [`Error::Ended`] if that was shut down.
@@ -112,7 +112,7 @@ impl Namespace {
         Self::with_teardown(root, options, Arc::new(OnDemand))
     }
 
-    /// The same with another way to end mounts, for experiments.
+    /// A namespace with another way to end mounts, for experiments.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -142,9 +142,9 @@ impl Namespace {
         if self.rights == Rights::Change { Ok(()) } else { Err(Error::NotPermitted) }
     }
 
-    /// Where a path leads at a moment of the call. Keeps nothing: takes no lock and writes no
-    /// memory that other threads read, unless a superblock has to be waited for or mounts change
-    /// meanwhile.
+    /// The place that a path leads to at a moment of the call. Keeps nothing: takes no lock and
+    /// writes no memory that other threads read, unless it has to wait for a superblock or mounts
+    /// change meanwhile.
     ///
     /// # Errors
     /// Those of the walk: [`Error::NoEntry`], [`Error::NotDirectory`], [`Error::TooManyLinks`],
@@ -158,7 +158,7 @@ impl Namespace {
         self.ns.resolve(start.into(), path.as_ref(), last)
     }
 
-    /// The same, and keeps it: an unmount names `holder` as who is in its way.
+    /// Like [`resolve`](Self::resolve), and keeps the place: a refused unmount reports `holder`.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
@@ -172,8 +172,8 @@ impl Namespace {
         self.ns.pin(start.into(), path.as_ref(), last, &holder.into())
     }
 
-    /// Where a path leads, for `look` to look at: the mount does not end meanwhile. Nobody is told
-    /// who has it; a synchronous unmount is not refused, but waits until `look` returns, so that
+    /// Calls `look` on the place that a path leads to: the mount does not end meanwhile. No unmount
+    /// reports a holder; a synchronous one is not refused, but waits until `look` returns, so that
     /// this must not take long.
     ///
     /// # Errors
@@ -188,22 +188,22 @@ impl Namespace {
         self.ns.visit(start.into(), path.as_ref(), last, look)
     }
 
-    /// What is mounted there, if anything.
+    /// The mount on a place, if any.
     #[must_use]
     pub fn mounted_on(&self, place: Place) -> Option<MountId> {
         let guard = self.ns.home.domain.read();
         self.ns.by_place.find((place.mount.0, place.inode.0), &guard).map(|mount| mount.id)
     }
 
-    /// What is mounted under this number.
+    /// The superblock of the mount with this number.
     #[must_use]
     pub fn superblock(&self, mount: MountId) -> Option<Super> {
         let guard = self.ns.home.domain.read();
         self.ns.by_id.find((mount.0, 0), &guard).map(|mount| mount.superblock.clone())
     }
 
-    /// What the mount with this number is on; `None` for the root, and for one that is not in this
-    /// namespace.
+    /// The place of the mount with this number; `None` for the root, and for a mount that is not in
+    /// this namespace.
     #[must_use]
     pub fn place_of(&self, mount: MountId) -> Option<Place> {
         let guard = self.ns.home.domain.read();
@@ -229,7 +229,7 @@ impl Namespace {
         tree.breadth_first(root).into_iter().filter_map(|id| tree.nodes.get(&id)).map(info).collect()
     }
 
-    /// What it did so far.
+    /// The figures so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let counters = &self.ns.counters;
@@ -250,13 +250,13 @@ impl Namespace {
     }
 
     /// Ends the namespace: on return no path leads anywhere, and every superblock whose last mounts
-    /// were here, and that nobody has pinned or holds, is shut down.
+    /// were here, and that has no pins or holds, is shut down.
     pub fn end(self) {
         drop(self);
     }
 
-    /// The same for a namespace that others go on to ask: they find nothing. If it was ended
-    /// before, or is just being ended, the call returns at once.
+    /// Ends a namespace that other handles still use: they find nothing. If it was ended before, or
+    /// is just being ended, the call returns at once.
     ///
     /// # Errors
     /// [`Error::NotPermitted`].
@@ -264,8 +264,8 @@ impl Namespace {
         self.shut_telling(|_| {})
     }
 
-    /// The same; calls `left` with the mounts that go, once no walk finds them and before they are
-    /// ended: no lock is held.
+    /// Like [`shut`](Self::shut); calls `left` with the mounts that go, once no walk finds them and
+    /// before they are ended: no lock is held.
     ///
     /// # Errors
     /// [`Error::NotPermitted`].
@@ -275,8 +275,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// What the mount with this number shows of its superblock; `None` if it is not in this
-    /// namespace.
+    /// The inode that the mount with this number shows of its superblock; `None` if the mount is
+    /// not in this namespace.
     #[must_use]
     pub fn root_of(&self, mount: MountId) -> Option<Inode> {
         let guard = self.ns.home.domain.read();

@@ -3,37 +3,37 @@
 //! It knows nothing of trees or names, so that a model checker can try all of it.
 //!
 //! # State
-//! | field | holds | who writes it |
+//! | field | holds | written by |
 //! |---|---|---|
-//! | `MountLock::seq` | odd while mounts are changed; a walk that finds it changed starts again | who holds the lock |
+//! | `MountLock::seq` | odd while mounts are changed; a walk that finds it changed starts again | the holder of the lock |
 //! | `Shard::gets`, `Shard::puts` | references taken and given back by the threads of this shard | those threads |
 //! | `Shard::pins` | the references that have a name, and whether new ones are refused | under its own lock |
-//! | `Refs::flags` | [`UMOUNT`], [`SYNC_UMOUNT`], [`DOOMED`] | who holds the lock |
-//! | `Refs::is_expiring` | nobody used the mount since an unmount asked for that | anybody |
+//! | `Refs::flags` | [`UMOUNT`], [`SYNC_UMOUNT`], [`DOOMED`] | the holder of the lock |
+//! | `Refs::is_expiring` | the mount was not used since an expiring unmount asked | any thread |
 //!
 //! The namespace itself has one reference, which its unmount gives back. A reference is a *pin*,
 //! which has a name, or *passing*: of a walk that is under way. A synchronous unmount refuses
-//! because of pins, and waits for the passing ones, which cannot be many or new: no path leads to
-//! the mount any more.
+//! because of pins, and waits for the passing ones, which are few and not new: no path leads to the
+//! mount any more.
 //!
-//! # Who runs the clean-up
-//! Whoever sets `DOOMED`, once. An unmount that finds the count to be exactly 1 sets it at once,
-//! without a grace period: there is nobody else. Otherwise it waits for a grace period, so that
-//! nobody is left in a fast put, and then a synchronous one waits until it is alone; a lazy one
-//! gives its reference back, as everybody does.
+//! # The thread that runs the clean-up
+//! The thread that sets `DOOMED`, once. An unmount that finds the count to be exactly 1 sets it at
+//! once, without a grace period: there is no other user. Otherwise it waits for a grace period, so
+//! that no thread is left in a fast put. Then a synchronous unmount waits until it is alone; a lazy
+//! one gives its reference back, as every user does.
 //!
 //! # Orderings
 //! * P1 legitimize: count up, full fence, load `seq`. Unmount and slow put: store `seq`, full
 //!   fence, sum. Either the walk sees that something changed, or its reference is counted.
-//! * P2 what is reached by a walk: writer stores `seq` odd, release fence, its changes; the walk
-//!   reads them with acquire, acquire fence, loads `seq`. Who sees a change sees the number
+//! * P2 the tables that a walk reads: writer stores `seq` odd, release fence, its changes; the walk
+//!   reads them with acquire, acquire fence, loads `seq`. A walk that sees a change sees the number
 //!   changed.
 //! * P3 the sum: all puts with acquire, then all gets. A put that is counted has its get counted,
-//!   so that the sum is never less than what there was between the passes.
+//!   so that the sum is never less than the number of references between the passes.
 //! * P4 fast put: in a read section, flags are 0, count down. Unmount: set flags, grace period.
-//!   After it every put is a slow one, and looks whether it was the last.
-//! * P5 the last user: its work, count down with release. Who finds the sum to be 0 or 1 loaded
-//!   with acquire.
+//!   After it every put is a slow one, and checks whether it was the last.
+//! * P5 the last user: its work, count down with release. A thread that finds the sum to be 0 or 1
+//!   loaded with acquire.
 //!
 //! # Lock order
 //! The lock, then a shard's pins. Nothing that can wait is done under either.
@@ -48,10 +48,10 @@ use sync::{Condvar, Mutex, MutexGuard};
 pub const UMOUNT: u32 = 1;
 /// A synchronous unmount owns the last put.
 pub const SYNC_UMOUNT: u32 = 2;
-/// The clean-up has begun; whoever set it runs it.
+/// The clean-up has begun; the thread that set it runs it.
 pub const DOOMED: u32 = 4;
 
-/// Looks at an odd number before the writer is waited for.
+/// Looks at an odd number before a walk waits for the writer.
 const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 64 };
 
 /// Read sections, as walks use them.
@@ -73,12 +73,12 @@ impl Readers for rcu::Domain {
     }
 }
 
-/// Protects the mounts of a namespace, and tells walks that they changed.
+/// Protects the mounts of a namespace, and lets walks detect that they changed.
 #[derive(Debug, Default)]
 pub struct MountLock {
     seq: AtomicU64,
     lock: Mutex<()>,
-    /// A synchronous unmount waits until nobody else holds its mount.
+    /// A synchronous unmount waits until no other thread holds its mount.
     given_back: Condvar,
 }
 
@@ -97,7 +97,7 @@ impl MountLock {
         let seq = self.seq.load(Ordering::Relaxed);
         // ORDERING: Relaxed, P2 with the fence.
         self.seq.store(seq.wrapping_add(1), Ordering::Relaxed);
-        // ORDERING: P2, the number before what is changed. P1 has a fence of its own.
+        // ORDERING: P2, the number before the changes. P1 has a fence of its own.
         fence(Ordering::Release);
         Locked { lock: self, _held: held }
     }
@@ -106,7 +106,7 @@ impl MountLock {
     /// read section.
     pub fn sample(&self) -> u64 {
         for _ in 0..LOOKS {
-            // ORDERING: Acquire, P2: what is read later is no older.
+            // ORDERING: Acquire, P2: later reads are no older.
             let seq = self.seq.load(Ordering::Acquire);
             if seq.is_multiple_of(2) {
                 return seq;
@@ -126,7 +126,7 @@ impl MountLock {
     /// Whether nothing changed since the number was sampled.
     #[inline]
     pub fn is_unchanged(&self, seq: u64) -> bool {
-        // ORDERING: P2, what was read before the number.
+        // ORDERING: P2, the tables are read before the number.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed, P2 by the fence.
         self.seq.load(Ordering::Relaxed) == seq
@@ -137,7 +137,7 @@ impl Drop for Locked<'_> {
     fn drop(&mut self) {
         // ORDERING: Relaxed, only written under the lock.
         let seq = self.lock.seq.load(Ordering::Relaxed);
-        // ORDERING: Release, P2: who samples this number sees the change as a whole.
+        // ORDERING: Release, P2: a walk that samples this number sees the change as a whole.
         self.lock.seq.store(seq.wrapping_add(1), Ordering::Release);
     }
 }
@@ -172,14 +172,14 @@ struct Pins<N> {
     is_closed: bool,
 }
 
-/// Where a pin is noted.
+/// The place where a pin is recorded.
 #[derive(Debug, Clone, Copy)]
 pub struct PinKey {
     shard: usize,
     index: usize,
 }
 
-/// What became of an attempt to make a mount one's own.
+/// The result of an attempt to take a reference in a read section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Legitimized {
@@ -191,7 +191,7 @@ pub enum Legitimized {
     MustPut,
 }
 
-/// What a put was.
+/// The result of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Put {
@@ -201,13 +201,13 @@ pub enum Put {
     Last,
 }
 
-/// What an unmount found.
+/// The users that an unmount found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Departed {
-    /// Nobody else had a reference: the caller runs the clean-up, and need not wait for anybody.
+    /// No other thread had a reference: the caller runs the clean-up, and need not wait.
     Alone,
-    /// Somebody may have one.
+    /// Other threads may have one.
     Shared,
 }
 
@@ -226,10 +226,10 @@ impl<N: Clone> Refs<N> {
         }
     }
 
-    /// How the mount stands: flags.
+    /// The flags of the mount.
     #[inline]
     pub fn flags(&self) -> u32 {
-        // ORDERING: Acquire, so that who sees a flag sees what came before it.
+        // ORDERING: Acquire, so that a thread that sees a flag sees what came before it.
         self.flags.load(Ordering::Acquire)
     }
 
@@ -237,7 +237,7 @@ impl<N: Clone> Refs<N> {
         &self.shards[shard % self.shards.len()]
     }
 
-    /// One more, by who has one already.
+    /// One more reference, for a caller that has one already.
     #[inline]
     pub fn get(&self, shard: usize) {
         // ORDERING: Relaxed: before the caller's own put by P3, before the number by the fence of
@@ -257,8 +257,7 @@ impl<N: Clone> Refs<N> {
         shard.puts.fetch_add(1, Ordering::Release);
     }
 
-    /// How many references there are, or were meanwhile: never fewer than at one moment of the
-    /// call.
+    /// The number of references now or meanwhile: never fewer than at one moment of the call.
     pub fn sum(&self) -> u64 {
         if is_on("mounts-gets-first") {
             // ORDERING: as below, in the wrong order.
@@ -278,8 +277,8 @@ impl<N: Clone> Refs<N> {
         gets.wrapping_sub(puts)
     }
 
-    /// Makes a mount that a walk found in the caller's read section, begun with `seq`, the caller's
-    /// own.
+    /// Takes a reference on a mount that a walk found in the caller's read section, begun with
+    /// `seq` (Linux's `legitimize_mnt`).
     pub fn legitimize(&self, lock: &MountLock, seq: u64, shard: usize) -> Legitimized {
         if !lock.is_unchanged(seq) {
             return Legitimized::Changed;
@@ -313,14 +312,15 @@ impl<N: Clone> Refs<N> {
 
     /// Gives a reference back; not in a read section.
     pub fn put<R: Readers>(&self, readers: &R, lock: &MountLock, shard: usize) -> Put {
-        // ORDERING: Relaxed here and below, a hint: who asked looks at pins and counts as well.
+        // ORDERING: Relaxed here and below, a hint: an expiring unmount looks at pins and counts as
+        // well.
         if self.is_expiring.load(Ordering::Relaxed) {
             self.is_expiring.store(false, Ordering::Relaxed);
         }
         {
             let section = (!is_on("mounts-fast-put-no-section")).then(|| readers.read());
             if self.flags() == 0 {
-                // P4: the namespace's own reference stays until we have left the section.
+                // P4: the namespace's own reference stays until this thread has left the section.
                 self.count_down(shard);
                 return Put::Done;
             }
@@ -329,10 +329,10 @@ impl<N: Clone> Refs<N> {
         self.put_slow(lock, shard)
     }
 
-    /// Gives a reference to a mount back that has left its namespace.
+    /// Gives back a reference to a mount that has left its namespace.
     pub fn put_slow(&self, lock: &MountLock, shard: usize) -> Put {
-        // Walks see it: one may have found the mount where this reference was kept, and make it its
-        // own now.
+        // Walks see it: one may have found the mount where this reference was kept, and take a
+        // reference now.
         let locked = lock.lock();
         if !is_on("mounts-slow-put-no-barrier") {
             // ORDERING: P1.
@@ -356,8 +356,8 @@ impl<N: Clone> Refs<N> {
         self.flags.fetch_or(flags, Ordering::Release);
     }
 
-    /// The mount has left its namespace; `locked` shows that walks know. Under the same lock as the
-    /// check of pins and as the unhashing.
+    /// The mount has left its namespace; `locked` shows that walks see the change. Under the same
+    /// lock as the check of pins and as the unhashing.
     pub fn depart(&self, _locked: &Locked<'_>, is_sync: bool, may_be_alone: bool) -> Departed {
         self.set(if is_sync { UMOUNT | SYNC_UMOUNT } else { UMOUNT });
         if !is_on("mounts-busy-no-barrier") {
@@ -367,13 +367,13 @@ impl<N: Clone> Refs<N> {
         let count = self.sum();
         if may_be_alone && (count == 1 || is_on("mounts-finish-at-two") && count == 2) {
             self.set(DOOMED);
-            // Nobody counts any more.
+            // No other thread counts any more.
             return Departed::Alone;
         }
         Departed::Shared
     }
 
-    /// Ends a departure: waits with `grace_period` if somebody may hold the mount.
+    /// Ends a departure: waits with `grace_period` if other threads may hold the mount.
     pub fn complete(
         &self,
         lock: &MountLock,
@@ -418,20 +418,20 @@ impl<N: Clone> Refs<N> {
         Some(PinKey { shard, index })
     }
 
-    /// Takes the name back; the reference is to be put after that.
+    /// Takes the name back; the caller puts the reference after that.
     pub fn unpin(&self, key: PinKey) {
         let mut pins = self.shards[key.shard].pins.lock();
         pins.names[key.index] = None;
         pins.free.push(key.index);
     }
 
-    /// Who has pins.
+    /// The names of all pins.
     pub fn pinned_by(&self) -> Vec<N> {
         let names = |shard: &Shard<N>| shard.pins.lock().names.iter().flatten().cloned().collect::<Vec<_>>();
         self.shards.iter().flat_map(names).collect()
     }
 
-    /// Whether anybody has a pin.
+    /// Whether there is any pin.
     pub fn is_pinned(&self) -> bool {
         self.shards.iter().any(|shard| {
             let pins = shard.pins.lock();
@@ -439,7 +439,7 @@ impl<N: Clone> Refs<N> {
         })
     }
 
-    /// Refuses new pins from here on, unless there are some. Says whether there are none.
+    /// Refuses new pins from here on, unless there are some. Returns whether there are none.
     pub fn close_pins(&self, _locked: &Locked<'_>) -> bool {
         for (n, shard) in self.shards.iter().enumerate() {
             let mut pins = shard.pins.lock();
@@ -458,8 +458,7 @@ impl<N: Clone> Refs<N> {
         self.shards.iter().for_each(|shard| shard.pins.lock().is_closed = false);
     }
 
-    /// Notes that somebody asks whether the mount is used; says whether it had been noted already,
-    /// and not used since.
+    /// Marks the mount for expiry; returns whether it was marked already, and not used since.
     pub fn expire(&self) -> bool {
         // ORDERING: Relaxed, a hint.
         self.is_expiring.swap(true, Ordering::Relaxed)

@@ -1,12 +1,13 @@
-//! How a mount that left its namespace is ended: the default, and the interface by which
-//! experiments try others.
+//! Ending a mount that left its namespace: the default way, and the interface by which experiments
+//! try others.
 //!
-//! The default waits for nobody when nobody else holds the mount. Otherwise a grace period of *its
-//! own* namespace has to pass. A superblock that goes for good, and may have much to write, has it
-//! begun at once and flushes meanwhile; only what is left of the grace period is waited for then.
+//! The default does not wait where no other thread holds the mount. Otherwise a grace period of
+//! *its own* namespace has to pass. For a superblock that goes for good, and may have much to
+//! write, the default begins that grace period at once and flushes meanwhile; then it waits only
+//! for the rest of the grace period.
 //!
-//! Whoever asked for the unmount runs the clean-ups before the call returns, with no lock held;
-//! several that may have to wait, with the help of threads of the call's own.
+//! The thread that asked for the unmount runs the clean-ups before the call returns, with no lock
+//! held; where several may have to wait, threads of the call's own help.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,18 +21,18 @@ use crate::mount::Mount;
 use crate::protocol::{Departed, Put};
 use crate::superblock::Super;
 
-/// Superblocks that are ended at the same time by one call, and the stacks of the threads for that.
+/// Superblocks that one call ends at the same time, and the stacks of the threads for that.
 const ENDERS: usize = 64;
 const STACK: usize = 256 * 1024;
 
-/// How mounts are ended that left their namespaces.
+/// A way of ending mounts that left their namespaces.
 pub trait Teardown: fmt::Debug + Send + Sync + 'static {
     /// Whether an unmount that finds the count to be 1 may take the clean-up at once.
     fn may_be_alone(&self) -> bool {
         true
     }
 
-    /// The readers of a namespace that is made: its own, or those of others, too.
+    /// The domain of the readers of a new namespace: its own, or one shared with others.
     fn domain(&self, options: &DomainOptions) -> Domain {
         Domain::with_options(options.clone())
     }
@@ -40,7 +41,7 @@ pub trait Teardown: fmt::Debug + Send + Sync + 'static {
     fn finish(&self, gone: Vec<Gone>, why: Why);
 }
 
-/// What mounts are ended for.
+/// The reason why mounts are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     /// A synchronous unmount.
@@ -66,13 +67,13 @@ impl Gone {
         Self(departure)
     }
 
-    /// Whether nobody else had a reference.
+    /// Whether no other thread had a reference.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         self.0.found == Departed::Alone
     }
 
-    /// How many references there are, the unmount's own included.
+    /// The number of references, the unmount's own included.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.mount.refs.sum()
@@ -89,31 +90,32 @@ impl Gone {
         self.0.stamp
     }
 
-    /// What was mounted.
+    /// The superblock that was mounted.
     #[must_use]
     pub fn superblock(&self) -> &Super {
         &self.0.mount.superblock
     }
 
-    /// Whether somebody keeps it, for as long as they like.
+    /// Whether it has a pin, which may stay for any time.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         self.0.mount.refs.is_pinned()
     }
 
-    /// Gives the unmount's reference back, whoever else may have one.
+    /// Gives the unmount's reference back, however many others there are.
     pub fn put(self) -> Option<Last> {
         let mount = self.0.mount;
         (mount.refs.put_slow(&mount.home.lock, 0) == Put::Last).then(|| Last(mount))
     }
 
-    /// The same, after `grace_period` if somebody else may have one. A synchronous unmount waits
-    /// until it is alone.
+    /// Like [`put`](Self::put), after `grace_period` if other threads may have a reference. A
+    /// synchronous unmount waits until it is alone.
     pub fn complete(self, is_sync: bool, grace_period: impl FnOnce()) -> Option<Last> {
         self.complete_with(is_sync, |_, _| grace_period())
     }
 
-    /// The same; `grace_period` is told whose readers, and which one.
+    /// Like [`complete`](Self::complete); `grace_period` gets the domain, and the grace period in
+    /// it.
     pub fn complete_with(self, is_sync: bool, grace_period: impl FnOnce(&Domain, Cookie)) -> Option<Last> {
         let mount = self.0.mount;
         let waits = &self.0.ns.counters.waits;
@@ -132,17 +134,17 @@ impl Last {
         self.0.clean_up();
     }
 
-    /// Does so for all of them, and returns when all are done; those that may have to wait, beside
-    /// each other.
+    /// Cleans up all of them, and returns when all are done; superblocks that may have to wait are
+    /// ended beside each other.
     pub fn clean_up_all(all: Vec<Self>) {
         let ending = all.into_iter().filter_map(|last| last.0.superblock.put());
         beside_each_other(ending.collect(), |superblock| superblock.may_wait(), |one| one.shutdown());
     }
 }
 
-/// Calls `end` with all of them, and returns when all calls have: by the caller for those that
-/// never wait; for the others by several threads, so that one that hangs does not hold up the
-/// others, as long as there are not more of them than threads.
+/// Calls `end` with all of them, and returns when all calls have. The caller makes the calls that
+/// never wait; several threads make the others, so that one that hangs does not hold up the rest,
+/// as long as there are not more of them than threads.
 fn beside_each_other<T: Send>(all: Vec<T>, may_wait: impl Fn(&T) -> bool, end: impl Fn(T) + Sync) {
     let (slow, quick): (Vec<T>, Vec<T>) = all.into_iter().partition(may_wait);
     quick.into_iter().for_each(&end);
@@ -183,8 +185,8 @@ impl OfOne {
         self.0[0].superblock().superblock().may_wait()
     }
 
-    /// Nobody else will use the superblock for long: these are its last mounts, nothing of it is
-    /// open, and whoever has a reference is a walk that will be gone soon.
+    /// No thread will use the superblock for long: these are its last mounts, nothing of it is
+    /// open, and every reference is that of a walk that will be gone soon.
     fn goes_for_good(&self) -> bool {
         let superblock = self.0[0].superblock();
         superblock.is_about_to_end(self.0.len()) && !self.0.iter().any(Gone::is_pinned)
@@ -193,7 +195,7 @@ impl OfOne {
     fn end(self, is_sync: bool) {
         if !self.0.iter().all(Gone::is_alone) && self.may_wait() && self.goes_for_good() {
             for gone in self.0.iter().filter(|gone| !gone.is_alone()) {
-                // The stamp's own, or a later one: nobody has to wait for it to be begun.
+                // The stamp's own, or a later one: no thread has to wait for it to be begun.
                 let _ = gone.domain().start_poll_expedited();
             }
             self.0[0].superblock().superblock().flush();
@@ -202,8 +204,8 @@ impl OfOne {
     }
 }
 
-/// Ends mounts of which somebody else may have one. Apart, so that who has nobody to wait for does
-/// not make room for what is needed here.
+/// Ends mounts on which other threads may have a reference. Kept apart, so that an unmount without
+/// others does not reserve stack for what is needed here.
 #[cold]
 #[inline(never)]
 fn finish_used(gone: Vec<Gone>, is_sync: bool) {
@@ -224,7 +226,8 @@ impl Teardown for OnDemand {
         if !gone.iter().all(Gone::is_alone) {
             return finish_used(gone, is_sync);
         }
-        // As most unmounts are: there is nothing to be collected, and nobody to be ended beside.
+        // As most unmounts are: there is nothing to be collected, and no other mount to be ended
+        // beside.
         if gone.len() == 1 {
             return gone.into_iter().filter_map(|gone| complete(gone, is_sync)).for_each(Last::clean_up);
         }

@@ -1,7 +1,8 @@
-//! What is mounted.
+//! Superblocks: the things that are mounted.
 //!
-//! A superblock has names and inodes of its own; this crate knows neither its data nor where it
-//! rests. It may be mounted at several places; when the last of its mounts is gone it is shut down.
+//! A superblock has names and inodes of its own; this crate knows neither its data nor where that
+//! is stored. It may be mounted at several places; it is shut down when the last of its mounts is
+//! gone.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -18,11 +19,11 @@ use crate::error::{Error, Result};
 pub struct Inode(pub u64);
 
 impl Inode {
-    /// What most superblocks call their root.
+    /// The root's number in most superblocks.
     pub const ROOT: Self = Self(1);
 }
 
-/// What a walk has to know of an inode.
+/// The kind of an inode, as far as a walk has to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Names can be looked up in it.
@@ -33,40 +34,40 @@ pub enum Kind {
     Other,
 }
 
-/// What a name stands for.
+/// The inode that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The inode.
     pub inode: Inode,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
 }
 
-/// What is mounted.
+/// A thing that can be mounted.
 ///
 /// The methods that end in `_rcu` are called in a read section, without a reference: they must not
-/// wait, take no lock that is held for long, and say `None` where they would have to. They may be
-/// called beside and after [`shutdown`](Self::shutdown); what they say then is thrown away, as the
-/// walk finds that the mount is gone. All others are called by who has a reference, and never after
-/// `shutdown` has begun.
+/// wait, take no lock that is held for long, and return `None` where they would have to. They may
+/// be called beside and after [`shutdown`](Self::shutdown); results from then are thrown away, as
+/// the walk finds that the mount is gone. The caller of any other method has a reference, and calls
+/// none after `shutdown` has begun.
 ///
-/// A superblock without names can be mounted, too: nothing is found in it.
+/// A superblock without names can be mounted, too: walks find nothing in it.
 pub trait Superblock: Send + Sync + fmt::Debug + 'static {
     /// Its root directory.
     fn root(&self) -> Inode {
         Inode::ROOT
     }
 
-    /// What `name` is in `dir`; never asked for `.` and `..`. May wait.
+    /// The entry `name` of `dir`; `name` is never `.` or `..`. May wait.
     ///
     /// # Errors
-    /// [`Error::NoEntry`], and whatever it has to report.
+    /// [`Error::NoEntry`], and errors of the superblock's own.
     fn lookup(&self, dir: Inode, name: &OsStr) -> Result<Entry> {
         let _ = dir;
         Err(Error::NoEntry { name: name.to_string_lossy().into_owned() })
     }
 
-    /// The same from memory; `None`: unknown.
+    /// Like [`lookup`](Self::lookup), from memory; `None`: unknown.
     fn lookup_rcu(&self, dir: Inode, name: &OsStr) -> Option<Result<Entry>> {
         let _ = (dir, name);
         None
@@ -75,13 +76,13 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
     /// The directory that `dir`, not the root, is in. May wait.
     ///
     /// # Errors
-    /// Whatever it has to report.
+    /// Errors of the superblock's own.
     fn parent(&self, dir: Inode) -> Result<Inode> {
         let _ = dir;
         Ok(self.root())
     }
 
-    /// The same from memory; `None`: unknown.
+    /// Like [`parent`](Self::parent), from memory; `None`: unknown.
     fn parent_rcu(&self, dir: Inode) -> Option<Inode> {
         let _ = dir;
         None
@@ -90,20 +91,21 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
     /// Where a symbolic link leads. May wait.
     ///
     /// # Errors
-    /// Whatever it has to report.
+    /// Errors of the superblock's own.
     fn read_link(&self, link: Inode) -> Result<PathBuf> {
         let _ = link;
         Err(Error::Failed { what: "there are no symbolic links".into() })
     }
 
-    /// The same from memory; `None`: unknown.
+    /// Like [`read_link`](Self::read_link), from memory; `None`: unknown.
     fn read_link_rcu(&self, link: Inode) -> Option<Result<PathBuf>> {
         let _ = link;
         None
     }
 
     /// Whether `inode` is `dir`, or below it. Called with the lock of the tree held: must not wait.
-    /// What is not known is no: then a mount there is not propagated to those who see only `dir`.
+    /// If the answer is not known it is no: then a mount there is not propagated to mounts that
+    /// show only `dir`.
     fn is_below(&self, inode: Inode, dir: Inode) -> bool {
         let mut at = inode;
         // A tree that is deeper than this is taken for one that goes in circles.
@@ -123,12 +125,12 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
     }
 
     /// The last mounts are being taken away, and the unmount has to wait until walks have left:
-    /// what takes time can be done meanwhile. These walks may still use the superblock;
-    /// [`shutdown`](Self::shutdown) follows, and is who reports what failed. Only called where
-    /// [`may_wait`](Self::may_wait) says so.
+    /// slow work can be done meanwhile. These walks may still use the superblock.
+    /// [`shutdown`](Self::shutdown) follows, and reports failures. Only called where
+    /// [`may_wait`](Self::may_wait) returns `true`.
     fn flush(&self) {}
 
-    /// An unmount with force: whoever waits for the medium should get an error.
+    /// An unmount with force: callers that wait for the medium should get an error.
     fn force(&self) {}
 
     /// Whether [`shutdown`](Self::shutdown) may have to wait, for a medium say. Several such
@@ -138,11 +140,11 @@ pub trait Superblock: Send + Sync + fmt::Debug + 'static {
         true
     }
 
-    /// Called once, when the last mount is gone: write everything, then give the medium free.
+    /// Called once, when the last mount is gone: write everything, then release the medium.
     fn shutdown(&self);
 }
 
-/// A superblock, how many mounts it has, and who uses it beside them. Clones are the same one.
+/// A superblock, the number of its mounts, and its other users. Clones are the same one.
 #[derive(Debug, Clone)]
 pub struct Super(Arc<Active>);
 
@@ -156,12 +158,12 @@ struct Active {
 #[derive(Debug, Default)]
 struct State {
     mounts: usize,
-    /// Open files, say: through whichever mount.
+    /// Open files, say: through any of its mounts.
     holds: usize,
     /// Counts holds that began: an expiry mark is older than the last one, or not.
     uses: u64,
     was_mounted: bool,
-    /// Its last mounts are being taken away synchronously: nobody is let in.
+    /// Its last mounts are being taken away synchronously: no new hold is let in.
     is_closed: bool,
     is_ended: bool,
 }
@@ -197,8 +199,8 @@ impl Drop for Hold {
 }
 
 impl Super {
-    /// One that is not mounted yet. There must be only one for each superblock: the last of *its*
-    /// mounts ends in the shutdown.
+    /// A superblock that is not mounted yet. There must be only one `Super` for each superblock:
+    /// the last of *its* mounts ends in the shutdown.
     #[must_use]
     pub fn new(superblock: Arc<dyn Superblock>) -> Self {
         Self(Arc::new(Active {
@@ -214,13 +216,13 @@ impl Super {
         &self.0.superblock
     }
 
-    /// How many mounts it has.
+    /// The number of its mounts.
     #[must_use]
     pub fn mounts(&self) -> usize {
         self.0.state.lock().mounts
     }
 
-    /// How many [`Hold`]s there are.
+    /// The number of [`Hold`]s.
     #[must_use]
     pub fn holds(&self) -> usize {
         self.0.state.lock().holds
@@ -240,12 +242,12 @@ impl Super {
         Ok(Hold(self.clone()))
     }
 
-    /// How many holds there were so far.
+    /// The number of holds that began so far.
     pub(crate) fn uses(&self) -> u64 {
         self.0.state.lock().uses
     }
 
-    /// Waits until nobody holds it, or `until`; says whether nobody does.
+    /// Waits until there is no hold, or `until`; returns whether there is none.
     #[must_use]
     pub fn wait_unheld(&self, until: Instant) -> bool {
         let mut state = self.0.state.lock();
@@ -257,8 +259,8 @@ impl Super {
         true
     }
 
-    /// A synchronous unmount is about to take `leaving` mounts: if these are all, nobody may hold
-    /// it, and nobody is let in any more. Otherwise says how many do.
+    /// A synchronous unmount is about to take `leaving` mounts. If these are all, there may be no
+    /// hold, and no new one is let in. Otherwise returns the number of holds.
     pub(crate) fn close(&self, leaving: usize) -> std::result::Result<(), usize> {
         let mut state = self.0.state.lock();
         if leaving < state.mounts {
@@ -294,33 +296,33 @@ impl Super {
         Ok(())
     }
 
-    /// Whether these many mounts are all that it has, and nobody holds it.
+    /// Whether these many mounts are all that it has, and there is no hold.
     pub(crate) fn is_about_to_end(&self, leaving: usize) -> bool {
         let state = self.0.state.lock();
         state.mounts == leaving && state.holds == 0
     }
 
-    /// The same for all clones, and for nothing else.
+    /// A number that all clones share, and nothing else.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// One mount less that never came to be.
+    /// One mount less that was never made.
     pub(crate) fn release_unused(&self) {
         let mut state = self.0.state.lock();
         state.mounts -= 1;
-        // One that was ever held had been mounted before.
+        // A superblock with an earlier hold had been mounted before.
         state.was_mounted = state.mounts > 0 || state.uses > 0;
     }
 
-    /// One mount less; the last one shuts down, unless somebody holds the superblock.
+    /// One mount less; the last one shuts down, unless there is a hold.
     pub(crate) fn release(&self) {
         if let Some(superblock) = self.put() {
             superblock.shutdown();
         }
     }
 
-    /// The same; whoever gets the superblock has to shut it down.
+    /// One mount less; a caller that gets the superblock has to shut it down.
     #[must_use]
     pub(crate) fn put(&self) -> Option<Arc<dyn Superblock>> {
         let mut state = self.0.state.lock();

@@ -1,8 +1,7 @@
 //! The trees of all namespaces that propagate to each other, under one lock.
 //!
-//! Namespaces that were cloned of one another are a *family*: a change in one may change the
-//! others. Others have nothing to do with each other, and no lock in common. Nothing that can wait
-//! is done under the lock.
+//! Namespaces that were cloned from one another are a *family*: a change in one may change the
+//! others. Different families have no lock in common. Nothing that can wait is done under the lock.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -15,7 +14,7 @@ use crate::mount::{Mount, MountId};
 use crate::namespace::Ns;
 use crate::superblock::Inode;
 
-/// Spreads numbers that nobody chooses.
+/// A hasher for numbers that no client chooses.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct ByNumber(u64);
 
@@ -44,8 +43,8 @@ const SPARE_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct Family {
     pub(crate) tree: Mutex<Tree>,
-    /// Domains that have no readers: nobody has a namespace of theirs any more. They know the
-    /// threads that were readers, who would have to join a new one. A leaf of the lock order.
+    /// Domains without readers: their namespaces are gone. They know the threads that were readers,
+    /// which would have to register with a new one. A leaf of the lock order.
     spare: Mutex<Vec<Domain>>,
 }
 
@@ -56,7 +55,7 @@ impl Family {
         spare.unwrap_or_else(make)
     }
 
-    /// A namespace is gone, with all that could begin a section for long.
+    /// A namespace is gone, with every user that could begin a section for long.
     pub(crate) fn keep(&self, domain: &Domain) {
         let mut spare = self.spare.lock();
         if spare.len() < SPARE_MAX {
@@ -75,7 +74,7 @@ pub(crate) struct Tree {
     pub(crate) counts: HashMap<u64, usize>,
 }
 
-/// What only changes need to know of a mount.
+/// The part of a mount that only changes need.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) mount: Arc<Mount>,
@@ -84,7 +83,7 @@ pub(crate) struct Node {
     pub(crate) parent: Option<(MountId, Inode)>,
     pub(crate) children: HashSet<MountId, BuildHasherDefault<ByNumber>>,
     pub(crate) tie: Tie,
-    /// How often its superblock had been held when somebody asked for its expiry.
+    /// How often its superblock had been held at its last expiry call.
     pub(crate) expiry: Option<u64>,
 }
 
@@ -93,7 +92,7 @@ pub(crate) struct Node {
 pub(crate) struct Tie {
     /// Its peers.
     pub(crate) group: Option<GroupId>,
-    /// Those whose changes it receives.
+    /// The group whose changes it receives.
     pub(crate) master: Option<GroupId>,
     /// It is not copied by a bind.
     pub(crate) is_unbindable: bool,
@@ -111,7 +110,7 @@ impl Tree {
         self.last_group
     }
 
-    /// Whether anything propagates at all.
+    /// Whether any mount propagates at all.
     pub(crate) fn has_groups(&self) -> bool {
         !self.groups.is_empty()
     }
@@ -124,7 +123,7 @@ impl Tree {
         self.groups.get(&group).map_or(Vec::new(), |group| group.slaves.iter().copied().collect())
     }
 
-    /// Makes a mount that is in the tree, and has no ties, have these.
+    /// Gives a mount of the tree that has no ties these ones.
     pub(crate) fn tie(&mut self, id: MountId, tie: Tie) {
         if let Some(group) = tie.group {
             self.groups.entry(group).or_default().members.insert(id);
@@ -137,8 +136,8 @@ impl Tree {
         }
     }
 
-    /// Takes a mount's ties. Slaves of a group that has no members any more become slaves of that
-    /// one's master.
+    /// Takes a mount's ties. Slaves of a group without members become slaves of that group's
+    /// master.
     pub(crate) fn untie(&mut self, id: MountId, tie: Tie) {
         if let Some(master) = tie.master {
             if let Some(group) = self.groups.get_mut(&master) {
@@ -182,7 +181,7 @@ impl Tree {
         order
     }
 
-    /// The same, children before parents.
+    /// `top` and all mounts below it, children before parents.
     pub(crate) fn subtree(&self, top: MountId) -> Vec<MountId> {
         let mut order = self.breadth_first(top);
         order.reverse();
@@ -202,14 +201,14 @@ impl Tree {
         }
     }
 
-    /// What is mounted on a place. As readers see it: only who holds the lock changes it.
+    /// The mount on a place. As readers see it: only the holder of the lock changes it.
     pub(crate) fn child(&self, on: MountId, at: Inode) -> Option<MountId> {
         let node = self.nodes.get(&on)?;
         let guard = node.ns.home.domain.read();
         node.ns.by_place.find((on.0, at.0), &guard).map(|mount| mount.id)
     }
 
-    /// The mounts that receive what happens on `parent`, `parent` not included.
+    /// The mounts that receive changes on `parent`, `parent` not included.
     pub(crate) fn receivers(&self, parent: MountId, at: Inode) -> Vec<MountId> {
         let mut found = Vec::new();
         let Some(first) = self.nodes.get(&parent).and_then(|node| node.tie.group) else { return found };

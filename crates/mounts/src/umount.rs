@@ -1,9 +1,9 @@
 //! Unmounting, and the end of a namespace.
 //!
-//! 1. Under the lock of the tree: which mounts go, copies that propagation takes along included.
-//!    Under their namespaces' locks: a synchronous unmount refuses if any of them is pinned; then
-//!    all leave the tables, the sequence is odd meanwhile, and each is counted.
-//! 2. All locks are given back. What was replaced is left to the readers' domains.
+//! 1. Under the lock of the tree: finds the mounts that go, with the copies that propagation takes
+//!    along. Under their namespaces' locks: a synchronous unmount refuses if any of them is pinned;
+//!    then all leave the tables, the sequence is odd meanwhile, and each is counted.
+//! 2. All locks are given back. Replaced tables are left to the readers' domains.
 //! 3. The mounts are ended ([`crate::strategy`]): by the caller, before the call returns.
 
 use std::collections::{BTreeMap, HashSet};
@@ -26,12 +26,12 @@ bitflags::bitflags! {
     /// How to unmount; the bits are those of umount2(2). None: synchronously.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Umount: u32 {
-        /// Tell the superblock that whoever waits for it should get an error
+        /// Make the superblock return errors to callers that wait for it
         /// ([`Superblock::force`](crate::Superblock::force)).
         const FORCE = 1;
         /// Leave the namespace now, with all mounts below; the last user's drop shuts down.
         const DETACH = 2;
-        /// Only if nobody used the mount since the last such call.
+        /// Only if the mount was not used since the last such call.
         const EXPIRE = 4;
         /// A symbolic link at the path's end is not followed.
         const NOFOLLOW = 8;
@@ -47,11 +47,11 @@ struct Leaving {
 
 impl Namespace {
     /// Takes the mount that a path leads to out of the namespace, and its copies where propagation
-    /// says so.
+    /// requires it.
     ///
-    /// On return of a synchronous unmount nobody has a reference, and the superblock is shut down
-    /// if that was its last mount. A lazy one has done the same, unless somebody has pinned the
-    /// mount; then the last pin's drop does it.
+    /// On return of a synchronous unmount no thread has a reference, and the superblock is shut
+    /// down if that was its last mount. A lazy unmount has done so too, unless the mount is pinned;
+    /// then the drop of the last pin does it.
     ///
     /// # Errors
     /// [`Error::Flags`], [`Error::NotPermitted`], [`Error::NotMountRoot`], [`Error::NotHere`],
@@ -66,8 +66,8 @@ impl Namespace {
         self.umount_telling(start, path, flags, |_| {})
     }
 
-    /// The same; calls `left` with the mounts that go, in whichever namespace, once no walk finds
-    /// them and before they are ended: no lock is held.
+    /// Like [`umount`](Self::umount); calls `left` with the mounts that go, in any namespace, once
+    /// no walk finds them and before they are ended: no lock is held.
     ///
     /// # Errors
     /// As [`umount`](Self::umount); `left` is not called then.
@@ -165,7 +165,7 @@ impl Tree {
         self.leave(&leaving, change)
     }
 
-    /// Refuses unless nobody used the mount since the last call.
+    /// Refuses unless the mount was not used since the last call.
     fn expire(&mut self, mount: MountId) -> Result<()> {
         let node = self.nodes.get_mut(&mount).ok_or(Error::NotHere)?;
         let superblock = &node.mount.superblock;
@@ -182,8 +182,8 @@ impl Tree {
         Err(Error::Expiring)
     }
 
-    /// What else goes with `victims`: whatever is mounted on the same places of those who receive
-    /// the change, unless something is mounted on it that stays.
+    /// Adds to `victims` the mounts on the same places of mounts that receive the change, unless a
+    /// mount on them stays.
     fn with_copies(&self, victims: Vec<MountId>) -> Vec<MountId> {
         if !self.has_groups() {
             return victims;
@@ -288,7 +288,7 @@ impl Tree {
         if let Some((on, at)) = node.parent {
             ns.by_place.remove((on.0, at.0), old);
             old.parents.push(mount.parent.replace(None));
-            // Unless that one went before.
+            // Unless the parent went before.
             if let Some(parent) = self.nodes.get_mut(&on) {
                 parent.children.remove(&id);
             }

@@ -1,14 +1,14 @@
 //! Walking a path.
 //!
 //! First in a read section, without touching any count: names that the superblocks know from
-//! memory, mounts from the namespace's tables, the sequence looked at after each step ([`step`]).
-//! What is asked for in the end is a place, which needs nothing more, or a reference, for which the
-//! last mount is legitimized.
+//! memory, mounts from the namespace's tables, the sequence checked after each step ([`step`]). The
+//! result is a place, which needs nothing more, or a reference, for which the last mount is
+//! legitimized.
 //!
-//! A superblock that would have to wait ends the first part: the walk makes the mount that it is on
-//! its own, leaves the section, and goes on with one reference at a time. If mounts changed
-//! meanwhile it starts again, after some attempts with references from the beginning. So nobody
-//! waits in a section, and whoever waits keeps one mount, which is the one it waits for.
+//! A superblock that would have to wait ends the first part: the walk takes a reference on the
+//! mount that it is on, leaves the section, and goes on with one reference at a time. If mounts
+//! changed meanwhile it starts again, after some attempts with references from the beginning. So no
+//! walk waits in a section, and a walk that waits keeps one mount, which is the one it waits for.
 
 mod path;
 pub mod step;
@@ -104,13 +104,13 @@ impl<'g> View for InSection<'g> {
 /// Why the walk in a section ended without a result.
 enum Stop {
     Err(Error),
-    /// Start again. What is dropped must be so outside of the section.
+    /// Start again. The reference must be dropped outside of the section.
     Again(#[allow(dead_code, reason = "only kept for its drop")] Option<Passing>),
     /// Go on with references from here.
     Leave(Passing, Inode, Kind),
 }
 
-/// What became of the part in sections.
+/// The result of the part in sections.
 enum Found<'p, T> {
     Done(T),
     /// On with references: from here, or from the beginning.
@@ -123,7 +123,7 @@ impl From<Changed> for Stop {
     }
 }
 
-/// The one who walks, outside of sections.
+/// The position of a walk outside of sections.
 struct Here {
     on: Passing,
     inode: Inode,
@@ -133,15 +133,15 @@ struct Here {
 }
 
 impl Here {
-    /// The walk came to this mount, which has left the namespace: what it finds, or finds not, may
-    /// never have been at the path.
+    /// Whether the walk came to a mount that has left the namespace: its results, errors too, may
+    /// never have been right for the path.
     fn is_astray(&self) -> bool {
         !self.is_at_start && self.on.mount().refs.flags() != 0
     }
 }
 
 impl Ns {
-    /// Where a path leads, without keeping anything.
+    /// The place that a path leads to, without keeping it.
     pub(crate) fn resolve(&self, start: Start<'_>, path: &Path, last: Last) -> Result<(Place, Kind)> {
         let place = |at: At<&Arc<Mount>>, kind, _| Ok((Place { mount: at.mount.id, inode: at.inode }, kind));
         let begun = match self.in_sections(start, path, last, place)? {
@@ -152,7 +152,7 @@ impl Ns {
         Ok((Place { mount: here.on.mount().id, inode: here.inode }, here.kind))
     }
 
-    /// Where a path leads, kept.
+    /// The place that a path leads to, pinned.
     pub(crate) fn pin(&self, start: Start<'_>, path: &Path, last: Last, holder: &Holder) -> Result<Pin> {
         loop {
             let here = self.reach(start, path, last)?;
@@ -163,7 +163,7 @@ impl Ns {
         }
     }
 
-    /// Where a path leads, with a passing reference while `look` looks at it.
+    /// Calls `look` on the place that a path leads to, with a passing reference meanwhile.
     pub(crate) fn visit<T>(
         &self,
         start: Start<'_>,
@@ -175,7 +175,7 @@ impl Ns {
         Ok(look(&here.on.mount().superblock, here.inode, here.kind))
     }
 
-    /// Where a path leads, with a passing reference.
+    /// The place that a path leads to, with a passing reference.
     fn reach(&self, start: Start<'_>, path: &Path, last: Last) -> Result<Here> {
         let keep = |at: At<&Arc<Mount>>, kind, seq| {
             own(at.mount, seq).map(|on| Here { on, inode: at.inode, kind, is_at_start: false })
@@ -186,8 +186,8 @@ impl Ns {
         }
     }
 
-    /// Walks in sections as often as mounts change meanwhile, within reason, and takes what is
-    /// wanted in the section.
+    /// Walks in sections as often as mounts change meanwhile, within reason, and calls `take` on
+    /// the result in the section.
     fn in_sections<'p, T>(
         &self,
         start: Start<'_>,
@@ -232,7 +232,7 @@ impl Ns {
         while let Some(part) = rest.peek() {
             let superblock = at.mount.superblock.superblock();
             let name = rest.name(part);
-            // Only where the walk begins: the crossing to the root has checked the sequence.
+            // Only at the beginning of a walk: the crossing to the root has checked the sequence.
             if kind != Kind::Directory {
                 return Err(Stop::Err(not_a_directory(rest, part)));
             }
@@ -332,9 +332,9 @@ impl Early {
     }
 }
 
-/// Ends a walk with an error that follows from an answer of a superblock. The superblock may have
-/// been asked after its mount was covered, moved or unmounted: the error counts only if mounts did
-/// not change since the walk began.
+/// Ends a walk with an error that follows from an answer of a superblock. The answer may have come
+/// after its mount was covered, moved or unmounted: the error counts only if mounts did not change
+/// since the walk began.
 #[cold]
 fn fail(lock: &MountLock, seq: u64, early: Early, error: Error) -> Stop {
     if is_on(early.mutant()) {
@@ -343,7 +343,7 @@ fn fail(lock: &MountLock, seq: u64, early: Early, error: Error) -> Stop {
     check(lock, seq).map_or_else(Stop::from, |()| Stop::Err(error))
 }
 
-/// Makes the mount that a walk is on its own.
+/// Takes a reference on the mount that a walk is on.
 fn own(mount: &Arc<Mount>, seq: u64) -> std::result::Result<Passing, Stop> {
     match mount.legitimize(seq) {
         Legitimized::Held => Ok(Passing::new(Arc::clone(mount))),
@@ -380,7 +380,7 @@ impl Ns {
                 None => (self.begin_with_reference(start)?, Rest::new(path)),
             };
             let result = self.go_on(&mut here, &mut rest, last);
-            // Each time a mount has left the namespace: it does not go on for ever.
+            // Each round, a mount has left the namespace: it does not go on for ever.
             if !here.is_astray() {
                 return result.map(|()| here);
             }
@@ -445,7 +445,8 @@ impl Ns {
         }
     }
 
-    /// A reference on what `find` finds; none, if there was nothing at a moment of the call.
+    /// A reference on the mount that `find` finds; none, if there was nothing at a moment of the
+    /// call.
     fn reference(
         &self,
         find: impl Fn(&Guard<'_>) -> Option<(Arc<Mount>, Inode)>,
@@ -466,8 +467,8 @@ impl Ns {
                 return Some((on, inode));
             }
         }
-        // Changes come too fast: keep them away. What the tables have is held by the namespace
-        // until they change.
+        // Changes come too fast: keep them away. The namespace holds the mounts in the tables until
+        // they change.
         let _held = lock.hold();
         let (mount, inode) = find(&self.home.domain.read())?;
         Some((Passing::beside(&mount), inode))

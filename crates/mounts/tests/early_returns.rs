@@ -41,7 +41,7 @@ const BELOW: Inode = Inode(4);
 /// How many links a walk follows.
 const LINKS_MAX: usize = 40;
 
-/// What the superblock answers while mounts change.
+/// The superblock's answer while mounts change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     NoEntry,
@@ -57,7 +57,7 @@ enum Case {
 struct Covered {
     case: Case,
     ns: OnceLock<Arc<Namespace>>,
-    /// What is mounted on it by the change.
+    /// The superblock that the change mounts on it.
     cover: Mutex<Option<Super>>,
     links: Mutex<usize>,
 }
@@ -125,8 +125,8 @@ impl Superblock for Covered {
     fn shutdown(&self) {}
 }
 
-/// Walks `path` while the mount on `a` is covered. Gives where it came to, and where it leads after
-/// the change.
+/// Walks `path` while the mount on `a` is covered. Returns the walk's result, and the place that
+/// the path leads to after the change.
 fn walk(case: Case, path: &str) -> (Result<Place>, Place) {
     let (ns, _) = namespace(&["a/"]);
     let ns = Arc::new(ns);
@@ -138,7 +138,7 @@ fn walk(case: Case, path: &str) -> (Result<Place>, Place) {
     let found = ns.resolve(Start::Root, path, Last::Follow).map(|(place, _)| place);
     assert!(covered.cover.lock().is_none(), "nothing changed while the superblock answered");
     let expected = ns.resolve(Start::Root, path, Last::Follow).unwrap().0;
-    // The superblocks have it, and it has them.
+    // The superblocks have the namespace, and it has them.
     ns.shut().unwrap();
     ns.domain().barrier();
     (found, expected)

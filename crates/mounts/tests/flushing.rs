@@ -1,4 +1,4 @@
-//! What an unmount does while it has to wait for readers.
+//! An unmount's work while it has to wait for readers.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -13,8 +13,8 @@ use watertight_mounts::{Last, Namespace, Options, Start, Super, Umount};
 
 const ROOT: Start<'static> = Start::Root;
 
-/// Grace periods of this namespace come by themselves only where one is asked for that does not
-/// wait for a tick.
+/// A namespace whose tick is an hour: only a grace period that was asked for without waiting for a
+/// tick begins soon.
 fn namespace() -> Namespace {
     let (_, root) = Fs::new(&["v/", "w/", "x/"]).mountable();
     let domain = rcu::DomainOptions { tick: Duration::from_secs(3600), ..Default::default() };

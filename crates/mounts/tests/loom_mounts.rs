@@ -1,19 +1,19 @@
-//! The protocol between walks, references and unmounts, under loom, each part of it switched off
-//! once.
+//! The protocol between walks, references and unmounts, under loom; mutants switch off each part of
+//! it once.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-mounts --release --test loom_mounts`
 //!
 //! | claim | test | mutants |
 //! |---|---|---|
-//! | a walk that made a mount its own is not inside when that ends; it ends once | [`a_walk_beside_a_lazy_unmount`] | `mounts-legitimize-no-barrier`, `mounts-busy-no-barrier`, `mounts-finish-at-two` |
-//! | somebody ends it, when the last put and the unmount meet | [`a_put_beside_a_lazy_unmount`] | `mounts-fast-put-no-section`, `mounts-skip-wait`, `mounts-percpu-legitimize` |
+//! | a walk that took a reference on a mount is not inside when that ends; it ends once | [`a_walk_beside_a_lazy_unmount`] | `mounts-legitimize-no-barrier`, `mounts-busy-no-barrier`, `mounts-finish-at-two` |
+//! | one thread ends it, when the last put and the unmount meet | [`a_put_beside_a_lazy_unmount`] | `mounts-fast-put-no-section`, `mounts-skip-wait`, `mounts-percpu-legitimize` |
 //! | a reference that changes its shard is counted | [`a_reference_that_changes_its_shard`] | `mounts-gets-first`, `mounts-no-barrier-between-passes`, `mounts-one-counter` |
 //! | a walk from a place that is given up finds it alive, or not at all | [`a_walk_from_a_place_that_is_put`] | `mounts-slow-put-no-barrier`, `mounts-no-doomed-test` |
 //! | a synchronous unmount ends it itself, before it returns | [`a_walk_beside_a_synchronous_unmount`], [`a_put_beside_a_synchronous_unmount`] | `mounts-finish-at-two`, `mounts-skip-wait`, `mounts-no-wake-up` |
-//! | the same without the wait for walks that have a reference, as the kernel does it | [`the_kernels_synchronous_unmount`] | `mounts-no-sync-umount-test`, `mounts-no-grace-period` |
+//! | so does the kernel's unmount, which does not wait for walks that have a reference | [`the_kernels_synchronous_unmount`] | `mounts-no-sync-umount-test`, `mounts-no-grace-period` |
 //! | no pin appears beside a synchronous unmount that found none | [`a_pin_beside_a_synchronous_unmount`] | `mounts-pin-after-close` |
 //! | a path that leads somewhere before and after a change is found | [`a_walk_past_mounts_that_go`] | `mounts-no-recheck-after-miss` |
-//! | `..` leads to what is below | [`a_walk_up_from_a_mount_that_goes`] | `mounts-no-recheck-after-up` |
+//! | `..` leads to the mount below | [`a_walk_up_from_a_mount_that_goes`] | `mounts-no-recheck-after-up` |
 #![cfg(loom)]
 
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Sections {
 
 /// One mount, which walks find as long as it is hashed.
 struct World {
-    /// Walks that are making it their own.
+    /// Walks that are taking a reference on it.
     legitimizing: AtomicUsize,
     lock: MountLock,
     refs: Refs<u32>,
@@ -72,7 +72,7 @@ impl World {
 
     fn use_it(&self) {
         self.superblock.with(|superblock| {
-            // SAFETY: that nobody writes is what is tested.
+            // SAFETY: the model checks that no thread writes.
             assert_eq!(unsafe { *superblock }, 1, "used after its end");
         });
     }
@@ -81,7 +81,7 @@ impl World {
         // ORDERING: Relaxed, a count.
         assert_eq!(self.ends.fetch_add(1, Ordering::Relaxed), 0, "it ended twice");
         self.superblock.with_mut(|superblock| {
-            // SAFETY: that nobody reads is what is tested.
+            // SAFETY: the model checks that no thread reads.
             unsafe { *superblock = 0 };
         });
     }
@@ -100,10 +100,11 @@ impl World {
         if !self.is_hashed.load(Ordering::Acquire) {
             return false;
         }
-        // Only there: a counter that is written would order what is to be tried without.
+        // Only for this mutant: a counter that is written would order accesses that must be tried
+        // without.
         let is_counted = is_on("mounts-percpu-legitimize");
         if is_counted {
-            // ORDERING: SeqCst here and below: the strategy is not to fail by its orderings.
+            // ORDERING: SeqCst here and below: the strategy must not fail because of its orderings.
             self.legitimizing.fetch_add(1, Ordering::SeqCst);
         }
         let found = self.refs.legitimize(&self.lock, seq, shard);
@@ -122,7 +123,7 @@ impl World {
         self.is_hashed.store(false, Ordering::Release);
     }
 
-    /// What an unmount waits for.
+    /// An unmount's wait.
     fn wait_for_readers(&self) {
         if is_on("mounts-percpu-legitimize") {
             while self.legitimizing.load(Ordering::SeqCst) > 0 {
@@ -165,7 +166,7 @@ fn use_and_put(world: &World) {
     }
 }
 
-/// All interleavings with at most three that are forced.
+/// All interleavings with at most three forced switches.
 fn check(model: impl Fn() + Sync + Send + 'static) {
     check_bound(3, model);
 }
@@ -202,7 +203,7 @@ fn a_put_beside_a_lazy_unmount() {
     });
 }
 
-/// Three threads: the walk, the put and the unmount decide together who is the last.
+/// Three threads: the walk, the put and the unmount decide together which is the last.
 fn three(is_sync: bool) {
     check_bound(2, move || {
         let world = World::new();
@@ -253,7 +254,8 @@ fn a_reference_that_changes_its_shard() {
 fn a_walk_from_a_place_that_is_put() {
     check(|| {
         let world = World::new();
-        // Kept by one, and unmounted: found by its keeper's place alone, which is given up.
+        // Kept by one thread, and unmounted: only its keeper's place finds it, and that is given
+        // up.
         world.refs.get(0);
         world.umount(false);
         // ORDERING: Release, as the tables are written.
@@ -336,8 +338,8 @@ fn a_pin_beside_a_synchronous_unmount() {
     });
 }
 
-/// On `a` of the root (mount 0) is mount 1, on its `b` mount 2. All three have what the walk looks
-/// for, but for the place `b` of mount 1, which is covered.
+/// Mount 1 is on `a` of the root (mount 0), mount 2 on `b` of mount 1. All three have the file that
+/// the walk looks for, except the place `b` of mount 1, which is covered.
 struct Three {
     lock: MountLock,
     is_on: [AtomicBool; 3],
@@ -387,7 +389,7 @@ impl Three {
         })
     }
 
-    /// Where `a/b` leads.
+    /// The place that `a/b` leads to.
     fn down(&self, seq: u64) -> Result<At<usize>, Changed> {
         let at = cross_down(self, &self.lock, seq, At { mount: 0, inode: A })?;
         cross_down(self, &self.lock, seq, At { mount: at.mount, inode: B })
@@ -462,7 +464,7 @@ fn mistakes_beyond_the_specification_are_caught() {
     assert_caught("a_pin_beside_a_synchronous_unmount", &pin, "pinned beside a synchronous unmount");
 }
 
-/// The rejected strategy that counts walkers where they make a mount their own, and waits for these
+/// The rejected strategy that counts walkers that are taking a reference, and waits for these
 /// instead of a grace period.
 #[test]
 fn percpu_legitimize_leaves_mounts_that_nobody_ends() {

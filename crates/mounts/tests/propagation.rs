@@ -293,7 +293,7 @@ fn a_move_onto_a_shared_place_is_a_move_for_the_clone_too() {
         assert!(has(space, "s/here/f") && has(space, "s/here/in/g"), "{name}");
         assert!(!has(space, "p/d/f"), "{name}");
     }
-    // What was moved propagates from now on.
+    // The moved mount propagates from now on.
     ns.umount(ROOT, "s/here/in", SYNC).unwrap();
     assert!(!has(&peer, "s/here/in/g") && !has(&slave, "s/here/in/g"));
     assert_eq!(inner.shutdowns(), 1);

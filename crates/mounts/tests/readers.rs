@@ -1,10 +1,10 @@
-//! A walk writes nothing that others read: all memory that a namespace has is made read-only, and
+//! A walk writes nothing that other threads read: all memory of a namespace is made read-only, and
 //! walks go on.
 //!
-//! The namespace is built in an arena of its own. A thread that comes later, and so has its own
-//! memory elsewhere, walks while the arena cannot be written: a lock, a count or a note anywhere in
-//! it would end the process by SIGSEGV. That this would be seen is seen by walks that do count.
-//! What is not in the arena: the thread's own slot of its domain, and statics.
+//! The namespace is built in an arena of its own. A thread that is made later, and so has its own
+//! memory elsewhere, walks while the arena cannot be written: a lock, a count or a mark anywhere in
+//! it would end the process by SIGSEGV. Walks that do count show that the test detects this. The
+//! thread's own slot of its domain and statics are not in the arena.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -22,7 +22,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 use watertight_mounts::{Last, Namespace, Start};
 
 const ARENA: usize = 32 << 20;
-/// What the child is to do, and whether it may write meanwhile.
+/// The child's task, and whether it may write meanwhile.
 const TASK: &str = "WATERTIGHT_TEST_READER";
 const PROTECTED: &str = "WATERTIGHT_TEST_READ_ONLY";
 const SIGSEGV: i32 = 11;
@@ -40,7 +40,7 @@ static MEMORY: Arena =
 
 impl Arena {
     fn has(&self, at: *mut u8) -> bool {
-        // ORDERING: SeqCst throughout this file: a test is to be simple.
+        // ORDERING: SeqCst throughout this file: a test should be simple.
         let start = self.start.load(Ordering::SeqCst).addr();
         start != 0 && (start..start + ARENA).contains(&at.addr())
     }
@@ -56,14 +56,14 @@ impl Arena {
 
     fn protect(&self, flags: MprotectFlags) {
         let start = self.start.load(Ordering::SeqCst).cast();
-        // SAFETY: the arena's own mapping; who writes to it while it is read-only ends the process,
-        // which is what is asked.
+        // SAFETY: the arena's own mapping; a thread that writes to it while it is read-only ends
+        // the process, which is what the test checks.
         unsafe { mprotect(start, ARENA, flags) }.unwrap();
     }
 }
 
-// SAFETY: memory is either the system's, passed on to it, or a piece of the arena that nobody else
-// gets.
+// SAFETY: memory is either the system's, passed on to it, or a piece of the arena that no other
+// caller gets.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !self.is_open.load(Ordering::SeqCst) {
@@ -87,7 +87,7 @@ unsafe impl GlobalAlloc for Arena {
     }
 }
 
-/// A child that does `task`; how it ended.
+/// Runs a child that does `task`; returns how it ended.
 fn child(task: &str, is_protected: bool) -> Output {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "reader", "--ignored", "--nocapture", "--test-threads=1"]).env(TASK, task);
@@ -101,9 +101,9 @@ fn child(task: &str, is_protected: bool) -> Output {
 fn a_walk_writes_nothing_that_others_read() {
     let walked = child("walk", true);
     assert!(walked.status.success(), "a walk has written to the namespace's memory: {walked:?}");
-    // The same for walks that do write: one that keeps what it found, and one that goes on with
-    // references, because a superblock has to be waited for. Both end well where they may write,
-    // and are seen where they may not.
+    // Walks that do write: one that keeps its place, and one that goes on with references, because
+    // it has to wait for a superblock. Both end well where they may write, and are detected where
+    // they may not.
     for task in ["pin", "wait"] {
         let free = child(task, false);
         assert!(free.status.success(), "{task}: {free:?}");
@@ -112,7 +112,7 @@ fn a_walk_writes_nothing_that_others_read() {
     }
 }
 
-/// What the child does.
+/// The child's part.
 #[test]
 #[ignore = "run by a_walk_writes_nothing_that_others_read, in processes of its own"]
 fn reader() {
@@ -177,7 +177,7 @@ fn wait_for(step: &AtomicUsize, value: usize) {
     }
 }
 
-/// What the changes have left is freed, and the domain's thread, which writes to its domain, has
+/// Waits until the old tables are freed, and the domain's thread, which writes to its domain, has
 /// gone.
 fn until_nobody_is_at_work(ns: &Namespace) {
     (0..2).for_each(|_| ns.domain().barrier());

@@ -1,5 +1,5 @@
-//! The requirements MN-R1 to MN-R5 and MN-R10 of the specification. MN-R6 is the lab's, MN-R7 to R9
-//! are `loom_mounts`' and [`walks`](./walks.rs)'.
+//! The requirements MN-R1 to MN-R5 and MN-R10 of the specification. The lab has MN-R6,
+//! `loom_mounts` and [`walks`](./walks.rs) have MN-R7 to R9.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -130,7 +130,7 @@ fn mn_r3_pins_beside_synchronous_unmounts_are_before_or_after() {
                 match ns.umount(ROOT, "v", Umount::empty()) {
                     Ok(()) => break,
                     Err(Error::Busy(busy)) => {
-                        // By the time the names are asked for the walkers may have gone on.
+                        // The walkers may have gone on before the names are read.
                         assert!(busy.holders.iter().all(|holder| holder.name() == "a walker"));
                         refused.fetch_add(1, Ordering::Relaxed);
                     }
@@ -290,7 +290,7 @@ fn mn_r4_one_hung_superblock_does_not_delay_others_that_end_with_it() {
     ns.attach(ROOT, "c", &quick_sb).unwrap();
     thread::scope(|scope| {
         let ending = scope.spawn(|| ns.end());
-        // All are being ended while none has come back.
+        // All are being ended while none has finished.
         hung.is_hanging.pass();
         slow.is_hanging.pass();
         assert_eq!(quick.shutdowns(), 1);
@@ -317,7 +317,7 @@ fn an_end_beside_attaches_ends_what_was_attached_and_refuses_the_rest() {
             let attached_inner = handle.attach(ROOT, "v/d", &inner_sb);
             assert!(matches!(attached, Ok(_) | Err(Error::NotHere)), "{attached:?}");
             assert!(attached_inner.is_err() || attached.is_ok(), "{attached_inner:?}");
-            // Whatever was attached has left, or does so before the end is over.
+            // Every attached mount has left, or does so before the end is over.
             (attached.is_ok(), attached_inner.is_ok())
         });
         for (one, fs) in [(&sb, &fs), (&inner_sb, &inner)] {
@@ -356,8 +356,8 @@ fn an_unmount_beside_a_move_of_its_parent_is_of_that_mount() {
     assert_eq!(ns.stats().mounts, 2);
 }
 
-/// Namespaces get the domains of others that ended; whoever reads in one that is there holds up
-/// nobody else's unmount.
+/// Namespaces get the domains of others that ended; a reader in one namespace holds up no other
+/// namespace's unmount.
 #[test]
 fn readers_of_a_namespace_hold_up_its_own_unmounts_only() {
     let (ns, _) = namespace(&["v/"]);

@@ -17,7 +17,7 @@ use watertight_mounts::{Last, Namespace, Place, Start, Umount};
 
 const ROOT: Start<'static> = Start::Root;
 
-/// Waits for each mount's stamp, and for nothing else; then nobody may be inside who found it.
+/// Waits for each mount's stamp, and for nothing else; then no thread that found it may be inside.
 #[derive(Debug, Default)]
 struct ByStamps {
     inside: Arc<AtomicUsize>,

@@ -18,7 +18,7 @@ fn fails(ns: &Namespace, path: &str) -> Error {
     ns.resolve(Start::Root, path, Last::Follow).unwrap_err()
 }
 
-/// The same tree with names from memory, and with names that have to be waited for.
+/// One tree with names from memory, and with names that a walk has to wait for.
 fn both(check: impl Fn(&Namespace)) {
     for is_cached in [true, false] {
         let as_told = |fs: Fs| if is_cached { fs } else { fs.uncached() };
@@ -151,8 +151,8 @@ fn a_synchronous_unmount_waits_for_a_visit() {
     }
 }
 
-/// MN-R9 as a real run: what is there before and after a change is never missed, and `..` never
-/// leads elsewhere.
+/// MN-R9 as a real run: a file that exists before and after a change is never missed, and `..`
+/// never leads elsewhere.
 #[test]
 fn mn_r9_walks_beside_changes_find_what_was_there_all_the_time() {
     for is_cached in [true, false] {

@@ -58,9 +58,9 @@ mod real {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Has every running thread of the process pass a full fence. Ends the process where that
-    /// cannot be had any more: readers rely on it, and a thread that went on would free what they
-    /// read.
+    /// Makes every running thread of the process pass a full fence. Ends the process where that
+    /// becomes impossible: readers rely on it, and a thread that went on would free memory that
+    /// they read.
     fn pass_everybody() {
         while let Err(error) = membarrier(MembarrierCommand::PrivateExpedited) {
             if error != Errno::NOMEM {

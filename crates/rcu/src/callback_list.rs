@@ -1,7 +1,8 @@
 //! A thread's callbacks in a domain: one thread produces them, one thread at a time consumes them.
 //!
-//! Analogous to the kernel's `rcu_segcblist`, without its stages: a grace period serves what was
-//! queued before it began, so that two counts say which callbacks are done, wait or are ready.
+//! Analogous to the kernel's `rcu_segcblist`, without its stages: a grace period serves the
+//! callbacks that were queued before it began, so that two counts say which callbacks are done,
+//! wait or are ready.
 //!
 //! # State
 //! Callbacks lie in segments, each of which knows the next one.
@@ -326,7 +327,7 @@ impl Consumer {
 }
 
 impl DoneSegment {
-    /// Frees what is left. Gives the segment, and how many callbacks were freed.
+    /// Frees the rest. Returns the segment, and how many callbacks were freed.
     fn free(self) -> (Arc<Segment>, usize) {
         let works = self.freed..self.segment.cells.len();
         let freed = works.len();

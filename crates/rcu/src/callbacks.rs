@@ -24,6 +24,8 @@
 //! - a caller in a read section (of this domain: it would wait for itself; of another domain: a
 //!   callback here may wait for that one's grace period). It looks again at each call, and waits at
 //!   the first call outside of sections;
+//! - a callback, of any domain: two domains' workers could wait for each other;
+//! - a thread that is ending, whose sections cannot be found any more.
 //! - a callback, of whichever domain: two domains' workers could wait for each other;
 //! - a thread that is ending, whose sections cannot be found any more.
 //!

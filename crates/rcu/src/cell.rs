@@ -47,11 +47,11 @@ unsafe impl<T: Send + Sync + 'static> Send for RcuCell<T> {}
 // old one.
 unsafe impl<T: Send + Sync + 'static> Sync for RcuCell<T> {}
 
-/// What was replaced. Readers may still see it, until a grace period has passed.
+/// A replaced value. Readers may still see it, until a grace period has passed.
 ///
-/// Dropped, it is freed after a grace period, by the domain. The drop may wait, as [`Domain::call`]
-/// does: for room, if too many callbacks wait already. So drop it after the locks that a reader or
-/// a callback of the domain may want.
+/// When it is dropped, the domain frees it after a grace period. The drop may wait, as
+/// [`Domain::call`] does: for room, if too many callbacks wait already. So drop it after the locks
+/// that a reader or a callback of the domain may want.
 #[must_use = "dropped, it is freed by the domain's worker"]
 pub struct Retired<T: Send + 'static> {
     value: ManuallyDrop<Raw<T>>,
@@ -121,7 +121,7 @@ impl<T: Send + 'static> RcuCell<T> {
     }
 
     /// Publishes a new value and lets the domain free the old one. May wait, as a dropped
-    /// [`Retired`] may: under a lock call [`replace`](Self::replace), and drop what it gives after
+    /// [`Retired`] may: under a lock call [`replace`](Self::replace), and drop its result after
     /// unlocking.
     pub fn publish(&self, value: T) {
         drop(self.replace(value));

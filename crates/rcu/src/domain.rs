@@ -64,7 +64,7 @@ pub struct Domain {
     pub(crate) inner: Handle,
 }
 
-/// What a domain's handles, its threads' places and its worker share.
+/// The part that a domain's handles, its threads' registrations and its worker share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) gp: GracePeriods,
@@ -78,7 +78,7 @@ pub(crate) struct Inner {
     pub(crate) ticks: GpTick,
 }
 
-/// A read section: what is read under it stays until it is dropped.
+/// A read section: a value that is read under it stays until the guard is dropped.
 ///
 /// Sections nest, cost no system call and write no memory that other readers look at. They should
 /// be short: every thread that frees something in the domain waits for them. A guard that is never
@@ -248,11 +248,11 @@ impl Domain {
     /// Runs `work` after a grace period, on a thread of the domain. Callbacks of one thread run in
     /// the order of its calls; those of different threads in no order.
     ///
-    /// A caller that finds [`callbacks_max`](DomainOptions::callbacks_max) of them waiting then
-    /// waits until there is room. It does not wait in a read section (it waits at its next call
-    /// outside), in a callback or at its thread's end; sections and callbacks of whichever domain:
-    /// what it would wait for may wait for it. `work` should be short, must not wait for a barrier
-    /// of the same domain, and leaves no section open behind it.
+    /// A caller that finds [`callbacks_max`](DomainOptions::callbacks_max) callbacks waiting waits
+    /// until there is room. It does not wait in a read section of any domain (it waits at its next
+    /// call outside), in a callback of any domain, or at its thread's end: the room may depend on
+    /// it. `work` should be short, must not wait for a barrier of the same domain, and leaves no
+    /// section open behind it.
     ///
     /// Where no thread can be had for them callbacks run on a thread that waits for room or for a
     /// [`barrier`](Self::barrier). Those that are left when the domain's last handle goes run then.
@@ -261,10 +261,10 @@ impl Domain {
         self.queue(Work::call(work));
     }
 
-    /// Drops what is in the box after a grace period, and gives its memory back where it came from:
-    /// as [`defer_drop`](Self::defer_drop), and several times faster. The value is dropped by the
-    /// domain's thread; its memory is freed by the calling thread in a later call, or by the
-    /// domain's thread if no such call comes.
+    /// Drops the contents of the box after a grace period, and gives its memory back where it came
+    /// from: as [`defer_drop`](Self::defer_drop), and several times faster. The domain's thread
+    /// drops the value; the calling thread frees its memory in a later call, or the domain's thread
+    /// does if no such call comes.
     #[inline]
     pub fn defer_free<T: Send + 'static>(&self, value: Box<T>) {
         self.queue(Work::drop_box(value));
@@ -280,9 +280,9 @@ impl Domain {
         self.call(move || drop(value));
     }
 
-    /// After a grace period hands `work` to `queue`, as `queue_rcu_work` does: for what is long, or
-    /// may wait. It counts as a callback until it is handed over; what bounds it from there on is
-    /// the queue's business, and [`barrier`](Self::barrier) does not wait for it.
+    /// After a grace period hands `work` to `queue`, as `queue_rcu_work` does: for work that is
+    /// long, or may wait. It counts as a callback until it is handed over; from there on the queue
+    /// bounds it, and [`barrier`](Self::barrier) does not wait for it.
     pub fn queue_work(&self, queue: &Arc<dyn WorkQueue>, work: impl FnOnce() + Send + 'static) {
         let queue = Arc::clone(queue);
         self.call(move || queue.push(Box::new(work)));
@@ -298,7 +298,7 @@ impl Domain {
         self.inner.barrier();
     }
 
-    /// What the domain did so far.
+    /// Figures of the domain so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.stats()

@@ -136,7 +136,7 @@ impl Reader {
         self.ctr.store(self.ctr().wrapping_add(SECTION - INSIDE), Ordering::Release);
     }
 
-    /// What the caller is to do, once `ctr` was stored.
+    /// The caller's duty, once `ctr` was stored.
     #[inline]
     fn unlocked(&self) -> Unlocked {
         // ORDERING: Relaxed, P3; `gp_futex` orders the rest.
@@ -159,7 +159,7 @@ const fn is_inside(ctr: u64) -> bool {
     ctr & INSIDE != 0
 }
 
-/// What the end of a read section leaves to its caller.
+/// The caller's duty at the end of a read section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Unlocked {
@@ -301,7 +301,7 @@ impl GracePeriods {
         }
     }
 
-    /// Ends a read section. The caller does what the answer says.
+    /// Ends a read section. The caller acts on the result.
     #[inline]
     pub fn read_unlock(reader: &Reader) -> Unlocked {
         let nest = reader.nest();

@@ -22,7 +22,7 @@
 //! | [`Domain`] | readers, and the threads that wait for them; independent of every other domain |
 //! | [`Guard`] | a read section |
 //! | [`RcuCell`] | a value that is replaced while others read it |
-//! | [`Retired`] | what was replaced, until no reader sees it |
+//! | [`Retired`] | a replaced value, until no reader sees it |
 //! | [`Cookie`] | a grace period to come, for pollers |
 //!
 //! | module | holds |
@@ -51,11 +51,11 @@
 //! ([`Domain::start_poll`]) or wait ([`Domain::cond_synchronize`]).
 //!
 //! # Ordering guarantees
-//! Let U be what a thread did before it asked for a grace period: before a call of `synchronize*`,
-//! of [`Domain::get_state`] or `start_poll*`, or of [`Domain::call`] and its like. When that grace
-//! period is over (the call has returned; [`Domain::poll_state`] has answered `true`, or
-//! `cond_synchronize*` has returned; the callback runs), then for each section of the domain, on
-//! whatever processor, one of these holds:
+//! Let U be the actions of a thread before it asked for a grace period: before a call of
+//! `synchronize*`, of [`Domain::get_state`] or `start_poll*`, or of [`Domain::call`] and its like.
+//! When that grace period is over (the call has returned; [`Domain::poll_state`] has answered
+//! `true`, or `cond_synchronize*` has returned; the callback runs), then for each section of the
+//! domain, on any processor, one of these holds:
 //!
 //! - the section had ended, and all that its thread did in it *happens before* what follows the
 //!   grace period;

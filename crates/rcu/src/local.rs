@@ -198,8 +198,8 @@ fn with_sender_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer) -
     result
 }
 
-/// Whether the thread may wait for callbacks: it is in no section, of whichever domain, and not
-/// ending. (A callback of this domain may wait for a grace period of the other one.)
+/// Whether the thread may wait for callbacks: it is in no section of any domain, and not ending. (A
+/// callback of this domain may wait for a grace period of the other one.)
 pub(crate) fn may_wait(inner: &Inner) -> bool {
     if is_on("rcu-waits-in-section-of-another") {
         return !is_inside(inner) && LOCAL.try_with(|_| ()).is_ok();

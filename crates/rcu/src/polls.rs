@@ -13,7 +13,7 @@ use crate::domain::Inner;
 use crate::seq::{Cookie, is_at_least};
 use crate::workers;
 
-/// What is requested.
+/// The requested grace periods.
 #[derive(Debug, Default)]
 pub(crate) struct Polls {
     state: Mutex<State>,

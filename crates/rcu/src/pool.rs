@@ -11,7 +11,7 @@
 //! | `tasks` | the tasks, by when they are due. Where there are some, a thread is parked, or none could be had |
 //!
 //! A thread that takes a task, or ends, and leaves tasks behind makes sure that another one looks
-//! at these (`Pool::park`): what it took may take for ever.
+//! at these (`Pool::park`): the task that it took may take for ever.
 //!
 //! Models have no clock: module `time` says what they have instead.
 
@@ -205,8 +205,8 @@ mod time {
     }
 }
 
-/// Time in a model: always the same moment. What is due then is done soon; a parked thread may have
-/// been parked for long.
+/// Time in a model: always the same moment. A task that is due then is done soon; a parked thread
+/// may have been parked for long.
 #[cfg(shuttle)]
 #[doc(hidden)]
 pub mod time {
@@ -236,7 +236,7 @@ pub mod time {
         state.is_late || sync::model::maybe()
     }
 
-    /// Waits for what is due soon. Without a due time a thread may wait for ever unless it is
+    /// Waits for the next due task. Without a due time a thread may wait for ever unless it is
     /// woken.
     pub(super) fn wait<'a, T>(pool: &'a Pool<T>, mut state: Locked<'a, T>, until: Instant) -> Locked<'a, T> {
         if until > now() {

@@ -1,4 +1,4 @@
-//! What a domain did, for people and metrics.
+//! Figures of a domain, for people and metrics.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Counters {
     }
 }
 
-/// What a domain did since it was made.
+/// Figures of a domain since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
     /// Grace periods that ended.

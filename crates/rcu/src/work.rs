@@ -20,7 +20,7 @@ pub struct Work {
     data: Data,
 }
 
-/// What the words of a [`Work`] are.
+/// The meaning of the words of a [`Work`].
 #[derive(Debug)]
 struct How {
     run: unsafe fn(&mut Data),

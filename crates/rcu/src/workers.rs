@@ -35,7 +35,7 @@ pub(crate) use crate::pool::Ticket;
 #[cfg(not(any(loom, shuttle)))]
 static POOL: LazyLock<Pool<Task>> = LazyLock::new(|| Pool::new(Task::run));
 
-/// What a thread does for a domain.
+/// A thread's task for a domain.
 #[derive(Debug)]
 struct Task {
     domain: Arc<Inner>,

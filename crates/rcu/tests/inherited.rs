@@ -1,5 +1,5 @@
-//! Threads of domains inherit nothing of whose call made them. Alone in its process: threads that
-//! rest would be used first.
+//! Threads of domains inherit nothing from the thread whose call made them. Alone in its process:
+//! parked threads would be used first.
 #![cfg(not(any(loom, shuttle)))]
 
 use std::cell::RefCell;

@@ -1,4 +1,4 @@
-//! A thread's callbacks, between it and who runs them, under loom.
+//! A thread's callbacks, between it and the thread that invokes them, under loom.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-rcu --release --test loom_callback_list`
 #![cfg(loom)]
@@ -46,10 +46,10 @@ fn who_runs_finds_what_was_put_in() {
     });
 }
 
-/// What a callback writes and who waits for it reads.
+/// Written by a callback, read by a thread that waits for it.
 struct Written(UnsafeCell<bool>);
 
-// SAFETY: that nobody writes while another one reads is what is tested.
+// SAFETY: the model checks that no thread writes while another one reads.
 unsafe impl Sync for Written {}
 // SAFETY: as above.
 unsafe impl Send for Written {}
@@ -63,7 +63,7 @@ fn what_is_counted_has_run() {
         let writes = Arc::clone(&written);
         producer.push(Work::call(move || {
             writes.0.with_mut(|written| {
-                // SAFETY: that nobody else is there is what is tested.
+                // SAFETY: the model checks that no other thread is there.
                 unsafe { *written = true };
             });
         }));
@@ -72,7 +72,7 @@ fn what_is_counted_has_run() {
             thread::spawn(move || queue.run(1, 1, |_| ()))
         };
         if queue.has_run(1) {
-            // SAFETY: that nobody else is there is what is tested.
+            // SAFETY: the model checks that no other thread is there.
             written.0.with(|written| assert!(unsafe { *written }));
         }
         runner.join().expect("the runner ends");

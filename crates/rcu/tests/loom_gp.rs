@@ -13,8 +13,8 @@ use sync::thread;
 use watertight_rcu::gp::{Counters, GracePeriods, Reader, Unlocked};
 use watertight_rcu::ticks::GpTick;
 
-/// Two values of which one is published; the other may be written by whoever knows that nobody
-/// reads it.
+/// Two values of which one is published; a thread that knows that no reader is left may write the
+/// other.
 struct Shared {
     gp: GracePeriods,
     current: AtomicUsize,
@@ -40,12 +40,12 @@ impl Shared {
         // ORDERING: Acquire, as `RcuCell::load`.
         let current = self.current.load(Ordering::Acquire);
         self.values[current].with(|value| {
-            // SAFETY: that it holds is what is tested.
+            // SAFETY: the model checks that it holds.
             assert_eq!(unsafe { *value }, 7);
         });
     }
 
-    /// The same by a reader who had no place here before, and has none afterwards.
+    /// One read by a thread that registers before it, and unregisters after it.
     fn read_once(&self) {
         let reader = Reader::new("comes and goes".into());
         if !is_on("rcu-join-late") {
@@ -65,10 +65,10 @@ impl Shared {
         self.gp.unregister(&reader);
     }
 
-    /// Frees what was published first: no reader may be there any more.
+    /// Frees the value that was published first: no reader may be there any more.
     fn free_first(&self) {
         self.values[0].with_mut(|value| {
-            // SAFETY: that it holds is what is tested.
+            // SAFETY: the model checks that it holds.
             unsafe { *value = 0 };
         });
     }
@@ -120,7 +120,7 @@ fn who_polls_frees_no_earlier() {
         let reader = reader(&shared, 1);
         let other = {
             let shared = Arc::clone(&shared);
-            // Somebody else's grace period, which may have begun before the cookie was taken.
+            // Another thread's grace period, which may have begun before the cookie was taken.
             thread::spawn(move || {
                 shared.gp.wait_for(shared.gp.get_state(), &Counters::default());
             })
@@ -139,7 +139,7 @@ fn who_polls_frees_no_earlier() {
     });
 }
 
-/// A thread whose place becomes known beside somebody else's grace period, reads, and goes.
+/// A thread registers beside another thread's grace period, reads, and unregisters.
 #[test]
 fn who_joins_or_parts_meanwhile_reads_nothing_freed() {
     joins_or_parts_beside(&[]);
@@ -177,8 +177,8 @@ fn joins_or_parts_beside(others: &'static [&'static str]) {
     });
 }
 
-/// Who waits for the tick is woken by a grace period that serves it: models have no time, so that
-/// the tick never comes.
+/// A thread that waits for the tick is woken by a grace period that serves it: models have no time,
+/// so that the tick never comes.
 #[test]
 fn who_waits_for_the_tick_is_told() {
     loom::model(|| {

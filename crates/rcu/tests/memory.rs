@@ -1,4 +1,4 @@
-//! What is given up holds no more memory than the bound says.
+//! Retired values hold no more memory than the bound allows.
 //!
 //! One test, in a process of its own: it counts what is allocated.
 #![cfg(not(any(loom, shuttle)))]
@@ -18,7 +18,7 @@ struct Counting;
 static VALUES: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator; what it is asked for is counted besides.
+// SAFETY: the system's allocator; requests are counted besides.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() == SIZE {

@@ -32,11 +32,11 @@ fn domains_that_wait_for_their_ticks_need_one_thread() {
     waiting.iter().for_each(call);
     assert_eq!(threads(), before + 1, "a thread for all");
     assert!(runs.try_recv().is_err(), "before the tick");
-    // Who cannot wait is served at once, by whichever thread.
+    // A caller that cannot wait for the tick is served at once, by any thread.
     waiting.iter().for_each(Domain::barrier);
     assert_eq!(runs.try_iter().count(), DOMAINS);
 
-    // With the tick, which nobody waits for.
+    // With the tick, which no caller waits for.
     let ticking = domains(Duration::from_millis(1));
     ticking.iter().for_each(call);
     (0..DOMAINS).for_each(|_| runs.recv_timeout(LONG).expect("it runs after a tick"));

@@ -1,5 +1,5 @@
-//! A domain goes on where what it calls panics on its threads. Alone in its process: the log is
-//! everybody's.
+//! A domain goes on after a callback panics on its threads. Alone in its process: all tests share
+//! the log.
 #![cfg(not(any(loom, shuttle)))]
 
 use std::io::{self, Write};

@@ -20,7 +20,7 @@ fn small(callbacks_max: usize) -> Domain {
     Domain::with_options(DomainOptions { callbacks_max, ..DomainOptions::default() })
 }
 
-/// A value that knows whether it was dropped while somebody reads it.
+/// A value that knows whether it was dropped while a thread reads it.
 struct Watched(Arc<AtomicUsize>);
 
 impl Drop for Watched {
@@ -53,7 +53,7 @@ fn a_section_lasts_as_long_as_its_outermost_guard() {
     });
 }
 
-/// Beside somebody else's grace period, which may have begun before the value was replaced.
+/// Beside another thread's grace period, which may have begun before the value was replaced.
 #[test]
 fn a_replaced_value_waits_for_who_reads_it() {
     check(|| {
@@ -281,8 +281,7 @@ fn pool_with_others() -> &'static Pool<Task> {
     pool
 }
 
-/// Some are for now, some for soon: whoever takes one leaves nobody behind who would take the
-/// others.
+/// Some tasks are due now, some soon: a thread that takes one leaves another thread for the rest.
 #[test]
 fn each_task_of_a_pool_has_a_thread_when_its_time_comes() {
     check(|| {

@@ -92,7 +92,7 @@ fn sections_nest() {
     domain.cond_synchronize_expedited(cookie);
 }
 
-/// Whether the grace period passes although somebody waits inside: a second domain's barrier gives
+/// Whether the grace period passes although a thread waits inside: a second domain's barrier gives
 /// it time.
 fn passes_soon(domain: &Domain, cookie: watertight_rcu::Cookie) -> bool {
     let other = Domain::new();
@@ -250,8 +250,8 @@ fn whoever_queues_too_much_waits() {
     assert_eq!(domain.stats().callbacks_run, 100);
 }
 
-/// How many are queued when somebody waits because of them. They are `at_least` so many then;
-/// counters are read one after the other, and may be seen late.
+/// The number of callbacks queued when a caller waits because of them. There are `at_least` so many
+/// then; counters are read one after the other, and may be seen late.
 fn queued_when_slowed(domain: &Domain, at_least: u64) -> u64 {
     loop {
         let stats = domain.stats();
@@ -288,7 +288,7 @@ fn threads_that_come_and_go_wait_as_well() {
     assert_eq!(domain.stats().callbacks_run, 20 * (BLOCK - 1));
 }
 
-/// Who must not wait because it is in a section waits at its next call outside.
+/// A caller that must not wait because it is in a section waits at its next call outside.
 #[test]
 fn who_calls_inside_sections_waits_afterwards() {
     let max = 10;
@@ -358,8 +358,8 @@ fn callbacks_of_callbacks_and_of_panics() {
     assert_eq!(domain.stats().callbacks_run, 3);
 }
 
-/// What a panic leaves behind may panic when it is dropped: the callback has run all the same,
-/// once, and the next one runs.
+/// The payload of a panic may panic when it is dropped: the callback has run all the same, once,
+/// and the next one runs.
 #[test]
 fn a_panic_within_a_panic_runs_nothing_twice() {
     struct Payload;
@@ -445,8 +445,8 @@ fn sections_in_destructors_of_a_thread_that_ends() {
     domain.synchronize_expedited();
 }
 
-/// Nobody waits for oneself: not even in the destructor of a thread-local that is dropped after the
-/// thread's places.
+/// A thread never waits for itself: not even in the destructor of a thread-local that is dropped
+/// after the thread's registrations.
 #[test]
 fn waiting_for_oneself_is_refused_while_a_thread_ends() {
     struct WaitsAtTheEnd([Domain; 2], Sender<[bool; 3]>);
@@ -531,7 +531,7 @@ fn many_domains_in_one_thread() {
     one.cond_synchronize(cookie);
 }
 
-/// What is logged.
+/// The text of the log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -576,7 +576,7 @@ fn a_reader_that_stays_for_over_a_second_is_named() {
     waiting.join().expect("it ends");
     assert!(domain.stats().longest_reader >= Duration::from_secs(1), "{:?}", domain.stats());
     let text = || String::from_utf8(log.0.lock().expect("no panic under it").clone()).expect("text");
-    // The thread that writes it is nobody's to join.
+    // No other thread joins the thread that writes it.
     while !text().ends_with('\n') {
         thread::yield_now();
     }
@@ -584,7 +584,7 @@ fn a_reader_that_stays_for_over_a_second_is_named() {
     assert!(text.contains("a grace period waits for readers") && text.contains("a slow reader"), "{text}");
 }
 
-/// What is called with the log, in place of a file.
+/// A callback in place of a log file.
 struct OnWrite<F>(F);
 
 impl<F: Fn()> Write for OnWrite<F> {
@@ -632,14 +632,14 @@ fn with_clock() -> (Domain, Arc<ManualClock>) {
     (Domain::with_options(options), clock)
 }
 
-/// Where the log goes may be read in a section of the domain, or wait for who is in one.
+/// The log's sink may be read in a section of the domain, or wait for a thread that is in one.
 #[test]
 fn a_reader_leaves_while_it_is_named() {
     let (domain, clock) = with_clock();
     stalled_until_named(&domain, &clock, || ());
 }
 
-/// Where the log goes somebody may wait for a grace period, too.
+/// The log's sink may wait for a grace period, too.
 #[test]
 fn who_is_told_of_a_stall_may_wait_for_a_grace_period() {
     let (domain, clock) = with_clock();
@@ -647,7 +647,7 @@ fn who_is_told_of_a_stall_may_wait_for_a_grace_period() {
     let of_log = domain.clone();
     stalled_until_named(&domain, &clock, move || {
         of_log.synchronize_expedited();
-        // Nobody listens any more after the first part of the line.
+        // The test does not listen any more after the first part of the line.
         let _ = tell.send(());
     });
     told.recv().expect("it has waited");
@@ -698,7 +698,7 @@ fn an_expedited_grace_period_ends_the_wait_for_the_tick() {
         let domain = domain.clone();
         thread::spawn(move || domain.synchronize())
     };
-    // Whoever counts as a waiter has its cookie.
+    // A thread that counts as a waiter has its cookie.
     while domain.stats().waiters == 0 {
         thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! What a domain costs: there is one for each namespace, and there may be thousands.
+//! The cost of a domain: there is one for each namespace, and there may be thousands.
 //!
 //! One test, in a process of its own: it counts the process's threads and memory.
 #![cfg(not(any(loom, shuttle)))]
@@ -14,7 +14,7 @@ struct Counting;
 // ORDERING: Relaxed here and below: a count.
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator; what it is asked for is counted besides.
+// SAFETY: the system's allocator; requests are counted besides.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);

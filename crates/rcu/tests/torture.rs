@@ -15,7 +15,7 @@ use watertight_rcu::{Cookie, Domain, DomainOptions, RcuCell, Retired, WorkQueue}
 
 const ELEMENTS: usize = 64;
 const READERS: usize = 4;
-/// Ways to free what was replaced.
+/// Ways to free a replaced value.
 const KINDS: u64 = 9;
 
 /// What readers look at. An element is live from its publication until a grace period after its
@@ -36,7 +36,7 @@ struct Arena {
     early: AtomicU64,
 }
 
-/// What is published: which element. It is free when this is dropped.
+/// A published element, by number. The element is free when this is dropped.
 struct Element {
     number: usize,
     arena: Weak<Arena>,
@@ -182,7 +182,7 @@ impl WorkQueue for Works {
     }
 }
 
-/// What was replaced before a grace period that has passed.
+/// A value that was replaced before a grace period that has passed.
 fn freed_at_once(old: Retired<Element>) -> Element {
     assert!(old.is_free(), "a grace period passed, and a value that was replaced before is not free");
     old.wait()

@@ -8,8 +8,8 @@ pub use plain::UnsafeCell;
 
 #[cfg(not(loom))]
 mod plain {
-    /// Memory that several threads touch, one at a time by a protocol of theirs. Loom objects where
-    /// two do at once.
+    /// Memory that several threads access, one at a time by a protocol of theirs. Loom reports two
+    /// accesses at once.
     #[derive(Debug, Default)]
     #[repr(transparent)]
     pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

@@ -27,7 +27,7 @@ impl Clock for RealClock {
     }
 }
 
-/// A clock that moves only when a test says so.
+/// A clock that moves only when a test moves it.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now: Mutex<Duration>,
@@ -35,7 +35,7 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// Moves the clock forward and wakes whoever waits in [`ManualClock::wait_until`].
+    /// Moves the clock forward and wakes the threads in [`ManualClock::wait_until`].
     pub fn advance(&self, by: Duration) {
         *self.now.lock() += by;
         self.moved.notify_all();

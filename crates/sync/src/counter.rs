@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter that no protocol depends on: it orders nothing and only ever tells a person something.
+/// A counter that no protocol depends on: it orders nothing and only ever informs a person.
 ///
 /// A type of its own, so that a bare `Relaxed` elsewhere always belongs to a protocol.
 #[derive(Debug, Default)]

@@ -1,8 +1,8 @@
 //! A number that threads sleep on until it changes: futex(2).
 //!
 //! Neither side takes a lock in user space, so that a thread which is preempted in the middle of
-//! waking holds up nobody else. Models have no system calls; there a lock and a condition variable
-//! stand in.
+//! waking holds up no other thread. Models have no system calls; there a lock and a condition
+//! variable stand in.
 
 #[cfg(not(any(loom, shuttle)))]
 pub use real::Futex;
@@ -22,15 +22,15 @@ mod real {
     pub struct Futex(AtomicU32);
 
     impl Futex {
-        /// The present number. What was done before a [`bump`](Self::bump) that is seen here, is
-        /// seen too.
+        /// The present number. A thread that sees a [`bump`](Self::bump) here also sees what was
+        /// done before it.
         #[must_use]
         pub fn get(&self) -> u32 {
             // ORDERING: Acquire, pairs with the release in `bump`.
             self.0.load(Ordering::Acquire)
         }
 
-        /// Changes the number: who is about to sleep on the old one does not.
+        /// Changes the number: a thread that is about to sleep on the old one does not.
         pub fn bump(&self) {
             // ORDERING: Release, pairs with the acquire in `get`.
             self.0.fetch_add(1, Ordering::Release);
@@ -47,7 +47,7 @@ mod real {
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, expected, timeout.as_ref());
         }
 
-        /// Wakes up to `count` sleepers, and says how many.
+        /// Wakes up to `count` sleepers, and returns how many.
         pub fn wake(&self, count: u32) -> usize {
             // The kernel takes it for a signed number.
             let count = count.min(i32::MAX.unsigned_abs());
@@ -67,7 +67,7 @@ mod model {
     #[derive(Debug, Default)]
     pub struct Futex {
         number: AtomicU32,
-        /// Who sleeps and was not woken.
+        /// The number of threads that sleep and were not woken.
         asleep: Mutex<usize>,
         woken: Condvar,
     }
@@ -97,13 +97,13 @@ mod model {
             }
         }
 
-        /// Who sleeps and was not woken; for tests.
+        /// The number of threads that sleep and were not woken; for tests.
         #[must_use]
         pub fn asleep(&self) -> usize {
             *self.asleep.lock()
         }
 
-        /// Wakes up to `count` sleepers, and says how many.
+        /// Wakes up to `count` sleepers, and returns how many.
         pub fn wake(&self, count: u32) -> usize {
             let mut asleep = self.asleep.lock();
             let count = (*asleep).min(usize::try_from(count).unwrap_or(usize::MAX));

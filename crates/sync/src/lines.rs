@@ -1,15 +1,15 @@
 //! Moves of cache lines between processors, counted in software: `--cfg lines`.
 //!
-//! Every operation on an atomic of this crate is told to a table of who has which line, as the
-//! processors' own protocol (MESI) keeps it: a load by a processor that has no copy is a move, and
-//! so is a store by one that is not the only one with a copy. A read-modify-write is a store, also
-//! one that fails. Where an atomic lies is its real address, so that what shares a line is counted
-//! as it is. What is not an atomic is not counted.
+//! Every operation on an atomic of this crate is recorded in a table of the copies of each line,
+//! which follows the processors' own protocol (MESI): a load by a processor without a copy is a
+//! move, and so is a store by one that does not have the only copy. A read-modify-write is a store,
+//! also one that fails. An atomic counts at its real address, so that atomics that share a line are
+//! counted as they are. Other memory is not counted.
 //!
-//! A thread that has [`enter`](Machine::enter)ed is on a processor, mostly alone; the others are on
-//! none and count nothing. Either the table deals out turns, one operation each, by a seed
+//! A thread that has [`enter`](Machine::enter)ed is on a processor, mostly alone; other threads are
+//! on none and count nothing. Either the table deals out turns, one operation each, by a seed
 //! ([`Pace::Turns`]: as many processors as one likes, all equally quick, the same moves in each run
-//! where memory lies the same), or the threads run as they do ([`Pace::Free`]).
+//! where memory lies the same), or the threads run freely ([`Pace::Free`]).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,13 +21,13 @@ use parking_lot::{Condvar, Mutex};
 
 /// Bytes that move together.
 const LINE: usize = 64;
-/// Nobody's turn.
+/// No thread's turn.
 const NOBODY: usize = usize::MAX;
 
-/// Who runs when.
+/// How the threads take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// One operation at a time, of whom the seed chooses.
+    /// One operation at a time; the seed chooses the thread.
     Turns {
         /// Where the choices begin.
         seed: u64,
@@ -36,7 +36,7 @@ pub enum Pace {
     Free,
 }
 
-/// Processors, and what they have of which line.
+/// Processors, and their copies of lines.
 #[derive(Debug)]
 pub struct Machine {
     pace: Pace,
@@ -56,13 +56,13 @@ struct State {
     counts: Vec<Counts>,
 }
 
-/// Who has a copy of a line.
+/// The processors that have a copy of a line.
 #[derive(Debug, Default)]
 struct Copies {
     holders: Vec<usize>,
 }
 
-/// What a thread did since the count began.
+/// A thread's operations since the count began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Operations on atomics.
@@ -82,13 +82,13 @@ enum Access {
 }
 
 impl Machine {
-    /// One with so many processors, each with a thread of its own.
+    /// A machine with so many processors, each with a thread of its own.
     #[must_use]
     pub fn new(processors: usize, pace: Pace) -> Arc<Self> {
         Self::with_threads((0..processors).collect(), pace)
     }
 
-    /// One whose threads are on these processors, several on one if that is so.
+    /// A machine whose threads are on these processors; several may be on one.
     #[must_use]
     pub fn with_threads(processor_of: Vec<usize>, pace: Pace) -> Arc<Self> {
         let threads = processor_of.len();
@@ -111,8 +111,8 @@ impl Machine {
         })
     }
 
-    /// The calling thread is thread number `processor`, which with a processor for each thread is
-    /// that processor, as long as `work` runs, which begins when all are there.
+    /// Runs `work` as thread number `processor`. With a processor for each thread, that is the
+    /// number of the processor. `work` begins when all threads are there.
     pub fn enter<T>(self: &Arc<Self>, processor: usize, work: impl FnOnce() -> T) -> T {
         let mut state = self.state.lock();
         state.threads[processor] = Some(std::thread::current());
@@ -138,12 +138,12 @@ impl Machine {
         result
     }
 
-    /// Forgets what was counted, not who has which line.
+    /// Resets the counts, but not the copies of lines.
     pub fn begin_count(&self) {
         self.state.lock().counts.fill(Counts::default());
     }
 
-    /// What each thread did.
+    /// The counts of each thread.
     #[must_use]
     pub fn counts(&self) -> Vec<Counts> {
         self.state.lock().counts.clone()
@@ -155,8 +155,8 @@ impl Machine {
         }
     }
 
-    /// Chooses who is next, to be woken without the lock: who wakes is preempted then, and must not
-    /// have it.
+    /// Chooses the next thread, which the caller wakes without the lock: the waking thread is
+    /// preempted then, and must not have it.
     fn hand_over(&self, state: &mut State) -> Option<Thread> {
         if self.pace == Pace::Free {
             return None;
@@ -176,7 +176,7 @@ impl Machine {
 
     fn note(&self, processor: usize, address: usize, access: Access) {
         let mut state = loop {
-            // Sleeping would change who meets whom, unless turns say so.
+            // Sleeping would change which threads meet, unless there are turns.
             if self.pace != Pace::Free {
                 break self.state.lock();
             }
@@ -198,7 +198,7 @@ impl Machine {
 }
 
 impl Copies {
-    /// Whether the line has to move.
+    /// Records an access; returns whether the line has to move.
     fn touch(&mut self, processor: usize, access: Access) -> bool {
         let has_it = self.holders.contains(&processor);
         match access {
@@ -223,7 +223,7 @@ fn wake(thread: Option<Thread>) {
     }
 }
 
-/// An operation that was just done.
+/// Records an operation that was just done.
 fn note<T>(at: &T, access: Access) {
     // Destructors of thread-locals come here as well.
     let seat = SEAT.try_with(|seat| seat.borrow().clone()).ok().flatten();
@@ -234,7 +234,7 @@ fn note<T>(at: &T, access: Access) {
 
 macro_rules! counted {
     ($($name:ident, $type:ty;)*) => {$(
-        /// As of `std`, and counted.
+        /// As `std`'s, and counted.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $name(plain::$name);
@@ -329,7 +329,7 @@ counted! { @numbers AtomicU8, u8; AtomicU32, u32; AtomicU64, u64; AtomicUsize, u
 mod tests {
     use super::{AtomicU64, Machine, Ordering, Pace};
 
-    /// One line that two write in turn moves each time, one that both read never.
+    /// A line that two threads write in turn moves each time; a line that both read never does.
     #[test]
     fn what_moves_is_counted() {
         let machine = Machine::new(2, Pace::Turns { seed: 1 });
@@ -353,7 +353,7 @@ mod tests {
         let (operations, moves) =
             counts.iter().fold((0, 0), |sum, one| (sum.0 + one.operations, sum.1 + one.moves));
         assert_eq!(operations, 400);
-        // Each begins without both lines; after that only the one that is written moves, at most
+        // Each thread begins without both lines; after that only the written one moves, at most
         // once for each write.
         assert!((4..=202).contains(&moves), "{moves}");
         let alone = Machine::new(1, Pace::Free);

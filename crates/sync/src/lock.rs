@@ -24,7 +24,8 @@ mod real {
             self.0.wait(guard);
         }
 
-        /// The same, until `until` at the latest; says whether the time ran out.
+        /// Like [`wait`](Self::wait), until `until` at the latest; returns whether the time ran
+        /// out.
         pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> bool {
             self.0.wait_until(guard, until).timed_out()
         }
@@ -83,12 +84,12 @@ mod real {
             MutexGuard(Some(self.0.lock().expect("models do not panic under a lock")))
         }
 
-        /// Takes the lock if nobody has it.
+        /// Takes the lock if no thread has it.
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
         }
 
-        /// The value, of a lock that nobody else can have.
+        /// The value, of a lock that no other thread can have.
         pub fn into_inner(self) -> T {
             self.0.into_inner().expect("models do not panic under a lock")
         }
@@ -109,7 +110,7 @@ mod real {
             self.0.read().expect("models do not panic under a lock")
         }
 
-        /// Takes the lock alone.
+        /// Takes the lock exclusively.
         pub fn write(&self) -> RwLockWriteGuard<'_, T> {
             self.0.write().expect("models do not panic under a lock")
         }
@@ -131,7 +132,7 @@ mod real {
             guard.0 = Some(self.0.wait(inner).expect("models do not panic under a lock"));
         }
 
-        /// The same; models have no time, so that it never runs out.
+        /// Like [`wait`](Self::wait); models have no time, so that it never runs out.
         pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _until: Instant) -> bool {
             self.wait(guard);
             false

@@ -5,13 +5,12 @@ use shuttle::{Config, FailurePersistence, Runner};
 
 /// Schedules of each kind, unless `WATERTIGHT_SCHEDULES` says another number.
 const SCHEDULES: usize = 200;
-/// The same for what is wrong on purpose.
+/// Schedules of each kind for a test that is wrong on purpose.
 const SCHEDULES_WRONG: usize = 50_000;
-/// Schedules of one kind before it is the other's turn: what one finds only rarely the other may
-/// find soon.
+/// Schedules of one kind before the other kind's turn: a failure that one finds only rarely the
+/// other may find soon.
 const TURN: usize = 50;
-/// Where the random numbers begin, unless `WATERTIGHT_SEED` says otherwise: two runs see the same
-/// schedules.
+/// The first seed, unless `WATERTIGHT_SEED` sets another: two runs take the same schedules.
 const SEED: u64 = 1;
 /// Changes of priority in one schedule: bugs that need so many switches at the right places are
 /// found.
@@ -28,8 +27,8 @@ pub fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     check_times(set("WATERTIGHT_SCHEDULES", SCHEDULES), test);
 }
 
-/// The same for a test that is wrong on purpose: the first schedule that shows it is the last, so
-/// that there may be many.
+/// Runs a test that is wrong on purpose: the first schedule that fails is the last, so that there
+/// may be many.
 ///
 /// # Panics
 /// As `test` does, and for a deadlock.
@@ -49,7 +48,7 @@ fn check_times(schedules: usize, test: impl Fn() + Send + Sync + Clone + 'static
     }
 }
 
-/// Yes in some schedules, no in others.
+/// `true` in some schedules, `false` in others.
 #[must_use]
 pub fn maybe() -> bool {
     use shuttle::rand::Rng as _;
@@ -59,7 +58,7 @@ pub fn maybe() -> bool {
 fn run(scheduler: impl Scheduler + 'static, test: impl Fn() + Send + Sync + 'static) {
     let mut config = Config::new();
     config.stack_size = STACK_SIZE;
-    // Two runs with one seed take the same schedules; nobody needs to keep them.
+    // Two runs with one seed take the same schedules; there is no need to keep them.
     config.failure_persistence = FailurePersistence::None;
     config.silence_warnings = true;
     Runner::new(scheduler, config).run(test);

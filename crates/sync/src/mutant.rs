@@ -20,7 +20,7 @@ mod checked {
     use std::sync::OnceLock;
 
     const VARIABLE: &str = "WATERTIGHT_MUTANT";
-    /// Schedules that a mutant is looked for in; the first that shows it is the last.
+    /// Schedules in which a mutant is looked for; the first that shows it is the last.
     const SCHEDULES: &str = "50000";
 
     fn under_test() -> Option<&'static str> {
@@ -45,8 +45,8 @@ mod checked {
         assert_caught_by_any(test, mutants, &[objection]);
     }
 
-    /// The same where the test has more than one claim that a mutant breaks: which one it breaks
-    /// first is the schedule's.
+    /// Like [`assert_caught`], for a test with more than one claim that a mutant breaks: the
+    /// schedule decides which it breaks first.
     ///
     /// # Panics
     /// When a mutant survives.

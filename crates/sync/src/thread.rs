@@ -27,9 +27,9 @@ std::thread_local! {
     static BEFORE: std::cell::RefCell<Option<Box<dyn Fn()>>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Has `before` called on this thread each time before it makes others: what threads inherit can be
-/// set right. It may be called under others' locks, and takes none. Not called any more once the
-/// thread's own data are being dropped.
+/// Calls `before` on this thread each time before it makes others: there the thread can reset what
+/// they would inherit. It may be called under any lock, and takes none. It is not called any more
+/// once the thread's own data are being dropped.
 pub fn before_making_threads(before: impl Fn() + 'static) {
     #[cfg(not(any(loom, shuttle)))]
     BEFORE.set(Some(Box::new(before)));
@@ -38,12 +38,11 @@ pub fn before_making_threads(before: impl Fn() + 'static) {
     let _ = before;
 }
 
-/// To be called by whoever makes threads in a call that may come from any thread; [`together`]
-/// does.
+/// A call that may come from any thread and makes threads calls this first; [`together`] does.
 pub fn will_make_threads() {
     #[cfg(not(any(loom, shuttle)))]
     {
-        // Gone while the thread ends: so is what it was for.
+        // Gone while the thread ends: so is its purpose.
         let _ = BEFORE.try_with(|before| before.borrow().iter().for_each(|before| before()));
     }
 }

@@ -1,16 +1,16 @@
 //! Volumes that are attached to directories of this process's mountpoint.
 //!
-//! Each has an id, a record and a control socket of its own, so that whoever asks for it (`status`,
-//! `wait`, `sync`) finds it as any other volume; all sockets are served by the control server's one
-//! thread.
+//! Each has an id, a record and a control socket of its own, so that verbs (`status`, `wait`,
+//! `sync`) find it as any other volume; the control server's one thread serves all sockets.
 //!
-//! # The end of one, in this order
-//! Its data is on the store, the store is free; the record says how it ended; who waits at the
-//! control socket hears it; the socket goes. Whoever detached it returns after that.
+//! # The end of an attached volume, in this order
+//! Its data is on the store, the store is free; the record says how it ended; clients that wait at
+//! the control socket get their answer; the socket goes. The call that detached it returns after
+//! that.
 //!
 //! # Several mountpoints
-//! A second mountpoint shows a clone of the namespace (module `clones`). A `Site` is one of them:
-//! paths in requests begin there.
+//! A second mountpoint shows a clone of the namespace (module `clones`). A `Site` is one
+//! mountpoint: paths in requests begin there.
 //!
 //! # Lock order
 //! `Attached::registration`, then `Attachments::list`, then `Attached::path`. The list of clones
@@ -51,14 +51,14 @@ use clones::Clones;
 use force::unless_given_up;
 use list::List;
 
-/// How long the kernel may take to tell of a close.
+/// How long the kernel may take to report a close.
 const CLOSING: Duration = Duration::from_secs(2);
-/// Of all descriptors, the part that is left to volumes that are attached already.
+/// The part of all descriptors that is left to volumes that are attached already.
 const DESCRIPTORS_LEFT: u64 = 16;
 /// Files and cgroups that are named in an answer about many volumes, after which it ends.
 const LINES_MAX: usize = 10_000;
 
-/// What is attached to one mountpoint.
+/// The volumes that are attached to one mountpoint.
 #[derive(Debug)]
 pub struct Attachments {
     tree: Tree,
@@ -72,7 +72,7 @@ pub struct Attachments {
     list: Mutex<List>,
     /// Those that ended with data that was not written.
     failed: Mutex<Vec<(String, Ended)>>,
-    /// How often those that ended waited for inodes that were changing their owners, and how long.
+    /// How often ended volumes waited for inodes that were changing their owners, and how long.
     drains: Mutex<(u64, Duration)>,
 }
 
@@ -109,7 +109,7 @@ impl Attachments {
         &self.session
     }
 
-    /// Those whose stores do not answer hold up nobody else.
+    /// A volume whose store does not answer holds up no other.
     pub fn relieve(&self) {
         self.tree.relieve();
     }
@@ -140,14 +140,14 @@ impl Attachments {
         self.failed.lock().clone()
     }
 
-    /// How often those that ended waited for inodes that were changing their owners, and how long.
+    /// How often ended volumes waited for inodes that were changing their owners, and how long.
     #[must_use]
     pub fn drains(&self) -> (u64, Duration) {
         *self.drains.lock()
     }
 
-    /// Ends all of them, and returns when they have ended, but for those that were given up and
-    /// whose stores do not answer. How these ended is written down, too.
+    /// Ends all of them, and returns when they have ended, except those that were given up and
+    /// whose stores do not answer. The end of these is recorded, too.
     pub fn end(&self) {
         self.tree.end();
         let mut left = self.all();
@@ -164,8 +164,8 @@ impl Attachments {
         all.iter().map(|one| one.sync_data(None)).fold(Ok(()), Result::and)
     }
 
-    /// Makes durable what is a process's own in them and in the mountpoint's volume, but for
-    /// attached ones that are stalled, which are named.
+    /// Makes durable the data that belongs to a process in them and in the mountpoint's volume,
+    /// except attached volumes that are stalled, which are named.
     ///
     /// # Errors
     /// As [`sync_all`](Self::sync_all).
@@ -177,7 +177,7 @@ impl Attachments {
         self.list.lock().all()
     }
 
-    /// The figures of those whose ids come after `after`, in their order: `max` at most, fewer
+    /// The figures of volumes whose ids come after `after`, in their order: `max` at most, fewer
     /// where these are long.
     #[must_use]
     pub fn statuses(&self, after: Option<&VolumeId>, max: usize) -> Vec<Status> {
@@ -213,7 +213,7 @@ impl Attachments {
         self.sites().into_iter().find(meant).unwrap_or_else(|| self.first())
     }
 
-    /// The volume whose place was found; none for a directory that is shown in a second place.
+    /// The volume of a place that was found; none for a directory that is shown in a second place.
     fn of(&self, found: &fuse::Attached) -> Option<Arc<Attached>> {
         self.list.lock().of_number(found.volume())
     }
@@ -326,8 +326,8 @@ impl Attachments {
         Ok(self.server.get_or_init(|| server))
     }
 
-    /// What the log calls the volume that was seen last at a path; the path, if none was. No store
-    /// is asked.
+    /// The log's name for the volume that was last seen at a path; the path, if there was none.
+    /// Asks no store.
     fn called_at(&self, site: &Site, path: &Path) -> String {
         let shown = site.shown(path);
         let known = self.list.lock().known_at(&shown);
@@ -346,7 +346,7 @@ impl Attachments {
         let (attached, found) = match request.how {
             How::Force => {
                 let there = self.at_for_force(&site, &path)?;
-                // One that no path leads to is given up where it is.
+                // A volume that no path leads to is given up where it is.
                 let held = meant.and_then(|id| self.list.lock().of_id(id)).filter(|one| !one.is_seen());
                 held.map_or(there, |one| (Some(one), None))
             }
@@ -374,7 +374,7 @@ impl Attachments {
                 let (all, known) = (Arc::clone(self), Arc::clone(one));
                 let detach = move || all.detach_gently(&site, (&path, &found), how, Some(&known));
                 match unless_given_up(one, detach)? {
-                    // What its store says then is nobody's concern any more.
+                    // The answer of its store does not matter any more.
                     None | Some(Err(_)) if one.volume().is_given_up() => {
                         one.wait_given_up();
                         None
@@ -438,8 +438,8 @@ impl Attachments {
             match site.tree.detach_attached(found, Detach::Sync) {
                 Ok(()) => return Ok(None),
                 Err(TreeError::Tree(mounts::Error::Busy(busy))) if busy.holds > 0 => {
-                    // The kernel tells of a close a little later: what nobody has open any more is
-                    // waited for.
+                    // The kernel reports a close a little later: files that no process has open any
+                    // more are waited for.
                     let holders = self.holders_at(&shown);
                     let is_over = Instant::now() >= until;
                     if !holders.found.is_empty() || is_over {
@@ -467,13 +467,13 @@ impl Attachments {
         self.no_mounts_at(&from)?;
         self.no_mounts_at(&to)?;
         site.tree.move_to(&from, &to).map_err(|error| error.to_string())?;
-        // What is attached below has moved, too.
+        // Volumes that are attached below have moved, too.
         let moved = self.list.lock().known_below(&site.shown(&from));
         moved.iter().for_each(|one| drop(one.path()));
         Ok(MoveReply { mountpoint: Name::of(site.shown(&to)) })
     }
 
-    /// Refuses where the kernel has mounts at a path or below it: what the kernel is told would
+    /// Refuses where the kernel has mounts at a path or below it: the kernel's invalidation would
     /// take them along, in each mountpoint.
     fn no_mounts_at(&self, path: &Path) -> Result<(), String> {
         for site in self.sites() {
@@ -498,7 +498,7 @@ fn mounts_at(path: &Path) -> Option<Holders> {
     (!found.is_empty()).then_some(Holders { found, ..Holders::default() })
 }
 
-/// Refuses another volume where the process has hardly a descriptor left: those that are there need
+/// Refuses another volume where the process has hardly a descriptor left: existing volumes need
 /// some, too.
 fn has_descriptors() -> Result<(), Problem> {
     let used = crate::process::figures(0);

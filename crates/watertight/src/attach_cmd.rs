@@ -1,6 +1,6 @@
 //! `attach`, `detach`, `move`: volumes in directories of a mounted one.
 //!
-//! The mount process does it; here is found which one, and what it has to be told.
+//! The mount process does the work; this module finds which one, and builds its request.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -105,7 +105,7 @@ pub fn of_the_mountpoint(options: &str) -> Option<&str> {
 /// Runs `attach`.
 ///
 /// # Errors
-/// Exit 2 for a place or a volume that is none, 1 for what fails.
+/// Exit 2 for an invalid place or volume, 1 for a failure.
 pub fn attach(args: &AttachArgs) -> Result<()> {
     MountOptions::parse(&args.options)?;
     if let Some(option) = args.options.iter().find_map(|list| of_the_mountpoint(list)) {
@@ -127,7 +127,7 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     Ok(())
 }
 
-/// What is to be attached: one of these.
+/// The volume or directory to be attached: one of these.
 #[derive(Default)]
 struct What {
     source: Option<String>,
@@ -135,8 +135,8 @@ struct What {
     from: Option<String>,
 }
 
-/// A store, a volume of the same process, or a directory inside the same mountpoint. A path is what
-/// it leads to now; a volume that was there once is named by its id or its store.
+/// A store, a volume of the same process, or a directory inside the same mountpoint. A path means
+/// the thing that it leads to now; a volume that was there once is named by its id or its store.
 fn what(given: &OsStr, place: &Place) -> Result<What> {
     let text = given.to_str().ok_or_else(|| Problem::usage("the volume's name is not UTF-8"))?;
     let of_store = |source: String| What { source: Some(source), ..What::default() };
@@ -201,7 +201,8 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
     let known = target::resolve(&args.path).volume.filter(attached);
     let mut meant = None;
     let path = match &known {
-        // By its id or its store: it is wherever it says, which a rename above it may have changed.
+        // By its id or its store: it is at the path of its record, which a rename above it may have
+        // changed.
         Some(volume) if target::plain_path(&args.path) != Some(volume.record().mountpoint.clone().into()) => {
             meant = Some(volume.record().id.clone());
             let status = volume.status().map_err(|error| Problem::failure(error.to_string()))?;
@@ -220,8 +221,8 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
     let request =
         DetachRequest { path: place.inside.clone(), how, volume: meant, mountpoint: place.mountpoint() };
     let what = format!("detaching {}", place.path.shown());
-    // The kernel has nothing of a file that is neither open nor mapped: it hands over what it has
-    // with each close(2) and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)
+    // The kernel has no dirty data of a file that is neither open nor mapped: it hands it over with
+    // each close(2) and munmap(2). (syncfs(2) would wait for all volumes of the mountpoint.)
     let shown = known.as_ref().and_then(|volume| volume.found.client.as_ref()).unwrap_or(client);
     let reply = progress::during(&what, shown, || client.detach(&request, None));
     report(&place, how, reply.map_err(|error| place.failed(&error))?)
@@ -258,7 +259,7 @@ fn report(place: &Place, how: How, reply: DetachReply) -> Result<()> {
 /// Runs `move`.
 ///
 /// # Errors
-/// Exit 2 for places that are none, 1 for what fails; then nothing was changed.
+/// Exit 2 for invalid places, 1 for a failure; then nothing was changed.
 pub fn move_to(args: &MoveArgs) -> Result<()> {
     let (from, to) = (Place::find(args.from.as_os_str())?, Place::find(args.to.as_os_str())?);
     if from.volume.record().id != to.volume.record().id || from.mountpoint != to.mountpoint {

@@ -2,8 +2,8 @@
 //!
 //! Threads do not survive fork(2), so the parent starts this program once more. The child leaves
 //! the terminal's session, mounts, and writes a line to its standard output, a pipe, when the mount
-//! is up, after notes for a person, if there are any; until then its standard error is the
-//! parent's, so errors reach whoever asked.
+//! is up, after notes for a person, if there are any. Until then its standard error is the
+//! parent's, so that errors reach the caller.
 
 use std::env;
 use std::ffi::OsString;
@@ -23,11 +23,12 @@ use crate::shown::Show as _;
 
 /// The word that the child's line starts with.
 pub const READY: &str = "ready";
-/// What a line before that starts with: a note for a person, to be said if anything is.
+/// The prefix of a line before that: a note for a person, which the parent prints if it prints
+/// anything.
 pub const NOTE: &str = "note: ";
 
 /// Starts the background process with these arguments, and waits until it is ready or has failed;
-/// gives the exit code for either. What it says of itself is printed if `tells`.
+/// returns the exit code for either. Prints its notes if `tells`.
 ///
 /// # Errors
 /// When it cannot be started.
@@ -72,11 +73,12 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
     }
 }
 
-/// What a background process does first: it leaves the terminal's session, and ends with whoever
-/// waits for it until it is to [`stay`]. Its working directory is left too, later, by [`settle`].
+/// The first step of a background process: it leaves the terminal's session, and ends with the
+/// parent that waits for it until it [`stay`]s. Its working directory is left too, later, by
+/// [`settle`].
 ///
 /// # Errors
-/// When nobody waits for it any more.
+/// When the parent does not wait any more.
 pub fn leave_session() -> Result<()> {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "no session of its own");
@@ -93,7 +95,7 @@ pub fn leave_session() -> Result<()> {
     }
 }
 
-/// It is about to mount: from now on it stays, whoever waits for it.
+/// The process is about to mount: from now on it stays, whether or not its parent does.
 pub fn stay() {
     end_with_parent(None);
 }
@@ -120,11 +122,11 @@ pub fn open_log(path: Option<&Path>) -> Result<Option<File>> {
     .transpose()
 }
 
-/// Lets go of what belongs to the one who started us, once the mount is up: output goes to `log` or
+/// Lets go of the parent's terminal and directory, once the mount is up: output goes to `log` or
 /// nowhere, the working directory is the root.
 ///
 /// # Errors
-/// When the kernel does not let us.
+/// When the kernel refuses.
 pub fn settle(log: Option<File>) -> Result<()> {
     let settle = || {
         let nowhere = OpenOptions::new().write(true).open("/dev/null")?;

@@ -1,12 +1,12 @@
-//! `bench`: what a volume gives on this host, beside its store without it.
+//! `bench`: the throughput of a volume on this host, beside that of its store without it.
 //!
-//! Both sides take turns, slice by slice, so that what else the host does meets them alike.
+//! Both sides take turns, slice by slice, so that other load of the host affects them alike.
 //! Everything happens in a directory of its own on either side, which is removed at the end, also
 //! after Ctrl-C.
 //!
 //! It is bounded in time as long as the store answers: files are as large as a part of a slice
 //! makes durable, and not more of them is dirty at any time, so that a slow or limited side is
-//! measured with less data and not for longer. Where a side does not answer it is given up (module
+//! measured with less data and not for longer. A side that does not answer is given up (module
 //! `bounded`), and the other one goes on.
 
 mod bounded;
@@ -37,7 +37,7 @@ const SLICE_MIN: Duration = Duration::from_millis(10);
 /// Longer ones are no bench of a minute or so.
 const SLICE_MAX: Duration = Duration::from_secs(60);
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     volume: Name,
@@ -48,7 +48,7 @@ struct Report {
     slice_ms: u64,
     /// How large the file on either side is.
     file_bytes: usize,
-    /// What is read and written in order at a time.
+    /// The size of one sequential read or write.
     piece_bytes: usize,
     rows: Vec<Row>,
 }
@@ -56,31 +56,31 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct Row {
     work: &'static str,
-    /// What `per_second` counts.
+    /// The unit of `per_second`.
     unit: &'static str,
-    /// None: it did not answer in this row, or in one before. Who did not answer while the files
-    /// were made has a row of its own, the first.
+    /// None: the side did not answer in this row, or in one before. A side that did not answer
+    /// while the files were made has a row of its own, the first.
     volume: Option<Figures>,
     #[serde(skip_serializing_if = "Option::is_none")]
     store: Option<Figures>,
-    /// Who was given up here: `volume`, `store`.
+    /// The sides that were given up here: `volume`, `store`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     given_up: Vec<&'static str>,
 }
 
 impl Row {
-    /// The row of the files that the others are of; none if nobody was given up there.
+    /// The row of the files that the other rows use; none if no side was given up there.
     fn of_who_hung_before(given_up: Vec<&'static str>) -> Option<Self> {
         let row = Self { work: FILES, unit: "files", volume: None, store: None, given_up };
         (!row.given_up.is_empty()).then_some(row)
     }
 }
 
-/// What is done before anything is measured.
+/// The work before anything is measured.
 const FILES: &str = "the files before";
 /// The sides' names, in their order.
 const NAMES: [&str; 2] = ["volume", "store"];
-/// Longer than that nobody waits for one side.
+/// The longest time that the program waits for one side.
 const PATIENCE_MAX: Duration = Duration::from_secs(3600);
 
 /// Runs the verb.
@@ -101,7 +101,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let done = bench(args, &places);
     let Some(made) = places.lock().take() else { return done };
     let paths: Vec<String> = made.iter().map(|place| place.path().shown().to_string()).collect();
-    // Who hangs may keep the directory's lock in the kernel.
+    // A side that hangs may keep the directory's lock in the kernel.
     if within(args.patience, move || drop(made))?.is_none() {
         console().say(&format!("not removed, for want of an answer: {}", paths.join(", ")));
     }
@@ -113,7 +113,8 @@ fn bench(args: &BenchArgs, places: &Arc<Places>) -> Result<()> {
     let (volume, _) = sync_cmd::find(args.path.as_os_str())?;
     let (mountpoint, source) = (volume.record().mountpoint.clone(), volume.record().source.clone());
     console().status("bench: its files are being written");
-    // What is durable is found out in steps, of which all take as long as a slice or two.
+    // The size that becomes durable in time is found in steps, which together take as long as a
+    // slice or two.
     let limit = patience + 2 * slice;
     // None: it was given up.
     let started = |at: &Path, most: usize| -> Result<Option<Side>> {
@@ -122,7 +123,7 @@ fn bench(args: &BenchArgs, places: &Arc<Places>) -> Result<()> {
     };
     let on_volume = started(Path::new(&mountpoint), FILE_BYTES)
         .map_err(|why| Problem::failure(format!("bench: {mountpoint}: {why}")))?;
-    // Both do the same, or they could not be compared.
+    // Both sides do the same work, or they could not be compared.
     let most = on_volume.as_ref().map_or(FILE_BYTES, Side::file_bytes);
     let (on_store, no_store) = match checks::directory_of(source.as_str()) {
         Some(store) => match started(Path::new(store), most) {

@@ -1,5 +1,5 @@
-//! What can be said about a source and a mountpoint before anything is mounted: each thing that is
-//! wrong has its own message.
+//! Checks of a source and a mountpoint before anything is mounted: each mistake has a message of
+//! its own.
 
 use std::fs;
 use std::io;
@@ -38,7 +38,7 @@ pub fn source(given: &str) -> Result<Source> {
             Ok(Source { spec: format!("fault:{rules},{}", inner.spec), directory: inner.directory })
         }
         Some(("dir", path)) => directory(path),
-        // Whatever else has the form of a store's name, the stores themselves judge.
+        // The stores themselves judge everything else that has the form of a store's name.
         Some((scheme, _)) if scheme.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) => {
             Ok(Source { spec: given.to_owned(), directory: None })
         }
@@ -137,8 +137,8 @@ pub fn apart(source: &Path, mountpoint: &Path) -> Result<()> {
 }
 
 /// Checks that no running volume has its store above or below `source`, a real path: two caches
-/// over the same files would not see each other's data. The same directory is the store's own
-/// business. Only volumes that this user may see are looked at, and only by their paths.
+/// over the same files would not see each other's data. The store itself refuses the same
+/// directory. Only volumes that this user may see are looked at, and only by their paths.
 ///
 /// # Errors
 /// Exit 1, naming the other volume.
@@ -147,7 +147,8 @@ pub fn alone(source: &Path) -> Result<()> {
         let record = volume.record();
         let Some(other) = directory_of(record.source.as_str()).map(Path::new) else { continue };
         let Some(how) = nested(source, other) else { continue };
-        // One whose store is free is only about to leave. One that does not answer still has it.
+        // A volume whose store is free is only about to leave. One that does not answer still has
+        // it.
         let is_over = match volume.status() {
             Ok(status) => status.is_none_or(|now| matches!(now.state, State::Released | State::Failed)),
             Err(_) => false,

@@ -233,8 +233,8 @@ impl Verb {
     }
 }
 
-/// What is wrong with a command line, with its words as they are [shown](crate::shown): `find` and
-/// the like put anybody's names there.
+/// A mistake in a command line, with its words as they are [shown](crate::shown): `find` and the
+/// like may put any file's name there.
 #[must_use]
 pub fn shown_error<T>(
     error: clap::Error,
@@ -244,7 +244,7 @@ pub fn shown_error<T>(
     parse(std::env::args_os().map(shown).collect()).err().unwrap_or(error)
 }
 
-/// The command line without what is hidden, for completion scripts, which would offer it.
+/// The command line without hidden verbs, for completion scripts, which would offer them.
 #[must_use]
 pub fn visible() -> Command {
     let all = Cli::command();

@@ -12,7 +12,7 @@ use crate::umount_cmd;
 /// Runs `clone`.
 ///
 /// # Errors
-/// Exit 2 for a volume or a directory that is none, 1 for what fails.
+/// Exit 2 for an invalid volume or directory, 1 for a failure.
 pub fn run(args: &CloneArgs) -> Result<()> {
     let given = args.volume.shown();
     let volume = target::resolve(&args.volume).volume.filter(|volume| !volume.is_attached());

@@ -43,7 +43,7 @@ pub enum Colour {
 pub struct Console {
     /// The status line as drawn, if any.
     shown: Mutex<Option<String>>,
-    /// Set once: what went well is not printed.
+    /// Set once: reports of success are not printed.
     is_quiet: OnceLock<()>,
     terminal: bool,
     colours_out: bool,
@@ -95,8 +95,8 @@ impl Console {
 
     /// Prints lines of the verb's result on standard output.
     ///
-    /// Names in them have to be [shown](crate::shown), so that each is in one line; what a terminal
-    /// would obey is not obeyed even where one was forgotten.
+    /// Names in them have to be [shown](crate::shown), so that each is in one line; where one was
+    /// forgotten, its escape sequences still do nothing on a terminal.
     pub fn print(&self, line: &str) {
         if self.is_quiet.get().is_some() {
             return;
@@ -124,7 +124,7 @@ impl Console {
         self.above_status(|| writeln!(out, "{json}").and_then(|()| out.flush()));
     }
 
-    /// Prints a page in a format of its own, whose names are exact: as it is, but for a terminal.
+    /// Prints a page in a format of its own, whose names are exact: as it is, except on a terminal.
     pub fn print_page(&self, page: &str) {
         let page = if io::stdout().is_terminal() { harmless(page, false) } else { Cow::Borrowed(page) };
         let mut out = io::stdout().lock();
@@ -157,7 +157,7 @@ impl Console {
         }
     }
 
-    /// Runs `write` with the status line out of the way. What cannot be written has no reader.
+    /// Runs `write` with the status line out of the way. A failed write has no reader.
     fn above_status(&self, write: impl FnOnce() -> io::Result<()>) {
         let shown = self.shown.lock();
         if shown.is_some() {
@@ -176,7 +176,7 @@ fn draw(line: &str) {
     let _no_reader = write!(err, "\r\x1b[K{line}").and_then(|()| err.flush());
 }
 
-/// `text` with what cannot be seen escaped, but for ends of lines and, where there are colours,
+/// `text` with invisible characters escaped, except ends of lines and, where there are colours,
 /// those of [`Console::paint`].
 #[must_use]
 pub fn harmless(text: &str, colours: bool) -> Cow<'_, str> {
@@ -202,9 +202,9 @@ pub fn harmless(text: &str, colours: bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// What [`paint`] writes before a text, in the order of [`Colour`].
+/// The sequences that [`paint`] writes before a text, in the order of [`Colour`].
 const BEGIN: [&str; 5] = ["\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[1m"];
-/// What [`paint`] writes behind a text.
+/// The sequence that [`paint`] writes behind a text.
 const END: &str = "\x1b[0m";
 
 fn paint(colours: bool, colour: Colour, text: &str) -> String {

@@ -1,4 +1,4 @@
-//! `demo`: what it is worth that nobody waits for a neighbour, in under a minute.
+//! `demo`: the benefit of volumes that do not wait for each other, in under a minute.
 //!
 //! Everything goes through the program itself, started as a person would start it, with a runtime
 //! directory of its own. Nothing is left behind, also after Ctrl-C.
@@ -26,11 +26,11 @@ use crate::signals;
 /// Runs the verb.
 ///
 /// # Errors
-/// When this user cannot mount, or when what the demo shows is not so.
+/// When this user cannot mount, or when a claim of the demo does not hold.
 pub fn run(args: &DemoArgs) -> Result<()> {
     let (stage, paths) = Stage::build()?;
     let stage = Arc::new(Mutex::new(Some(stage)));
-    // Takes down what there is; the main thread's next step fails for want of it.
+    // Takes everything down; the main thread's next step then fails.
     signals::clean_up(Arc::clone(&stage), "stopped; nothing is left behind")
         .map_err(|error| failed("taking signals", &error))?;
     let outcome = show(&Demo::new(paths, Arc::clone(&stage), &args.mount_type));

@@ -1,14 +1,14 @@
-//! `events`: what happens to the volumes of this host, as it happens.
+//! `events`: the events of this host's volumes, as they happen.
 //!
-//! Each volume has a reader of its own; what they hear comes to one printer by a bounded queue, so
-//! that a slow terminal slows the readers, and a reader that is too slow is told by its volume what
-//! it missed.
+//! Each volume has a reader of its own. Readers pass events to one printer by a bounded queue, so
+//! that a slow terminal slows the readers; a reader that is too slow learns from its volume how
+//! many events it missed.
 //!
-//! With `--all-users` a user may make what looks like news without end: looks at the directories
-//! are never closer together than `LOOKS_APART`.
+//! With `--all-users` a user could cause endless news: looks at the directories are never closer
+//! together than `LOOKS_APART`.
 //!
 //! Volumes that appear later are found by watching the runtime directories, *before* they are
-//! listed: one that appears between the two is either listed or told of, mostly both.
+//! listed: a volume that appears between the two is either listed or reported, mostly both.
 
 mod changes;
 mod line;
@@ -47,7 +47,7 @@ const LOOKS_APART: Duration = Duration::from_millis(200);
 /// How long the line that is being printed may take after a signal.
 const LAST_LINE: Duration = Duration::from_millis(500);
 
-/// What a reader says.
+/// A message of a reader.
 enum Heard {
     Event(Event),
     /// The stream ended: with the volume's last event, or why not.
@@ -67,7 +67,7 @@ pub fn run(args: &EventsArgs) -> Result<()> {
     let stopping = Arc::clone(&stop);
     signals::watch(move |_| {
         stopping.notify_one();
-        // The one who prints may be held up by who reads it.
+        // The printing thread may be held up by the reader of its output.
         thread::sleep(LAST_LINE);
         process::exit(0)
     })
@@ -160,7 +160,7 @@ async fn follow(args: &EventsArgs) -> Result<(), End> {
     }
 }
 
-/// What all volumes have kept, by time.
+/// Prints the events that all volumes have kept, by time.
 async fn once(args: &EventsArgs) -> Result<(), End> {
     let mut readers = Readers::new(args);
     readers.start(target::volumes(), true)?;
@@ -181,7 +181,7 @@ async fn once(args: &EventsArgs) -> Result<(), End> {
     if is_complete { Ok(()) } else { Err(Problem::failure("not every volume could be heard").into()) }
 }
 
-/// Who hears which volume.
+/// The readers, by volume.
 struct Readers {
     printer: Printer,
     follow: bool,
@@ -215,7 +215,7 @@ impl Readers {
         }
     }
 
-    /// Starts a reader for each volume that has none. Of those without a process only the ones that
+    /// Starts a reader for each volume that has none. Of volumes without a process, only those that
     /// appear later are news.
     fn start(&mut self, volumes: Vec<Volume>, is_first: bool) -> Result<(), End> {
         self.known.retain(|id, _| volumes.iter().any(|volume| volume.record().id == *id));

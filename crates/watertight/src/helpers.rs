@@ -1,11 +1,11 @@
-//! `mount.fuse.watertight` and `umount.fuse.watertight`: what mount(8) and umount(8) call for our
-//! mounts.
+//! `mount.fuse.watertight` and `umount.fuse.watertight`: the helpers that mount(8) and umount(8)
+//! call for mounts of this program.
 //!
-//! They are this program under other names; the name it was started by says which. So fstab
+//! They are this program under other names; it acts by the name that it was started by. So fstab
 //! entries, `mount -t fuse.watertight` and `umount` with `-l` and `-f` do what the verbs do, and
 //! return when the verbs return.
 //!
-//! Exit codes are those of mount(8): 1 for what was asked for wrongly, 32 for what failed.
+//! Exit codes are those of mount(8): 1 for a wrong call, 32 for a failure.
 
 mod install;
 mod remount;
@@ -31,9 +31,9 @@ use crate::umount_cmd;
 
 pub use install::{NAMES, run as install};
 
-/// What a wrong call is to mount(8) and umount(8).
+/// The exit code of mount(8) and umount(8) for a wrong call.
 const WRONG: u8 = 1;
-/// What a failure is to them.
+/// Their exit code for a failure.
 const FAILED: u8 = 32;
 
 /// Which helper this process is.
@@ -180,7 +180,7 @@ fn mount(call: &MountCall) -> Result<ExitCode> {
     }
     arguments.extend(["--".into(), (&call.source).into(), (&call.mountpoint).into()]);
     let code = background::start(arguments, call.verbose)?;
-    // It has said what is wrong; only the numbers differ.
+    // It has printed its error; only the numbers differ.
     Ok(match code {
         ExitCode::SUCCESS => code,
         code if code == Exit::Usage.code().into() => WRONG.into(),
@@ -188,7 +188,7 @@ fn mount(call: &MountCall) -> Result<ExitCode> {
     })
 }
 
-/// `mount -a` calls for what is mounted, too: it cannot know our mounts by their source.
+/// `mount -a` calls for mounted entries, too: it cannot know these mounts by their source.
 fn is_there_already(call: &MountCall) -> bool {
     let Target { mount, volume, .. } = target::resolve(call.mountpoint.as_os_str());
     let Some(volume) = volume.filter(|volume| volume.is_running()) else { return false };
@@ -196,12 +196,12 @@ fn is_there_already(call: &MountCall) -> bool {
     mount.as_ref().is_some_and(mountinfo::is_ours) && checks::source(&call.source).is_ok_and(same)
 }
 
-/// What is left for us of the options that mount(8) hands over.
+/// The options that mount(8) hands over and that are for this program.
 fn options(lists: &[String], sloppy: bool) -> Result<String> {
     let mut left = Vec::new();
     for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
-        // What is refused with a reason is not among what `-s` is for: options that somebody else
-        // knows.
+        // An option that is refused with a reason is not meant by `-s`, which is for options that
+        // another program knows.
         let known =
             || opts::refused(option).is_some() || opts::MountOptions::parse(&[option.to_owned()]).is_ok();
         if !is_fstab_only(option) && (!sloppy || known()) {
@@ -211,11 +211,11 @@ fn options(lists: &[String], sloppy: bool) -> Result<String> {
     Ok(left.join(","))
 }
 
-/// Whether an option of fstab is for others than us: mount(8) itself, systemd, whoever reads the
-/// table.
+/// Whether an option of fstab is for another program: mount(8) itself, systemd, other readers of
+/// the table.
 fn is_fstab_only(option: &str) -> bool {
     const NAMES: [&str; 27] = [
-        // mount(8) says `rw` where nothing was said; ours would refuse a store that is read-only.
+        // mount(8) passes `rw` by default; the verb's `rw` would refuse a store that is read-only.
         "rw",
         "auto",
         "noauto",
@@ -233,12 +233,12 @@ fn is_fstab_only(option: &str) -> bool {
         "norelatime",
         "strictatime",
         "nostrictatime",
-        // Of times of access a volume keeps what its store does, and the kernel nothing.
+        // A volume keeps the access times that its store keeps, and the kernel keeps none.
         "nodiratime",
         "diratime",
         "lazytime",
         "nolazytime",
-        // What the kernel's own file systems offer beside, or a volume does anyway.
+        // Options of the kernel's own file systems, or that a volume implies.
         "async",
         "nomand",
         "iversion",

@@ -1,11 +1,12 @@
-//! Who keeps a mount busy, or its file system in use: processes, mounts inside it or in other
-//! namespaces, loop devices over its files.
+//! The holders that keep a mount busy, or its file system in use: processes, mounts inside it or in
+//! other namespaces, loop devices over its files.
 //!
-//! Nothing here makes a request to the mount's own server (`statx` is asked for nothing but what
-//! the kernel knows itself), so a server that hangs cannot hang the search, and a server can search
-//! for the holders of its own mount. What other servers and processes may hang in is done by
-//! threads that are not waited for. What is looked at in `/proc` is held for that moment, so that
-//! somebody else's umount(2) may fail meanwhile: look only when there is a reason to.
+//! Nothing here makes a request to the mount's own server (`statx` asks only for what the kernel
+//! knows itself), so a server that hangs cannot hang the search, and a server can search for the
+//! holders of its own mount. Calls that may hang because of other servers and processes run on
+//! threads that the search does not wait for. A look at an entry of `/proc` holds it for that
+//! moment, so that another user's umount(2) may fail meanwhile: look only when there is a reason
+//! to.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::OsStr;
@@ -52,7 +53,7 @@ static SEARCHES: Searches = Searches(AtomicUsize::new(0));
 /// How many holders a list for a person names.
 const NAMED_MAX: usize = 8;
 
-/// In what way a mount is held.
+/// The way in which a mount is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
@@ -70,7 +71,7 @@ pub enum How {
     Mount,
     /// The volume itself, mounted in another place.
     Bind,
-    /// The same in the process's own mount namespace, which this one does not see.
+    /// A bind mount in the process's own mount namespace, which this one does not see.
     Namespace,
     /// A loop device over a file.
     LoopDevice,
@@ -99,9 +100,9 @@ pub struct Holder {
     pub pid: Option<u32>,
     /// The process's name, the mounted file system's type, or the loop device.
     pub name: Name,
-    /// In what way.
+    /// The way.
     pub how: How,
-    /// Which file, directory or mountpoint.
+    /// The file, directory or mountpoint.
     pub file: Name,
     /// Whether it holds the very mount that was asked for, and not only its file system by way of
     /// another mount.
@@ -129,7 +130,7 @@ impl fmt::Display for Holder {
 /// Everything found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holders {
-    /// Who holds, by pid.
+    /// The holders, by pid.
     pub found: Vec<Holder>,
     /// Processes that this user may not look into, and those of `hung`.
     pub unseen: u64,
@@ -152,7 +153,7 @@ impl Holders {
         self
     }
 
-    /// A line each, the first eight, for a person; says so when nobody was found.
+    /// A line each, the first eight, for a person; a line of its own if none was found.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.found.iter().take(NAMED_MAX).map(Holder::to_string).collect();
@@ -177,7 +178,7 @@ impl Holders {
     }
 }
 
-/// Searches the host for what holds `mount`, which need not have a path any more; for five seconds
+/// Searches the host for holders of `mount`, which need not have a path any more; for five seconds
 /// at most. Processes that hang hold up nothing else, and are named.
 ///
 /// # Errors
@@ -186,8 +187,8 @@ pub fn of(mount: &Mount) -> io::Result<Holders> {
     of_others_than(0, mount)
 }
 
-/// The same, but for this process: one that serves the mount has nothing open in it, and of all
-/// else a great deal.
+/// Like [`of`], without this process: a process that serves the mount has nothing open in it, but
+/// many other files.
 ///
 /// # Errors
 /// As [`of`].
@@ -203,10 +204,10 @@ fn of_others_than(own: u32, mount: &Mount) -> io::Result<Holders> {
     Ok(holders)
 }
 
-/// Of the threads that opened something, the processes, if each of them holds something of `mount`
-/// still, at `path` or below: then the host need not be searched, however many processes it has.
-/// `None`: it is to be searched. Who has a file by way of one of them (fork(2), a socket) is not
-/// named.
+/// The processes of the threads that opened a file, if each of them still holds something of
+/// `mount`, at `path` or below: then the host need not be searched, however many processes it has.
+/// `None`: it must be searched. Processes that got a file from one of them (fork(2), a socket) are
+/// not named.
 #[must_use]
 pub fn of_openers(openers: &[u32], mount: &Mount, path: &Path) -> Option<Holders> {
     let pids: BTreeSet<u32> = openers.iter().map(|tid| process_of(*tid)).collect::<Option<_>>()?;
@@ -225,7 +226,7 @@ fn process_of(tid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// What of these processes holds `mount`.
+/// The holders of `mount` among these processes.
 fn among(pids: Vec<u32>, mount: &Mount) -> io::Result<Holders> {
     let of_one = {
         let mount = mount.clone();
@@ -245,7 +246,7 @@ fn among(pids: Vec<u32>, mount: &Mount) -> io::Result<Holders> {
     Ok(holders)
 }
 
-/// Searches the host for what holds the file system `device`, to which no path needs to lead.
+/// Searches the host for holders of the file system `device`, to which no path needs to lead.
 ///
 /// # Errors
 /// Those of reading `/proc`.
@@ -279,7 +280,7 @@ pub fn of_device(device: Device) -> io::Result<Holders> {
 /// How many threads search.
 struct Searches(AtomicUsize);
 
-/// Counts what the threads of one search have looked at: descriptors and the like.
+/// Counts the descriptors and the like that the threads of one search have looked at.
 #[derive(Debug, Default)]
 struct Beats(AtomicU64);
 
@@ -295,22 +296,21 @@ impl Beats {
     }
 }
 
-/// What the threads of one search share.
+/// The part that the threads of one search share.
 struct Search<F> {
     queue: Mutex<VecDeque<u32>>,
     beats: Beats,
     look: F,
 }
 
-/// One of them.
+/// A search that is under way.
 struct UnderWay(&'static Searches);
 
 impl Searches {
-    /// Looks into these processes. What the kernel says of a process may have to wait for a server
-    /// that hangs, where the process itself does, or for a lock of the process's: other threads
-    /// look, of which another takes over what is left when one hangs. In the end the rest is
-    /// unseen, and what hangs when all others are done; so is all where [`SEARCHES_MAX`] hang
-    /// already.
+    /// Looks into these processes. A look at a process may have to wait for a server that hangs,
+    /// where the process itself does, or for a lock of the process's. So other threads look; when
+    /// one hangs, another takes over the rest. In the end the rest is unseen, and so are processes
+    /// whose look hangs when all others are done; so are all where [`SEARCHES_MAX`] hang already.
     fn in_time(
         &'static self,
         pids: Vec<u32>,
@@ -430,8 +430,8 @@ impl Process<'_> {
         }
     }
 
-    /// Whether what is open under this number may be in the mount, by what the kernel says without
-    /// looking at the file: most are elsewhere, and their servers may hang.
+    /// Whether the file that is open under this number may be in the mount, as far as the kernel
+    /// knows without looking at the file: most are elsewhere, and their servers may hang.
     fn may_be_inside(&self, fd: &OsStr) -> bool {
         let Ok(info) = fs::read_to_string(self.dir.join("fdinfo").join(fd)) else { return true };
         let number = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
@@ -482,8 +482,8 @@ impl Process<'_> {
     }
 }
 
-/// The mounts that hold `mount`: those inside it, and other mounts of its file system but for those
-/// that an unmount takes along. Disturbs nobody.
+/// The mounts that hold `mount`: those inside it, and other mounts of its file system except those
+/// that an unmount takes along. Disturbs no other process.
 #[must_use]
 pub fn mounts(mount: &Mount) -> Holders {
     let table = MountTable::read();

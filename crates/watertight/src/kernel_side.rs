@@ -1,18 +1,17 @@
-//! What a mount process asks the kernel about its own mount, asked by a process of its own.
+//! A process of its own that makes a mount process's calls to the kernel about its own mount.
 //!
 //! Unmounting and syncfs(2) wait for answers that the mount process itself has to give. A thread
 //! that waits for its own process keeps that process from ending when it is killed: its descriptors
 //! stay open, the connection is not aborted, and the thread waits for ever. So another process
 //! waits: this program, by its hidden verb `kernel-side`.
-//!
-//! # Why that process is there from the beginning
+//! # Why that process exists from the beginning
 //! A child that is started later has copies of the store's open files, which execve(2) closes one
 //! after the other. Where the store is itself a FUSE or a network file system, each close asks its
 //! server (FLUSH); with a server that does not answer, the child never begins. So it is started
-//! before a store is opened ([`start`]), and gets what is asked by a pipe: a line of JSON for each
+//! before a store is opened ([`start`]), and gets requests by a pipe: a line of JSON for each
 //! question, and one for each answer, in any order.
 //!
-//! It ends when its pipe does, that is with the mount process, however that ends.
+//! It ends when its pipe closes, that is with the mount process, however that ends.
 //!
 //! # Lock order
 //! `ASKER` is a leaf. `Asker::input`, then `Asker::waiting`.
@@ -41,34 +40,34 @@ use crate::shown::Show as _;
 use crate::signals;
 use crate::unmount::{self, Outcome};
 
-/// What a host does not give that has no way to tell of syncs.
+/// The note for a host that does not pass syncs on.
 pub const NO_SYNCFS: &str = "sync(2) and syncfs(2) return before the data is durable, since the kernel does not pass them on for this mount; fsync(2) and `watertight sync` wait";
 
-/// What a kernel before 6.18 does not give.
+/// The note for a kernel before 6.18.
 pub const NO_CALLERS: &str = "sync(2) and syncfs(2) wait for everybody's data, since the kernel does not say who calls; by cgroup it is `watertight sync`";
 
 /// How long a mount waits for the first syncfs(2) of it, at most: on a host that has no processor
 /// for the helper, its call comes late.
 const SYNCFS_TRIED: Duration = Duration::from_secs(30);
-/// The same, from when it has come: most stores have answered by then.
+/// The limit from when that call has come: most stores have answered by then.
 const SYNCFS_ANSWERED: Duration = Duration::from_secs(1);
-/// How often a mount looks whether that call has come to it. Of a store that hangs, it does not
-/// return.
+/// How often a mount checks whether that call has come to it. For a store that hangs, the call does
+/// not return.
 const SYNCFS_LOOKED_FOR: Duration = Duration::from_millis(5);
 
-/// What is asked.
+/// A request to that process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ask {
     /// Hand over the dirty pages (syncfs).
     Flush,
-    /// Unmount, unless somebody holds the mount.
+    /// Unmount, unless the mount is held.
     Umount,
     /// Take the path away.
     Detach,
     /// Abort the connection and take the path away.
     Force,
-    /// Unmount, unless somebody holds this very mount: others of the file system do not matter.
+    /// Unmount, unless this very mount is held: others of the file system do not matter.
     Leave,
     /// Show a clone at another mountpoint.
     Show,
@@ -100,14 +99,14 @@ type Said = std::result::Result<Outcome, String>;
 struct Asker {
     /// With the last question's number.
     input: Mutex<(ChildStdin, u64)>,
-    /// Who waits for which answer; none once that process has ended.
+    /// The waiting threads, by answer; none once that process has ended.
     waiting: Mutex<Option<HashMap<u64, Sender<Said>>>>,
 }
 
 /// This process's one.
 static ASKER: Mutex<Option<Arc<Asker>>> = Mutex::new(None);
 
-/// Starts the process that asks. To be called before a store is opened.
+/// Starts the process that asks the kernel. Called before a store is opened.
 ///
 /// # Errors
 /// When the host gives no process.
@@ -117,10 +116,10 @@ pub fn start() -> Result<()> {
     Ok(())
 }
 
-/// Asks by way of that process, and waits for the answer.
+/// Asks through that process, and waits for the answer.
 ///
 /// # Errors
-/// What that process said.
+/// The error of that process.
 pub fn ask(what: Ask, mount: &Mount) -> Result<Outcome> {
     ask_with(what, mount, None)
 }
@@ -154,7 +153,7 @@ pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
     }
 }
 
-/// Has the clone `name` of what is mounted shown at `target` as well.
+/// Shows the clone `name` of the mount at `target` as well.
 ///
 /// # Errors
 /// As [`ask`].
@@ -230,7 +229,7 @@ impl Asker {
     }
 }
 
-/// Runs the hidden verb: answers questions, or says whether a mount's server is gone.
+/// Runs the hidden verb: answers requests, or prints whether a mount's server is gone.
 ///
 /// # Errors
 /// When signals cannot be taken.
@@ -239,7 +238,7 @@ pub fn run(args: &KernelSideArgs) -> Result<()> {
         console().print(unmount::says_dead(path));
         return Ok(());
     }
-    // What ends a mount process ends this one later, by its pipe.
+    // A signal that ends a mount process ends this one later, by its pipe.
     signals::watch(|_| true)
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     for line in io::stdin().lock().lines().map_while(io::Result::ok) {
@@ -258,7 +257,7 @@ pub fn run(args: &KernelSideArgs) -> Result<()> {
 fn reply(number: u64, said: Said) {
     let Ok(mut line) = serde_json::to_vec(&Answer { number, said }) else { return };
     line.push(b'\n');
-    // Failure: nobody is there to hear it.
+    // Failure: the mount process is gone.
     let mut out = io::stdout().lock();
     let _told = out.write_all(&line).and_then(|()| out.flush());
 }
@@ -288,7 +287,7 @@ fn show_clone(mount: &Mount, question: &Question) -> Result<()> {
         .map_err(|error| Problem::failure(format!("{} cannot be mounted: {error}", target.shown())))
 }
 
-/// Has the kernel hand over the dirty pages of the file system at `mount`, and on `fuseblk` waits
+/// Makes the kernel hand over the dirty pages of the file system at `mount`, and on `fuseblk` waits
 /// until they are durable.
 ///
 /// # Errors

@@ -2,16 +2,16 @@
 //!
 //! | module | purpose |
 //! |---|---|
-//! | `cli`, `opts`, `units` | what a person types |
-//! | `checks` | what is wrong with it, in words |
+//! | `cli`, `opts`, `units` | the words that a person types |
+//! | `checks` | mistakes in them, in words |
 //! | `attach`, `attach_cmd`, `clone_cmd` | volumes in directories of a mounted one, and second mountpoints |
 //! | `mount_cmd`, `background`, `supervisor`, `live`, `stalls`, `process` | the mount process |
 //! | `control`, `registry`, `target`, `metrics` | finding mount processes and talking to them; their figures for Prometheus |
 //! | `umount_cmd`, `several`, `sync_cmd`, `status_cmd`, `events_cmd`, `wait_cmd` | the other verbs |
-//! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and who holds them |
-//! | `helpers`, `utab` | what mount(8) and umount(8) call, and why they call it |
+//! | `unmount`, `kernel_side`, `mountinfo`, `holders` | the kernel's mounts and their holders |
+//! | `helpers`, `utab` | the helpers of mount(8) and umount(8), and the entry that makes these call them |
 //! | `console`, `columns`, `progress`, `logging`, `signals`, `notify` | the terminal, the log, signals, the service manager |
-//! | `serve`, `suggest` | the volumes of a configuration file, and what was meant by a wrong word in it |
+//! | `serve`, `suggest` | the volumes of a configuration file, and suggestions for wrong words in it |
 //! | `top` | the volumes, live |
 //! | `demo`, `bench`, `man_pages` | the verbs of these names |
 //!
@@ -97,9 +97,9 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Says why the verb failed: in the log, where all of standard error is that, else as text.
+/// Reports why the verb failed: in the log, where all of standard error is the log, else as text.
 fn tell(verb: &Verb, problem: &Problem) {
-    // Unless it was asked for a log without errors.
+    // Unless the caller asked for a log without errors.
     let is_logged = logging::has_all() && tracing::enabled!(tracing::Level::ERROR);
     match verb {
         Verb::Mount(args) if is_logged => {

@@ -1,4 +1,4 @@
-//! `limit`: what cgroups may do on a volume's store.
+//! `limit`: limits of cgroups on a volume's store.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -17,8 +17,8 @@ use crate::{sync_cmd, umount_cmd, units};
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 for what is no cgroup, no limit, or no volume of ours; 1 when the mount process cannot be
-/// reached.
+/// Exit 2 for an invalid cgroup or limit, or a volume that is not ours; 1 when the mount process
+/// cannot be reached.
 pub fn run(args: &LimitArgs) -> Result<()> {
     let (cgroup, volume, pairs) = match args.names.as_slice() {
         [volume] if args.show => (None, volume, &[][..]),
@@ -77,7 +77,7 @@ fn show(json: bool, limits: &Limits, only: Option<&CgroupPath>) -> Result<()> {
     Ok(())
 }
 
-/// As `io.max` has it, and what is owed.
+/// A line in the format of `io.max`, and the debt.
 fn line(row: &CgroupLimits) -> String {
     let number = |limit: Option<u64>| limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string());
     let isolation = u8::from(row.sync_isolation);

@@ -1,15 +1,15 @@
 //! A mounted volume, as its control socket and its supervisor see it.
 //!
-//! # Who may touch what
+//! # Access
 //! | field | protected by |
 //! |---|---|
 //! | `facts`, `volume`, `session`, `attachments` | immutable |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `gone` | atomic, only grows (P1) |
 //!
-//! P1: `gone` is stored before the kernel hears that its file system may go, and loaded after the
-//! mount table was read: a row that another mount with our old number has put there is not taken
-//! for ours.
+//! P1: `gone` is stored before the kernel learns that its file system may go, and loaded after the
+//! mount table was read: a row that another mount with the old number has put there is not taken
+//! for this one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,10 +40,10 @@ use crate::supervisor::Event;
 use crate::unmount::{self, Outcome};
 use crate::volume_id::VolumeId;
 
-/// Volumes that are told of in one answer.
+/// The most volumes in one answer.
 const VOLUMES_AT_ONCE: usize = 512;
 
-/// What does not change while a volume is mounted.
+/// The part that does not change while a volume is mounted.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// The volume's id.
@@ -96,9 +96,9 @@ pub enum Over {
 impl Gone {
     /// The kernel has let go of the file system, or is about to; or has aborted the connection.
     pub fn set(&self, over: Over) {
-        // ORDERING: Release, P1 with the Acquire in `get`: what follows (the answer to DESTROY) is
-        // what lets the number go to another mount; who sees that mount in the table has to see
-        // this too.
+        // ORDERING: Release, P1 with the Acquire in `get`: the next step (the answer to DESTROY)
+        // lets the number go to another mount. A thread that sees that mount in the table has to
+        // see this store too.
         self.0.fetch_max(over as u32, Ordering::Release);
     }
 
@@ -119,7 +119,7 @@ impl Facts {
         Device::of(&self.mount)
     }
 
-    /// Of `suid` and `dev`, what one of the file system's mounts at least allows now.
+    /// Which of `suid` and `dev` at least one of the file system's mounts allows now.
     #[must_use]
     pub fn privileges(&self) -> Vec<crate::shown::Name> {
         let table = MountTable::read();
@@ -153,7 +153,7 @@ impl Live {
         Self { facts, volume, session, attachments, events, ended: watch::Sender::new(None), gone }
     }
 
-    /// What does not change.
+    /// The part that does not change.
     #[must_use]
     pub const fn facts(&self) -> &Facts {
         &self.facts
@@ -165,15 +165,15 @@ impl Live {
         &self.volume
     }
 
-    /// What is attached to its mountpoint.
+    /// The volumes that are attached to its mountpoint.
     #[must_use]
     pub const fn attachments(&self) -> &Arc<Attachments> {
         &self.attachments
     }
 
-    /// Tells everybody who waits how the volume ended.
+    /// Reports to all waiting clients how the volume ended.
     pub fn end(&self, ended: Ended) {
-        // The volume has said so itself, unless it was given up.
+        // The volume has emitted that event itself, unless it was given up.
         let given_up = || ended.error.as_ref().map_or("not everything was written", Words::as_str).to_owned();
         self.volume.events().end((ended.state != State::Released).then(given_up));
         self.ended.send_replace(Some(ended));
@@ -242,7 +242,7 @@ impl Live {
         }
     }
 
-    /// Blocks until the supervisor says how the volume ended. Only from the control server's
+    /// Blocks until the supervisor has set how the volume ended. Only from the control server's
     /// blocking threads.
     fn wait_ended(&self) -> Ended {
         let mut ended = self.ended.subscribe();
@@ -364,7 +364,7 @@ impl Service for Live {
 }
 
 impl Status {
-    /// What a volume itself says; the rest is that of no mount.
+    /// The figures of the volume itself; the rest is that of no mount.
     #[must_use]
     pub fn of_volume(of: &Volume, volume: &volume::Status) -> Self {
         Self {
@@ -402,7 +402,7 @@ impl Status {
 /// Sets limits of a cgroup in one volume.
 ///
 /// # Errors
-/// What cannot be read, in words.
+/// The words that cannot be parsed.
 pub fn limit(volume: &Volume, request: &LimitRequest) -> Result<(), String> {
     let cgroup = request.cgroup.parse().map_err(|error: volume::LimitError| error.to_string())?;
     let change = request.limits.parse().map_err(|error: volume::LimitError| error.to_string())?;
@@ -460,7 +460,7 @@ fn cgroups(wbs: &[WbStatus]) -> Vec<Cgroup> {
     shown.collect()
 }
 
-/// What was not written, for people and programs.
+/// The data that was not written, for people and programs.
 #[must_use]
 pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
     Unwritten {
@@ -470,7 +470,7 @@ pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
     }
 }
 
-/// What `volume`, whose figures are `figures`, is doing. One that has no path any more is told so.
+/// The state of `volume`, whose figures are `figures`. Informs the volume whether it has a path.
 pub(crate) fn state_of(volume: &Volume, figures: &volume::Status, has_a_path: impl Fn() -> bool) -> State {
     match figures.state {
         LifeState::Active | LifeState::Detached | LifeState::Draining if figures.stalled.is_some() => {

@@ -1,21 +1,21 @@
 //! The log, on standard error.
 //!
-//! | form | where it is the default | what a line is |
+//! | form | where it is the default | a line |
 //! |---|---|---|
 //! | text | a terminal (above the status line), and all verbs but `mount` | time, level, message, fields |
 //! | json | all else: files, pipes | an object with `timestamp`, `level`, `message`, `target` and the event's fields |
 //! | journald | where standard error is the journal's own stream | `<PRIORITY>` and the text without time and level, which the journal keeps itself |
 //!
-//! What a verb has to say to who called it (its result, its problem) is no log, and plain text.
-//! Where `--log-format` was given to `mount` or `serve`, and from `serve`'s first volume on, nobody
-//! called who reads along: all of standard error is the log then ([`take_all`]).
+//! A verb's message to its caller (its result, its problem) is no log, and plain text. Where
+//! `--log-format` was given to `mount` or `serve`, and from `serve`'s first volume on, no caller
+//! reads along: all of standard error is the log then ([`take_all`]).
 //!
-//! An event is one line, whatever the names in it: the writer escapes all that cannot be seen, in
+//! An event is one line, whatever names are in it: the writer escapes all invisible characters, in
 //! JSON as JSON does, elsewhere as in [`shown`](crate::shown).
 //!
-//! What is logged of one volume has the field `volume`, or is in a span that has it: the path where
-//! it was mounted or attached, as `serve`'s file names it, too. It stays the same when what is
-//! attached is moved.
+//! An event of one volume has the field `volume`, or is in a span that has it: the path where the
+//! volume was mounted or attached, as in `serve`'s file. It does not change when an attached volume
+//! is moved.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -65,7 +65,8 @@ impl LogFormat {
     }
 }
 
-/// From here on, all that this process says on standard error is logged, unless the form is text.
+/// From here on, everything that this process writes on standard error is logged, unless the form
+/// is text.
 pub fn take_all() {
     if CHOSEN.get().is_some_and(|(format, _)| *format != LogFormat::Text) {
         ALL.get_or_init(|| ());
@@ -102,7 +103,7 @@ fn is_journal() -> bool {
 /// Starts logging in `format`, at `level`, or as `RUST_LOG` says, or `default`.
 ///
 /// # Errors
-/// A level that is none.
+/// An invalid level.
 pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()> {
     let filter = match (level, std::env::var("RUST_LOG")) {
         (Some(level), _) => {
@@ -126,8 +127,8 @@ pub fn start(format: LogFormat, level: Option<&str>, default: &str) -> Result<()
         })?,
         (None, Err(_)) => EnvFilter::new(default),
     };
-    // Each step of a volume's life is a span, which what is logged in it names. With `debug`, its
-    // beginning and its end are logged as well, the end with the time that it took.
+    // Each step of a volume's life is a span, which events in it name. With `debug`, its beginning
+    // and its end are logged as well, the end with the time that it took.
     let wants_steps = filter.max_level_hint().is_none_or(|level| level >= LevelFilter::DEBUG);
     let steps = if wants_steps { FmtSpan::NEW | FmtSpan::CLOSE } else { FmtSpan::NONE };
     let log =
@@ -171,8 +172,7 @@ where
     ) -> std::fmt::Result {
         let mut text = String::new();
         self.0.format_event(context, Writer::new(&mut text), event)?;
-        // A second line would be a message of its own, and could be one that somebody's file name
-        // wanted to be there.
+        // A second line would be a message of its own, and a file name could have put it there.
         let priority = priority(*event.metadata().level());
         writeln!(writer, "<{priority}>{}", in_one_line(text.trim_end()))
     }
@@ -220,8 +220,8 @@ impl Drop for Lines {
     }
 }
 
-/// Writes a message, and fields with their names, each in one line that does nothing: what the
-/// formatter adds in colour is the only sequence for a terminal then.
+/// Writes a message, and fields with their names, each in one line without control sequences: the
+/// only sequences for a terminal are then the formatter's colours.
 fn fields() -> impl for<'a> FormatFields<'a> + Send + Sync + 'static {
     debug_fn(|writer, field, value| {
         let value = in_one_line(&format!("{value:?}"));
@@ -233,7 +233,7 @@ fn fields() -> impl for<'a> FormatFields<'a> + Send + Sync + 'static {
     .delimited(" ")
 }
 
-/// One event's text as one line that does nothing, but for the formatter's own colours, see
+/// One event's text as one line without control sequences, except the formatter's own colours, see
 /// [`fields`].
 fn line(text: &[u8], is_json: bool, colours: bool) -> String {
     let text = String::from_utf8_lossy(text);

@@ -92,7 +92,7 @@ fn section(roff: &mut Roff, part: &str) {
     roff.control("SH", [heading.as_str()]);
     for line in lines {
         match line.trim_start().split_once("  ") {
-            // A row of a list: what, and what it means.
+            // A row of a list: a word, and its meaning.
             Some((what, meaning)) if line.starts_with("  ") => {
                 roff.control("TP", []);
                 roff.text([bold(what)]);

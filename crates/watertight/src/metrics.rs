@@ -16,7 +16,7 @@ use crate::volume_id::VolumeId;
 /// The media type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What a figure is.
+/// The kind of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// It goes up and down.
@@ -120,16 +120,16 @@ impl<'a> From<&'a Status> for Of<'a> {
     }
 }
 
-/// A volume that nobody serves, or whose process does not answer.
+/// A volume that no process serves, or whose process does not answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Down<'a> {
-    /// Which.
+    /// The volume.
     pub of: Of<'a>,
     /// How it ended; none where that is not known: it does not answer, or was killed.
     pub state: Option<State>,
 }
 
-/// The page that shows `volumes`, and that those in `down` do not answer or ended badly.
+/// The page that shows `volumes`, and that the volumes in `down` do not answer or ended badly.
 #[must_use]
 pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     let mut page = Page::default();
@@ -228,7 +228,7 @@ pub fn page(volumes: &[&Status], down: &[Down<'_>]) -> String {
     page.text
 }
 
-/// The part of a page that tells which volumes of `serve`'s files are not mounted.
+/// The part of a page that lists volumes of `serve`'s files that are not mounted.
 #[must_use]
 pub fn page_of_missing(missing: &[Missing]) -> String {
     let mut page = Page::default();
@@ -365,7 +365,7 @@ mod tests {
     fn a_volume_that_is_down_is_told_of() {
         let down =
             |state| page(&[], &[Down { of: Of { id: &"1f".parse().unwrap(), mountpoint: "/m" }, state }]);
-        // It does not answer, or was killed: nobody knows its state.
+        // It does not answer, or was killed: its state is not known.
         let unknown = down(None);
         assert!(unknown.contains("\nwatertight_up{volume=\"1f\",mountpoint=\"/m\"} 0\n"), "{unknown}");
         assert_eq!(unknown.lines().filter(|line| !line.starts_with('#')).count(), 1, "{unknown}");

@@ -1,8 +1,8 @@
 //! `mount`: makes a store a mounted volume and serves it until it is unmounted.
 //!
-//! The order is chosen so that whatever fails leaves nothing behind: check what was asked for, take
-//! the signals, open the store (which makes it ours alone), start the volume, mount, register,
-//! serve.
+//! The order is chosen so that a failure at any step leaves nothing behind: check the request, take
+//! the signals, open the store (which locks it for this process), start the volume, mount,
+//! register, serve.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -65,8 +65,7 @@ pub fn help() -> String {
 /// Runs the verb.
 ///
 /// # Errors
-/// Exit 2 for what cannot be mounted as it was asked for, 1 for what fails, and for data that was
-/// lost.
+/// Exit 2 for a request that cannot be mounted, 1 for a failure, and for data that was lost.
 pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     if args.background && !in_background {
         return background::start(std::env::args_os().skip(1), true);
@@ -111,7 +110,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     // write.
     privileges::respect_quotas();
     let read_only = is_read_only(&options, (&source, &name), &*store)?;
-    // Its thread serves all volumes of the process; what is logged of it is told with the first.
+    // Its thread serves all volumes of the process; its events are logged with the first.
     let tenants = || tree.map_or_else(|| Ok(Arc::default()), Tenants::of);
     let tenants = volume::span_of(&name).in_scope(tenants);
     let tenants = tenants.map_err(|error| {
@@ -203,7 +202,7 @@ pub(crate) fn open_store(source: &Source, options: &MountOptions) -> Result<Arc<
     })
 }
 
-/// `volume` is what the log calls it.
+/// `volume` is the log's name for it.
 pub(crate) fn is_read_only(
     options: &MountOptions,
     (source, volume): (&Source, &str),
@@ -312,9 +311,9 @@ fn start_session(
         on_destroy: Box::new(move || {
             drained.shutdown();
             going.set(Over::Gone);
-            // Not when the session's threads are gone as well: whoever waits for the end would wait
-            // for that too. The process may leave before the kernel has the answer: it goes on then
-            // as if it had.
+            // Not when the session's threads are gone as well: clients that wait for the end would
+            // wait for that too. The process may leave before the kernel has the answer: the kernel
+            // goes on then as if it had.
             let _supervisor_has_left = sender.send(Event::SessionEnded);
         }),
         ..defaults
@@ -353,8 +352,8 @@ fn serve(session: fuse::Session, volume: String, gone: Arc<Gone>, sender: Sender
         let result = session.run();
         gone.set(match &result {
             Ok(ended) if ended.reason == fuse::EndReason::Destroyed => Over::Gone,
-            // Without DESTROY the kernel says the same of an unmount and of umount2(2) with
-            // MNT_FORCE, which may leave the mount where it is.
+            // Without DESTROY the kernel reports an unmount like an umount2(2) with MNT_FORCE,
+            // which may leave the mount where it is.
             _ => Over::Aborted,
         });
         match result {
@@ -373,7 +372,7 @@ fn serve(session: fuse::Session, volume: String, gone: Arc<Gone>, sender: Sender
         .map_err(|error| Problem::failure(format!("no thread to serve with: {error}")))
 }
 
-/// What `-o suid` and `-o dev` mean for this host, in a line.
+/// The effect of `-o suid` and `-o dev` on this host, in a line.
 fn privileges_note(privileges: &[Name]) -> String {
     let means = |name: &Name| match name.as_str() {
         "suid" => "set-id bits and capabilities of its programs count on this host",
@@ -386,7 +385,7 @@ fn privileges_note(privileges: &[Name]) -> String {
     )
 }
 
-/// Tells what this host does not give.
+/// Prints or logs a guarantee that this host does not give.
 fn note(live: &Live, in_background: bool, text: &str) {
     if in_background {
         console().print(&format!("{}{text}", background::NOTE));
@@ -395,7 +394,7 @@ fn note(live: &Live, in_background: bool, text: &str) {
     }
 }
 
-/// Tells whoever waits for the mount that it is up: a person, if it goes to the background.
+/// Reports that the mount is up: to a person, if the mount goes to the background.
 fn announce(live: &Live, in_background: bool) {
     let facts = live.facts();
     let mount = &facts.mount;

@@ -45,7 +45,7 @@ pub fn is_ours(mount: &Mount) -> bool {
     mount.fstype.split_once('.').is_some_and(|(_, subtype)| subtype == SUBTYPE)
 }
 
-/// Of `suid` and `dev`, what one of the mounts at least allows.
+/// Which of `suid` and `dev` at least one of the mounts allows.
 pub fn privileges<'a>(mounts: impl IntoIterator<Item = &'a Mount>) -> Vec<Name> {
     let (mut suid, mut dev) = (false, false);
     for mount in mounts {
@@ -95,8 +95,8 @@ impl MountTable {
         self.0.iter()
     }
 
-    /// The mount that a path lookup of exactly `mountpoint` reaches: the topmost of those stacked
-    /// there.
+    /// The mount that a path lookup of exactly `mountpoint` reaches: the topmost of the mounts
+    /// stacked there.
     #[must_use]
     pub fn at(&self, mountpoint: &Path) -> Option<&Mount> {
         let here: Vec<&Mount> = self.0.iter().filter(|m| m.mountpoint == mountpoint).collect();
@@ -114,9 +114,9 @@ impl MountTable {
         self.of_device(Device::of(mount)).filter(move |other| !other.is_same(mount))
     }
 
-    /// Whether an unmount of `mount` may take `other` along, by propagation: both show the same and
-    /// are on the same directory of a file system that is mounted twice and shared. Yes also where
-    /// it propagates the other way only.
+    /// Whether an unmount of `mount` may take `other` along, by propagation: both show the same
+    /// directory and are on the same directory of a file system that is mounted twice and shared.
+    /// Yes also where it propagates the other way only.
     #[must_use]
     pub fn may_go_along(&self, mount: &Mount, other: &Mount) -> bool {
         let on = |mount: &Mount| self.0.iter().find(|below| below.id == mount.parent);

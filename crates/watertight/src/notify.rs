@@ -1,4 +1,4 @@
-//! Tells a service manager how we are: systemd's notification socket.
+//! Reports this process's state to a service manager: systemd's notification socket.
 
 use std::env;
 use std::os::linux::net::SocketAddrExt;
@@ -22,8 +22,8 @@ pub fn notify(state: &str) {
     }
 }
 
-/// Tells the service manager's watchdog, if it has one for this process, that we are alive. Whoever
-/// calls has to do so more often than each half of the time that was agreed.
+/// Notifies the service manager's watchdog, if it has one for this process, that the process is
+/// alive. The caller does so more often than each half of the agreed time.
 pub fn alive() {
     let own = std::process::id().to_string();
     if env::var_os("WATCHDOG_USEC").is_some() && env::var("WATCHDOG_PID").is_ok_and(|pid| pid == own) {

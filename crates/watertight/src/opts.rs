@@ -1,4 +1,4 @@
-//! What `mount -o` takes.
+//! The options of `mount -o`.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::units::{parse_bytes, parse_duration};
 /// How written data reaches us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Each write(2) comes to us at once and carries its writer. The default.
+    /// Each write(2) comes to this process at once and carries its writer. The default.
     WriteThrough,
     /// The kernel gathers writes: faster for small ones, the owner is the opener.
     KernelWriteback,
@@ -65,7 +65,7 @@ pub enum Spin {
 /// All options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
-    /// `ro`: `Some(true)`, `rw`: `Some(false)`, neither: whatever the store allows.
+    /// `ro`: `Some(true)`, `rw`: `Some(false)`, neither: as the store allows.
     pub read_only: Option<bool>,
     /// The cache's bound, in bytes.
     pub cache_bytes: u64,
@@ -89,13 +89,13 @@ pub struct MountOptions {
     pub flush_on_close: bool,
     /// How long an unmount goes on without any progress before it gives up.
     pub drain_timeout: Duration,
-    /// What each cgroup may have that is not on the store, in bytes; none: its share of the cache.
+    /// How many bytes each cgroup may have that are not on the store; none: its share of the cache.
     pub dirty_bytes_max: Option<u64>,
-    /// Which of the host's trees of cgroups tells tenants apart.
+    /// The tree of cgroups of the host that tells tenants apart.
     pub cgroup: Choice,
-    /// What a sync waits for.
+    /// The policy of syncs.
     pub sync_policy: SyncPolicy,
-    /// What cgroups may do from the beginning.
+    /// Limits of cgroups from the beginning.
     pub limits: Vec<(CgroupPath, LimitChange)>,
     /// A store that takes longer over one call is stalled.
     pub stall_after: Duration,
@@ -136,7 +136,7 @@ impl Default for MountOptions {
     }
 }
 
-/// What a store brings along gives nobody rights on this host, unless that is asked for.
+/// A store's set-id bits and devices give no rights on this host, unless an option asks for that.
 const DEFAULT_FLAGS: [&str; 2] = ["nosuid", "nodev"];
 
 /// The smallest cache that can work.
@@ -185,7 +185,7 @@ pub const VALID: &[(&str, &str)] = &[
     ("noexec, noatime, ...", "also nosymfollow, nosuid, nodev: as in mount(8)"),
 ];
 
-/// Options of mount(8) that promise what a volume does not keep, and why it does not.
+/// Options of mount(8) that promise more than a volume does, and the reason.
 const REFUSED: [(&str, &str); 3] = [
     (
         "sync",
@@ -205,7 +205,7 @@ impl MountOptions {
     /// Parses the values of all `-o`, each a list separated by commas; later ones win.
     ///
     /// # Errors
-    /// An unknown option, by name and with the list of those that exist; a value that is none.
+    /// An unknown option, by name and with the list of valid ones; an invalid value.
     pub fn parse(lists: &[String]) -> Result<Self> {
         let mut options = Self::default();
         for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
@@ -318,7 +318,7 @@ impl MountOptions {
     }
 }
 
-/// What is wrong with one, in one line: an option holds what anybody wrote.
+/// A mistake in an option, in one line: an option may hold any text.
 fn wrong_option(what: &str) -> Problem {
     Problem::usage(format!("option {}", in_one_line(what)))
 }
@@ -343,7 +343,7 @@ fn threads(text: &str, max: usize) -> Result<usize, String> {
 /// `CGROUP:LIMIT[:LIMIT]`.
 fn limit(text: &str) -> Result<(CgroupPath, LimitChange), String> {
     let said = |error: volume::LimitError| error.to_string();
-    // A cgroup may have colons in its name; what follows it has a `=` in each part.
+    // A cgroup may have colons in its name; each part of the limits after it has a `=`.
     let mut parts: Vec<&str> = text.split(':').collect();
     let from = parts.iter().rposition(|part| !part.contains('=')).map_or(0, |last| last + 1);
     let limits = parts.split_off(from.max(1)).join(" ");

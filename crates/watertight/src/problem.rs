@@ -1,7 +1,7 @@
-//! What the program says when it cannot do what it was asked, and the exit code that goes with it.
+//! Error messages of the program, and the exit code that goes with each.
 //!
-//! A message names what was wrong, where, and what would be right; it is printed once, after
-//! `watertight: `, by [`crate::main`].
+//! A message names the mistake, its place, and the correct form; [`crate::main`] prints it once,
+//! after `watertight: `.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ pub type Result<T, E = Problem> = std::result::Result<T, E>;
 /// Which exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// 1: what was asked makes sense and could not be done.
+    /// 1: the request makes sense and could not be done.
     Failure,
-    /// 2: what was asked makes no sense: usage, or a path that is not what it must be.
+    /// 2: the request makes no sense: usage, or a path of the wrong kind.
     Usage,
 }
 

@@ -1,4 +1,4 @@
-//! What this process uses of the host, as `/proc/self` tells it.
+//! This process's use of the host's resources, from `/proc/self`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -27,7 +27,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Takes the counter's present value and gives units a second.
+    /// Takes the counter's present value and returns units a second.
     pub fn update(&mut self, now: Instant, count: u64) -> u64 {
         self.seen.push_back((now, count));
         while self.seen.len() > 2 && self.seen.get(1).is_some_and(|(at, _)| now.duration_since(*at) > QUIET) {
@@ -53,14 +53,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing is shown before the first [`update`](Self::update). `volume` is what the log calls
-    /// the volume, if it has a name there.
+    /// Nothing is shown before the first [`update`](Self::update). `volume` is the log's name for
+    /// the volume, if it has one.
     #[must_use]
     pub fn new(what: impl Into<String>, volume: Option<String>) -> Self {
         Self { what: what.into(), volume, most: 0, rate: Rate::default(), logged: Instant::now() }
     }
 
-    /// Shows what is left, and says whether the store has taken anything of late.
+    /// Shows how much is left, and returns whether the store has taken anything of late.
     pub fn update(&mut self, now: Instant, status: &Status) -> bool {
         let rate = self.rate.update(now, status.written_bytes);
         let left = status.dirty_bytes;
@@ -88,8 +88,8 @@ fn bar(done: u64, all: u64) -> String {
     format!("[{cells}]")
 }
 
-/// Says so where the process has not answered after two seconds: whoever goes on waits for it,
-/// however long. Gives what it has answered.
+/// Prints a notice where the process has not answered after two seconds: the caller's next step
+/// waits for it, however long. Returns its answer.
 pub fn say_if_silent(what: &str, client: &Client) -> Option<Status> {
     let answer = client.status_within(QUIET);
     match &answer {
@@ -102,9 +102,9 @@ pub fn say_if_silent(what: &str, client: &Client) -> Option<Status> {
     answer.ok()
 }
 
-/// Runs `call`, which may take long, and shows meanwhile what `client`'s volume has still to write
-/// once two seconds have gone by. That its store does not answer is said each time that it begins,
-/// on a terminal or not.
+/// Runs `call`, which may take long, and shows meanwhile how much `client`'s volume has still to
+/// write once two seconds have passed. Each time that its store stops answering is reported, on a
+/// terminal or not.
 pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let (done, finished) = channel::<()>();
@@ -131,9 +131,9 @@ pub fn during<T: Send>(what: &str, client: &Client, call: impl FnOnce() -> T + S
     })
 }
 
-/// Runs `call`, and says once two seconds have gone by that it waits for `whom`, which is a store
-/// or a directory. On another thread: a signal that the kernel gives to this one is taken, also
-/// while a call of the other's hangs.
+/// Runs `call`, and once two seconds have passed reports that it waits for `whom`, which is a store
+/// or a directory. The call runs on another thread: a signal that the kernel delivers to this one
+/// is handled even while the call hangs.
 ///
 /// # Errors
 /// Those of `call`; when the host gives no thread.

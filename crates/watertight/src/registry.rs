@@ -1,20 +1,20 @@
-//! Which volumes run on this host: the control sockets in the runtime directories.
+//! The volumes that run on this host: the control sockets in the runtime directories.
 //!
 //! | file | meaning |
 //! |---|---|
-//! | `ID.sock` | a mount process's control socket; if nobody listens, the process died |
-//! | `ID.json` | the mount's [`Record`]: who and where, and at the end how it ended |
-//! | `index/` | finds them by path, without a look at all of them: see `index` |
+//! | `ID.sock` | a mount process's control socket; if no process listens, it died |
+//! | `ID.json` | the mount's [`Record`]: owner and place, and at the end how it ended |
+//! | `index/` | finds them by path, without reading all of them: see `index` |
 //!
 //! The directory is `/run/watertight` for root, `$XDG_RUNTIME_DIR/watertight` for others, or
 //! `/tmp/watertight-UID` where there is none; `WATERTIGHT_RUNTIME_DIR` names another. It is made
 //! with 0700, and not used where it is open to others, another user's, a link, or, in `/tmp`, a
-//! mountpoint. What is in it is reached through its descriptor.
+//! mountpoint. Its files are reached through its descriptor.
 //!
 //! Each user sees the own volumes, and so does root, unless `--all-users` was given: then root
 //! looks into others' directories, too. Those are *foreign*: nothing in them is written, created or
-//! removed, their index is not read, and what a record says is its user's word (modules `open_dir`
-//! and `record`). The work is bounded in count, bytes and time.
+//! removed, their index is not read, and a record's content is only its user's claim (modules
+//! `open_dir` and `record`). The work is bounded in count, bytes and time.
 //!
 //! A socket appears under its name only when it listens already (bound under another name, then
 //! renamed), so a process that finds one that refuses a connection may remove it; the record comes
@@ -52,8 +52,8 @@ const ENDED_MAX: usize = 64;
 const NESTED_MAX: usize = 64;
 /// A record is far smaller than this, even with a thousand named files.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
-/// What is read of another user's directory: so many records, of so many bytes together, in so much
-/// time.
+/// The bounds on reading another user's directory: so many records, of so many bytes together, in
+/// so much time.
 const FOREIGN_RECORDS_MAX: usize = 4096;
 const FOREIGN_BYTES_MAX: u64 = 32 << 20;
 const FOREIGN_TIME: Duration = Duration::from_secs(2);
@@ -73,7 +73,7 @@ pub struct RuntimeDir {
 /// A volume that was found.
 #[derive(Debug)]
 pub struct Found {
-    /// What its process wrote down.
+    /// The record that its process wrote.
     pub record: Record,
     /// The way to its process; none if that is gone.
     pub client: Option<Client>,
@@ -85,7 +85,7 @@ impl RuntimeDir {
     /// This user's own directory, made if it is missing.
     ///
     /// # Errors
-    /// When it cannot be made, or belongs to somebody else.
+    /// When it cannot be made, or belongs to another user.
     pub fn own() -> Result<Self> {
         let uid = rustix::process::geteuid().as_raw();
         let path = own_path(uid);
@@ -101,7 +101,7 @@ impl RuntimeDir {
         Ok(Self { path, uid, open })
     }
 
-    /// The directories that are looked at, this user's own first; only those that exist.
+    /// The directories that are read, this user's own first; only those that exist.
     #[must_use]
     pub fn readable() -> Vec<Self> {
         let uid = rustix::process::geteuid().as_raw();
@@ -114,9 +114,9 @@ impl RuntimeDir {
         own.chain(foreign.into_iter().flatten()).collect()
     }
 
-    /// Calls `see` with a path to each directory in which a volume can appear that is looked at,
-    /// and to those in which such a directory can appear, always before what is in it is listed.
-    /// Not all of them need to exist.
+    /// Calls `see` with a path to each directory that is read and in which a volume can appear, and
+    /// to those in which such a directory can appear, always before the directory is listed. Not
+    /// all of them need to exist.
     pub fn for_each_place(mut see: impl FnMut(&Path)) {
         let uid = rustix::process::geteuid().as_raw();
         users::own_paths(uid).iter().for_each(|path| see(path));
@@ -151,14 +151,14 @@ impl RuntimeDir {
         &self.path
     }
 
-    /// The volumes in this directory; sockets of the own one where nobody listens are removed.
+    /// The volumes in this directory; sockets of the own one where no process listens are removed.
     #[must_use]
     pub fn volumes(&self) -> Vec<Found> {
         self.find_all(|_| true)
     }
 
-    /// The volumes in this directory whose records are of interest. Of another user's directory
-    /// only so much is read.
+    /// The volumes in this directory whose ids are wanted. Of another user's directory only a
+    /// bounded part is read.
     fn find_all(&self, is_wanted: impl Fn(&VolumeId) -> bool) -> Vec<Found> {
         let (ids, mut is_all) = self.ids();
         let ids = ids.into_iter().filter(|id| is_wanted(id));
@@ -188,7 +188,7 @@ impl RuntimeDir {
         (names.iter().filter_map(|name| name.parse().ok()).collect(), is_all)
     }
 
-    /// The files in it whose names end so; of another user's directory only some.
+    /// The files in it with this suffix; of another user's directory only some.
     pub(crate) fn files(&self, suffix: &'static str) -> impl Iterator<Item = (String, File)> {
         let (names, _) = self.open.names(suffix);
         let max = if self.is_foreign() { FOREIGN_FILES_MAX } else { usize::MAX };
@@ -215,8 +215,8 @@ impl RuntimeDir {
                 None
             }
             Err(error) => {
-                // Of another user's there may be any number; who asks for them hears it by
-                // `silent`.
+                // Another user's directory may hold any number; a caller that asks for them gets
+                // the error in `silent`.
                 if !self.is_foreign() {
                     tracing::warn!(%id, %error, "a mount process cannot be reached");
                 }
@@ -250,8 +250,8 @@ impl RuntimeDir {
         all
     }
 
-    /// Whether the volume is mounted or attached at this path, as its process wrote it down. Its
-    /// process is not asked: it may have died.
+    /// Whether the volume is mounted or attached at this path, by its process's record. The process
+    /// is not asked: it may have died.
     #[must_use]
     pub fn is_at(&self, path: &Path, id: &VolumeId) -> bool {
         !self.is_foreign() && self.index().is_at(Of::Places, path, id)
@@ -334,7 +334,7 @@ impl RuntimeDir {
         fs::remove_file(self.record(id))
     }
 
-    /// What was written down about the volume `id`.
+    /// The record of the volume `id`.
     #[must_use]
     pub fn read_record(&self, id: &VolumeId) -> Option<Record> {
         self.read_measured(id).map(|(record, _)| record)
@@ -347,14 +347,14 @@ impl RuntimeDir {
         Some((record.ok()?, text.len() as u64))
     }
 
-    /// Makes the volume of `record` known, and gives the socket to listen on.
+    /// Registers the volume of `record`, and returns the socket to listen on.
     ///
     /// # Errors
     /// When the files cannot be made.
     pub fn register(&self, record: Record) -> Result<(Registration, UnixListener)> {
         self.prune();
         let registration = Registration { dir: self.clone(), record };
-        // In this order: a record without a socket tells of a process that died.
+        // In this order: a record without a socket means that the process died.
         let listener = registration.listen().map_err(|error| {
             let path = self.path.join(socket(&registration.record.id));
             Problem::failure(format!("cannot make the control socket {}: {error}", path.shown()))
@@ -462,8 +462,8 @@ pub fn new_id() -> Result<VolumeId> {
     Ok(VolumeId::from_number(u32::from_le_bytes(random).max(1)))
 }
 
-/// Makes a file that is not there; what an earlier process of this name has left is removed. A link
-/// is not followed.
+/// Makes a file that does not exist; the file that an earlier process of this name has left is
+/// removed. A link is not followed.
 pub(crate) fn new_file(path: &Path) -> io::Result<File> {
     let _left_over = fs::remove_file(path);
     OpenOptions::new().write(true).create_new(true).open(path)

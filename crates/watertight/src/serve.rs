@@ -7,19 +7,19 @@
 //! (module `inside`): they share a process, and have bounds of their own there; one that is idle
 //! has no thread.
 //!
-//! # What is done with a volume
-//! | what happens | what follows |
+//! # Events and what this process does
+//! | event | action |
 //! |---|---|
 //! | it is in the file, and not mounted | its process is started |
 //! | it is mounted already, from the same source | it is taken over as it is |
-//! | none can be mounted at the start | the exit tells why, of each |
+//! | none can be mounted at the start | the exit message gives the reason for each |
 //! | its process fails or is killed | the dead mount is cleared, and the volume mounted again after a pause that grows to a minute |
-//! | somebody unmounted it | nothing, until the next reload |
+//! | a user unmounted it | nothing, until the next reload |
 //! | SIGHUP, and it is no longer in the file | unmounted with all data written |
-//! | SIGHUP, and it has changed | it stays as it is, and that is said |
+//! | SIGHUP, and it has changed | it stays as it is, and that is reported |
 //! | SIGHUP, and the limits on it have changed | they are changed while it is mounted (module `limits`) |
-//! | its mountpoint is there again | what the file attaches inside is attached |
-//! | SIGTERM, SIGINT | all are unmounted with all data written; the exit tells of those that were not |
+//! | its mountpoint is there again | the volumes of the file that belong inside are attached |
+//! | SIGTERM, SIGINT | all are unmounted with all data written; the exit message names those that were not |
 
 mod child;
 pub mod config;
@@ -53,7 +53,7 @@ use missing::{List, Missing};
 /// The documented example; the package installs it.
 pub const EXAMPLE: &str = include_str!("../../../packaging/watertight.toml");
 
-/// How often a watchdog is answered and what rests is looked at.
+/// How often a watchdog is answered and resting volumes are looked at.
 const LOOK: Duration = Duration::from_secs(1);
 /// The pause before a volume that failed is mounted again, at first and at most.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -133,7 +133,7 @@ enum State {
     Runs(Child, bool),
     /// It is tried again then.
     Rests(Instant),
-    /// Somebody unmounted it.
+    /// A user unmounted it.
     Unmounted,
     /// It is no longer in the file and is being unmounted.
     Leaves(Child),
@@ -147,7 +147,7 @@ struct Served {
     inside: Inside,
     sender: Sender<Event>,
     stopping: bool,
-    /// What went wrong at the end, for the exit.
+    /// Failures at the end, for the exit message.
     failed: Vec<String>,
 }
 
@@ -210,8 +210,8 @@ impl Served {
         }
     }
 
-    /// Whoever starts a service of which nothing is there hears that it has failed, and of each
-    /// volume why.
+    /// Fails, with the reason of each volume, if a service starts and none of its volumes is
+    /// mounted.
     fn is_any_mounted(&self) -> Result<()> {
         let failed: Option<Vec<String>> = self
             .volumes
@@ -234,7 +234,7 @@ impl Served {
         self.summary_without(0)
     }
 
-    /// The same; so many inside others' mountpoints are no longer there.
+    /// A summary; so many volumes inside others' mountpoints are no longer there.
     fn summary_without(&self, gone: usize) -> String {
         let mounted = self.volumes.values().filter(|v| matches!(v.state, State::Runs(_, true))).count();
         let (inside, attached) = self.inside.counts();
@@ -246,7 +246,7 @@ impl Served {
         format!("{} of {all} mounted, {attached} of them inside others' mountpoints", mounted + attached)
     }
 
-    /// What is in the file and not mounted.
+    /// Volumes of the file that are not mounted.
     fn missing(&self) -> Vec<Missing> {
         let own = self.volumes.values().filter_map(|volume| {
             let why = match &volume.state {
@@ -273,7 +273,7 @@ impl Served {
         }
     }
 
-    /// Makes what runs what the file says.
+    /// Makes the running volumes match the file.
     fn apply(&mut self, config: Config) {
         let mut wanted = BTreeMap::new();
         let mut inside = BTreeMap::new();
@@ -299,7 +299,7 @@ impl Served {
                         );
                     }
                     let limits = std::mem::replace(&mut volume.config.limits, new.limits);
-                    // Else it is told when it is mounted.
+                    // Else its process gets them when it is mounted.
                     if *is_mounted && limits != volume.config.limits {
                         tracing::info!(volume = %shown.exact(), "{shown}: its limits have changed");
                         volume.limits.tell(&volume.config);
@@ -333,7 +333,7 @@ impl Served {
         self.try_again();
     }
 
-    /// Mounts what has rested long enough.
+    /// Mounts volumes that have rested long enough.
     fn try_again(&mut self) {
         if self.stopping {
             return;

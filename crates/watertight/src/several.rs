@@ -1,9 +1,9 @@
 //! `umount` of one of several mounts of a volume: bind mounts, also of its directories, and clones.
 //!
-//! A bind mount is the kernel's alone: it goes by umount2(2), at once, and the volume's process is
-//! not asked, which may hang. Only the last mount of a clone has the process end the clone. The
-//! last mount of all is the volume's end and not for this module, but for two callers that take the
-//! last two away at the same time.
+//! A bind mount is the kernel's alone: it goes by umount2(2), at once, without a request to the
+//! volume's process, which may hang. Only for the last mount of a clone does the process end the
+//! clone. The last mount of all is the volume's end and not for this module, except for two callers
+//! that take the last two away at the same time.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ pub struct Others {
 }
 
 impl Others {
-    /// Those beside `mount`, but for those that its unmount takes along, by propagation.
+    /// The mounts beside `mount`, except those that its unmount takes along, by propagation.
     #[must_use]
     pub fn beside(mount: &Mount, client: &Client) -> Self {
         let table = MountTable::read();
@@ -55,14 +55,14 @@ impl Others {
         self.elsewhere.is_empty() && self.here.iter().all(|other| mountpoints.contains(&other.mountpoint))
     }
 
-    /// Whether the process has to end a clone, or what only the first mountpoint shows: `mount` is
-    /// the last that shows it, and the process sees the same mounts.
+    /// Whether the process has to end a clone, or the view that only the first mountpoint shows:
+    /// `mount` is the last that shows it, and the process sees the same mounts.
     fn end_a_view_without(&self, mount: &Mount) -> bool {
         let is_other = |other: &Mount| shown_clone(other) != shown_clone(mount);
         self.elsewhere.is_empty() && self.here.iter().all(is_other)
     }
 
-    /// Says that a mount is gone and the volume is not.
+    /// Reports that a mount is gone and the volume is not.
     pub fn tell(&self, gone: &Mount) {
         let mut lines: Vec<String> =
             self.here.iter().map(|other| other.mountpoint.shown().to_string()).collect();
@@ -86,12 +86,12 @@ fn elsewhere(mount: &Mount, pid: u32) -> Vec<Mount> {
     all
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     /// The volume goes on elsewhere.
     Others,
-    /// Somebody took the others away meanwhile: the volume ends.
+    /// The others were taken away meanwhile: the volume ends.
     Nothing,
 }
 

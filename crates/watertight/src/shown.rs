@@ -2,8 +2,8 @@
 //!
 //! A file, a mountpoint, a cgroup or a process has the name that its owner chose: it may hold the
 //! end of a line, a sequence that a terminal obeys, letters that turn the text around, bytes that
-//! are no letters. What is printed of it is one line that does nothing, and from which the name can
-//! be had again: the escapes of Rust's string literals.
+//! are no letters. Its printed form is one line without effect on a terminal, from which the name
+//! can be recovered: the escapes of Rust's string literals.
 //!
 //! | in the name | shown |
 //! |---|---|
@@ -14,10 +14,10 @@
 //! | a byte that is not UTF-8 | `\xff` |
 //!
 //! So a name is printed as [`Shown`], by [`Show::shown`], or kept as a [`Name`], whose `Display`
-//! shows it and which is exact in JSON. What another process says in words is [`Words`], or goes
-//! through [`in_one_line`]. `std::path::Path::display` and the lossy conversions are lints here
-//! (`clippy.toml`), and [`Console`](crate::console::Console) and the log show what comes to them
-//! all the same.
+//! shows it and which is exact in JSON. A message of another process is [`Words`], or goes through
+//! [`in_one_line`]. `std::path::Path::display` and the lossy conversions are lints here
+//! (`clippy.toml`), and [`Console`](crate::console::Console) and the log escape any text all the
+//! same.
 //!
 //! Machine formats have rules of their own, and are exact: JSON ([`in_json`]), Prometheus' labels
 //! (`metrics`), mountinfo and utab (`mountinfo`, `utab`).
@@ -42,7 +42,7 @@ impl Shown<'_> {
     }
 }
 
-/// What has a name.
+/// Types that have a name.
 pub trait Show {
     /// The name, to be printed.
     fn shown(&self) -> Shown<'_>;
@@ -101,8 +101,8 @@ fn is_mark(c: char) -> bool {
     !c.is_ascii() && c.escape_debug().count() > 1
 }
 
-/// What another process says in words, in one line that does nothing. What is escaped in it already
-/// stays as it is.
+/// A message of another process, in one line without effect on a terminal. Existing escapes in it
+/// stay as they are.
 #[must_use]
 pub fn in_one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
@@ -112,8 +112,8 @@ pub fn in_one_line(text: &str) -> String {
     line
 }
 
-/// JSON that does nothing on a terminal, with the same value: the ends of lines between values are
-/// left, all else that cannot be seen can only stand in a string.
+/// JSON without effect on a terminal, with the same value: the ends of lines between values are
+/// left, all other invisible characters can only be in a string.
 #[must_use]
 pub fn in_json(text: &str) -> Cow<'_, str> {
     if text.chars().all(|c| is_printable(c) || c == '\n') {
@@ -249,7 +249,7 @@ impl PartialEq<String> for Name {
     }
 }
 
-/// What a process says in words: of another one it may be anything. Exact where it is serialized,
+/// A message of a process: that of another process may be any text. Exact where it is serialized,
 /// and [`in_one_line`] where it is printed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -10,8 +10,8 @@ use sync::Mutex;
 
 use crate::console::console;
 
-/// Where one of these signals comes, drops what is in `held`, says `farewell` and ends the process
-/// with exit code 1.
+/// On one of these signals, drops the value in `held`, prints `farewell` and ends the process with
+/// exit code 1.
 ///
 /// # Errors
 /// Those of installing the handlers and making the thread.
@@ -28,8 +28,8 @@ fn end(farewell: &str) -> ! {
     std::process::exit(1)
 }
 
-/// The time in which a process has made nothing that outlives it: a signal ends it, whatever it
-/// waits for.
+/// The time in which a process has made nothing that outlives it: a signal ends it, even while it
+/// waits.
 #[derive(Debug, Clone, Default)]
 pub struct Beginning {
     is_over: Arc<Mutex<bool>>,
@@ -41,9 +41,9 @@ impl Beginning {
         *self.is_over.lock() = true;
     }
 
-    /// On a signal: says `farewell` and ends the process with exit code 1, if it is not over.
+    /// On a signal: prints `farewell` and ends the process with exit code 1, if it is not over.
     pub fn end_process(&self, farewell: &str) {
-        // Held to the end: what is about to be made is not begun.
+        // Held to the end: the next step cannot begin.
         let is_over = self.is_over.lock();
         if !*is_over {
             end(farewell)

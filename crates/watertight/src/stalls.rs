@@ -1,4 +1,4 @@
-//! What the log says of stores that do not answer.
+//! Log messages about stores that do not answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,15 +9,13 @@ use volume::Volume;
 use crate::live::stalled;
 use crate::units;
 
-/// The stalls that the log was told of and that have not ended: of which volumes, by their
-/// addresses, and since when.
+/// Logged stalls that have not ended: their volumes, by address, and since when.
 #[derive(Debug, Default)]
 pub struct Stalls(HashMap<usize, (Arc<Volume>, Instant)>);
 
 impl Stalls {
-    /// Looks at all volumes of the process, and tells what is new. Whoever listens to their events
-    /// is told by this, too. There may be thousands: where one is (`place`) is asked only of those
-    /// of which there is something to tell.
+    /// Looks at all volumes of the process, and logs news. This also emits their stall events.
+    /// There may be thousands of volumes: `place` is called only for those with news.
     pub fn look(
         &mut self,
         volumes: impl IntoIterator<Item = Arc<Volume>>,

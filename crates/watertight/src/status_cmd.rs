@@ -1,7 +1,7 @@
 //! `status`: the volumes of this host.
 //!
-//! Shown are the running ones, and of those that ended the ones that did not end well, until their
-//! store is mounted again.
+//! It shows the running volumes, and ended ones that did not end well, until their store is mounted
+//! again.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -31,22 +31,22 @@ use crate::{checks, units, unmount};
 /// How many files with errors are listed for each volume.
 const ERRORS_NAMED_MAX: usize = 10;
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     /// The running volumes.
     volumes: Vec<Shown>,
     /// Volumes that ended with data that was not written, or whose process was killed.
     ended: Vec<Record>,
-    /// Mountpoints of ours that nobody serves any more.
+    /// Mountpoints of ours that no process serves any more.
     dead_mounts: Vec<Name>,
     /// Volumes whose process does not answer: id and reason.
     silent: Vec<Silent>,
-    /// Volumes of the files of `serve` that are not mounted; where one volume was asked for, nobody
-    /// has looked.
+    /// Volumes of the files of `serve` that are not mounted; not searched where one volume was
+    /// asked for.
     missing: Vec<Missing>,
     /// How many volumes other users have mounted, by the kernel's table of mounts, of which nothing
-    /// more is known here; where one volume was asked for, nobody has looked.
+    /// more is known here; not counted where one volume was asked for.
     of_others: usize,
     /// How many volumes this user has mounted that this user's runtime directory does not know.
     unknown: usize,
@@ -60,7 +60,7 @@ struct Report {
 struct Shown {
     #[serde(flatten)]
     status: Status,
-    /// Who holds it, if it is detached or that was asked for.
+    /// Its holders, if it is detached or the caller asked for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     holders: Option<Holders>,
 }
@@ -78,7 +78,7 @@ struct Silent {
 ///
 /// # Errors
 /// Exit 2 when a volume was named that does not exist; 1 when it is another user's, and when
-/// processes do not answer, after what the others said.
+/// processes do not answer, after the answers of the others.
 pub fn run(args: &StatusArgs) -> Result<()> {
     let report = match &args.path {
         None => gather(None, args.holders),
@@ -120,10 +120,11 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     report.is_whole()
 }
 
-/// Puts a file with this content in the place of another, in one step. It can be read by everybody.
+/// Puts a file with this content in the place of another, in one step. All users can read it.
 ///
 /// # Errors
-/// Exit 2 for what is there and is no file: a name in its place would take a device or a link away.
+/// Exit 2 for an existing path that is no file: a name in its place would remove a device or a
+/// link.
 fn replace(file: &Path, content: &str) -> Result<()> {
     if fs::symlink_metadata(file).is_ok_and(|found| !found.is_file()) {
         let why = "--output: is there and is no regular file, which alone is replaced";
@@ -138,7 +139,7 @@ fn replace(file: &Path, content: &str) -> Result<()> {
     let new = file.with_file_name(new);
     let write = || {
         let mut file = File::options().write(true).create_new(true).mode(0o644).open(&new)?;
-        // Whatever the umask is.
+        // Independent of the umask.
         file.set_permissions(Permissions::from_mode(0o644))?;
         file.write_all(content.as_bytes())
     };
@@ -146,7 +147,7 @@ fn replace(file: &Path, content: &str) -> Result<()> {
     done.map_err(failed)
 }
 
-/// Asks all volumes, or the one that was found with its mount. `holders`: look for those of all
+/// Asks all volumes, or the one that was found with its mount. `holders`: look for holders of all
 /// volumes, not only of detached ones.
 fn gather(one: Option<(Option<Volume>, Option<Mount>)>, holders: bool) -> Report {
     let mut report = Report::default();
@@ -220,7 +221,7 @@ fn holders_of(status: &Status) -> Holders {
 }
 
 impl Report {
-    /// Keeps of the ended volumes only those that a person should hear of.
+    /// Keeps of the ended volumes only those that a person should learn of.
     fn leave_out_what_is_over(&mut self) {
         let all = std::mem::take(&mut self.ended);
         let mounted_again = |record: &Record| {
@@ -250,8 +251,8 @@ impl Report {
         if self.is_of_one { page } else { page + &metrics::page_of_missing(&self.missing) }
     }
 
-    /// Whoever asks for the state of all hears where it is not known, also where nobody reads what
-    /// is printed.
+    /// Fails if the state of a volume is not known, so that a caller of `status` learns it even
+    /// without reading the output.
     fn is_whole(&self) -> Result<()> {
         let silent: Vec<String> =
             self.silent.iter().map(|v| format!("{} (pid {})", v.mountpoint, v.pid)).collect();
@@ -304,7 +305,7 @@ impl Report {
 }
 
 impl Report {
-    /// What is mounted, and more is not known of.
+    /// Prints mounts of which nothing more is known.
     fn print_unknown(&self) {
         let note = |line: String| console().print(&console().paint(Colour::Dim, &line));
         if self.unknown > 0 {
@@ -399,7 +400,7 @@ pub const fn colour_of(state: State) -> Colour {
     }
 }
 
-/// What each cgroup has of a volume, where tenants are told apart.
+/// Prints the figures of each cgroup of a volume, where tenants are told apart.
 fn print_cgroups(volume: &Status) {
     const HEAD: [&str; 6] = ["CGROUP", "INODES", "DIRTY", "WRITEBACK", "SWITCHING", "SWITCHED"];
     if volume.cgroups.iter().all(|cgroup| cgroup.path == "/") {

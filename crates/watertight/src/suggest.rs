@@ -1,4 +1,4 @@
-//! Which word was meant by one that does not exist.
+//! Suggestions for words that do not exist.
 
 /// How near a word has to be, from 0 to 1.
 const NEAR: f64 = 0.75;

@@ -1,21 +1,21 @@
-//! A mount process's main thread: it waits for signals and for the end, shows how things are, and
-//! makes the end orderly.
+//! A mount process's main thread: it waits for signals and for the end, shows the state, and makes
+//! the end orderly.
 //!
 //! # How a volume comes to its end
-//! | what happens | what the supervisor does |
+//! | event | action of the supervisor |
 //! |---|---|
-//! | somebody unmounts (the session ends) | drains the volume (on `fuseblk` the front end did, before it answered DESTROY) |
-//! | first SIGINT, SIGTERM or SIGHUP | unmounts; if held, says by whom, detaches, and drains |
-//! | second signal | says that it is still writing, and how much |
-//! | third signal, or `umount --force` | gives up: the connection is aborted, what was not written is named |
+//! | a user unmounts (the session ends) | drains the volume (on `fuseblk` the front end did, before it answered DESTROY) |
+//! | first SIGINT, SIGTERM or SIGHUP | unmounts; if held, prints the holders, detaches, and drains |
+//! | second signal | prints that it is still writing, and how much |
+//! | third signal, or `umount --force` | gives up: the connection is aborted, unwritten files are named |
 //!
 //! Everything that blocks (unmounting, draining) runs on threads of its own and comes back as an
-//! [`Event`], so that the supervisor always hears the next signal.
+//! [`Event`], so that the supervisor always receives the next signal.
 //!
 //! # The end, in this order
-//! The volume is drained, its store is free; the kernel mount is gone, as DESTROY or the
-//! connection's end says; the record says how it ended; who waits at the control socket hears it;
-//! the process leaves.
+//! The volume is drained, its store is free; the kernel mount is gone, by DESTROY or the
+//! connection's end; the record says how it ended; clients that wait at the control socket get
+//! their answer; the process leaves.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -47,7 +47,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 const GIVE_UP: Duration = Duration::from_secs(2);
 /// How often it is looked meanwhile whether a store hangs.
 const GIVE_UP_LOOK: Duration = Duration::from_millis(5);
-/// How often it is looked whether a store hangs while the kernel hands over what it has.
+/// How often the supervisor checks whether a store hangs while the kernel hands over dirty pages.
 const FLUSH_LOOK: Duration = Duration::from_millis(20);
 /// How many lost files are listed.
 const LOST_NAMED_MAX: usize = 100;
@@ -68,7 +68,7 @@ pub enum Event {
     Detached,
     /// The volume is drained.
     Drained(DrainReport),
-    /// Whatever is not written is not to be written any more; why.
+    /// Unwritten data is not to be written any more; the reason.
     GiveUp(String),
 }
 
@@ -82,7 +82,7 @@ pub struct Supervisor {
     draining: bool,
     detaching: bool,
     session_ended: bool,
-    /// Somebody may still hold the volume when it has ended.
+    /// The volume may still be held when it has ended.
     held: bool,
     /// Since when nothing was written, while the volume ends.
     idle_since: Option<(u64, Instant)>,
@@ -117,7 +117,7 @@ impl Supervisor {
         }
     }
 
-    /// Serves until the volume has ended, and says how.
+    /// Serves until the volume has ended, and returns how.
     pub fn run(&mut self) -> Ended {
         let ended = loop {
             notify::alive();
@@ -139,7 +139,7 @@ impl Supervisor {
         ended
     }
 
-    /// The last steps: the record, whoever waits, the socket.
+    /// The last steps: the record, the waiting clients, the socket.
     pub fn finish(self, ended: &Ended, mut registration: Registration, server: Server) {
         if let Err(problem) = registration.finish(ended.clone()) {
             let volume = self.live.volume().name();
@@ -208,7 +208,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the kernel mount taken away.
+    /// Takes the kernel mount away.
     fn unmount(&self) {
         let live = Arc::clone(&self.live);
         self.spawn("unmount", move || {
@@ -242,8 +242,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes all paths to the volume away; before that, if `flush`, the kernel hands over what it
-    /// has of files that are still open.
+    /// Takes all paths to the volume away; before that, if `flush`, the kernel hands over dirty
+    /// pages of files that are still open.
     fn detach(&mut self, flush: bool) {
         if std::mem::replace(&mut self.detaching, true) {
             return;
@@ -287,10 +287,11 @@ impl Supervisor {
         let Ended { switch_drain_us, switched_inodes, .. } = ended;
         tracing::info!(took = ?report.took, switch_drain_us, switched_inodes, "drained");
         if !self.live.mounts().is_empty() {
-            // Aborted from outside, or mounted in several places: no path may lead to nobody.
+            // Aborted from outside, or mounted in several places: no path may lead to a dead
+            // server.
             self.detach(false);
         }
-        // What the kernel still has to say comes before this process closes the device.
+        // The kernel's last requests come before this process closes the device.
         let until = Instant::now() + ANSWER;
         while self.detaching || !(self.session_ended || self.held) {
             match self.next(until.saturating_duration_since(Instant::now())) {
@@ -303,7 +304,7 @@ impl Supervisor {
         ended
     }
 
-    /// What was attached has ended, too; what of that was lost is part of this end.
+    /// Attached volumes have ended, too; their lost data is part of this end.
     fn with_attached(&self, mut ended: Ended) -> Ended {
         let failed = self.live.attachments().failed();
         let mut whys = Vec::new();
@@ -330,7 +331,7 @@ impl Supervisor {
         ended
     }
 
-    /// Aborts everything; says what was not written by now.
+    /// Aborts everything; returns how it ended, with the data not written by now.
     fn give_up(&mut self, why: &str) -> Ended {
         let volume = Arc::clone(self.live.volume());
         let _step =
@@ -392,8 +393,8 @@ impl Supervisor {
             && self.live.attachments().are_left_to_their_stores(begun)
     }
 
-    /// How long after `begun` the end of what was given up then is waited for. Calls under way get
-    /// a moment: what they have written is not lost.
+    /// How long after `begun` the supervisor waits for volumes that were given up then. Calls under
+    /// way get a moment: their written data is not lost.
     fn patience(&self, begun: Instant) -> Duration {
         let hangs = self.live.volume().has_call_since(begun) || self.live.attachments().has_call_since(begun);
         if hangs { CALLS } else { GIVE_UP }
@@ -407,9 +408,9 @@ impl Supervisor {
         if is_any_at_work { timeout + ANSWER } else { timeout }
     }
 
-    /// Whether something that has not ended is at work: its store has answered a call since `then`,
-    /// or has had none. The mountpoint's own volume may have nothing left to do: it ends after what
-    /// is attached.
+    /// Whether a volume that has not ended is at work: its store has answered a call since `then`,
+    /// or has had none. The mountpoint's own volume may have nothing left to do: it ends after the
+    /// attached ones.
     fn is_any_at_work(&self, then: Instant) -> bool {
         let own = self.live.volume();
         let has_work = || own.has_call_since(Instant::now()) || own.status().dirty_bytes > 0;
@@ -434,8 +435,8 @@ impl Supervisor {
         }
     }
 
-    /// Shows how things are, and sees to it that the end comes: a store that hangs is not waited
-    /// for for ever.
+    /// Shows the state, and ends the volume where its store hangs: the supervisor does not wait for
+    /// that for ever.
     fn look(&mut self) -> Option<Ended> {
         let status = self.live.status();
         let (own, attachments) = (self.live.volume(), self.live.attachments());
@@ -474,9 +475,9 @@ impl Supervisor {
     }
 }
 
-/// Has the kernel hand over what it has of all volumes of the mountpoint. It waits for all of them
-/// at once: where the store of one has not answered for half of the drain's deadline, the others
-/// are ended without.
+/// Makes the kernel hand over its dirty pages of all volumes of the mountpoint. The call waits for
+/// all of them at once: where the store of one has not answered for half of the drain's deadline,
+/// the others are ended without it.
 fn flush_unless_stalled(live: &Arc<Live>) -> Result<()> {
     let (told, done) = channel();
     let mount = live.mount_now();
@@ -488,8 +489,8 @@ fn flush_unless_stalled(live: &Arc<Live>) -> Result<()> {
     let half = live.facts().drain_timeout / 2;
     loop {
         match done.recv_timeout(FLUSH_LOOK) {
-            // It may be of what a sync leaves out. The kernel has handed that over, and its
-            // volume's end tells what becomes of it.
+            // The error may be that of a volume that a sync leaves out. The kernel has handed its
+            // data over, and its own end reports that data.
             Ok(Err(_)) if live.attachments().is_any_stalled() => return Ok(()),
             Ok(flushed) => return flushed.map(drop),
             Err(RecvTimeoutError::Timeout) => {}

@@ -1,7 +1,7 @@
 //! All volumes of the host, asked at the same time.
 //!
-//! Each process is asked once for all that it serves, on a thread of its own: one that does not
-//! answer delays nobody else's answer, and the whole only by as long as an answer may take.
+//! Each process is asked once for all that it serves, on a thread of its own: a process that does
+//! not answer delays no other answer, and the whole only by as long as an answer may take.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::volume_id::VolumeId;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Processes that are asked at a time.
 const AT_ONCE: usize = 512;
-/// What all processes of another user together may answer, in bytes.
+/// The most that all processes of another user together may answer, in bytes.
 const FOREIGN_BYTES_MAX: usize = 32 << 20;
 /// The stack of a thread that asks.
 const STACK: usize = 512 << 10;
 
-/// What was found.
+/// The result of a survey.
 #[derive(Debug, Default)]
 pub struct Survey {
     /// The volumes of processes that answer, the newest first.
@@ -44,7 +44,7 @@ impl Survey {
         Self::within(PATIENCE)
     }
 
-    /// The same where a process may take only so long to answer.
+    /// A survey in which a process may take only so long to answer.
     #[must_use]
     pub fn within(patience: Duration) -> Self {
         process::raise_descriptors();
@@ -55,8 +55,8 @@ impl Survey {
             let mut asking =
                 Asking { dir: &dir, patience, allowance, known: BTreeSet::new(), silent: BTreeSet::new() };
             all.ask(&mut asking, dir.mounts());
-            // What is attached to a process that answered is known by now: left are those that
-            // ended, and those of processes that do not answer.
+            // Volumes that are attached to a process that answered are known by now. The rest are
+            // volumes that ended, and those of processes that do not answer.
             let others = dir.others(&asking.known);
             all.ask(&mut asking, others);
         }
@@ -116,8 +116,8 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// What a process said, of another user's only where it is of the volume that was asked for.
-    /// Whose it is, and which process's, is known without it.
+    /// The answer of a process; of another user's process only the volume that was asked for. Its
+    /// owner and its process are known without the answer.
     fn believed(&self, record: &Record, client: &Client, mut told: Vec<Status>) -> Answer {
         if !self.dir.is_foreign() {
             return Ok(told);
@@ -157,13 +157,13 @@ fn answers(asked: &[(Record, Client)]) -> Vec<Option<Answer>> {
     answers.into_inner()
 }
 
-/// A volume, and what is attached to its mountpoint.
+/// A volume, and the volumes attached to its mountpoint.
 fn of_process(record: &Record, client: &Client) -> Answer {
     let mut statuses = vec![client.status()?];
     if record.attached_to.is_none() {
         match client.attached() {
             Ok(attached) => statuses.extend(attached),
-            // One of an older version: its volumes are asked one after another.
+            // A process of an older version: its volumes are asked one after another.
             Err(CallError::Refused(_)) => {}
             Err(error) => return Err(error),
         }

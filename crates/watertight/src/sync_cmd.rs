@@ -1,9 +1,9 @@
-//! `sync`: until what was dirty in a volume is durable.
+//! `sync`: waits until the dirty data of a volume is durable.
 //!
 //! Data may rest in the kernel (mapped memory, kernel write-back) and in the volume. syncfs(2)
-//! brings the former to the latter (on `fuseblk` it is all), then the mount process makes that
-//! durable. Attached volumes that are stalled are left out of a sync of their mountpoint, which
-//! then fails; a sync of one itself waits for it, and for no other.
+//! brings the former to the latter (on `fuseblk` that is all), then the mount process makes it
+//! durable. Stalled attached volumes are left out of a sync of their mountpoint, which then fails;
+//! a sync of an attached volume itself waits for it, and for no other.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -62,8 +62,9 @@ pub fn run(args: &SyncArgs) -> Result<()> {
     }
 }
 
-/// Whether it is an attached one, and what syncfs(2) said of the whole mountpoint may be of one
-/// that was left out. Its own sync, which comes after that, tells of this one.
+/// Whether it is an attached volume, and the error of syncfs(2) for the whole mountpoint may be
+/// that of another one that was left out. The volume's own sync, which comes next, reports its own
+/// errors.
 fn may_be_another_ones(volume: &Volume) -> bool {
     let around = volume.is_attached().then(|| target::mounted_around(Path::new(&volume.record().mountpoint)));
     let client = around.flatten().and_then(|(root, _)| root.found.client);

@@ -1,4 +1,4 @@
-//! Which volume a person means: by mountpoint, store or id.
+//! The volume that a person means: by mountpoint, store or id.
 //!
 //! A path is compared as text first and its last part is never looked up on a mount: a server that
 //! hangs must not hang `umount --force`.
@@ -20,10 +20,10 @@ use crate::registry::{Found, Record, RuntimeDir};
 use crate::shown::{Name, Show as _, Shown, exact};
 use crate::volume_id::VolumeId;
 
-/// How long a process may take to say what is attached.
+/// How long a process may take to list its attached volumes.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a server may take to say what is at a path.
+/// How long a server may take to look up a path.
 const SERVER: Duration = Duration::from_secs(1);
 
 /// A volume of the registry.
@@ -31,7 +31,7 @@ const SERVER: Duration = Duration::from_secs(1);
 pub struct Volume {
     /// The directory that knows it.
     pub dir: RuntimeDir,
-    /// What its process wrote down, and the way to it.
+    /// Its record, and the way to its process.
     pub found: Found,
 }
 
@@ -42,7 +42,7 @@ impl Volume {
         &self.found.record
     }
 
-    /// Whether it has no mount of its own: it is attached to another one's mountpoint.
+    /// Whether it has no mount of its own: it is attached to the mountpoint of another.
     #[must_use]
     pub const fn is_attached(&self) -> bool {
         self.found.record.attached_to.is_some()
@@ -77,10 +77,10 @@ impl Volume {
     }
 }
 
-/// What a name led to.
+/// The thing that a name led to.
 #[derive(Debug, Default)]
 pub struct Target {
-    /// The mount there, whoever made it.
+    /// The mount there, of any maker.
     pub mount: Option<Mount>,
     /// Our volume.
     pub volume: Option<Volume>,
@@ -131,13 +131,13 @@ fn candidates(name: &OsStr, path: Option<&Path>) -> Vec<Volume> {
 }
 
 fn newest_first(volumes: &mut [Volume]) {
-    // What another user has written down never comes before what is this user's own.
+    // Another user's records never come before this user's own.
     volumes.sort_by_key(|volume| {
         (volume.dir.is_foreign(), !volume.is_running(), std::cmp::Reverse(volume.record().started_ms))
     });
 }
 
-/// Finds what `name` means.
+/// Finds the mount and the volume that `name` means.
 #[must_use]
 pub fn resolve(name: &OsStr) -> Target {
     let (table, path) = (MountTable::read(), absolute(name));
@@ -150,8 +150,8 @@ pub fn resolve(name: &OsStr) -> Target {
     if known.volume.is_some() {
         return known;
     }
-    // Of those that ended, and mounts that somebody moved, the index knows nothing; an id is found
-    // all the same.
+    // The index does not know volumes that ended, nor mounts that a user moved; an id is found all
+    // the same.
     let by_id: Option<VolumeId> = name.to_str().and_then(|id| id.parse().ok());
     let ended = found(|dir| by_id.as_ref().and_then(|id| dir.find(id)).into_iter().collect());
     let known = choose(name, path.clone(), &table, if ended.is_empty() { volumes() } else { ended });
@@ -161,8 +161,8 @@ pub fn resolve(name: &OsStr) -> Target {
     Target { path: known.path.filter(|_| is_seen), ..known }
 }
 
-/// Asks the process whose mountpoint `path` lies in whether a volume is attached there. It writes
-/// down where its volumes are, which a rename above them may have changed.
+/// Asks the process whose mountpoint `path` lies in whether a volume is attached there. The process
+/// updates the paths of its volumes' records, which a rename above them may have changed.
 fn is_attached_at(path: &Path) -> bool {
     let client = mounted_around(path).and_then(|(volume, _)| volume.found.client);
     let all = client.and_then(|client| client.within(PATIENCE).attached().ok()).unwrap_or_default();
@@ -212,7 +212,7 @@ pub fn containing(path: &Path) -> Option<(Volume, Option<Mount>)> {
             && volume.may_be_at(mount)
             && (!volume.is_attached() || path.starts_with(volume.record().mountpoint.as_path()))
     };
-    // What is attached deepest has the path.
+    // The volume that is attached deepest has the path.
     let depth =
         |volume: &Volume| if volume.is_attached() { volume.record().mountpoint.as_str().len() } else { 0 };
     let near = found(|dir| dir.around(path)).into_iter().filter(of_mount).max_by_key(depth);
@@ -228,7 +228,7 @@ pub fn mount_at(name: &OsStr) -> Option<Mount> {
     table.at(&path).cloned().or_else(|| table.at(&look_at(path).0?).cloned())
 }
 
-/// Says so where `path` lies in a mount of ours that another user's process serves.
+/// The problem, where `path` lies in a mount of ours that another user's process serves.
 #[must_use]
 pub fn of_another_user(path: &Path) -> Option<Problem> {
     let table = MountTable::read();
@@ -286,9 +286,8 @@ fn is_unfinished(volume: &Volume, mount: &Mount) -> bool {
         && record.mountpoint == Name::of(&mount.mountpoint)
 }
 
-/// Whether a volume without a mount at `path` is meant by it. What another user writes down about
-/// paths may be untrue: that user's volumes are found by the mounts that the kernel knows, or by
-/// their ids.
+/// Whether `name` means a volume without a mount at `path`. Another user's records may be untrue
+/// about paths: that user's volumes are found by the mounts that the kernel knows, or by their ids.
 fn names(volume: &Volume, name: &OsStr, path: &Path) -> bool {
     let record = volume.record();
     if volume.dir.is_foreign() {
@@ -315,15 +314,15 @@ pub fn plain_path(name: &OsStr) -> Option<PathBuf> {
     look_at(path).0
 }
 
-/// `name` as a path, nothing of which was looked at.
+/// `name` as a path, without any look-up.
 fn absolute(name: &OsStr) -> Option<PathBuf> {
     let name = name.as_bytes();
     let name = Path::new(OsStr::from_bytes(name.strip_prefix(b"dir:").unwrap_or(name)));
     Some(std::path::absolute(name).ok()?.components().collect())
 }
 
-/// What a path is when its directories are resolved, and whether that was seen in time: if not, it
-/// is as it was.
+/// A path with its directories resolved, and whether that was done in time: if not, the path is as
+/// it was.
 fn look_at(path: PathBuf) -> (Option<PathBuf>, bool) {
     let (tell, told) = channel();
     let same = path.clone();

@@ -1,8 +1,8 @@
 //! `top`: the volumes of this host and their cgroups, live.
 //!
-//! A thread asks the mount processes; one of them that does not answer holds up the next look, and
-//! no key. The other draws, and waits for keys. What a screen shows is made by `screen::lines`,
-//! which needs no terminal.
+//! One thread asks the mount processes; a process that does not answer holds up the next look, but
+//! no key. Another draws, and waits for keys. `screen::lines` makes the contents of a screen, and
+//! needs no terminal.
 
 mod rows;
 mod screen;
@@ -92,7 +92,7 @@ impl Looks {
         Ok(Self { ask, told, due: Some(Instant::now()) })
     }
 
-    /// What the last look found, once; begins the next one where it is due.
+    /// The result of the last look, once; begins the next one where it is due.
     fn take(&mut self, interval: Duration) -> Option<Table> {
         if self.due.is_some_and(|due| due <= Instant::now()) && self.ask.send(()).is_ok() {
             self.due = None;
@@ -102,8 +102,8 @@ impl Looks {
         Some(table)
     }
 
-    /// How long to wait for a key meanwhile. A channel wakes nobody who waits for the terminal: an
-    /// answer that is under way is looked for.
+    /// How long to wait for a key meanwhile. A channel wakes no thread that waits for the terminal:
+    /// a pending answer is polled for.
     fn rest(&self) -> Duration {
         const UNDER_WAY: Duration = Duration::from_millis(20);
         self.due.map_or(UNDER_WAY, |due| {

@@ -1,8 +1,8 @@
 //! `umount`: returns when the data is on the store, the store is released and the mount is gone.
 //!
-//! The steps of the plain verb: look who holds the mount; have everything written while it is still
-//! mounted, so that a store that fails costs nothing but a message; take the kernel mount away;
-//! hear from the process how the volume ended; wait until that process is gone.
+//! The steps of the plain verb: find the holders of the mount; have everything written while it is
+//! still mounted, so that a store that fails costs only a message; take the kernel mount away; ask
+//! the process how the volume ended; wait until that process is gone.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -32,7 +32,7 @@ const FORCE: Duration = Duration::from_secs(3);
 const CLOSING: Duration = Duration::from_millis(200);
 /// How often a process that leaves is looked at.
 const LOOK: Duration = Duration::from_millis(20);
-/// When to say that a volume without a path is held all the same.
+/// After this time the verb reports that a volume without a path is still held.
 const HELD_ELSEWHERE: Duration = Duration::from_secs(3);
 /// How soon a volume ends that was given up.
 const ENDS: Duration = Duration::from_secs(1);
@@ -80,9 +80,9 @@ pub fn run(args: &UmountArgs) -> Result<()> {
     }
 }
 
-/// Unmounts what another user has mounted, for umount(8), as root: by umount2(2) alone, as if there
-/// were no helper. That user's process is not asked for anything, and so nothing is waited for that
-/// it might not do. None: it is no such mount.
+/// Unmounts another user's mount, for umount(8), as root: by umount2(2) alone, as if there were no
+/// helper. That user's process gets no request, so that the verb waits for nothing that it might
+/// not do. None: it is no such mount.
 #[must_use]
 pub fn of_another_user(args: &UmountArgs) -> Option<Result<()>> {
     if !rustix::process::geteuid().is_root() {
@@ -101,18 +101,18 @@ pub fn of_another_user(args: &UmountArgs) -> Option<Result<()>> {
     Some(unmounted)
 }
 
-/// Leaves the working directory, once all paths are resolved: it may lie in what is to go, and this
-/// process is not to hold that.
+/// Leaves the working directory, once all paths are resolved: it may lie in the mount that is to
+/// go, and this process must not hold that.
 pub(crate) fn leave_directory() {
     if let Err(error) = std::env::set_current_dir("/") {
         tracing::debug!(%error, "the working directory stays as it is");
     }
 }
 
-/// What became of a volume that was to be written and unmounted.
+/// The result for a volume that was to be written and unmounted.
 enum Written {
     Ended(Ended),
-    /// Somebody holds the mount, which stays.
+    /// The mount is held, and stays.
     Held(Holders),
     /// Not everything could be written.
     Not(CallError),
@@ -124,7 +124,7 @@ struct Job<'a> {
     mount: &'a Mount,
     volume: &'a Volume,
     client: &'a Client,
-    /// What the process said at the beginning; a forced unmount does not ask.
+    /// The process's status at the beginning; a forced unmount does not ask.
     seen: Option<Status>,
 }
 
@@ -165,21 +165,21 @@ impl Job<'_> {
         }
     }
 
-    /// Who holds it, of all processes of the host.
+    /// The holders, among all processes of the host.
     fn search(&self) -> Holders {
         holders::of(self.mount).unwrap_or_default()
     }
 
     fn lazy(&self) -> Result<()> {
-        // Not all who hold it need to be known for this: the host is searched only if those who
-        // opened something do not.
+        // Not all holders need to be known for this: the host is searched only if the threads that
+        // opened files do not hold it.
         let quickly = |status: &Status| {
             let held = holders::of_openers(&status.openers, self.mount, &self.mount.mountpoint);
             held.unwrap_or_else(|| self.search())
         };
         let Err(holders) = self.unmount_unless_held(quickly)? else { return Ok(()) };
         progress::during(&self.what(), self.client, || unmount::detach(self.mount))?;
-        // Whoever held it may have let go meanwhile.
+        // A holder may have let go meanwhile.
         if let Ok(reply) = self.client.wait(Duration::ZERO)
             && let Some(ended) = reply.ended
         {
@@ -224,14 +224,14 @@ impl Job<'_> {
         }
     }
 
-    /// Unmounts and waits until the volume is released; held: who holds it, by a first `look`, or
-    /// by a search.
+    /// Unmounts and waits until the volume is released; if held, returns the holders, by a first
+    /// `look`, or by a search.
     fn unmount_unless_held(&self, look: impl Fn(&Status) -> Holders) -> Result<Result<(), Holders>> {
         let mounts = holders::mounts(self.mount);
         if mounts.direct().next().is_some() {
             return Ok(Err(mounts));
         }
-        // A look first, where files are open: who holds the mount is told before everything is
+        // A look first, where files are open: the holders are reported before everything is
         // written. Not always: looking through /proc disturbs others for a moment.
         if let Some(status) = self.seen.as_ref().filter(|status| status.open_files > 0) {
             let holders = look(status);
@@ -300,8 +300,7 @@ impl Job<'_> {
         }
     }
 
-    /// Waits until the volume ended; says so if somebody goes on holding it although no path leads
-    /// to it.
+    /// Waits until the volume ended; reports if it is still held although no path leads to it.
     fn wait_ended(&self) -> Result<Ended> {
         let reply = self.client.wait(HELD_ELSEWHERE).ok();
         if let Some(ended) = reply.as_ref().and_then(|reply| reply.ended.clone()) {
@@ -365,15 +364,15 @@ pub fn wait_ended(volume: &Volume, client: &Client, call: Duration) -> Result<En
     }
 }
 
-/// Says how a volume ended.
+/// Prints how a volume ended.
 ///
 /// # Errors
-/// [`State::Failed`]: what was lost.
+/// [`State::Failed`]: the lost data.
 pub fn report(source: impl Display, mountpoint: impl Display, ended: &Ended) -> Result<()> {
     report_as("unmounted", source, mountpoint, ended)
 }
 
-/// The same; `done` is what was done to it.
+/// Like [`report`]; `done` is the verb's participle.
 ///
 /// # Errors
 /// As [`report`].
@@ -413,7 +412,7 @@ fn without_process(args: &UmountArgs, mount: &Mount, volume: &Volume) -> Result<
     Err(died(volume))
 }
 
-/// A mount whose process is gone, or of which this user's runtime directory knows nothing.
+/// A mount whose process is gone, or which this user's runtime directory does not know.
 fn dead(mount: &Mount, volume: Option<&Volume>) -> Result<()> {
     let path = mount.mountpoint.shown();
     let is_dead = volume.is_some() || unmount::is_dead(&mount.mountpoint);
@@ -454,11 +453,11 @@ fn detached(volume: &Volume, force: bool) -> Result<()> {
     }
 }
 
-/// Whether a process that was told to go is gone.
+/// Whether a process that should leave is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leaving {
     Gone,
-    /// It has ended, but for threads that wait in the kernel: for a store that does not answer.
+    /// It has ended, except threads that wait in the kernel: for a store that does not answer.
     InTheKernel,
     Not,
 }
@@ -497,7 +496,7 @@ pub(crate) fn has_ended(pid: u32) -> bool {
 }
 
 impl Leaving {
-    /// Sees to the end of what is not gone.
+    /// Ends a process that is not gone.
     fn end(self, client: &Client) {
         match self {
             Self::Gone => {}

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Parses a size: a whole number of bytes, or of K, M, G or T (powers of 1024; `KiB` and `KB` are
+/// Parses a size: a whole number of bytes, or of K, M, G or T (powers of 1024; `KiB` and `KB` mean
 /// the same).
 ///
 /// # Errors
-/// A sentence that says what a size looks like.
+/// A sentence that describes a valid size.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong =
         || format!("`{text}` is no size: give a number of bytes, or one with K, M, G or T, such as 256M");
@@ -27,7 +27,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 /// Parses a duration: a number of seconds, or one with `ms`, `s`, `m` or `h`.
 ///
 /// # Errors
-/// A sentence that says what a duration looks like.
+/// A sentence that describes a valid duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("`{text}` is no duration: give seconds, or a number with ms, s, m or h, such as 500ms");

@@ -1,7 +1,7 @@
 //! Taking the kernel mount away: by umount2(2) for root, else by `fusermount3`.
 //!
-//! What happens to the data is the caller's business. Not for the mount process itself, which asks
-//! by way of [`kernel_side`](crate::kernel_side).
+//! The caller is responsible for the data. Not for the mount process itself, which asks by way of
+//! [`kernel_side`](crate::kernel_side).
 
 use std::ffi::OsString;
 use std::fs;
@@ -29,27 +29,27 @@ const ALIVE: Duration = Duration::from_secs(1);
 /// Servers that are asked beside each other.
 const ASKED_AT_ONCE: usize = 256;
 
-/// How often, and after what pause, a mount is tried again that is held by nobody; one that is held
-/// is tried once more.
+/// How often, and after what pause, an unmount without known holders is tried again; one with
+/// holders is tried once more.
 const AGAIN: (u32, Duration) = (10, Duration::from_millis(20));
 
-/// What became of the mount.
+/// The result of an unmount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// The path leads to it no more.
     Gone,
-    /// Somebody holds it; nothing was changed.
+    /// The mount is held; nothing was changed.
     Held(Holders),
 }
 
-/// Unmounts unless somebody holds it. On `fuseblk` this waits until the data is on the store.
+/// Unmounts unless the mount is held. On `fuseblk` this waits until the data is on the store.
 ///
 /// # Errors
 /// Anything but being held.
 pub fn plain(mount: &Mount) -> Result<Outcome> {
-    // The kernel takes no offence at another mount of the same file system; the volume would live
-    // on.
+    // The kernel does not refuse because of another mount of the same file system; the volume would
+    // live on.
     let holders = holders::mounts(mount);
     if holders.direct().next().is_some() {
         return Ok(Outcome::Held(holders));
@@ -57,14 +57,14 @@ pub fn plain(mount: &Mount) -> Result<Outcome> {
     unless_held(mount, || holders::of(mount).unwrap_or_default())
 }
 
-/// Unmounts one of several mounts of a volume, unless somebody holds that one.
+/// Unmounts one of several mounts of a volume, unless that one is held.
 ///
 /// # Errors
 /// As [`plain`].
 pub fn one_of_several(mount: &Mount) -> Result<Outcome> {
     unless_held(mount, || {
         let mut holders = holders::of(mount).unwrap_or_default();
-        // Of a mapping the kernel says in which file system it is, and by its path in which mount.
+        // The kernel tells the file system of a mapping, and its mount only by its path.
         let is_of_this = |holder: &Holder| match holder.how {
             holders::How::Bind => false,
             holders::How::Mapping => Path::new(&holder.file).starts_with(&mount.mountpoint),
@@ -88,9 +88,9 @@ fn unless_held(mount: &Mount, holders: impl Fn() -> Holders) -> Result<Outcome> 
             return Ok(Outcome::Held(holders));
         }
         was_held = is_held;
-        // Whoever looks through /proc (as `holders::of` does) holds what he looks at for a moment,
-        // and so does what a program starts, of that program's open files, until its execve(2).
-        // Nothing tells when they are done.
+        // A process that looks through /proc (as `holders::of` does) holds the files that it looks
+        // at for a moment, and a new child holds its parent's open files until its execve(2). No
+        // event reports when they are done.
         thread::sleep(pause);
     }
     Ok(Outcome::Held(holders()))
@@ -100,17 +100,17 @@ fn unless_held(mount: &Mount, holders: impl Fn() -> Holders) -> Result<Outcome> 
 /// store.
 ///
 /// # Errors
-/// Whatever umount2(2) or `fusermount3` say.
+/// The errors of umount2(2) or `fusermount3`.
 pub fn detach(mount: &Mount) -> Result<()> {
     attempt(mount, UnmountFlags::DETACH).map(drop)
 }
 
-/// Aborts the connection to the mount's server, so that whoever waits for it gets an error, and
-/// takes the path away. In this order: an unmount waits for those who use the file system at that
-/// moment, and they for the server; after the abort nobody waits for it.
+/// Aborts the connection to the mount's server, so that callers that wait for it get an error, and
+/// takes the path away. In this order: an unmount waits for the users of the file system at that
+/// moment, and they for the server; after the abort none of them waits for it.
 ///
 /// # Errors
-/// Whatever umount2(2) or `fusermount3` say.
+/// The errors of umount2(2) or `fusermount3`.
 pub fn force(mount: &Mount) -> Result<()> {
     let abort = mount.connection_dir().join("abort");
     let mut flags = UnmountFlags::DETACH;
@@ -121,7 +121,7 @@ pub fn force(mount: &Mount) -> Result<()> {
     attempt(mount, flags).map(drop)
 }
 
-/// Says whether the mount is gone; it is not when somebody holds it.
+/// Returns whether the mount is gone; it is not when it is held.
 fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<bool> {
     let path = &mount.mountpoint;
     let failed = |what: &str| Problem::failure(format!("cannot unmount {}: {what}", path.shown()));
@@ -143,14 +143,14 @@ fn attempt(mount: &Mount, flags: UnmountFlags) -> Result<bool> {
     match fuse::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW, true) {
         Ok(()) => Ok(true),
         Err(MountError::Busy { .. }) => Ok(false),
-        // Somebody else was faster.
+        // Another caller was faster.
         Err(_) if !mount.is_present() => Ok(true),
         Err(error) => Err(Problem::failure(error.to_string())),
     }
 }
 
-/// The directory that a mountpoint is in, which is another user's perhaps: from here on the path
-/// leads to it, whatever is renamed.
+/// The directory of a mountpoint, which may be another user's: from here on the path leads to it,
+/// whatever is renamed.
 struct Pinned {
     dir: OwnedFd,
     name: OsString,
@@ -190,14 +190,14 @@ pub fn unique_id(path: &Path) -> Option<u64> {
     (stat.stx_mask & mask.bits() != 0).then_some(stat.stx_mnt_id)
 }
 
-/// Whether the server of the mount at `path` is gone. One that does not answer is not gone.
+/// Whether the server of the mount at `path` is gone. A server that does not answer is not gone.
 #[must_use]
 pub fn is_dead(path: &Path) -> bool {
     !dead_among(&[path]).is_empty()
 }
 
-/// Those of these mounts whose servers are gone, in their order. All are asked beside each other,
-/// and what has not answered after a second is not gone.
+/// The mounts of these whose servers are gone, in their order. All are asked beside each other, and
+/// a server that has not answered after a second is not gone.
 ///
 /// Other processes ask ([`says_dead`]): a thread that waits for a server that hangs would keep this
 /// one from ending.
@@ -276,13 +276,13 @@ impl Probe {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        // It may wait in the kernel until the server answers, and is not waited for. One that has
-        // answered is gone already.
+        // It may wait in the kernel until the server answers, and is not waited for. A process that
+        // has answered is gone already.
         let _gone_already = self.child.kill();
     }
 }
 
-/// What the process that asks prints where the server is gone.
+/// The output of the asking process where the server is gone.
 const DEAD: &str = "dead";
 const ALIVE_SAID: &str = "alive";
 

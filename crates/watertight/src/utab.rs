@@ -27,7 +27,7 @@ use crate::volume_id::VolumeId;
 const DIR: &str = "/run/mount";
 /// The option by which our entries are known; options with `x-` mean nothing to others.
 const MARK: &str = "x-watertight=";
-/// How often, and with what pause, the lock is tried: whoever has it writes one small file.
+/// How often, and with what pause, the lock is tried: its holder writes one small file.
 const TRIES: (u32, Duration) = (100, Duration::from_millis(10));
 
 /// An entry; removed when dropped.
@@ -56,7 +56,7 @@ impl Entry {
         }
     }
 
-    /// Replaces what the table has for this path, and forgets ours that are of mounts no more.
+    /// Replaces the table's entry for this path, and removes our entries of former mounts.
     fn change(&self, line: Option<&str>) -> io::Result<()> {
         let _lock = lock(&self.dir.join("utab.lock"))?;
         let table = self.dir.join("utab");
@@ -102,8 +102,8 @@ fn lock(path: &Path) -> io::Result<File> {
     for _ in 0..tries {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            // Somebody else's lock, of which nothing tells when it goes (a blocking call might
-            // never return).
+            // Another process's lock; no event reports its release (a blocking call might never
+            // return).
             Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => thread::sleep(pause),
             Err(error) => return Err(error.into()),
         }
@@ -116,7 +116,7 @@ fn field<'a>(entry: &'a str, name: &str) -> Option<&'a str> {
     entry.split(' ').find_map(|field| field.strip_prefix(name))
 }
 
-/// As in fstab: what would end a field, in octal digits.
+/// As in fstab: characters that would end a field, in octal digits.
 fn escape(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut escaped = String::with_capacity(text.len());

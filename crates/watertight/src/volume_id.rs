@@ -2,8 +2,8 @@
 //!
 //! An id comes from file names, records, answers, requests and the command line, and becomes part
 //! of a path. So it is parsed where it comes in, into a type that cannot hold `/`, `.`, NUL or a
-//! blank, and whose length is bounded: what is made of a [`VolumeId`] is always one name in a
-//! directory.
+//! blank, and whose length is bounded: a path made from a [`VolumeId`] always has it as one name in
+//! a directory.
 
 use std::borrow::Borrow;
 use std::fmt;

@@ -55,7 +55,7 @@ pub fn run(args: &WaitArgs) -> Result<()> {
     said
 }
 
-/// Takes away what is known of a volume that has ended.
+/// Removes the record of a volume that has ended.
 fn forget(volume: &Volume) -> Result<()> {
     let id = &volume.record().id;
     let has_ended = |record: &Record| record.ended.is_some() || !volume.is_running();
@@ -83,8 +83,8 @@ fn outcome(args: &WaitArgs, volume: &Volume) -> Result<()> {
     report(volume, &ended)
 }
 
-/// What ended at a path is not what is meant, and not free, if its store is in use in another
-/// place: who has it.
+/// The present user of a store, if the volume that ended at a path is not the one that is meant:
+/// its store is in use in another place, and so not free.
 fn used_again(ended: &Volume) -> Option<String> {
     let source = &ended.record().source;
     let store = crate::checks::directory_of(source.as_str())?;
@@ -145,14 +145,14 @@ fn report(volume: &Volume, ended: &Ended) -> Result<()> {
     Err(Problem::failure(lost("free, but", volume, ended).join("\n")))
 }
 
-/// What was lost, and why; `free` is what is to be said of the store.
+/// The lost data, and the reason; `free` is the text about the store.
 fn lost(free: &str, volume: &Volume, ended: &Ended) -> Vec<String> {
     let record = volume.record();
     let headline = format!("{}: {free} not everything is on {}", record.mountpoint, record.source);
     ended.lost(headline, LOST_NAMED_MAX)
 }
 
-/// A directory that no record tells of: free, unless a process holds it as a store.
+/// A directory without a record: free, unless a process holds it as a store.
 fn unknown_directory(dir: &std::path::Path) -> Result<()> {
     match store::DirStore::holder(dir).unwrap_or_default() {
         Some(holder) => Err(Problem::failure(format!("{}: in use as a store by {holder}", dir.shown()))),

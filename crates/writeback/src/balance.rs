@@ -1,4 +1,4 @@
-//! What a device's dirty limits say to who writes: the rules of `dirty`, with the bytes of the
+//! The verdict of a device's dirty limits on a writer: the rules of `dirty`, with the bytes of the
 //! device's wbs.
 
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::wb::Wb;
 const PAGE: u64 = 4096;
 
 impl<I: Inode> Bdi<I> {
-    /// Wakes the flushers if the inode's owner is over its background threshold, or the cache over
-    /// its own and the owner one of those who hold much.
+    /// Wakes the flushers if the inode's owner is over its background threshold, or if the cache is
+    /// over its own and the owner is one that holds much.
     pub fn check_background(&self, inode: &I) {
         let is_above = self.is_above(1);
         if is_above {
@@ -36,19 +36,19 @@ impl<I: Inode> Bdi<I> {
         self.limits_changed();
     }
 
-    /// Sets the same for each cgroup for which nothing else is set, the root left out.
+    /// Sets a limit for each cgroup for which none is set, the root left out.
     pub fn set_dirty_max_of_others(&self, bytes_max: Option<u64>) {
         self.dirty_limits.set_of_others(bytes_max);
         self.limits_changed();
     }
 
-    /// What is set by [`set_dirty_max`](Self::set_dirty_max).
+    /// The limits that were set by [`set_dirty_max`](Self::set_dirty_max).
     pub fn dirty_max(&self) -> Vec<(CgroupPath, u64)> {
         self.dirty_limits.all()
     }
 
-    /// A cgroup has less than before though nothing was written, and inodes came under other
-    /// limits.
+    /// Wakes waiters after a switch: a cgroup has less than before though nothing was written, and
+    /// inodes came under other limits.
     pub(crate) fn tell_of_less(&self) {
         self.budget.wake_all();
         if self.throttle.is_limiting() {
@@ -56,21 +56,21 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// A wb's bytes were changed: they are counted at its limits.
+    /// A wb's bytes were changed: counts them at its limits.
     pub(crate) fn recount(&self, wb: &Wb<I>) {
         if self.dirty_limits.is_used() {
             wb.domains(&self.dirty_limits);
         }
     }
 
-    /// Cgroups have other paths: limits are found again.
+    /// The paths of cgroups have changed: limits are looked up again.
     pub(crate) fn paths_changed(&self) {
         self.throttle.paths_changed();
         self.dirty_limits.paths_changed();
         self.limits_changed();
     }
 
-    /// Limits were changed: who waits for one asks again.
+    /// Limits were changed: waiters ask again.
     pub fn limits_changed(&self) {
         if self.dirty_limits.is_used() {
             self.all_wbs().iter().for_each(|wb| _ = wb.domains(&self.dirty_limits));
@@ -79,14 +79,14 @@ impl<I: Inode> Bdi<I> {
         self.signal_all();
     }
 
-    /// Whether the inode's owner may have so many pages more: what its limits say, and what the
-    /// cache has for it beside the others.
+    /// Whether the inode's owner may have so many pages more, by its limits and by its share of the
+    /// cache beside the other cgroups.
     pub fn balance(&self, inode: &I, pages: u64) -> Balance {
         self.reserve(inode, pages).0
     }
 
-    /// The same, with the room, which nobody else is given until it is dropped: when the pages are
-    /// accounted for.
+    /// Like [`balance`](Self::balance), and reserves the room: no other writer gets it until it is
+    /// dropped, when the pages are accounted for.
     pub fn reserve(&self, inode: &I, pages: u64) -> (Balance, Option<Reserved>) {
         let section = self.switcher.grace().read();
         let Some(wb) = self.wbs.with(&section, inode.link().index(), Arc::clone) else {

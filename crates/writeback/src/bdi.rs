@@ -1,7 +1,7 @@
 //! One backing device, and the superblock on it.
 //!
-//! Inodes come on its lists and leave them in `listing`; its flushers are in `flusher`; what its
-//! dirty limits say is in `balance`, switches are in `switch`, and syncs in `syncing`.
+//! Inodes come on its lists and leave them in `listing`. Its flushers are in `flusher`, its dirty
+//! limits in `balance`, switches in `switch`, and syncs in `syncing`.
 //!
 //! Lock order: `Bdi::switching`, then `Wbs::writer`, then a wb's lists; `Bdi::crew`, then
 //! `Wb::post` or the lock of the eventpoll of wbs. Inodes are written with none held.
@@ -28,7 +28,7 @@ use crate::wbs::Wbs;
 /// How a backing device is flushed.
 #[derive(Debug, Clone)]
 pub struct BdiOptions {
-    /// Flusher threads, at most; with none, inodes are written by who syncs them.
+    /// Flusher threads, at most; with none, only syncs write inodes.
     pub flushers: usize,
     /// Dirty data rests this long before it is written without need.
     pub dirty_after: Duration,
@@ -48,9 +48,9 @@ pub struct BdiOptions {
 pub struct Bdi<I: Inode> {
     /// Itself, for the flushers that it makes.
     pub(crate) this: Weak<Self>,
-    /// What flushers are called.
+    /// The name that its flushers get.
     pub(crate) name: String,
-    /// That in which it was started: what its threads log is logged in it.
+    /// The span in which it was started: its threads log in it.
     pub(crate) span: tracing::Span,
     pub(crate) options: BdiOptions,
     pub(crate) budget: Arc<Budget>,
@@ -62,16 +62,17 @@ pub struct Bdi<I: Inode> {
     pub(crate) pending: Pending<Isw<I>>,
     /// Its switches in flight, for the share that it may have.
     pub(crate) in_flight: Arc<AtomicUsize>,
-    /// The superblock was unmounted: nobody may touch it.
+    /// The superblock was unmounted: no thread may touch it.
     is_gone: AtomicBool,
     touched_late: Counter,
     pub(crate) switched: Counter,
     drains: Counter,
     drain_nanos: Counter,
-    /// `wb_switch_rwsem`: shared by who moves an inode, alone for who must find every dirty one.
+    /// `wb_switch_rwsem`: shared by threads that move an inode, exclusive for a thread that must
+    /// find every dirty one.
     pub(crate) switching: RwLock<()>,
     pub(crate) crew: Mutex<Crew<I>>,
-    /// The next alarm is sooner than it was, or is none any more.
+    /// The next alarm is sooner than it was, or there is none any more.
     pub(crate) alarms_changed: Condvar,
     /// A flusher has ended.
     pub(crate) ended: Condvar,
@@ -169,8 +170,8 @@ impl<I: Inode> Bdi<I> {
         self.all_wbs().iter().flat_map(|wb| wb.snapshot()).collect()
     }
 
-    /// The superblock's part of an unmount: no inode is switched any more when it returns, and none
-    /// will be. Says how long that took.
+    /// The superblock's part of an unmount: when it returns, no inode is being switched, and none
+    /// will be. Returns how long that took.
     pub fn drain(&self) -> Duration {
         let begun = Instant::now();
         self.switcher.world.discipline.drain(&self.superblock, self, &*self.switcher);
@@ -180,9 +181,9 @@ impl<I: Inode> Bdi<I> {
         took
     }
 
-    /// The end of the superblock, after its [`drain`](Self::drain) and when nobody else has one of
+    /// The end of the superblock, after its [`drain`](Self::drain) and when no caller has one of
     /// its inodes any more: takes every inode off, written or not. Inodes that hold this device
-    /// would keep each other for ever. Says how many are still on their way to another wb ("busy
+    /// would keep each other for ever. Returns how many are still on their way to another wb ("busy
     /// inodes after unmount"): anything but 0 is a defect.
     pub fn evict(&self) -> usize {
         let mut busy = 0;
@@ -191,7 +192,7 @@ impl<I: Inode> Bdi<I> {
             drop(gone);
             busy += of_this;
         }
-        // ORDERING: Relaxed: in the right discipline nobody looks any more, in the wrong ones a
+        // ORDERING: Relaxed: in the right discipline no thread looks any more, in the wrong ones a
         // late look is what is counted.
         self.is_gone.store(true, Ordering::Relaxed);
         if busy > 0 {
@@ -200,7 +201,7 @@ impl<I: Inode> Bdi<I> {
         busy
     }
 
-    /// Counts who touches a superblock that is gone.
+    /// Counts a touch of a superblock that is gone.
     pub(crate) fn note_touch(&self) {
         // ORDERING: Relaxed, see `evict`.
         if self.is_gone.load(Ordering::Relaxed) {

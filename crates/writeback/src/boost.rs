@@ -1,10 +1,10 @@
-//! Somebody waits for data of others, and not for their limits.
+//! A caller waits for data of other cgroups, but not for their limits.
 //!
 //! A boost is a token in each group whose limits are waived. It keeps these groups, not the way to
 //! find them: it takes its tokens back from these, wherever its waiter has been moved meanwhile.
 //! Data that the waiter waits for may come under other limits before it is written: a limit is set,
-//! or the inode changes its owner. Who writes it for the waiter then [covers](Boost::cover) these
-//! as well, for the same data.
+//! or the inode changes its owner. The thread that writes it for the waiter then
+//! [covers](Boost::cover) these as well, for the same data.
 //!
 //! Lock order: `Boost::covered`, then groups' buckets.
 
@@ -18,7 +18,7 @@ use crate::group::{Group, Token};
 use crate::limit::CgroupPath;
 use crate::throttle::{Chain, Throttle};
 
-/// What a waiter waits for, of what is dirty since its epoch or before.
+/// The data that a waiter waits for, of all that is dirty since its epoch or before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// All data of all cgroups.
@@ -31,16 +31,16 @@ pub enum Scope {
 
 type Covered = BTreeMap<(usize, Option<u64>), Arc<Group>>;
 
-/// Data that somebody else waits for goes on without regard to limits, until dropped.
+/// Lets data that another caller waits for pass limits, until dropped.
 #[derive(Debug)]
 pub struct Boost {
     throttle: Arc<Throttle>,
-    /// Where the waiter was when it began.
+    /// The waiter's cgroup when it began.
     waiter: CgroupPath,
     number: u64,
     epoch: u64,
     scope: Scope,
-    /// Those that have a token, by address, for all their data or that of one inode.
+    /// The groups that have a token, by address, for all their data or that of one inode.
     covered: Mutex<Covered>,
 }
 
@@ -61,7 +61,7 @@ impl Boost {
         boost
     }
 
-    /// Waives the limits of `chain` for one inode as well that the waiter waits for.
+    /// Waives the limits of `chain` as well, for one inode that the waiter waits for.
     pub fn cover(&self, chain: &Chain, inode: u64) {
         if !chain.is_empty() && !is_on("boost-not-extended") {
             self.add(chain.groups().iter(), (self.scope != Scope::All).then_some(inode));
@@ -86,7 +86,7 @@ impl Boost {
         }
     }
 
-    /// Nobody is boosted: there is no limit, or the waiter is under each of them.
+    /// No data is boosted: there is no limit, or the waiter is under each of them.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.covered.lock().is_empty()
@@ -105,7 +105,7 @@ impl Drop for Boost {
             group.buckets().remove_token(self.number);
         }
         if !covered.is_empty() {
-            // Who waited for the same data has nothing to wait for any more.
+            // Threads that waited for the same data have nothing to wait for any more.
             self.throttle.kick();
         }
     }

@@ -1,10 +1,10 @@
 //! The hard bound on cached pages.
 //!
-//! A page exists only under a permit, so that the number of pages never passes the limit. Who must
-//! wait when it is near is decided by a dynamic threshold: an owner may hold up to `SHARE` times
-//! what is still free. A single heavy owner so stops at four fifths of the limit, several of them
-//! share those four fifths, and one that holds little finds room at once: the one who fills the
-//! cache waits, not its neighbour. Up to a quarter of the limit nobody is asked.
+//! A page exists only under a permit, so that the number of pages never passes the limit. A dynamic
+//! threshold decides which owner must wait when it is near: an owner may hold up to `SHARE` times
+//! what is still free. So a single heavy owner stops at four fifths of the limit, several of them
+//! share those four fifths, and one that holds little finds room at once: the owner that fills the
+//! cache waits, not its neighbour. Up to a quarter of the limit, every request passes.
 //!
 //! A waiter stands in a *line* with all waiters for whose pages the same limits count, and is
 //! called in the order of arrival. A call promises the room that was found: no other waiter of the
@@ -14,7 +14,7 @@
 //! have been passed over because of its promise. A waiter that only its own owner's share stops is
 //! passed over, and does not stop the waiters behind it.
 //!
-//! Nobody announces what time alone brings (a debt that is paid). The first of a line waits for
+//! No thread announces what time alone brings (a debt that is paid). The first of a line waits for
 //! that with a timer of its own. It is also called for room that comes with a debt, since it may
 //! have gone to sleep without a timer. When it leaves, the next waiter is called, for it is the
 //! first now.
@@ -22,16 +22,16 @@
 //! Orderings, P1 (store-load on both sides, by a SeqCst fence each): a waiter adds itself to
 //! `waiting`, then reads `used` in its second try; a giver lowers `used`, then reads `waiting`.
 //! Either the waiter sees the pages or the giver sees the waiter. Without one of the fences both
-//! may miss, and the waiter sleeps on. `wake_owner` is a giver of another kind: what it gave free
-//! is a lock that the waiter tries after it has queued. So is who gives up room under a cgroup's
-//! limits (`dirty::Reserved`): their sums stand in the place of `used`. A waiter's `may_go` reads
-//! these for the giver, after the giver's own change: of several who change a sum, the last one
-//! sees what all did.
+//! may miss, and the waiter sleeps on. `wake_owner` is a giver of another kind: it has freed a
+//! lock, which the waiter tries after it has queued. So is a thread that gives up room under a
+//! cgroup's limits (`dirty::Reserved`): the sums of these limits stand in the place of `used`. The
+//! giver calls a waiter's `may_go`, which reads these sums, after the giver's own change: of
+//! several threads that change a sum, the last one sees the changes of all.
 //!
 //! Lock order: `Budget::queue` is a leaf; waiters are woken outside it.
 //!
-//! Who touches what: `used` only in `try_take` and `give_back`; `waiting` is raised under `queue`,
-//! lowered and read without.
+//! Access: `used` only in `try_take` and `give_back`; `waiting` is raised under `queue`, lowered
+//! and read without.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -44,15 +44,15 @@ use sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 /// An owner may hold this many times what is free.
 const SHARE: u64 = 4;
 
-/// Somebody who waits for room.
+/// A writer that waits for room.
 pub struct Waiter {
     /// How many pages are wanted.
     pub pages: u64,
     /// How many the waiter's owner holds.
     pub held: Arc<AtomicU64>,
-    /// Asked when there is more room: whether nothing else is in its way, also when others of its
-    /// line take so many pages first. Then it is woken. The first of a line, which alone waits for
-    /// what time brings, is told where nothing else is in its way than that.
+    /// Asked when there is more room: whether nothing else is in the waiter's way, also when others
+    /// of its line take so many pages first. If so, the waiter is woken. The argument says where it
+    /// stands: only the first of a line waits for what time brings.
     pub may_go: Box<dyn Fn(u64, InLine) -> bool + Send + Sync>,
     /// Called when there may be room; calls may come more than once, and for nothing.
     pub wake: Box<dyn Fn() + Send + Sync>,
@@ -84,9 +84,9 @@ struct Queue {
 
 #[derive(Default)]
 struct Line {
-    /// By their numbers, in which they came.
+    /// By number, in the order of arrival.
     waiters: BTreeMap<u64, Entry>,
-    /// Pages of those who were called and have not looked yet.
+    /// Pages of waiters that were called and have not looked yet.
     promised: u64,
 }
 
@@ -95,7 +95,7 @@ struct Entry {
     state: State,
 }
 
-/// What a waiter does.
+/// The state of a waiter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// It sleeps, or is about to, and has to be called.
@@ -106,7 +106,7 @@ enum State {
     Busy,
 }
 
-/// Waiters of one line that are asked in one go.
+/// How many waiters of one line are asked in one go.
 const ASKED_AT_ONCE: usize = 4;
 
 impl std::fmt::Debug for Queue {
@@ -121,7 +121,7 @@ impl std::fmt::Debug for Waiter {
     }
 }
 
-/// The right to hold so many pages; gives back what is left of it when dropped.
+/// The right to hold so many pages; the rest of it is given back on drop.
 #[derive(Debug)]
 pub struct Permit {
     budget: Arc<Budget>,
@@ -204,17 +204,17 @@ impl Budget {
         Queued { budget: self, number, line: Cell::new(line) }
     }
 
-    /// How many wait.
+    /// The number of waiters.
     #[must_use]
     pub fn waiting(&self) -> usize {
         // ORDERING: Relaxed, a figure.
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Calls the waiters of the owner who holds `held`: what they found taken before they decided
-    /// to wait was given free.
+    /// Calls the waiters of the owner with this `held`: a lock that they found taken before they
+    /// decided to wait is free.
     pub fn wake_owner(&self, held: &Arc<AtomicU64>) {
-        // ORDERING: a SeqCst fence and Relaxed, P1 with what was given free in place of `used`: the
+        // ORDERING: a SeqCst fence and Relaxed, P1 with the freed lock in place of `used`: the
         // caller's store, then the load of `waiting`; a waiter adds itself there, and then looks.
         if !sync::mutant::is_on("budget-no-owner-fence") {
             fence(Ordering::SeqCst);
@@ -239,10 +239,10 @@ impl Budget {
         chosen.iter().for_each(|waiter| (waiter.wake)());
     }
 
-    /// Calls of each line the first ones for whom there is room.
+    /// Calls the first waiters of each line for which there is room.
     fn call(&self) {
         let mut after = None;
-        // A line is made and removed meanwhile, perhaps; who comes to one has not looked yet.
+        // A line may be made and removed meanwhile; a waiter that comes to one has not looked yet.
         while let Some(number) = self.next_line(after) {
             self.call_line(number, None);
             after = Some(number);
@@ -255,7 +255,7 @@ impl Budget {
         queue.lines.range((after, Bound::Unbounded)).next().map(|(number, _)| *number)
     }
 
-    /// Calls the first waiters of a line for whom there is room, except the one with number `but`.
+    /// Calls the first waiters of a line for which there is room, except the one with number `but`.
     /// Waiters are asked without a lock. Those behind one that wants too much may want less, so a
     /// few of them are asked too.
     fn call_line(&self, number: u64, but: Option<u64>) {
@@ -340,10 +340,11 @@ impl Budget {
         self.tell();
     }
 
-    /// There is more room, here or where `may_go` looks: wakes those who find enough of it.
+    /// There is more room, here or under the limits that `may_go` reads: wakes waiters that find
+    /// enough.
     pub(crate) fn tell(&self) {
-        // ORDERING: a SeqCst fence and Relaxed, P1; what `may_go` looks at stands in the place of
-        // `used` there.
+        // ORDERING: a SeqCst fence and Relaxed, P1; the sums that `may_go` reads stand in the place
+        // of `used` there.
         if !sync::mutant::is_on("budget-no-giver-fence") {
             fence(Ordering::SeqCst);
         }
@@ -393,27 +394,28 @@ impl Queue {
         Some(entry)
     }
 
-    /// The first of a line, which waits for what time brings.
+    /// The first waiter of a line, which waits for what time brings.
     fn first(&self, line: u64) -> Option<(u64, &Entry)> {
         let mut all = self.lines.get(&line)?.waiters.iter();
         all.find(|(_, entry)| entry.state != State::Busy).map(|(number, entry)| (*number, entry))
     }
 
-    /// What is promised in a line, and where the one with this number stands in it.
+    /// The pages promised in a line, and where the waiter with this number stands in it.
     fn asks(&self, line: u64, number: u64) -> (u64, InLine) {
         let promised = self.lines.get(&line).map_or(0, |line| line.promised);
         let is_first = self.first(line).is_some_and(|(first, _)| first == number);
         (promised, if is_first { InLine::First } else { InLine::Behind })
     }
 
-    /// Has the first of a line called, if it came there because the one with this number went.
+    /// Marks the first waiter of a line as called, if it became the first because the waiter with
+    /// this number went. The caller wakes it.
     fn follow(&mut self, line: u64, gone: u64) -> Option<Arc<Waiter>> {
         let (number, entry) = self.first(line).filter(|(number, _)| *number > gone)?;
         let waiter = Arc::clone(&entry.waiter);
         (self.promise(line, number) && !sync::mutant::is_on("budget-nobody-follows")).then_some(waiter)
     }
 
-    /// Has one called that waits still.
+    /// Marks a waiter as called, if it still waits.
     fn promise(&mut self, line: u64, number: u64) -> bool {
         let Some(line) = self.lines.get_mut(&line) else { return false };
         let Some(entry) = line.waiters.get_mut(&number).filter(|entry| entry.state == State::Waits) else {
@@ -426,26 +428,26 @@ impl Queue {
 }
 
 impl Queued<'_> {
-    /// Has the waiter look for room by `find`, and is called for what comes after the beginning of
-    /// that. It stands in the line with this number, with all for whose pages the same limits
+    /// Looks for room with `find`. The waiter is called for room that comes after this look began.
+    /// It moves to the line with this number, with all waiters for whose pages the same limits
     /// count.
     pub fn look<T>(&self, line: u64, find: impl FnOnce() -> Option<T>) -> Option<T> {
         let was_called = self.now(line, State::Waits);
         let found = find();
         if found.is_none() && was_called && !sync::mutant::is_on("budget-keeps-a-call") {
-            // Not itself again, for whatever was in its way.
+            // Not this waiter again: something is in its way.
             self.budget.call_line(line, Some(self.number));
         }
         found
     }
 
-    /// How many wait in its line, itself included.
+    /// The number of waiters in its line, itself included.
     pub fn in_line(&self) -> usize {
         self.budget.queue.lock().lines.get(&self.line.get()).map_or(0, |line| line.waiters.len())
     }
 
     /// Whether it is the first of its line: it has to look again when time has brought something,
-    /// and those behind it need not.
+    /// and the waiters behind it need not.
     pub fn is_first(&self) -> bool {
         self.budget.stands(self.line.get(), self.number) == InLine::First
     }
@@ -457,7 +459,7 @@ impl Queued<'_> {
         }
     }
 
-    /// The waiter's line and state from now on; whether it had been called.
+    /// Sets the waiter's line and state; returns whether it had been called.
     fn now(&self, line: u64, state: State) -> bool {
         let mut queue = self.budget.queue.lock();
         let before = self.line.replace(line);
@@ -475,7 +477,7 @@ impl Queued<'_> {
         was_called
     }
 
-    /// Has others called for room that this waiter was called for, and does not take.
+    /// Lets others be called for the room that this waiter was called for and does not take.
     fn pass_on(&self) {
         if !sync::mutant::is_on("budget-keeps-a-call") {
             self.budget.tell();
@@ -492,7 +494,7 @@ impl Drop for Queued<'_> {
             (entry, queue.follow(line, number))
         };
         first.iter().for_each(|first| (first.wake)());
-        // ORDERING: Relaxed, one too many read by a giver costs it a look at the queue.
+        // ORDERING: Relaxed; a giver that reads one too many looks at the queue for nothing.
         self.budget.waiting.fetch_sub(1, Ordering::Relaxed);
         // It may have taken less than it was called for, or nothing.
         if entry.is_some_and(|entry| entry.state == State::Called) {

@@ -78,7 +78,7 @@ fn pages_wake_nobody_who_has_something_else_in_its_way() {
     assert_eq!(calls.load(Ordering::SeqCst), 2, "what was in its way is gone");
 }
 
-/// Waits for a page each; the second is how often each was called.
+/// Each waits for a page; the second is how often it was called.
 fn waiters<'b>(budget: &'b Arc<Budget>, lines: &[u64]) -> Vec<(Queued<'b>, Arc<Count>)> {
     let one = |line: &u64| {
         let calls = Arc::new(Count::new(0));
@@ -103,7 +103,7 @@ fn a_page_calls_one_of_each_line_and_whoever_does_not_take_it_has_the_next_calle
     let mut waiting = waiters(&budget, &[1, 1, 1, 2, 1, 2]);
     all.pop();
     assert_eq!(calls(&waiting), [1, 0, 0, 1, 0, 0]);
-    // What is promised is not promised again.
+    // Promised pages are not promised again.
     budget.tell();
     assert_eq!(calls(&waiting), [1, 0, 0, 1, 0, 0]);
     all.pop();

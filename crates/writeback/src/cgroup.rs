@@ -1,8 +1,8 @@
-//! Cgroups: who dirties data, as a tree.
+//! Cgroups, the owners of dirty data, as a tree.
 //!
-//! A cgroup that was removed is not found by its number any more, but whoever has it still finds
-//! its parents: what it owned goes to the nearest one that lives. Numbers are the kernel's; where
-//! one is given again it names another cgroup.
+//! A cgroup that was removed is not found by its number any more, but a holder of it still finds
+//! its parents: its data goes to the nearest one that lives. Numbers are the kernel's; a number
+//! that is used again names another cgroup.
 //!
 //! Lock order: `Cgroups::by_number`, then `Cgroup::name`. That and `Cgroups::removed` are leaves.
 
@@ -17,7 +17,7 @@ use sync::atomic::{AtomicBool, Ordering};
 /// Removed cgroups that are remembered.
 const REMOVED_MAX: usize = 4096;
 
-/// The number of a cgroup: who owns data.
+/// The number of a cgroup: an owner of data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub u64);
 
@@ -31,7 +31,7 @@ impl Owner {
 pub struct Cgroup {
     number: Owner,
     parent: Option<Arc<Cgroup>>,
-    /// Its directory's, which may be changed.
+    /// The name of its directory, which may be changed.
     name: Mutex<OsString>,
     is_living: AtomicBool,
 }
@@ -44,8 +44,8 @@ pub struct Cgroups {
     removed: Mutex<Removed>,
 }
 
-/// The cgroups that were removed last: what comes late for one of them is its nearest living
-/// ancestor's.
+/// The cgroups that were removed last: data that comes late for one of them goes to its nearest
+/// living ancestor.
 #[derive(Debug, Default)]
 struct Removed {
     by_number: HashMap<Owner, Arc<Cgroup>>,
@@ -90,8 +90,8 @@ impl Cgroup {
     /// Whether it has not been removed.
     #[must_use]
     pub fn is_living(&self) -> bool {
-        // ORDERING: Relaxed, only ever cleared; whoever sees it too late owns data of a removed
-        // cgroup, which the clean-up of its wb finds.
+        // ORDERING: Relaxed, only ever cleared; a thread that sees it too late gives data to a
+        // removed cgroup, and the clean-up of its wb finds that data.
         self.is_living.load(Ordering::Relaxed)
     }
 
@@ -132,7 +132,7 @@ impl Cgroups {
         self.by_number.lock().get(&number).cloned()
     }
 
-    /// The cgroup with this number; the nearest of its ancestors that lives if it was removed. The
+    /// The cgroup with this number; if it was removed, the nearest of its ancestors that lives. The
     /// root for a number that never was, or was removed long ago.
     #[must_use]
     pub fn nearest(&self, number: Owner) -> Arc<Cgroup> {
@@ -140,13 +140,13 @@ impl Cgroups {
         self.get(number).or_else(removed).unwrap_or_else(|| Arc::clone(&self.root))
     }
 
-    /// The cgroup `number`; if it was not known, one that has just been made below `parent` (below
-    /// the root if that does not live), and is called by its number.
+    /// The cgroup `number`; if it was not known, a new one below `parent` (below the root if that
+    /// does not live), named by its number.
     pub fn add(&self, number: Owner, parent: Owner) -> Arc<Cgroup> {
         self.add_named(number, parent, OsStr::new(&number.0.to_string()))
     }
 
-    /// The same with a name.
+    /// Like [`Cgroups::add`], with a name.
     pub fn add_named(&self, number: Owner, parent: Owner, name: &OsStr) -> Arc<Cgroup> {
         let mut by_number = self.by_number.lock();
         if let Some(known) = by_number.get(&number) {

@@ -1,21 +1,21 @@
-//! Which flushers of a device are free, at which wbs the others are, and when wbs are to be looked
-//! at again.
+//! Which flushers of a device are free, at which wbs the others are, and when flushers look at wbs
+//! again.
 //!
 //! A wb is in one of these states:
 //!
-//! | state | who changes it |
+//! | state | changed by |
 //! |---|---|
 //! | *armed*: the device's eventpoll reports it when its `work` is set | the report, to one flusher, which has it then |
 //! | *taken*: one flusher looks at it | that flusher, before it goes to the store |
-//! | *barred*: nobody may go there; in [`Crew::barred`] | the flusher that leaves the one in the way |
+//! | *barred*: no flusher may go there; in [`Crew::barred`] | a flusher that leaves a wb, once the rule allows another one there |
 //!
 //! **The rule**: the last free flusher goes only to a wb where no other is. So however many inodes
 //! of one wb hang in the store, a flusher is left for the others.
 //!
-//! A wb that is barred has flushers: it was barred because of them. So somebody will leave it; or
-//! they all hang, and then it is what the rule is about.
+//! A wb that is barred has flushers: it was barred because of them. So one of them will leave it;
+//! or they all hang, which is the case that the rule is about.
 //!
-//! A flusher is free as long as it is at no wb, also if there is no thread for it yet.
+//! A flusher is free as long as it is at no wb, even before its thread is made.
 //!
 //! Lock order: `Bdi::crew`, then `Wb::post`.
 
@@ -29,35 +29,34 @@ use sync::thread;
 use crate::link::Inode;
 use crate::wb::Wb;
 
-/// When a wb is to be looked at; the second number keeps equal times apart.
+/// The time at which a flusher looks at a wb; the second number keeps equal times apart.
 pub(crate) type Alarm = (Duration, u64);
 
 /// The flushers of a device.
 #[derive(Debug)]
 pub(crate) struct Crew<I: Inode> {
-    /// As many as may be.
+    /// The most flushers that there may be.
     max: usize,
-    /// Those that have not ended.
+    /// Flushers that have not ended.
     pub(crate) running: usize,
     /// Of these, those that are at a wb.
     busy: usize,
-    /// Wbs where nobody may go, and which nobody has.
+    /// Wbs where no flusher may go, and which no flusher has.
     barred: Vec<Arc<Wb<I>>>,
     alarms: BTreeMap<Alarm, Weak<Wb<I>>>,
     next_alarm: u64,
     /// There is a thread for the alarms.
     pub(crate) is_watched: bool,
-    /// The cache is over its background threshold: what those hold who have much is written without
-    /// regard to age.
+    /// The cache is over its background threshold: wbs with much are written without regard to age.
     pub(crate) is_kicked: bool,
-    /// How many wait for room in the cache: all is.
+    /// Writers that wait for room in the cache: while there is one, everything is written so.
     pub(crate) waiting: usize,
     pub(crate) is_stopping: bool,
     pub(crate) threads: Vec<thread::JoinHandle<()>>,
     made: usize,
 }
 
-/// What a wb has of it.
+/// A wb's part of it.
 #[derive(Debug, Default)]
 pub(crate) struct Post {
     flushers: usize,
@@ -87,7 +86,7 @@ impl<I: Inode> Crew<I> {
         self.running == self.busy && self.running < self.max && !self.is_stopping
     }
 
-    /// The next flusher's number; they come again.
+    /// The next flusher's number; numbers are used again.
     pub(crate) fn number(&mut self) -> usize {
         self.made += 1;
         (self.made - 1) % self.max
@@ -107,7 +106,7 @@ impl<I: Inode> Crew<I> {
         true
     }
 
-    /// Bars a wb where no flusher may go now. Whoever has taken it has it no more then.
+    /// Bars a wb where no flusher may go now. The flusher that has taken it has it no more then.
     pub(crate) fn bar(&mut self, wb: &Arc<Wb<I>>) -> bool {
         let may_enter = self.may_enter(wb);
         if !may_enter {
@@ -116,7 +115,7 @@ impl<I: Inode> Crew<I> {
         !may_enter
     }
 
-    /// A flusher leaves a wb. Gives those that are barred no longer; the caller has taken them.
+    /// A flusher leaves a wb. Returns wbs that are no longer barred; the caller has taken them.
     pub(crate) fn leave(&mut self, wb: &Wb<I>) -> Vec<Arc<Wb<I>>> {
         self.busy -= 1;
         wb.post.lock().flushers -= 1;
@@ -126,8 +125,8 @@ impl<I: Inode> Crew<I> {
         open
     }
 
-    /// A wb is to be looked at by that time, and not before; `None`: at no time. Says whether it is
-    /// the next of all.
+    /// Sets the time at which a flusher looks at a wb, and not before; `None`: at no time. Returns
+    /// whether it is the next alarm of all.
     pub(crate) fn set_alarm(&mut self, wb: &Arc<Wb<I>>, at: Option<Duration>) -> bool {
         let mut post = wb.post.lock();
         if let Some(before) = post.alarm.take() {
@@ -141,7 +140,7 @@ impl<I: Inode> Crew<I> {
         self.alarms.first_key_value().is_some_and(|(first, _)| *first == alarm)
     }
 
-    /// A wb whose time has come, and else the next time.
+    /// A wb whose alarm is due, or else the time of the next alarm.
     pub(crate) fn next_alarm(&mut self, now: Duration) -> Result<Weak<Wb<I>>, Option<Duration>> {
         let Some(first) = self.alarms.first_entry() else { return Err(None) };
         if first.key().0 > now {

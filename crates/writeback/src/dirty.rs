@@ -1,11 +1,12 @@
-//! Dirty limits: how much unwritten data a cgroup may have, and who is slowed down before that.
+//! Dirty limits: how much unwritten data a cgroup may have, and which writers are slowed down
+//! before that.
 //!
 //! Two domains; the stricter wins:
 //! * *The cache.* Where several cgroups write to a device, each may hold up to [`SHARE`] times what
 //!   is still free. So one that fills the cache stops while there is room for another. Up to a
-//!   quarter of the cache nobody is asked.
-//! * *The cgroup's own limit*, `dirty_max`, and those of the cgroups above it, which count what is
-//!   below them as well.
+//!   quarter of the cache, every request passes.
+//! * *The cgroup's own limit*, `dirty_max`, and those of the cgroups above it, which count the
+//!   cgroups below them as well.
 //!
 //! | of `dirty_max` | the cgroup's data is | its writers |
 //! |---|---|---|
@@ -14,14 +15,15 @@
 //! | up to all of it | the same | pause, once their data is there to be written, for as long as the device takes for what they write; half as long at 3/4, ever longer towards the limit, at most [`PAUSE_MAX`] and a part of what the device takes for all that is there |
 //! | more | the same | wait until it is less |
 //!
-//! A cgroup that holds nothing is let in with one request, however large: a limit is over by that
-//! at most. Who is let in has its room counted at once, so that no two are let into the same.
+//! A cgroup that holds nothing is let in with one request, however large: a limit is exceeded by
+//! that at most. The room of an admitted writer is counted at once, so that no two are admitted
+//! into the same room.
 //!
-//! What counts is what a wb counts: dirty bytes and those under writeback. A writer's pages count
-//! for the inode's owner, as all its data. Each limit keeps the sum of the wbs under it, and each
-//! wb remembers what of it is in these sums: whoever changes a wb's bytes brings them up to date,
-//! and whoever changes limits does so for all wbs. So a write looks at its own limits only, however
-//! many cgroups there are.
+//! The bytes that count are those that a wb counts: dirty ones and those under writeback. A
+//! writer's pages count for the inode's owner, as all its data. Each limit keeps the sum of the wbs
+//! under it, and each wb remembers which part of it is in these sums. A thread that changes a wb's
+//! bytes updates them, and a thread that changes limits does so for all wbs. So a write looks at
+//! its own limits only, however many cgroups there are.
 //!
 //! Lock order: `DirtyLimits::by_path` and `Wb::charged` are leaves; the second is held while the
 //! first is taken.
@@ -41,8 +43,8 @@ use crate::limit::CgroupPath;
 const SHARE: u64 = 16;
 /// `MAX_PAUSE`: the longest pause of a writer that is slowed down.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(200);
-/// Of the time that the device takes for what is there, a pause takes this part at most, as the
-/// kernel's does: no cgroup with little room falls idle while its writer pauses.
+/// A pause takes at most this part of the time that the device takes for all that is there, as in
+/// the kernel: no cgroup with little room falls idle while its writer pauses.
 const PAUSE_PART: u32 = 8;
 const PAGE: u64 = 4096;
 /// The most that a writer asks for at once: 1 MiB, and a page more where it begins within one.
@@ -55,7 +57,7 @@ pub enum Balance {
     Free,
     /// After this pause.
     Slow(Duration),
-    /// Not before something of its cgroup's was written.
+    /// Not before some data of its cgroup was written.
     Full,
 }
 
@@ -70,9 +72,9 @@ pub(crate) struct DirtyLimits {
 #[derive(Debug, Default)]
 struct ByPath {
     limits: BTreeMap<CgroupPath, (u64, Arc<AtomicU64>)>,
-    /// Of each cgroup without one, but the root.
+    /// The limit of each cgroup without one of its own, except the root.
     of_others: Option<u64>,
-    /// What these hold, as long as there is a wb.
+    /// The sums of these cgroups, as long as there is a wb.
     others: BTreeMap<CgroupPath, Weak<AtomicU64>>,
 }
 
@@ -83,28 +85,28 @@ pub(crate) struct Domains {
     generation: u64,
 }
 
-/// One limit, and what counts for it.
+/// One limit, and the sum that counts for it.
 #[derive(Debug, Clone)]
 pub(crate) struct Domain {
     pub(crate) bytes_max: u64,
     held: Arc<AtomicU64>,
 }
 
-/// What of a wb's bytes is counted, and for which limits.
+/// How many of a wb's bytes are counted, and for which limits.
 #[derive(Debug, Default)]
 pub(crate) struct Charged {
     domains: Arc<Domains>,
     bytes: u64,
 }
 
-/// Room under a cgroup's limits that a writer was given; counted until dropped. What it has dirtied
-/// by then is counted as that.
+/// Room under a cgroup's limits that a writer was given; counted until dropped. By then the bytes
+/// that it has dirtied are counted as dirty.
 #[derive(Debug)]
 pub struct Reserved {
     domains: Arc<Domains>,
-    /// Where those wait who want such room.
+    /// Where writers wait that want such room.
     budget: Arc<Budget>,
-    /// Limits at which it is counted, the first ones.
+    /// The number of limits at which it is counted, the first ones.
     count: usize,
     bytes: u64,
 }
@@ -112,11 +114,11 @@ pub struct Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         for domain in &self.domains.limits[..self.count] {
-            // ORDERING: Relaxed, a figure for thresholds; who waits for it hears of it as of room
-            // in the cache, which is given back after this.
+            // ORDERING: Relaxed, a figure for thresholds; a writer that waits for it is notified as
+            // of room in the cache, which is given back after this.
             domain.held.fetch_sub(self.bytes, Ordering::Relaxed);
         }
-        // Who asked meanwhile found it taken, and nothing else may get less any more.
+        // A writer that asked meanwhile found the room taken, and no other sum may fall any more.
         if self.count > 0 && !is_on("dirty-reserved-silent") {
             self.budget.tell();
         }
@@ -141,8 +143,8 @@ impl Charged {
     ) -> Arc<Domains> {
         let found = limits.domains(&self.domains, path);
         let before = std::mem::replace(&mut self.bytes, bytes);
-        // ORDERING: Relaxed both, see `Reserved`. What was added is taken away again, so that no
-        // sum is ever too small for that.
+        // ORDERING: Relaxed both, see `Reserved`. Exactly the bytes that were added are taken away,
+        // so that no sum ever falls below zero.
         if let Some(found) = found {
             self.domains
                 .limits
@@ -159,16 +161,16 @@ impl Charged {
 }
 
 impl Domains {
-    /// Whether there is room for so many bytes more at this moment, beside what is promised to
+    /// Whether there is room for so many bytes more at this moment, beside the pages promised to
     /// others.
     pub(crate) fn has_room(&self, bytes: u64, promised: u64) -> bool {
         let held = |domain: &Domain| domain.held().saturating_add(promised);
         self.limits.iter().all(|domain| balance(domain.bytes_max, held(domain), bytes, 1) != Balance::Full)
     }
 
-    /// Lets a writer have room for so many bytes more, if it may; `pages_a_second` is what the
-    /// device writes for the cgroup. `budget` is where those wait who may not; the caller has no
-    /// lock.
+    /// Reserves room for so many bytes more, if the limits allow; `pages_a_second` is the rate at
+    /// which the device writes for the cgroup. Writers without room wait at `budget`. The caller
+    /// holds no lock.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         bytes: u64,
@@ -197,7 +199,7 @@ impl Domains {
 }
 
 impl DirtyLimits {
-    /// Sets what a cgroup and those below it may have in all; `None`: no limit of its own.
+    /// Sets how much a cgroup and those below it may have in all; `None`: no limit of its own.
     pub(crate) fn set(&self, path: &CgroupPath, bytes_max: Option<u64>) {
         let mut by_path = self.by_path.lock();
         match bytes_max {
@@ -207,13 +209,13 @@ impl DirtyLimits {
         self.changed();
     }
 
-    /// Sets the same for each cgroup for which nothing else is set, the root left out.
+    /// Sets a limit for each cgroup for which none is set, the root left out.
     pub(crate) fn set_of_others(&self, bytes_max: Option<u64>) {
         self.by_path.lock().of_others = bytes_max;
         self.changed();
     }
 
-    /// Cgroups have other paths. Where there never was a limit, none is found.
+    /// The paths of cgroups have changed. Where there never was a limit, there is none to find.
     pub(crate) fn paths_changed(&self) {
         if self.is_used() {
             self.changed();
@@ -221,7 +223,7 @@ impl DirtyLimits {
     }
 
     fn changed(&self) {
-        // ORDERING: Release, pairs with `domains`; the lock orders what was changed.
+        // ORDERING: Release, pairs with `domains`; the lock orders the change itself.
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -229,8 +231,8 @@ impl DirtyLimits {
         self.by_path.lock().limits.iter().map(|(path, (bytes, _))| (path.clone(), *bytes)).collect()
     }
 
-    /// What the cgroup at `path` is under, if that is not what `known` says. Who sees a change late
-    /// goes by the old limits a moment longer.
+    /// The limits of the cgroup at `path`; `None` if `known` is current. A thread that sees a
+    /// change late uses the old limits a moment longer.
     fn domains(&self, known: &Arc<Domains>, path: impl Fn() -> CgroupPath) -> Option<Arc<Domains>> {
         // ORDERING: Acquire, see `changed`.
         let generation = self.generation.load(Ordering::Acquire);
@@ -264,8 +266,8 @@ impl DirtyLimits {
     }
 }
 
-/// What a limit says to `bytes` more on top of `held`; `pages_a_second` is what the device writes
-/// for the cgroup.
+/// The verdict of a limit on `bytes` more on top of `held`; `pages_a_second` is the rate at which
+/// the device writes for the cgroup.
 pub(crate) fn balance(bytes_max: u64, held: u64, bytes: u64, pages_a_second: u64) -> Balance {
     if held == 0 {
         return Balance::Free;
@@ -338,8 +340,9 @@ mod tests {
         assert_eq!(balance(u64::MAX, 1, u64::MAX, 0), balance(u64::MAX, 1, u64::MAX, 0));
     }
 
-    /// What part of 20 s, by a clock that is set, a device has something to write for a cgroup with
-    /// one writer. It writes so many pages a second, and is taken for one that writes `thought`.
+    /// The part of 20 s, by a clock that is set, in which a device has something to write for a
+    /// cgroup with one writer. The device writes so many pages a second, and its rate is estimated
+    /// as `thought`.
     fn busy_part(bytes_max: u64, pages_a_second: u64, thought: u64) -> f64 {
         let (step, end) = (Duration::from_micros(100), Duration::from_secs(20));
         let (mut now, mut held, mut goes_on, mut idle) = (Duration::ZERO, 0, Duration::ZERO, Duration::ZERO);
@@ -353,7 +356,8 @@ mod tests {
                 held += request;
             }
             now += step;
-            // What it could have written by now, but for what it had no data for.
+            // The bytes that it could have written by now, without the time in which it had no
+            // data.
             let micros = u64::try_from((now - idle).as_micros()).expect("seconds");
             let could = micros * pages_a_second / 1_000_000 * PAGE;
             let does = held.min(could - written);
@@ -370,8 +374,8 @@ mod tests {
         for mib_a_second in [1, 4, 16, 64, 256] {
             let rate = mib_a_second << 8;
             for bytes_max in [1 << 20, 3 << 19, 2 << 20, 4 << 20, 16 << 20] {
-                // Known as it is; and under a limit, which the estimate of the device does not
-                // know.
+                // With the right rate; and with the rate of an unlimited device, because the
+                // estimate does not know the cgroup's limit.
                 for thought in [rate, 25 * rate] {
                     let part = busy_part(bytes_max, rate, thought);
                     assert!(part > 0.98, "{mib_a_second} MiB/s, room {bytes_max}, {thought}: {part}");
@@ -415,12 +419,12 @@ mod tests {
         assert_eq!(domains.limits[0].held(), 50);
         b.update(&limits, || path("/a/y"), 5);
         assert_eq!(domains.limits[0].held(), 35);
-        // Another limit: the sum is made anew, by each wb for itself.
+        // Another limit: each wb makes its part of the sum anew.
         limits.set(&path("/a/x"), Some(40));
         let (inner, outer) = (a.update(&limits, || path("/a/x"), 30), b.update(&limits, || path("/a/y"), 5));
         let held = |domains: &Domains| domains.limits.iter().map(Domain::held).collect::<Vec<_>>();
         assert_eq!((held(&inner), held(&outer)), (vec![35, 30], vec![35]));
-        // What is refused at the inner one is not left counted at the outer one.
+        // Bytes refused at the inner limit are not left counted at the outer one.
         assert_eq!((inner.reserve(11, 1, &budget).0, held(&inner)), (Balance::Full, vec![35, 30]));
     }
 

@@ -1,13 +1,13 @@
-//! How switchers and an unmount agree.
+//! How switchers and an unmount synchronise.
 //!
-//! There is one right way here, [`PerSuperblock`]. That it is a trait lets the lab and the tests
-//! run other ways, which are slower or wrong, on the same engine; a device has a way from its
-//! making, and the product makes none with another.
+//! There is one right way here, [`PerSuperblock`]. The trait lets the lab and the tests run other
+//! ways, which are slower or wrong, on the same engine. A device gets its way when it is made, and
+//! the product makes none with another.
 
 use crate::drain::{Drain, OwnSwitches, Pin};
 use crate::grace::Grace;
 
-/// How switchers and an unmount agree.
+/// How switchers and an unmount synchronise.
 pub trait Discipline: Send + Sync + std::fmt::Debug + 'static {
     /// Runs `steps`: the look at `SB_ACTIVE`, the preparation of a switch, its queueing.
     fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
@@ -15,7 +15,7 @@ pub trait Discipline: Send + Sync + std::fmt::Debug + 'static {
         steps();
     }
 
-    /// What keeps the superblock there for one switch; an error if it is being unmounted.
+    /// Keeps the superblock there for one switch; an error if it is being unmounted.
     ///
     /// # Errors
     /// [`Unmounting`].
@@ -35,7 +35,7 @@ pub trait Discipline: Send + Sync + std::fmt::Debug + 'static {
         false
     }
 
-    /// What unmount does: when it returns, no switch of the superblock is under way.
+    /// Unmount's wait: when it returns, no switch of the superblock is under way.
     fn drain(&self, superblock: &Drain, own: &dyn OwnSwitches, others: &dyn Others);
 }
 
@@ -43,7 +43,7 @@ pub trait Discipline: Send + Sync + std::fmt::Debug + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unmounting;
 
-/// What all superblocks share: what an unmount should not wait for.
+/// What all superblocks share, and an unmount should not wait for.
 pub trait Others {
     /// The read sections.
     fn grace(&self) -> &Grace;
@@ -55,8 +55,8 @@ pub trait Others {
     fn flush(&self);
 }
 
-/// Each superblock has its own count (`persb`): unmount makes its own switches, or waits for who is
-/// at them, and for nothing else.
+/// Each superblock has its own count (`persb`): unmount makes its own switches, or waits for the
+/// workers that make them, and for nothing else.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PerSuperblock;
 

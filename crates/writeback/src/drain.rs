@@ -1,45 +1,45 @@
-//! What unmount waits for: the ownership switches of one superblock, and nothing else.
+//! Unmount waits for the ownership switches of one superblock, and for nothing else.
 //!
 //! A switcher takes a [`Pin`] of the superblock's [`Drain`] before it takes a reference on one of
 //! its inodes, and gives it back after that reference. Unmount calls [`Drain::drain`]. When that
-//! returns, no pin is left, none can be had any more, and nobody who had one touches the superblock
-//! again.
+//! returns, no pin is left, none can be had any more, and no thread that had one touches the
+//! superblock again.
 //!
 //! # State
-//! | field | holds | who writes it |
+//! | field | holds | written by |
 //! |---|---|---|
 //! | `Drain::active` | `SB_ACTIVE`: set at mount, cleared once | `close` |
-//! | `Drain::used` | bit *n*: shard *n* was pinned at some time; only ever set | who pins |
-//! | `Shard::word` | twice the number of pins, plus [`AWAITED`] | who pins and unpins, and who drains |
+//! | `Drain::used` | bit *n*: shard *n* was pinned at some time; only ever set | a thread that pins |
+//! | `Shard::word` | twice the number of pins, plus [`AWAITED`] | threads that pin, unpin and drain |
 //!
-//! Pins are counted in shards, each on a line of its own, of which a thread uses always the same
-//! one: threads that switch at once do not move a line between processors. A pin goes back to the
-//! shard it came from, so that each shard's number is zero exactly if it has no pin, and the shards
-//! can be looked at one after the other. `used` keeps the drain from looking at shards that nobody
-//! ever pinned: a superblock that never switched costs a store, a fence and a load.
+//! Pins are counted in shards, each on a cache line of its own. A thread always uses one and the
+//! same shard: threads that switch at once do not move a line between processors. A pin goes back
+//! to the shard it came from, so that each shard's number is zero exactly if it has no pin, and the
+//! drain can look at the shards one after the other. `used` keeps the drain from looking at shards
+//! that were never pinned: a superblock that never switched costs a store, a fence and a load.
 //!
 //! The shards are not a part of the superblock. A pin holds its shard, and the shard holds the door
 //! at which the drain sleeps, so that the last unpin wakes it without touching the superblock,
 //! which may be gone by then.
 //!
-//! A drain does not leave the superblock's switches to the workers, who have those of all
-//! superblocks to make: while pins are left it makes what waits itself ([`OwnSwitches`]), and
-//! sleeps only when nothing waits. A switch that is queued meanwhile rings its [`Bell`]. See
-//! `pending`.
+//! A drain does not leave the superblock's switches to the workers, which make those of all
+//! superblocks: while pins are left, the drain itself makes the switches that wait
+//! ([`OwnSwitches`]), and sleeps only when none waits. A thread that queues a switch meanwhile
+//! rings its [`Bell`]. See `pending`.
 //!
 //! # Orderings
 //! * P1 switcher: set `used`, add to `word`, full fence, load `active`. Unmount: clear `active`,
 //!   full fence, load `used` and `word`. Either the switcher sees that the superblock goes, or
 //!   unmount sees the pin.
 //! * P2 switcher: everything it did to the superblock, subtract from `word` with release. Unmount:
-//!   load `word` with acquire. What the switcher did is over before the drain is.
-//! * P3 unmount: set [`AWAITED`] in `word`, look again. Unpin: subtract, look at what was there.
-//!   Both are changes of one word: either the unpin finds the bit or unmount finds zero. The door's
-//!   lock is taken by unmount before it looks and by the unpin after it subtracted: no wake-up is
-//!   lost.
+//!   load `word` with acquire. The switcher is done with the superblock before the drain returns.
+//! * P3 unmount: set [`AWAITED`] in `word`, look again. Unpin: subtract, check the bit in the
+//!   previous value. Both are changes of one word: either the unpin finds the bit or unmount finds
+//!   zero. Unmount takes the door's lock before it looks, and the unpin takes it after it
+//!   subtracted: no wake-up is lost.
 //!
 //! # Lock order
-//! `Door::lock`, then that of the switches that wait (`Pending::batches`).
+//! `Door::lock`, then the lock of the switches that wait (`Pending::batches`).
 //!
 //! # Why not
 //! * *One atomic with the flag in its lowest bit* needs no fence at all, and moves its line to
@@ -54,7 +54,7 @@ use sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use sync::mutant::is_on;
 use sync::{Condvar, Mutex};
 
-/// Somebody sleeps until the shard has no pin.
+/// A drain sleeps until the shard has no pin.
 const AWAITED: u64 = 1;
 /// One pin.
 const ONE: u64 = 2;
@@ -97,7 +97,7 @@ pub trait OwnSwitches {
     fn make(&self);
 }
 
-/// No switch is ever made by the drain: it waits for others to make them.
+/// The drain makes no switch: it waits for others to make them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LeftToWorkers;
 
@@ -133,7 +133,8 @@ impl Bell {
 
 impl Door {
     fn wake(&self) {
-        // Whoever looked before we changed what it looks at is asleep by now, or looks again (P3).
+        // A drain that looked before the caller changed the state is asleep by now, or looks again
+        // (P3).
         if !is_on("drain-wake-unordered") {
             drop(self.lock.lock());
         }
@@ -189,7 +190,7 @@ impl Drain {
         }
     }
 
-    /// Whether the superblock is mounted, as of a moment ago: a first look, that spares a pin that
+    /// Whether the superblock is mounted, as of a moment ago: a first look, which spares a pin that
     /// would fail.
     #[must_use]
     pub fn is_active(&self) -> bool {
@@ -199,14 +200,14 @@ impl Drain {
 
     /// Keeps unmount waiting until the pin is dropped; `None` if it has begun.
     ///
-    /// The caller holds something that keeps the superblock there meanwhile: a lock under which one
+    /// Meanwhile the caller holds something that keeps the superblock alive: a lock under which one
     /// of its inodes cannot go, or a reference on one.
     #[inline]
     pub fn pin(&self) -> Option<Pin> {
         self.pin_at(shard::of_this_thread())
     }
 
-    /// The same in a given shard.
+    /// Pins in a given shard, see [`Drain::pin`].
     #[doc(hidden)]
     pub fn pin_at(&self, shard: usize) -> Option<Pin> {
         if is_on("drain-pin-after-test") && !self.is_active() {
@@ -215,8 +216,8 @@ impl Drain {
         let at = shard % self.shards.len();
         let shard = &self.shards[at];
         let bit = 1 << at;
-        // ORDERING: Relaxed, P1. A bit that another thread set is older than what we read, and so
-        // it is for unmount.
+        // ORDERING: Relaxed, P1. A bit that another thread set is older than what this load read,
+        // and so it is for unmount.
         if self.used.load(Ordering::Relaxed) & bit == 0 && !is_on("drain-used-unset") {
             self.used.fetch_or(bit, Ordering::Relaxed);
         }
@@ -242,8 +243,8 @@ impl Drain {
         None
     }
 
-    /// Clears `SB_ACTIVE`. From here on the number of pins only falls, but for those of switchers
-    /// that have not seen it yet and give them back at once.
+    /// Clears `SB_ACTIVE`. From here on the number of pins only falls, except for pins of switchers
+    /// that have not seen it yet; they give these back at once.
     pub fn close(&self) {
         // ORDERING: Relaxed, P1 by the fence.
         self.active.store(false, Ordering::Relaxed);
@@ -252,8 +253,8 @@ impl Drain {
         }
     }
 
-    /// What wakes the drain, if the superblock is closed. For who has a pin, or has just handed it
-    /// on under a lock that it holds still.
+    /// The bell that wakes the drain, if the superblock is closed. The caller has a pin, or has
+    /// just handed one on under a lock that it still holds.
     pub fn bell_if_closed(&self) -> Option<Bell> {
         #[cfg(loom)]
         self.memory.touch();
@@ -266,7 +267,8 @@ impl Drain {
         })
     }
 
-    /// Closes, and returns when no pin is left, whoever gives them back. May be called again.
+    /// Closes, and returns when no pin is left, whichever threads give them back. May be called
+    /// again.
     pub fn drain(&self) -> Drained {
         self.drain_with(&LeftToWorkers)
     }
@@ -289,7 +291,7 @@ impl Drain {
         drained
     }
 
-    /// Pins, as of a moment ago.
+    /// The number of pins, as of a moment ago.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         // ORDERING: Relaxed, a figure for people.
@@ -298,7 +300,7 @@ impl Drain {
 }
 
 impl Shard {
-    /// Waits until there is no pin; says whether there were any.
+    /// Waits until there is no pin; returns whether there were any.
     fn wait(&self, own: &dyn OwnSwitches) -> bool {
         let order = if is_on("drain-look-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // ORDERING: Acquire, P2.
@@ -306,7 +308,7 @@ impl Shard {
             return false;
         }
         if !is_on("drain-await-unset") {
-            // ORDERING: Relaxed, P3; what was done under the pins is acquired by the load below.
+            // ORDERING: Relaxed, P3; the load below acquires what was done under the pins.
             self.word.fetch_or(AWAITED, Ordering::Relaxed);
         }
         loop {
@@ -347,7 +349,7 @@ impl Drop for Pin {
     }
 }
 
-/// Which shard a thread uses.
+/// The shard that a thread uses.
 mod shard {
     #[cfg(not(any(loom, shuttle)))]
     pub(super) use real::{count, of_this_thread};
@@ -378,7 +380,7 @@ mod shard {
         }
     }
 
-    /// Models name the shard: what a thread was given must not depend on the schedules before.
+    /// Models name the shard: the shard of a thread must not depend on earlier schedules.
     #[cfg(any(loom, shuttle))]
     pub(super) fn count() -> usize {
         1
@@ -390,14 +392,14 @@ mod shard {
     }
 }
 
-/// Stands for the superblock's memory: loom objects to whoever touches it when the drain is over.
+/// Stands for the superblock's memory: loom reports a thread that touches it after the drain.
 #[cfg(loom)]
 #[derive(Debug, Default)]
 pub struct Memory(loom::cell::UnsafeCell<()>);
 
 #[cfg(loom)]
 #[allow(unsafe_code, reason = "a cell that loom watches, in models only")]
-// SAFETY: nothing is read or written through it; loom checks who could.
+// SAFETY: nothing is read or written through it; loom checks the accesses.
 unsafe impl Sync for Memory {}
 
 #[cfg(loom)]

@@ -47,7 +47,7 @@ fn the_drain_waits_for_pins_that_end_on_other_threads() {
             std::thread::spawn(move || {
                 going.recv().expect("the test begins");
                 for pin in pins {
-                    // ORDERING: Relaxed, that the drain's end orders it is what is tested.
+                    // ORDERING: Relaxed; the test checks that the drain's end orders it.
                     done.fetch_add(1, Ordering::Relaxed);
                     drop(pin);
                 }
@@ -61,7 +61,7 @@ fn the_drain_waits_for_pins_that_end_on_other_threads() {
     }
 }
 
-/// WB-R1 of the drain alone: what is pinned is never seen after the drain has returned.
+/// WB-R1 of the drain alone: no pinned thread is seen after the drain has returned.
 #[test]
 fn wb_r1_nobody_is_inside_after_the_drain() {
     for _ in 0..300 {

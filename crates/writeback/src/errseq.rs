@@ -1,8 +1,8 @@
-//! Write-back errors, reported once to everyone.
+//! Write-back errors, reported once through each open file.
 //!
-//! The semantics are those of the kernel's `errseq_t`: an error is remembered with a sequence
+//! The semantics are those of the kernel's `errseq_t`. An error is remembered with a sequence
 //! number; each open file has a cursor and reports an error that is newer than its cursor, once. A
-//! file that is opened after an error which nobody has seen yet reports it too, so that none is
+//! file that is opened after an error that no file has reported yet reports it too, so that none is
 //! lost.
 
 use sync::Mutex;
@@ -22,7 +22,7 @@ struct State<E> {
     seen: bool,
 }
 
-/// What one open file has seen.
+/// The position of one open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor(u64);
 
@@ -36,7 +36,8 @@ impl<E: Copy> ErrSeq<E> {
     /// Records an error.
     pub fn set(&self, error: E) {
         let mut state = self.state.lock();
-        // An error that nobody has looked at needs no new number: nobody could tell the two apart.
+        // An error that no file has reported needs no new number: no cursor could tell the two
+        // apart.
         if state.seen {
             state.sequence += 1;
         }
@@ -44,8 +45,8 @@ impl<E: Copy> ErrSeq<E> {
         state.seen = false;
     }
 
-    /// A cursor for a file that is opened now: behind an error that nobody has seen, else up to
-    /// date.
+    /// A cursor for a file that is opened now: behind an error that no file has reported, else up
+    /// to date.
     #[must_use]
     pub fn sample(&self) -> Cursor {
         let state = self.state.lock();

@@ -1,38 +1,39 @@
 //! The flushers of one backing device.
 //!
-//! They wait on an eventpoll of the device's wbs. A wb is ready when somebody should look at it:
+//! They wait on an eventpoll of the device's wbs. A wb is ready when a flusher should look at it:
 //! its lists begin with something new, its alarm went off, the cache is over its background
-//! threshold and it holds more than its part, somebody waits for room in the cache, or a limit
-//! changed. It is reported to one flusher at a time, which takes one inode of it, hands the wb on,
-//! and writes the inode. So an inode that hangs holds up one flusher, and [`crew`](crate::crew)
-//! sees to it that not all of them hang in one wb. `fsync` and `sync` write inodes themselves and
-//! need no flusher at all. Wbs are served in the order in which they became ready, so that a cgroup
-//! with many dirty inodes holds up no other.
+//! threshold and the wb holds more than its part, a writer waits for room in the cache, or a limit
+//! changed. The eventpoll reports a wb to one flusher at a time. That flusher takes one inode of
+//! it, hands the wb on, and writes the inode. So an inode that hangs holds up one flusher, and
+//! [`crew`](crate::crew) keeps the last free flusher away from a wb where another one is, so that a
+//! single wb never holds up all of them. `fsync` and `sync` write inodes themselves and need no
+//! flusher at all. Wbs are served in the order in which they became ready, so that a cgroup with
+//! many dirty inodes holds up no other.
 //!
-//! What is not due yet gets an alarm. A thread sleeps until the next one and signals the wb then;
-//! it never goes to the store, so that it never hangs.
+//! An inode that is not due yet gets an alarm. One thread sleeps until the next alarm and signals
+//! the wb then; it never goes to the store, so that it never hangs.
 //!
 //! # No wake-up is lost
-//! * A flusher unsets the wb's `work`, then looks, then hands the wb on. Others change something,
-//!   then set `work`. What came before the look is found by it; what comes after leaves `work` set,
-//!   and handing a wb on looks at that (`eventpoll` P6).
-//! * Who waits for room counts itself in `Crew::waiting`, then sets `work` of every wb if it is the
-//!   first; a flusher unsets `work`, then reads that count, then looks at the lists. Either it sees
-//!   who waits, or `work` is set after it was unset. Who finds nothing unwritten sets nothing: an
-//!   inode that it does not see counted was listed after the last look without anybody who waited,
-//!   and whoever listed it sets `work`.
-//! * Who changes a wb's lists sets `work` if they begin with something that the last look did not
-//!   see ([`Wb::note_lists`]).
-//! * There is a flusher that waits while there is something for it to do, if there may be one more:
-//!   who signals a wb sees to that, and who goes to the store. One that has waited for [`idle`] in
-//!   vain ends, after another look under `crew`; who signals takes `crew` afterwards. Either the
-//!   flusher sees the signal, or who gave it sees that the flusher is gone. The thread of the
-//!   alarms does the same. So thousands of idle devices cost no thread.
+//! * A flusher unsets the wb's `work`, then looks, then hands the wb on. All other threads change
+//!   something, then set `work`. A change before the look is found by it; a change after it leaves
+//!   `work` set, and handing a wb on checks `work` (`eventpoll` P6).
+//! * A writer that waits for room counts itself in `Crew::waiting`, then sets `work` of every wb if
+//!   it is the first; a flusher unsets `work`, then reads that count, then looks at the lists.
+//!   Either the flusher sees the writer, or `work` is set after it was unset. A writer that finds
+//!   nothing unwritten sets nothing: an inode that it does not see counted was listed after the
+//!   last look at which no writer waited, and the thread that listed it sets `work`.
+//! * A thread that changes a wb's lists sets `work` if they begin with something that the last look
+//!   did not see ([`Wb::note_lists`]).
+//! * While there is work, a flusher waits for it, if there may be one more: a thread that signals a
+//!   wb, or is about to go to the store, makes one if none waits. A flusher that has waited for
+//!   [`idle`] in vain ends, after another look under `crew`; a thread that signals takes `crew`
+//!   afterwards. Either the flusher sees the signal, or the signalling thread sees that the flusher
+//!   is gone. The alarm thread does the same. So thousands of idle devices cost no thread.
 //!
 //! Lock order: as in `bdi`.
 //!
-//! Shutdown: `stop` closes the eventpoll; each flusher ends after the inode it is writing, and says
-//! so by `Crew::running` and `ended`. Whoever drains does so before.
+//! Shutdown: `stop` closes the eventpoll. Each flusher ends after the inode it is writing, and
+//! reports that by `Crew::running` and `ended`. A caller that drains does so before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -48,8 +49,7 @@ use crate::limit::Direction;
 use crate::link::{Inode, Outcome};
 use crate::wb::{Listed, Wb};
 
-/// How long a flusher without anything to do stays. Models have no time: there it leaves at once,
-/// or stays.
+/// How long a flusher without work stays. Models have no time: there it leaves at once, or stays.
 fn idle() -> Option<Duration> {
     #[cfg(shuttle)]
     let idle = sync::model::maybe().then_some(Duration::ZERO);
@@ -60,7 +60,7 @@ fn idle() -> Option<Duration> {
 
 const PAGE: u64 = 4096;
 
-/// Somebody waits for room in the cache.
+/// Marks that a writer waits for room in the cache.
 #[derive(Debug)]
 pub struct WaitsForRoom<'a, I: Inode>(&'a Bdi<I>);
 
@@ -71,7 +71,7 @@ impl<I: Inode> Drop for WaitsForRoom<'_, I> {
     }
 }
 
-/// What one flusher has.
+/// One flusher's state.
 struct Flusher<'a, I: Inode> {
     bdi: &'a Bdi<I>,
     events: Vec<eventpoll::Event>,
@@ -79,7 +79,7 @@ struct Flusher<'a, I: Inode> {
 }
 
 impl<I: Inode> Flusher<'_, I> {
-    /// It has nothing to do, and nobody will wake it.
+    /// The flusher has no work, and no signal will wake it.
     fn leave(&mut self, crew: &mut Crew<I>) {
         crew.running -= 1;
         self.is_counted = false;
@@ -97,8 +97,8 @@ impl<I: Inode> Drop for Flusher<'_, I> {
 }
 
 impl<I: Inode> Bdi<I> {
-    /// Sees to it that a flusher waits, if there may be one more. For who has signalled a wb, or
-    /// goes to the store.
+    /// Makes a flusher if none waits and there may be one more. Called by a thread that has
+    /// signalled a wb or is about to go to the store.
     pub(crate) fn need_flusher(&self) {
         let mut crew = self.crew.lock();
         if crew.is_one_missing() {
@@ -110,11 +110,12 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Makes a thread; says whether there is one.
+    /// Makes a thread; returns whether that succeeded.
     fn make(&self, crew: &mut Crew<I>, name: String, body: impl FnOnce(&Arc<Self>) + Send + 'static) -> bool {
-        // None: the last reference is going, and with it whoever could list an inode.
+        // None: the last reference is going, and with it every thread that could list an inode.
         let Some(this) = self.this.upgrade() else { return false };
-        // A serving thread may have made the inode dirty, whose class is not to be inherited.
+        // The caller may be a serving thread, whose scheduling class the new thread must not
+        // inherit.
         thread::will_make_threads();
         let body = move || {
             let _of_the_device = this.span.enter();
@@ -127,15 +128,15 @@ impl<I: Inode> Bdi<I> {
                 true
             }
             Err(error) => {
-                // Who syncs writes by itself, as does who waits for room; the next one who has
-                // something to write asks again.
+                // A syncing caller writes by itself, and so does a writer that waits for room. The
+                // next thread that has something to write tries again.
                 self.span.in_scope(|| tracing::warn!(%error, "no thread to write back with"));
                 false
             }
         }
     }
 
-    /// Limits changed, or somebody may write sooner than was told.
+    /// Limits changed, or a wb may write sooner than its alarm says.
     pub(crate) fn signal_all(&self) {
         if self.unwritten() > 0 {
             self.wbs.signal_all(&self.switcher.grace().read());
@@ -149,16 +150,16 @@ impl<I: Inode> Bdi<I> {
             || self.dirty_inodes() as u64 > self.options.background_inodes as u64 / part
     }
 
-    /// Asks the flushers to write without regard to age, until half of both thresholds is free,
-    /// what wbs have that hold more than their part.
+    /// Asks the flushers to write, without regard to age, inodes of wbs that hold more than their
+    /// part, until half of both thresholds is free.
     pub fn kick(&self) {
         if !std::mem::replace(&mut self.crew.lock().is_kicked, true) {
             self.signal_all();
         }
     }
 
-    /// Somebody waits for room in the cache: until the result is dropped, all is written without
-    /// regard to age, whosever it is.
+    /// A writer waits for room in the cache: until the result is dropped, everything is written
+    /// without regard to age, whichever cgroup owns it.
     #[must_use]
     pub fn waits_for_room(&self) -> WaitsForRoom<'_, I> {
         if is_on("bdi-waits-told-first") {
@@ -176,11 +177,11 @@ impl<I: Inode> Bdi<I> {
     }
 
     /// Whether a wb holds more than its part of what may be there below half of the background
-    /// thresholds: as long as there is too much, one does; who has little is left alone beside one
-    /// who has much and may not write it.
+    /// thresholds. As long as there is too much, one wb does. A wb with little is left alone beside
+    /// one that has much and may not write it.
     pub(crate) fn holds_much(&self, wb: &Wb<I>) -> bool {
         let parts = 2 * self.wbs.count(&self.switcher.grace().read()) as u64;
-        // The root's alone: it holds whatever there is.
+        // Only the root's wb: it holds whatever there is.
         parts <= 2
             || wb.unwritten_bytes().div_ceil(PAGE) > self.options.background_pages / parts
             || wb.dirty_inodes() as u64 > self.options.background_inodes as u64 / parts
@@ -198,7 +199,7 @@ impl<I: Inode> Bdi<I> {
         let mut crew = self.crew.lock();
         crew.is_stopping = true;
         self.alarms_changed.notify_all();
-        // It never hangs.
+        // The alarm thread never hangs.
         while crew.is_watched {
             self.ended.wait(&mut crew);
         }
@@ -210,8 +211,8 @@ impl<I: Inode> Bdi<I> {
         let (left, threads) = (crew.running, std::mem::take(&mut crew.threads));
         drop(crew);
         for thread in threads {
-            // Where none is left, all are past their last step, and those that are not finished are
-            // about to be.
+            // Where no flusher is left, all are past their last step, and threads that are not
+            // finished are about to be.
             if (left == 0 || thread::is_finished(&thread)) && thread.join().is_err() {
                 self.span.in_scope(|| tracing::error!("a flusher panicked outside a write-back"));
             }
@@ -226,8 +227,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Waits for the next wb to serve, which is then the caller's; one that it kept comes after
-    /// those that wait. `None` at the end, and where there has been none for a while.
+    /// Waits for the next wb, which the caller then serves alone. A wb that the caller kept comes
+    /// after those that wait. `None` at the end, and after a while without any.
     fn next_wb(&self, flusher: &mut Flusher<'_, I>, kept: Option<Arc<Wb<I>>>) -> Option<Arc<Wb<I>>> {
         let ready = self.wbs.ready.as_ref()?;
         let timeout = if kept.is_some() { Some(Duration::ZERO) } else { idle() };
@@ -245,7 +246,7 @@ impl<I: Inode> Bdi<I> {
                 }
             }
             let index = u32::try_from(flusher.events[0].token).ok()?;
-            // None there: it was given back.
+            // None there: the wb was given back.
             if let Some(wb) = self.wb_at(index) {
                 kept.iter().for_each(|kept| self.wbs.hand_on(kept, true));
                 return Some(wb);
@@ -253,8 +254,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Looks at a wb and writes an inode of it, if there is one to be written. Gives the wb if it
-    /// is still the caller's.
+    /// Looks at a wb and writes an inode of it, if one is to be written. Returns the wb if the
+    /// caller still has it.
     fn serve(self: &Arc<Self>, wb: Arc<Wb<I>>) -> Option<Arc<Wb<I>>> {
         if !is_on("bdi-unset-after-look") {
             wb.unset_work();
@@ -274,7 +275,7 @@ impl<I: Inode> Bdi<I> {
         if is_on("bdi-unset-after-look") {
             wb.unset_work();
         }
-        // Before the store, where it may take long.
+        // Before going to the store, which may take long.
         self.pass_on(&wb, now, next);
         if let Some(listed) = listed {
             self.need_flusher();
@@ -283,7 +284,7 @@ impl<I: Inode> Bdi<I> {
         self.leave(&wb)
     }
 
-    /// Hands a wb on that has something to do at `next`, unless nobody may follow.
+    /// Hands on a wb that has something to do at `next`, unless no other flusher may follow.
     fn pass_on(&self, wb: &Arc<Wb<I>>, now: Duration, next: Option<Duration>) {
         let is_due = next.is_some_and(|next| next <= now);
         {
@@ -298,8 +299,8 @@ impl<I: Inode> Bdi<I> {
         self.wbs.hand_on(wb, is_due);
     }
 
-    /// The caller is at the wb no more. Gives the wb if it is the caller's: it was barred until
-    /// now.
+    /// The caller leaves the wb. Returns the wb if it was barred until now: then the caller still
+    /// has it.
     fn leave(&self, left: &Arc<Wb<I>>) -> Option<Arc<Wb<I>>> {
         let open = self.crew.lock().leave(left);
         let mut kept = None;
@@ -322,7 +323,7 @@ impl<I: Inode> Bdi<I> {
             Outcome::Failed
         });
         self.written.add(1);
-        // Nor must one in what an inode does when its last reference goes.
+        // A panic in what an inode does when its last reference goes must not end it either.
         if catch_unwind(AssertUnwindSafe(|| self.done(listed, outcome))).is_err() {
             self.panics.add(1);
             tracing::error!("an inode panicked after its write-back");
@@ -334,7 +335,7 @@ impl<I: Inode> Bdi<I> {
         self.dirty_limits.is_used() && self.is_over_background(wb)
     }
 
-    /// When its limits let a wb go.
+    /// The time at which its limits let a wb write.
     fn held_until(&self, wb: &Wb<I>) -> Duration {
         let chain = wb.chain(&self.throttle);
         if chain.is_empty() {
@@ -345,7 +346,7 @@ impl<I: Inode> Bdi<I> {
         self.throttle.ready_at(&chain, &request)
     }
 
-    /// Somebody watches the alarms, of which the next one is new.
+    /// Makes the alarm thread, or tells it that the next alarm is new.
     fn watch(&self, crew: &mut Crew<I>) {
         if crew.is_watched {
             self.alarms_changed.notify_all();
@@ -354,7 +355,7 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Signals wbs whose time has come, until no alarm is left.
+    /// Signals wbs whose alarm is due, until no alarm is left.
     fn watch_alarms(&self) {
         let mut crew = self.crew.lock();
         while !crew.is_stopping {
@@ -395,7 +396,7 @@ mod tests {
     use crate::link::Link;
     use crate::{BdiOptions, Budget, Owner};
 
-    /// Says that it is being written, and is until it is told to end.
+    /// Reports that it is being written, and stays so until the test lets it end.
     #[derive(Debug)]
     struct Slow {
         link: Link<Self>,

@@ -1,19 +1,21 @@
-//! Foreign inodes: who writes an inode, and whether its owner should change. Arithmetic only.
+//! Foreign inodes: which cgroups write an inode, and whether its owner should change. Arithmetic
+//! only.
 //!
-//! A round is what is written back at once. Its bytes are counted for the owner, for the winner of
-//! the last round, and for a candidate among all others, found by majority vote (Boyer and Moore):
-//! a byte of the candidate's counts up, one of somebody else's down, and who comes when there is
-//! none is the next candidate. Three numbers find any majority, whoever writes.
+//! A round is the data that is written back at once. Its bytes are counted for the owner, for the
+//! winner of the last round, and for a candidate among all others, found by majority vote (Boyer
+//! and Moore): a byte of the candidate counts up, a byte of another cgroup counts down, and a
+//! cgroup that writes when there is no candidate becomes the next. Three numbers find any majority,
+//! however many cgroups write.
 //!
-//! The last winner's bytes are counted apart and take no part in that vote: who won the last round
-//! and goes on writing keeps its count however many others come and go, and loses the round only to
-//! a candidate, or an owner, that wrote more. Where both did as much, the last winner stays, so
-//! that two cgroups that write alike do not take turns at the inode.
+//! The last winner's bytes are counted apart and take no part in that vote. A cgroup that won the
+//! last round and goes on writing keeps its count however many others come and go, and loses the
+//! round only to a candidate, or an owner, that wrote more. Where both wrote as much, the last
+//! winner stays, so that two cgroups that write alike do not take turns at the inode.
 //!
-//! A round's weight is the time that its winner's bytes take at the device: long rounds say more
-//! than short ones. Time is in units of 1/8192 s; the history has 16 slots of an eighth of a
-//! second, the newest lowest, one if that time was foreign. More than half of them foreign: the
-//! owner should change.
+//! A round's weight is the time that its winner's bytes take at the device: long rounds count for
+//! more than short ones. Time is in units of 1/8192 s. The history has 16 slots of an eighth of a
+//! second, the newest lowest; a slot is one if that time was foreign. With more than half of them
+//! foreign, the owner should change.
 
 use crate::Owner;
 
@@ -30,7 +32,7 @@ const SLOTS_OF_ROUND_MAX: u64 = 5;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// What an inode remembers of its rounds.
+/// An inode's history of its rounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Foreign {
     winner: Option<Owner>,
@@ -50,7 +52,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Counts `bytes` that `by` dirtied; not for those whose cgroup was removed.
+    /// Counts `bytes` that `by` dirtied; not for cgroups that were removed.
     pub fn count(&mut self, by: Owner, bytes: u64) {
         if by == self.owner {
             self.owner_bytes += bytes;
@@ -64,7 +66,7 @@ impl Round {
         }
     }
 
-    /// Who wrote most, and how much.
+    /// The cgroup that wrote most, and how much.
     fn winner(&self) -> (Owner, u64) {
         let others = self.last_bytes.max(self.candidate_bytes);
         match (self.last_winner, self.candidate) {
@@ -84,8 +86,8 @@ impl Foreign {
         Round { owner, owner_bytes: 0, last_winner, last_bytes: 0, candidate: None, candidate_bytes: 0 }
     }
 
-    /// Ends a round, at a device that writes `bandwidth` pages a second; says whom the inode should
-    /// go to.
+    /// Ends a round, at a device that writes `bandwidth` pages a second; returns the cgroup that
+    /// the inode should go to.
     pub fn end(&mut self, round: &Round, bandwidth: u64) -> Option<Owner> {
         let (winner, bytes) = round.winner();
         if bytes == 0 {

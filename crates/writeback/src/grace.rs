@@ -1,8 +1,9 @@
 //! Read sections and grace periods, as the rest of the crate needs them.
 //!
 //! Plain builds use a domain of `rcu`. Under the model checkers a lock of readers and writers
-//! stands for it: a grace period is the moment at which nobody reads. That promises what a domain
-//! does, and what is checked here is who relies on it, not the domain, which has its own models.
+//! stands for it: a grace period is the moment at which no thread reads. That gives the guarantees
+//! of a domain. The checks here are about the users of the domain, not the domain, which has its
+//! own models.
 
 #[cfg(any(loom, shuttle))]
 pub(crate) use checked::Cell;
@@ -19,7 +20,7 @@ pub use real::{Grace, Section};
 mod real {
     use rcu::{Cookie, Domain, Guard, RcuCell, Retired};
 
-    /// Read sections, and those who wait for them.
+    /// Read sections, and the grace periods that wait for them.
     #[derive(Debug, Clone, Default)]
     pub struct Grace(Domain);
 
@@ -28,7 +29,7 @@ mod real {
     pub struct Section<'a>(Guard<'a>);
 
     impl Grace {
-        /// In a domain that is there already.
+        /// In a domain that exists already.
         #[must_use]
         pub fn of(domain: Domain) -> Self {
             Self(domain)
@@ -45,8 +46,8 @@ mod real {
             self.0.synchronize();
         }
 
-        /// The first grace period that begins from now on: after it every section sees what the
-        /// caller did before.
+        /// The first grace period that begins from now on: after it every section sees the changes
+        /// that the caller made before.
         pub(crate) fn cookie(&self) -> Cookie {
             self.0.get_state()
         }
@@ -87,8 +88,8 @@ mod real {
             look(self.0.load(&section.0))
         }
 
-        /// Gives what was there. Its drop may wait for room among the domain's callbacks: not under
-        /// a lock.
+        /// Returns the old value. Its drop may wait for room among the domain's callbacks: not
+        /// under a lock.
         pub(crate) fn replace(&self, value: T) -> Retired<T> {
             self.0.replace(value)
         }
@@ -103,28 +104,28 @@ mod checked {
     use sync::atomic::{AtomicUsize, Ordering};
     use sync::{Mutex, RwLock, RwLockReadGuard, thread};
 
-    /// Read sections, and those who wait for them.
+    /// Read sections, and the grace periods that wait for them.
     #[derive(Debug, Clone, Default)]
     pub struct Grace(Arc<Inner>);
 
-    /// So many grace periods had been when it was given.
+    /// The number of grace periods when it was taken.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Cookie(usize);
 
     #[derive(Debug, Default)]
     struct Inner {
         sections: RwLock<()>,
-        /// Grace periods so far; changed while nobody reads.
+        /// Grace periods so far; changed while no thread reads.
         periods: AtomicUsize,
         callbacks: Mutex<Vec<thread::JoinHandle<()>>>,
     }
 
     sync::thread_local! {
-        /// What this thread has sections of: the checkers' locks cannot be shared with oneself.
+        /// The domains that this thread has sections of: the checkers' locks cannot be taken twice.
         static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// A read section. One within another lasts no longer than that.
+    /// A read section. One within another lasts no longer than the outer one.
     #[derive(Debug)]
     pub struct Section<'a> {
         address: usize,
@@ -156,8 +157,8 @@ mod checked {
         /// Returns when every section that was open on the call has ended.
         pub fn synchronize(&self) {
             let nobody_reads = self.0.sections.write();
-            // ORDERING: AcqRel, as the domain's heavy fence: what was done before a cookie was
-            // given is seen by sections that begin after the grace period that follows it.
+            // ORDERING: AcqRel, as the domain's heavy fence: changes made before a cookie was taken
+            // are visible to sections that begin after the grace period that follows it.
             self.0.periods.fetch_add(1, Ordering::AcqRel);
             drop(nobody_reads);
         }
@@ -196,7 +197,7 @@ mod checked {
         }
     }
 
-    /// A value that is replaced while others read it; who reads may get an old one, as far as the
+    /// A value that is replaced while others read it; a reader may get an old one, as far as the
     /// orderings allow.
     #[derive(Debug)]
     pub(crate) struct Cell<T> {
@@ -204,7 +205,7 @@ mod checked {
         current: AtomicUsize,
     }
 
-    /// What was there stays in the cell.
+    /// The old value stays in the cell.
     #[must_use]
     #[derive(Debug)]
     pub(crate) struct Retired;

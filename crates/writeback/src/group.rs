@@ -1,19 +1,18 @@
-//! One cgroup's limits on one store: what it was let do, and when it may go on.
+//! One cgroup's limits on one store: what it was allowed so far, and when it may go on.
 //!
 //! # Arithmetic
-//! For bytes and for operations, each way, a group keeps the time up to which what it did is
+//! For bytes and for operations, each way, a group keeps the time up to which its past work is
 //! *paid*: `n` at a rate of `r` a second cost `n / r` seconds. It may go on when the paid time has
-//! come; the later of bytes and operations counts. Time that nobody used is worth at most 12 ms
-//! afterwards.
+//! come; the later of bytes and operations counts. Unused time is worth at most 12 ms afterwards.
 //!
 //! This stands for blk-throttle's slices of 100 ms. A slice lets a cgroup have its rate times the
 //! time since the slice's beginning, rounded up to a slice, so that within 1 s it may be a slice
 //! over its limit (10 %). Here no second has more than the limit plus that credit plus one request;
-//! who asks for a [`piece`](crate::Chain::piece) at a time stays within 2 %, or within a page where
-//! that is more. As with slices, unused time is not saved up, and what goes at once (metadata, what
-//! a boost covers) is a debt.
+//! a caller that asks for a [`piece`](crate::Chain::piece) at a time stays within 2 %, or within a
+//! page where that is more. As with slices, unused time is not saved up, and requests that go at
+//! once (metadata, data that a boost covers) are a debt.
 //!
-//! Whose debt is told apart, where several cgroups are under one limit: see
+//! Where several cgroups are under one limit, their debts are kept apart: see
 //! [`meter`](crate::meter).
 //!
 //! | field | protected by |
@@ -33,10 +32,10 @@ use crate::meter::{Meter, Owner};
 const PIECES: u64 = 128;
 /// The least that is written at a time.
 const PAGE: u64 = 4096;
-/// What an operation that is owed counts as, in bytes: the largest.
+/// The bytes that an owed operation counts as: the largest operation.
 const OPERATION: u64 = 1 << 20;
 
-/// What somebody wants to do.
+/// One request for a limit's permission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// Which way.
@@ -48,7 +47,7 @@ pub struct Request {
     /// The data is dirty since this epoch or an earlier one: a boost that began later covers it.
     /// [`u64::MAX`]: no boost does.
     pub epoch: u64,
-    /// Whose data: for a boost that covers one inode.
+    /// The inode that the data belongs to: for a boost that covers one inode.
     pub inode: u64,
 }
 
@@ -61,18 +60,18 @@ pub struct Group {
 
 #[derive(Debug)]
 pub(crate) struct Buckets {
-    /// Whose limits these are.
+    /// The cgroup whose limits these are.
     path: CgroupPath,
     limits: Limits,
     /// By direction: bytes, operations.
     meters: [[Meter; 2]; 2],
-    /// Who waits for this cgroup's data and must not wait for its limits.
+    /// Boosts: callers wait for this cgroup's data and must not wait for its limits.
     tokens: Vec<Token>,
-    /// The number of what was counted last.
+    /// The number of the last count.
     numbers: u64,
 }
 
-/// What was counted for a request, in case that not all of it is done.
+/// How a request was counted, in case not all of it is done.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counted {
     number: u64,
@@ -83,7 +82,7 @@ pub(crate) struct Counted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token {
     pub(crate) number: u64,
-    /// It covers what is dirty since this epoch or an earlier one.
+    /// It covers data that is dirty since this epoch or an earlier one.
     pub(crate) epoch: u64,
     /// Of this inode only.
     pub(crate) inode: Option<u64>,
@@ -107,7 +106,7 @@ impl Group {
         Self { path, buckets: Mutex::new(buckets) }
     }
 
-    /// Whose limits these are.
+    /// The cgroup whose limits these are.
     #[must_use]
     pub fn path(&self) -> &CgroupPath {
         &self.path
@@ -131,8 +130,8 @@ impl Group {
 }
 
 impl Buckets {
-    /// When the request of somebody in cgroup `owner` may go on in the background; at once if it is
-    /// covered by a boost.
+    /// The time at which a request of cgroup `owner` may go on in the background; zero if a boost
+    /// covers it.
     pub(crate) fn ready_at(&mut self, owner: &CgroupPath, request: &Request, now: Duration) -> Duration {
         if self.covers(request) {
             return Duration::ZERO;
@@ -147,7 +146,8 @@ impl Buckets {
         self.tokens.iter().any(|token| token.covers(request))
     }
 
-    /// Counts what is done now: because it may, or, `must`, in any case, as a debt of `owner`.
+    /// Counts a request that goes now: because it may, or, with `must`, in any case, as a debt of
+    /// `owner`.
     pub(crate) fn charge(
         &mut self,
         owner: &CgroupPath,
@@ -163,7 +163,8 @@ impl Buckets {
         self.counted(is_debt)
     }
 
-    /// Gives who waits in its own call a place; none is needed where a boost covers the request.
+    /// Gives a place to a caller that waits in its own call; none is needed where a boost covers
+    /// the request.
     pub(crate) fn queue(&mut self, owner: &CgroupPath, request: &Request, now: Duration) -> Counted {
         if self.covers(request) {
             return self.charge(owner, request, now, true);
@@ -173,7 +174,7 @@ impl Buckets {
         counted
     }
 
-    /// When a place's turn is; at once if a boost covers the request.
+    /// The time of a place's turn; zero if a boost covers the request.
     pub(crate) fn turn(&self, counted: Counted, request: &Request) -> Duration {
         if self.covers(request) {
             return Duration::ZERO;
@@ -182,8 +183,8 @@ impl Buckets {
         turns.max().unwrap_or_default()
     }
 
-    /// Gives back a place, and what was counted there and not done: `rest`. Says whether somebody
-    /// moved up.
+    /// Gives back a place, and `rest`: what was counted there and not done. Returns whether another
+    /// waiter moved up.
     pub(crate) fn refund(
         &mut self,
         owner: &CgroupPath,
@@ -202,7 +203,7 @@ impl Buckets {
         has_moved
     }
 
-    /// Whom a debt is told apart by; nobody for the limited cgroup itself.
+    /// The cgroup that a debt is kept under; none for the limited cgroup itself.
     fn below<'a>(&self, owner: &'a CgroupPath) -> Owner<'a> {
         (*owner != self.path).then_some(owner)
     }
@@ -212,7 +213,7 @@ impl Buckets {
         Counted { number: self.numbers, is_debt }
     }
 
-    /// What of the request is limited, and what it costs.
+    /// Calls `count` for each limit of the request, with its cost there.
     fn each(&mut self, request: &Request, mut count: impl FnMut(&mut Meter, Duration)) {
         for ((limit, meter), amount) in self.both(request.direction).zip(amounts(request)) {
             if let Some(limit) = limit {
@@ -235,13 +236,13 @@ impl Buckets {
         self.limits = limits;
     }
 
-    /// What `owner` did ahead of the limits, in bytes.
+    /// The bytes that `owner` wrote or read ahead of the limits.
     pub(crate) fn owed(&mut self, owner: &CgroupPath, direction: Direction, now: Duration) -> u64 {
         let owner = self.below(owner);
         self.in_bytes(direction, |meter| meter.ahead(owner, now))
     }
 
-    /// What all did ahead of the limits, in bytes.
+    /// The bytes that all owners wrote or read ahead of the limits.
     pub(crate) fn owed_in_all(&mut self, direction: Direction, now: Duration) -> u64 {
         self.in_bytes(direction, |meter| meter.ahead_in_all(now))
     }
@@ -255,7 +256,7 @@ impl Buckets {
         owed.max().unwrap_or(0)
     }
 
-    /// When `owner` will owe no more than `most` bytes.
+    /// The time from which on `owner` owes no more than `most` bytes.
     pub(crate) fn owed_until(
         &mut self,
         owner: &CgroupPath,
@@ -271,14 +272,15 @@ impl Buckets {
         times.max().unwrap_or_default()
     }
 
-    /// What `owner`, which was removed, owes is `heir`'s; at the heir's own limit all below it wait
-    /// for it.
+    /// The debt of `owner`, which was removed, becomes one of `heir`; at the heir's own limit all
+    /// below it wait for it.
     pub(crate) fn inherit(&mut self, owner: &CgroupPath, heir: &CgroupPath) {
         let heir = self.below(heir);
         self.meters.iter_mut().flatten().for_each(|meter| meter.inherit(owner, heir));
     }
 
-    /// The most that should be asked for at once, so that averages over a second keep to the limit.
+    /// The most that a caller should ask for at once, so that averages over a second keep to the
+    /// limit.
     pub(crate) fn piece(&self, direction: Direction) -> u64 {
         let [bytes, _] = self.limits.of(direction);
         bytes.map_or(u64::MAX, |rate| (rate.get() / PIECES / PAGE * PAGE).max(PAGE))

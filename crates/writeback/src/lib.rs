@@ -1,20 +1,21 @@
-//! Write-back: who owns dirty data, who writes it, who waits for it, and what an unmount waits for.
+//! Write-back: which cgroup owns dirty data, which thread writes it, which callers wait for it, and
+//! what an unmount waits for.
 //!
 //! The names are those of Linux' `fs/fs-writeback.c` and `mm/page-writeback.c`:
 //!
 //! | type | is |
 //! |---|---|
-//! | [`Switcher`] | what all devices of a process share: cgroups, read sections, the threads that switch inodes |
+//! | [`Switcher`] | shared by all devices of a process: cgroups, read sections, the threads that switch inodes |
 //! | [`Bdi`] | one backing device (here: one store) with its wbs, its flusher threads and its superblock |
 //! | [`Wb`] | the inodes of one cgroup on one backing device |
 //! | [`Inode`] | what a wb lists: something with dirty data that can be written; [`Link`] is the part of it that is here |
-//! | [`Cgroups`] | the tree of those who dirty data |
-//! | [`Foreign`] | whether an inode's owner should change, from who writes it |
+//! | [`Cgroups`] | the tree of the cgroups that own dirty data |
+//! | [`Foreign`] | whether an inode's owner should change, from which cgroups write it |
 //! | [`Drain`] | what unmount waits for: the ownership switches of one superblock |
-//! | [`Budget`] | the hard bound on cached pages, and who must wait when it is near |
-//! | [`Throttle`] | `io.max`: the limits of cgroups on one store, and who need not wait for them |
-//! | [`Balance`] | what a cgroup's dirty limits say to who writes |
-//! | [`ErrSeq`] | write-back errors, reported once to everyone who had the file open |
+//! | [`Budget`] | the hard bound on cached pages, and which writers must wait when it is near |
+//! | [`Throttle`] | `io.max`: the limits of cgroups on one store, and which requests need not wait for them |
+//! | [`Balance`] | the verdict of a cgroup's dirty limits on a writer |
+//! | [`ErrSeq`] | write-back errors, reported once through each open file |
 //!
 //! The crate knows nothing of files, stores or FUSE.
 

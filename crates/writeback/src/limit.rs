@@ -1,4 +1,4 @@
-//! What a limit is: the cgroup that it is for, and how much a second.
+//! A limit: the cgroup that it is for, and how much a second.
 //!
 //! The syntax is that of cgroup v2's `io.max`: `rbps`, `wbps`, `riops` and `wiops`, each a number
 //! or `max`. Numbers may end in `K`, `M` or `G` (powers of 1024).
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Why a limit cannot be taken as it was written.
+/// Why the text of a limit was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
@@ -26,7 +26,7 @@ pub enum LimitError {
     NotANumber {
         /// The limit's name.
         key: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
     },
     /// Neither on nor off.
@@ -34,7 +34,7 @@ pub enum LimitError {
     NotASwitch {
         /// The setting's name.
         key: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
     },
     /// Not a path in the tree of cgroups.
@@ -42,7 +42,7 @@ pub enum LimitError {
     NotAPath(String),
 }
 
-/// Where a cgroup is in the tree, as `/proc/PID/cgroup` says it: `/` is the root. Cheap to clone.
+/// Where a cgroup is in the tree, as in `/proc/PID/cgroup`: `/` is the root. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CgroupPath(Arc<str>);
 
@@ -67,7 +67,7 @@ impl CgroupPath {
     }
 }
 
-/// A path of which it is known that it is a cgroup's. What of it is not UTF-8 is replaced.
+/// A path that is known to be a cgroup's. Parts that are not UTF-8 are replaced.
 impl From<&Path> for CgroupPath {
     fn from(path: &Path) -> Self {
         Self(path.to_string_lossy().into())
@@ -124,8 +124,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Changes what `text` names (`wbps=1M riops=max`, separated by blanks or commas), and leaves
-    /// the rest.
+    /// Changes the limits that `text` names (`wbps=1M riops=max`, separated by blanks or commas),
+    /// and leaves the rest.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is changed then.

@@ -1,11 +1,11 @@
-//! What write-back keeps in each inode.
+//! The part of each inode that belongs to write-back.
 //!
 //! # State
 //! | field | is | protected by |
 //! |---|---|---|
 //! | `wb` | `i_wb`: the index of the owning wb, or [`NONE`] before the first dirtying | written under the lists' lock of both wbs and `state`; read under any of these, or in a read section that found `switching` unset |
 //! | `switching` | `I_WB_SWITCH`: on its way to another wb | set under `state`; cleared by the worker of the switch |
-//! | `state` | on which list the inode is, the history of who writes it | its own lock, `i_lock` |
+//! | `state` | on which list the inode is, the history of its writers | its own lock, `i_lock` |
 //! | `pages` | nothing: orders page accounting against a transfer | its own lock, a leaf |
 //! | `dirty`, `writeback` | the inode's bytes as its wb counts them | callers of `Bdi::account`, one at a time; read by the transfer under `pages` |
 //!
@@ -38,12 +38,12 @@ pub(crate) const NONE: u32 = u32::MAX;
 
 /// Something with dirty data.
 pub trait Inode: Send + Sync + fmt::Debug + Sized + 'static {
-    /// Writes what was dirty when the call began, and says what is left.
+    /// Writes the data that was dirty when the call began; returns what is left.
     ///
     /// Only one flusher calls it at a time for one inode; others (`fsync`) may write it meanwhile.
     fn write_back(self: &Arc<Self>) -> Outcome;
 
-    /// Somebody else is about to become its owner. Called before that begins, and with no lock
+    /// Another cgroup is about to become its owner. Called before that begins, and with no lock
     /// held; it may come to nothing.
     fn changes_owner(&self) {}
 
@@ -51,7 +51,7 @@ pub trait Inode: Send + Sync + fmt::Debug + Sized + 'static {
     fn link(&self) -> &Link<Self>;
 }
 
-/// What a write-back left behind.
+/// The state after a write-back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Outcome {
@@ -59,13 +59,13 @@ pub enum Outcome {
     Clean,
     /// It was dirtied again meanwhile.
     Dirty,
-    /// A limit is in the way; go on as soon as it lets one.
+    /// A limit is in the way; go on as soon as it allows.
     Held,
     /// It could not be written; try again later.
     Failed,
 }
 
-/// What write-back keeps in each inode. See the module.
+/// The part of each inode that belongs to write-back. See the module.
 pub struct Link<I: Inode> {
     pub(crate) number: u64,
     bdi: OnceLock<Weak<Bdi<I>>>,
@@ -77,7 +77,7 @@ pub struct Link<I: Inode> {
     pub(crate) writeback: AtomicU64,
 }
 
-/// What `i_lock` protects.
+/// The fields that `i_lock` protects.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) place: Place,
@@ -124,10 +124,12 @@ impl<I: Inode> Link<I> {
         self.state.lock()
     }
 
-    /// The index of the owning wb, for who holds one of the locks or looks again under one.
+    /// The index of the owning wb, for a caller that holds one of the locks or looks again under
+    /// one.
     pub(crate) fn index(&self) -> u32 {
         let order = if is_on("account-look-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
-        // ORDERING: Acquire, P2 for who has no lock: with the index comes what made it valid.
+        // ORDERING: Acquire, P2 for a thread without a lock: it also sees the wb that made the
+        // index valid.
         self.wb.load(order)
     }
 
@@ -157,8 +159,8 @@ impl<I: Inode> Link<I> {
 
 impl<I: Inode> Drop for Link<I> {
     fn drop(&mut self) {
-        // Nobody else has the inode: a switch would hold it, and so would the lists of what is
-        // dirty.
+        // No other thread has the inode: a switch would hold it, and so would the lists of dirty
+        // ones.
         if let Some(bdi) = self.bdi.get().and_then(Weak::upgrade) {
             bdi.detach(self);
         }

@@ -1,4 +1,4 @@
-//! Inodes on the lists of a device's wbs: how they come there, what is counted for them, and how
+//! Inodes on the lists of a device's wbs: how they come there, how their bytes are counted, and how
 //! they leave.
 //!
 //! Lock order: as in `bdi`.
@@ -17,8 +17,8 @@ use crate::wb::{Entry, Listed, Lists, Wb};
 impl<I: Inode> Bdi<I> {
     /// Inodes that are dirty or being written.
     pub(crate) fn unwritten(&self) -> usize {
-        // ORDERING: Relaxed: who made an inode dirty before a sync began counted it before that;
-        // the count falls only when it is clean.
+        // ORDERING: Relaxed: a thread that made an inode dirty before a sync began counted it
+        // before that; the count falls only when the inode is clean.
         self.unwritten.load(Ordering::Relaxed)
     }
 
@@ -35,7 +35,7 @@ impl<I: Inode> Bdi<I> {
             if index == NONE {
                 return None;
             }
-            // None there: it has moved and its wb was given back.
+            // None there: the inode has moved and its wb was given back.
             let Some(wb) = self.wb_at(index) else { continue };
             if let Some(mut lists) = wb.lists_of(link, index) {
                 let result = run(&wb, &mut lists);
@@ -65,7 +65,7 @@ impl<I: Inode> Bdi<I> {
             let mut state = link.state();
             if link.index() == NONE {
                 link.attach_to(self);
-                // ORDERING: Release, as in a switch: who finds the index finds the wb.
+                // ORDERING: Release, as in a switch: a thread that finds the index finds the wb.
                 link.wb.store(wb.index, Ordering::Release);
                 lists.insert(link, &mut state, Entry::Attached(Arc::downgrade(inode)));
             }
@@ -74,12 +74,12 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// An inode that goes. Its wb goes with the last one, if its cgroup was removed: nobody else
-    /// comes back to look.
+    /// Takes off an inode that goes. Its wb goes with the last one, if its cgroup was removed: no
+    /// other thread comes back to look.
     pub(crate) fn detach(&self, link: &Link<I>) {
         let left = self.with_lists(link, |wb, lists| {
             for (bytes, sum) in [(&link.dirty, &wb.dirty), (&link.writeback, &wb.writeback)] {
-                // ORDERING: Relaxed, nobody else has the inode.
+                // ORDERING: Relaxed, no other thread has the inode.
                 sum.fetch_sub(bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
             }
             self.recount(wb);
@@ -139,7 +139,7 @@ impl<I: Inode> Bdi<I> {
         removed.flatten().is_some()
     }
 
-    /// Puts an inode back, or among the clean ones, after its write-back.
+    /// After an inode's write-back: lists it again, or puts it among the clean ones.
     pub(crate) fn done(self: &Arc<Self>, listed: Listed<I>, outcome: Outcome) {
         let now = self.options.clock.now();
         let pause = self.options.retry_pause * (1 << listed.failures.min(5));
@@ -148,14 +148,14 @@ impl<I: Inode> Bdi<I> {
         let cleans = self.with_lists(link, |wb, lists| {
             let mut state = link.state();
             let redirtied = state.redirtied.take();
-            // Not there: taken off for good meanwhile.
+            // Not there: it was taken off for good meanwhile.
             lists.remove(link, &mut state)?;
             let entry = match (outcome, redirtied) {
                 (Outcome::Clean, None) => {
                     self.note_unwritten(-1);
                     Entry::Attached(Arc::downgrade(&inode))
                 }
-                // Its time has come already; its owner's limits have to let it go.
+                // It is due already; only the limits of its owner hold it.
                 (Outcome::Held, _) => {
                     Entry::Dirty(self.next_key(now.saturating_sub(self.options.dirty_after)), listed)
                 }
@@ -176,12 +176,12 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Tells how many bytes of an inode are dirty and under writeback now; its wb is charged the
+    /// Records how many bytes of an inode are dirty and under writeback now; its wb is charged the
     /// difference. One call at a time for each inode.
     pub fn account(&self, inode: &I, dirty: u64, writeback: u64) {
         let link = inode.link();
         let mut section = self.switcher.grace().read();
-        // With the flag set the inode may move while we look (P1 of `link`).
+        // With the flag set the inode may move during this call (P1 of `link`).
         let _pages = (link.is_switching() && !is_on("account-no-page-lock")).then(|| link.pages.lock());
         if is_on("account-two-sections") {
             drop(section);
@@ -200,15 +200,16 @@ impl<I: Inode> Bdi<I> {
         });
     }
 
-    /// Counts bytes that somebody dirtied, for the question whose the inode should be.
+    /// Counts bytes that the cgroup `by` dirtied, to decide which cgroup the inode should belong
+    /// to.
     pub fn note_write(&self, inode: &I, by: Owner, bytes: u64) {
         let link = inode.link();
         let section = self.switcher.grace().read();
         let owner = self.wbs.with(&section, link.index(), |wb| (wb.owner(), wb.cgroup().is_living()));
         drop(section);
         let Some((owner, is_living)) = owner else { return };
-        // Bytes of a removed cgroup do not count, the owner's neither: it cannot win what it cannot
-        // have.
+        // Bytes of a removed cgroup do not count, not even the owner's: it cannot win what it
+        // cannot have.
         if !(by == owner && is_living) && self.switcher.cgroups().get(by).is_none() {
             return;
         }
@@ -217,13 +218,13 @@ impl<I: Inode> Bdi<I> {
         state.round.get_or_insert(begun).count(by, bytes);
     }
 
-    /// Who owns the inode.
+    /// The owner of the inode.
     pub fn owner_of(&self, inode: &I) -> Option<Owner> {
         self.wbs.with(&self.switcher.grace().read(), inode.link().index(), |wb| wb.owner())
     }
 
-    /// What was counted since the last call was written back: `bytes` in the time `took`. Begins a
-    /// switch if the inode should be somebody else's.
+    /// The data counted since the last call was written back: `bytes` in the time `took`. Begins a
+    /// switch if the inode should belong to another cgroup.
     pub fn end_round(self: &Arc<Self>, inode: &Arc<I>, bytes: u64, took: Duration) {
         let link = inode.link();
         let Some(wb) = self.wb_at(link.index()) else { return };
@@ -236,7 +237,7 @@ impl<I: Inode> Bdi<I> {
             round.and_then(|round| state.foreign.end(&round, wb.bandwidth()))
         };
         let cgroups = self.switcher.cgroups();
-        // The number was given again, or the removal was told too early: the one that lives has a
+        // The number was used again, or the removal was reported too early: the living cgroup has a
         // wb of its own.
         let again = || (!wb.cgroup().is_living() && cgroups.get(wb.owner()).is_some()).then_some(wb.owner());
         if let Some(owner) = winner.or_else(again) {

@@ -1,19 +1,19 @@
-//! One limit one way, bytes or operations: up to when what was done is paid, who owes what of it,
-//! and who waits for a place.
+//! One limit in one direction, in bytes or operations: the time up to which past work is paid, the
+//! debts of each owner, and the places of waiters.
 //!
-//! What is done in its turn is *paid* at once: the paid time goes on by what it cost, and by as
-//! much again of the debts. What went ahead of the limit, because somebody else waited for it or
-//! because it must not wait, is the *debt* of who did it. In all, what was done stays what the
-//! limit lets do, and the debts.
+//! Work that is done in its turn is *paid* at once: the paid time advances by its cost, and by as
+//! much again of the debts. Work that goes ahead of the limit, because another caller waits for it
+//! or because it must not wait, is a *debt* of its owner. In all, the work done stays what the
+//! limit allows, and the debts.
 //!
-//! Who comes in its own call (fsync) waits for the paid time only, also with a debt: it pays its
-//! own bytes and as many of the debts. What is done in the background waits until its owner's debt
-//! is paid. So a debt is paid by what is not urgent, by half of what is, and by all that nobody
-//! uses; at a limit that several cgroups are under, the others do not wait for it.
+//! A caller that waits in its own call (fsync) waits for the paid time only, even with a debt: it
+//! pays its own bytes and as many of the debts. Background work waits until its owner's debt is
+//! paid. So a debt is paid by work that is not urgent, by half of the urgent work, and by all
+//! unused time; at a limit that several cgroups are under, the others do not wait for it.
 //!
 //! # Places
-//! Who waits has a place, with its number. What is given back moves those up that have later
-//! places; of time that has passed unused meanwhile, no more than the credit is left.
+//! A waiter has a place, with its number. A refund moves up the waiters with later places; of time
+//! that has passed unused meanwhile, no more than the credit is left.
 //!
 //! Times only; no clock, no lock.
 
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::limit::CgroupPath;
 
-/// What unused time is worth: who wakes up late catches up.
+/// What unused time is worth: a waiter that wakes up late catches up.
 const CREDIT: Duration = Duration::from_millis(12);
 
 /// A cgroup below the limited one, or the limited one itself: its debts are those of all below it.
@@ -32,40 +32,40 @@ pub(crate) type Owner<'a> = Option<&'a CgroupPath>;
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     paid: Duration,
-    /// By who owes; none is zero.
+    /// By owner; none is zero.
     debts: BTreeMap<Option<CgroupPath>, Duration>,
-    /// Of those who wait or are doing what they waited for, by number.
+    /// Of waiters, and of those that are doing what they waited for, by number.
     places: BTreeMap<u64, Place>,
-    /// What was counted up to this number was counted by another meter.
+    /// Costs counted up to this number were counted by another meter.
     since: u64,
 }
 
-/// Where somebody waits.
+/// The place of one waiter.
 #[derive(Debug)]
 struct Place {
-    /// From when on it may go on.
+    /// The time from which on it may go on.
     turn: Duration,
     cost: Duration,
     /// What it pays of debts.
     pays: Pays,
 }
 
-/// How much of whose debts.
+/// How much of which owner's debts.
 type Pays = Vec<(Option<CgroupPath>, Duration)>;
 
 impl Meter {
-    /// With nothing counted; numbers up to `number` have been given out.
+    /// An empty meter; numbers up to `number` have been given out.
     pub(crate) fn after(number: u64) -> Self {
         Self { since: number, ..Self::default() }
     }
 
-    /// When what `owner` does in the background may go on.
+    /// The time at which background work of `owner` may go on.
     pub(crate) fn ready_at(&mut self, owner: Owner<'_>, now: Duration) -> Duration {
         self.pay(now);
         self.paid.saturating_add(self.debt(owner))
     }
 
-    /// Counts what costs so much and is done in its turn.
+    /// Counts work of this cost that is done in its turn.
     pub(crate) fn charge(&mut self, cost: Duration, now: Duration) -> Pays {
         self.pay(now);
         self.paid = self.paid.max(now.saturating_sub(CREDIT));
@@ -74,7 +74,7 @@ impl Meter {
         pays
     }
 
-    /// Counts what costs so much and is done ahead of the limit: a debt, which takes nobody's
+    /// Counts work of this cost that goes ahead of the limit: a debt, which takes no waiter's
     /// place.
     pub(crate) fn owe(&mut self, owner: Owner<'_>, cost: Duration, now: Duration) {
         self.pay(now);
@@ -83,8 +83,7 @@ impl Meter {
         self.debts.retain(|_, debt| !debt.is_zero());
     }
 
-    /// Gives a place to somebody who waits, counts what it costs, and says from when on it may go
-    /// on.
+    /// Gives a waiter a place and counts the cost; [`Meter::turn`] says from when on it may go on.
     pub(crate) fn queue(&mut self, number: u64, cost: Duration, now: Duration) {
         self.pay(now);
         let turn = self.paid;
@@ -92,14 +91,14 @@ impl Meter {
         self.places.insert(number, Place { turn, cost, pays });
     }
 
-    /// From when on a place may go on; at once if there is none.
+    /// The time from which on a place may go on; zero if there is no such place.
     pub(crate) fn turn(&self, number: u64) -> Duration {
         self.places.get(&number).map_or(Duration::ZERO, |place| place.turn)
     }
 
-    /// Takes back what cost so much, was counted at `number`, and is not done, with what it was to
-    /// pay of debts; whoever had that place waits no more. Says whether somebody else who waits has
-    /// moved up.
+    /// Takes back a cost counted at `number` for work that was not done, with what it was to pay of
+    /// debts; the waiter with that place waits no more. Returns whether another waiter has moved
+    /// up.
     pub(crate) fn refund(&mut self, number: u64, cost: Duration, now: Duration) -> bool {
         if number <= self.since {
             return false;
@@ -112,7 +111,7 @@ impl Meter {
         let floor = now.saturating_sub(CREDIT);
         let waits = |place: &Place| place.turn > now;
         let next = self.places.range(number..).map(|(_, place)| place).find(|place| waits(place));
-        // Time that has gone by unused is gone for those behind it, and has paid debts.
+        // Time that has passed unused is gone for the waiters behind it, and has paid debts.
         let all = cost + sum(&pays);
         let back = next.map_or(all, |next| all.min(next.turn.saturating_sub(floor)));
         let back = self.give_back(back, floor);
@@ -129,7 +128,7 @@ impl Meter {
         has_moved
     }
 
-    /// Takes back what cost so much, was owed by `owner`, counted at `number`, and is not done.
+    /// Takes back a cost that `owner` owed, counted at `number`, for work that was not done.
     pub(crate) fn forgive(&mut self, number: u64, owner: Owner<'_>, cost: Duration, now: Duration) {
         if number <= self.since {
             return;
@@ -139,7 +138,7 @@ impl Meter {
         let owed = debt.min(cost);
         self.debts.insert(key, debt - owed);
         self.debts.retain(|_, debt| !debt.is_zero());
-        // What of it is paid already.
+        // The part of it that is paid already.
         self.give_back(cost - owed, now.saturating_sub(CREDIT));
     }
 
@@ -148,14 +147,14 @@ impl Meter {
         self.ready_at(owner, now).saturating_sub(now)
     }
 
-    /// By how much all are ahead together.
+    /// By how much all owners are ahead together.
     pub(crate) fn ahead_in_all(&mut self, now: Duration) -> Duration {
         self.pay(now);
         let debts = self.debts.values().fold(Duration::ZERO, |sum, debt| sum.saturating_add(*debt));
         self.paid.saturating_add(debts).saturating_sub(now)
     }
 
-    /// Another rate: what is ahead now costs what `cost` makes of it.
+    /// The rate changes: what is ahead now costs what `cost` makes of it.
     pub(crate) fn scale(&mut self, now: Duration, cost: impl Fn(Duration) -> Duration) {
         self.pay(now);
         let queued = self.paid.saturating_sub(now);
@@ -171,7 +170,7 @@ impl Meter {
         self.debts.retain(|_, debt| !debt.is_zero());
     }
 
-    /// What `owner` owes is `heir`'s.
+    /// The debt of `owner` becomes one of `heir`.
     pub(crate) fn inherit(&mut self, owner: &CgroupPath, heir: Owner<'_>) {
         if let Some(debt) = self.debts.remove(&Some(owner.clone())) {
             *self.debts.entry(heir.cloned()).or_default() += debt;
@@ -184,14 +183,14 @@ impl Meter {
         own.saturating_add(of(None))
     }
 
-    /// Says how much it could give back.
+    /// Returns how much it could give back.
     fn give_back(&mut self, time: Duration, floor: Duration) -> Duration {
         let before = self.paid;
         self.paid = before.saturating_sub(time).max(before.min(floor));
         before - self.paid
     }
 
-    /// Time that nobody used, and nobody is going to use, pays debts.
+    /// Time that no request used or is going to use pays debts.
     fn pay(&mut self, now: Duration) {
         if !self.debts.is_empty() {
             let unused = now.saturating_sub(CREDIT).saturating_sub(self.paid);
@@ -200,7 +199,7 @@ impl Meter {
         }
     }
 
-    /// Pays `most` of the debts, as much of each; says how much of whose.
+    /// Pays `most` of the debts, an equal part of each; returns how much of which owner's.
     fn pay_debts(&mut self, most: Duration) -> Pays {
         let mut pays = Pays::new();
         let mut left = most;
@@ -223,7 +222,7 @@ fn sum(pays: &Pays) -> Duration {
     pays.iter().map(|(_, time)| *time).sum()
 }
 
-/// As much of each as `of` is of `whole`.
+/// Of each payment, the fraction that `of` is of `whole`.
 fn part(pays: Pays, of: Duration, whole: Duration) -> Pays {
     if of == whole {
         return pays;

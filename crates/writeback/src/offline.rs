@@ -1,8 +1,8 @@
 //! The end of a cgroup: its wb's inodes go to the nearest ancestor that lives.
 //!
 //! Inodes with nothing to be written go at once, in batches. One that is dirty or being written
-//! stays until it has been written: moved, its data would escape the limits of the cgroup that
-//! dirtied it. When its write-back ends it goes by itself.
+//! stays until it has been written: if it were moved, its data would escape the limits of the
+//! cgroup that dirtied it. It goes when its write-back ends.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) struct CleanUp<I: Inode> {
     wb: Arc<Wb<I>>,
 }
 
-/// What was found at a wb.
+/// The inodes of one search.
 struct Batch<I> {
     items: Vec<Item<I>>,
     /// Where to go on, if there is more.
@@ -44,15 +44,16 @@ enum After {
 impl<I: Inode> Bdi<I> {
     /// Queues the clean-up of a dying wb, unless it waits already.
     pub(crate) fn clean_up(self: &Arc<Self>, wb: &Arc<Wb<I>>) {
-        // ORDERING: AcqRel, pairs with the store in `run`: who finds it set knows that a clean-up
-        // will look later.
+        // ORDERING: AcqRel, pairs with the store in `run`: a thread that finds it set knows that a
+        // clean-up will look later.
         if !wb.is_cleaning.swap(true, Ordering::AcqRel) {
             self.switcher.clean_ups.push(CleanUp { bdi: Arc::clone(self), wb: Arc::clone(wb) });
         }
     }
 
-    /// Lets an inode of a dying wb go that has nothing left to be written: who waits for that can
-    /// be sure that it has left with the write-back that wrote the last of it, whoever did that.
+    /// Lets an inode of a dying wb go that has nothing left to be written. A caller that waits for
+    /// that can rely on it: the inode leaves with the write-back that wrote the last of it,
+    /// whichever thread did that.
     pub(crate) fn move_on(self: &Arc<Self>, inode: &Arc<I>, from: &Arc<Wb<I>>) {
         let world = &self.switcher.world;
         let in_flight = world.begin_clean_up(&self.in_flight);
@@ -70,10 +71,10 @@ impl<I: Inode> Bdi<I> {
     /// `from`.
     fn prepare_batch(&self, wb: &Wb<I>, target: &Incoming<I>, from: After) -> Batch<I> {
         let mut batch = Batch { items: Vec::new(), next: None };
-        // Of the whole batch, and declared first so that it goes last: a reference that is not
-        // wanted after all may be the inode's last.
+        // A pin for the whole batch. It is declared first so that it is dropped last: a reference
+        // that is not needed after all may be the inode's last.
         let Ok(_pin) = self.switcher.world.discipline.pin(&self.superblock) else { return batch };
-        // References that are not wanted after all: dropped without the lock.
+        // References that are not needed after all: dropped without the lock.
         let mut spare = Vec::new();
         let lists = wb.lists();
         let (attached, dirty) = match from {
@@ -86,7 +87,7 @@ impl<I: Inode> Bdi<I> {
         let is_written = |inode: &&Arc<I>| inode.link().bytes() == (0, 0);
         let written =
             dirty.map(|(key, listed)| (After::Dirty(*key), Some(&listed.inode).filter(is_written).cloned()));
-        // As many are looked at, whatever is found: the lock is not held for longer.
+        // A fixed number is looked at, whatever is found: the lock is not held for longer.
         for (at, inode) in clean.chain(written).take(BATCH) {
             batch.next = Some(at);
             if let Some(inode) = inode {
@@ -102,7 +103,7 @@ impl<I: Inode> Bdi<I> {
 impl<I: Inode> Work for CleanUp<I> {
     fn run(self) {
         let Self { bdi, wb } = self;
-        // ORDERING: Release, see `clean_up`: whoever asks from here on gets another one.
+        // ORDERING: Release, see `clean_up`: a thread that asks from here on gets another one.
         wb.is_cleaning.store(false, Ordering::Release);
         let world = &bdi.switcher.world;
         let mut from = Some(After::Attached(0));

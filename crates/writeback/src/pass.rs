@@ -1,4 +1,4 @@
-//! Writing one inode's data piece by piece, as its owner's limits let it go.
+//! Writing one inode's data piece by piece, as its owner's limits allow.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use crate::ticket::{Ticket, Turn};
 /// The most that is written at a time, where no limit asks for less.
 const WHOLE: u64 = 1 << 20;
 
-/// What somebody does who comes to a limit.
+/// What a writer does at a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// Leaves it, and does something else: a flusher.
+    /// Leaves the inode, and does other work: a flusher.
     Leave,
-    /// Waits, unless somebody boosts the data: `fsync` and `sync`.
+    /// Waits, unless a boost covers the data: `fsync` and `sync`.
     Wait,
-    /// Goes on at once, and leaves a debt: an unmount, and what must not stop half-way.
+    /// Goes on at once, and leaves a debt: an unmount, and writes that must not stop half-way.
     Owe,
 }
 
-/// The way past the limits that are over one inode's data. These are found anew for each piece:
-/// they may be changed, and the inode may change its owner, while somebody waits.
+/// The way past the limits that are over one inode's data. These are looked up for each piece: they
+/// may be changed, and the inode may change its owner, while the writer waits.
 pub struct Pass<'a> {
     throttle: &'a Throttle,
     chain: Box<dyn Fn() -> Arc<Chain> + Send + Sync + 'a>,
-    /// That of who waits for the data.
+    /// The boost of the caller that waits for the data.
     boost: Option<&'a Boost>,
-    /// What is dirty since this epoch or an earlier one is to be written.
+    /// Data that is dirty since this epoch or an earlier one is to be written.
     epoch: u64,
     inode: u64,
     how: How,
@@ -57,27 +57,27 @@ pub enum Passed {
     GivenUp,
 }
 
-/// Data that is written piece by piece. No lock that anybody else needs may be held while
-/// [`Pass::run`] runs: it sleeps.
+/// Data that is written piece by piece. [`Pass::run`] sleeps: its caller holds no lock that another
+/// thread needs.
 pub trait Pieces {
     /// What a write can fail with.
     type Error;
 
-    /// How many bytes are left that are dirty since `epoch` or before, and not being written.
+    /// The bytes left that are dirty since `epoch` or before, and not being written.
     fn left(&self, epoch: u64) -> u64;
 
-    /// Writes at most `bytes` of it (but at least a page), and says how many; 0 if there is nothing
-    /// more that it can write.
+    /// Writes at most `bytes` of it (but at least a page), and returns how many; 0 if there is
+    /// nothing more that it can write.
     ///
     /// # Errors
     /// The store's.
     fn write(&mut self, epoch: u64, bytes: u64) -> Result<u64, Self::Error>;
 
-    /// What wakes the sleeper.
+    /// The callback that wakes the sleeper.
     fn waker(&self) -> Arc<dyn Fn() + Send + Sync>;
 
-    /// Sleeps until the throttle's clock shows `until`, or until it is woken; also if that was
-    /// before the call, and since the last one. `false` to give up.
+    /// Sleeps until the throttle's clock shows `until`, or until it is woken; a wake-up between the
+    /// last call and this one counts. `false` to give up.
     fn sleep(&mut self, until: Duration) -> bool;
 }
 
@@ -94,17 +94,17 @@ impl<'a> Pass<'a> {
         Self { throttle, chain: Box::new(chain), boost: None, epoch, inode, how }
     }
 
-    /// The same for somebody whose boost waives these limits, if there is one.
+    /// With the boost of a waiter, which waives these limits, if there is one.
     #[must_use]
     pub(crate) fn boosted(mut self, boost: Option<&'a Boost>) -> Self {
         self.boost = boost;
         self
     }
 
-    /// Writes what was dirty when the epoch ended, as fast as the limits let it go.
+    /// Writes the data that was dirty when the epoch ended, as fast as the limits allow.
     ///
     /// # Errors
-    /// The first of a write.
+    /// The error of the first write that fails.
     pub fn run<P: Pieces>(&self, pieces: &mut P) -> Result<Passed, P::Error> {
         loop {
             let left = pieces.left(self.epoch);
@@ -118,7 +118,7 @@ impl<'a> Pass<'a> {
             let Some(ticket) = self.ask(&chain, left) else { return Ok(Passed::Held) };
             match self.wait(&ticket, pieces) {
                 Waited::Come => {}
-                // By other limits, or not at all: the place is given back.
+                // Under other limits, or not at all: the place is given back.
                 Waited::AskAgain => continue,
                 Waited::GivenUp => return Ok(Passed::GivenUp),
             }
@@ -136,13 +136,13 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What is dirty since this epoch or an earlier one is to be written.
+    /// Data that is dirty since this epoch or an earlier one is to be written.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// When the limits let the next piece go.
+    /// The time at which the limits let the next piece go.
     #[must_use]
     pub fn ready_at(&self) -> Duration {
         let request = Request { bytes: 1, epoch: u64::MAX, ..self.request() };
@@ -155,8 +155,8 @@ impl<'a> Pass<'a> {
         Request { direction: Direction::Write, bytes: 0, operations: 1, epoch, inode: self.inode }
     }
 
-    /// Asks for a piece: one that keeps averages to the limit, or as much as there is where none is
-    /// in the way.
+    /// Asks for a piece: one that keeps averages to the limit, or all that is left where no limit
+    /// is in the way.
     fn ask(&self, chain: &Arc<Chain>, left: u64) -> Option<Ticket<'_>> {
         let request = self.request();
         let piece = if self.how == How::Owe { WHOLE } else { chain.piece(&request) };
@@ -175,7 +175,7 @@ impl<'a> Pass<'a> {
         }
         let _listening = self.throttle.listen(pieces.waker());
         loop {
-            // Limits that were set meanwhile, or another owner's.
+            // Limits that were set meanwhile, or those of another owner.
             if !Arc::ptr_eq(&(self.chain)(), ticket.chain()) {
                 return Waited::AskAgain;
             }

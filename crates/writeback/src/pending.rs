@@ -39,14 +39,14 @@ pub struct Pending<T> {
     batches: Mutex<VecDeque<Batch<T>>>,
 }
 
-/// What waits for the same grace period.
+/// Switches that wait for the same grace period.
 #[derive(Debug)]
 struct Batch<T> {
     after: Cookie,
     items: Vec<T>,
 }
 
-/// Who has to hear of a push.
+/// The threads that must learn of a push.
 #[derive(Debug)]
 #[must_use = "a switch that nobody hears of is never made"]
 pub struct Pushed {

@@ -1,8 +1,8 @@
 //! Threads for work that waits: switches and clean-ups.
 //!
 //! A thread is made when work comes and fewer than `threads_max` run, and ends when there is none
-//! left: bursts of work are rare, and a grace period takes longer than a thread's beginning. Where
-//! the host gives no thread the caller does the work.
+//! left: bursts of work are rare, and a grace period takes longer than making a thread. Where the
+//! host gives no thread, the caller does the work.
 //!
 //! Lock order: `Queue::state` is a leaf.
 
@@ -58,7 +58,7 @@ impl<W: Work> Queue<W> {
         }))
     }
 
-    /// Has `work` done, elsewhere and later.
+    /// Queues `work`, to be done later on another thread.
     pub(crate) fn push(&self, work: W) {
         let mut state = self.0.state.lock();
         let number = state.next;
@@ -98,7 +98,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Works that ended with a panic. Anything but 0 is a defect.
+    /// Runs that ended with a panic. Anything but 0 is a defect.
     pub(crate) fn panics(&self) -> u64 {
         self.0.panics.get()
     }

@@ -1,25 +1,25 @@
 //! Moving inodes from one wb to another.
 //!
 //! 1. *Prepare*, under the inode's lock: pin the superblock (which looks at `SB_ACTIVE` again),
-//!    look that the inode is not on its way already, not being freed, not there already; set
-//!    `I_WB_SWITCH`; take a reference. Whatever fails gives the pin back.
-//! 2. *Queue*: push the inodes on the superblock's list, in the batch of those that wait for the
-//!    same grace period; who begins a batch queues a worker's run for it (`pending`).
+//!    check that the inode is not on its way already, not being freed, not there already; set
+//!    `I_WB_SWITCH`; take a reference. A step that fails gives the pin back.
+//! 2. *Queue*: push the inodes on the superblock's list, in the batch that waits for the same grace
+//!    period; a thread that begins a batch queues a worker's run for it (`pending`).
 //! 3. *Work*: wait for that grace period, so that page accounting sees the flags; take the batch,
 //!    **once**; then move inode after inode, each under both wbs' locks, clear its flag, drop the
 //!    reference, **then** the pin. A drain does the same with all batches of its superblock, and
 //!    waits for no worker's turn.
 //!
 //! A worker that took another batch as well would find switches whose flags no grace period has
-//! followed, and would have no end while new ones come: each batch has a run of its own.
+//! followed, and would not end while new ones come: each batch has a run of its own.
 //!
 //! A flush waits for runs by number. A run takes only its own batch, or a later one that waits for
-//! the same grace period after a drain took its own. So whoever has a switch that was queued before
-//! a flush is a run that was queued before it, or its superblock's drain.
+//! the same grace period after a drain took its own. So a switch that was queued before a flush is
+//! made by a run that was queued before that flush, or by its superblock's drain.
 //!
-//! Locks: `Bdi::switching` (shared; sync has it alone while it looks for dirty inodes, so that it
-//! misses none that moves), then as in `link`. They are given up between two inodes: thousands at a
-//! cgroup's end must not hold up who dirties one.
+//! Locks: `Bdi::switching` (shared; a sync holds it exclusively while it looks for dirty inodes, so
+//! that it misses none that moves), then as in `link`. They are released between two inodes: the
+//! thousands of a removed cgroup must not hold up a writer that dirties one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl<I> Drop for Item<I> {
     }
 }
 
-/// A wb that stays because a switch to it is under way. To be dropped with no lock held.
+/// Keeps a wb while a switch to it is under way. Dropped with no lock held.
 #[derive(Debug)]
 pub(crate) struct Incoming<I: Inode> {
     wb: Arc<Wb<I>>,
@@ -73,9 +73,9 @@ pub(crate) struct Incoming<I: Inode> {
 
 impl<I: Inode> Drop for Incoming<I> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed; whoever then gives the wb back takes a lock first.
+        // ORDERING: Relaxed; a thread that then gives the wb back takes a lock first.
         self.wb.incoming.fetch_sub(1, Ordering::Relaxed);
-        // Its cgroup's end found it in use; nobody else would come back.
+        // The clean-up of its cgroup found the wb in use; no other thread would come back.
         if !self.wb.cgroup().is_living() {
             self.bdi.give_back(&self.wb);
         }
@@ -87,8 +87,8 @@ impl<I: Inode> Drop for Incoming<I> {
 pub(crate) enum Switch<I: Inode> {
     /// Makes the switches that wait for this grace period.
     Make(Arc<Bdi<I>>, Cookie),
-    /// Gives a wb back on behalf of a drain. That may wait for room among callbacks, which are
-    /// everybody's.
+    /// Gives a wb back on behalf of a drain. That may wait for room among the callbacks, which all
+    /// superblocks share.
     GiveBack(Arc<Bdi<I>>, Arc<Wb<I>>),
 }
 
@@ -139,7 +139,7 @@ impl<I: Inode> Bdi<I> {
             return None;
         }
         // ORDERING: Relaxed: the grace period of the worker orders it against accounting, the lock
-        // against all others.
+        // against all other threads.
         link.switching.store(true, Ordering::Relaxed);
         state.heading = target.wb.index;
         Some(Item { inode: Some(Arc::clone(inode)), pin })
@@ -162,10 +162,10 @@ impl<I: Inode> Bdi<I> {
         if world.discipline.is_deferred() { world.grace.call(push) } else { push() }
     }
 
-    /// One inode of step 3; gives the wb that it came from.
+    /// One inode of step 3; returns the wb that it came from.
     fn move_inode(&self, inode: &Arc<I>, to: &Arc<Wb<I>>) -> Option<Arc<Wb<I>>> {
         let link = inode.link();
-        // It stays the same: only we may change it, as long as the flag is set.
+        // The index stays: only this thread may change it, as long as the flag is set.
         let from = self.wb_at(link.index()).filter(|from| !Arc::ptr_eq(from, to))?;
         self.note_touch();
         let _sync_waits = self.switching.read();
@@ -210,8 +210,8 @@ impl<I: Inode> Bdi<I> {
             add(&mut dying, Arc::clone(&isw.target.wb));
             self.move_inodes(isw).into_iter().for_each(|wb| add(&mut left, wb));
         }
-        // From here on the superblock may be gone; the device is not. Who waited because his cgroup
-        // had too much may go on.
+        // From here on the superblock may be gone; the device is not. A writer that waited because
+        // its cgroup had too much may go on.
         if !is_on("switch-tells-nobody") {
             self.tell_of_less();
         }
@@ -220,8 +220,8 @@ impl<I: Inode> Bdi<I> {
         dying.iter().for_each(|wb| self.clean_up(wb));
     }
 
-    /// Gives a dying wb back if nothing is left of it; for a drain, which does not wait for what
-    /// others have to do, on another thread.
+    /// Gives a dying wb back if nothing is left of it. A drain leaves that to another thread, so
+    /// that it does not wait for the work of others.
     fn give_back(self: &Arc<Self>, wb: &Arc<Wb<I>>) {
         if self.superblock.is_active() {
             self.wbs.give_back(wb);
@@ -230,7 +230,7 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Moves the inodes of one switch; gives the wbs that they came from.
+    /// Moves the inodes of one switch; returns the wbs that they came from.
     fn move_inodes(&self, mut isw: Isw<I>) -> Vec<Arc<Wb<I>>> {
         let mut left: Vec<Arc<Wb<I>>> = Vec::new();
         for (number, item) in isw.items.drain(..).enumerate() {
@@ -284,7 +284,7 @@ fn transfer<I: Inode>(link: &Link<I>, from: &Wb<I>, to: &Wb<I>) {
         from.fetch_sub(bytes, Ordering::Relaxed);
         to.fetch_add(bytes, Ordering::Relaxed);
     }
-    // ORDERING: Release, P2 of `link` for who has no lock.
+    // ORDERING: Release, P2 of `link` for a thread without a lock.
     let order = if is_on("switch-clear-relaxed") { Ordering::Relaxed } else { Ordering::Release };
     link.wb.store(to.index, order);
 }
@@ -295,7 +295,7 @@ impl<I: Inode> OwnSwitches for Bdi<I> {
     }
 
     fn make(&self) {
-        // Who drains has the device.
+        // The caller of the drain has the device.
         let Some(this) = self.this.upgrade() else { return };
         if let Some((after, list)) = self.pending.take_all() {
             if !is_on("switch-drain-no-grace") {

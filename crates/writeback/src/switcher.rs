@@ -1,5 +1,5 @@
-//! What all backing devices of a process share: cgroups, read sections, and the threads that switch
-//! inodes.
+//! The part that all backing devices of a process share: cgroups, read sections, and the threads
+//! that switch inodes.
 
 use std::ffi::OsStr;
 use std::sync::atomic::AtomicUsize as StdAtomicUsize;
@@ -26,7 +26,7 @@ pub const IN_FLIGHT_MAX: usize = 1024;
 /// Loom has few threads.
 const THREADS_MAX: usize = if cfg!(loom) { 1 } else { 4 };
 
-/// What all backing devices of a process share.
+/// The part that all backing devices of a process share.
 #[derive(Debug)]
 pub struct Switcher<I: Inode> {
     pub(crate) world: Arc<World>,
@@ -40,8 +40,7 @@ pub struct Switcher<I: Inode> {
 #[derive(Debug)]
 struct Bdis<I: Inode> {
     known: Vec<Weak<Bdi<I>>>,
-    /// Those that are gone are looked for when there are so many: seldom, where there are
-    /// thousands.
+    /// Devices that are gone are swept when so many are known: seldom, where there are thousands.
     sweep_at: usize,
 }
 
@@ -66,11 +65,11 @@ pub(crate) struct World {
 #[derive(Debug)]
 pub(crate) struct InFlight {
     world: Arc<World>,
-    /// Those of its superblock. Not a part of that, which may be gone by now.
+    /// The count of its superblock. Not a part of that, which may be gone by now.
     own: Arc<AtomicUsize>,
 }
 
-/// What the switching did so far.
+/// Figures of the switching so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwitchStats {
     /// Switches in flight.
@@ -135,7 +134,7 @@ impl<I: Inode> Switcher<I> {
         self.bdis.lock().known.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// A cgroup has another name: it, and those below it, come under the limits of their new paths.
+    /// A cgroup has a new name: it, and those below it, come under the limits of their new paths.
     pub fn rename_cgroup(&self, number: Owner, name: &OsStr) {
         self.cgroups.rename(number, name);
         self.bdis().iter().for_each(|bdi| bdi.paths_changed());
@@ -161,7 +160,7 @@ impl<I: Inode> Switcher<I> {
         self.switches.flush();
     }
 
-    /// What was done so far.
+    /// The figures so far.
     pub fn stats(&self) -> SwitchStats {
         let world = &self.world;
         // ORDERING: Relaxed, figures for people.
@@ -195,12 +194,12 @@ impl World {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Counts a switch in, unless too many are in flight. A superblock may have as many as are left
-    /// for the others: one that asks for all gets half, and of several that do each leaves as much
-    /// as it has for the next.
+    /// Counts a switch in, unless too many are in flight. A superblock may have as many as it
+    /// leaves for the others: one that asks for all gets half, and of several that do, each leaves
+    /// as much as it has for the next.
     pub(crate) fn begin_foreign(self: &Arc<Self>, own: &Arc<AtomicUsize>) -> Option<InFlight> {
-        // ORDERING: Relaxed, the exchange alone keeps the bound; the share is exact but for those
-        // who come at once.
+        // ORDERING: Relaxed, the exchange alone keeps the bound; the share is exact except for
+        // switches that come at once.
         let mine = own.fetch_add(1, Ordering::Relaxed);
         let fits = |all: usize| (mine < IN_FLIGHT_MAX.saturating_sub(all)).then_some(all + 1);
         let before = self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);

@@ -1,18 +1,18 @@
-//! What a sync covers, and for whom it may pass limits.
+//! The data that a sync covers, and the limits that it may pass.
 //!
 //! | policy | a sync writes and waits for | at whose limits |
 //! |---|---|---|
 //! | [`Policy::Vanilla`] | all that is dirty | each owner's |
 //! | [`Policy::Boost`] | all that is dirty | its own cgroup's and those of that one's ancestors; the rest goes at once, as a debt of its owner |
-//! | [`Policy::Isolated`] | what its own cgroup and those below own (or the nearest above it for which isolation was set) | the same |
+//! | [`Policy::Isolated`] | data of its own cgroup and those below (or of the nearest cgroup above it for which isolation was set) | as with `Boost` |
 //!
-//! All of it is what was dirty when the sync began: a sync begins an epoch, and what is dirtied
-//! afterwards belongs to the next. So a sync ends, whoever goes on writing, and repeated syncs are
-//! no way round a limit.
+//! A sync covers the data that was dirty when it began: it begins an epoch, and data dirtied
+//! afterwards belongs to the next. So a sync ends, however many writers go on, and repeated syncs
+//! are no way round a limit.
 //!
-//! An inode that is on its way to another wb is found where it is: nobody moves one while a sync
-//! looks. An isolated sync finds those too that are on their way to its own cgroup. A sync that has
-//! nothing to do finds that out without a lock of the device.
+//! An inode that is on its way to another wb is found where it is: no thread moves one while a sync
+//! looks. An isolated sync also finds inodes that are on their way to its own cgroup. A sync
+//! without work finds that out without a lock of the device.
 //!
 //! Lock order: as in `bdi`.
 
@@ -39,13 +39,13 @@ pub enum Policy {
     /// All that is dirty, at full speed.
     #[default]
     Boost,
-    /// What its own cgroup owns, with those below it.
+    /// Data of its own cgroup and those below it.
     Isolated,
 }
 
-/// Who syncs.
+/// The process that syncs.
 pub trait Caller: Sync {
-    /// In which cgroup it is at this moment.
+    /// The cgroup that it is in at this moment.
     fn cgroup(&self) -> CgroupPath;
 }
 
@@ -55,7 +55,7 @@ impl Caller for CgroupPath {
     }
 }
 
-/// A sync that has begun. Boosts what it waits for until it is dropped.
+/// A sync that has begun. Boosts the data that it waits for until it is dropped.
 pub struct Syncing<'a, I: Inode> {
     bdi: &'a Bdi<I>,
     caller: &'a dyn Caller,
@@ -91,7 +91,7 @@ impl<I: Inode> Bdi<I> {
         Syncing { bdi: self, caller, epoch, inodes, boost }
     }
 
-    /// Begins to make one inode's data durable, whoever owns it: it is boosted as for
+    /// Begins to make one inode's data durable, whichever cgroup owns it: it is boosted as for
     /// [`Policy::Boost`].
     pub fn begin_fsync<'a>(
         &'a self,
@@ -113,7 +113,7 @@ impl<I: Inode> Bdi<I> {
         Some(self.wb_at(inode.link().index())?.chain(self.throttle()))
     }
 
-    /// Charges a write of so many bytes of an inode's data that must not wait.
+    /// Charges the inode's owner for a write of so many bytes that must not wait.
     pub fn owe(&self, inode: &I, bytes: u64) {
         if let Some(chain) = self.chain_of(inode).filter(|chain| !chain.is_empty()) {
             let inode = inode.link().number;
@@ -122,8 +122,8 @@ impl<I: Inode> Bdi<I> {
         }
     }
 
-    /// Until when the inode's owner owes so much that it may not dirty `more` bytes: with what it
-    /// has dirty, more than its `dirty_max` or `bytes_max`.
+    /// The time until which the inode's owner owes so much that it may not dirty `more` bytes: with
+    /// its dirty bytes, more than its `dirty_max` or `bytes_max`.
     pub fn owes_until(&self, inode: &I, more: u64, bytes_max: u64) -> Option<Duration> {
         if !self.throttle().is_limiting() {
             return None;
@@ -148,12 +148,12 @@ impl<I: Inode> Bdi<I> {
         Pass::new(self.throttle(), chain, epoch, inode.link().number, how)
     }
 
-    /// Whether an inode is dirty or being written that `who` owns, or somebody below, or that is on
-    /// its way there. Waits for nobody who writes, nor for inodes that move.
+    /// Whether any inode is dirty or being written that `who` or a cgroup below it owns, or that is
+    /// on its way there. Waits for no writer, nor for inodes that move.
     pub fn has_unwritten_of(&self, who: &CgroupPath) -> bool {
         loop {
-            // As in `snapshot_of`: one that moves between two of its own may be missed, and is
-            // counted then.
+            // As in `snapshot_of`: an inode that moves between two wbs of `who` may be missed, and
+            // the move is counted then.
             let moved = self.switched.get();
             let is_own = |wb: &Arc<Wb<I>>| wb.cgroup_path().is_within(who);
             if self.all_wbs().into_iter().filter(is_own).any(|wb| !wb.is_settled()) {
@@ -168,13 +168,13 @@ impl<I: Inode> Bdi<I> {
     /// Every inode that is dirty and owned by `who` or below, or on its way there.
     fn snapshot_of(&self, who: &CgroupPath) -> Vec<Arc<I>> {
         let is_own = |wb: &Arc<Wb<I>>| wb.cgroup_path().is_within(who);
-        // One that moves between two of its own as we look is in none: it was not on its way yet to
-        // the first when that one was looked at, and has left the second. A move is counted under
-        // both wbs' locks: who looked at the first before it and at the second after it finds the
-        // count changed.
+        // An inode that moves between two of these wbs during the look is found in neither: it was
+        // not yet on its way to the first when that one was looked at, and has left the second. A
+        // move is counted under both wbs' locks: a thread that looked at the first before it and at
+        // the second after it finds the count changed.
         let moved = self.switched.get();
         let own: Vec<Arc<Wb<I>>> = self.all_wbs().into_iter().filter(is_own).collect();
-        // Their own locks only: a tenant with nothing to write waits for no other.
+        // Only the locks of these wbs: a tenant with nothing to write waits for no other.
         let is_settled = own.iter().all(|wb| wb.is_settled());
         if is_settled && (self.switched.get() == moved || is_on("isolation-looks-once")) {
             return Vec::new();
@@ -205,7 +205,7 @@ impl<I: Inode> Bdi<I> {
 }
 
 impl<I: Inode> Syncing<'_, I> {
-    /// What is to be written: data of these that is dirty since the epoch or before.
+    /// The inodes to be written: their data that is dirty since the epoch or before.
     #[must_use]
     pub fn inodes(&self) -> &[Arc<I>] {
         &self.inodes

@@ -1,23 +1,23 @@
-//! `io.max`: who may read from a store and write to it, and when.
+//! `io.max`: which requests may read from a store and write to it, and when.
 //!
-//! A [`Throttle`] is one store's. Limits belong to *paths* of cgroups: one that is set before the
-//! cgroup is there holds when it comes, and what was owed is still owed by a cgroup that was
-//! removed and made again. A cgroup finds the limits that are over it once, as a [`Chain`], and
-//! again only when limits were added or taken away.
+//! A [`Throttle`] belongs to one store. Limits belong to *paths* of cgroups: a limit that is set
+//! before the cgroup exists applies once it does, and a cgroup that is removed and made again still
+//! owes what it owed. A cgroup looks up the limits that it is under once, as a [`Chain`], and again
+//! only when limits were added or taken away.
 //!
 //! | call | for |
 //! |---|---|
-//! | [`Throttle::try_admit`] | who has something else to do meanwhile: a flusher |
-//! | [`Throttle::reserve`] | who waits in its own call: its place is counted at once, so that those who wait go in order |
-//! | [`Throttle::charge`] | what must not wait: metadata, an unmount; it leaves a debt |
-//! | [`Throttle::boost`] | somebody else waits for the data |
+//! | [`Throttle::try_admit`] | a caller with other work to do meanwhile: a flusher |
+//! | [`Throttle::reserve`] | a caller that waits in its own call: its place is counted at once, so that waiters go in order |
+//! | [`Throttle::charge`] | a request that must not wait: metadata, an unmount; it leaves a debt |
+//! | [`Throttle::boost`] | data that another caller waits for |
 //!
 //! Every group of a chain must admit a request, and is charged for it.
 //!
-//! # A boost and who waits
-//! Who waits listens first, asks again, and then sleeps. A boost puts its tokens into the groups,
-//! and then wakes those who listen. Whoever asked before the token was there is listening already:
-//! group and list of listeners have locks, which order both.
+//! # A boost and waiters
+//! A waiter registers as a listener, asks again, and then sleeps. A boost puts its tokens into the
+//! groups, and then wakes the listeners. A waiter that asked before the token was there is already
+//! a listener: the groups and the list of listeners have locks, which order both.
 //!
 //! Lock order: `Throttle::groups`, then groups' buckets, outer first. `Throttle::listeners` and
 //! `Throttle::isolated` are leaves; listeners are called with none held.
@@ -47,7 +47,7 @@ pub struct Throttle {
     generation: AtomicU64,
     /// Counts boosts.
     boosts: AtomicU64,
-    /// Counts syncs: what is dirtied after one has begun is of a later epoch.
+    /// Counts syncs: data dirtied after a sync has begun belongs to a later epoch.
     epoch: AtomicU64,
     listeners: Mutex<Listeners>,
     isolated: Mutex<BTreeSet<CgroupPath>>,
@@ -57,7 +57,7 @@ pub struct Throttle {
 /// The limits that one cgroup is under: its own and those of its ancestors.
 #[derive(Debug)]
 pub struct Chain {
-    /// Whose.
+    /// The cgroup that is under these limits.
     pub(crate) owner: CgroupPath,
     /// Outer ones first.
     pub(crate) groups: Vec<Arc<Group>>,
@@ -70,7 +70,7 @@ pub struct Chain {
 pub enum Admission {
     /// Yes; it has been charged.
     Now,
-    /// Not before this time, unless somebody boosts it. Nothing was charged.
+    /// Not before this time, unless a boost covers it. Nothing was charged.
     At(Duration),
 }
 
@@ -86,7 +86,7 @@ impl fmt::Debug for Listeners {
     }
 }
 
-/// Is told of boosts and changes of limits, until dropped.
+/// A registered listener: it is called at boosts and changes of limits, until dropped.
 #[derive(Debug)]
 pub struct Listening<'a> {
     throttle: &'a Throttle,
@@ -110,18 +110,18 @@ impl Throttle {
         }
     }
 
-    /// The chain of what has no owner.
+    /// The chain of an inode that has no owner.
     pub(crate) fn no_limits(&self) -> Arc<Chain> {
         Arc::clone(&self.no_limits)
     }
 
-    /// Time, as all times here are meant.
+    /// The current time, on the clock that all times here refer to.
     pub fn now(&self) -> Duration {
         self.clock.now()
     }
 
-    /// Sets what a cgroup may do from now on, whether or not it is there. With no limit left it is
-    /// not limited, and owes nothing.
+    /// Sets what a cgroup may do from now on, whether or not it exists. Without any limit left, it
+    /// is not limited and owes nothing.
     pub fn set(&self, path: &CgroupPath, limits: Limits) {
         let mut groups = self.groups.lock();
         let now = self.now();
@@ -137,28 +137,29 @@ impl Throttle {
         }
         // ORDERING: Relaxed, see `is_limiting`.
         self.limited.store(groups.len() as u64, Ordering::Relaxed);
-        // ORDERING: Release, pairs with `is_current`: who sees the count and looks again finds the
-        // change, by the lock as well.
+        // ORDERING: Release, pairs with `is_current`: a thread that reads the new count and looks
+        // the limits up again finds the change, by the lock as well.
         self.generation.fetch_add(1, Ordering::Release);
         drop(groups);
         self.kick();
     }
 
-    /// Cgroups have other paths: who has a chain finds it again.
+    /// The paths of cgroups have changed: holders of a chain look theirs up again.
     pub(crate) fn paths_changed(&self) {
         // ORDERING: Release, as in `set`: the paths were changed before, under their locks.
         self.generation.fetch_add(1, Ordering::Release);
         self.kick();
     }
 
-    /// What is limited, by path.
+    /// All limits, by path.
     pub fn limits(&self) -> Vec<(CgroupPath, Limits)> {
         self.groups.lock().iter().map(|(path, group)| (path.clone(), group.limits())).collect()
     }
 
     /// Whether anything is limited.
     pub fn is_limiting(&self) -> bool {
-        // ORDERING: Relaxed; who sees a limit too late goes on without it a moment longer.
+        // ORDERING: Relaxed; a thread that sees a limit too late goes on without it a moment
+        // longer.
         self.limited.load(Ordering::Relaxed) > 0
     }
 
@@ -179,12 +180,12 @@ impl Throttle {
 
     /// Whether `chain` is what [`Throttle::chain`] would give for its cgroup.
     pub fn is_current(&self, chain: &Chain) -> bool {
-        // ORDERING: Acquire, see `set`. Who sees a change late goes by the old limits a moment
-        // longer.
+        // ORDERING: Acquire, see `set`. A thread that sees a change late uses the old limits a
+        // moment longer.
         chain.generation == self.generation.load(Ordering::Acquire)
     }
 
-    /// The epoch of what is dirtied now.
+    /// The epoch of data that is dirtied now.
     pub fn epoch(&self) -> u64 {
         // ORDERING: Relaxed. Data whose write returned before a sync began has at most that sync's
         // epoch: the write happens before the sync, and a count never falls. For all other data any
@@ -192,8 +193,8 @@ impl Throttle {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Begins a sync: gives the epoch of all that is dirty at this moment; what is dirtied later
-    /// has a later one.
+    /// Begins a sync. Returns the epoch of all data that is dirty at this moment; data dirtied
+    /// later has a later one.
     pub fn begin_epoch(&self) -> u64 {
         // ORDERING: Relaxed, see `epoch`.
         self.epoch.fetch_add(1, Ordering::Relaxed)
@@ -209,10 +210,10 @@ impl Throttle {
         if ready_at <= now { Admission::Now } else { Admission::At(ready_at) }
     }
 
-    /// The same, with the right to give back what was not done.
+    /// Charges the request if it may go on now. The ticket gives back what was not done.
     ///
     /// # Errors
-    /// When it may go on.
+    /// When the request may go on.
     pub fn try_reserve(&self, chain: &Arc<Chain>, request: Request) -> Result<Ticket<'_>, Duration> {
         let now = self.now();
         let mut counted = vec![Counted::default(); chain.groups.len()];
@@ -220,7 +221,7 @@ impl Throttle {
         if ready_at <= now { Ok(Ticket::new(self, chain, request, counted, false)) } else { Err(ready_at) }
     }
 
-    /// Charges what goes on in any case, with the right to give back what was not done.
+    /// Charges a request that goes on in any case. The ticket gives back what was not done.
     pub fn charge_ahead(&self, chain: &Arc<Chain>, request: Request) -> Ticket<'_> {
         let mut counted = vec![Counted::default(); chain.groups.len()];
         admit(chain, 0, &request, self.now(), Duration::ZERO, true, &mut counted);
@@ -237,7 +238,7 @@ impl Throttle {
         times.max().unwrap_or_default()
     }
 
-    /// Charges the request, and says when it may go on.
+    /// Charges the request; the ticket says when it may go on.
     pub fn reserve(&self, chain: &Arc<Chain>, request: Request) -> Ticket<'_> {
         let now = self.now();
         let each = chain.groups.iter();
@@ -245,15 +246,15 @@ impl Throttle {
         Ticket::new(self, chain, request, counted, true)
     }
 
-    /// Charges what goes on in any case: a debt.
+    /// Charges a request that goes on in any case: a debt.
     pub fn charge(&self, chain: &Chain, request: &Request) {
         if !chain.is_empty() {
             admit(chain, 0, request, self.now(), Duration::ZERO, true, &mut []);
         }
     }
 
-    /// Gives back places, and what was charged and not done. Whoever moved up is woken, once it
-    /// has.
+    /// Gives back places, and the charge for what was not done. Waiters that moved up are woken
+    /// afterwards.
     pub(crate) fn refund(&self, chain: &Chain, counted: &[Counted], rest: &Request) {
         let now = self.now();
         if is_on("kick-before-moving-up") {
@@ -268,8 +269,8 @@ impl Throttle {
         }
     }
 
-    /// What the chain's cgroup wrote ahead of the limits, in bytes. It stands for data that would
-    /// be dirty still, had nobody boosted it.
+    /// The bytes that the chain's cgroup wrote ahead of the limits. They stand for data that would
+    /// still be dirty without a boost.
     pub fn owed(&self, chain: &Chain) -> u64 {
         if chain.is_empty() {
             return 0;
@@ -280,7 +281,7 @@ impl Throttle {
         owed.max().unwrap_or(0)
     }
 
-    /// What a cgroup and all below it wrote ahead of its own limits.
+    /// The bytes that a cgroup and all below it wrote ahead of its own limits.
     pub fn owed_in_all(&self, path: &CgroupPath) -> u64 {
         let group = self.groups.lock().get(path).cloned();
         group.map_or(0, |group| group.buckets().owed_in_all(Direction::Write, self.now()))
@@ -297,8 +298,8 @@ impl Throttle {
         times.max().filter(|time| *time > now)
     }
 
-    /// A cgroup was removed: what it owes at limits that are over others as well is that of `heir`,
-    /// which comes into its place. A limit of its own stays, with what is owed at it.
+    /// A cgroup was removed. What it owes at limits that other cgroups are also under becomes a
+    /// debt of `heir`, which takes its place. A limit of its own stays, with what is owed at it.
     pub(crate) fn owner_removed(&self, path: &CgroupPath, heir: &CgroupPath) {
         for group in self.groups.lock().values().filter(|group| path.is_within(group.path())) {
             if group.path() != path {
@@ -307,7 +308,7 @@ impl Throttle {
         }
     }
 
-    /// `io.sync_isolation`: whether syncs of a cgroup and those below cover only what these own.
+    /// `io.sync_isolation`: whether syncs of a cgroup and those below it cover only what these own.
     pub fn set_isolated(&self, path: &CgroupPath, is_isolated: bool) {
         let mut isolated = self.isolated.lock();
         if is_isolated {
@@ -322,16 +323,18 @@ impl Throttle {
         self.isolated.lock().iter().cloned().collect()
     }
 
-    /// Within which cgroup a sync of `path` stays: the nearest, itself included, that is isolated.
+    /// The cgroup within which a sync of `path` stays: the nearest one, itself included, that is
+    /// isolated.
     pub fn isolation_of(&self, path: &CgroupPath) -> Option<CgroupPath> {
         self.isolated.lock().iter().rev().find(|known| path.is_within(known)).cloned()
     }
 
     /// Lets data of the cgroups of `chains` go on that is dirty since `epoch` or before, of one
-    /// inode or of all, because somebody in cgroup `waiter` waits for it. Limits of the waiter's
-    /// own cgroup and of its ancestors hold as before: a group's limits are waived only for who is
-    /// neither in it nor below it. Whoever waits for these limits now is woken. Data that comes
-    /// under other limits meanwhile is [covered](Boost::cover) there as well.
+    /// inode or of all, because a caller in cgroup `waiter` waits for it. Limits of the waiter's
+    /// own cgroup and of its ancestors still hold: a group's limits are waived only for a waiter
+    /// that is neither in the group nor below it. Requests that wait for the waived limits are
+    /// woken. Data that comes under other limits meanwhile is [covered](Boost::cover) there as
+    /// well.
     pub fn boost(
         self: &Arc<Self>,
         waiter: &CgroupPath,
@@ -344,9 +347,9 @@ impl Throttle {
         Boost::new(Arc::clone(self), waiter, number, epoch, scope, chains)
     }
 
-    /// Calls `wake` whenever somebody who waits should ask again, before the time that was told:
-    /// there is a boost, or a limit was changed. Calls may come for nothing. Ask once more after
-    /// this.
+    /// Calls `wake` whenever a waiter should ask again before the time that it was given: at a
+    /// boost, or when a limit changes. Some calls are spurious. The caller asks once more after
+    /// registering.
     #[must_use]
     pub fn listen(&self, wake: Arc<dyn Fn() + Send + Sync>) -> Listening<'_> {
         let mut listeners = self.listeners.lock();
@@ -355,14 +358,14 @@ impl Throttle {
         Listening { throttle: self, number }
     }
 
-    /// The same, for as long as there are limits.
+    /// Like [`Throttle::listen`], for as long as the throttle exists.
     pub fn listen_always(&self, wake: Arc<dyn Fn() + Send + Sync>) {
         let mut listeners = self.listeners.lock();
         let number = listeners.number();
         listeners.by_number.insert(number, wake);
     }
 
-    /// Wakes all who listen.
+    /// Wakes all listeners.
     pub fn kick(&self) {
         let listeners: Vec<_> = self.listeners.lock().by_number.values().cloned().collect();
         for wake in listeners {
@@ -379,7 +382,7 @@ impl Listeners {
 }
 
 /// Goes through the chain's groups from `from` on, outer first, with the locks of those before
-/// held. Gives the latest of their times; if that has come, or `must`, all are charged.
+/// held. Returns the latest of their times; if that has come, or if `must`, all are charged.
 fn admit(
     chain: &Chain,
     from: usize,
@@ -423,8 +426,8 @@ impl Chain {
         &self.groups
     }
 
-    /// The most of such requests that should be asked for at once, in bytes: limits that a boost
-    /// waives do not count.
+    /// The largest request of this kind that a caller should ask for at once, in bytes: limits that
+    /// a boost waives do not count.
     #[must_use]
     pub fn piece(&self, request: &Request) -> u64 {
         let each = self.groups.iter().map(|group| group.buckets());

@@ -34,8 +34,8 @@ impl Rig {
         self.throttle.chain(&path.parse().expect("the test writes what is right"))
     }
 
-    /// Does as much as it may for `time`, and gives what and when. Wakes up as late as `late` says,
-    /// in milliseconds.
+    /// Does as much as it may for `time`; returns what was done and when. Wakes up as late as
+    /// `late` says, in milliseconds.
     fn run(
         &self,
         path: &str,
@@ -95,8 +95,8 @@ fn sum(done: &[(Duration, u64)]) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever the rate, whoever wakes up late, wherever one looks: not more than 2 % over the
-    /// limit in any second or any ten, and not more than 2 % under it over ten.
+    /// At any rate, however late waiters wake up, in any window: not more than 2 % over the limit
+    /// in any second or any ten, and not more than 2 % under it over ten.
     #[test]
     fn averages_keep_to_the_limit_within_2_percent(
         rate in 1_u64 << 20..1 << 28,

@@ -1,4 +1,4 @@
-//! A place among those who wait for a limit.
+//! A place among the waiters of a limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::group::{Counted, Request};
 use crate::throttle::{Chain, Throttle};
 
-/// A place among those who wait. Given back if it is dropped unused.
+/// A place among the waiters. Given back if it is dropped unused.
 #[derive(Debug)]
 pub struct Ticket<'a> {
     throttle: &'a Throttle,
@@ -19,15 +19,15 @@ pub struct Ticket<'a> {
     is_used: bool,
 }
 
-/// Whether it is one's turn.
+/// Whether the place's turn has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Turn {
     /// Yes.
     Come,
-    /// Not before this time, unless somebody boosts it.
+    /// Not before this time, unless a boost covers it.
     At(Duration),
-    /// Limits were changed: the place is worth nothing, and one has to ask again.
+    /// Limits were changed: the place is worth nothing, and its holder has to ask again.
     Lost,
 }
 
@@ -48,15 +48,15 @@ impl<'a> Ticket<'a> {
         &self.chain
     }
 
-    /// What was asked for.
+    /// The request that it is for.
     #[must_use]
     pub fn request(&self) -> &Request {
         &self.request
     }
 
-    /// Whether it is one's turn.
+    /// Whether the place's turn has come.
     pub fn turn(&self) -> Turn {
-        // What went ahead has no turn to lose.
+        // A request that went ahead has no turn to lose.
         if !self.is_place || self.chain.is_empty() {
             return Turn::Come;
         }
@@ -69,7 +69,7 @@ impl<'a> Ticket<'a> {
         turns.max().filter(|turn| *turn > now).map_or(Turn::Come, Turn::At)
     }
 
-    /// It was one's turn, and so much was done of what was asked for.
+    /// The turn had come, and so much of the request was done.
     pub fn used(mut self, bytes: u64, operations: u64) {
         self.is_used = true;
         let rest = Request {

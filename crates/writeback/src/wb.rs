@@ -1,9 +1,9 @@
 //! The inodes of one cgroup on one backing device.
 //!
-//! An inode is on one list of its wb from its first dirtying until it goes; on which one, it
-//! remembers itself. It is on `dirty`, `io` or `more_io` exactly while it says it is dirty: whoever
-//! makes it dirty lists it with [`Bdi::mark_dirty`] before releasing the lock under which it became
-//! so, so that who finds the inode dirty finds it listed.
+//! An inode is on one list of its wb from its first dirtying until it goes, and remembers on which.
+//! It is on `dirty`, `io` or `more_io` exactly while it says it is dirty: a thread that makes it
+//! dirty lists it with [`Bdi::mark_dirty`] before releasing the lock under which it became so. So a
+//! thread that finds the inode dirty finds it listed.
 //!
 //! | list | holds |
 //! |---|---|
@@ -15,9 +15,9 @@
 //! A wb whose cgroup was removed is *dying*: no inode is attached to it any more, its clean ones
 //! move on, and it is given back when it has none.
 //!
-//! Lock order: the inode's own locks, then `Wb::lists` (two: lower address first), then what is in
-//! the inode's link. The last reference on an inode is never dropped under `lists`: its end takes
-//! that lock.
+//! Lock order: the inode's own locks, then `Wb::lists` (two: lower address first), then the locks
+//! in the inode's link. The last reference on an inode is never dropped under `lists`: its drop
+//! takes that lock.
 //!
 //! [`Bdi::mark_dirty`]: crate::Bdi::mark_dirty
 
@@ -52,13 +52,13 @@ pub struct Wb<I: Inode> {
     /// Its place among the device's wbs.
     pub(crate) index: u32,
     lists: Mutex<Lists<I>>,
-    /// Somebody should look at it; none where nobody does.
+    /// Set when a flusher should look at it; none where there are no flushers.
     pub(crate) work: Option<Flag>,
     /// Its flushers, under `Bdi::crew`.
     pub(crate) post: Mutex<Post>,
     /// The length of `dirty`, to be read without the lock.
     dirty_inodes: AtomicUsize,
-    /// The sum of these over the device.
+    /// The sum of `dirty_inodes` over the device.
     dirty_inodes_of_all: Arc<AtomicUsize>,
     /// Inodes of all lists, to be read without the lock.
     owned: AtomicUsize,
@@ -90,9 +90,10 @@ pub(crate) struct Lists<I> {
     io: BTreeMap<u64, Arc<I>>,
     more_io: BTreeMap<Key, Listed<I>>,
     pub(crate) attached: BTreeMap<u64, Weak<I>>,
-    /// What `dirty` and `more_io` began with when somebody looked last, or was told to.
+    /// The first keys of `dirty` and `more_io` at the last look of a flusher, or at its last
+    /// signal.
     seen: [Option<Key>; 2],
-    /// The cgroup was removed: nobody attaches an inode any more.
+    /// The cgroup was removed: no inode is attached any more.
     pub(crate) dying: bool,
     /// Given back: its index is, or will be, another wb's.
     pub(crate) gone: bool,
@@ -110,7 +111,7 @@ pub(crate) enum Entry<I> {
 /// A wb's figures, as of a moment ago.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WbStatus {
-    /// Whose it is.
+    /// The cgroup that it belongs to.
     pub owner: Owner,
     /// That cgroup's path.
     pub path: PathBuf,
@@ -184,7 +185,7 @@ impl<I: Inode> Lists<I> {
         };
     }
 
-    /// What `dirty` and `more_io` begin with.
+    /// The first keys of `dirty` and `more_io`.
     fn first(&self) -> [Option<Key>; 2] {
         [&self.dirty, &self.more_io].map(|list| list.first_key_value().map(|(key, _)| *key))
     }
@@ -217,12 +218,12 @@ impl<I: Inode> Wb<I> {
         }
     }
 
-    /// Whose data this is.
+    /// The cgroup that owns this data.
     pub fn cgroup(&self) -> &Arc<Cgroup> {
         &self.cgroup
     }
 
-    /// Where its cgroup is.
+    /// The path of its cgroup.
     pub(crate) fn cgroup_path(&self) -> CgroupPath {
         CgroupPath::from(&*self.cgroup.path())
     }
@@ -236,8 +237,8 @@ impl<I: Inode> Wb<I> {
         }
     }
 
-    /// The dirty limits that it is under, at which its bytes are counted now; for whoever has
-    /// changed these.
+    /// The dirty limits that it is under. Counts its bytes at these: called by a thread that has
+    /// changed them.
     pub(crate) fn domains(&self, limits: &DirtyLimits) -> Arc<Domains> {
         let mut charged = self.charged.lock();
         charged.update(limits, || self.cgroup_path(), self.unwritten_bytes())
@@ -245,8 +246,8 @@ impl<I: Inode> Wb<I> {
 
     /// Its bytes that are not on the store.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
-        // ORDERING: Relaxed, figures for thresholds. A writer that waits is told of what gets less
-        // as of what gets free of the cache: see P1 of `budget`.
+        // ORDERING: Relaxed, figures for thresholds. A waiting writer is notified when they fall as
+        // it is of room in the cache: see P1 of `budget`.
         self.dirty.load(Ordering::Relaxed).saturating_add(self.writeback.load(Ordering::Relaxed))
     }
 
@@ -259,8 +260,8 @@ impl<I: Inode> Wb<I> {
     /// Nothing is to be written, and nothing is on its way here.
     pub(crate) fn is_settled(&self) -> bool {
         let lists = self.lists();
-        // ORDERING: Relaxed; a switch ends after its inode came onto the lists, under their lock:
-        // who has the lock and finds no inode finds the switch.
+        // ORDERING: Relaxed; a switch ends after its inode came onto the lists, under their lock: a
+        // thread that holds the lock and finds no inode finds the switch.
         let is_empty = lists.dirty.is_empty() && lists.io.is_empty() && lists.more_io.is_empty();
         is_empty && self.incoming.load(Ordering::Relaxed) == 0
     }
@@ -274,9 +275,9 @@ impl<I: Inode> Wb<I> {
         self.lists.lock()
     }
 
-    /// The same, if the inode is here still. `index` is the one by which this wb was found: since
-    /// then the inode may have left, and the wb may have been given back and the inode have come to
-    /// another one with that index.
+    /// Locks the lists, if the inode is still here. `index` is the one by which this wb was found:
+    /// since then the inode may have left, and the wb may have been given back and the inode have
+    /// come to another one with that index.
     pub(crate) fn lists_of(&self, link: &Link<I>, index: u32) -> Option<MutexGuard<'_, Lists<I>>> {
         let lists = self.lists();
         let is_gone = lists.gone && !is_on("wb-index-reused");
@@ -298,9 +299,9 @@ impl<I: Inode> Wb<I> {
         }
     }
 
-    /// Takes the next inode whose turn it is: one that failed and whose pause is over, or one that
-    /// has rested for `rest`; none before its limits let it, at `held_until`. Says as well when the
-    /// one behind it is due.
+    /// Takes the next inode that is due: one that failed and whose pause is over, or one that has
+    /// rested for `rest`; none before `held_until`, when its limits let it. Returns as well when
+    /// the one behind it is due.
     pub(crate) fn take(
         &self,
         now: Duration,
@@ -328,8 +329,8 @@ impl<I: Inode> Wb<I> {
         (listed, due(&lists))
     }
 
-    /// Notes the lengths, and signals if the lists begin with something new; for whoever changed a
-    /// list. Says whether it did: then a flusher may be missing.
+    /// Publishes the lengths, and signals if the lists begin with something new. Called by a thread
+    /// that changed a list. Returns whether it signalled: then a flusher may be missing.
     pub(crate) fn note_lists(&self, lists: &mut MutexGuard<'_, Lists<I>>) -> bool {
         // ORDERING: Relaxed, figures for thresholds and people.
         let before = self.dirty_inodes.swap(lists.dirty.len(), Ordering::Relaxed);
@@ -347,18 +348,18 @@ impl<I: Inode> Wb<I> {
         is_new
     }
 
-    /// Somebody should look at it. Waits for nobody, whatever lock the caller has.
+    /// Asks for a flusher to look at it. Waits for no thread, whatever lock the caller has.
     pub(crate) fn signal(&self) {
         self.work.iter().for_each(Flag::set);
     }
 
-    /// Who has taken it begins to look.
+    /// The flusher that has taken it begins to look.
     pub(crate) fn unset_work(&self) {
         self.work.as_ref().map(Flag::take);
     }
 
-    /// Takes every inode off for good; says how many are on their way to another wb, which is one
-    /// too many. What is returned first is to be dropped without a lock.
+    /// Takes every inode off for good; returns also how many are on their way to another wb, each
+    /// of which is a defect. The entries are to be dropped without a lock.
     pub(crate) fn evict(&self) -> (Vec<Entry<I>>, usize) {
         let mut lists = self.lists();
         let Lists { dirty, io, more_io, attached, .. } = &mut *lists;
@@ -399,7 +400,7 @@ impl<I: Inode> Wb<I> {
         self.bandwidth.load(Ordering::Relaxed)
     }
 
-    /// Learns from a write-back of so many bytes.
+    /// Updates the estimate after a write-back of so many bytes.
     pub(crate) fn note_written(&self, bytes: u64, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
         let now = bytes.div_ceil(4096).saturating_mul(1_000_000) / micros;

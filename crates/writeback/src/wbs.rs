@@ -1,8 +1,8 @@
 //! The wbs of one backing device.
 //!
-//! They are found without a lock, in a read section, by number of their cgroup or by index. An
-//! index names the same wb as long as an inode has it; it is given again after that. The root's wb
-//! has index 0 and stays.
+//! Readers find them without a lock, in a read section, by number of their cgroup or by index. An
+//! index names one wb as long as an inode has it; it is used again after that. The root's wb has
+//! index 0 and stays.
 //!
 //! `ready` is an eventpoll of them, for the flushers: see `flusher`.
 //!
@@ -28,11 +28,11 @@ const ONE: Interest = Interest::level(Events::IN).one_shot();
 #[derive(Debug)]
 pub(crate) struct Wbs<I: Inode> {
     current: Cell<Table<I>>,
-    /// For who changes the table; holds a copy of it.
+    /// Held by a thread that changes the table; contains a copy of it.
     writer: Mutex<Table<I>>,
     /// Inodes that wait for their first write-back, of all wbs.
     dirty_inodes: Arc<AtomicUsize>,
-    /// Those that somebody should look at; none where nobody does.
+    /// Wbs that a flusher should look at; none where there are no flushers.
     pub(crate) ready: Option<EventPoll>,
 }
 
@@ -66,8 +66,8 @@ impl<I: Inode> Wbs<I> {
         self.dirty_inodes.load(Ordering::Relaxed)
     }
 
-    /// Looks at the wb with an index that an inode has; `None` for [`NONE`](crate::link::NONE), and
-    /// where the index is out of date.
+    /// Calls `look` on the wb with an index that an inode has; `None` for
+    /// [`NONE`](crate::link::NONE), and where the index is out of date.
     pub(crate) fn with<R>(
         &self,
         section: &Section<'_>,
@@ -84,12 +84,12 @@ impl<I: Inode> Wbs<I> {
         self.current.with(section, |table| table.by_owner.get(&owner).cloned())
     }
 
-    /// Whether there is no other than the root's.
+    /// Whether the root's is the only one.
     pub(crate) fn is_alone(&self, section: &Section<'_>) -> bool {
         self.current.with(section, |table| table.by_index.iter().flatten().nth(1).is_none())
     }
 
-    /// How many cgroups have one.
+    /// The number of cgroups that have one.
     pub(crate) fn count(&self, section: &Section<'_>) -> usize {
         self.current.with(section, |table| table.by_owner.len())
     }
@@ -99,19 +99,19 @@ impl<I: Inode> Wbs<I> {
         self.current.with(section, |table| table.by_index.iter().flatten().cloned().collect())
     }
 
-    /// Has somebody look at each of them.
+    /// Asks for a flusher to look at each of them.
     pub(crate) fn signal_all(&self, section: &Section<'_>) {
         self.current.with(section, |table| table.by_index.iter().flatten().for_each(|wb| wb.signal()));
     }
 
-    /// Whoever has taken a wb gives it to the next one who waits; at once if it is due, else when
-    /// somebody should look at it.
+    /// The flusher that has taken a wb gives it to the next one that waits; at once if it is due,
+    /// else when the wb is signalled.
     pub(crate) fn hand_on(&self, wb: &Wb<I>, is_due: bool) {
         let (Some(ready), Some(work)) = (&self.ready, &wb.work) else { return };
         if is_due {
             work.set();
         }
-        // It fails when it is closed: nobody waits any more.
+        // It fails when it is closed: no flusher waits any more.
         let _ = ready.modify(work, ONE, wb.index.into());
     }
 
@@ -124,11 +124,13 @@ impl<I: Inode> Wbs<I> {
     /// it stays. `None` if the cgroup was removed.
     pub(crate) fn get_or_make(&self, cgroup: &Arc<Cgroup>) -> Option<Arc<Wb<I>>> {
         let mut table = self.writer.lock();
-        // Under the lock: who removes it marks it first, and looks for its wb afterwards.
+        // Under the lock: a thread that removes the cgroup marks it first, and looks for its wb
+        // afterwards.
         if !cgroup.is_living() {
             return None;
         }
-        // One of another cgroup, which had the number before and is about to die, is not it.
+        // A wb of another cgroup, which had the number before and is about to die, is not the right
+        // one.
         let is_its = |wb: &&Arc<Wb<I>>| Arc::ptr_eq(wb.cgroup(), cgroup);
         let mut old = None;
         let known = table.by_owner.get(&cgroup.number()).filter(is_its).cloned();
@@ -180,8 +182,8 @@ impl<I: Inode> Wbs<I> {
         if wb.is_unused(&lists) && slot.as_ref().is_some_and(|there| Arc::ptr_eq(there, wb)) {
             *slot = None;
             let old = self.current.replace(table.clone());
-            // Under the lists' lock, as the look: who has found the wb by its index before sees
-            // that from here on.
+            // Under the lists' lock, as the look: a thread that has found the wb by its index
+            // before sees that from here on.
             lists.gone = true;
             drop(lists);
             drop(table);
@@ -198,7 +200,7 @@ fn make<I: Inode>(
 ) -> Arc<Wb<I>> {
     let work = ready.map(|_| Flag::new());
     if let (Some(ready), Some(work)) = (ready, &work) {
-        // It fails when it is closed: nobody waits any more.
+        // It fails when it is closed: no flusher waits any more.
         let _ = ready.add(work, ONE, index.into());
     }
     Arc::new(Wb::new(Arc::clone(cgroup), index, dirty_inodes, work))

@@ -12,7 +12,7 @@ use watertight_writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner,
 const OTHER: Owner = Owner(7);
 const LONG: Duration = Duration::from_secs(120);
 
-/// Dirty until it is written, which it tells with the time.
+/// Dirty until it is written; reports that with the time.
 #[derive(Debug)]
 struct File {
     link: Link<Self>,
@@ -76,7 +76,7 @@ impl Rig {
         self.bdi.check_background(&file);
     }
 
-    /// Moves the clock and has the flushers look at it.
+    /// Moves the clock and wakes the flushers.
     fn after(&self, seconds: u64) {
         self.clock.advance(Duration::from_secs(seconds));
         self.bdi.kick();
@@ -167,7 +167,7 @@ fn above_the_threshold_of_inodes_half_is_written_whatever_its_age() {
     assert!(rig.ends_quietly());
 }
 
-/// Tells when it is being written, and is until it may go on.
+/// Reports when it is being written, and stays so until it may go on.
 #[derive(Debug)]
 struct Slow {
     link: Link<Self>,
@@ -239,7 +239,7 @@ fn of_three_flushers_two_may_be_at_one_wb() {
     assert_eq!(hanging_at_once(3), 2);
 }
 
-/// Nobody kicks and nothing else becomes dirty: the alarm alone has it written.
+/// No thread kicks and nothing else becomes dirty: the alarm alone makes a flusher write it.
 #[test]
 fn data_is_written_by_its_age_alone() {
     let rest = Duration::from_millis(20);
@@ -265,7 +265,7 @@ fn data_is_written_by_its_age_alone() {
     assert_eq!(bdi.stop(std::time::Instant::now() + LONG), 0);
 }
 
-/// One whose write-back fails, or not; tells that it was tried, and when.
+/// A file whose write-back fails, or not; reports each attempt, and when.
 #[derive(Debug)]
 struct Tried {
     link: Link<Self>,

@@ -1,5 +1,5 @@
-//! Syncs beside limits: SY-R1 to SY-R10, by a clock that is set. What threads may do to each other
-//! is in `schedules_sync`.
+//! Syncs beside limits: SY-R1 to SY-R10, by a clock that is set. Interleavings of threads are
+//! tested in `schedules_sync`.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "a test ends with the first thing that is wrong")]
 
@@ -17,7 +17,7 @@ use writeback::{Caller, CgroupPath, Direction, Owner, Passed, Policy, Request, T
 
 const MIB: u64 = 1 << 20;
 const SECOND: Duration = Duration::from_secs(1);
-/// What the store writes in a second.
+/// The bytes that the store writes in a second.
 const STORE: u64 = 256 * MIB;
 
 /// A store on which `/slow` may write 1 MiB a second, and has `bytes` to be written.
@@ -34,7 +34,7 @@ fn request() -> Request {
     Request { direction: Direction::Write, bytes: 0, operations: 1, epoch: u64::MAX, inode: 0 }
 }
 
-/// The owner's fsync of a new page; says how long it took.
+/// The owner's fsync of a new page; returns how long it took.
 fn own_fsync(model: &Model, owner: Owner, path: &str) -> Duration {
     let file = model.file(owner, 4096);
     let (begun, own) = (model.now(), at(path));
@@ -99,7 +99,7 @@ fn sy_r4_a_boost_touches_only_the_device_waited_on() {
     assert!(elsewhere.dirty_bytes() > 7 * MIB);
 }
 
-/// Somebody who may be moved to another cgroup.
+/// A task that may be moved to another cgroup.
 struct Task(Mutex<CgroupPath>);
 
 impl Caller for Task {
@@ -129,7 +129,7 @@ fn sy_r6_a_boost_releases_what_is_queued_at_once() {
     let waiter = at("/other");
     let mut boost = None;
     let begun = model.now();
-    // The owner's own fsync comes to its limit; then somebody else syncs.
+    // The owner's own fsync comes to its limit; then another cgroup syncs.
     assert!(model.finish(&queued, &mut |until| {
         assert!(boost.is_none(), "it sleeps until {until:?} though it is boosted");
         boost = Some(model.bdi.begin_sync(&waiter, Policy::Boost));
@@ -143,7 +143,7 @@ fn sy_r6_a_boost_releases_what_is_queued_at_once() {
 #[test]
 fn sy_r7_a_looping_sync_does_not_raise_the_average_over_the_limit() {
     let (model, slow, file) = slow(0);
-    // What the cgroup may have dirty; what it owes counts as dirty still.
+    // The bytes that the cgroup may have dirty; what it owes counts as dirty still.
     let room = 4 * MIB;
     let begun = model.now();
     while model.now() < begun + 60 * SECOND {
@@ -155,14 +155,14 @@ fn sy_r7_a_looping_sync_does_not_raise_the_average_over_the_limit() {
     }
     let written = model.written(slow, begun, model.now());
     assert!((60 * MIB..65 * MIB).contains(&written), "{written}: a minute's bytes and the room");
-    // And by its own means, afterwards, nothing until the debt is paid.
+    // Afterwards its own write-back writes nothing until the debt is paid.
     let after = model.now();
     model.write(&file, slow, MIB);
     model.flush_for(&[Arc::clone(&file)], 3 * SECOND);
     assert_eq!(model.written(slow, after, model.now()), 0);
 }
 
-/// An fsync pays its own bytes and as much of the debt; what is not urgent pays the rest.
+/// An fsync pays its own bytes and as much of the debt; background work pays the rest.
 #[test]
 fn a_debt_makes_the_owners_own_fsync_twice_as_long_at_most() {
     for limits in [&["/p/slow"][..], &["/p"], &["/p", "/p/slow"]] {
@@ -170,7 +170,7 @@ fn a_debt_makes_the_owners_own_fsync_twice_as_long_at_most() {
         let parent = model.cgroup(1, Owner::ROOT, "p");
         let slow = model.cgroup(2, parent, "slow");
         limits.iter().for_each(|path| model.limit(path, "wbps=256K"));
-        // Without end, so that none begins with time that nobody used.
+        // Without a pause, so that none begins with unused time.
         let mean = || {
             let times: Vec<_> = (0..200).map(|_| own_fsync(&model, slow, path)).collect();
             times[100..].iter().sum::<Duration>() / 100
@@ -188,8 +188,8 @@ fn a_debt_makes_the_owners_own_fsync_twice_as_long_at_most() {
     }
 }
 
-/// Over a minute that begins with others' sync a cgroup gets what its limit lets it have, whether
-/// it only writes, only calls fsync, or both.
+/// Over a minute that begins with another cgroup's sync a cgroup gets what its limit allows,
+/// whether it only writes, only calls fsync, or both.
 #[test]
 fn what_was_boosted_is_paid_within_the_minute() {
     for (writes, fsyncs) in [(true, false), (false, true), (true, true)] {
@@ -215,7 +215,7 @@ fn what_was_boosted_is_paid_within_the_minute() {
     }
 }
 
-/// What two cgroups can do together: one dirties as much as it may and calls fsync, in cgroups that
+/// Two cgroups that work together: one dirties as much as it may and calls fsync, in cgroups that
 /// come and go below its limit; the other syncs for it.
 #[test]
 fn nobody_gains_by_having_others_sync() {
@@ -250,8 +250,7 @@ fn nobody_gains_by_having_others_sync() {
     }
 }
 
-/// Whoever waits behind a place that is given up moves up, but for the time that nobody can use any
-/// more.
+/// Waiters behind a place that is given up move up, except by the time that can no longer be used.
 #[test]
 fn places_behind_one_that_is_given_up_move_up() {
     let (model, _, file) = slow(0);
@@ -267,7 +266,7 @@ fn places_behind_one_that_is_given_up_move_up() {
     // Killed before its turn.
     drop(second);
     assert_eq!([&first, &third].map(waits), [0, 7988]);
-    // The first is killed in the midst of its own: what is left of it is the third's.
+    // The first is killed in the midst of its own: the rest of its time is the third's.
     model.store.clock.advance(SECOND);
     drop(first);
     assert_eq!(waits(&third), 0);
@@ -279,8 +278,8 @@ fn places_behind_one_that_is_given_up_move_up() {
     assert_eq!(waits(&place(1)), 488);
 }
 
-/// What it would have paid of debts is owed again, by whoever owed it: else those behind it would
-/// wait for that.
+/// The debts that a place was to pay are owed again, by their owners: else the waiters behind it
+/// would wait for that.
 #[test]
 fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
     let (model, ..) = slow(12 * MIB);
@@ -301,15 +300,14 @@ fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
     drop(behind);
     let left = throttle.owed(&chain);
     assert!(owed.abs_diff(left) < 4096, "{owed}, then {left}");
-    // One that does half of what it asked for pays half.
+    // A request that is half done pays half.
     throttle.reserve(&chain, Request { bytes: MIB, ..request() }).used(MIB / 2, 1);
     assert_eq!(waits(&throttle.reserve(&chain, piece)), 988);
     let left = throttle.owed(&chain) as i64 - owed as i64;
     assert!((left - MIB as i64 / 2).abs() < 8192, "{left}");
 }
 
-/// A limit that was taken away and set again counts anew: what a caller still holds of before is
-/// nothing to it.
+/// A limit that was taken away and set again counts anew: places from before mean nothing to it.
 #[test]
 fn a_place_at_a_limit_that_was_set_anew_gives_nothing_back() {
     let (model, _, file) = slow(0);
@@ -335,7 +333,7 @@ fn sy_r7_a_boost_covers_only_what_was_dirty_when_the_sync_began() {
     model.write(&file, slow, 8 * MIB);
     assert!(model.finish(&syncing, &mut |_| panic!("it is boosted")));
     assert_eq!(file.dirty_bytes(), 8 * MIB);
-    // While the token is there: neither a flusher nor the owner's own later fsync goes on.
+    // While the token is there, neither a flusher nor the owner's own later fsync goes on.
     assert_eq!(model.flush(&file), Passed::Held);
     let own = at("/slow");
     let later = model.bdi.begin_fsync(&own, Policy::Boost, &file);
@@ -457,7 +455,7 @@ fn a_limit_that_is_set_while_a_sync_waits_holds_for_its_next_piece_and_a_boosted
         let mut is_set = false;
         assert!(model.finish(&syncing, &mut |until| {
             if !std::mem::replace(&mut is_set, true) {
-                // One that did not exist when the sync began.
+                // A limit that did not exist when the sync began.
                 model.limit("/slow/within", "wbps=512K");
             }
             Some(until)
@@ -549,7 +547,7 @@ fn a_childs_debt_is_paid_by_half_of_its_parents_limit_while_a_sibling_uses_the_r
     assert_eq!(within(0, 19, boosted), 0);
     let all = 10 * MIB + within(0, 40, boosted) + within(0, 40, sibling);
     assert!((39 * MIB..41 * MIB).contains(&all), "{all}: what the limit lets go in forty seconds");
-    // With nobody else the debt takes all of it.
+    // Without other writers the debt takes all of it.
     let model = Model::new(STORE);
     let parent = model.cgroup(1, Owner::ROOT, "p");
     let boosted = model.cgroup(2, parent, "a");

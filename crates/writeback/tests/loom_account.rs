@@ -1,6 +1,7 @@
-//! Page accounting beside a switch, under loom: with the flag cleared the new owner is seen, too.
+//! Page accounting beside a switch, under loom: a thread that sees the flag cleared sees the new
+//! owner, too.
 //!
-//! The engine itself, with a lock of readers and writers in place of `rcu`; schedules with few
+//! The product's engine, with a lock of readers and writers in place of `rcu`; schedules with few
 //! preemptions.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_account`

@@ -1,8 +1,7 @@
 //! The budget's protocol between waiters and givers, under loom.
 //!
-//! `take` does what the volume's `Inode::reserve` does. That the volume itself tries a second time
-//! after it has queued is checked there, with the mutant `volume-reserve-once` (the volume's test
-//! `schedules`).
+//! `take` does the steps of the volume's `Inode::reserve`. The volume's test `schedules` checks,
+//! with the mutant `volume-reserve-once`, that the volume tries a second time after it has queued.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_budget`
 #![cfg(loom)]

@@ -1,7 +1,7 @@
 //! WB-R2: the protocol between switchers and an unmount, under loom.
 //!
-//! The superblock is a [`Memory`] that is written when the drain is over: loom objects if a
-//! switcher looks at it meanwhile or later, and to a drain that never ends.
+//! The superblock is a [`Memory`] that is written when the drain is over: loom reports a switcher
+//! that looks at it meanwhile or later, and a drain that never ends.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_drain`
 #![cfg(loom)]
@@ -81,7 +81,7 @@ struct Queued {
     _pin: Pin,
 }
 
-/// A superblock whose switches nobody makes but its drain.
+/// A superblock whose switches only its drain makes.
 #[derive(Default)]
 struct Superblock {
     drain: Drain,
@@ -147,7 +147,7 @@ fn a_drain_and_a_worker_share_what_waits() {
 
 /// WB-R7 and WB-R8, P2 of `pending`: two switches of one superblock, and a worker that waits for
 /// the first one's grace period while the second is pushed. A section that has seen the second
-/// one's flag unset is over before that one is made.
+/// one's flag unset is over before that switch is made.
 #[test]
 fn a_switch_is_made_after_a_grace_period_that_follows_its_flag() {
     let mut model = loom::model::Builder::new();

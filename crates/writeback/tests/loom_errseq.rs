@@ -1,8 +1,8 @@
-//! Write-back errors and those who have the file open, under loom.
+//! Write-back errors and the open files that report them, under loom.
 //!
-//! All of the state is under one mutex, so that there is no ordering to get wrong; what is checked
-//! is that the steps interleave in any order: whoever has the file open hears of the last error,
-//! and of no error twice.
+//! All of the state is under one mutex, so that there is no ordering to get wrong. The test checks
+//! that the steps interleave in any order: each open file reports the last error, and no error
+//! twice.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p watertight-writeback --release --test loom_errseq`
 #![cfg(loom)]

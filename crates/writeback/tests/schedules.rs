@@ -1,5 +1,5 @@
-//! Switching under shuttle: the product's own engine, under random schedules and under such with
-//! few switches.
+//! Switching under shuttle: the product's own engine, under random schedules and under schedules
+//! with few switches.
 //!
 //! | requirement | test | mutants |
 //! |---|---|---|
@@ -36,7 +36,7 @@ fn switcher(bdi: &Arc<Bdi<File>>, file: Arc<File>, to: Owner) -> thread::JoinHan
     })
 }
 
-/// Both sources of switches, on two inodes, one of which two want.
+/// Both sources of switches, on two inodes, one of which two cgroups want.
 fn unmount_beside_switches(discipline: impl Discipline) {
     let rig = Rig::new(discipline);
     let (foreign, dying) = (rig.file(A), rig.file(CHILD));
@@ -51,8 +51,8 @@ fn unmount_beside_switches(discipline: impl Discipline) {
     rig.switcher.flush();
     rig.switcher.grace().barrier();
     rig.switcher.flush();
-    // Workers outlive the panic of an inode that objects to being there; which of these comes first
-    // is the schedule's.
+    // Workers outlive the panic of an inode that outlives its superblock; the schedule decides
+    // which of these comes first.
     let late = (rig.bdi.status().panics, rig.switcher.stats().panics, rig.bdi.touched_late());
     assert_eq!(late, (0, 0, 0), "busy inodes after unmount: one outlived it, or was touched");
     rig.check_after();
@@ -63,7 +63,7 @@ fn wb_r1_an_unmount_beside_switches() {
     check(|| unmount_beside_switches(PerSuperblock));
 }
 
-/// Bytes are counted while a drain moves the inode, or a worker does.
+/// Bytes are counted while a drain or a worker moves the inode.
 #[test]
 fn a_drain_waits_for_the_grace_period_of_what_it_moves() {
     check(|| {
@@ -199,7 +199,7 @@ fn an_index_that_is_given_again_misleads_nobody() {
             let (bdi, file) = (Arc::clone(&rig.bdi), Arc::clone(&file));
             thread::spawn(move || bdi.mark_dirty(file, B))
         };
-        // To the parent; the child's index becomes that of `B`, who gets the inode.
+        // To the parent; the child's index becomes that of `B`, which gets the inode.
         rig.bdi.switch_to(&file, A);
         rig.switcher.flush();
         rig.switcher.remove_cgroup(CHILD);

@@ -1,13 +1,13 @@
-//! Flushers under shuttle: the product's own crew, under random schedules and under such with few
-//! switches.
+//! Flushers under shuttle: the product's own crew, under random schedules and under schedules with
+//! few switches.
 //!
 //! | claim | test | mutants |
 //! |---|---|---|
-//! | what becomes dirty is written, whatever flushers do at that moment | [`everything_is_written`] | `bdi-unset-after-look`, `bdi-leave-unchecked` |
+//! | an inode that becomes dirty is written, whatever flushers do at that moment | [`everything_is_written`] | `bdi-unset-after-look`, `bdi-leave-unchecked` |
 //! | a wb that was barred is served when there is room | [`a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free`] | `bdi-barred-for-good` |
 //! | inodes that hang in one wb leave a flusher for the others | [`a_hung_wb_holds_up_no_other`] | `bdi-last-one-goes` |
-//! | who waits for room in the cache has all written that rests, whosever it is and whenever it came | [`who_waits_for_room_has_written_what_rests`] | `bdi-waits-told-first`, `bdi-unset-after-look` |
-//! | as long as one waits, whoever has gone on | [`one_who_goes_on_is_not_the_last_who_waits`] | `bdi-waits-uncounted` |
+//! | while a writer waits for room in the cache, all resting data is written, of any owner and any time | [`who_waits_for_room_has_written_what_rests`] | `bdi-waits-told-first`, `bdi-unset-after-look` |
+//! | as long as one waits, even after another has gone on | [`one_who_goes_on_is_not_the_last_who_waits`] | `bdi-waits-uncounted` |
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --test schedules_flush`
 #![cfg(shuttle)]
@@ -23,7 +23,7 @@ use writeback::{Bdi, BdiOptions, Budget, Inode, Link, Outcome, Owner, Permit, Sw
 
 const A: Owner = Owner(1);
 const B: Owner = Owner(2);
-/// The cache has room for so many.
+/// The number of files that the cache has room for.
 const FILES: u64 = 3;
 
 /// Counts what is written; files that hang wait until they may go on.
@@ -124,8 +124,8 @@ impl Rig {
         self.dirty_with(owner, false, room);
     }
 
-    /// Takes so much of the cache, and waits for it as a writer does; for ever, if nobody writes
-    /// what rests: a deadlock.
+    /// Takes so much of the cache, and waits for it as a writer does. If no flusher writes the
+    /// resting data it waits for ever: a deadlock.
     fn wait_for_room(&self, pages: u64) {
         let woken = Arc::new((Mutex::new(false), Condvar::new()));
         let wakes = Arc::clone(&woken);
@@ -160,7 +160,7 @@ fn everything_is_written(flushers: usize) {
             thread::spawn(move || rig.dirty(owner, false))
         })
         .collect();
-    // Nobody else does anything.
+    // No other thread does anything.
     rig.store.until(|state| state.written == 3);
     writers.into_iter().for_each(|writer| writer.join().expect("no assertion failed"));
     rig.end();
@@ -214,7 +214,7 @@ fn a_wb_with_one_that_hangs_gets_another_flusher_when_one_is_free() {
     });
 }
 
-/// Nothing is due for an hour. Somebody wants the whole cache while others write.
+/// Nothing is due for an hour. One writer wants the whole cache while others write.
 fn who_waits_for_room_has_written_what_rests(flushers: usize) {
     let rig = Arc::new(Rig::resting(flushers, Duration::from_secs(3600)));
     rig.dirty_page(A);
@@ -246,7 +246,7 @@ fn one_who_goes_on_is_not_the_last_who_waits() {
     check(|| {
         let rig = Arc::new(Rig::resting(2, Duration::from_secs(3600)));
         [A, A, B].into_iter().for_each(|owner| rig.dirty_page(owner));
-        // The first has what it wants when one of the files is written.
+        // The first has its page when one of the files is written.
         let waits = [1, FILES].map(|pages| {
             let rig = Arc::clone(&rig);
             thread::spawn(move || rig.wait_for_room(pages))

@@ -1,5 +1,5 @@
-//! Who waits for room in line, under many schedules: a call that is not used goes to the next one,
-//! and somebody always looks at the clock.
+//! Waiters for room in line, under many schedules: a call that is not used goes to the next waiter,
+//! and one waiter always has an alarm.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-writeback --release --test schedules_line`
 #![cfg(shuttle)]
@@ -34,7 +34,7 @@ impl Event {
     }
 }
 
-/// What all share: a cache, whether a debt is paid, and who asked to be woken when it is.
+/// The state that all share: a cache, whether a debt is paid, and the alarms of waiters.
 struct World {
     budget: Arc<Budget>,
     is_paid: Mutex<bool>,
@@ -46,18 +46,18 @@ impl World {
         Arc::new(Self { budget: Budget::new(pages), is_paid: Mutex::new(is_paid), alarms: Mutex::default() })
     }
 
-    /// Time has paid the debt: only those are told who have an alarm.
+    /// Time has paid the debt: only waiters with an alarm are woken.
     fn pay(&self) {
         *self.is_paid.lock() = true;
         self.alarms.lock().drain(..).for_each(|event| event.set());
     }
 }
 
-/// One who waits for pages, and can be told to give up.
+/// A writer that waits for pages until it gives up.
 #[derive(Default)]
 struct Writer {
     pages: u64,
-    /// How many its owner has.
+    /// The pages that its owner has.
     held: u64,
     event: Arc<Event>,
     /// It has gone to another line, where there is no room for it.
@@ -85,7 +85,7 @@ impl Writer {
         )
     }
 
-    /// Looks for its pages; says whether the debt was in the way.
+    /// Looks for its pages; returns whether the debt was in the way.
     fn look(&self, world: &World, queued: &Queued<'_>, owes: &mut bool) -> Option<Permit> {
         let is_elsewhere = *self.is_elsewhere.lock();
         queued.look(if is_elsewhere { OTHER_LINE } else { LINE }, || {
@@ -94,7 +94,7 @@ impl Writer {
         })
     }
 
-    /// Waits in the way of the volume's `Inode::reserve`.
+    /// Waits like the volume's `Inode::reserve`.
     fn wait(&self, world: &Arc<World>, queued: &Queued<'_>, has_errand: bool) -> Option<Permit> {
         loop {
             let mut owes = false;
@@ -113,7 +113,7 @@ impl Writer {
             }
             if owes && queued.is_first() {
                 world.alarms.lock().push(Arc::clone(&self.event));
-                // It was paid meanwhile, perhaps.
+                // The debt may have been paid meanwhile.
                 if *world.is_paid.lock() {
                     continue;
                 }
@@ -142,7 +142,7 @@ impl Writer {
     }
 }
 
-/// Two who wait, in threads of their own, of whom the first is told to give up by a third.
+/// Two waiters, each in a thread of its own; a third thread makes the first give up.
 fn two_of_whom_one_gives_up(world: &Arc<World>, has_errand: bool) -> Vec<thread::JoinHandle<()>> {
     let [leaves, stays] = [Writer::of(1, 0), Writer::of(1, 0)];
     let mut threads = vec![leaves.start(world, has_errand), stays.start(world, has_errand)];
@@ -156,7 +156,8 @@ fn all_end(world: &World, threads: Vec<thread::JoinHandle<()>>) {
     assert_eq!(world.budget.waiting(), 0);
 }
 
-/// Both wait for a page that somebody has: who does not give up has it in the end.
+/// Both wait for a page that another permit holds: the one that does not give up gets it in the
+/// end.
 fn whoever_leaves_has_the_next_called(has_errand: bool) {
     let world = World::new(1, true);
     let page = world.budget.try_take(1, 0).expect("the only page");
@@ -165,7 +166,7 @@ fn whoever_leaves_has_the_next_called(has_errand: bool) {
     all_end(&world, threads);
 }
 
-/// Both wait for what time brings, and only the first looks at the clock.
+/// Both wait for what time brings, and only the first has an alarm.
 fn somebody_looks_at_the_clock() {
     let world = World::new(1, false);
     let threads = two_of_whom_one_gives_up(&world, false);
@@ -184,7 +185,7 @@ fn the_first_hears_of_room_that_comes_with_a_debt(has_errand: bool) {
     all_end(&world, threads);
 }
 
-/// Four in whose way is what they hold themselves, and one who holds nothing.
+/// Four waiters that only their own share stops, and one that holds nothing.
 fn who_has_its_share_is_not_in_the_way_of_one_who_has_nothing() {
     let world = World::new(20, true);
     let mut pages = world.budget.try_take(20, 0).expect("all of them");
@@ -198,8 +199,8 @@ fn who_has_its_share_is_not_in_the_way_of_one_who_has_nothing() {
     all_end(&world, threads);
 }
 
-/// One that wants a page, and is busy for a moment; and one behind it that wants two, and is called
-/// meanwhile: there is one.
+/// One waiter wants a page, and is busy for a moment; one behind it wants two, and is called
+/// meanwhile: there is one page.
 fn what_is_too_little_for_one_goes_to_one_before_it() {
     let world = World::new(2, true);
     let mut pages = world.budget.try_take(2, 0).expect("all of them");
@@ -220,8 +221,8 @@ fn what_is_too_little_for_one_goes_to_one_before_it() {
     all_end(&world, vec![large]);
 }
 
-/// One stands before, in whose way is what it holds itself; one that is called for the page perhaps
-/// is busy until the last one has had it.
+/// The first waiter is stopped by its own share; one that may have been called for the page is busy
+/// until the last one has had it.
 fn who_is_busy_for_long_has_others_called() {
     let world = World::new(20, true);
     let mut pages = world.budget.try_take(20, 0).expect("all of them");
@@ -247,8 +248,7 @@ fn who_is_busy_for_long_has_others_called() {
     all_end(&world, vec![waits, is_busy]);
 }
 
-/// One wants two pages; one that wants one, and has been called for it perhaps, goes to another
-/// line.
+/// One wants two pages; one that wants one, and may have been called for it, goes to another line.
 fn who_goes_to_another_line_leaves_its_call_behind() {
     let world = World::new(2, true);
     let mut pages = world.budget.try_take(2, 0).expect("all of them");

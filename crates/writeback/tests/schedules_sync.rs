@@ -1,5 +1,5 @@
-//! Syncs and limits under shuttle: the product's own engine, under random schedules and under such
-//! with few switches.
+//! Syncs and limits under shuttle: the product's own engine, under random schedules and under
+//! schedules with few switches.
 //!
 //! | requirement | test | mutants |
 //! |---|---|---|
@@ -32,7 +32,7 @@ use writeback::{Balance, Caller, CgroupPath, Direction, Owner, Policy, Request, 
 const SLOW: Owner = Owner(1);
 const OTHER: Owner = Owner(2);
 
-/// A file of `/slow`, which has used its limit up: by its own means it goes on only when the clock
+/// A file of `/slow`, which has used up its limit: without a boost it goes on only when the clock
 /// does.
 fn held() -> (Arc<Model>, Arc<File>) {
     let model = Model::new(1 << 30);
@@ -45,7 +45,7 @@ fn held() -> (Arc<Model>, Arc<File>) {
     (Arc::new(model), file)
 }
 
-/// What `/slow` may write in a second.
+/// The bytes that `/slow` may write in a second.
 fn a_second() -> Request {
     Request { direction: Direction::Write, bytes: 1 << 20, operations: 1, epoch: u64::MAX, inode: 0 }
 }
@@ -66,7 +66,7 @@ fn sy_r6_who_is_queued_hears_of_a_boost() {
         };
         let waiter = at("/other");
         let boost = model.bdi.begin_sync(&waiter, Policy::Boost);
-        // It ends though nobody but it writes, and the clock stands still: else this is a deadlock.
+        // It ends though only it writes, and the clock stands still: else this is a deadlock.
         queued.join().expect("no assertion failed");
         assert_eq!(file.dirty_bytes(), 0);
         drop(boost);
@@ -87,7 +87,7 @@ fn who_waits_hears_that_a_place_before_it_was_given_up() {
             let (model, file) = (Arc::clone(&model), Arc::clone(&file));
             thread::spawn(move || model.write_until_kicked(&file, u64::MAX))
         };
-        // Killed: nothing of it is done, and it was all that was in the way.
+        // Killed: it does nothing, and only it was in the way.
         drop(first);
         behind.join().expect("no assertion failed");
         assert_eq!(file.dirty_bytes(), 0);
@@ -132,7 +132,7 @@ fn sy_r7_a_boost_beside_new_data() {
         };
         assert!(model.finish(&boost, &mut |_| panic!("it is boosted")));
         writes.join().expect("no assertion failed");
-        // Begun later, as the data is: the token is still there, and not for this.
+        // It began after the token, as its data did: the token is still there, but not for this.
         let later = model.bdi.begin_fsync(&own, Policy::Boost, &file);
         assert!(!model.finish(&later, &mut |_| None), "a boost without bounds");
         drop((later, boost));
@@ -143,7 +143,7 @@ fn sy_r7_a_boost_beside_new_data() {
 fn sy_r10_an_isolated_sync_beside_a_switch() {
     check(|| {
         let (model, file) = held();
-        // On its way, or there: its move goes on beside us.
+        // On its way, or there: its move goes on beside this thread.
         assert!(model.bdi.switch_to(&file, OTHER));
         let caller = at("/other");
         let syncing = model.bdi.begin_sync(&caller, Policy::Isolated);
@@ -164,7 +164,7 @@ fn sy_r10_an_isolated_sync_beside_a_switch_among_its_own() {
         let model = Arc::new(Model::new(1 << 30));
         model.cgroup(SLOW.0, Owner::ROOT, "slow");
         model.cgroup(OTHER.0, SLOW, "within");
-        // So that the wb that is moved to is looked at first.
+        // So that the target wb is looked at first.
         let first = model.file(SLOW, 0);
         let file = model.file(OTHER, 4096);
         let moves = {
@@ -214,7 +214,7 @@ fn sy_r10_concurrent_syncs_beside_a_writer() {
 fn a_boost_follows_what_changes_its_owner() {
     check(|| {
         let (model, spent) = held();
-        // Nothing of the limited one's is dirty when the sync begins: it has no token.
+        // No data of the limited cgroup is dirty when the sync begins: it has no token.
         model.sync("/other", Policy::Boost);
         let file = model.file(OTHER, 8192);
         let waiter = at("/other");
@@ -236,8 +236,8 @@ fn a_boost_follows_what_changes_its_owner() {
     });
 }
 
-/// Waits as a writer does until its owner may have a page more; for ever, if nobody tells: a
-/// deadlock.
+/// Waits as a writer does until its owner may have a page more. If no thread wakes it, it waits for
+/// ever: a deadlock.
 fn wait_for_room(model: &Arc<Model>, file: &Arc<File>) {
     let woken = Arc::new((Mutex::new(false), Condvar::new()));
     let wakes = Arc::clone(&woken);
@@ -267,7 +267,7 @@ fn room_that_is_given_up_wakes_who_waits_for_it() {
         model.cgroup(SLOW.0, Owner::ROOT, "slow");
         model.bdi.set_dirty_max(&at("/slow"), Some(8192));
         let file = model.file(SLOW, 0);
-        // Of somebody whose data is written before it gives up the room in which it has put that.
+        // The room of a writer whose data is written before it gives that room up.
         let (said, reserved) = model.bdi.reserve(&file, 2);
         assert!(said != Balance::Full && model.bdi.is_at_dirty_limit(&file, 1));
         let waits = {

@@ -1,5 +1,5 @@
-//! Switching on the real engine: real threads, grace periods and callbacks. Which inodes move when,
-//! which requirement is shown where.
+//! Switching on the real engine: real threads, grace periods and callbacks. The tests show which
+//! inodes move when, and name the requirements that they cover.
 #![cfg(not(any(loom, shuttle)))]
 
 extern crate watertight_writeback as writeback;
@@ -23,7 +23,7 @@ use writeback::{
 /// 4 KiB written by `by`, and written back.
 fn write(rig: &Rig, file: &Arc<File>, by: Owner, bytes: u64) {
     rig.bdi.note_write(file, by, bytes);
-    // As fast as the estimate says at first.
+    // As fast as the first estimate.
     let took = Duration::from_micros(bytes / 4096 * 1_000_000 / 25_600);
     rig.bdi.end_round(file, bytes, took);
 }
@@ -158,7 +158,7 @@ fn a_removed_owners_own_bytes_do_not_count() {
     rig.bdi.mark_dirty(Arc::clone(&file), CHILD);
     rig.bdi.account(&file, 4096, 0);
     rig.switcher.remove_cgroup(CHILD);
-    // In each round the removed owner wrote more; what counts is who is left.
+    // In each round the removed owner wrote more; only the remaining writers count.
     for number in 1..=9 {
         assert_eq!(owner_after(&rig, &file), Some(CHILD), "before round {number}");
         rig.bdi.note_write(&file, CHILD, 8192);
@@ -175,9 +175,9 @@ fn a_page_that_was_begun_counts_for_the_bandwidth() {
         rig.bdi.note_write(&file, by, 100);
         rig.bdi.end_round(&file, 100, Duration::from_micros(10));
     };
-    // Were begun pages dropped, a device that writes 100 000 of them a second would be taken for
-    // one that writes next to none, and a round of one page for a long one: the fifth foreign round
-    // would win.
+    // If begun pages were dropped, a device that writes 100 000 of them a second would seem to
+    // write next to none, and a round of one page would seem long: the fifth foreign round would
+    // win.
     (0..200).for_each(|_| round(A));
     for number in 1..=8 {
         round(B);
@@ -200,7 +200,7 @@ fn a_cgroup_made_again_under_its_number_has_a_wb_of_its_own() {
     wbs.retain(|wb| wb.owner == CHILD);
     wbs.sort_by_key(|wb| wb.is_dying);
     assert_eq!(wbs.iter().map(|wb| (wb.is_dying, wb.owned)).collect::<Vec<_>>(), [(false, 1), (true, 1)]);
-    // The end of the new one is its parent's affair, not the old one's.
+    // The end of the new one concerns its parent, not the old one.
     rig.switcher.remove_cgroup(CHILD);
     assert_eq!(owner_after(&rig, &new), Some(B));
 }
@@ -210,7 +210,7 @@ fn limits_follow_the_paths_of_cgroups() {
     let rig = Rig::new(PerSuperblock);
     let file = rig.file(CHILD);
     let path = |text: &str| text.parse::<CgroupPath>().expect("a path");
-    // One page is there, and that is all that the limit lets it have.
+    // One page is there, and that is all that the limit allows.
     rig.bdi.account(&file, 4096, 0);
     rig.bdi.set_dirty_max(&path("/1"), Some(4096));
     assert_eq!(rig.bdi.balance(&file, 1), Balance::Full, "the limit of the cgroup above holds");
@@ -218,7 +218,7 @@ fn limits_follow_the_paths_of_cgroups() {
     assert_eq!(rig.bdi.balance(&file, 1), Balance::Free);
     rig.bdi.set_dirty_max(&path("/other/3"), Some(4096));
     assert_eq!(rig.bdi.balance(&file, 1), Balance::Full);
-    // What a neighbour has does not count for it.
+    // A neighbour's data does not count for it.
     let neighbour = rig.file(B);
     rig.bdi.account(&neighbour, 1 << 20, 0);
     assert_eq!(rig.bdi.balance(&neighbour, 1), Balance::Free);
@@ -241,7 +241,7 @@ fn an_inode_that_goes_leaves_its_wb() {
 #[test]
 fn a_removed_cgroups_wb_goes_with_its_last_inode_however_that_goes() {
     let rig = Rig::new(PerSuperblock);
-    // Unlinked when it was dirty: nobody writes it back, and so nobody moves it.
+    // Unlinked when it was dirty: it is never written back, and so never moved.
     let file = rig.file(CHILD);
     rig.bdi.mark_dirty(Arc::clone(&file), CHILD);
     rig.bdi.account(&file, 4096, 0);
@@ -325,7 +325,7 @@ fn wb_r1_stress_rmbarrier_with_direct_queueing() {
     stress(RmBarrier::default());
 }
 
-/// Unmounts while a switcher stands between prepare and queue, and says how many inodes were busy.
+/// Unmounts while a switcher stands between prepare and queue; returns how many inodes were busy.
 fn unmount_in_between(make: impl FnOnce(Between) -> Box<dyn Discipline>) -> usize {
     let (reach, reached) = channel();
     let (go_on, going_on) = channel::<()>();
@@ -353,7 +353,7 @@ fn unmount_in_between(make: impl FnOnce(Between) -> Box<dyn Discipline>) -> usiz
             bdi.evict()
         })
     };
-    // One that is wrong comes back soon; one that is right must not until the switcher goes on.
+    // A wrong discipline returns soon; a right one must not until the switcher goes on.
     let patience = std::time::Instant::now() + Duration::from_millis(200);
     while !is_drained.load(Ordering::SeqCst) && std::time::Instant::now() < patience {
         thread::sleep(Duration::from_millis(1));
@@ -386,7 +386,7 @@ fn wb_r1_race_waits_for_who_stands_in_between() {
     assert_eq!(unmount_in_between(rmbarrier), 0);
 }
 
-/// `persb` with somebody in between.
+/// `persb` with a switcher that pauses between prepare and queue.
 #[derive(Debug)]
 struct Slow(Between);
 
@@ -411,7 +411,7 @@ fn wb_r1_persb_waits_for_who_stands_in_between() {
 
 #[test]
 fn wb_r3_a_drain_asks_nothing_of_the_rest() {
-    /// Objects to every question.
+    /// Panics at every question.
     struct Nothing;
 
     impl Others for Nothing {
@@ -455,7 +455,7 @@ fn wb_r3_a_drain_asks_nothing_of_the_rest() {
 fn wb_r3_an_idle_superblock_is_drained_beside_a_reader_and_a_full_queue() {
     let busy = Rig::new(PerSuperblock);
     let idle = Rig::on(&busy.switcher);
-    // As long as this is open no grace period ends, and no switch.
+    // As long as this is open, no grace period ends, and no switch.
     let section = busy.switcher.grace().read();
     let files: Vec<_> = (0..100).map(|_| busy.file(A)).collect();
     assert!(files.iter().all(|file| busy.bdi.switch_to(file, B)));
@@ -507,7 +507,7 @@ fn wb_r5_the_cap_holds_and_the_count_returns_to_zero() {
     let begun = others.iter().zip(&files).filter(|(other, file)| other.bdi.switch_to(file, B)).count();
     assert_eq!(begun, IN_FLIGHT_MAX);
     assert_eq!((rig.switcher.stats().in_flight, rig.switcher.stats().refused), (IN_FLIGHT_MAX, 100));
-    // What a removed cgroup had is not refused.
+    // Inodes of a removed cgroup are not refused.
     rig.switcher.remove_cgroup(CHILD);
     while rig.bdi.status().switches_in_flight < BATCH as u64 {
         thread::yield_now();
@@ -537,7 +537,7 @@ fn a_superblock_that_asks_for_all_switches_leaves_as_many_for_the_others() {
     rigs.iter().for_each(|rig| rig.check_after());
 }
 
-/// Neighbours' inodes at whose end each worker stands until it is let go.
+/// Inodes of neighbours; at the end of each, a worker stands until it may go on.
 struct Blocked {
     rigs: Vec<Rig>,
     go_on: Vec<std::sync::mpsc::Sender<()>>,
@@ -687,7 +687,7 @@ fn an_inode_that_panics_keeps_no_other_from_moving() {
     while rig.bdi.status().switches_in_flight < 3 {
         thread::yield_now();
     }
-    // Its last reference is the worker's.
+    // The worker has its last reference.
     drop(files.remove(0));
     drop(section);
     rig.switcher.flush();
@@ -698,8 +698,8 @@ fn an_inode_that_panics_keeps_no_other_from_moving() {
     assert!(!left.iter().any(|(owner, _)| *owner == CHILD), "{left:?}");
 }
 
-/// The worker stands still between two inodes, again and again in the middle of its moves, until
-/// another thread has written an inode of a third cgroup, and one of the cgroup that they move to.
+/// The worker stops between two inodes, again and again in the middle of its moves, until another
+/// thread has written an inode of a third cgroup, and one of the target cgroup.
 #[test]
 fn wb_r9_writers_go_on_between_any_two_moves() {
     const INODES: usize = 3000;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Longer than any machine takes for what a test waits for.
+/// Longer than any machine takes for anything that a test waits for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `is_so`; fails when it is not so after a very long time.
@@ -16,7 +16,7 @@ pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Closes eventpolls when a test is over, also when it fails: nobody is left waiting for ever.
+/// Closes eventpolls when a test is over, also when it fails: no thread is left waiting for ever.
 pub(crate) struct Closing<'p>(pub(crate) &'p [watertight_eventpoll::EventPoll]);
 
 impl Drop for Closing<'_> {

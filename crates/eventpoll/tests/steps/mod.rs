@@ -26,8 +26,8 @@ const TRAP: libc::greg_t = 1 << 8;
 /// After each instruction, and once before the first.
 extern "C" fn step(_signal: libc::c_int, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the kernel gives the handler the context that it will go back to, and nobody else has
-    // it meanwhile.
+    // SAFETY: the kernel gives the handler the context that it will go back to, and no other code
+    // has it meanwhile.
     let flags = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_EFL as usize] };
     if !IN_STEPS.get() {
         *flags &= !TRAP;
@@ -70,7 +70,7 @@ fn in_steps(work: impl FnOnce()) {
 pub(crate) fn at_each_step(before: impl Fn() + Sync, work: impl Fn() + Sync, mut meanwhile: impl FnMut(u64)) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     listen_for_traps();
-    // What is done only once in a thread's life is no part of it.
+    // Steps that are made only once in a thread's life do not count.
     let mut last = 0;
     for at in 1.. {
         DONE.store(0, Ordering::SeqCst);

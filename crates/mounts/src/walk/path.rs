@@ -10,13 +10,13 @@ use crate::error::{Error, Result};
 /// Symbolic links on the way of one walk.
 const LINKS_MAX: usize = 40;
 
-/// What is left of a path.
+/// The rest of a path.
 #[derive(Debug)]
 pub(super) struct Rest<'p> {
-    /// What is walked now, and how far.
+    /// The text that is being walked; `at` is how far.
     now: Cow<'p, [u8]>,
     at: usize,
-    /// What follows after it.
+    /// The text that follows after it.
     outer: Vec<(Cow<'p, [u8]>, usize)>,
     links: usize,
 }
@@ -60,18 +60,18 @@ impl<'p> Rest<'p> {
         self.at = part.end;
     }
 
-    /// Whether what was taken last has to be a directory: something follows, if only a slash.
+    /// Whether the last name has to be a directory: something follows, if only a slash.
     pub(super) fn goes_on(&self) -> bool {
         self.goes_on_after(Part { start: self.at, end: self.at })
     }
 
-    /// The same of a name that was not taken yet.
+    /// The question of [`goes_on`](Self::goes_on) for a name that was not taken yet.
     pub(super) fn goes_on_after(&self, part: Part) -> bool {
         let follows = |(path, at): &(Cow<'_, [u8]>, usize)| *at < path.len();
         part.end < self.now.len() || self.outer.iter().any(follows)
     }
 
-    /// Goes through a link first. Says whether it begins at the root.
+    /// Goes through a link's target first. Returns whether it begins at the root.
     pub(super) fn follow(&mut self, target: PathBuf) -> Result<bool> {
         self.links += 1;
         if self.links > LINKS_MAX {

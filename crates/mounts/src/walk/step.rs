@@ -1,10 +1,10 @@
 //! The steps of a walk between mounts, over any tree that is changed under a [`MountLock`].
 //!
-//! A walk begins with a number of the sequence. Whatever a look at the tree finds, the number is
-//! looked at again before anything is concluded: a mount, because it may be gone; *none*, because
-//! there may have been one all the time, on another mount that took this one's place; a parent,
-//! because a mount that left the tree has none, or another. What follows a step is as if no change
-//! had begun since the walk did.
+//! A walk begins with a number of the sequence. After each look at the tree, it checks the number
+//! again before it draws a conclusion: from a mount, because it may be gone; from *none*, because
+//! there may have been one all the time, on another mount that took this one's place; from a
+//! parent, because a mount that left the tree has none, or another. The result of a step is as if
+//! no change had begun since the walk did.
 
 use sync::mutant::is_on;
 
@@ -15,7 +15,7 @@ use crate::superblock::Inode;
 pub trait View {
     /// A mount that was found.
     type Mount: Copy;
-    /// What is mounted on this place.
+    /// The mount on this place.
     fn child(&self, mount: Self::Mount, at: Inode) -> Option<Self::Mount>;
     /// The place that the mount is on.
     fn parent(&self, mount: Self::Mount) -> Option<(Self::Mount, Inode)>;
@@ -36,7 +36,8 @@ pub struct At<M> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Changed;
 
-/// What is seen at a place: the root of the last mount that is on it, or the place itself.
+/// The place that is seen at a place: the root of the last mount that is on it, or the place
+/// itself.
 #[inline]
 pub fn cross_down<V: View>(
     view: &V,
@@ -60,7 +61,7 @@ pub fn cross_down<V: View>(
     }
 }
 
-/// From the root of a mount to the place that it is on, and so on. What comes back is the root of a
+/// From the root of a mount to the place that it is on, and so on. The result is the root of a
 /// mount only if that one is on nothing.
 #[inline]
 pub fn cross_up<V: View>(
@@ -82,7 +83,7 @@ pub fn cross_up<V: View>(
     Ok(at)
 }
 
-/// A name was not found, or something else ends the walk here: only now is that true.
+/// To be called before an error or a result ends the walk: only if this returns `Ok` is it true.
 #[inline]
 pub fn check(lock: &MountLock, seq: u64) -> Result<(), Changed> {
     if lock.is_unchanged(seq) { Ok(()) } else { Err(Changed) }

@@ -13,7 +13,7 @@ use sync::{Condvar, Mutex};
 use watertight_mounts::strategy::Teardown;
 use watertight_mounts::{Entry, Error, Inode, Kind, Namespace, Options, Result, Super, Superblock};
 
-/// Opens once, for everybody.
+/// Opens once, for every thread.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     is_open: Mutex<bool>,
@@ -34,7 +34,7 @@ impl Gate {
     }
 }
 
-/// A place in the code where whoever comes stops, until they may go on.
+/// A place in the code where each thread stops until it may go on.
 #[derive(Debug, Default)]
 pub(crate) struct Stop {
     pub(crate) is_reached: Gate,
@@ -52,7 +52,7 @@ impl Stop {
 #[derive(Debug, Default)]
 pub(crate) struct Medium {
     is_taken: AtomicBool,
-    /// What was written to it.
+    /// The data that was written to it.
     pub(crate) content: Mutex<Vec<u32>>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Fs {
     pub(crate) is_hanging: Gate,
     /// Look-ups with a reference stop here.
     pub(crate) in_lookup: Option<Stop>,
-    /// So do flushes.
+    /// Flushes stop here.
     pub(crate) in_flush: Option<Stop>,
     flushes: AtomicUsize,
     medium: Option<Arc<Medium>>,
@@ -111,7 +111,7 @@ impl Fs {
         fs
     }
 
-    /// One that has to be waited for.
+    /// A superblock that walks have to wait for.
     pub(crate) fn uncached(mut self) -> Self {
         self.is_cached = false;
         self
@@ -246,7 +246,7 @@ pub(crate) fn namespace(paths: &[&str]) -> (Namespace, Arc<Fs>) {
     (Namespace::new(&root, Options::default()).unwrap(), fs)
 }
 
-/// One with its mounts ended in another way than the default.
+/// A namespace whose mounts are ended in another way than the default.
 pub(crate) fn namespace_ended_by(root: &Super, teardown: Arc<dyn Teardown>) -> Namespace {
     Namespace::with_teardown(root, Options::default(), teardown).unwrap()
 }

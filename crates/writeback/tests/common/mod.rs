@@ -1,4 +1,4 @@
-//! What the tests of switching share: inodes that know when their superblock has gone, and devices
+//! Shared by the tests of switching: inodes that know when their superblock has gone, and devices
 //! without flushers.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
@@ -18,7 +18,7 @@ pub(crate) const B: Owner = Owner(2);
 /// A child of `A`.
 pub(crate) const CHILD: Owner = Owner(3);
 
-/// An inode; objects to being there when its superblock is not.
+/// An inode; it panics if it exists when its superblock does not.
 #[derive(Debug, Default)]
 pub(crate) struct File {
     link: Link<Self>,
@@ -26,7 +26,7 @@ pub(crate) struct File {
     at_end: AtEnd,
 }
 
-/// What is called when an inode goes.
+/// Called when an inode goes.
 #[derive(Default)]
 pub(crate) struct AtEnd(sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
@@ -109,8 +109,8 @@ impl Rig {
         file
     }
 
-    /// Unmounts. `users`, who have inodes of their own, end between the drain and the eviction, as
-    /// a flusher does that the eviction waits for.
+    /// Unmounts. `users` have inodes of their own and end between the drain and the eviction, as a
+    /// flusher does that the eviction waits for.
     pub(crate) fn unmount(&self, users: impl FnOnce()) {
         self.bdi.drain();
         users();
@@ -119,7 +119,7 @@ impl Rig {
         assert_eq!(busy, 0, "busy inodes after unmount");
     }
 
-    /// When nothing is under way: nobody came late, and the pins are all back.
+    /// When nothing is under way: no thread came late, and all pins are back.
     pub(crate) fn check_after(&self) {
         assert_eq!(self.bdi.touched_late(), 0, "a superblock that is gone was touched");
         assert_eq!(self.bdi.status().switches_in_flight, 0, "a pin is left");
@@ -127,7 +127,7 @@ impl Rig {
         assert_eq!((stats.in_flight, stats.panics), (0, 0), "a switch is left, or a worker panicked");
     }
 
-    /// WB-R8: each wb counts what its inodes have.
+    /// WB-R8: each wb counts the bytes of its inodes.
     pub(crate) fn check_sums(&self, files: &[Arc<File>]) {
         for wb in self.bdi.status().wbs {
             let of = |file: &&Arc<File>| self.bdi.owner_of(file) == Some(wb.owner);

@@ -1,5 +1,5 @@
 //! Files whose data is only counted, on a store that takes its time by a clock that is set: the
-//! product's own write-back engine, with nothing else beneath it. Who sleeps sets the clock on.
+//! product's own write-back engine, with nothing else beneath it. A sleeper advances the clock.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -22,14 +22,14 @@ pub(crate) struct File {
     dirty: Mutex<VecDeque<(u64, u64)>>,
 }
 
-/// Where it goes.
+/// The store that files are written to.
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) clock: Arc<ManualClock>,
     bytes_per_second: u64,
-    /// What each call takes beside that.
+    /// The time that each call takes in addition.
     call: Duration,
-    /// When what of whom was written.
+    /// The bytes written, each with its time and owner.
     written: Mutex<Vec<(Duration, Owner, u64)>>,
 }
 
@@ -58,16 +58,16 @@ impl File {
     }
 }
 
-/// One who writes a file back.
+/// A thread that writes a file back.
 struct Writer<'a> {
     file: &'a File,
     owner: Owner,
     woken: Arc<Woken>,
-    /// Called for each sleep, with its end; says when it is woken, or to give up.
+    /// Called for each sleep, with its end; returns when it is woken, or `None` to give up.
     sleeps: &'a mut dyn FnMut(Duration) -> Option<Duration>,
 }
 
-/// Says that somebody was woken.
+/// Records that the sleeper was woken.
 #[derive(Debug, Default)]
 struct Woken {
     is_woken: Mutex<bool>,
@@ -133,7 +133,7 @@ impl Model {
         Self::on(&clock, &switcher, bytes_per_second)
     }
 
-    /// The same where each call takes so long, however little it writes.
+    /// A device where each call takes so long, however little it writes.
     pub(crate) fn with_calls(bytes_per_second: u64, call: Duration) -> Self {
         let mut model = Self::new(bytes_per_second);
         Arc::get_mut(&mut model.store).expect("nobody else has it yet").call = call;
@@ -192,15 +192,15 @@ impl Model {
     /// Dirties more of a file.
     pub(crate) fn write(&self, file: &Arc<File>, owner: Owner, bytes: u64) {
         if bytes > 0 {
-            // Listed before anybody finds it clean again.
+            // Listed before any thread finds it clean again.
             let mut dirty = file.dirty.lock();
             dirty.push_back((self.bdi.throttle().epoch(), bytes));
             self.bdi.mark_dirty(Arc::clone(file), owner);
         }
     }
 
-    /// Writes what a sync waits for. For each sleep `sleeps` is told until when it would be, and
-    /// says when it is woken, or ends the sync. Says whether that came to its end.
+    /// Writes the data that a sync waits for. `sleeps` gets the end of each sleep, and returns when
+    /// it is woken, or ends the sync. Returns whether the sync came to its end.
     pub(crate) fn finish(
         &self,
         syncing: &Syncing<'_, File>,
@@ -222,7 +222,7 @@ impl Model {
         }
     }
 
-    /// A whole sync of somebody in cgroup `caller`; says how long it took.
+    /// A whole sync by a caller in cgroup `caller`; returns how long it took.
     pub(crate) fn sync(&self, caller: &str, policy: Policy) -> Duration {
         let begun = self.now();
         let caller = at(caller);
@@ -231,7 +231,7 @@ impl Model {
         self.now() - begun
     }
 
-    /// Writes what is dirty since `epoch` or before. Whoever sleeps here does so until a kick.
+    /// Writes the data that is dirty since `epoch` or before. A sleep ends only with a kick.
     pub(crate) fn write_until_kicked(&self, file: &Arc<File>, epoch: u64) {
         let pass = self.bdi.pass(file, epoch, How::Wait);
         let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
@@ -245,8 +245,7 @@ impl Model {
         assert_eq!(passed, Passed::All);
     }
 
-    /// What a flusher does with a file: as much as its owner's limits let it write now. Says when
-    /// it may go on, if they do not.
+    /// A flusher's part for a file: writes as much as its owner's limits allow now.
     pub(crate) fn flush(&self, file: &Arc<File>) -> Passed {
         let pass = self.bdi.pass(file, u64::MAX, How::Leave);
         let owner = self.bdi.owner_of(file).unwrap_or(Owner::ROOT);
