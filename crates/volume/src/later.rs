@@ -148,7 +148,7 @@ impl Core {
         if let Err(error) =
             thread::Builder::new().name("wt-later".to_owned()).spawn(move || core.see_to_left())
         {
-            tracing::warn!(%error, "no thread to close files of a store with that does not answer");
+            tracing::warn!(%error, "no thread to close the files of a store that does not answer with");
             self.see_to_left();
         }
     }
