@@ -1,4 +1,4 @@
-//! How a volume ended, and what was lost.
+//! How a volume ended, and its lost data.
 
 use serde::{Deserialize, Serialize};
 

@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(without(&mut older), Some(4.into()));
         assert_eq!(without(&mut older["cgroups"][0]), Some(5.into()));
         assert_eq!(serde_json::from_value::<Status>(older).unwrap(), status);
-        // Who says that it is nothing is believed.
+        // An explicit 0 is kept.
         let mut nothing = told;
         nothing["to_write_bytes"] = 0.into();
         assert_eq!(serde_json::from_value::<Status>(nothing).unwrap().to_write_bytes, 0);
