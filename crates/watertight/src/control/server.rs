@@ -182,7 +182,7 @@ pub trait Service: Send + Sync + 'static {
     fn leave(&self, _request: LeaveRequest) -> Result<LeaveReply, String> {
         Err(NO_MOUNTPOINT.to_owned())
     }
-    /// Tells when and how the volume ended.
+    /// Receives how the volume ended, when it has.
     fn ended(&self) -> watch::Receiver<Option<Ended>>;
 }
 

@@ -35,7 +35,7 @@ struct World {
 }
 
 impl World {
-    /// A connection to the mount process; to a new one where the last one was told to leave.
+    /// A connection to the mount process; to a new one where a request has ended the last one.
     fn connect(&mut self) -> UnixStream {
         loop {
             if self.daemon.is_none() {

@@ -198,7 +198,7 @@ fn wait_says_what_is_left_and_then_that_it_is_free() {
     assert_eq!(daemon.end(), Some(0));
 }
 
-/// Tells whether a `fuseblk` mount's loop device is still in use for it.
+/// Whether a `fuseblk` mount's loop device is still in use for it.
 fn loop_device(rig: &Rig) -> impl Fn() -> bool + use<> {
     // The mount has the device's number.
     let device = fs::metadata(&rig.mnt).unwrap().dev();

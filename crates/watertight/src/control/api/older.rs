@@ -1,11 +1,10 @@
-//! What processes did not tell before it had a key of its own: they go on when the program is
-//! replaced.
+//! Keys that older processes do not send: such processes go on when the program is replaced.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Cgroup, Status};
 
-/// For a figure that is told of in others; none has so many bytes.
+/// Stands for a missing figure, which others imply; none has so many bytes.
 pub(super) const fn not_told() -> u64 {
     u64::MAX
 }
