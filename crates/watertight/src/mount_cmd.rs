@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::Duration;
 
 use cgroups::Hierarchy;
 use rustix::mount::MountFlags;
@@ -28,7 +27,7 @@ use crate::live::{Facts, Gone, Live, Over};
 use crate::logging;
 use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
-use crate::opts::{self, Mode, MountOptions, MountType, Spin, Uring};
+use crate::opts::{self, Mode, MountOptions, MountType, Uring};
 use crate::privileges;
 use crate::problem::{Problem, Result};
 use crate::progress;
@@ -40,9 +39,6 @@ use crate::target;
 use crate::units;
 use crate::unmount;
 use crate::utab;
-
-/// How long a reader looks for the next request, where it was asked to.
-const SPIN: Duration = Duration::from_micros(30);
 
 /// The help that follows the arguments.
 #[must_use]
@@ -307,7 +303,6 @@ fn start_session(
             Mode::KernelWriteback => fuse::Mode::KernelWriteback,
         },
         threads_max: options.threads.unwrap_or(defaults.threads_max),
-        spin: if options.spin == Spin::Auto { SPIN } else { defaults.spin },
         on_destroy: Box::new(move || {
             drained.shutdown();
             going.set(Over::Gone);

@@ -53,15 +53,6 @@ pub enum Uring {
     Off,
 }
 
-/// Whether an idle reader of `/dev/fuse` spins for a moment before it sleeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spin {
-    /// While it pays.
-    Auto,
-    /// Never.
-    Off,
-}
-
 /// All options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
@@ -81,8 +72,6 @@ pub struct MountOptions {
     pub threads: Option<usize>,
     /// The way to the kernel.
     pub uring: Uring,
-    /// Spinning.
-    pub spin: Spin,
     /// When data begins to be written back; none: the volume's default.
     pub dirty_after: Option<Duration>,
     /// Whether close(2) writes the file's data and reports how that went.
@@ -122,7 +111,6 @@ impl Default for MountOptions {
             flushers: None,
             threads: None,
             uring: Uring::Auto,
-            spin: Spin::Off,
             dirty_after: None,
             flush_on_close: false,
             drain_timeout: Duration::from_secs(60),
@@ -161,10 +149,6 @@ pub const VALID: &[(&str, &str)] = &[
         "requests that may be under way, each with a thread [by memory and descriptors, 256 to 1024]",
     ),
     ("uring=WHEN", "talk to the kernel over io_uring: auto [default], on, off"),
-    (
-        "spin=WHEN",
-        "off [default], or auto: without io_uring, look for requests before sleeping while that pays",
-    ),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("dirty_max=SIZE", "each cgroup's bound on data that is not on the store [its share of the cache]"),
     ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),
@@ -247,13 +231,6 @@ impl MountOptions {
                     "on" => Uring::On,
                     "off" => Uring::Off,
                     _ => return Err(wrong("give auto, on or off".to_owned())),
-                }
-            }
-            "spin" => {
-                self.spin = match needed()? {
-                    "auto" => Spin::Auto,
-                    "off" => Spin::Off,
-                    _ => return Err(wrong("give auto or off".to_owned())),
                 }
             }
             "flushers" => self.flushers = Some(threads(needed()?, FLUSHERS_MAX).map_err(wrong)?),
@@ -384,10 +361,7 @@ mod tests {
             assert_eq!(parse(&[list]).unwrap().flags, flags, "{list}");
         }
         assert_eq!(parse(&["cgroup=off"]).unwrap().cgroup, Choice::Off);
-        assert_eq!(
-            parse(&["spin=off,flushers=3,drain_timeout=2m"]).unwrap().drain_timeout,
-            Duration::from_secs(120)
-        );
+        assert_eq!(parse(&["flushers=3,drain_timeout=2m"]).unwrap().drain_timeout, Duration::from_secs(120));
     }
 
     #[test]

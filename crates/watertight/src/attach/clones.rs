@@ -254,7 +254,7 @@ fn look(all: &Weak<Attachments>) {
         let shown = attachments.clones.0.lock().shown.clone();
         let device = attachments.root.device();
         let gone = |one: &&Arc<Shown>| !shows(&now, device, one.site.tree.clone_name());
-        shown.iter().filter(gone).for_each(|one| one.site.tree.let_go());
+        shown.iter().filter(gone).for_each(|one| one.site.tree.release());
         drop((shown, attachments));
         let mut changed = [PollFd::new(&table, PollFlags::PRI)];
         if let Err(error) = poll(&mut changed, None)
