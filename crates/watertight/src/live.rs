@@ -3,7 +3,7 @@
 //! # Access
 //! | field | protected by |
 //! |---|---|
-//! | `facts`, `volume`, `session`, `attachments` | immutable |
+//! | `facts`, `volume`, `attachments` | immutable |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
 //! | `gone` | atomic, only grows (P1) |
 //!
@@ -71,7 +71,6 @@ pub struct Facts {
 pub struct Live {
     facts: Facts,
     volume: Arc<Volume>,
-    session: SessionView,
     attachments: Arc<Attachments>,
     events: Sender<Event>,
     ended: watch::Sender<Option<Ended>>,
@@ -149,8 +148,7 @@ impl Live {
         events: Sender<Event>,
         gone: Arc<Gone>,
     ) -> Self {
-        let session = attachments.session().clone();
-        Self { facts, volume, session, attachments, events, ended: watch::Sender::new(None), gone }
+        Self { facts, volume, attachments, events, ended: watch::Sender::new(None), gone }
     }
 
     /// The part that does not change.
@@ -195,12 +193,6 @@ impl Live {
         }
     }
 
-    /// Whether sync(2) and syncfs(2) were seen to come here.
-    #[must_use]
-    pub fn passes_syncfs(&self) -> bool {
-        self.session.has_seen_syncfs()
-    }
-
     /// Whether nothing can be changed, which `mount -o remount` may have changed.
     fn is_read_only(&self) -> bool {
         self.mounts().first().map_or(self.facts.read_only, |mount| mount.is_read_only)
@@ -232,13 +224,14 @@ impl Live {
     }
 
     fn requests(&self) -> Requests {
-        let stats = self.session.stats();
+        let session = self.attachments.session();
+        let stats = session.stats();
         Requests {
             by_kind: stats.requests.iter().map(|(op, n)| (op.name().to_ascii_lowercase(), *n)).collect(),
             errors: stats.errors,
             panics: stats.panics,
             unknown: stats.unknown,
-            under_way: self.session.under_way() as u64,
+            under_way: session.under_way() as u64,
         }
     }
 
@@ -258,7 +251,8 @@ impl Service for Live {
     fn status(&self) -> Status {
         let volume = self.volume.status();
         let facts = &self.facts;
-        let (transport, transport_reason) = transport(&self.session);
+        let session = self.attachments.session();
+        let (transport, transport_reason) = transport(session);
         let (drains, drain_time) = self.attachments().drains();
         let of_volume = Status::of_volume(&self.volume, &volume);
         Status {
@@ -270,8 +264,8 @@ impl Service for Live {
             state: self.state(&volume),
             mount_type: mountinfo::kind(&facts.mount).into(),
             mount_type_reason: facts.type_reason.clone().map(Words::from),
-            syncfs: Some(self.session.has_seen_syncfs()),
-            syncfs_callers: Some(self.session.knows_who_syncs()),
+            syncfs: Some(session.has_seen_syncfs()),
+            syncfs_callers: Some(session.knows_who_syncs()),
             transport: transport.into(),
             transport_reason: transport_reason.map(Words::from),
             mode: facts.mode.into(),
@@ -279,7 +273,7 @@ impl Service for Live {
             privileges: facts.privileges(),
             started_ms: facts.started_ms,
             requests: self.requests(),
-            process: process::figures(self.session.threads() as u64),
+            process: process::figures(session.threads() as u64),
             drains: of_volume.drains + drains,
             drain_us: of_volume.drain_us + micros(drain_time),
             ..of_volume

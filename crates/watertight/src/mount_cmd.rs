@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::Duration;
 
 use cgroups::Hierarchy;
 use rustix::mount::MountFlags;
@@ -28,7 +27,7 @@ use crate::live::{Facts, Gone, Live, Over};
 use crate::logging;
 use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
-use crate::opts::{self, Mode, MountOptions, MountType, Spin, Uring};
+use crate::opts::{self, MountOptions};
 use crate::privileges;
 use crate::problem::{Problem, Result};
 use crate::progress;
@@ -40,9 +39,6 @@ use crate::target;
 use crate::units;
 use crate::unmount;
 use crate::utab;
-
-/// How long a reader looks for the next request, where it was asked to.
-const SPIN: Duration = Duration::from_micros(30);
 
 /// The help that follows the arguments.
 #[must_use]
@@ -151,7 +147,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         }
     };
 
-    kernel_side::try_syncfs(&live.facts().mount, || live.passes_syncfs());
+    kernel_side::try_syncfs(&live.facts().mount, || live.attachments().session().has_seen_syncfs());
     let utab = utab::Entry::add(&live.facts().mount, &live.facts().id);
     let at = live.facts().mount.mountpoint.clone();
     live.volume().events().life(Life::Mounted, Some(at));
@@ -277,18 +273,10 @@ fn start_session(
     });
     flags.set(MountFlags::RDONLY, read_only);
     let mount_options = fuse::MountOptions {
-        wanted: match options.mount_type {
-            MountType::Auto => fuse::mount::Wanted::Auto,
-            MountType::Fuseblk => fuse::mount::Wanted::FuseBlk,
-            MountType::Fuse => fuse::mount::Wanted::Fuse,
-        },
+        wanted: options.mount_type,
         fsname: source.spec.clone(),
         subtype: SUBTYPE.to_owned(),
-        uring: match options.uring {
-            Uring::Auto => fuse::Uring::Auto,
-            Uring::On => fuse::Uring::On,
-            Uring::Off => fuse::Uring::Off,
-        },
+        uring: options.uring,
         allow_other: options.allow_other,
         flags,
         ..fuse::MountOptions::new(mountpoint)
@@ -302,12 +290,9 @@ fn start_session(
     let defaults = fuse::SessionOptions::default();
     let (drained, going) = (Arc::clone(volume), Arc::clone(gone));
     let session_options = fuse::SessionOptions {
-        mode: match options.mode {
-            Mode::WriteThrough => fuse::Mode::WriteThrough,
-            Mode::KernelWriteback => fuse::Mode::KernelWriteback,
-        },
+        mode: options.mode,
         threads_max: options.threads.unwrap_or(defaults.threads_max),
-        spin: if options.spin == Spin::Auto { SPIN } else { defaults.spin },
+        spin: options.spin,
         on_destroy: Box::new(move || {
             drained.shutdown();
             going.set(Over::Gone);
@@ -339,7 +324,7 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
             fuse::MountKind::FuseBlk { .. } => None,
             fuse::MountKind::Fuse { reason } => Some(reason.clone()),
         },
-        mode: options.mode.name(),
+        mode: opts::name_of(options.mode),
         read_only,
         started_ms: now_ms(),
         drain_timeout: options.drain_timeout,
@@ -407,7 +392,7 @@ fn announce(live: &Live, in_background: bool) {
             in_one_line(reason)
         ));
     }
-    if !live.passes_syncfs() {
+    if !live.attachments().session().has_seen_syncfs() {
         lacks.push(kernel_side::NO_SYNCFS.to_owned());
     }
     if !lacks.is_empty() {

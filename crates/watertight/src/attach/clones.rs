@@ -41,7 +41,6 @@ struct List {
 #[derive(Debug)]
 struct Shown {
     site: Site,
-    mount: Mount,
     propagation: Propagation,
     _utab: Option<utab::Entry>,
 }
@@ -76,12 +75,6 @@ impl Attachments {
             propagation: one.propagation,
         };
         self.clones.0.lock().shown.iter().map(one).collect()
-    }
-
-    /// The kernel's mounts of clones.
-    #[must_use]
-    pub fn clone_mounts(&self) -> Vec<Mount> {
-        self.clones.0.lock().shown.iter().map(|one| one.mount.clone()).collect()
     }
 
     /// Serves `POST /v1/clone`.
@@ -131,7 +124,6 @@ impl Attachments {
         let one = Arc::new(Shown {
             _utab: utab::Entry::add(&mount, &self.root.id),
             site: Site { tree, mountpoint: target.clone() },
-            mount,
             propagation: request.propagation,
         });
         let (all, unused) = (Arc::downgrade(self), Arc::downgrade(&one));
