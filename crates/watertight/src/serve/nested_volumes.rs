@@ -45,14 +45,14 @@ const STACK: usize = 512 << 10;
 
 /// How a call ended.
 #[derive(Debug)]
-pub(super) enum Done {
-    Attached(Result<There>),
+pub(super) enum CallResult {
+    Attached(Result<AttachedRecord>),
     Detached(Result<()>),
 }
 
 /// A volume that is attached.
 #[derive(Debug)]
-pub(super) struct There {
+pub(super) struct AttachedRecord {
     /// None where it was moved: it is looked for with each reload.
     id: Option<VolumeId>,
     /// The limits that it was attached with; a volume that was there already may have others.
@@ -60,7 +60,7 @@ pub(super) struct There {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum AttachState {
     Waits,
     Due(Instant),
     Busy,
@@ -69,9 +69,9 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Volume {
+struct NestedVolume {
     config: VolumeConfig,
-    state: State,
+    state: AttachState,
     /// Its id when it was attached.
     id: Option<VolumeId>,
     /// The file has it no longer.
@@ -86,8 +86,8 @@ struct Volume {
 
 /// All of them, by path.
 #[derive(Debug)]
-pub(super) struct Inside {
-    volumes: BTreeMap<PathBuf, Volume>,
+pub(super) struct NestedVolumes {
+    volumes: BTreeMap<PathBuf, NestedVolume>,
     due: BTreeSet<(Instant, PathBuf)>,
     /// Mountpoints that are there.
     mounted: BTreeSet<PathBuf>,
@@ -95,7 +95,7 @@ pub(super) struct Inside {
     sender: Sender<Event>,
 }
 
-impl Inside {
+impl NestedVolumes {
     pub(super) fn new(sender: Sender<Event>) -> Self {
         let (volumes, due, mounted, calls) = Default::default();
         Self { volumes, due, mounted, calls, sender }
@@ -104,7 +104,7 @@ impl Inside {
     /// How many there should be, and how many of them are attached.
     pub(super) fn counts(&self) -> (usize, usize) {
         let wanted = self.volumes.values().filter(|volume| !volume.is_going);
-        let is_there = |volume: &&Volume| volume.state == State::Attached;
+        let is_there = |volume: &&NestedVolume| volume.state == AttachState::Attached;
         (wanted.clone().count(), wanted.filter(is_there).count())
     }
 
@@ -119,9 +119,9 @@ impl Inside {
         let is_there = |path: &Path, id: &VolumeId| {
             registries.iter().any(|dir| dir.is_at(path, id) || is_running(dir, id))
         };
-        let is_gone = |path: &Path, volume: &Volume| {
+        let is_gone = |path: &Path, volume: &NestedVolume| {
             !volume.is_going
-                && volume.state == State::Attached
+                && volume.state == AttachState::Attached
                 && volume.id.as_ref().is_some_and(|id| !is_there(path, id))
         };
         self.volumes.iter().filter(|(path, volume)| is_gone(path, volume)).count()
@@ -130,7 +130,7 @@ impl Inside {
     /// Volumes that should be attached and are not.
     pub(super) fn missing(&self) -> impl Iterator<Item = Missing> {
         let missing =
-            self.volumes.values().filter(|volume| !volume.is_going && volume.state != State::Attached);
+            self.volumes.values().filter(|volume| !volume.is_going && volume.state != AttachState::Attached);
         missing.map(|volume| {
             let is_there = self.mounted.contains(&volume.config.mountpoint);
             let why =
@@ -160,7 +160,7 @@ impl Inside {
             let shown = path.shown();
             match wanted.remove(path) {
                 Some(config) => {
-                    let is_there = volume.state == State::Attached;
+                    let is_there = volume.state == AttachState::Attached;
                     let stays = is_there && volume.id.as_ref().is_some_and(|id| is_at(path, id));
                     let limits_change = config.limits != volume.config.limits;
                     volume.has_limits |= !config.limits.is_empty();
@@ -180,8 +180,8 @@ impl Inside {
                         if limits_change {
                             volume.limits.tell(&volume.config);
                         }
-                    } else if volume.state != State::Busy {
-                        volume.state = State::Waits;
+                    } else if volume.state != AttachState::Busy {
+                        volume.state = AttachState::Waits;
                     }
                     (volume.is_going, volume.was_tried, volume.pause) = (false, stays, PAUSE);
                 }
@@ -189,18 +189,18 @@ impl Inside {
                     tracing::info!(volume = %shown.exact(), "{shown} is no longer in the file: detaching");
                     volume.is_going = true;
                     volume.pause = PAUSE;
-                    if volume.state != State::Busy {
-                        volume.state = State::Leaves(Instant::now());
+                    if volume.state != AttachState::Busy {
+                        volume.state = AttachState::Leaves(Instant::now());
                     }
                 }
                 None => {}
             }
         }
         for (path, config) in wanted {
-            let new = Volume {
+            let new = NestedVolume {
                 has_limits: !config.limits.is_empty(),
                 config,
-                state: State::Waits,
+                state: AttachState::Waits,
                 id: None,
                 is_going: false,
                 was_tried: false,
@@ -223,18 +223,18 @@ impl Inside {
     }
 
     /// A mountpoint is there.
-    pub(super) fn mounted(&mut self, mountpoint: &Path) {
+    pub(super) fn on_mounted(&mut self, mountpoint: &Path) {
         self.mounted.insert(mountpoint.to_owned());
         self.queue_below(mountpoint);
     }
 
     /// A mountpoint is gone, with all that was inside.
-    pub(super) fn unmounted(&mut self, mountpoint: &Path) {
+    pub(super) fn on_unmounted(&mut self, mountpoint: &Path) {
         self.mounted.remove(mountpoint);
         self.volumes.retain(|_, volume| !(volume.is_going && volume.config.mountpoint == mountpoint));
         for volume in self.volumes.values_mut().filter(|volume| volume.config.mountpoint == mountpoint) {
-            if volume.state != State::Busy {
-                volume.state = State::Waits;
+            if volume.state != AttachState::Busy {
+                volume.state = AttachState::Waits;
             }
         }
     }
@@ -250,16 +250,18 @@ impl Inside {
     fn queue(&mut self, path: &Path, at: Instant) {
         let Some(volume) = self.volumes.get_mut(path) else { return };
         match volume.state {
-            State::Waits if self.mounted.contains(&volume.config.mountpoint) => volume.state = State::Due(at),
-            State::Waits | State::Busy | State::Attached => return,
-            State::Due(_) => volume.state = State::Due(at),
-            State::Leaves(_) => volume.state = State::Leaves(at),
+            AttachState::Waits if self.mounted.contains(&volume.config.mountpoint) => {
+                volume.state = AttachState::Due(at)
+            }
+            AttachState::Waits | AttachState::Busy | AttachState::Attached => return,
+            AttachState::Due(_) => volume.state = AttachState::Due(at),
+            AttachState::Leaves(_) => volume.state = AttachState::Leaves(at),
         }
         self.due.insert((at, path.to_owned()));
     }
 
     /// When there is something to do.
-    pub(super) fn next(&self) -> Option<Instant> {
+    pub(super) fn next_due(&self) -> Option<Instant> {
         if self.is_busy() {
             return None;
         }
@@ -281,7 +283,7 @@ impl Inside {
     }
 
     /// Begins calls that are due.
-    pub(super) fn work(&mut self) {
+    pub(super) fn start_due_calls(&mut self) {
         if self.is_busy() {
             return;
         }
@@ -299,8 +301,10 @@ impl Inside {
             let (state, is_free) = (volume.state, self.is_free(&path, volume.is_going));
             self.due.remove(&(at, path.clone()));
             match state {
-                State::Due(until) if until == at && !is_free => self.set(&path, State::Waits),
-                State::Due(until) | State::Leaves(until) if until == at && is_free => self.call(&path),
+                AttachState::Due(until) if until == at && !is_free => self.set(&path, AttachState::Waits),
+                AttachState::Due(until) | AttachState::Leaves(until) if until == at && is_free => {
+                    self.call(&path)
+                }
                 // Another look was planned since; or the volume inside it asks for one when that
                 // has left.
                 _ => {}
@@ -316,10 +320,10 @@ impl Inside {
             return below.next().is_none_or(|(other, _)| !other.starts_with(path));
         }
         let around = path.ancestors().skip(1).find_map(|dir| self.volumes.get(dir));
-        around.is_none_or(|around| around.state == State::Attached)
+        around.is_none_or(|around| around.state == AttachState::Attached)
     }
 
-    fn set(&mut self, path: &Path, state: State) {
+    fn set(&mut self, path: &Path, state: AttachState) {
         if let Some(volume) = self.volumes.get_mut(path) {
             volume.state = state;
         }
@@ -327,27 +331,30 @@ impl Inside {
 
     fn call(&mut self, path: &Path) {
         let Some(volume) = self.volumes.get_mut(path) else { return };
-        volume.state = State::Busy;
+        volume.state = AttachState::Busy;
         let (config, is_going) = (volume.config.clone(), volume.is_going);
         *self.calls.entry(config.mountpoint.clone()).or_default() += 1;
         let (sender, at) = (self.sender.clone(), path.to_owned());
         let body = move || {
             let done = if is_going {
-                Done::Detached(detach(&at, &config))
+                CallResult::Detached(detach(&at, &config))
             } else {
-                Done::Attached(attach(&at, &config))
+                CallResult::Attached(attach(&at, &config))
             };
-            let _serving_has_ended = sender.send(Event::Inside(at, done));
+            let _serving_has_ended = sender.send(Event::CallEnded(at, done));
         };
         let made = thread::Builder::new().name("attach".to_owned()).stack_size(STACK).spawn(body);
         if let Err(error) = made {
             let failed = Problem::failure(format!("no thread: {error}"));
-            self.done(path, if is_going { Done::Detached(Err(failed)) } else { Done::Attached(Err(failed)) });
+            self.on_call_ended(
+                path,
+                if is_going { CallResult::Detached(Err(failed)) } else { CallResult::Attached(Err(failed)) },
+            );
         }
     }
 
     /// A call has ended.
-    pub(super) fn done(&mut self, path: &Path, done: Done) {
+    pub(super) fn on_call_ended(&mut self, path: &Path, done: CallResult) {
         let Some(volume) = self.volumes.get_mut(path) else { return };
         let mountpoint = volume.config.mountpoint.clone();
         if let Some(calls) = self.calls.get_mut(&mountpoint) {
@@ -357,7 +364,7 @@ impl Inside {
         let later = Instant::now() + volume.pause;
         let (shown, is_mounted) = (path.shown(), self.mounted.contains(&mountpoint));
         match done {
-            Done::Attached(Ok(There { id, limits })) => {
+            CallResult::Attached(Ok(AttachedRecord { id, limits })) => {
                 volume.pause = PAUSE;
                 volume.id = id;
                 tracing::debug!(volume = %shown.exact(), "{shown} is attached");
@@ -368,14 +375,14 @@ impl Inside {
                 if volume.has_limits && limits.as_ref() != Some(&volume.config.limits) {
                     volume.limits.tell(&volume.config);
                 }
-                volume.state = if is_mounted { State::Attached } else { State::Waits };
+                volume.state = if is_mounted { AttachState::Attached } else { AttachState::Waits };
                 if volume.is_going {
-                    volume.state = State::Leaves(later);
+                    volume.state = AttachState::Leaves(later);
                     self.queue(path, Instant::now());
                 }
                 self.queue_below(path);
             }
-            Done::Detached(Ok(())) if volume.is_going => {
+            CallResult::Detached(Ok(())) if volume.is_going => {
                 tracing::info!(volume = %shown.exact(), "{shown}: detached, everything is on {}", volume.config.source.shown());
                 self.volumes.remove(path);
                 for around in path.ancestors().skip(1).map(Path::to_owned).collect::<Vec<_>>() {
@@ -385,17 +392,17 @@ impl Inside {
                 }
             }
             // It is in the file again.
-            Done::Detached(_) if !volume.is_going => {
-                volume.state = State::Waits;
+            CallResult::Detached(_) if !volume.is_going => {
+                volume.state = AttachState::Waits;
                 self.queue(path, Instant::now());
             }
-            Done::Attached(Err(problem)) | Done::Detached(Err(problem)) => {
+            CallResult::Attached(Err(problem)) | CallResult::Detached(Err(problem)) => {
                 tracing::error!(volume = %shown.exact(), "{shown}: {problem}");
                 volume.pause = (volume.pause * 2).min(PAUSE_MAX);
-                volume.state = if volume.is_going { State::Leaves(later) } else { State::Waits };
+                volume.state = if volume.is_going { AttachState::Leaves(later) } else { AttachState::Waits };
                 self.queue(path, later);
             }
-            Done::Detached(Ok(())) => {}
+            CallResult::Detached(Ok(())) => {}
         }
     }
 }
@@ -405,7 +412,7 @@ const fn from(path: &Path) -> (Bound<&Path>, Bound<&Path>) {
 }
 
 /// Attaches it, unless it is there.
-fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
+fn attach(path: &Path, config: &VolumeConfig) -> Result<AttachedRecord> {
     let none = || Problem::failure("its mountpoint is gone");
     let is_it =
         |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
@@ -415,7 +422,7 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     if let Some(there) = there.find(has_a_path) {
         let spec = crate::checks::source(&config.source)?.spec;
         if there.record().source == spec {
-            return Ok(There { id: Some(there.record().id.clone()), limits: None });
+            return Ok(AttachedRecord { id: Some(there.record().id.clone()), limits: None });
         }
         return Err(Problem::failure(format!("{} is attached there", there.record().source)));
     }
@@ -423,11 +430,11 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     if let Some(there) = elsewhere(config, &volume) {
         let (shown, there) = (path.shown(), there.shown());
         tracing::warn!(volume = %shown.exact(), "{shown} stays attached at {there}, where it was moved to");
-        return Ok(There { id: None, limits: None });
+        return Ok(AttachedRecord { id: None, limits: None });
     }
     let client = volume.found.client.ok_or_else(none)?;
     let request = AttachRequest {
-        path: inside(path, &mount.mountpoint)?,
+        path: path_inside(path, &mount.mountpoint)?,
         source: Some(config.source.clone()),
         volume: None,
         from: None,
@@ -436,7 +443,7 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     };
     let reply = client.attach(&request, Some(PATIENCE));
     let reply = reply.map_err(|error| Problem::failure(error.to_string()))?;
-    Ok(There { id: reply.id, limits: Some(config.limits.clone()) })
+    Ok(AttachedRecord { id: reply.id, limits: Some(config.limits.clone()) })
 }
 
 /// Detaches it with all data written, unless it is detached already; at its present place, if it
@@ -449,7 +456,7 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     let Some(at) = elsewhere(config, &volume).or_else(at_path) else { return Ok(()) };
     let Some(client) = volume.found.client else { return Ok(()) };
     let request = DetachRequest {
-        path: inside(&at, &mount.mountpoint)?,
+        path: path_inside(&at, &mount.mountpoint)?,
         how: How::Plain,
         volume: None,
         mountpoint: mount.mountpoint.to_str().map(str::to_owned),
@@ -485,7 +492,7 @@ fn has_a_path(volume: &target::Volume) -> bool {
     !volume.status().is_ok_and(|status| status.is_some_and(is_nowhere))
 }
 
-fn inside(path: &Path, mountpoint: &Path) -> Result<String> {
+fn path_inside(path: &Path, mountpoint: &Path) -> Result<String> {
     let inside = path.strip_prefix(mountpoint).ok().and_then(Path::to_str);
     inside
         .map(str::to_owned)
