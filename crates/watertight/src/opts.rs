@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use cgroups::Choice;
-
+use fuse::mount::Wanted;
+use fuse::{Mode, Uring};
 use volume::{CgroupPath, LimitChange, SyncPolicy};
 
 use crate::problem::{Problem, Result};
@@ -11,55 +12,13 @@ use crate::shown::{Show as _, in_one_line};
 use crate::suggest::nearest;
 use crate::units::{parse_bytes, parse_duration};
 
-/// How written data reaches us.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Each write(2) comes to this process at once and carries its writer. The default.
-    WriteThrough,
-    /// The kernel gathers writes: faster for small ones, the owner is the opener.
-    KernelWriteback,
-}
-
-impl Mode {
-    /// The name in options and in `status`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::WriteThrough => "write-through",
-            Self::KernelWriteback => "kernel-writeback",
-        }
+/// The name of a mode in options and in `status`.
+#[must_use]
+pub const fn name_of(mode: Mode) -> &'static str {
+    match mode {
+        Mode::WriteThrough => "write-through",
+        Mode::KernelWriteback => "kernel-writeback",
     }
-}
-
-/// Which kind of kernel mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MountType {
-    /// `fuseblk` where possible, else `fuse`.
-    Auto,
-    /// On a small loop device: a raw umount2(2) waits for the data.
-    Fuseblk,
-    /// Plain.
-    Fuse,
-}
-
-/// Whether to talk to the kernel over io_uring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Uring {
-    /// Where it can be had.
-    Auto,
-    /// Or fail.
-    On,
-    /// Never.
-    Off,
-}
-
-/// Whether an idle reader of `/dev/fuse` spins for a moment before it sleeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spin {
-    /// While it pays.
-    Auto,
-    /// Never.
-    Off,
 }
 
 /// All options of a mount.
@@ -72,7 +31,7 @@ pub struct MountOptions {
     /// How data reaches us.
     pub mode: Mode,
     /// Which kind of mount.
-    pub mount_type: MountType,
+    pub mount_type: Wanted,
     /// Whether other users may enter; none: for root's mounts only.
     pub allow_other: Option<bool>,
     /// Threads that write data back; none: the volume's default.
@@ -81,8 +40,6 @@ pub struct MountOptions {
     pub threads: Option<usize>,
     /// The way to the kernel.
     pub uring: Uring,
-    /// Spinning.
-    pub spin: Spin,
     /// When data begins to be written back; none: the volume's default.
     pub dirty_after: Option<Duration>,
     /// Whether close(2) writes the file's data and reports how that went.
@@ -116,13 +73,12 @@ impl Default for MountOptions {
         Self {
             read_only: None,
             cache_bytes: default_cache_bytes(),
-            mode: Mode::WriteThrough,
-            mount_type: MountType::Auto,
+            mode: Mode::default(),
+            mount_type: Wanted::default(),
             allow_other: None,
             flushers: None,
             threads: None,
-            uring: Uring::Auto,
-            spin: Spin::Off,
+            uring: Uring::default(),
             dirty_after: None,
             flush_on_close: false,
             drain_timeout: Duration::from_secs(60),
@@ -161,10 +117,6 @@ pub const VALID: &[(&str, &str)] = &[
         "requests that may be under way, each with a thread [by memory and descriptors, 256 to 1024]",
     ),
     ("uring=WHEN", "talk to the kernel over io_uring: auto [default], on, off"),
-    (
-        "spin=WHEN",
-        "off [default], or auto: without io_uring, look for requests before sleeping while that pays",
-    ),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("dirty_max=SIZE", "each cgroup's bound on data that is not on the store [its share of the cache]"),
     ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),
@@ -235,9 +187,9 @@ impl MountOptions {
             }
             "type" => {
                 self.mount_type = match needed()? {
-                    "auto" => MountType::Auto,
-                    "fuseblk" => MountType::Fuseblk,
-                    "fuse" => MountType::Fuse,
+                    "auto" => Wanted::Auto,
+                    "fuseblk" => Wanted::FuseBlk,
+                    "fuse" => Wanted::Fuse,
                     _ => return Err(wrong("give auto, fuseblk or fuse".to_owned())),
                 }
             }
@@ -247,13 +199,6 @@ impl MountOptions {
                     "on" => Uring::On,
                     "off" => Uring::Off,
                     _ => return Err(wrong("give auto, on or off".to_owned())),
-                }
-            }
-            "spin" => {
-                self.spin = match needed()? {
-                    "auto" => Spin::Auto,
-                    "off" => Spin::Off,
-                    _ => return Err(wrong("give auto or off".to_owned())),
                 }
             }
             "flushers" => self.flushers = Some(threads(needed()?, FLUSHERS_MAX).map_err(wrong)?),
@@ -370,7 +315,7 @@ mod tests {
         assert_eq!(options.read_only, Some(false));
         assert_eq!(options.cache_bytes, 64 << 20);
         assert_eq!(options.mode, Mode::KernelWriteback);
-        assert_eq!(options.mount_type, MountType::Fuse);
+        assert_eq!(options.mount_type, Wanted::Fuse);
         assert_eq!(options.flags, ["nodev"]);
         for (list, flags) in [
             ("defaults", &["nosuid", "nodev"][..]),
@@ -384,10 +329,7 @@ mod tests {
             assert_eq!(parse(&[list]).unwrap().flags, flags, "{list}");
         }
         assert_eq!(parse(&["cgroup=off"]).unwrap().cgroup, Choice::Off);
-        assert_eq!(
-            parse(&["spin=off,flushers=3,drain_timeout=2m"]).unwrap().drain_timeout,
-            Duration::from_secs(120)
-        );
+        assert_eq!(parse(&["flushers=3,drain_timeout=2m"]).unwrap().drain_timeout, Duration::from_secs(120));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::Instant;
 use fuse::TreeError;
 use volume::events::Life;
 
-use super::{Attached, Attachments, CLOSING, Site};
+use super::{Attached, Attachments, CLOSING, Mountpoint};
 use crate::checks;
 use crate::opts::MountOptions;
 use crate::problem::Problem;
@@ -31,7 +31,7 @@ impl Attachments {
         self: &Arc<Self>,
         source: &str,
         options: &[String],
-        place: (&Site, &Path),
+        place: (&Mountpoint, &Path),
     ) -> Result<VolumeId, Problem> {
         if let Some(one) = self.of_store(source) {
             if attach(&one, options, place)? {
@@ -56,8 +56,8 @@ impl Attachments {
     }
 
     /// Why a volume that was meant by its id is not detached at a path.
-    pub(super) fn not_there(&self, site: &Site, path: &Path, id: &VolumeId) -> String {
-        let shown = site.shown(path);
+    pub(super) fn not_there(&self, mountpoint: &Mountpoint, path: &Path, id: &VolumeId) -> String {
+        let shown = mountpoint.join(path);
         let known = self.list.lock().of_id(id);
         match known {
             None => format!("volume {id} has ended"),
@@ -77,7 +77,7 @@ impl Attachments {
 pub(super) fn attach(
     one: &Arc<Attached>,
     options: &[String],
-    (site, path): (&Site, &Path),
+    (mountpoint, path): (&Mountpoint, &Path),
 ) -> Result<bool, Problem> {
     if options.iter().any(|list| !list.is_empty()) && MountOptions::parse(options)? != *one.options() {
         return Err(Problem::failure(format!(
@@ -92,14 +92,14 @@ pub(super) fn attach(
             one.id()
         )));
     };
-    match site.tree.attach_again(path, &place) {
+    match mountpoint.tree.attach_again(path, &place) {
         Ok(place) => {
-            let was_detached = !site.tree.is_attached(&one.place().unwrap_or_else(|| place.clone()));
+            let was_detached = !mountpoint.tree.is_attached(&one.place().unwrap_or_else(|| place.clone()));
             if was_detached {
-                one.is_at(place);
+                one.set_place(place);
             }
             one.volume().set_attached();
-            one.volume().events().life(Life::Attached, Some(site.shown(path)));
+            one.volume().events().life(Life::Attached, Some(mountpoint.join(path)));
             // Writes down where it is.
             drop(one.path());
             Ok(true)

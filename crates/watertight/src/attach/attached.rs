@@ -9,12 +9,12 @@ use tokio::sync::watch;
 use volume::events::Events;
 use volume::{DrainReport, LifeState, Volume};
 
-use super::{Attachments, Site};
+use super::{Attachments, Mountpoint};
 use crate::control::api::{
     DetachRequest, Ended, LimitRequest, Limits, Process, Requests, State, Status, Synced, UmountReply,
     UmountRequest, now_ms,
 };
-use crate::control::server::{Also, Service};
+use crate::control::server::{ListenerGuard, Service};
 use crate::live;
 use crate::opts::MountOptions;
 use crate::registry::{Record, Registration};
@@ -38,7 +38,7 @@ pub struct Attached {
     started_ms: u64,
     ended: watch::Sender<Option<Ended>>,
     registration: Mutex<Option<Registration>>,
-    server: Mutex<Option<Also>>,
+    listener: Mutex<Option<ListenerGuard>>,
 }
 
 impl Attached {
@@ -61,7 +61,7 @@ impl Attached {
             started_ms: now_ms(),
             ended: watch::Sender::new(None),
             registration: Mutex::new(Some(registration)),
-            server: Mutex::default(),
+            listener: Mutex::default(),
         }
     }
 
@@ -78,7 +78,7 @@ impl Attached {
     }
 
     /// It is attached now, maybe again.
-    pub(super) fn is_at(&self, place: fuse::Attached) {
+    pub(super) fn set_place(&self, place: fuse::Attached) {
         *self.place.lock() = Some(place);
     }
 
@@ -93,8 +93,8 @@ impl Attached {
     }
 
     /// Its control socket is served.
-    pub(super) fn serves(&self, also: Also) {
-        *self.server.lock() = Some(also);
+    pub(super) fn set_listener(&self, listener: ListenerGuard) {
+        *self.listener.lock() = Some(listener);
     }
 
     /// Where it was seen last.
@@ -113,15 +113,15 @@ impl Attached {
     }
 
     /// Gives it up, if it is in one place at most. Waits for nothing.
-    pub(super) fn give_up(&self, tree: &fuse::Tree) {
+    pub(super) fn give_up(&self, tree: &fuse::TreeHandle) {
         match self.place() {
-            Some(place) => drop(tree.give_up(&place)),
+            Some(place) => drop(tree.abort(&place)),
             None => self.volume.force(),
         }
     }
 
     /// Takes it away by force from where it was attached, if it is there; returns whether it was.
-    pub(super) fn detach_by_force(&self, tree: &fuse::Tree) -> bool {
+    pub(super) fn detach_by_force(&self, tree: &fuse::TreeHandle) -> bool {
         self.place().is_some_and(|place| tree.detach_by_force(&place).is_ok())
     }
 
@@ -165,13 +165,13 @@ impl Attached {
     pub(super) fn path(&self) -> PathBuf {
         let known = self.known_path();
         let Some((all, place)) = self.all.upgrade().zip(self.place()) else { return known };
-        let at = |site: Site| site.tree.place_of(&place).map(|path| site.shown(&path));
-        let places: Vec<PathBuf> = all.sites().into_iter().filter_map(at).collect();
+        let at = |mountpoint: Mountpoint| mountpoint.tree.place_of(&place).map(|path| mountpoint.join(&path));
+        let places: Vec<PathBuf> = all.mountpoints().into_iter().filter_map(at).collect();
         if places.contains(&known) {
             return known;
         }
         let Some(now) = places.into_iter().next() else { return known };
-        self.moved(&all, &now);
+        self.set_path(&all, &now);
         now
     }
 
@@ -184,12 +184,12 @@ impl Attached {
     }
 
     /// Records its new place, where look-ups find it from now on; not if it has ended.
-    fn moved(&self, all: &Attachments, path: &Path) {
+    fn set_path(&self, all: &Attachments, path: &Path) {
         // The lock is kept, so that the record and the list agree.
         let mut registration = self.registration.lock();
         let Some(registration) = registration.as_mut() else { return };
         all.list.lock().change_path(self, || path.clone_into(&mut self.path.lock()));
-        if let Err(problem) = registration.moved(path) {
+        if let Err(problem) = registration.set_mountpoint(path) {
             tracing::error!(volume = self.volume.name(), %problem, "where the volume was moved could not be written down");
         }
     }
@@ -203,14 +203,14 @@ impl Attached {
     }
 
     fn leave(&self) {
-        *self.server.lock() = None;
+        *self.listener.lock() = None;
         if let Some(all) = self.all.upgrade() {
             all.list.lock().remove(self);
         }
     }
 
     /// The volume has ended, for any reason; reported once.
-    pub(super) fn has_ended(&self, report: &DrainReport) {
+    pub(super) fn finish(&self, report: &DrainReport) {
         let Some(mut registration) = self.registration.lock().take() else { return };
         let ended = live::ended_with(report);
         if let Some(all) = self.all.upgrade() {
@@ -236,7 +236,7 @@ impl Attached {
 
     /// It was given up: reports what is known by now, if its end is not complete.
     pub(super) fn tell_given_up(&self) {
-        self.has_ended(&self.volume.report().unwrap_or_else(|| self.volume.report_given_up()));
+        self.finish(&self.volume.report().unwrap_or_else(|| self.volume.report_given_up()));
     }
 
     fn state(&self, volume: &volume::Status) -> State {
@@ -310,12 +310,16 @@ impl Service for Attached {
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
         let all = self.all.upgrade().ok_or("its mount process is leaving")?;
         let shown = self.path();
-        let site = all.sites().into_iter().filter(|site| shown.starts_with(&site.mountpoint));
-        let site = site.max_by_key(|site| site.mountpoint.as_os_str().len()).unwrap_or_else(|| all.first());
-        let path = exact(shown.strip_prefix(&site.mountpoint).unwrap_or(&shown));
-        let mountpoint = Some(exact(&site.mountpoint));
+        let mountpoint =
+            all.mountpoints().into_iter().filter(|mountpoint| shown.starts_with(&mountpoint.path));
+        let mountpoint = mountpoint
+            .max_by_key(|mountpoint| mountpoint.path.as_os_str().len())
+            .unwrap_or_else(|| all.first());
+        let path = exact(shown.strip_prefix(&mountpoint.path).unwrap_or(&shown));
         let volume = Some(self.id.clone());
-        let reply = all.detach(&DetachRequest { path, how: request.how, volume, mountpoint })?;
+        let request =
+            DetachRequest { path, how: request.how, volume, mountpoint: Some(exact(&mountpoint.path)) };
+        let reply = all.detach(&request)?;
         Ok(UmountReply { ended: reply.ended, holders: reply.holders })
     }
 

@@ -14,7 +14,7 @@ use fuse::Detach;
 use sync::Mutex;
 use volume::give_up::CALLS;
 
-use super::{Attached, Attachments, Site};
+use super::{Attached, Attachments, Mountpoint};
 
 /// How long a volume that is given up may take to end.
 const GIVE_UP: Duration = Duration::from_secs(2);
@@ -84,15 +84,15 @@ impl Attachments {
     /// which may be a directory's that is seen twice.
     pub(super) fn at_for_force(
         self: &Arc<Self>,
-        site: &Site,
+        mountpoint: &Mountpoint,
         path: &Path,
     ) -> Result<(Option<Arc<Attached>>, Option<fuse::Attached>), String> {
         let (told, found) = channel();
-        let (all, there, below) = (Arc::clone(self), site.clone(), path.to_owned());
+        let (all, there, below) = (Arc::clone(self), mountpoint.clone(), path.to_owned());
         let look =
             move || drop(told.send(there.tree.found_at(&below).ok().map(|found| (all.of(&found), found))));
         std::thread::Builder::new().name("look".to_owned()).spawn(look).map_err(|e| e.to_string())?;
-        let known = || self.list.lock().known_at(&site.shown(path));
+        let known = || self.list.lock().known_at(&mountpoint.join(path));
         let found = match found.recv_timeout(CALLS) {
             Ok(found) => Ok(found),
             Err(_) if known().is_some_and(|one| one.is_seen()) => return Ok((known(), None)),
@@ -107,15 +107,15 @@ impl Attachments {
 
     pub(super) fn detach_by_force(
         &self,
-        site: &Site,
+        mountpoint: &Mountpoint,
         path: &Path,
         (attached, found): (Option<&Arc<Attached>>, Option<fuse::Attached>),
     ) -> Result<(), String> {
         let begun = Instant::now();
         let known = attached.map(Arc::clone);
         // First of all, and without waiting: callers that wait for it get an error.
-        known.iter().for_each(|one| one.give_up(&site.tree));
-        let (tree, path, (told, done)) = (site.tree.clone(), path.to_owned(), channel());
+        known.iter().for_each(|one| one.give_up(&mountpoint.tree));
+        let (tree, path, (told, done)) = (mountpoint.tree.clone(), path.to_owned(), channel());
         let detach = move || {
             let is_unseen = || known.as_ref().is_some_and(|one| !one.is_seen());
             let result = match found {

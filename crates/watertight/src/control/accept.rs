@@ -13,8 +13,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use super::call_limits::{CallLimits, CallPermit, Kind};
 use super::connections::{Caller, Connections, EXCHANGE_MAX, Socket, Waiting};
-use super::places::{Kind, Place, Places};
 use super::server::{READ_TIMEOUT, Service, answer};
 
 /// Bytes of a request's head.
@@ -26,7 +26,7 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Default)]
 pub(super) struct Limiters {
     connections: Arc<Connections>,
-    places: Arc<Places>,
+    call_limits: Arc<CallLimits>,
     sockets: Arc<AtomicU64>,
 }
 
@@ -86,8 +86,8 @@ pub(super) async fn accept(
             service: Arc::clone(&service),
             phase: watch::Sender::new(Phase::Request),
             waiting: Mutex::new(Some(waiting)),
-            place: Mutex::default(),
-            places: Arc::clone(&limits.places),
+            permit: Mutex::default(),
+            call_limits: Arc::clone(&limits.call_limits),
         });
         connections.spawn(serve(stream, peer, closed, stopped.clone()));
         // A request that has arrived already is answered before the next connection is taken, which
@@ -119,27 +119,27 @@ pub(super) struct Peer {
     phase: watch::Sender<Phase>,
     /// Its place among the connections that wait for their peers.
     waiting: Mutex<Option<Waiting>>,
-    /// Its place among the calls that take long.
-    place: Mutex<Option<Arc<Place>>>,
-    /// The places of calls that take long.
-    places: Arc<Places>,
+    /// Its permit among the calls that take long.
+    permit: Mutex<Option<Arc<CallPermit>>>,
+    /// The limits on calls that take long.
+    call_limits: Arc<CallLimits>,
 }
 
 impl Peer {
-    /// Takes a place for a call that takes long, in exchange for the one among the connections that
+    /// Takes a permit for a call that takes long, in exchange for the one among the connections that
     /// wait for their peers.
     ///
     /// # Errors
-    /// The users of all places.
-    pub(super) fn enter(&self, kind: Kind) -> Result<Arc<Place>, String> {
+    /// Whose permits are used up.
+    pub(super) fn enter(&self, kind: Kind) -> Result<Arc<CallPermit>, String> {
         // As the kernel shows it, whichever tree the volume uses; callers that have ended, or are
         // not visible from here, share one cgroup.
         let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", self.caller.pid)).unwrap_or_default();
-        let place = Arc::new(self.places.enter(kind, self.socket, self.caller, cgroup)?);
-        *self.place.lock() = Some(Arc::clone(&place));
+        let permit = Arc::new(self.call_limits.admit(kind, self.socket, self.caller, cgroup)?);
+        *self.permit.lock() = Some(Arc::clone(&permit));
         drop(self.waiting.lock().take());
         self.phase.send_replace(Phase::Call);
-        Ok(place)
+        Ok(permit)
     }
 
     /// The request's head is there, or a call that takes long is over: the rest is up to the peer.

@@ -4,7 +4,6 @@
 mod attach;
 mod clone;
 mod ended;
-mod older;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -65,7 +64,6 @@ impl fmt::Display for State {
 
 /// A mounted volume at one moment. Sizes are in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
 pub struct Status {
     /// The volume's id, unique on the host.
     pub id: VolumeId,
@@ -117,7 +115,6 @@ pub struct Status {
     /// Written by programs and not on the store: the sum of the next two.
     pub dirty_bytes: u64,
     /// Of these, the bytes that wait to be written (`Dirty` of `/proc/meminfo`).
-    #[serde(default = "older::not_told")]
     pub to_write_bytes: u64,
     /// Of these, the bytes that are on their way to the store (`Writeback` of `/proc/meminfo`).
     pub writeback_bytes: u64,
@@ -190,7 +187,6 @@ pub struct Status {
 
 /// One cgroup's part of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
 pub struct Cgroup {
     /// Its path in the tree.
     pub path: Name,
@@ -201,7 +197,6 @@ pub struct Cgroup {
     /// As `to_write_bytes`, and so not as a volume's key of this name.
     pub dirty_bytes: u64,
     /// Its bytes that wait to be written.
-    #[serde(default = "older::not_told")]
     pub to_write_bytes: u64,
     /// Its bytes that are on their way to the store.
     pub writeback_bytes: u64,

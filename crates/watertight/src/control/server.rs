@@ -2,7 +2,7 @@
 //!
 //! Every connection is taken at once and is for one request. Connections that wait for their peers
 //! are bounded for each process and each user (module `connections`); calls that take long (`sync`,
-//! `umount`, `wait`, `events`) have places of their own (module `places`), so that they keep no
+//! `umount`, `wait`, `events`) have permits of their own (module `call_limits`), so that they keep no
 //! other caller from asking for the status or unmounting. Blocking calls run on tokio's blocking
 //! threads.
 //!
@@ -35,12 +35,12 @@ use super::api::{
     LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Status, Synced, UmountReply,
     UmountRequest, WaitReply,
 };
+use super::call_limits::{Kind, THREADS_MAX};
 use super::events::{Stream, Wish};
-use super::places::{Kind, THREADS_MAX};
 use crate::metrics;
 use crate::volume_id::VolumeId;
 
-/// Threads of detaches: places are for their callers. A volume that is given up may keep one for as
+/// Threads of detaches: permits are for their callers. A volume that is given up may keep one for as
 /// long as its store does not answer, and must not take the thread of another: as many as there may
 /// be volumes.
 const DETACHES_MAX: usize = 100_000;
@@ -198,11 +198,11 @@ pub struct Server {
 /// One more socket of a running server; its connections are answered to their end when this is
 /// dropped.
 #[derive(Debug)]
-pub struct Also {
+pub struct ListenerGuard {
     stop: watch::Sender<bool>,
 }
 
-impl Drop for Also {
+impl Drop for ListenerGuard {
     fn drop(&mut self) {
         self.stop.send_replace(true);
     }
@@ -250,11 +250,16 @@ impl Server {
     ///
     /// # Errors
     /// Those of making the listener ready.
-    pub fn also(&self, listener: StdListener, owner_uid: u32, service: Arc<dyn Service>) -> io::Result<Also> {
+    pub fn add_listener(
+        &self,
+        listener: StdListener,
+        owner_uid: u32,
+        service: Arc<dyn Service>,
+    ) -> io::Result<ListenerGuard> {
         listener.set_nonblocking(true)?;
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(accept(listener, owner_uid, service, self.limits.clone(), stopped));
-        Ok(Also { stop })
+        Ok(ListenerGuard { stop })
     }
 
     /// Ends the server; answers under way are finished first, within two seconds.
@@ -306,7 +311,7 @@ pub(super) async fn answer(request: Request<Incoming>, peer: Arc<Peer>) -> Resul
         }
         Call::Events => events(request.uri().query(), &peer),
         Call::Wait => match peer.enter(Kind::Wait) {
-            Ok(_place) => {
+            Ok(_permit) => {
                 let reply = wait(request.uri().query(), &*service).await;
                 peer.expect_reader();
                 reply
@@ -376,15 +381,15 @@ async fn blocking<T: Serialize + Send + 'static>(
     kind: Kind,
     call: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Reply {
-    let place = match peer.enter(kind) {
-        Ok(place) => place,
+    let permit = match peer.enter(kind) {
+        Ok(permit) => permit,
         Err(full) => return refuse(StatusCode::SERVICE_UNAVAILABLE, full),
     };
-    let turn = place.turn().await;
-    // A caller that leaves does not end the call: its turn lasts as long as that does.
+    let thread = permit.acquire_thread().await;
+    // A caller that leaves does not end the call: its thread permit lasts as long as that does.
     let called = tokio::task::spawn_blocking(move || {
         let result = call();
-        drop(turn);
+        drop(thread);
         result
     });
     let reply = match called.await {

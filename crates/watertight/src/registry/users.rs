@@ -27,7 +27,7 @@ static ALL_USERS: OnceLock<()> = OnceLock::new();
 ///
 /// # Errors
 /// Exit 2 for all users but root.
-pub fn look_at_all_users() -> Result<()> {
+pub fn include_all_users() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Err(Problem::usage(
             "--all-users is root's: only a user and root may ask the user's processes",
@@ -39,7 +39,7 @@ pub fn look_at_all_users() -> Result<()> {
 
 /// Whether other users' directories are looked at.
 #[must_use]
-pub fn are_all_looked_at() -> bool {
+pub fn includes_all_users() -> bool {
     ALL_USERS.get().is_some()
 }
 
