@@ -117,10 +117,10 @@ pub(crate) use reply_slot::ReplySlot;
 /// Whether to talk to the kernel over io_uring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Uring {
-    /// Over io_uring where that is possible, else over `/dev/fuse`.
+    /// Over io_uring where the host's switch for it is on, else over `/dev/fuse`.
     #[default]
     Auto,
-    /// Over io_uring, or fail.
+    /// Over io_uring, or fail. Root turns the host's switch on for as long as mounting takes.
     On,
     /// Not over io_uring.
     Off,
@@ -150,7 +150,8 @@ impl BeforeMount {
     pub(crate) fn new(wish: Uring) -> Self {
         let switch = match wish {
             Uring::Off => Err("not wanted".to_owned()),
-            Uring::Auto | Uring::On => enable::enable(),
+            Uring::Auto => enable::look(),
+            Uring::On => enable::enable(),
         };
         Self { wish, switch }
     }
