@@ -28,20 +28,16 @@ use crate::control::api::now_ms;
 use crate::control::progress;
 use crate::control::server::Server;
 use crate::host::checks::{self, Source};
-use crate::host::mount_agent;
 use crate::host::mountinfo::{self, Device, SUBTYPE};
 use crate::host::notify::notify;
-use crate::host::privileges;
 use crate::host::signals::{self, StartupPhase};
-use crate::host::unmount;
-use crate::host::utab;
+use crate::host::{mount_agent, privileges, unmount, utab};
 use crate::registry::nested::check_alone;
 use crate::registry::{self, Record, RuntimeDir};
 use crate::term::console::{Colour, console};
-use crate::term::logging;
 use crate::term::problem::{Problem, Result};
 use crate::term::shown::{Name, Show as _, exact, in_one_line};
-use crate::term::units;
+use crate::term::{logging, units};
 
 /// Runs the verb.
 ///

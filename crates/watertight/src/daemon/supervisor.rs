@@ -18,7 +18,7 @@
 //! their answer; the process leaves.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,8 +34,8 @@ use crate::control::progress::{Progress, REDRAW, Rate};
 use crate::control::server::Server;
 use crate::control::service::Service;
 use crate::host::mount_agent::{AgentRequest, call};
-use crate::host::notify;
 use crate::host::unmount::Outcome;
+use crate::host::{notify, spawn_for_result};
 use crate::registry::Registration;
 use crate::term::console::{Colour, console};
 use crate::term::problem::{Problem, Result};
@@ -470,12 +470,8 @@ impl Supervisor {
 /// all of them at once: where the store of one has not answered for half of the drain's deadline,
 /// the others are ended without it.
 fn flush_unless_stalled(mounted: &Arc<MountedVolume>) -> Result<()> {
-    let (told, done) = channel();
     let mount = mounted.mount_now();
-    let flush = move || drop(told.send(call(AgentRequest::Flush, &mount)));
-    thread::Builder::new()
-        .name("flush".to_owned())
-        .spawn(flush)
+    let done = spawn_for_result("flush", move || call(AgentRequest::Flush, &mount))
         .map_err(|error| Problem::failure(format!("no thread: {error}")))?;
     let half = mounted.info().drain_timeout / 2;
     loop {

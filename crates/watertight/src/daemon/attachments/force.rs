@@ -15,6 +15,7 @@ use sync::Mutex;
 use volume::give_up::CALLS;
 
 use super::{Attached, Attachments, Mountpoint};
+use crate::host::spawn_for_result;
 
 /// How long a volume that is given up may take to end.
 const GIVE_UP: Duration = Duration::from_secs(2);
@@ -87,11 +88,9 @@ impl Attachments {
         mountpoint: &Mountpoint,
         path: &Path,
     ) -> Result<(Option<Arc<Attached>>, Option<fuse::Attached>), String> {
-        let (told, found) = channel();
         let (all, there, below) = (Arc::clone(self), mountpoint.clone(), path.to_owned());
-        let look =
-            move || drop(told.send(there.tree.found_at(&below).ok().map(|found| (all.of(&found), found))));
-        std::thread::Builder::new().name("look".to_owned()).spawn(look).map_err(|e| e.to_string())?;
+        let look = move || there.tree.found_at(&below).ok().map(|found| (all.of(&found), found));
+        let found = spawn_for_result("look", look).map_err(|e| e.to_string())?;
         let known = || self.list.lock().known_at(&mountpoint.join(path));
         let found = match found.recv_timeout(CALLS) {
             Ok(found) => Ok(found),
@@ -115,7 +114,7 @@ impl Attachments {
         let known = attached.map(Arc::clone);
         // First of all, and without waiting: callers that wait for it get an error.
         known.iter().for_each(|one| one.give_up(&mountpoint.tree));
-        let (tree, path, (told, done)) = (mountpoint.tree.clone(), path.to_owned(), channel());
+        let (tree, path) = (mountpoint.tree.clone(), path.to_owned());
         let detach = move || {
             let is_unseen = || known.as_ref().is_some_and(|one| !one.is_seen());
             let result = match found {
@@ -125,10 +124,9 @@ impl Attachments {
                 None => tree.detach(&path, Detach::Force),
             };
             // Another caller has taken it away meanwhile.
-            let result = if is_unseen() { Ok(()) } else { result };
-            drop(told.send(result));
+            if is_unseen() { Ok(()) } else { result }
         };
-        std::thread::Builder::new().name("give up".to_owned()).spawn(detach).map_err(|e| e.to_string())?;
+        let done = spawn_for_result("give up", detach).map_err(|e| e.to_string())?;
         let mut is_away = false;
         loop {
             match done.recv_timeout(LOOK) {
