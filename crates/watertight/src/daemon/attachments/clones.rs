@@ -92,7 +92,7 @@ impl Attachments {
         };
         let target = checks::mountpoint(Path::new(&request.mountpoint)).map_err(words)?;
         for one in self.all() {
-            let directory = checks::directory_of(one.source()).map(Path::new);
+            let directory = checks::directory_of(&one.source).map(Path::new);
             directory.map_or(Ok(()), |directory| checks::apart(directory, &target)).map_err(words)?;
         }
         if let Some(directory) = checks::directory_of(&self.root.source) {

@@ -32,36 +32,34 @@ impl Attachments {
     pub fn force(&self) {
         for one in self.all() {
             one.give_up(&self.tree);
-            one.volume().force();
+            one.volume.force();
         }
     }
 
     /// Whether any volume that has not ended has a call under way that was under way `then`.
     #[must_use]
     pub fn has_call_since(&self, then: Instant) -> bool {
-        self.all().iter().any(|one| one.volume().has_call_since(then))
+        self.all().iter().any(|one| one.volume.has_call_since(then))
     }
 
     /// Whether no volume that was given up `then` and has not ended is worth waiting for: its calls
     /// have had their time.
     #[must_use]
     pub fn are_left_to_their_stores(&self, then: Instant) -> bool {
-        self.all()
-            .iter()
-            .all(|one| one.volume().report().is_some() || one.volume().is_left_to_its_store(then))
+        self.all().iter().all(|one| one.volume.report().is_some() || one.volume.is_left_to_its_store(then))
     }
 
     /// Whether any is known to be stalled.
     #[must_use]
     pub fn is_any_stalled(&self) -> bool {
-        self.all().iter().any(|one| one.volume().is_known_to_stall())
+        self.all().iter().any(|one| one.volume.is_known_to_stall())
     }
 
     /// Whether any volume has not ended and had no call under way then.
     #[must_use]
     pub fn is_any_at_work(&self, then: Instant) -> bool {
-        let has_ended = |one: &Attached| one.volume().report().is_some();
-        self.all().iter().any(|one| !has_ended(one) && !one.volume().has_call_since(then))
+        let has_ended = |one: &Attached| one.volume.report().is_some();
+        self.all().iter().any(|one| !has_ended(one) && !one.volume.has_call_since(then))
     }
 
     /// Records the end of volumes that were given up, and whose ends wait for their stores.
@@ -139,7 +137,7 @@ impl Attachments {
                 Err(RecvTimeoutError::Disconnected) => {
                     // It is given up all the same.
                     attached
-                        .filter(|one| one.volume().is_given_up())
+                        .filter(|one| one.volume.is_given_up())
                         .iter()
                         .for_each(|one| one.tell_given_up());
                     return Err(panicked());
@@ -156,13 +154,13 @@ impl Attachments {
                 return Ok(());
             }
             // Until then something may be written yet, or the path is still there.
-            let hangs = !one.is_seen() && one.volume().is_left_to_its_store(begun);
+            let hangs = !one.is_seen() && one.volume.is_left_to_its_store(begun);
             if hangs || begun.elapsed() >= GIVE_UP {
                 break;
             }
         }
         // A store that hangs keeps its threads; its data is given up.
-        attached.filter(|one| one.volume().is_given_up()).iter().for_each(|one| one.tell_given_up());
+        attached.filter(|one| one.volume.is_given_up()).iter().for_each(|one| one.tell_given_up());
         Ok(())
     }
 }
@@ -188,7 +186,7 @@ pub(super) fn unless_given_up<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) if volume.how_it_ended().is_none() => {}
             // Ended by itself, just now: its detach is about to return.
             Err(RecvTimeoutError::Timeout) if volume.has_returned() => {}
-            Err(RecvTimeoutError::Disconnected) if !volume.volume().is_given_up() => return Err(panicked()),
+            Err(RecvTimeoutError::Disconnected) if !volume.volume.is_given_up() => return Err(panicked()),
             Err(_) => return Ok(None),
         }
     }
