@@ -49,7 +49,7 @@ pub(crate) mod wire;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use mounts::{MountId, Namespace, Place, Super};
+use mounts::{MountId, Namespace, SuperblockRef, VfsPath};
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
@@ -69,7 +69,7 @@ use crate::syncs::Subject;
 pub(crate) struct Tagged {
     pub(crate) tag: Tag,
     pub(crate) served: Arc<Served>,
-    pub(crate) superblock: Super,
+    pub(crate) superblock: SuperblockRef,
     /// The mount whose directories these are; none for a volume's files.
     pub(crate) mount: Option<MountId>,
     /// The namespace that the mount is in.
@@ -83,7 +83,7 @@ pub(crate) struct Tagged {
 }
 
 impl Tagged {
-    fn of_files(tag: Tag, volume: (Arc<Served>, Super), namespace: &Arc<Namespace>) -> Self {
+    fn of_files(tag: Tag, volume: (Arc<Served>, SuperblockRef), namespace: &Arc<Namespace>) -> Self {
         let ((served, superblock), namespace) = (volume, Arc::clone(namespace));
         let (is_gone, dirs) = (AtomicBool::new(false), AtomicUsize::new(0));
         Self { tag, served, superblock, mount: None, namespace, root: NodeId::ROOT, is_gone, dirs }
@@ -92,7 +92,7 @@ impl Tagged {
     fn of_mount(
         tag: Tag,
         (mount, root): (MountId, NodeId),
-        volume: (Arc<Served>, Super),
+        volume: (Arc<Served>, SuperblockRef),
         namespace: &Arc<Namespace>,
     ) -> Self {
         Self { mount: Some(mount), root, ..Self::of_files(tag, volume, namespace) }
@@ -162,7 +162,7 @@ impl Tree {
     pub(crate) fn new(volume: Arc<Volume>) -> Self {
         let root = Arc::new(Served::new(volume, Tag::ROOT, false, None));
         root.is_seen_through(Tag::ROOT);
-        let superblock = Super::new(Arc::clone(&root) as Arc<_>);
+        let superblock = SuperblockRef::new(Arc::clone(&root) as Arc<_>);
         let namespace =
             Namespace::new(&superblock, mounts::Options::default()).expect("a new superblock can be mounted");
         let namespace = Arc::new(namespace);
@@ -239,12 +239,12 @@ impl Tree {
     /// first), if there is one.
     pub(crate) fn crossed(&self, through: Option<&Tagged>, node: NodeId) -> Option<Arc<Tagged>> {
         let through = through.unwrap_or(&self.first.root);
-        let mut place = Place { mount: through.mount?, inode: mounts::Inode(node.0) };
+        let mut place = VfsPath { mount: through.mount?, inode: mounts::Inode(node.0) };
         let mut found = None;
         while let Some(mount) = through.namespace.mounted_on(place) {
             // It may leave meanwhile: then the directory below is seen.
             let Some(tagged) = self.tagged_mount(mount) else { break };
-            place = Place { mount, inode: mounts::Inode(tagged.root.0) };
+            place = VfsPath { mount, inode: mounts::Inode(tagged.root.0) };
             found = Some(tagged);
         }
         found
@@ -310,7 +310,7 @@ impl State {
     }
 
     /// The volume of a superblock that is attached.
-    fn volume_of(&self, superblock: &Super) -> Option<&Arc<Tagged>> {
+    fn volume_of(&self, superblock: &SuperblockRef) -> Option<&Arc<Tagged>> {
         let address = Arc::as_ptr(superblock.superblock()).addr();
         self.snapshot.by_tag.get(*self.by_address.get(&address)?)
     }

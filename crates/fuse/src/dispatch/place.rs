@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mounts::Hold;
+use mounts::ActiveRef;
 use rcu::Guard;
 use rustix::io::Errno;
 use sync::atomic::Ordering;
@@ -238,7 +238,7 @@ pub(super) fn changes_names_or_attributes(op: &Op<'_>) -> bool {
 /// Says that something of an attached volume is open.
 #[derive(Debug, Default)]
 pub(super) struct Holding {
-    hold: Option<Hold>,
+    hold: Option<ActiveRef>,
     is_dir: bool,
 }
 
@@ -248,7 +248,7 @@ pub(crate) struct Cx<'a> {
     pub(super) header: &'a InHeader,
     pub(super) at: At<'a>,
     /// Dropped after the request has left its section: that may end the volume.
-    pub(super) kept: &'a Cell<Option<Hold>>,
+    pub(super) kept: &'a Cell<Option<ActiveRef>>,
     pub(super) cancel: &'a Cancel,
     pub(super) before_wait: &'a (dyn Fn() + Sync),
     /// A thread of the volume is to close the file.
@@ -446,7 +446,7 @@ impl Cx<'_> {
         if self.at.served.tag == Tag::ROOT {
             return Ok(Holding { hold: None, is_dir });
         }
-        match tagged.superblock.hold() {
+        match tagged.superblock.get_active() {
             Ok(hold) => Ok(Holding { hold: Some(hold), is_dir }),
             Err(_) => {
                 self.not_opened(Holding { hold: None, is_dir });

@@ -2,7 +2,7 @@
 //!
 //! A volume that was detached while something of it was open is in no place and goes on. Attached
 //! again it is the same volume: its open files, its cache and its errors are seen through the new
-//! place. The lock of its superblock ([`mounts::Super`]) decides whether it still goes on: either a
+//! place. The lock of its superblock ([`mounts::SuperblockRef`]) decides whether it still goes on: either a
 //! mount of it is made before the last hold is dropped, or it has ended and cannot be attached any
 //! more.
 //!
@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use mounts::{Place, Umount};
+use mounts::{Umount, VfsPath};
 use volume::NodeId;
 
 use super::change::{Attached, Detach, TreeError, first, tell};
@@ -53,7 +53,7 @@ impl Tree {
                 // A path may lead to it in a clone before that is registered.
                 served.is_seen_through(attached.volume);
             }
-            let made = namespace.attach_telling(place, "", &superblock)?;
+            let made = namespace.attach_all(place, "", &superblock)?;
             let volume = (Arc::clone(&served), superblock.clone());
             let tagged = Tagged::of_mount(tag, (first(&made), NodeId::ROOT), volume, namespace);
             self.note((tagged, NodeRef::root_of(&served)), (spot.on, spot.node), &name);
@@ -97,7 +97,7 @@ impl Tree {
     ) -> Result<(), TreeError> {
         let gone = || TreeError::NotAttached("its place any more".to_owned());
         let tagged = self.tagged_mount(attached.mount).ok_or_else(gone)?;
-        let place = Place { mount: attached.mount, inode: mounts::Inode(tagged.root.0) };
+        let place = VfsPath { mount: attached.mount, inode: mounts::Inode(tagged.root.0) };
         match self.umount(dev, &tagged.namespace, place, how.flags(), &mut on_given_up) {
             Err(TreeError::Tree(mounts::Error::NotHere)) => Err(gone()),
             result => result,

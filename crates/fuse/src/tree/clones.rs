@@ -33,7 +33,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::sync::Arc;
 
-use mounts::{Inode, Made, MountId, Namespace, Place, Propagation};
+use mounts::{Inode, MountId, Namespace, NewMount, Propagation, VfsPath};
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use volume::NodeId;
@@ -142,7 +142,7 @@ impl Tree {
     pub(crate) fn clone_view(&self, of: &View, propagation: Propagation) -> Result<Arc<View>, TreeError> {
         let whole = |view: &Arc<Namespace>, propagation| {
             let mount = view.root().ok_or(mounts::Error::NotHere)?;
-            let root = Place { mount, inode: Inode(NodeId::ROOT.0) };
+            let root = VfsPath { mount, inode: Inode(NodeId::ROOT.0) };
             view.set_propagation(root, "", propagation, true)
         };
         let is_tied = matches!(propagation, Propagation::Shared | Propagation::Slave);
@@ -171,7 +171,7 @@ impl Tree {
         // meanwhile by propagation.
         loop {
             let all = namespace.mounts();
-            let made = all.iter().filter_map(|info| Some(Made { mount: info.mount, on: info.on? }));
+            let made = all.iter().filter_map(|info| Some(NewMount { mount: info.mount, on: info.on? }));
             let mut is_new = false;
             for made in made {
                 is_new |= self.note_copy(made).inspect_err(|_| self.drop_clone(&view))?.is_some();
@@ -184,7 +184,7 @@ impl Tree {
 
     /// Registers a mount that came to be with another one: in a clone, or by propagation. None:
     /// there is nothing to register (any more).
-    pub(super) fn note_copy(&self, made: Made) -> Result<Option<Arc<Name>>, TreeError> {
+    pub(super) fn note_copy(&self, made: NewMount) -> Result<Option<Arc<Name>>, TreeError> {
         let found = {
             let state = self.state.lock();
             let by_mount = &state.by_mount;
@@ -226,15 +226,15 @@ impl Tree {
     fn volume_of(
         &self,
         state: &super::State,
-        superblock: &mounts::Super,
-    ) -> Option<(Arc<Served>, mounts::Super)> {
+        superblock: &mounts::SuperblockRef,
+    ) -> Option<(Arc<Served>, mounts::SuperblockRef)> {
         let first = &self.first.root;
         let found = if first.superblock.is_same(superblock) { first } else { state.volume_of(superblock)? };
         Some((Arc::clone(&found.served), found.superblock.clone()))
     }
 
     /// Registers mounts that came by propagation with another one, and notifies the kernel of them.
-    pub(super) fn note_copies(&self, dev: &Dev, made: &[Made]) {
+    pub(super) fn note_copies(&self, dev: &Dev, made: &[NewMount]) {
         for &copy in made.get(1..).unwrap_or_default() {
             match self.note_copy(copy) {
                 Ok(Some(name)) => {
@@ -266,7 +266,7 @@ impl Tree {
                 on_given_up(one.served.tag);
             }
         }
-        let ended = view.namespace.shut_telling(|mounts| drop(self.left(dev, mounts)));
+        let ended = view.namespace.shut_with(|mounts| drop(self.left(dev, mounts)));
         if let Err(error) = ended {
             tracing::error!(%error, "what is attached cannot be ended");
         }
@@ -276,7 +276,7 @@ impl Tree {
     /// Ends a clone whose root the kernel has dropped: the kernel needs no notification.
     fn end_clone_named(&self, name: &OsStr) {
         let Some(view) = self.clone_named(name) else { return };
-        let ended = view.namespace.shut_telling(|mounts| drop(self.unnote(mounts)));
+        let ended = view.namespace.shut_with(|mounts| drop(self.unnote(mounts)));
         if let Err(error) = ended {
             tracing::error!(%error, "what is attached cannot be ended");
         }

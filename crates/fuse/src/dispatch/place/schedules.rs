@@ -155,7 +155,7 @@ fn what_is_open_beside_a_lazy_detach_is_served_and_ends_the_volume_once() {
             let mut seen = Seen::default();
             let mut kept = None;
             if let Ok((at, _section)) = At::find(&tree, &mut seen, node, &LOOKUP)
-                && let Ok(hold) = at.tagged.unwrap().superblock.hold()
+                && let Ok(hold) = at.tagged.unwrap().superblock.get_active()
             {
                 let made = volume.create(&ctx, NodeId::ROOT, OsStr::new("f"), 0o644, OpenFlags::WRITE);
                 let (_, opened) = made.unwrap();
