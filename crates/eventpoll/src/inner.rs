@@ -39,6 +39,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use sync::CachePadded;
 use sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sync::mutant::is_on;
 
@@ -58,7 +59,7 @@ use crate::{Error, Event, Events, Interest, Result, nest};
 /// cache lines of their own.
 pub(crate) struct Inner<R: ReadyList> {
     pub(crate) shared: Arc<Shared<R>>,
-    scan: Alone<DeferredMutex<Scan<R>, Errand>>,
+    scan: CachePadded<DeferredMutex<Scan<R>, Errand>>,
     pub(crate) is_closed: AtomicBool,
     /// How often all waits were interrupted.
     pub(crate) interrupts: AtomicU32,
@@ -72,18 +73,6 @@ pub(crate) struct Shared<R: ReadyList> {
     pub(crate) waiters: Waiters,
     /// The wait queue of threads and eventpolls that watch the eventpoll itself.
     pub(crate) poll_wait: WaitQueue,
-}
-
-/// Alone in its cache lines.
-#[repr(align(128))]
-struct Alone<T>(T);
-
-impl<T> std::ops::Deref for Alone<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
 }
 
 /// A source in an interest set.
@@ -179,7 +168,7 @@ impl<R: ReadyList> Inner<R> {
             is_closed: AtomicBool::new(false),
             interrupts: AtomicU32::new(0),
             watches,
-            scan: Alone(DeferredMutex::new(Scan {
+            scan: CachePadded::new(DeferredMutex::new(Scan {
                 is_closed: false,
                 is_nested: false,
                 taken: R::Taken::default(),

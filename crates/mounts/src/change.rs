@@ -81,7 +81,7 @@ impl Tree {
             mount: Arc::clone(mount),
             ns: Arc::clone(ns),
             parent: None,
-            children: std::collections::HashSet::default(),
+            children: sync::IdSet::default(),
             propagation: PropagationState::default(),
             expiry: None,
         };

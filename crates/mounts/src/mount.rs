@@ -1,12 +1,10 @@
 //! A mount, analogous to Linux's `struct mount`, and references to it.
 
-use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::LazyLock;
 
 use rcu::{Domain, RcuCell};
-use sync::Counter;
+use sync::{StatCounter, shards};
 
 use crate::error::Holder;
 use crate::protocol::{Legitimized, MountLock, PinKey, Put, Refs};
@@ -52,25 +50,8 @@ impl fmt::Debug for Mount {
     }
 }
 
-/// Shards of each mount's counters: as many as threads can run at a time, within reason.
-static SHARDS: LazyLock<usize> =
-    LazyLock::new(|| std::thread::available_parallelism().map_or(1, |n| n.get().next_power_of_two().min(16)));
-
-/// The calling thread's shard.
-#[inline]
-pub(crate) fn this_shard() -> usize {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static MINE: Cell<Option<usize>> = const { Cell::new(None) });
-    MINE.with(|mine| {
-        mine.get().unwrap_or_else(|| {
-            // ORDERING: Relaxed, threads only take turns.
-            let next = NEXT.fetch_add(1, Ordering::Relaxed);
-            mine.set(Some(next));
-            next
-        })
-    })
-}
+/// Shards of each mount's counters at most.
+const SHARDS_MAX: usize = 16;
 
 impl Mount {
     /// A mount that the namespace holds; the caller has grabbed the superblock for it.
@@ -89,19 +70,19 @@ impl Mount {
             root: root.0,
             kind: root.1,
             core: Arc::clone(core),
-            refs: Refs::new(*SHARDS),
+            refs: Refs::new(shards::count(SHARDS_MAX)),
             parent: RcuCell::new(&core.domain, parent),
         })
     }
 
     pub(crate) fn legitimize(&self, seq: u64) -> Legitimized {
-        self.refs.legitimize(&self.core.lock, seq, this_shard())
+        self.refs.legitimize(&self.core.lock, seq, shards::of_this_thread())
     }
 
     /// Gives a reference back; runs the clean-up if it was the last one. Not in a read section, nor
     /// under locks.
     pub(crate) fn put(&self) {
-        if self.refs.put(&self.core.domain, &self.core.lock, this_shard()) == Put::Last {
+        if self.refs.put(&self.core.domain, &self.core.lock, shards::of_this_thread()) == Put::Last {
             self.clean_up();
         }
     }
@@ -124,7 +105,7 @@ impl MountRef {
 
     /// One more reference, beside one that the caller knows of.
     pub(crate) fn mntget(mount: &Arc<Mount>) -> Self {
-        mount.refs.get(this_shard());
+        mount.refs.get(shards::of_this_thread());
         Self(Some(Arc::clone(mount)))
     }
 
@@ -134,7 +115,7 @@ impl MountRef {
 
     /// Gives it a name; `None` if the mount is being unmounted.
     pub(crate) fn pin(mut self, inode: Inode, holder: Holder) -> Option<PathRef> {
-        let key = self.mount().refs.pin(this_shard(), holder.clone())?;
+        let key = self.mount().refs.pin(shards::of_this_thread(), holder.clone())?;
         let mount = self.0.take().expect("taken only by its end");
         Some(PathRef { mount, inode, key, holder })
     }
@@ -207,8 +188,8 @@ impl Drop for PathRef {
 /// Figures of a namespace, for people.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) restarts: Counter,
-    pub(crate) ref_walks: Counter,
-    pub(crate) unmounts: Counter,
-    pub(crate) waits: Counter,
+    pub(crate) restarts: StatCounter,
+    pub(crate) ref_walks: StatCounter,
+    pub(crate) unmounts: StatCounter,
+    pub(crate) waits: StatCounter,
 }

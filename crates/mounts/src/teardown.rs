@@ -156,7 +156,7 @@ fn run_concurrently<T: Send>(all: Vec<T>, may_wait: impl Fn(&T) -> bool, end: im
     quick.into_iter().for_each(&end);
     let others = slow.len().saturating_sub(1).min(SHUTDOWN_THREADS - 1);
     let queue = Mutex::new(slow.into_iter());
-    thread::together(others, STACK, || {
+    thread::run_scoped(others, STACK, || {
         while let Some(one) = next(&queue) {
             end(one);
         }

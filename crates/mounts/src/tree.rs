@@ -4,12 +4,11 @@
 //! change the others. Different ones have no lock in common. Nothing that can wait is done under
 //! the lock.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use rcu::{Domain, DomainOptions, RcuCell};
-use sync::Mutex;
+use sync::{IdMap, IdSet, Mutex};
 
 use crate::mount::{Counters, Mount, MountId, NsCore};
 use crate::protocol::MountLock;
@@ -83,25 +82,6 @@ impl Drop for Ns {
     }
 }
 
-/// A hasher for numbers that no client chooses.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct ByNumber(u64);
-
-impl Hasher for ByNumber {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
-}
-
 /// Mounts that propagate to each other.
 pub(crate) type GroupId = u64;
 
@@ -136,7 +116,7 @@ impl PropagationDomain {
 /// All mounts of a propagation domain.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
-    pub(crate) nodes: HashMap<MountId, Node, BuildHasherDefault<ByNumber>>,
+    pub(crate) nodes: IdMap<MountId, Node>,
     pub(crate) groups: HashMap<GroupId, Group>,
     pub(crate) last_group: GroupId,
     /// Mounts of each namespace.
@@ -150,7 +130,7 @@ pub(crate) struct Node {
     pub(crate) ns: Arc<Ns>,
     /// None: the root of its namespace.
     pub(crate) parent: Option<(MountId, Inode)>,
-    pub(crate) children: HashSet<MountId, BuildHasherDefault<ByNumber>>,
+    pub(crate) children: IdSet<MountId>,
     pub(crate) propagation: PropagationState,
     /// How often its superblock had been held at its last expiry call.
     pub(crate) expiry: Option<u64>,

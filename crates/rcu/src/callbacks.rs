@@ -60,7 +60,7 @@ use std::time::Duration;
 
 use sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use sync::mutant::is_on;
-use sync::{Condvar, Mutex, MutexGuard};
+use sync::{CachePadded, Condvar, Mutex, MutexGuard};
 
 use crate::barrier::{heavy, light};
 use crate::callback_list::{CallbackList, Producer};
@@ -89,10 +89,9 @@ pub trait WorkQueue: Send + Sync + 'static {
     fn push(&self, work: Box<dyn FnOnce() + Send>);
 }
 
-/// What a domain's worker does. In a cache line of its own: every caller reads it.
+/// What a domain's worker does. Every caller reads it.
 #[derive(Debug)]
-#[repr(align(128))]
-pub struct WorkerState(AtomicU8);
+pub struct WorkerState(CachePadded<AtomicU8>);
 
 /// There is none: a caller has to get one.
 const ABSENT: u8 = 0;
@@ -105,7 +104,7 @@ impl WorkerState {
     /// Without a worker.
     #[must_use]
     pub fn new() -> Self {
-        Self(AtomicU8::new(ABSENT))
+        Self(CachePadded::new(AtomicU8::new(ABSENT)))
     }
 
     /// There is no worker from here on. A look at the lists that follows misses no callback but

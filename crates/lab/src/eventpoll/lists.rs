@@ -7,15 +7,9 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use eventpoll::ready::{Pending, ReadyList};
-#[cfg(not(lines))]
 use parking_lot::{RwLock, RwLockReadGuard};
-#[cfg(not(lines))]
 use rustix::thread::futex;
 use sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-
-// The same lock with a word that is counted.
-#[cfg(lines)]
-use super::counted::{RwLock, RwLockReadGuard};
 
 /// An item's place. Whoever queues has the lock; the scan changes `is_linked` without it, while
 /// nobody else looks.
@@ -226,13 +220,12 @@ impl PiLock {
             }
             if turn < SPINS {
                 std::hint::spin_loop();
-            } else if cfg!(not(lines)) && is_real_time() {
+            } else if is_real_time() {
                 break;
             } else {
                 std::thread::yield_now();
             }
         }
-        #[cfg(not(lines))]
         while futex::lock_pi(&self.0, futex::Flags::PRIVATE, None).is_err() {}
     }
 
@@ -240,7 +233,6 @@ impl PiLock {
         // ORDERING: Release, pairs with the acquire in `lock`. Somebody sleeps if the number is not
         // ours alone.
         if self.0.compare_exchange(thread_id(), 0, Ordering::Release, Ordering::Relaxed).is_err() {
-            #[cfg(not(lines))]
             futex::unlock_pi(&self.0, futex::Flags::PRIVATE).expect("we have the lock");
         }
     }

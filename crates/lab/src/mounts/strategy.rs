@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 
 use mounts::teardown::{FinalPut, OnDemand, Teardown, UmountReason, UmountedMount};
 use rcu::{Cookie, Domain, DomainOptions, WorkQueue};
-use sync::{Condvar, Mutex};
+use sync::{CachePadded, Condvar, Mutex, shards};
 
 /// Whose grace periods are waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,24 +65,11 @@ pub(crate) struct Strategy {
     phase: AtomicUsize,
     flip: Mutex<()>,
     /// Those that make a mount their own, in shards of the threads.
-    legitimizing: [Legitimizing; SHARDS],
+    legitimizing: [CachePadded<AtomicUsize>; SHARDS],
 }
 
 /// As many as processors, within reason.
 const SHARDS: usize = 16;
-
-/// Two cache lines of some threads.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Legitimizing(AtomicUsize);
-
-/// The calling thread's shard.
-fn shard() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    // ORDERING: Relaxed, threads only take turns.
-    thread_local!(static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
-    MINE.with(|mine| *mine)
-}
 
 impl fmt::Debug for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -162,7 +149,7 @@ impl Strategy {
         if self.kind != Kind::PercpuLegitimize {
             return walk();
         }
-        let count = &self.legitimizing[shard()].0;
+        let count = &self.legitimizing[shards::of_this_thread() % SHARDS];
         // ORDERING: SeqCst, as above.
         count.fetch_add(1, Ordering::SeqCst);
         let result = walk();
@@ -173,7 +160,7 @@ impl Strategy {
     /// Waits until each processor was seen without one.
     fn wait_for_legitimizing(&self) {
         for count in &self.legitimizing {
-            while count.0.load(Ordering::SeqCst) > 0 {
+            while count.load(Ordering::SeqCst) > 0 {
                 std::thread::yield_now();
             }
         }
