@@ -177,8 +177,8 @@ impl State {
     }
 }
 
-/// Uses a superblock, through whichever of its mounts: an open file. Analogous to a reference
-/// counted in Linux's `s_active`.
+/// Uses a superblock, through any of its mounts: an open file. Analogous to a reference counted in
+/// Linux's `s_active`.
 ///
 /// A synchronous unmount that would take its last mount is refused; after a lazy one, and after the
 /// end of the namespace, the drop of the last one shuts the superblock down before it returns.

@@ -9,12 +9,12 @@
 //! that.
 //!
 //! # Several mountpoints
-//! A second mountpoint shows a clone of the namespace (module `clones`). A `Site` is one
+//! A second mountpoint shows a clone of the namespace (module `clones`). A `Mountpoint` is one
 //! mountpoint: paths in requests begin there.
 //!
 //! # Lock order
 //! `Attached::registration`, then `Attachments::list`, then `Attached::path`. The list of clones
-//! and `Attached::server` are leaves.
+//! and `Attached::listener` are leaves.
 
 mod again;
 mod attached;
@@ -37,7 +37,7 @@ use crate::control::api::{
 };
 use crate::control::server::Server;
 use crate::holders::{self, Holders};
-use crate::live::Facts;
+use crate::live::VolumeInfo;
 use crate::mount_cmd;
 use crate::mountinfo::MountTable;
 use crate::opts::MountOptions;
@@ -64,7 +64,7 @@ pub struct Attachments {
     tree: Tree,
     clones: Clones,
     session: SessionView,
-    root: Facts,
+    root: VolumeInfo,
     runtime_dir: RuntimeDir,
     /// Those of all volumes of this process.
     tenants: Arc<Tenants>,
@@ -78,14 +78,15 @@ pub struct Attachments {
 
 /// A mountpoint, and the namespace that it shows.
 #[derive(Debug, Clone)]
-pub(crate) struct Site {
+pub(crate) struct Mountpoint {
     tree: Tree,
-    mountpoint: PathBuf,
+    path: PathBuf,
 }
 
-impl Site {
-    fn shown(&self, path: &Path) -> PathBuf {
-        self.mountpoint.join(path)
+impl Mountpoint {
+    /// A path inside it as the host sees it.
+    fn join(&self, path: &Path) -> PathBuf {
+        self.path.join(path)
     }
 }
 
@@ -95,7 +96,7 @@ impl Attachments {
     pub fn new(
         tree: Tree,
         session: SessionView,
-        root: Facts,
+        root: VolumeInfo,
         runtime_dir: RuntimeDir,
         tenants: Arc<Tenants>,
     ) -> Arc<Self> {
@@ -198,19 +199,19 @@ impl Attachments {
     }
 
     /// The first mountpoint.
-    fn first(&self) -> Site {
-        Site { tree: self.tree.clone(), mountpoint: self.root.mount.mountpoint.clone() }
+    fn first(&self) -> Mountpoint {
+        Mountpoint { tree: self.tree.clone(), path: self.root.mount.mountpoint.clone() }
     }
 
     /// All mountpoints.
-    fn sites(&self) -> Vec<Site> {
-        std::iter::once(self.first()).chain(self.clones.sites()).collect()
+    fn mountpoints(&self) -> Vec<Mountpoint> {
+        std::iter::once(self.first()).chain(self.clones.mountpoints()).collect()
     }
 
     /// The mountpoint that a request means.
-    fn site(&self, mountpoint: Option<&str>) -> Site {
-        let meant = |site: &Site| mountpoint.is_some_and(|path| site.mountpoint == Path::new(path));
-        self.sites().into_iter().find(meant).unwrap_or_else(|| self.first())
+    fn mountpoint(&self, named: Option<&str>) -> Mountpoint {
+        let meant = |mountpoint: &Mountpoint| named.is_some_and(|path| mountpoint.path == Path::new(path));
+        self.mountpoints().into_iter().find(meant).unwrap_or_else(|| self.first())
     }
 
     /// The volume of a place that was found; none for a directory that is shown in a second place.
@@ -224,28 +225,28 @@ impl Attachments {
     /// Why not, in words.
     pub fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<AttachReply, String> {
         let AttachRequest { path, source, volume, from, .. } = request;
-        let site = self.site(request.mountpoint.as_deref());
-        let mountpoint = exact(site.shown(Path::new(path)));
-        let _step = tracing::info_span!("attach", volume = mountpoint, path, source, from).entered();
+        let mountpoint = self.mountpoint(request.mountpoint.as_deref());
+        let shown = exact(mountpoint.join(Path::new(path)));
+        let _step = tracing::info_span!("attach", volume = shown, path, source, from).entered();
         let path = inside(path)?;
         self.no_mounts_at(&path)?;
         match (source, volume, from) {
             (Some(source), None, None) => {
-                let id = self.attach_source(source, &request.options, (&site, &path));
-                Ok(AttachReply { id: Some(id.map_err(|p| p.to_string())?), mountpoint: mountpoint.into() })
+                let id = self.attach_source(source, &request.options, (&mountpoint, &path));
+                Ok(AttachReply { id: Some(id.map_err(|p| p.to_string())?), mountpoint: shown.into() })
             }
             (None, Some(id), None) => {
                 let known = self.list.lock().of_id(id);
                 let one = known.ok_or_else(|| format!("there is no volume {id} here, or it has ended"))?;
-                let joined = again::attach(&one, &request.options, (&site, &path));
+                let joined = again::attach(&one, &request.options, (&mountpoint, &path));
                 if !joined.map_err(|p| p.to_string())? {
                     return Err(again::is_ending(&one));
                 }
-                Ok(AttachReply { id: Some(id.clone()), mountpoint: mountpoint.into() })
+                Ok(AttachReply { id: Some(id.clone()), mountpoint: shown.into() })
             }
             (None, None, Some(from)) => {
-                site.tree.bind(&inside(from)?, &path).map_err(|error| error.to_string())?;
-                Ok(AttachReply { id: None, mountpoint: mountpoint.into() })
+                mountpoint.tree.bind(&inside(from)?, &path).map_err(|error| error.to_string())?;
+                Ok(AttachReply { id: None, mountpoint: shown.into() })
             }
             _ => Err("give one of `source`, `volume` and `from`".to_owned()),
         }
@@ -255,17 +256,19 @@ impl Attachments {
         self: &Arc<Self>,
         source: &str,
         options: &[String],
-        (site, path): (&Site, &Path),
+        (mountpoint, path): (&Mountpoint, &Path),
     ) -> Result<VolumeId, Problem> {
         let options = MountOptions::parse(options)?;
         let source = checks::source(source)?;
         if let Some(directory) = &source.directory {
-            self.sites().iter().try_for_each(|site| checks::apart(directory, &site.mountpoint))?;
+            self.mountpoints()
+                .iter()
+                .try_for_each(|mountpoint| checks::apart(directory, &mountpoint.path))?;
             checks::alone(directory)?;
         }
         has_descriptors()?;
         let store = mount_cmd::open_store(&source, &options)?;
-        let shown = site.shown(path);
+        let shown = mountpoint.join(path);
         let name = exact(&shown);
         let read_only = mount_cmd::is_read_only(&options, (&source, &name), &*store)?;
         let volume = mount_cmd::start_volume(&name, &options, store, Arc::clone(&self.tenants))?;
@@ -273,10 +276,10 @@ impl Attachments {
         let attached = self.register(source.spec, &shown, (&volume, &options), read_only);
         let attached = attached.inspect_err(|_| drop(volume.shutdown()))?;
         let ends = Arc::clone(&attached);
-        let on_end = Box::new(move |report: &DrainReport| ends.has_ended(report));
-        match site.tree.attach(path, &volume, read_only, on_end) {
+        let on_end = Box::new(move |report: &DrainReport| ends.finish(report));
+        match mountpoint.tree.attach(path, &volume, read_only, on_end) {
             Ok(place) => {
-                attached.is_at(place);
+                attached.set_place(place);
                 self.list.lock().number(&attached);
                 volume.events().life(Life::Attached, Some(shown));
                 Ok(attached.id().clone())
@@ -305,10 +308,10 @@ impl Attachments {
         self.list.lock().add(&attached);
         let served = self.server().and_then(|server| {
             let owner = rustix::process::geteuid().as_raw();
-            server.also(listener, owner, Arc::clone(&attached) as Arc<_>)
+            server.add_listener(listener, owner, Arc::clone(&attached) as Arc<_>)
         });
         match served {
-            Ok(also) => attached.serves(also),
+            Ok(listener) => attached.set_listener(listener),
             Err(error) => {
                 attached.withdraw();
                 return Err(Problem::failure(format!("the control socket cannot be served: {error}")));
@@ -328,8 +331,8 @@ impl Attachments {
 
     /// The log's name for the volume that was last seen at a path; the path, if there was none.
     /// Asks no store.
-    fn called_at(&self, site: &Site, path: &Path) -> String {
-        let shown = site.shown(path);
+    fn called_at(&self, mountpoint: &Mountpoint, path: &Path) -> String {
+        let shown = mountpoint.join(path);
         let known = self.list.lock().known_at(&shown);
         known.map_or_else(|| exact(&shown), |one| one.volume().name().to_owned())
     }
@@ -339,40 +342,40 @@ impl Attachments {
     /// # Errors
     /// Why not, in words; then nothing was changed.
     pub fn detach(self: &Arc<Self>, request: &DetachRequest) -> Result<DetachReply, String> {
-        let (site, path) = (self.site(request.mountpoint.as_deref()), inside(&request.path)?);
-        let volume = self.called_at(&site, &path);
+        let (mountpoint, path) = (self.mountpoint(request.mountpoint.as_deref()), inside(&request.path)?);
+        let volume = self.called_at(&mountpoint, &path);
         let _step = tracing::info_span!("detach", volume, path = request.path, how = ?request.how).entered();
         let meant = request.volume.as_ref();
         let (attached, found) = match request.how {
             How::Force => {
-                let there = self.at_for_force(&site, &path)?;
+                let there = self.at_for_force(&mountpoint, &path)?;
                 // A volume that no path leads to is given up where it is.
                 let held = meant.and_then(|id| self.list.lock().of_id(id)).filter(|one| !one.is_seen());
                 held.map_or(there, |one| (Some(one), None))
             }
-            How::Plain | How::Lazy => match site.tree.found_at(&path) {
+            How::Plain | How::Lazy => match mountpoint.tree.found_at(&path) {
                 Ok(found) => (self.of(&found), Some(found)),
                 Err(error) => {
                     return Err(
-                        meant.map_or_else(|| error.to_string(), |id| self.not_there(&site, &path, id))
+                        meant.map_or_else(|| error.to_string(), |id| self.not_there(&mountpoint, &path, id))
                     );
                 }
             },
         };
         if let Some(id) = meant.filter(|id| attached.as_ref().is_none_or(|one| one.id() != *id)) {
-            return Err(self.not_there(&site, &path, id));
+            return Err(self.not_there(&mountpoint, &path, id));
         }
         let holders = match (request.how, &attached, found) {
             (How::Force, _, found) => {
-                self.detach_by_force(&site, &path, (attached.as_ref(), found))?;
+                self.detach_by_force(&mountpoint, &path, (attached.as_ref(), found))?;
                 attached.iter().for_each(|one| one.wait_told());
                 None
             }
             (_, _, None) => return Err(TreeError::NotAttached(request.path.clone()).to_string()),
-            (how, None, Some(found)) => self.detach_gently(&site, (&path, &found), how, None)?,
+            (how, None, Some(found)) => self.detach_gently(&mountpoint, (&path, &found), how, None)?,
             (how, Some(one), Some(found)) => {
                 let (all, known) = (Arc::clone(self), Arc::clone(one));
-                let detach = move || all.detach_gently(&site, (&path, &found), how, Some(&known));
+                let detach = move || all.detach_gently(&mountpoint, (&path, &found), how, Some(&known));
                 match unless_given_up(one, detach)? {
                     // The answer of its store does not matter any more.
                     None | Some(Err(_)) if one.volume().is_given_up() => {
@@ -397,16 +400,16 @@ impl Attachments {
 
     fn detach_gently(
         &self,
-        site: &Site,
+        mountpoint: &Mountpoint,
         (path, found): (&Path, &fuse::Attached),
         how: How,
         attached: Option<&Attached>,
     ) -> Result<Option<Holders>, String> {
         if how == How::Plain {
-            return self.detach_unless_held(site, (path, found), attached);
+            return self.detach_unless_held(mountpoint, (path, found), attached);
         }
         let before = attached.map(Attached::path);
-        site.tree.detach_attached(found, Detach::Lazy).map_err(|error| error.to_string())?;
+        mountpoint.tree.detach_attached(found, Detach::Lazy).map_err(|error| error.to_string())?;
         let is_held = attached.is_some_and(|one| one.how_it_ended().is_none() && !one.is_seen());
         let Some(path) = before.filter(|_| is_held) else { return Ok(None) };
         let openers = attached.and_then(|one| one.volume().openers()).unwrap_or_default();
@@ -416,11 +419,11 @@ impl Attachments {
 
     fn detach_unless_held(
         &self,
-        site: &Site,
+        mountpoint: &Mountpoint,
         (path, found): (&Path, &fuse::Attached),
         attached: Option<&Attached>,
     ) -> Result<Option<Holders>, String> {
-        let shown = site.shown(path);
+        let shown = mountpoint.join(path);
         if let Some(holders) = mounts_at(&shown) {
             return Ok(Some(holders));
         }
@@ -435,7 +438,7 @@ impl Attachments {
         }
         let until = Instant::now() + CLOSING;
         loop {
-            match site.tree.detach_attached(found, Detach::Sync) {
+            match mountpoint.tree.detach_attached(found, Detach::Sync) {
                 Ok(()) => return Ok(None),
                 Err(TreeError::Tree(mounts::Error::Busy(busy))) if busy.active_refs > 0 => {
                     // The kernel reports a close a little later: files that no process has open any
@@ -460,24 +463,24 @@ impl Attachments {
     /// # Errors
     /// Why not, in words; then nothing was changed.
     pub fn move_to(&self, request: &MoveRequest) -> Result<MoveReply, String> {
-        let site = self.site(request.mountpoint.as_deref());
+        let mountpoint = self.mountpoint(request.mountpoint.as_deref());
         let (from, to) = (inside(&request.from)?, inside(&request.to)?);
-        let volume = self.called_at(&site, &from);
+        let volume = self.called_at(&mountpoint, &from);
         let _step = tracing::info_span!("move", volume, from = request.from, to = request.to).entered();
         self.no_mounts_at(&from)?;
         self.no_mounts_at(&to)?;
-        site.tree.move_to(&from, &to).map_err(|error| error.to_string())?;
+        mountpoint.tree.move_to(&from, &to).map_err(|error| error.to_string())?;
         // Volumes that are attached below have moved, too.
-        let moved = self.list.lock().known_below(&site.shown(&from));
+        let moved = self.list.lock().known_below(&mountpoint.join(&from));
         moved.iter().for_each(|one| drop(one.path()));
-        Ok(MoveReply { mountpoint: Name::of(site.shown(&to)) })
+        Ok(MoveReply { mountpoint: Name::of(mountpoint.join(&to)) })
     }
 
     /// Refuses where the kernel has mounts at a path or below it: the kernel's invalidation would
     /// take them along, in each mountpoint.
     fn no_mounts_at(&self, path: &Path) -> Result<(), String> {
-        for site in self.sites() {
-            let path = site.shown(path);
+        for mountpoint in self.mountpoints() {
+            let path = mountpoint.join(path);
             if let Some(holders) = mounts_at(&path) {
                 return Err(format!("{} is busy (EBUSY): {}", path.shown(), holders.lines().join(", ")));
             }

@@ -48,7 +48,7 @@ const OF_THE_MOUNTPOINT: [&str; 16] = [
 ];
 
 /// A place inside a mountpoint of ours.
-struct Place {
+struct MountedPath {
     volume: Volume,
     /// From the mountpoint on.
     inside: String,
@@ -58,7 +58,7 @@ struct Place {
     mountpoint: PathBuf,
 }
 
-impl Place {
+impl MountedPath {
     fn find(given: &OsStr) -> Result<Self> {
         let shown = given.shown();
         let none = || {
@@ -113,8 +113,8 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
             "option {option} is the mountpoint's, not a volume's; give it to `watertight mount`"
         )));
     }
-    let place = Place::find(args.path.as_os_str())?;
-    let What { source, volume, from } = what(&args.volume, &place)?;
+    let place = MountedPath::find(args.path.as_os_str())?;
+    let AttachSource { source, volume, from } = source_of(&args.volume, &place)?;
     if from.is_some() && !args.options.is_empty() {
         return Err(Problem::usage("a directory that is shown in a second place has no options of its own"));
     }
@@ -129,7 +129,7 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
 
 /// The volume or directory to be attached: one of these.
 #[derive(Default)]
-struct What {
+struct AttachSource {
     source: Option<String>,
     volume: Option<VolumeId>,
     from: Option<String>,
@@ -137,9 +137,9 @@ struct What {
 
 /// A store, a volume of the same process, or a directory inside the same mountpoint. A path means
 /// the thing that it leads to now; a volume that was there once is named by its id or its store.
-fn what(given: &OsStr, place: &Place) -> Result<What> {
+fn source_of(given: &OsStr, place: &MountedPath) -> Result<AttachSource> {
     let text = given.to_str().ok_or_else(|| Problem::usage("the volume's name is not UTF-8"))?;
-    let of_store = |source: String| What { source: Some(source), ..What::default() };
+    let of_store = |source: String| AttachSource { source: Some(source), ..AttachSource::default() };
     let is_meant = |volume: &Volume| {
         let is_at =
             target::plain_path(given).is_some_and(|path| Path::new(&volume.record().mountpoint) == path);
@@ -151,7 +151,7 @@ fn what(given: &OsStr, place: &Place) -> Result<What> {
             return Err(other_process(text, &volume.record().mountpoint));
         }
         Some(volume) if volume.record().id == *text && volume.is_attached() => {
-            return Ok(What { volume: Some(volume.record().id.clone()), ..What::default() });
+            return Ok(AttachSource { volume: Some(volume.record().id.clone()), ..AttachSource::default() });
         }
         Some(volume) if volume.is_attached() => {
             return Ok(of_store(volume.record().source.as_str().to_owned()));
@@ -178,7 +178,7 @@ fn what(given: &OsStr, place: &Place) -> Result<What> {
                      be shown in a second place: `watertight attach {at}/DIRECTORY PATH`"
                 )));
             }
-            Ok(What { from: Some(exact(inside)), ..What::default() })
+            Ok(AttachSource { from: Some(exact(inside)), ..AttachSource::default() })
         }
         Some((around, _)) => Err(other_process(text, &around.record().mountpoint)),
         None => Ok(of_store(checks::source(text)?.spec)),
@@ -210,7 +210,7 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
         }
         _ => args.path.clone(),
     };
-    let place = Place::find(&path)?;
+    let place = MountedPath::find(&path)?;
     umount_cmd::leave_directory();
     let client = place.client()?;
     let how = match (args.force, args.lazy) {
@@ -228,7 +228,7 @@ pub fn detach(args: &UmountArgs) -> Result<()> {
     report(&place, how, reply.map_err(|error| place.failed(&error))?)
 }
 
-fn report(place: &Place, how: How, reply: DetachReply) -> Result<()> {
+fn report(place: &MountedPath, how: How, reply: DetachReply) -> Result<()> {
     let path = place.path.shown();
     if let Some(ended) = &reply.ended {
         return umount_cmd::report_as(
@@ -261,7 +261,7 @@ fn report(place: &Place, how: How, reply: DetachReply) -> Result<()> {
 /// # Errors
 /// Exit 2 for invalid places, 1 for a failure; then nothing was changed.
 pub fn move_to(args: &MoveArgs) -> Result<()> {
-    let (from, to) = (Place::find(args.from.as_os_str())?, Place::find(args.to.as_os_str())?);
+    let (from, to) = (MountedPath::find(args.from.as_os_str())?, MountedPath::find(args.to.as_os_str())?);
     if from.volume.record().id != to.volume.record().id || from.mountpoint != to.mountpoint {
         return Err(Problem::usage(format!(
             "{} and {} are in two mountpoints; detach it here and attach it there",

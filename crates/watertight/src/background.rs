@@ -74,8 +74,8 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>, tells: bool) -> Resu
 }
 
 /// The first step of a background process: it leaves the terminal's session, and ends with the
-/// parent that waits for it until it [`stay`]s. Its working directory is left too, later, by
-/// [`settle`].
+/// parent that waits for it until it [`outlive_parent`]s. Its working directory is left too, later, by
+/// [`detach_output`].
 ///
 /// # Errors
 /// When the parent does not wait any more.
@@ -96,7 +96,7 @@ pub fn leave_session() -> Result<()> {
 }
 
 /// The process is about to mount: from now on it stays, whether or not its parent does.
-pub fn stay() {
+pub fn outlive_parent() {
     end_with_parent(None);
 }
 
@@ -127,8 +127,8 @@ pub fn open_log(path: Option<&Path>) -> Result<Option<File>> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn settle(log: Option<File>) -> Result<()> {
-    let settle = || {
+pub fn detach_output(log: Option<File>) -> Result<()> {
+    let detach_output = || {
         let nowhere = OpenOptions::new().write(true).open("/dev/null")?;
         rustix::stdio::dup2_stdout(&nowhere)?;
         match log {
@@ -137,5 +137,6 @@ pub fn settle(log: Option<File>) -> Result<()> {
         }
         env::set_current_dir("/")
     };
-    settle().map_err(|error: std::io::Error| Problem::failure(format!("going to the background: {error}")))
+    detach_output()
+        .map_err(|error: std::io::Error| Problem::failure(format!("going to the background: {error}")))
 }

@@ -9,23 +9,23 @@
 //! | `GET /v1/volumes?after=ID` | a list of [`api::Status`], of some of the volumes that are attached to the mountpoint: those whose ids follow. Ask again after the last one, until there are none |
 //! | `GET /v1/events?since=N&follow=BOOL` | lines of [`events::Event`], after number N, until the volume's end or, without `follow`, until now |
 //! | `POST /v1/sync` | [`api::Synced`], once the data that was dirty in the volume at the call is durable, by the policy of the caller's cgroup; with `?all=1` all of it, at full speed. Data in the kernel (mapped memory, kernel write-back) needs a syncfs(2) first; the mount process cannot ask its own kernel side for it |
-//! | `GET /v1/limits` | [`api::Limits`]: what cgroups may do |
+//! | `GET /v1/limits` | [`api::Limits`]: the limits of cgroups |
 //! | `POST /v1/limit` with [`api::LimitRequest`] | [`api::Limits`] as they are then |
 //! | `POST /v1/umount` with [`api::UmountRequest`] | [`api::UmountReply`]; for `force` at once, else once all is written |
 //! | `GET /v1/wait?timeout_ms=N` | [`api::WaitReply`], once the volume is released or failed, or at the timeout |
 //!
 //! An error is an [`api::ErrorReply`] with an HTTP status of 400 or more; 503 where too many such
-//! calls are under way, of all or of the caller's process, user or cgroup (module `places`). A
+//! calls are under way, of all or of the caller's process, user or cgroup (module `call_limits`). A
 //! connection is for one request; one whose peer is slow is closed where its process or user has
 //! too many (module `connections`). The caller is root or the mount's owner: the socket is 0600 in
 //! a directory of the owner's, and both sides check the other's user id as the kernel reports it.
 
 mod accept;
 pub mod api;
+mod call_limits;
 pub mod client;
 mod connections;
 pub mod events;
-mod places;
 pub mod server;
 
 use std::io;

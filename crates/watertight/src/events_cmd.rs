@@ -147,7 +147,7 @@ async fn follow(args: &EventsArgs) -> Result<(), End> {
         changes.subscribe()?;
         readers.start(target::volumes(), is_first)?;
         is_first = false;
-        let not_before = users::are_all_looked_at().then(|| Instant::now() + LOOKS_APART);
+        let not_before = users::includes_all_users().then(|| Instant::now() + LOOKS_APART);
         loop {
             tokio::select! {
                 heard = readers.next() => readers.take(heard)?,

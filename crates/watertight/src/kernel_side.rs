@@ -14,7 +14,7 @@
 //! It ends when its pipe closes, that is with the mount process, however that ends.
 //!
 //! # Lock order
-//! `ASKER` is a leaf. `Asker::input`, then `Asker::waiting`.
+//! `AGENT` is a leaf. `MountAgent::input`, then `MountAgent::waiting`.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -58,7 +58,7 @@ const SYNCFS_LOOKED_FOR: Duration = Duration::from_millis(5);
 /// A request to that process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Ask {
+pub enum AgentRequest {
     /// Hand over the dirty pages (syncfs).
     Flush,
     /// Unmount, unless the mount is held.
@@ -74,37 +74,37 @@ pub enum Ask {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Question {
+struct RequestLine {
     number: u64,
-    ask: Ask,
+    what: AgentRequest,
     /// Of the mount, in `/proc/self/mountinfo`.
     id: u64,
     /// A path's bytes, which need not be text.
     mountpoint: Vec<u8>,
-    /// To [`Ask::Show`]: which clone, and where.
+    /// To [`AgentRequest::Show`]: which clone, and where.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     clone: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Answer {
+struct ReplyLine {
     number: u64,
-    said: Said,
+    result: AgentResult,
 }
 
-type Said = std::result::Result<Outcome, String>;
+type AgentResult = std::result::Result<Outcome, String>;
 
 /// The process that waits for the kernel, as the mount process sees it.
 #[derive(Debug)]
-struct Asker {
+struct MountAgent {
     /// With the last question's number.
     input: Mutex<(ChildStdin, u64)>,
     /// The waiting threads, by answer; none once that process has ended.
-    waiting: Mutex<Option<HashMap<u64, Sender<Said>>>>,
+    waiting: Mutex<Option<HashMap<u64, Sender<AgentResult>>>>,
 }
 
 /// This process's one.
-static ASKER: Mutex<Option<Arc<Asker>>> = Mutex::new(None);
+static AGENT: Mutex<Option<Arc<MountAgent>>> = Mutex::new(None);
 
 /// Starts the process that asks the kernel. Called before a store is opened.
 ///
@@ -112,7 +112,7 @@ static ASKER: Mutex<Option<Arc<Asker>>> = Mutex::new(None);
 /// When the host gives no process.
 pub fn start() -> Result<()> {
     let failed = |error| Problem::failure(format!("no process to ask the kernel with: {error}"));
-    *ASKER.lock() = Some(Asker::start().map_err(failed)?);
+    *AGENT.lock() = Some(MountAgent::start().map_err(failed)?);
     Ok(())
 }
 
@@ -120,19 +120,19 @@ pub fn start() -> Result<()> {
 ///
 /// # Errors
 /// The error of that process.
-pub fn ask(what: Ask, mount: &Mount) -> Result<Outcome> {
-    ask_with(what, mount, None)
+pub fn call(what: AgentRequest, mount: &Mount) -> Result<Outcome> {
+    call_with(what, mount, None)
 }
 
 /// Calls syncfs(2) on a mount that was just made, so that its session sees whether the kernel
 /// passes it on. Returns when the call does: until then the mount is busy. Of a store that hangs it
 /// does not; then it returns a moment after the session `has_seen` it.
 pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     let mount = mount.clone();
     let call = move || {
-        let outcome = ask(Ask::Flush, &mount);
-        let _nobody_waits_any_more = tell.send(outcome);
+        let outcome = call(AgentRequest::Flush, &mount);
+        let _nobody_waits_any_more = sender.send(outcome);
     };
     match thread::Builder::new().name("try-syncfs".to_owned()).spawn(call) {
         Ok(_) => {
@@ -141,7 +141,7 @@ pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
                 if has_seen() {
                     until = until.min(Instant::now() + SYNCFS_ANSWERED);
                 }
-                match told.recv_timeout(SYNCFS_LOOKED_FOR) {
+                match receiver.recv_timeout(SYNCFS_LOOKED_FOR) {
                     Err(RecvTimeoutError::Timeout) => continue,
                     Ok(Err(problem)) => tracing::debug!(%problem, "the first syncfs(2) failed"),
                     Ok(Ok(_)) | Err(RecvTimeoutError::Disconnected) => {}
@@ -156,25 +156,26 @@ pub fn try_syncfs(mount: &Mount, has_seen: impl Fn() -> bool) {
 /// Shows the clone `name` of the mount at `target` as well.
 ///
 /// # Errors
-/// As [`ask`].
+/// As [`call`].
 pub fn show(mount: &Mount, name: &OsStr, target: &Path) -> Result<Outcome> {
-    ask_with(Ask::Show, mount, Some((name, target)))
+    call_with(AgentRequest::Show, mount, Some((name, target)))
 }
 
-fn ask_with(what: Ask, mount: &Mount, clone: Option<(&OsStr, &Path)>) -> Result<Outcome> {
-    let asker = ASKER.lock().clone();
-    if let Some(said) = asker.and_then(|asker| asker.ask(what, mount, clone)) {
-        return said.map_err(Problem::failure);
+fn call_with(what: AgentRequest, mount: &Mount, clone: Option<(&OsStr, &Path)>) -> Result<Outcome> {
+    let agent = AGENT.lock().clone();
+    if let Some(result) = agent.and_then(|agent| agent.call(what, mount, clone)) {
+        return result.map_err(Problem::failure);
     }
     tracing::warn!("the process that asks the kernel has ended; there is another one now");
     start()?;
-    let asker = ASKER.lock().clone();
-    let said = asker.and_then(|asker| asker.ask(what, mount, clone));
-    said.unwrap_or_else(|| Err("the process that asks the kernel has ended".to_owned()))
+    let agent = AGENT.lock().clone();
+    let result = agent.and_then(|agent| agent.call(what, mount, clone));
+    result
+        .unwrap_or_else(|| Err("the process that asks the kernel has ended".to_owned()))
         .map_err(Problem::failure)
 }
 
-impl Asker {
+impl MountAgent {
     fn start() -> io::Result<Arc<Self>> {
         let mut child = Command::new("/proc/self/exe")
             .arg("kernel-side")
@@ -189,40 +190,40 @@ impl Asker {
             .spawn()?;
         let input = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let waiting = Mutex::new(Some(HashMap::new()));
-        let asker = Arc::new(Self { input: Mutex::new((input, 0)), waiting });
-        let this = Arc::clone(&asker);
-        thread::Builder::new().name("kernel-side".to_owned()).spawn(move || this.hear(child))?;
-        Ok(asker)
+        let agent = Arc::new(Self { input: Mutex::new((input, 0)), waiting });
+        let this = Arc::clone(&agent);
+        thread::Builder::new().name("kernel-side".to_owned()).spawn(move || this.deliver_replies(child))?;
+        Ok(agent)
     }
 
     /// None: that process has ended.
-    fn ask(&self, ask: Ask, mount: &Mount, clone: Option<(&OsStr, &Path)>) -> Option<Said> {
+    fn call(&self, what: AgentRequest, mount: &Mount, clone: Option<(&OsStr, &Path)>) -> Option<AgentResult> {
         let bytes = |(name, target): (&OsStr, &Path)| {
             (name.as_bytes().to_vec(), target.as_os_str().as_bytes().to_vec())
         };
         let mountpoint = mount.mountpoint.as_os_str().as_bytes().to_vec();
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         {
             let mut input = self.input.lock();
             let (pipe, number) = &mut *input;
             *number += 1;
             let clone = clone.map(bytes);
-            let question = Question { number: *number, ask, id: mount.id, mountpoint, clone };
-            let mut line = serde_json::to_vec(&question).ok()?;
+            let request = RequestLine { number: *number, what, id: mount.id, mountpoint, clone };
+            let mut line = serde_json::to_vec(&request).ok()?;
             line.push(b'\n');
-            self.waiting.lock().as_mut()?.insert(question.number, tell);
+            self.waiting.lock().as_mut()?.insert(request.number, sender);
             pipe.write_all(&line).ok()?;
         }
-        told.recv().ok()
+        receiver.recv().ok()
     }
 
     /// Hands out the answers until there are no more.
-    fn hear(&self, mut child: Child) {
+    fn deliver_replies(&self, mut child: Child) {
         let lines = child.stdout.take().map(|output| BufReader::new(output).lines());
         for line in lines.into_iter().flatten().map_while(io::Result::ok) {
-            let Ok(Answer { number, said }) = serde_json::from_str(&line) else { continue };
+            let Ok(ReplyLine { number, result }) = serde_json::from_str(&line) else { continue };
             let asked = self.waiting.lock().as_mut().and_then(|waiting| waiting.remove(&number));
-            let _gone_meanwhile = asked.map(|asked| asked.send(said));
+            let _gone_meanwhile = asked.map(|asked| asked.send(result));
         }
         self.waiting.lock().take();
         let _reaped = child.wait();
@@ -242,44 +243,44 @@ pub fn run(args: &KernelSideArgs) -> Result<()> {
     signals::watch(|_| true)
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
     for line in io::stdin().lock().lines().map_while(io::Result::ok) {
-        let Ok(question) = serde_json::from_str::<Question>(&line) else { continue };
+        let Ok(request) = serde_json::from_str::<RequestLine>(&line) else { continue };
         // Each on a thread of its own: they wait for the mount process, and it may ask more
         // meanwhile.
-        let number = question.number;
-        let answer = move || reply(number, answer(&question).map_err(|problem| problem.to_string()));
-        if let Err(error) = thread::Builder::new().spawn(answer) {
+        let number = request.number;
+        let run = move || reply(number, execute(&request).map_err(|problem| problem.to_string()));
+        if let Err(error) = thread::Builder::new().spawn(run) {
             reply(number, Err(error.to_string()));
         }
     }
     Ok(())
 }
 
-fn reply(number: u64, said: Said) {
-    let Ok(mut line) = serde_json::to_vec(&Answer { number, said }) else { return };
+fn reply(number: u64, result: AgentResult) {
+    let Ok(mut line) = serde_json::to_vec(&ReplyLine { number, result }) else { return };
     line.push(b'\n');
     // Failure: the mount process is gone.
     let mut out = io::stdout().lock();
     let _told = out.write_all(&line).and_then(|()| out.flush());
 }
 
-fn answer(question: &Question) -> Result<Outcome> {
+fn execute(request: &RequestLine) -> Result<Outcome> {
     let table = MountTable::read();
-    let mountpoint = PathBuf::from(OsString::from_vec(question.mountpoint.clone()));
-    let is_meant = |m: &&Mount| m.id == question.id && m.mountpoint == mountpoint && mountinfo::is_ours(m);
+    let mountpoint = PathBuf::from(OsString::from_vec(request.mountpoint.clone()));
+    let is_meant = |m: &&Mount| m.id == request.id && m.mountpoint == mountpoint && mountinfo::is_ours(m);
     let Some(mount) = table.iter().find(is_meant) else { return Ok(Outcome::Gone) };
-    match question.ask {
-        Ask::Umount => return unmount::plain(mount),
-        Ask::Leave => return unmount::one_of_several(mount),
-        Ask::Show => show_clone(mount, question)?,
-        Ask::Flush => flush(mount)?,
-        Ask::Detach => unmount::detach(mount)?,
-        Ask::Force => unmount::force(mount)?,
+    match request.what {
+        AgentRequest::Umount => return unmount::plain(mount),
+        AgentRequest::Leave => return unmount::one_of_several(mount),
+        AgentRequest::Show => show_clone(mount, request)?,
+        AgentRequest::Flush => flush(mount)?,
+        AgentRequest::Detach => unmount::detach(mount)?,
+        AgentRequest::Force => unmount::force(mount)?,
     }
     Ok(Outcome::Gone)
 }
 
-fn show_clone(mount: &Mount, question: &Question) -> Result<()> {
-    let Some((name, target)) = question.clone.clone() else {
+fn show_clone(mount: &Mount, request: &RequestLine) -> Result<()> {
+    let Some((name, target)) = request.clone.clone() else {
         return Err(Problem::failure("which clone, and where?"));
     };
     let (name, target) = (OsString::from_vec(name), PathBuf::from(OsString::from_vec(target)));

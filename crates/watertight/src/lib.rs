@@ -131,7 +131,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         logging::start(cli.log_format.unwrap_or(LogFormat::Text), level, "warn")?;
     }
     if cli.verb.is_for_all_users() {
-        registry::users::look_at_all_users()?;
+        registry::users::include_all_users()?;
     }
     match &cli.verb {
         Verb::Mount(_) => {}

@@ -3,11 +3,11 @@
 //! # Access
 //! | field | protected by |
 //! |---|---|
-//! | `facts`, `volume`, `session`, `attachments` | immutable |
+//! | `info`, `volume`, `attachments` | immutable |
 //! | `ended` | tokio's watch channel; written once, by the supervisor |
-//! | `gone` | atomic, only grows (P1) |
+//! | `connection` | atomic, only grows (P1) |
 //!
-//! P1: `gone` is stored before the kernel learns that its file system may go, and loaded after the
+//! P1: `connection` is stored before the kernel learns that its file system may go, and loaded after the
 //! mount table was read: a row that another mount with the old number has put there is not taken
 //! for this one.
 
@@ -32,7 +32,7 @@ use crate::control::api::{
 };
 use crate::control::server::Service;
 use crate::holders::Holders;
-use crate::kernel_side::{Ask, ask};
+use crate::kernel_side::{AgentRequest, call};
 use crate::mountinfo::{self, Device, Mount, MountTable};
 use crate::process;
 use crate::shown::{Name, Words};
@@ -45,7 +45,7 @@ const VOLUMES_AT_ONCE: usize = 512;
 
 /// The part that does not change while a volume is mounted.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct VolumeInfo {
     /// The volume's id.
     pub id: VolumeId,
     /// The store.
@@ -68,51 +68,51 @@ pub struct Facts {
 
 /// A mounted volume.
 #[derive(Debug)]
-pub struct Live {
-    facts: Facts,
+pub struct MountedVolume {
+    info: VolumeInfo,
     volume: Arc<Volume>,
-    session: SessionView,
     attachments: Arc<Attachments>,
     events: Sender<Event>,
     ended: watch::Sender<Option<Ended>>,
-    gone: Arc<Gone>,
+    connection: Arc<AtomicConnectionState>,
 }
 
-/// Whether the kernel's file system is gone, so that its device number may be another's.
+/// A [`ConnectionState`] that only grows: once the file system is gone, its device number may be
+/// another's.
 #[derive(Debug, Default)]
-pub struct Gone(AtomicU32);
+pub struct AtomicConnectionState(AtomicU32);
 
-/// How much of the kernel's side is over.
+/// What is left of the kernel's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
+pub enum ConnectionState {
     /// Nothing: the device number is ours.
-    No,
+    Connected,
     /// The connection has ended: its mount may still be there, or its number be another's.
     Aborted,
     /// The file system is gone.
-    Gone,
+    Unmounted,
 }
 
-impl Gone {
+impl AtomicConnectionState {
     /// The kernel has let go of the file system, or is about to; or has aborted the connection.
-    pub fn set(&self, over: Over) {
+    pub fn advance(&self, to: ConnectionState) {
         // ORDERING: Release, P1 with the Acquire in `get`: the next step (the answer to DESTROY)
         // lets the number go to another mount. A thread that sees that mount in the table has to
         // see this store too.
-        self.0.fetch_max(over as u32, Ordering::Release);
+        self.0.fetch_max(to as u32, Ordering::Release);
     }
 
-    fn get(&self) -> Over {
-        // ORDERING: Acquire, P1, see `set`.
+    fn get(&self) -> ConnectionState {
+        // ORDERING: Acquire, P1, see `advance`.
         match self.0.load(Ordering::Acquire) {
-            0 => Over::No,
-            1 => Over::Aborted,
-            _ => Over::Gone,
+            0 => ConnectionState::Connected,
+            1 => ConnectionState::Aborted,
+            _ => ConnectionState::Unmounted,
         }
     }
 }
 
-impl Facts {
+impl VolumeInfo {
     /// The mount's device number.
     #[must_use]
     pub const fn device(&self) -> Device {
@@ -139,24 +139,23 @@ impl Facts {
     }
 }
 
-impl Live {
+impl MountedVolume {
     /// A volume that is served at a mount.
     #[must_use]
     pub fn new(
-        facts: Facts,
+        info: VolumeInfo,
         volume: Arc<Volume>,
         attachments: Arc<Attachments>,
         events: Sender<Event>,
-        gone: Arc<Gone>,
+        connection: Arc<AtomicConnectionState>,
     ) -> Self {
-        let session = attachments.session().clone();
-        Self { facts, volume, session, attachments, events, ended: watch::Sender::new(None), gone }
+        Self { info, volume, attachments, events, ended: watch::Sender::new(None), connection }
     }
 
     /// The part that does not change.
     #[must_use]
-    pub const fn facts(&self) -> &Facts {
-        &self.facts
+    pub const fn info(&self) -> &VolumeInfo {
+        &self.info
     }
 
     /// The volume.
@@ -182,41 +181,35 @@ impl Live {
     /// The mounts of this namespace through which paths lead to the volume.
     #[must_use]
     pub fn mounts(&self) -> Vec<Mount> {
-        let ours = &self.facts.mount;
+        let ours = &self.info.mount;
         let table = MountTable::read();
         let of_device = table.of_device(Device::of(ours));
         let mounts =
             of_device.filter(|m| m.fstype == ours.fstype && m.source == ours.source).cloned().collect();
         // Looked at last: while nothing had ended the table's rows were ours.
-        match self.gone.get() {
-            Over::No => mounts,
-            Over::Aborted => mounts.into_iter().filter(|mount| self.is_the_first(mount)).collect(),
-            Over::Gone => Vec::new(),
+        match self.connection.get() {
+            ConnectionState::Connected => mounts,
+            ConnectionState::Aborted => mounts.into_iter().filter(|mount| self.is_the_first(mount)).collect(),
+            ConnectionState::Unmounted => Vec::new(),
         }
-    }
-
-    /// Whether sync(2) and syncfs(2) were seen to come here.
-    #[must_use]
-    pub fn passes_syncfs(&self) -> bool {
-        self.session.has_seen_syncfs()
     }
 
     /// Whether nothing can be changed, which `mount -o remount` may have changed.
     fn is_read_only(&self) -> bool {
-        self.mounts().first().map_or(self.facts.read_only, |mount| mount.is_read_only)
+        self.mounts().first().map_or(self.info.read_only, |mount| mount.is_read_only)
     }
 
     /// The mount to ask the kernel about.
     #[must_use]
     pub fn mount_now(&self) -> Mount {
-        self.facts.mount_now().unwrap_or_else(|| self.facts.mount.clone())
+        self.info.mount_now().unwrap_or_else(|| self.info.mount.clone())
     }
 
     /// Whether this is the mount that was made at the start, by the number that is never used
     /// again.
     fn is_the_first(&self, mount: &Mount) -> bool {
         let id = unmount::unique_id(&mount.mountpoint);
-        mount.id == self.facts.mount.id && id == self.facts.unique_id
+        mount.id == self.info.mount.id && id == self.info.unique_id
     }
 
     fn state(&self, volume: &volume::Status) -> State {
@@ -225,20 +218,21 @@ impl Live {
 
     fn umount_unless_held(&self) -> Result<UmountReply, String> {
         self.volume.sync_all().map_err(|error| error.to_string())?;
-        Ok(match ask(Ask::Umount, &self.mount_now()).map_err(|problem| problem.to_string())? {
+        Ok(match call(AgentRequest::Umount, &self.mount_now()).map_err(|problem| problem.to_string())? {
             Outcome::Gone => UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() },
             Outcome::Held(holders) => UmountReply { ended: None, holders },
         })
     }
 
     fn requests(&self) -> Requests {
-        let stats = self.session.stats();
+        let session = self.attachments.session();
+        let stats = session.stats();
         Requests {
             by_kind: stats.requests.iter().map(|(op, n)| (op.name().to_ascii_lowercase(), *n)).collect(),
             errors: stats.errors,
             panics: stats.panics,
             unknown: stats.unknown,
-            under_way: self.session.under_way() as u64,
+            under_way: session.under_way() as u64,
         }
     }
 
@@ -254,32 +248,33 @@ impl Live {
     }
 }
 
-impl Service for Live {
+impl Service for MountedVolume {
     fn status(&self) -> Status {
         let volume = self.volume.status();
-        let facts = &self.facts;
-        let (transport, transport_reason) = transport(&self.session);
+        let info = &self.info;
+        let session = self.attachments.session();
+        let (transport, transport_reason) = transport(session);
         let (drains, drain_time) = self.attachments().drains();
         let of_volume = Status::of_volume(&self.volume, &volume);
         Status {
-            id: facts.id.clone(),
-            source: facts.source.clone().into(),
-            mountpoint: Name::of(&facts.mount.mountpoint),
+            id: info.id.clone(),
+            source: info.source.clone().into(),
+            mountpoint: Name::of(&info.mount.mountpoint),
             clones: self.attachments.clones(),
-            device: Device::of(&facts.mount),
+            device: Device::of(&info.mount),
             state: self.state(&volume),
-            mount_type: mountinfo::kind(&facts.mount).into(),
-            mount_type_reason: facts.type_reason.clone().map(Words::from),
-            syncfs: Some(self.session.has_seen_syncfs()),
-            syncfs_callers: Some(self.session.knows_who_syncs()),
+            mount_type: mountinfo::kind(&info.mount).into(),
+            mount_type_reason: info.type_reason.clone().map(Words::from),
+            syncfs: Some(session.has_seen_syncfs()),
+            syncfs_callers: Some(session.knows_who_syncs()),
             transport: transport.into(),
             transport_reason: transport_reason.map(Words::from),
-            mode: facts.mode.into(),
+            mode: info.mode.into(),
             read_only: self.is_read_only(),
-            privileges: facts.privileges(),
-            started_ms: facts.started_ms,
+            privileges: info.privileges(),
+            started_ms: info.started_ms,
             requests: self.requests(),
-            process: process::figures(self.session.threads() as u64),
+            process: process::figures(session.threads() as u64),
             drains: of_volume.drains + drains,
             drain_us: of_volume.drain_us + micros(drain_time),
             ..of_volume
@@ -298,7 +293,7 @@ impl Service for Live {
             synced.and(self.attachments.sync_all())?;
             Vec::new()
         };
-        Ok(Synced { id: self.facts.id.clone(), left_out: left_out.into_iter().map(Name::from).collect() })
+        Ok(Synced { id: self.info.id.clone(), left_out: left_out.into_iter().map(Name::from).collect() })
     }
 
     fn limits(&self) -> Limits {
@@ -339,7 +334,7 @@ impl Service for Live {
             How::Lazy => {
                 let reply = self.umount_unless_held()?;
                 if reply.ended.is_none() {
-                    ask(Ask::Detach, &self.mount_now()).map_err(|problem| problem.to_string())?;
+                    call(AgentRequest::Detach, &self.mount_now()).map_err(|problem| problem.to_string())?;
                     // Notices that no path is left.
                     self.state(&self.volume.status());
                 }

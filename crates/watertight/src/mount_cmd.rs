@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::Duration;
 
 use cgroups::Hierarchy;
 use rustix::mount::MountFlags;
@@ -24,25 +23,22 @@ use crate::console::{Colour, console};
 use crate::control::api::now_ms;
 use crate::control::server::Server;
 use crate::kernel_side;
-use crate::live::{Facts, Gone, Live, Over};
+use crate::live::{AtomicConnectionState, ConnectionState, MountedVolume, VolumeInfo};
 use crate::logging;
 use crate::mountinfo::{self, Device, SUBTYPE};
 use crate::notify::notify;
-use crate::opts::{self, Mode, MountOptions, MountType, Spin, Uring};
+use crate::opts::{self, MountOptions};
 use crate::privileges;
 use crate::problem::{Problem, Result};
 use crate::progress;
 use crate::registry::{self, Record, RuntimeDir};
 use crate::shown::{Name, Show as _, exact, in_one_line};
-use crate::signals::{self, Beginning};
+use crate::signals::{self, StartupPhase};
 use crate::supervisor::{self, Event, Supervisor};
 use crate::target;
 use crate::units;
 use crate::unmount;
 use crate::utab;
-
-/// How long a reader looks for the next request, where it was asked to.
-const SPIN: Duration = Duration::from_micros(30);
 
 /// The help that follows the arguments.
 #[must_use]
@@ -78,11 +74,11 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     }
     fuse::mount::will_serve();
     let (sender, events) = channel();
-    let beginning = Beginning::default();
-    let (begins, signal_sender) = (beginning.clone(), sender.clone());
+    let startup = StartupPhase::default();
+    let (phase, signal_sender) = (startup.clone(), sender.clone());
     let farewell = format!("{}: stopped before it was mounted", args.mountpoint.shown());
     let on_signal = move |name| {
-        begins.end_process(&farewell);
+        phase.end_process(&farewell);
         signal_sender.send(Event::Signal(name)).is_ok()
     };
     signals::watch(on_signal)
@@ -120,29 +116,35 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let start = || start_volume(&name, &options, store, Arc::clone(&tenants));
     let volume = progress::waiting_for(&what, &from, start)?;
     options.limits.iter().for_each(|(cgroup, change)| volume.limit(cgroup, change));
-    let gone = Arc::new(Gone::default());
-    beginning.is_over();
+    let connection = Arc::new(AtomicConnectionState::default());
+    startup.finish();
     if in_background {
-        background::stay();
+        background::outlive_parent();
     }
-    let session =
-        match start_session(&options, &source, &mountpoint, read_only, (&volume, &gone, sender.clone())) {
-            Ok(session) => session,
-            Err(problem) => {
-                volume.shutdown();
-                return Err(problem);
-            }
-        };
-    let facts = facts(&options, &source, read_only, &session)?;
+    let session = match start_session(
+        &options,
+        &source,
+        &mountpoint,
+        read_only,
+        (&volume, &connection, sender.clone()),
+    ) {
+        Ok(session) => session,
+        Err(problem) => {
+            volume.shutdown();
+            return Err(problem);
+        }
+    };
+    let info = info(&options, &source, read_only, &session)?;
 
-    let record = Record::new(facts.id.clone(), facts.source.clone(), &mountpoint, Device::of(&facts.mount));
+    let record = Record::new(info.id.clone(), info.source.clone(), &mountpoint, Device::of(&info.mount));
     let (registration, listener) = runtime_dir.register(record)?;
-    let attachments = Attachments::new(session.tree(), session.view(), facts.clone(), runtime_dir, tenants);
-    let live = Arc::new(Live::new(facts, volume, attachments, sender.clone(), Arc::clone(&gone)));
+    let attachments = Attachments::new(session.tree(), session.view(), info.clone(), runtime_dir, tenants);
+    let mounted =
+        Arc::new(MountedVolume::new(info, volume, attachments, sender.clone(), Arc::clone(&connection)));
     let owner = rustix::process::geteuid().as_raw();
-    let started = Server::start(listener, owner, Arc::clone(&live) as Arc<_>)
+    let started = Server::start(listener, owner, Arc::clone(&mounted) as Arc<_>)
         .map_err(|error| Problem::failure(format!("the control socket cannot be served: {error}")))
-        .and_then(|server| serve(session, name, gone, sender.clone()).map(|()| server));
+        .and_then(|server| serve(session, name, connection, sender.clone()).map(|()| server));
     let server = match started {
         Ok(server) => server,
         Err(problem) => {
@@ -151,18 +153,18 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
         }
     };
 
-    kernel_side::try_syncfs(&live.facts().mount, || live.passes_syncfs());
-    let utab = utab::Entry::add(&live.facts().mount, &live.facts().id);
-    let at = live.facts().mount.mountpoint.clone();
-    live.volume().events().life(Life::Mounted, Some(at));
-    announce(&live, in_background);
-    if in_background && let Err(problem) = background::settle(log) {
+    kernel_side::try_syncfs(&mounted.info().mount, || mounted.attachments().session().has_seen_syncfs());
+    let utab = utab::Entry::add(&mounted.info().mount, &mounted.info().id);
+    let at = mounted.info().mount.mountpoint.clone();
+    mounted.volume().events().life(Life::Mounted, Some(at));
+    announce(&mounted, in_background);
+    if in_background && let Err(problem) = background::detach_output(log) {
         // The mount is up all the same.
         tracing::error!("{problem}");
     }
     drop(step);
-    let _of_the_volume = live.volume().span().clone().entered();
-    let mut supervisor = Supervisor::new(Arc::clone(&live), events, sender);
+    let _of_the_volume = mounted.volume().span().clone().entered();
+    let mut supervisor = Supervisor::new(Arc::clone(&mounted), events, sender);
     let ended = supervisor.run();
     drop(utab);
     supervisor.finish(&ended, registration, server);
@@ -263,7 +265,7 @@ fn start_session(
     source: &Source,
     mountpoint: &std::path::Path,
     read_only: bool,
-    (volume, gone, sender): (&Arc<Volume>, &Arc<Gone>, Sender<Event>),
+    (volume, connection, sender): (&Arc<Volume>, &Arc<AtomicConnectionState>, Sender<Event>),
 ) -> Result<fuse::Session> {
     let mut flags = options.flags.iter().fold(MountFlags::empty(), |flags, name| {
         flags
@@ -277,18 +279,10 @@ fn start_session(
     });
     flags.set(MountFlags::RDONLY, read_only);
     let mount_options = fuse::MountOptions {
-        wanted: match options.mount_type {
-            MountType::Auto => fuse::mount::Wanted::Auto,
-            MountType::Fuseblk => fuse::mount::Wanted::FuseBlk,
-            MountType::Fuse => fuse::mount::Wanted::Fuse,
-        },
+        wanted: options.mount_type,
         fsname: source.spec.clone(),
         subtype: SUBTYPE.to_owned(),
-        uring: match options.uring {
-            Uring::Auto => fuse::Uring::Auto,
-            Uring::On => fuse::Uring::On,
-            Uring::Off => fuse::Uring::Off,
-        },
+        uring: options.uring,
         allow_other: options.allow_other,
         flags,
         ..fuse::MountOptions::new(mountpoint)
@@ -300,17 +294,14 @@ fn start_session(
         _ => Problem::failure(error.to_string()),
     })?;
     let defaults = fuse::SessionOptions::default();
-    let (drained, going) = (Arc::clone(volume), Arc::clone(gone));
+    let (drained, state) = (Arc::clone(volume), Arc::clone(connection));
     let session_options = fuse::SessionOptions {
-        mode: match options.mode {
-            Mode::WriteThrough => fuse::Mode::WriteThrough,
-            Mode::KernelWriteback => fuse::Mode::KernelWriteback,
-        },
+        mode: options.mode,
         threads_max: options.threads.unwrap_or(defaults.threads_max),
-        spin: if options.spin == Spin::Auto { SPIN } else { defaults.spin },
+        spin: options.spin,
         on_destroy: Box::new(move || {
             drained.shutdown();
-            going.set(Over::Gone);
+            state.advance(ConnectionState::Unmounted);
             // Not when the session's threads are gone as well: clients that wait for the end would
             // wait for that too. The process may leave before the kernel has the answer: the kernel
             // goes on then as if it had.
@@ -322,7 +313,12 @@ fn start_session(
         .map_err(|error| Problem::failure(format!("cannot serve {}: {error}", mountpoint.shown())))
 }
 
-fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fuse::Session) -> Result<Facts> {
+fn info(
+    options: &MountOptions,
+    source: &Source,
+    read_only: bool,
+    session: &fuse::Session,
+) -> Result<VolumeInfo> {
     let mount = session.mount();
     let mount_row = mount.info().cloned().ok_or_else(|| {
         Problem::failure(format!(
@@ -330,7 +326,7 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
             mount.mountpoint().shown()
         ))
     })?;
-    Ok(Facts {
+    Ok(VolumeInfo {
         id: registry::new_id()?,
         source: source.spec.clone(),
         unique_id: unmount::unique_id(&mount_row.mountpoint),
@@ -339,7 +335,7 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
             fuse::MountKind::FuseBlk { .. } => None,
             fuse::MountKind::Fuse { reason } => Some(reason.clone()),
         },
-        mode: options.mode.name(),
+        mode: opts::name_of(options.mode),
         read_only,
         started_ms: now_ms(),
         drain_timeout: options.drain_timeout,
@@ -347,14 +343,19 @@ fn facts(options: &MountOptions, source: &Source, read_only: bool, session: &fus
 }
 
 /// Serves the kernel's requests on threads of their own until the connection ends.
-fn serve(session: fuse::Session, volume: String, gone: Arc<Gone>, sender: Sender<Event>) -> Result<()> {
+fn serve(
+    session: fuse::Session,
+    volume: String,
+    connection: Arc<AtomicConnectionState>,
+    sender: Sender<Event>,
+) -> Result<()> {
     let body = move || {
         let result = session.run();
-        gone.set(match &result {
-            Ok(ended) if ended.reason == fuse::EndReason::Destroyed => Over::Gone,
+        connection.advance(match &result {
+            Ok(ended) if ended.reason == fuse::EndReason::Destroyed => ConnectionState::Unmounted,
             // Without DESTROY the kernel reports an unmount like an umount2(2) with MNT_FORCE,
             // which may leave the mount where it is.
-            _ => Over::Aborted,
+            _ => ConnectionState::Aborted,
         });
         match result {
             Ok(ended) if ended.stuck > 0 => {
@@ -386,32 +387,32 @@ fn privileges_note(privileges: &[Name]) -> String {
 }
 
 /// Prints or logs a guarantee that this host does not give.
-fn note(live: &Live, in_background: bool, text: &str) {
+fn note(mounted: &MountedVolume, in_background: bool, text: &str) {
     if in_background {
         console().print(&format!("{}{text}", background::NOTE));
     } else {
-        tracing::info!(volume = live.volume().name(), "{text}");
+        tracing::info!(volume = mounted.volume().name(), "{text}");
     }
 }
 
 /// Reports that the mount is up: to a person, if the mount goes to the background.
-fn announce(live: &Live, in_background: bool) {
-    let facts = live.facts();
-    let mount = &facts.mount;
-    let how = format!("{}{}", mountinfo::kind(mount), if facts.read_only { ", read-only" } else { "" });
+fn announce(mounted: &MountedVolume, in_background: bool) {
+    let info = mounted.info();
+    let mount = &info.mount;
+    let how = format!("{}{}", mountinfo::kind(mount), if info.read_only { ", read-only" } else { "" });
     // All that the kernel does not give, in one line.
     let mut lacks = Vec::new();
-    if let Some(reason) = &facts.type_reason {
+    if let Some(reason) = &info.type_reason {
         lacks.push(format!(
             "plain `fuse`, for which a raw umount2(2) does not wait: {}; `watertight umount` waits",
             in_one_line(reason)
         ));
     }
-    if !live.passes_syncfs() {
+    if !mounted.attachments().session().has_seen_syncfs() {
         lacks.push(kernel_side::NO_SYNCFS.to_owned());
     }
     if !lacks.is_empty() {
-        note(live, in_background, &lacks.join("; "));
+        note(mounted, in_background, &lacks.join("; "));
     }
     let privileges = mountinfo::privileges([mount]);
     if !privileges.is_empty() {
@@ -419,7 +420,7 @@ fn announce(live: &Live, in_background: bool) {
         if in_background {
             console().print(&format!("{}{note}", background::NOTE));
         } else if logging::has_all() {
-            tracing::warn!(volume = live.volume().name(), "{note}");
+            tracing::warn!(volume = mounted.volume().name(), "{note}");
         } else {
             console().say(&console().paint_err(Colour::Yellow, &note));
         }
@@ -427,9 +428,9 @@ fn announce(live: &Live, in_background: bool) {
     console().print(&format!(
         "{}: {} is mounted at {} (volume {}, {how}, pid {})",
         background::READY,
-        facts.source.shown(),
+        info.source.shown(),
         mount.mountpoint.shown(),
-        facts.id,
+        info.id,
         std::process::id()
     ));
     notify(&format!("READY=1\nSTATUS=serving {}", mount.mountpoint.shown()));

@@ -64,7 +64,7 @@ pub fn privileges<'a>(mounts: impl IntoIterator<Item = &'a Mount>) -> Vec<Name> 
 /// wait for good.
 #[must_use]
 pub fn is_for_this_user(mount: &Mount) -> bool {
-    is_own(mount) || users::are_all_looked_at()
+    is_own(mount) || users::includes_all_users()
 }
 
 /// Whether this user has made the mount, by the kernel's word.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use cgroups::Choice;
-
+use fuse::mount::Wanted;
+use fuse::{Mode, Uring};
 use volume::{CgroupPath, LimitChange, SyncPolicy};
 
 use crate::problem::{Problem, Result};
@@ -11,55 +12,13 @@ use crate::shown::{Show as _, in_one_line};
 use crate::suggest::nearest;
 use crate::units::{parse_bytes, parse_duration};
 
-/// How written data reaches us.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Each write(2) comes to this process at once and carries its writer. The default.
-    WriteThrough,
-    /// The kernel gathers writes: faster for small ones, the owner is the opener.
-    KernelWriteback,
-}
-
-impl Mode {
-    /// The name in options and in `status`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::WriteThrough => "write-through",
-            Self::KernelWriteback => "kernel-writeback",
-        }
+/// The name of a mode in options and in `status`.
+#[must_use]
+pub const fn name_of(mode: Mode) -> &'static str {
+    match mode {
+        Mode::WriteThrough => "write-through",
+        Mode::KernelWriteback => "kernel-writeback",
     }
-}
-
-/// Which kind of kernel mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MountType {
-    /// `fuseblk` where possible, else `fuse`.
-    Auto,
-    /// On a small loop device: a raw umount2(2) waits for the data.
-    Fuseblk,
-    /// Plain.
-    Fuse,
-}
-
-/// Whether to talk to the kernel over io_uring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Uring {
-    /// Where it can be had.
-    Auto,
-    /// Or fail.
-    On,
-    /// Never.
-    Off,
-}
-
-/// Whether an idle reader of `/dev/fuse` spins for a moment before it sleeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spin {
-    /// While it pays.
-    Auto,
-    /// Never.
-    Off,
 }
 
 /// All options of a mount.
@@ -72,7 +31,7 @@ pub struct MountOptions {
     /// How data reaches us.
     pub mode: Mode,
     /// Which kind of mount.
-    pub mount_type: MountType,
+    pub mount_type: Wanted,
     /// Whether other users may enter; none: for root's mounts only.
     pub allow_other: Option<bool>,
     /// Threads that write data back; none: the volume's default.
@@ -81,8 +40,8 @@ pub struct MountOptions {
     pub threads: Option<usize>,
     /// The way to the kernel.
     pub uring: Uring,
-    /// Spinning.
-    pub spin: Spin,
+    /// How long an idle reader of `/dev/fuse` spins before it sleeps, while that pays.
+    pub spin: Duration,
     /// When data begins to be written back; none: the volume's default.
     pub dirty_after: Option<Duration>,
     /// Whether close(2) writes the file's data and reports how that went.
@@ -116,13 +75,13 @@ impl Default for MountOptions {
         Self {
             read_only: None,
             cache_bytes: default_cache_bytes(),
-            mode: Mode::WriteThrough,
-            mount_type: MountType::Auto,
+            mode: Mode::default(),
+            mount_type: Wanted::default(),
             allow_other: None,
             flushers: None,
             threads: None,
-            uring: Uring::Auto,
-            spin: Spin::Off,
+            uring: Uring::default(),
+            spin: Duration::ZERO,
             dirty_after: None,
             flush_on_close: false,
             drain_timeout: Duration::from_secs(60),
@@ -143,6 +102,8 @@ const DEFAULT_FLAGS: [&str; 2] = ["nosuid", "nodev"];
 const CACHE_BYTES_MIN: u64 = 4 << 20;
 /// The smallest limit of a cgroup: one write of the kernel's.
 const DIRTY_BYTES_MIN: u64 = 1 << 20;
+/// How long a reader looks for the next request, where it was asked to.
+const SPIN: Duration = Duration::from_micros(30);
 /// The most threads that write back, and that serve requests.
 const FLUSHERS_MAX: usize = 64;
 const THREADS_MAX: usize = 1024;
@@ -235,9 +196,9 @@ impl MountOptions {
             }
             "type" => {
                 self.mount_type = match needed()? {
-                    "auto" => MountType::Auto,
-                    "fuseblk" => MountType::Fuseblk,
-                    "fuse" => MountType::Fuse,
+                    "auto" => Wanted::Auto,
+                    "fuseblk" => Wanted::FuseBlk,
+                    "fuse" => Wanted::Fuse,
                     _ => return Err(wrong("give auto, fuseblk or fuse".to_owned())),
                 }
             }
@@ -251,8 +212,8 @@ impl MountOptions {
             }
             "spin" => {
                 self.spin = match needed()? {
-                    "auto" => Spin::Auto,
-                    "off" => Spin::Off,
+                    "auto" => SPIN,
+                    "off" => Duration::ZERO,
                     _ => return Err(wrong("give auto or off".to_owned())),
                 }
             }
@@ -370,7 +331,7 @@ mod tests {
         assert_eq!(options.read_only, Some(false));
         assert_eq!(options.cache_bytes, 64 << 20);
         assert_eq!(options.mode, Mode::KernelWriteback);
-        assert_eq!(options.mount_type, MountType::Fuse);
+        assert_eq!(options.mount_type, Wanted::Fuse);
         assert_eq!(options.flags, ["nodev"]);
         for (list, flags) in [
             ("defaults", &["nosuid", "nodev"][..]),

@@ -110,7 +110,7 @@ impl RuntimeDir {
             let open = open.inspect_err(|reason| tracing::warn!(reason, "a runtime directory is not used"));
             open.ok().flatten().map(|open| Self { path, uid, open })
         });
-        let foreign = users::are_all_looked_at().then(|| users::foreign_dirs(uid));
+        let foreign = users::includes_all_users().then(|| users::foreign_dirs(uid));
         own.chain(foreign.into_iter().flatten()).collect()
     }
 
@@ -120,7 +120,7 @@ impl RuntimeDir {
     pub fn for_each_place(mut see: impl FnMut(&Path)) {
         let uid = rustix::process::geteuid().as_raw();
         users::own_paths(uid).iter().for_each(|path| see(path));
-        if users::are_all_looked_at() {
+        if users::includes_all_users() {
             users::for_each_base(&mut see);
             users::foreign_dirs(uid).iter().for_each(|dir| see(&dir.open.by_descriptor()));
         }
@@ -210,7 +210,7 @@ impl RuntimeDir {
             Ok(client) => Some(client),
             Err(CallError::Gone) => {
                 if !self.is_foreign() && fs::remove_file(self.path.join(socket(id))).is_ok() {
-                    self.died(id);
+                    self.mark_dead(id);
                 }
                 None
             }
@@ -314,7 +314,7 @@ impl RuntimeDir {
     }
 
     /// A volume's process is gone. Its record stays for a while, as that of one that ended.
-    fn died(&self, id: &VolumeId) {
+    fn mark_dead(&self, id: &VolumeId) {
         if let Some(record) = self.read_record(id) {
             self.index().remove(&record);
             if record.ended.is_none() {
@@ -407,7 +407,7 @@ impl Registration {
     ///
     /// # Errors
     /// When the record cannot be written.
-    pub fn moved(&mut self, mountpoint: &Path) -> Result<()> {
+    pub fn set_mountpoint(&mut self, mountpoint: &Path) -> Result<()> {
         let to = Name::of(mountpoint);
         let (index, id) = (self.dir.index(), &self.record.id);
         let failed = |error| Problem::failure(format!("cannot write the index: {error}"));

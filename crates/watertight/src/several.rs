@@ -21,13 +21,13 @@ use crate::unmount::{self, Outcome};
 
 /// The mounts of a volume that stay when one of them goes.
 #[derive(Debug)]
-pub struct Others {
+pub struct OtherMounts {
     here: Vec<Mount>,
     /// Of the namespace of the volume's process, if this is another.
     elsewhere: Vec<Mount>,
 }
 
-impl Others {
+impl OtherMounts {
     /// The mounts beside `mount`, except those that its unmount takes along, by propagation.
     #[must_use]
     pub fn beside(mount: &Mount, client: &Client) -> Self {
@@ -88,7 +88,7 @@ fn elsewhere(mount: &Mount, pid: u32) -> Vec<Mount> {
 
 /// The result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
+pub enum Remaining {
     /// The volume goes on elsewhere.
     Others,
     /// The others were taken away meanwhile: the volume ends.
@@ -99,7 +99,7 @@ pub enum Left {
 ///
 /// # Errors
 /// Exit 1 when it is held or, as the last one of a clone, cannot be written.
-pub fn leave(args: &UmountArgs, mount: &Mount, others: &Others, client: &Client) -> Result<Left> {
+pub fn leave(args: &UmountArgs, mount: &Mount, others: &OtherMounts, client: &Client) -> Result<Remaining> {
     let how = match (args.force, args.lazy) {
         (true, _) => How::Force,
         (_, true) => How::Lazy,
@@ -114,12 +114,12 @@ pub fn leave(args: &UmountArgs, mount: &Mount, others: &Others, client: &Client)
     } else {
         unmount::detach(mount)?;
     }
-    let left = Others::after(mount, client);
+    let left = OtherMounts::after(mount, client);
     if left.is_empty() {
-        return Ok(Left::Nothing);
+        return Ok(Remaining::Nothing);
     }
     left.tell(mount);
-    Ok(Left::Others)
+    Ok(Remaining::Others)
 }
 
 fn leave_view(how: How, mount: &Mount, client: &Client) -> Result<()> {

@@ -31,21 +31,21 @@ fn end(farewell: &str) -> ! {
 /// The time in which a process has made nothing that outlives it: a signal ends it, even while it
 /// waits.
 #[derive(Debug, Clone, Default)]
-pub struct Beginning {
-    is_over: Arc<Mutex<bool>>,
+pub struct StartupPhase {
+    is_finished: Arc<Mutex<bool>>,
 }
 
-impl Beginning {
+impl StartupPhase {
     /// Something is about to be made: signals are events from now on.
-    pub fn is_over(&self) {
-        *self.is_over.lock() = true;
+    pub fn finish(&self) {
+        *self.is_finished.lock() = true;
     }
 
-    /// On a signal: prints `farewell` and ends the process with exit code 1, if it is not over.
+    /// On a signal: prints `farewell` and ends the process with exit code 1, if the phase is not finished.
     pub fn end_process(&self, farewell: &str) {
         // Held to the end: the next step cannot begin.
-        let is_over = self.is_over.lock();
-        if !*is_over {
+        let is_finished = self.is_finished.lock();
+        if !*is_finished {
             end(farewell)
         }
     }

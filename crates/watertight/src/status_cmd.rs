@@ -321,7 +321,7 @@ impl Report {
                 "volume of another user is",
                 "volumes of other users are",
             );
-            let how = if rustix::process::geteuid().is_root() && !users::are_all_looked_at() {
+            let how = if rustix::process::geteuid().is_root() && !users::includes_all_users() {
                 "--all-users asks their processes"
             } else if rustix::process::geteuid().is_root() {
                 "no process of theirs could be asked for it"

@@ -28,8 +28,8 @@ use volume::{DrainReport, LifeState};
 use crate::console::{Colour, console};
 use crate::control::api::{Ended, State, Status};
 use crate::control::server::{Server, Service};
-use crate::kernel_side::{Ask, ask};
-use crate::live::{Live, ended_with};
+use crate::kernel_side::{AgentRequest, call};
+use crate::live::{MountedVolume, ended_with};
 use crate::notify;
 use crate::problem::{Problem, Result};
 use crate::progress::{Progress, REDRAW, Rate};
@@ -75,7 +75,7 @@ pub enum Event {
 /// Supervises one mounted volume.
 #[derive(Debug)]
 pub struct Supervisor {
-    live: Arc<Live>,
+    mounted: Arc<MountedVolume>,
     events: Receiver<Event>,
     sender: Sender<Event>,
     signals: u32,
@@ -100,9 +100,9 @@ struct Rates {
 impl Supervisor {
     /// A supervisor that hears of `events`, which `sender` sends.
     #[must_use]
-    pub fn new(live: Arc<Live>, events: Receiver<Event>, sender: Sender<Event>) -> Self {
+    pub fn new(mounted: Arc<MountedVolume>, events: Receiver<Event>, sender: Sender<Event>) -> Self {
         Self {
-            live,
+            mounted,
             events,
             sender,
             signals: 0,
@@ -121,9 +121,9 @@ impl Supervisor {
     pub fn run(&mut self) -> Ended {
         let ended = loop {
             notify::alive();
-            match self.next(self.until_the_next_look()) {
+            match self.next(self.poll_interval()) {
                 None => {
-                    if let Some(ended) = self.look() {
+                    if let Some(ended) = self.poll() {
                         break ended;
                     }
                 }
@@ -142,19 +142,19 @@ impl Supervisor {
     /// The last steps: the record, the waiting clients, the socket.
     pub fn finish(self, ended: &Ended, mut registration: Registration, server: Server) {
         if let Err(problem) = registration.finish(ended.clone()) {
-            let volume = self.live.volume().name();
+            let volume = self.mounted.volume().name();
             tracing::error!(volume, %problem, "how the volume ended could not be written down");
         }
-        self.live.end(ended.clone());
+        self.mounted.end(ended.clone());
         server.finish();
         notify::notify("STOPPING=1");
     }
 
     /// The deadline of an end is looked at when it comes.
-    fn until_the_next_look(&self) -> Duration {
+    fn poll_interval(&self) -> Duration {
         let often = if console().is_terminal() { REDRAW } else { LOOK };
         let Some((_, since)) = self.idle_since else { return often };
-        let deadline = since + self.live.facts().drain_timeout;
+        let deadline = since + self.mounted.info().drain_timeout;
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() { often } else { often.min(left) }
     }
@@ -184,12 +184,12 @@ impl Supervisor {
 
     fn on_signal(&mut self, name: &str) -> Option<Ended> {
         self.signals += 1;
-        let left = self.live.status();
+        let left = self.mounted.status();
         match self.signals {
             1 => {
                 let path = left.mountpoint.clone();
                 say(
-                    self.live.volume().name(),
+                    self.mounted.volume().name(),
                     Colour::Yellow,
                     &format!("{name}: unmounting {path}, {} to be written", left.unwritten()),
                 );
@@ -201,7 +201,7 @@ impl Supervisor {
             2 => {
                 let still =
                     format!("{name}: still writing, {} left; once more to give it up", left.unwritten());
-                say(self.live.volume().name(), Colour::Yellow, &still);
+                say(self.mounted.volume().name(), Colour::Yellow, &still);
                 None
             }
             _ => Some(self.give_up(&format!("after {} signals", self.signals))),
@@ -210,15 +210,20 @@ impl Supervisor {
 
     /// Takes the kernel mount away.
     fn unmount(&self) {
-        let live = Arc::clone(&self.live);
+        let mounted = Arc::clone(&self.mounted);
         self.spawn("unmount", move || {
-            let _step = tracing::info_span!("unmount", volume = live.volume().name(), id = %live.facts().id)
-                .entered();
-            if let Err(error) = live.attachments().leave_all() {
+            let _step =
+                tracing::info_span!("unmount", volume = mounted.volume().name(), id = %mounted.info().id)
+                    .entered();
+            if let Err(error) = mounted.attachments().leave_all() {
                 tracing::error!("a second mountpoint cannot be unmounted: {error}");
             }
-            let gone = live.mounts().is_empty();
-            Event::Unmounted(if gone { Ok(Outcome::Gone) } else { ask(Ask::Umount, &live.mount_now()) })
+            let gone = mounted.mounts().is_empty();
+            Event::Unmounted(if gone {
+                Ok(Outcome::Gone)
+            } else {
+                call(AgentRequest::Umount, &mounted.mount_now())
+            })
         });
     }
 
@@ -226,16 +231,16 @@ impl Supervisor {
         match result {
             Ok(Outcome::Gone) => self.drain(),
             Ok(Outcome::Held(holders)) => {
-                let path = self.live.facts().mount.mountpoint.shown();
+                let path = self.mounted.info().mount.mountpoint.shown();
                 let holders = holders.lines().join("\n  ");
                 let then = "its path goes now; its data is written, then it is gone for them too";
                 let text = format!("{path} is held by\n  {holders}\n{then}");
-                say(self.live.volume().name(), Colour::Yellow, &text);
+                say(self.mounted.volume().name(), Colour::Yellow, &text);
                 self.held = true;
                 self.detach(true);
             }
             Err(problem) => {
-                tracing::error!(volume = self.live.volume().name(), "{problem}");
+                tracing::error!(volume = self.mounted.volume().name(), "{problem}");
                 self.held = true;
                 self.drain();
             }
@@ -248,16 +253,16 @@ impl Supervisor {
         if std::mem::replace(&mut self.detaching, true) {
             return;
         }
-        let live = Arc::clone(&self.live);
+        let mounted = Arc::clone(&self.mounted);
         // If the holder lets go meanwhile, this waits for the drain.
         self.spawn("detach", move || {
-            let (volume, id) = (live.volume().name(), &live.facts().id);
+            let (volume, id) = (mounted.volume().name(), &mounted.info().id);
             let _step = tracing::info_span!("detach", volume, %id, flush).entered();
-            if flush && let Err(problem) = flush_unless_stalled(&live) {
+            if flush && let Err(problem) = flush_unless_stalled(&mounted) {
                 tracing::warn!(%problem, "what the kernel holds of files that are open may be lost");
             }
-            for mount in live.mounts() {
-                if let Err(problem) = ask(Ask::Detach, &mount) {
+            for mount in mounted.mounts() {
+                if let Err(problem) = call(AgentRequest::Detach, &mount) {
                     tracing::error!("{problem}");
                 }
             }
@@ -268,25 +273,25 @@ impl Supervisor {
     /// Writes everything and ends the volume; once.
     fn drain(&mut self) {
         if !std::mem::replace(&mut self.draining, true) {
-            let live = Arc::clone(&self.live);
+            let mounted = Arc::clone(&self.mounted);
             self.spawn("drain", move || {
                 // Beside each other: one store that hangs holds up its own volume only.
                 thread::scope(|scope| {
-                    scope.spawn(|| live.attachments().end());
-                    live.volume().shutdown();
+                    scope.spawn(|| mounted.attachments().end());
+                    mounted.volume().shutdown();
                 });
-                Event::Drained(live.volume().shutdown())
+                Event::Drained(mounted.volume().shutdown())
             });
         }
     }
 
     fn on_drained(&mut self, report: &DrainReport) -> Ended {
-        let (volume, id) = (self.live.volume().name(), &self.live.facts().id);
+        let (volume, id) = (self.mounted.volume().name(), &self.mounted.info().id);
         let _step = tracing::info_span!("end", volume, %id).entered();
         let ended = self.with_attached(ended_with(report));
         let Ended { switch_drain_us, switched_inodes, .. } = ended;
         tracing::info!(took = ?report.took, switch_drain_us, switched_inodes, "drained");
-        if !self.live.mounts().is_empty() {
+        if !self.mounted.mounts().is_empty() {
             // Aborted from outside, or mounted in several places: no path may lead to a dead
             // server.
             self.detach(false);
@@ -306,7 +311,7 @@ impl Supervisor {
 
     /// Attached volumes have ended, too; their lost data is part of this end.
     fn with_attached(&self, mut ended: Ended) -> Ended {
-        let failed = self.live.attachments().failed();
+        let failed = self.mounted.attachments().failed();
         let mut whys = Vec::new();
         for (path, other) in failed {
             ended.state = State::Failed;
@@ -333,17 +338,17 @@ impl Supervisor {
 
     /// Aborts everything; returns how it ended, with the data not written by now.
     fn give_up(&mut self, why: &str) -> Ended {
-        let volume = Arc::clone(self.live.volume());
+        let volume = Arc::clone(self.mounted.volume());
         let _step =
-            tracing::info_span!("force", volume = volume.name(), id = %self.live.facts().id, why).entered();
+            tracing::info_span!("force", volume = volume.name(), id = %self.mounted.info().id, why).entered();
         volume.force();
-        self.live.attachments().force();
-        let live = Arc::clone(&self.live);
+        self.mounted.attachments().force();
+        let mounted = Arc::clone(&self.mounted);
         let step = tracing::Span::current();
         self.spawn("give up", move || {
             let _step = step.entered();
-            for mount in live.mounts() {
-                if let Err(problem) = ask(Ask::Force, &mount) {
+            for mount in mounted.mounts() {
+                if let Err(problem) = call(AgentRequest::Force, &mount) {
                     tracing::error!("{problem}");
                 }
             }
@@ -373,7 +378,7 @@ impl Supervisor {
         let mut ended = match report {
             Some(report) => ended_with(&report),
             None => {
-                self.live.attachments().give_up_hanging();
+                self.mounted.attachments().give_up_hanging();
                 ended_with(&volume.report().unwrap_or_else(|| volume.report_given_up()))
             }
         };
@@ -388,22 +393,23 @@ impl Supervisor {
     /// Whether every volume that has not ended hangs, since before it was given up: none of them is
     /// to be waited for.
     fn is_left_to_its_stores(&self, begun: Instant) -> bool {
-        let own = self.live.volume();
+        let own = self.mounted.volume();
         (own.report().is_some() || own.is_left_to_its_store(begun))
-            && self.live.attachments().are_left_to_their_stores(begun)
+            && self.mounted.attachments().are_left_to_their_stores(begun)
     }
 
     /// How long after `begun` the supervisor waits for volumes that were given up then. Calls under
     /// way get a moment: their written data is not lost.
     fn patience(&self, begun: Instant) -> Duration {
-        let hangs = self.live.volume().has_call_since(begun) || self.live.attachments().has_call_since(begun);
+        let hangs =
+            self.mounted.volume().has_call_since(begun) || self.mounted.attachments().has_call_since(begun);
         if hangs { CALLS } else { GIVE_UP }
     }
 
     /// How long nothing may be written: less where nothing is left but stores that have not
     /// answered for half of that time.
     fn deadline(&self, now: Instant) -> Duration {
-        let timeout = self.live.facts().drain_timeout;
+        let timeout = self.mounted.info().drain_timeout;
         let is_any_at_work = now.checked_sub(timeout / 2).is_none_or(|then| self.is_any_at_work(then));
         if is_any_at_work { timeout + ANSWER } else { timeout }
     }
@@ -412,16 +418,16 @@ impl Supervisor {
     /// or has had none. The mountpoint's own volume may have nothing left to do: it ends after the
     /// attached ones.
     fn is_any_at_work(&self, then: Instant) -> bool {
-        let own = self.live.volume();
+        let own = self.mounted.volume();
         let has_work = || own.has_call_since(Instant::now()) || own.status().dirty_bytes > 0;
         let is_own = own.report().is_none() && !own.has_call_since(then) && has_work();
-        is_own || self.live.attachments().is_any_at_work(then)
+        is_own || self.mounted.attachments().is_any_at_work(then)
     }
 
     /// Bytes that all volumes have written so far.
     fn written(&self) -> u64 {
-        let own = self.live.volume().status().bytes_written_back;
-        own.saturating_add(self.live.attachments().written_bytes())
+        let own = self.mounted.volume().status().bytes_written_back;
+        own.saturating_add(self.mounted.attachments().written_bytes())
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() -> Event + Send + 'static) {
@@ -430,16 +436,16 @@ impl Supervisor {
             let _supervisor_has_left = sender.send(work());
         });
         if let Err(error) = spawned {
-            tracing::error!(volume = self.live.volume().name(), %error, name, "no thread");
+            tracing::error!(volume = self.mounted.volume().name(), %error, name, "no thread");
             let _own_queue = self.sender.send(Event::GiveUp(format!("for want of a thread: {error}")));
         }
     }
 
     /// Shows the state, and ends the volume where its store hangs: the supervisor does not wait for
     /// that for ever.
-    fn look(&mut self) -> Option<Ended> {
-        let status = self.live.status();
-        let (own, attachments) = (self.live.volume(), self.live.attachments());
+    fn poll(&mut self) -> Option<Ended> {
+        let status = self.mounted.status();
+        let (own, attachments) = (self.mounted.volume(), self.mounted.attachments());
         let place = |volume: &Arc<_>| {
             attachments.place_of(volume).unwrap_or_else(|| status.mountpoint.as_str().to_owned())
         };
@@ -447,14 +453,14 @@ impl Supervisor {
         attachments.relieve();
         let now = Instant::now();
         let ending =
-            self.signals > 0 || self.draining || self.live.volume().status().state == LifeState::Draining;
+            self.signals > 0 || self.draining || self.mounted.volume().status().state == LifeState::Draining;
         if !ending {
             if console().is_terminal() {
                 console().status(&self.rates.line(now, &status));
             }
             return None;
         }
-        let volume = || Some(self.live.volume().name().to_owned());
+        let volume = || Some(self.mounted.volume().name().to_owned());
         let what = || Progress::new(format!("unmounting {}", status.mountpoint), volume());
         if self.progress.get_or_insert_with(what).update(now, &status) {
             notify::more_time(ANSWER + LOOK);
@@ -468,7 +474,7 @@ impl Supervisor {
             // hang, of all volumes together.
             return Some(self.give_up(&format!(
                 "after {} in which nothing could be written",
-                units::duration(self.live.facts().drain_timeout)
+                units::duration(self.mounted.info().drain_timeout)
             )));
         }
         None
@@ -478,32 +484,33 @@ impl Supervisor {
 /// Makes the kernel hand over its dirty pages of all volumes of the mountpoint. The call waits for
 /// all of them at once: where the store of one has not answered for half of the drain's deadline,
 /// the others are ended without it.
-fn flush_unless_stalled(live: &Arc<Live>) -> Result<()> {
+fn flush_unless_stalled(mounted: &Arc<MountedVolume>) -> Result<()> {
     let (told, done) = channel();
-    let mount = live.mount_now();
-    let flush = move || drop(told.send(ask(Ask::Flush, &mount)));
+    let mount = mounted.mount_now();
+    let flush = move || drop(told.send(call(AgentRequest::Flush, &mount)));
     thread::Builder::new()
         .name("flush".to_owned())
         .spawn(flush)
         .map_err(|error| Problem::failure(format!("no thread: {error}")))?;
-    let half = live.facts().drain_timeout / 2;
+    let half = mounted.info().drain_timeout / 2;
     loop {
         match done.recv_timeout(FLUSH_LOOK) {
             // The error may be that of a volume that a sync leaves out. The kernel has handed its
             // data over, and its own end reports that data.
-            Ok(Err(_)) if live.attachments().is_any_stalled() => return Ok(()),
+            Ok(Err(_)) if mounted.attachments().is_any_stalled() => return Ok(()),
             Ok(flushed) => return flushed.map(drop),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(Problem::failure("it could not be asked")),
         }
-        let hangs = |then| live.volume().has_call_since(then) || live.attachments().has_call_since(then);
+        let hangs =
+            |then| mounted.volume().has_call_since(then) || mounted.attachments().has_call_since(then);
         if Instant::now().checked_sub(half).is_some_and(hangs) {
             return Err(Problem::failure("the store of one volume does not answer"));
         }
     }
 }
 
-/// Tells a person at the terminal, or the log.
+/// Writes to a person's terminal, or to the log.
 fn say(volume: &str, colour: Colour, text: &str) {
     if console().is_terminal() {
         console().say(&console().paint_err(colour, text));

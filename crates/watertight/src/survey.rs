@@ -161,12 +161,7 @@ fn answers(asked: &[(Record, Client)]) -> Vec<Option<Answer>> {
 fn of_process(record: &Record, client: &Client) -> Answer {
     let mut statuses = vec![client.status()?];
     if record.attached_to.is_none() {
-        match client.attached() {
-            Ok(attached) => statuses.extend(attached),
-            // A process of an older version: its volumes are asked one after another.
-            Err(CallError::Refused(_)) => {}
-            Err(error) => return Err(error),
-        }
+        statuses.extend(client.attached()?);
     }
     Ok(statuses)
 }

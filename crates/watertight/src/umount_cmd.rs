@@ -18,7 +18,7 @@ use crate::holders::{self, Holders};
 use crate::mountinfo::{self, Mount};
 use crate::problem::{Problem, Result};
 use crate::progress;
-use crate::several::{self, Left, Others};
+use crate::several::{self, OtherMounts, Remaining};
 use crate::shown::{Show as _, Shown};
 use crate::target::{self, Target, Volume};
 use crate::unmount::{self, Outcome};
@@ -57,12 +57,12 @@ pub fn run(args: &UmountArgs) -> Result<()> {
             let Some(client) = &volume.found.client else { return without_process(args, &mount, &volume) };
             let what = format!("unmounting {}", mount.mountpoint.shown());
             let seen = if args.force { None } else { progress::say_if_silent(&what, client) };
-            let job = Job { mount: &mount, volume: &volume, client, seen };
+            let job = UmountJob { mount: &mount, volume: &volume, client, seen };
             let is_named_by_path = path.as_deref() == Some(mount.mountpoint.as_path());
             if let Some(others) = job.that_stay(is_named_by_path) {
                 return match several::leave(args, &mount, &others, client)? {
-                    Left::Others => Ok(()),
-                    Left::Nothing => job.ended_with_others(args),
+                    Remaining::Others => Ok(()),
+                    Remaining::Nothing => job.ended_with_others(args),
                 };
             }
             match (args.force, args.lazy) {
@@ -110,17 +110,17 @@ pub(crate) fn leave_directory() {
 }
 
 /// The result for a volume that was to be written and unmounted.
-enum Written {
+enum UmountOutcome {
     Ended(Ended),
     /// The mount is held, and stays.
     Held(Holders),
     /// Not everything could be written.
     Not(CallError),
     /// The volume is still mounted in other places.
-    Elsewhere(Others),
+    Elsewhere(OtherMounts),
 }
 
-struct Job<'a> {
+struct UmountJob<'a> {
     mount: &'a Mount,
     volume: &'a Volume,
     client: &'a Client,
@@ -128,15 +128,15 @@ struct Job<'a> {
     seen: Option<Status>,
 }
 
-impl Job<'_> {
+impl UmountJob<'_> {
     fn plain(&self) -> Result<()> {
         self.unmount_unless_held(|_| self.search())?.map_err(|holders| self.held(&holders))
     }
 
     /// The mounts that stay when this one goes. None: it is the last, or the volume was meant and
     /// not one mount of it, which all but its own mountpoints keep busy.
-    fn that_stay(&self, is_named_by_path: bool) -> Option<Others> {
-        let others = Others::beside(self.mount, self.client);
+    fn that_stay(&self, is_named_by_path: bool) -> Option<OtherMounts> {
+        let others = OtherMounts::beside(self.mount, self.client);
         if others.is_empty() || is_named_by_path {
             return Some(others).filter(|others| !others.is_empty());
         }
@@ -240,11 +240,11 @@ impl Job<'_> {
             }
         }
         let ended = match progress::during(&self.what(), self.client, || self.write_and_unmount())? {
-            Written::Ended(ended) => ended,
-            Written::Held(holders) => return Ok(Err(holders)),
-            Written::Not(error) => return self.not_written(error).map(Ok),
+            UmountOutcome::Ended(ended) => ended,
+            UmountOutcome::Held(holders) => return Ok(Err(holders)),
+            UmountOutcome::Not(error) => return self.not_written(error).map(Ok),
             // Bound to another place meanwhile.
-            Written::Elsewhere(others) => {
+            UmountOutcome::Elsewhere(others) => {
                 others.tell(self.mount);
                 return Ok(Ok(()));
             }
@@ -262,15 +262,19 @@ impl Job<'_> {
 
     /// Has everything written while the volume is mounted, takes the mount away, and waits for the
     /// volume's end.
-    fn write_and_unmount(&self) -> Result<Written> {
+    fn write_and_unmount(&self) -> Result<UmountOutcome> {
         if let Err(error) = self.client.sync_all() {
-            return Ok(Written::Not(error));
+            return Ok(UmountOutcome::Not(error));
         }
         if let Outcome::Held(holders) = unmount::plain(self.mount)? {
-            return Ok(Written::Held(holders));
+            return Ok(UmountOutcome::Held(holders));
         }
-        let others = Others::after(self.mount, self.client);
-        if others.is_empty() { self.wait_ended().map(Written::Ended) } else { Ok(Written::Elsewhere(others)) }
+        let others = OtherMounts::after(self.mount, self.client);
+        if others.is_empty() {
+            self.wait_ended().map(UmountOutcome::Ended)
+        } else {
+            Ok(UmountOutcome::Elsewhere(others))
+        }
     }
 
     /// Not everything was written: the volume stays as it is, unless it was ended meanwhile, by
@@ -455,7 +459,7 @@ fn detached(volume: &Volume, force: bool) -> Result<()> {
 
 /// Whether a process that should leave is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leaving {
+enum ExitState {
     Gone,
     /// It has ended, except threads that wait in the kernel: for a store that does not answer.
     InTheKernel,
@@ -463,21 +467,21 @@ enum Leaving {
 }
 
 /// Waits until the process is gone, or can do no more.
-fn leave(client: &Client) -> Leaving {
+fn leave(client: &Client) -> ExitState {
     let until = Instant::now() + FORCE;
     let mut ended_since = None;
     loop {
         if client.wait_gone(LOOK) {
-            return Leaving::Gone;
+            return ExitState::Gone;
         }
         let pid = client.pid();
         if is_zombie(pid)
             || has_ended(pid) && ended_since.get_or_insert_with(Instant::now).elapsed() >= CLOSING
         {
-            return Leaving::InTheKernel;
+            return ExitState::InTheKernel;
         }
         if Instant::now() >= until {
-            return Leaving::Not;
+            return ExitState::Not;
         }
     }
 }
@@ -495,7 +499,7 @@ pub(crate) fn has_ended(pid: u32) -> bool {
     statm.starts_with("0 ")
 }
 
-impl Leaving {
+impl ExitState {
     /// Ends a process that is not gone.
     fn end(self, client: &Client) {
         match self {

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::limit::CgroupPath;
 
-/// What unused time is worth: a waiter that wakes up late catches up.
+/// The worth of unused time: a waiter that wakes up late catches up.
 const CREDIT: Duration = Duration::from_millis(12);
 
 /// A cgroup below the limited one, or the limited one itself: its debts are those of all below it.
@@ -46,7 +46,7 @@ struct Place {
     /// The time from which on it may go on.
     turn: Duration,
     cost: Duration,
-    /// What it pays of debts.
+    /// The debts that it pays.
     pays: Pays,
 }
 

@@ -13,7 +13,7 @@ use crate::ticket::{Ticket, Turn};
 /// The most that is written at a time, where no limit asks for less.
 const WHOLE: u64 = 1 << 20;
 
-/// What a writer does at a limit.
+/// A writer's behaviour at a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
     /// Leaves the inode, and does other work: a flusher.
@@ -60,7 +60,7 @@ pub enum Passed {
 /// Data that is written piece by piece. [`Pass::run`] sleeps: its caller holds no lock that another
 /// thread needs.
 pub trait Pieces {
-    /// What a write can fail with.
+    /// The error of a write.
     type Error;
 
     /// The bytes left that are dirty since `epoch` or before, and not being written.

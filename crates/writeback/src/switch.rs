@@ -48,7 +48,7 @@ pub(crate) struct Isw<I: Inode> {
     _in_flight: InFlight,
 }
 
-/// One of them. Dropped in this order: the reference, then the pin.
+/// One inode on its way. Dropped in this order: the reference, then the pin.
 #[derive(Debug)]
 pub(crate) struct Item<I> {
     inode: Option<Arc<I>>,

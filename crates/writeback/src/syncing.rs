@@ -31,7 +31,7 @@ use crate::pass::{How, Pass};
 use crate::throttle::Chain;
 use crate::wb::Wb;
 
-/// What a sync waits for.
+/// The policy of a sync.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Policy {
     /// All that is dirty, at its owners' limits.

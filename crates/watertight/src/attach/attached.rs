@@ -9,12 +9,12 @@ use tokio::sync::watch;
 use volume::events::Events;
 use volume::{DrainReport, LifeState, Volume};
 
-use super::{Attachments, Site};
+use super::{Attachments, Mountpoint};
 use crate::control::api::{
     DetachRequest, Ended, LimitRequest, Limits, Process, Requests, State, Status, Synced, UmountReply,
     UmountRequest, now_ms,
 };
-use crate::control::server::{Also, Service};
+use crate::control::server::{ListenerGuard, Service};
 use crate::live;
 use crate::opts::MountOptions;
 use crate::registry::{Record, Registration};
@@ -31,14 +31,14 @@ pub struct Attached {
     path: Mutex<PathBuf>,
     /// Where it was attached last; the number in it stays.
     place: Mutex<Option<fuse::Attached>>,
-    /// What it was attached with.
+    /// The options that it was attached with.
     options: MountOptions,
     volume: Arc<Volume>,
     read_only: bool,
     started_ms: u64,
     ended: watch::Sender<Option<Ended>>,
     registration: Mutex<Option<Registration>>,
-    server: Mutex<Option<Also>>,
+    listener: Mutex<Option<ListenerGuard>>,
 }
 
 impl Attached {
@@ -61,7 +61,7 @@ impl Attached {
             started_ms: now_ms(),
             ended: watch::Sender::new(None),
             registration: Mutex::new(Some(registration)),
-            server: Mutex::default(),
+            listener: Mutex::default(),
         }
     }
 
@@ -78,7 +78,7 @@ impl Attached {
     }
 
     /// It is attached now, maybe again.
-    pub(super) fn is_at(&self, place: fuse::Attached) {
+    pub(super) fn set_place(&self, place: fuse::Attached) {
         *self.place.lock() = Some(place);
     }
 
@@ -87,14 +87,14 @@ impl Attached {
         self.place.lock().clone()
     }
 
-    /// What it was attached with.
+    /// The options that it was attached with.
     pub(super) const fn options(&self) -> &MountOptions {
         &self.options
     }
 
     /// Its control socket is served.
-    pub(super) fn serves(&self, also: Also) {
-        *self.server.lock() = Some(also);
+    pub(super) fn set_listener(&self, listener: ListenerGuard) {
+        *self.listener.lock() = Some(listener);
     }
 
     /// Where it was seen last.
@@ -120,7 +120,7 @@ impl Attached {
         }
     }
 
-    /// Takes it away by force from where it was attached, if it is there; says whether it was.
+    /// Takes it away by force from where it was attached, if it is there; returns whether it was.
     pub(super) fn detach_by_force(&self, tree: &fuse::Tree) -> bool {
         self.place().is_some_and(|place| tree.detach_by_force(&place).is_ok())
     }
@@ -129,20 +129,20 @@ impl Attached {
         self.ended.borrow().clone()
     }
 
-    /// Whether its end has come to an end: one that was given up may still be at it.
+    /// Whether its end is complete: that of a volume that was given up may still be under way.
     pub(super) fn has_returned(&self) -> bool {
         self.volume.report().is_some()
     }
 
-    /// If the volume has ended, waits until that was told: whoever served the last close may be
-    /// just about to. Only from the control server's blocking threads.
+    /// If the volume has ended, waits until that was reported: the thread that served the last
+    /// close may be just about to. Only from the control server's blocking threads.
     pub(super) fn wait_told(&self) {
         if self.volume.report().is_some() {
             self.wait_given_up();
         }
     }
 
-    /// Waits until it was told how a volume that was given up has ended. Only from the control
+    /// Waits until the end of a volume that was given up was reported. Only from the control
     /// server's blocking threads.
     pub(super) fn wait_given_up(&self) {
         let mut ended = self.ended.subscribe();
@@ -151,8 +151,8 @@ impl Attached {
         drop(tokio::runtime::Handle::current().block_on(told));
     }
 
-    /// Waits until it has ended, and that was told, but not longer than this; says whether it has.
-    /// Only from the control server's blocking threads.
+    /// Waits until it has ended, and that was reported, but not longer than this; returns whether
+    /// it has. Only from the control server's blocking threads.
     pub(super) fn wait_ended_until(&self, until: Instant) -> bool {
         let mut ended = self.ended.subscribe();
         let told = async move { ended.wait_for(Option::is_some).await.map(drop) };
@@ -165,13 +165,13 @@ impl Attached {
     pub(super) fn path(&self) -> PathBuf {
         let known = self.known_path();
         let Some((all, place)) = self.all.upgrade().zip(self.place()) else { return known };
-        let at = |site: Site| site.tree.place_of(&place).map(|path| site.shown(&path));
-        let places: Vec<PathBuf> = all.sites().into_iter().filter_map(at).collect();
+        let at = |mountpoint: Mountpoint| mountpoint.tree.place_of(&place).map(|path| mountpoint.join(&path));
+        let places: Vec<PathBuf> = all.mountpoints().into_iter().filter_map(at).collect();
         if places.contains(&known) {
             return known;
         }
         let Some(now) = places.into_iter().next() else { return known };
-        self.moved(&all, &now);
+        self.set_path(&all, &now);
         now
     }
 
@@ -183,13 +183,13 @@ impl Attached {
         synced.map_err(|error| error.to_string())
     }
 
-    /// It is somewhere else now, for whoever looks for it; not if it has ended.
-    fn moved(&self, all: &Attachments, path: &Path) {
-        // The lock is kept, so that the record and the list do not say two things.
+    /// Records its new place, where look-ups find it from now on; not if it has ended.
+    fn set_path(&self, all: &Attachments, path: &Path) {
+        // The lock is kept, so that the record and the list agree.
         let mut registration = self.registration.lock();
         let Some(registration) = registration.as_mut() else { return };
         all.list.lock().change_path(self, || path.clone_into(&mut self.path.lock()));
-        if let Err(problem) = registration.moved(path) {
+        if let Err(problem) = registration.set_mountpoint(path) {
             tracing::error!(volume = self.volume.name(), %problem, "where the volume was moved could not be written down");
         }
     }
@@ -203,14 +203,14 @@ impl Attached {
     }
 
     fn leave(&self) {
-        *self.server.lock() = None;
+        *self.listener.lock() = None;
         if let Some(all) = self.all.upgrade() {
             all.list.lock().remove(self);
         }
     }
 
-    /// The volume has ended, whoever did it; told once.
-    pub(super) fn has_ended(&self, report: &DrainReport) {
+    /// The volume has ended, for any reason; reported once.
+    pub(super) fn finish(&self, report: &DrainReport) {
         let Some(mut registration) = self.registration.lock().take() else { return };
         let ended = live::ended_with(report);
         if let Some(all) = self.all.upgrade() {
@@ -234,9 +234,9 @@ impl Attached {
         self.leave();
     }
 
-    /// It was given up: told with what is known by now, if its end has not come to an end.
+    /// It was given up: reports what is known by now, if its end is not complete.
     pub(super) fn tell_given_up(&self) {
-        self.has_ended(&self.volume.report().unwrap_or_else(|| self.volume.report_given_up()));
+        self.finish(&self.volume.report().unwrap_or_else(|| self.volume.report_given_up()));
     }
 
     fn state(&self, volume: &volume::Status) -> State {
@@ -310,12 +310,16 @@ impl Service for Attached {
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
         let all = self.all.upgrade().ok_or("its mount process is leaving")?;
         let shown = self.path();
-        let site = all.sites().into_iter().filter(|site| shown.starts_with(&site.mountpoint));
-        let site = site.max_by_key(|site| site.mountpoint.as_os_str().len()).unwrap_or_else(|| all.first());
-        let path = exact(shown.strip_prefix(&site.mountpoint).unwrap_or(&shown));
-        let mountpoint = Some(exact(&site.mountpoint));
+        let mountpoint =
+            all.mountpoints().into_iter().filter(|mountpoint| shown.starts_with(&mountpoint.path));
+        let mountpoint = mountpoint
+            .max_by_key(|mountpoint| mountpoint.path.as_os_str().len())
+            .unwrap_or_else(|| all.first());
+        let path = exact(shown.strip_prefix(&mountpoint.path).unwrap_or(&shown));
         let volume = Some(self.id.clone());
-        let reply = all.detach(&DetachRequest { path, how: request.how, volume, mountpoint })?;
+        let request =
+            DetachRequest { path, how: request.how, volume, mountpoint: Some(exact(&mountpoint.path)) };
+        let reply = all.detach(&request)?;
         Ok(UmountReply { ended: reply.ended, holders: reply.holders })
     }
 

@@ -1,9 +1,8 @@
 //! Second mountpoints, each with a clone of the namespace.
 //!
-//! A clone is made and shown, and ends with its mountpoint. Who unmounts that by `umount` of ours
-//! has it ended before the call returns. Any other way is seen in the kernel's mount table, by a
-//! thread that waits for changes of it as long as there are clones; then the clone ends as soon as
-//! nobody uses it.
+//! A clone is made and shown, and ends with its mountpoint. Our `umount` of that mountpoint ends
+//! the clone before it returns. A thread that waits for changes of the kernel's mount table as long
+//! as there are clones detects any other way; then the clone ends as soon as it is not used.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,13 +13,13 @@ use fuse::mount::shown_clone;
 use rustix::event::{PollFd, PollFlags, poll};
 use sync::Mutex;
 
-use super::{Attachments, Site};
+use super::{Attachments, Mountpoint};
 use crate::checks;
 use crate::control::api::{
     CloneReply, CloneRequest, CloneStatus, How, LeaveReply, LeaveRequest, Propagation,
 };
 use crate::holders::Holders;
-use crate::kernel_side::{self, Ask, ask};
+use crate::kernel_side::{self, AgentRequest, call};
 use crate::mountinfo::{Device, Mount, MountTable};
 use crate::shown::{Name, Show as _};
 use crate::unmount::Outcome;
@@ -32,32 +31,31 @@ pub(super) struct Clones(Mutex<List>);
 
 #[derive(Debug, Default)]
 struct List {
-    shown: Vec<Arc<Shown>>,
+    shown: Vec<Arc<CloneMount>>,
     /// Whether a thread looks at the mount table.
     is_watched: bool,
 }
 
 /// A clone and where it is.
 #[derive(Debug)]
-struct Shown {
-    site: Site,
-    mount: Mount,
+struct CloneMount {
+    mountpoint: Mountpoint,
     propagation: Propagation,
     _utab: Option<utab::Entry>,
 }
 
 impl Clones {
-    pub(super) fn sites(&self) -> Vec<Site> {
-        self.0.lock().shown.iter().map(|one| one.site.clone()).collect()
+    pub(super) fn mountpoints(&self) -> Vec<Mountpoint> {
+        self.0.lock().shown.iter().map(|one| one.mountpoint.clone()).collect()
     }
 
     /// The clone that a mount shows; none: it shows the first namespace.
-    fn shown_by(&self, mount: &Mount) -> Option<Arc<Shown>> {
+    fn shown_by(&self, mount: &Mount) -> Option<Arc<CloneMount>> {
         let name = shown_clone(mount)?;
-        self.0.lock().shown.iter().find(|one| one.site.tree.clone_name() == Some(name)).map(Arc::clone)
+        self.0.lock().shown.iter().find(|one| one.mountpoint.tree.clone_name() == Some(name)).map(Arc::clone)
     }
 
-    fn drop_one(&self, one: &Shown) {
+    fn drop_one(&self, one: &CloneMount) {
         let mut list = self.0.lock();
         let gone = list.shown.iter().position(|other| std::ptr::eq(&**other, one));
         let gone = gone.map(|at| list.shown.remove(at));
@@ -71,17 +69,11 @@ impl Attachments {
     /// The clones, for people.
     #[must_use]
     pub fn clones(&self) -> Vec<CloneStatus> {
-        let one = |one: &Arc<Shown>| CloneStatus {
-            mountpoint: Name::of(&one.site.mountpoint),
+        let one = |one: &Arc<CloneMount>| CloneStatus {
+            mountpoint: Name::of(&one.mountpoint.path),
             propagation: one.propagation,
         };
         self.clones.0.lock().shown.iter().map(one).collect()
-    }
-
-    /// The kernel's mounts of clones.
-    #[must_use]
-    pub fn clone_mounts(&self) -> Vec<Mount> {
-        self.clones.0.lock().shown.iter().map(|one| one.mount.clone()).collect()
     }
 
     /// Serves `POST /v1/clone`.
@@ -128,14 +120,13 @@ impl Attachments {
                 return Err(why);
             }
         };
-        let one = Arc::new(Shown {
+        let one = Arc::new(CloneMount {
             _utab: utab::Entry::add(&mount, &self.root.id),
-            site: Site { tree, mountpoint: target.clone() },
-            mount,
+            mountpoint: Mountpoint { tree, path: target.clone() },
             propagation: request.propagation,
         });
         let (all, unused) = (Arc::downgrade(self), Arc::downgrade(&one));
-        one.site.tree.when_unused(move || {
+        one.mountpoint.tree.when_unused(move || {
             if let (Some(all), Some(one)) = (all.upgrade(), unused.upgrade()) {
                 all.end_clone(&one, false);
             }
@@ -156,16 +147,16 @@ impl Attachments {
         Ok(CloneReply { mountpoint: Name::of(target) })
     }
 
-    fn end_clone(&self, one: &Shown, is_forced: bool) {
-        one.site.tree.end_clone(is_forced);
+    fn end_clone(&self, one: &CloneMount, is_forced: bool) {
+        one.mountpoint.tree.end_clone(is_forced);
         self.clones.drop_one(one);
     }
 
-    /// Serves `POST /v1/leave`: unmounts one of several mountpoints. What is attached there only
-    /// ends, as with `detach`.
+    /// Serves `POST /v1/leave`: unmounts one of several mountpoints. Volumes that are attached only
+    /// there end, as with `detach`.
     ///
     /// # Errors
-    /// Why not, in words; for `plain` nothing was changed then.
+    /// The reason, in words; for `plain` nothing was changed then.
     pub fn leave(&self, request: &LeaveRequest) -> Result<LeaveReply, String> {
         let path = Path::new(&request.mountpoint);
         let table = MountTable::read();
@@ -185,7 +176,7 @@ impl Attachments {
             self.sync_all().map_err(|error| {
                 format!("{} stays mounted, its data could not be written: {error}", path.shown())
             })?;
-            if let Outcome::Held(holders) = ask(Ask::Leave, mount).map_err(words)? {
+            if let Outcome::Held(holders) = call(AgentRequest::Leave, mount).map_err(words)? {
                 if request.how == How::Plain {
                     return Ok(LeaveReply { is_held: true, holders });
                 }
@@ -193,7 +184,7 @@ impl Attachments {
             }
         }
         if held.is_some() || request.how == How::Force {
-            ask(Ask::Detach, mount).map_err(words)?;
+            call(AgentRequest::Detach, mount).map_err(words)?;
         }
         let is_forced = request.how == How::Force;
         // A bind mount may show it still.
@@ -206,10 +197,10 @@ impl Attachments {
         Ok(LeaveReply { is_held: held.is_some(), holders: held.unwrap_or_default() })
     }
 
-    /// Unmounts the clones that nobody holds; who holds the others.
+    /// Unmounts the clones that are not held; returns the holders of the others.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn leave_all(&self) -> Result<Holders, String> {
         let mut all = Holders::default();
         for CloneStatus { mountpoint, .. } in self.clones() {
@@ -253,8 +244,8 @@ fn look(all: &Weak<Attachments>) {
         }
         let shown = attachments.clones.0.lock().shown.clone();
         let device = attachments.root.device();
-        let gone = |one: &&Arc<Shown>| !shows(&now, device, one.site.tree.clone_name());
-        shown.iter().filter(gone).for_each(|one| one.site.tree.let_go());
+        let gone = |one: &&Arc<CloneMount>| !shows(&now, device, one.mountpoint.tree.clone_name());
+        shown.iter().filter(gone).for_each(|one| one.mountpoint.tree.let_go());
         drop((shown, attachments));
         let mut changed = [PollFd::new(&table, PollFlags::PRI)];
         if let Err(error) = poll(&mut changed, None)

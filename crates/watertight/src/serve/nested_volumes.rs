@@ -1,20 +1,20 @@
 //! The volumes that the file attaches inside mountpoints: thousands of them cost this process an
 //! entry each.
 //!
-//! Each call to a mount process is made by a thread of its own, a bounded number of them for each
-//! mountpoint: a store that hangs holds up its own volume. What is attached inside something that
-//! the file attaches waits for that; what is taken out of the file is detached from the inside out.
+//! A thread of its own makes each call to a mount process, a bounded number of them for each
+//! mountpoint: a store that hangs holds up its own volume. A volume inside another attached one of
+//! the file waits for that; volumes that leave the file are detached from the inside out.
 //!
-//! | state | what follows |
+//! | state | action |
 //! |---|---|
-//! | `Waits` | for its mountpoint, or for what it is inside of |
+//! | `Waits` | for its mountpoint, or for the volume that it is inside of |
 //! | `Due` | it is attached, or tried again, then |
-//! | `Attached` | nothing, until the file no longer has it |
+//! | `Attached` | none, until the file no longer has it |
 //! | `Leaves` | it is detached then |
 //! | `Busy` | a call is under way |
 //!
-//! A reload calls for those whose entries have changed, and for those that the registry says are no
-//! longer where they were: a file is looked at for each, and no process asked.
+//! A reload makes calls for volumes whose entries have changed, and for volumes that are no longer
+//! at their places by the registry: it reads a file for each, and asks no process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -45,22 +45,22 @@ const STACK: usize = 512 << 10;
 
 /// How a call ended.
 #[derive(Debug)]
-pub(super) enum Done {
-    Attached(Result<There>),
+pub(super) enum CallResult {
+    Attached(Result<AttachedRecord>),
     Detached(Result<()>),
 }
 
 /// A volume that is attached.
 #[derive(Debug)]
-pub(super) struct There {
+pub(super) struct AttachedRecord {
     /// None where it was moved: it is looked for with each reload.
     id: Option<VolumeId>,
-    /// What it was attached with; one that was there already may have been with others.
+    /// The limits that it was attached with; a volume that was there already may have others.
     limits: Option<Vec<CgroupLimit>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum AttachState {
     Waits,
     Due(Instant),
     Busy,
@@ -69,10 +69,10 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Volume {
+struct NestedVolume {
     config: VolumeConfig,
-    state: State,
-    /// What it was when it was attached.
+    state: AttachState,
+    /// Its id when it was attached.
     id: Option<VolumeId>,
     /// The file has it no longer.
     is_going: bool,
@@ -86,8 +86,8 @@ struct Volume {
 
 /// All of them, by path.
 #[derive(Debug)]
-pub(super) struct Inside {
-    volumes: BTreeMap<PathBuf, Volume>,
+pub(super) struct NestedVolumes {
+    volumes: BTreeMap<PathBuf, NestedVolume>,
     due: BTreeSet<(Instant, PathBuf)>,
     /// Mountpoints that are there.
     mounted: BTreeSet<PathBuf>,
@@ -95,42 +95,42 @@ pub(super) struct Inside {
     sender: Sender<Event>,
 }
 
-impl Inside {
+impl NestedVolumes {
     pub(super) fn new(sender: Sender<Event>) -> Self {
         let (volumes, due, mounted, calls) = Default::default();
         Self { volumes, due, mounted, calls, sender }
     }
 
-    /// How many there are to be, and how many of them are attached.
+    /// How many there should be, and how many of them are attached.
     pub(super) fn counts(&self) -> (usize, usize) {
         let wanted = self.volumes.values().filter(|volume| !volume.is_going);
-        let is_there = |volume: &&Volume| volume.state == State::Attached;
+        let is_there = |volume: &&NestedVolume| volume.state == AttachState::Attached;
         (wanted.clone().count(), wanted.filter(is_there).count())
     }
 
-    /// How many of those that were attached somebody has detached by hand, of which nobody tells:
-    /// looks for each.
+    /// How many attached volumes a user has detached by hand, which no event reports: looks for
+    /// each.
     pub(super) fn detached_by_hand(&self) -> usize {
         let registries = RuntimeDir::readable();
         let is_running = |dir: &RuntimeDir, id: &VolumeId| {
             dir.read_record(id).is_some_and(|record| record.ended.is_none())
         };
-        // One that was moved is not where it was.
+        // A volume that was moved is not at its old place.
         let is_there = |path: &Path, id: &VolumeId| {
             registries.iter().any(|dir| dir.is_at(path, id) || is_running(dir, id))
         };
-        let is_gone = |path: &Path, volume: &Volume| {
+        let is_gone = |path: &Path, volume: &NestedVolume| {
             !volume.is_going
-                && volume.state == State::Attached
+                && volume.state == AttachState::Attached
                 && volume.id.as_ref().is_some_and(|id| !is_there(path, id))
         };
         self.volumes.iter().filter(|(path, volume)| is_gone(path, volume)).count()
     }
 
-    /// Those that are to be attached and are not.
+    /// Volumes that should be attached and are not.
     pub(super) fn missing(&self) -> impl Iterator<Item = Missing> {
         let missing =
-            self.volumes.values().filter(|volume| !volume.is_going && volume.state != State::Attached);
+            self.volumes.values().filter(|volume| !volume.is_going && volume.state != AttachState::Attached);
         missing.map(|volume| {
             let is_there = self.mounted.contains(&volume.config.mountpoint);
             let why =
@@ -139,14 +139,14 @@ impl Inside {
         })
     }
 
-    /// Whether each one whose mountpoint is there was tried.
+    /// Whether each volume whose mountpoint is there was tried.
     pub(super) fn is_settled(&self) -> bool {
         self.volumes
             .values()
             .all(|volume| volume.was_tried || !self.mounted.contains(&volume.config.mountpoint))
     }
 
-    /// Makes them what the file says. With a mountpoint that leaves goes all that is inside of it.
+    /// Makes the volumes match the file. When a mountpoint leaves, all volumes inside it do.
     pub(super) fn apply(
         &mut self,
         mut wanted: BTreeMap<PathBuf, VolumeConfig>,
@@ -160,7 +160,7 @@ impl Inside {
             let shown = path.shown();
             match wanted.remove(path) {
                 Some(config) => {
-                    let is_there = volume.state == State::Attached;
+                    let is_there = volume.state == AttachState::Attached;
                     let stays = is_there && volume.id.as_ref().is_some_and(|id| is_at(path, id));
                     let limits_change = config.limits != volume.config.limits;
                     volume.has_limits |= !config.limits.is_empty();
@@ -180,8 +180,8 @@ impl Inside {
                         if limits_change {
                             volume.limits.tell(&volume.config);
                         }
-                    } else if volume.state != State::Busy {
-                        volume.state = State::Waits;
+                    } else if volume.state != AttachState::Busy {
+                        volume.state = AttachState::Waits;
                     }
                     (volume.is_going, volume.was_tried, volume.pause) = (false, stays, PAUSE);
                 }
@@ -189,18 +189,18 @@ impl Inside {
                     tracing::info!(volume = %shown.exact(), "{shown} is no longer in the file: detaching");
                     volume.is_going = true;
                     volume.pause = PAUSE;
-                    if volume.state != State::Busy {
-                        volume.state = State::Leaves(Instant::now());
+                    if volume.state != AttachState::Busy {
+                        volume.state = AttachState::Leaves(Instant::now());
                     }
                 }
                 None => {}
             }
         }
         for (path, config) in wanted {
-            let new = Volume {
+            let new = NestedVolume {
                 has_limits: !config.limits.is_empty(),
                 config,
-                state: State::Waits,
+                state: AttachState::Waits,
                 id: None,
                 is_going: false,
                 was_tried: false,
@@ -223,18 +223,18 @@ impl Inside {
     }
 
     /// A mountpoint is there.
-    pub(super) fn mounted(&mut self, mountpoint: &Path) {
+    pub(super) fn on_mounted(&mut self, mountpoint: &Path) {
         self.mounted.insert(mountpoint.to_owned());
         self.queue_below(mountpoint);
     }
 
     /// A mountpoint is gone, with all that was inside.
-    pub(super) fn unmounted(&mut self, mountpoint: &Path) {
+    pub(super) fn on_unmounted(&mut self, mountpoint: &Path) {
         self.mounted.remove(mountpoint);
         self.volumes.retain(|_, volume| !(volume.is_going && volume.config.mountpoint == mountpoint));
         for volume in self.volumes.values_mut().filter(|volume| volume.config.mountpoint == mountpoint) {
-            if volume.state != State::Busy {
-                volume.state = State::Waits;
+            if volume.state != AttachState::Busy {
+                volume.state = AttachState::Waits;
             }
         }
     }
@@ -250,16 +250,18 @@ impl Inside {
     fn queue(&mut self, path: &Path, at: Instant) {
         let Some(volume) = self.volumes.get_mut(path) else { return };
         match volume.state {
-            State::Waits if self.mounted.contains(&volume.config.mountpoint) => volume.state = State::Due(at),
-            State::Waits | State::Busy | State::Attached => return,
-            State::Due(_) => volume.state = State::Due(at),
-            State::Leaves(_) => volume.state = State::Leaves(at),
+            AttachState::Waits if self.mounted.contains(&volume.config.mountpoint) => {
+                volume.state = AttachState::Due(at)
+            }
+            AttachState::Waits | AttachState::Busy | AttachState::Attached => return,
+            AttachState::Due(_) => volume.state = AttachState::Due(at),
+            AttachState::Leaves(_) => volume.state = AttachState::Leaves(at),
         }
         self.due.insert((at, path.to_owned()));
     }
 
     /// When there is something to do.
-    pub(super) fn next(&self) -> Option<Instant> {
+    pub(super) fn next_due(&self) -> Option<Instant> {
         if self.is_busy() {
             return None;
         }
@@ -271,7 +273,7 @@ impl Inside {
         self.mounted.iter().all(|mountpoint| self.calls_of(mountpoint) >= CALLS_MAX)
     }
 
-    /// One that is no more can be forgotten.
+    /// A volume that does not exist any more can be forgotten.
     fn can_call(&self, path: &Path) -> bool {
         self.volumes.get(path).is_none_or(|volume| self.calls_of(&volume.config.mountpoint) < CALLS_MAX)
     }
@@ -280,8 +282,8 @@ impl Inside {
         self.calls.get(mountpoint).copied().unwrap_or(0)
     }
 
-    /// Begins what is due.
-    pub(super) fn work(&mut self) {
+    /// Begins calls that are due.
+    pub(super) fn start_due_calls(&mut self) {
         if self.is_busy() {
             return;
         }
@@ -299,26 +301,29 @@ impl Inside {
             let (state, is_free) = (volume.state, self.is_free(&path, volume.is_going));
             self.due.remove(&(at, path.clone()));
             match state {
-                State::Due(until) if until == at && !is_free => self.set(&path, State::Waits),
-                State::Due(until) | State::Leaves(until) if until == at && is_free => self.call(&path),
-                // Another look was planned since; or what is inside of it calls for one when it has
-                // left.
+                AttachState::Due(until) if until == at && !is_free => self.set(&path, AttachState::Waits),
+                AttachState::Due(until) | AttachState::Leaves(until) if until == at && is_free => {
+                    self.call(&path)
+                }
+                // Another look was planned since; or the volume inside it asks for one when that
+                // has left.
                 _ => {}
             }
         }
     }
 
-    /// Whether what it is inside of is there; for one that leaves, whether nothing is left inside.
+    /// Whether the volume that it is inside of is there; for one that leaves, whether none is left
+    /// inside.
     fn is_free(&self, path: &Path, is_going: bool) -> bool {
         if is_going {
             let mut below = self.volumes.range::<Path, _>(from(path)).skip(1);
             return below.next().is_none_or(|(other, _)| !other.starts_with(path));
         }
         let around = path.ancestors().skip(1).find_map(|dir| self.volumes.get(dir));
-        around.is_none_or(|around| around.state == State::Attached)
+        around.is_none_or(|around| around.state == AttachState::Attached)
     }
 
-    fn set(&mut self, path: &Path, state: State) {
+    fn set(&mut self, path: &Path, state: AttachState) {
         if let Some(volume) = self.volumes.get_mut(path) {
             volume.state = state;
         }
@@ -326,27 +331,30 @@ impl Inside {
 
     fn call(&mut self, path: &Path) {
         let Some(volume) = self.volumes.get_mut(path) else { return };
-        volume.state = State::Busy;
+        volume.state = AttachState::Busy;
         let (config, is_going) = (volume.config.clone(), volume.is_going);
         *self.calls.entry(config.mountpoint.clone()).or_default() += 1;
         let (sender, at) = (self.sender.clone(), path.to_owned());
         let body = move || {
             let done = if is_going {
-                Done::Detached(detach(&at, &config))
+                CallResult::Detached(detach(&at, &config))
             } else {
-                Done::Attached(attach(&at, &config))
+                CallResult::Attached(attach(&at, &config))
             };
-            let _serving_has_ended = sender.send(Event::Inside(at, done));
+            let _serving_has_ended = sender.send(Event::CallEnded(at, done));
         };
         let made = thread::Builder::new().name("attach".to_owned()).stack_size(STACK).spawn(body);
         if let Err(error) = made {
             let failed = Problem::failure(format!("no thread: {error}"));
-            self.done(path, if is_going { Done::Detached(Err(failed)) } else { Done::Attached(Err(failed)) });
+            self.on_call_ended(
+                path,
+                if is_going { CallResult::Detached(Err(failed)) } else { CallResult::Attached(Err(failed)) },
+            );
         }
     }
 
     /// A call has ended.
-    pub(super) fn done(&mut self, path: &Path, done: Done) {
+    pub(super) fn on_call_ended(&mut self, path: &Path, done: CallResult) {
         let Some(volume) = self.volumes.get_mut(path) else { return };
         let mountpoint = volume.config.mountpoint.clone();
         if let Some(calls) = self.calls.get_mut(&mountpoint) {
@@ -356,7 +364,7 @@ impl Inside {
         let later = Instant::now() + volume.pause;
         let (shown, is_mounted) = (path.shown(), self.mounted.contains(&mountpoint));
         match done {
-            Done::Attached(Ok(There { id, limits })) => {
+            CallResult::Attached(Ok(AttachedRecord { id, limits })) => {
                 volume.pause = PAUSE;
                 volume.id = id;
                 tracing::debug!(volume = %shown.exact(), "{shown} is attached");
@@ -367,14 +375,14 @@ impl Inside {
                 if volume.has_limits && limits.as_ref() != Some(&volume.config.limits) {
                     volume.limits.tell(&volume.config);
                 }
-                volume.state = if is_mounted { State::Attached } else { State::Waits };
+                volume.state = if is_mounted { AttachState::Attached } else { AttachState::Waits };
                 if volume.is_going {
-                    volume.state = State::Leaves(later);
+                    volume.state = AttachState::Leaves(later);
                     self.queue(path, Instant::now());
                 }
                 self.queue_below(path);
             }
-            Done::Detached(Ok(())) if volume.is_going => {
+            CallResult::Detached(Ok(())) if volume.is_going => {
                 tracing::info!(volume = %shown.exact(), "{shown}: detached, everything is on {}", volume.config.source.shown());
                 self.volumes.remove(path);
                 for around in path.ancestors().skip(1).map(Path::to_owned).collect::<Vec<_>>() {
@@ -384,17 +392,17 @@ impl Inside {
                 }
             }
             // It is in the file again.
-            Done::Detached(_) if !volume.is_going => {
-                volume.state = State::Waits;
+            CallResult::Detached(_) if !volume.is_going => {
+                volume.state = AttachState::Waits;
                 self.queue(path, Instant::now());
             }
-            Done::Attached(Err(problem)) | Done::Detached(Err(problem)) => {
+            CallResult::Attached(Err(problem)) | CallResult::Detached(Err(problem)) => {
                 tracing::error!(volume = %shown.exact(), "{shown}: {problem}");
                 volume.pause = (volume.pause * 2).min(PAUSE_MAX);
-                volume.state = if volume.is_going { State::Leaves(later) } else { State::Waits };
+                volume.state = if volume.is_going { AttachState::Leaves(later) } else { AttachState::Waits };
                 self.queue(path, later);
             }
-            Done::Detached(Ok(())) => {}
+            CallResult::Detached(Ok(())) => {}
         }
     }
 }
@@ -404,17 +412,17 @@ const fn from(path: &Path) -> (Bound<&Path>, Bound<&Path>) {
 }
 
 /// Attaches it, unless it is there.
-fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
+fn attach(path: &Path, config: &VolumeConfig) -> Result<AttachedRecord> {
     let none = || Problem::failure("its mountpoint is gone");
     let is_it =
         |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
-    // What the record says is no evidence of what is there: the volume may have been detached, and
-    // be held.
+    // The record is no evidence of the present state: the volume may have been detached, and be
+    // held.
     let mut there = target::running(path.as_os_str()).into_iter().filter(is_it);
     if let Some(there) = there.find(has_a_path) {
         let spec = crate::checks::source(&config.source)?.spec;
         if there.record().source == spec {
-            return Ok(There { id: Some(there.record().id.clone()), limits: None });
+            return Ok(AttachedRecord { id: Some(there.record().id.clone()), limits: None });
         }
         return Err(Problem::failure(format!("{} is attached there", there.record().source)));
     }
@@ -422,11 +430,11 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     if let Some(there) = elsewhere(config, &volume) {
         let (shown, there) = (path.shown(), there.shown());
         tracing::warn!(volume = %shown.exact(), "{shown} stays attached at {there}, where it was moved to");
-        return Ok(There { id: None, limits: None });
+        return Ok(AttachedRecord { id: None, limits: None });
     }
     let client = volume.found.client.ok_or_else(none)?;
     let request = AttachRequest {
-        path: inside(path, &mount.mountpoint)?,
+        path: path_inside(path, &mount.mountpoint)?,
         source: Some(config.source.clone()),
         volume: None,
         from: None,
@@ -435,11 +443,11 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     };
     let reply = client.attach(&request, Some(PATIENCE));
     let reply = reply.map_err(|error| Problem::failure(error.to_string()))?;
-    Ok(There { id: reply.id, limits: Some(config.limits.clone()) })
+    Ok(AttachedRecord { id: reply.id, limits: Some(config.limits.clone()) })
 }
 
-/// Detaches it with all data written, unless somebody has; where it is, if it was moved, or a
-/// directory above it renamed.
+/// Detaches it with all data written, unless it is detached already; at its present place, if it
+/// was moved, or a directory above it renamed.
 fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     let Some((volume, mount)) = target::mounted_around(path) else { return Ok(()) };
     let is_it =
@@ -448,7 +456,7 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     let Some(at) = elsewhere(config, &volume).or_else(at_path) else { return Ok(()) };
     let Some(client) = volume.found.client else { return Ok(()) };
     let request = DetachRequest {
-        path: inside(&at, &mount.mountpoint)?,
+        path: path_inside(&at, &mount.mountpoint)?,
         how: How::Plain,
         volume: None,
         mountpoint: mount.mountpoint.to_str().map(str::to_owned),
@@ -462,8 +470,9 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     Ok(())
 }
 
-/// Where its store is attached inside the mountpoint of `around` now, as its process says. Stores
-/// that are no directories, of which there may be many of one name, are known by their paths only.
+/// The place where its store is attached inside the mountpoint of `around` now, by its process.
+/// Stores that are no directories, of which there may be many of one name, are known by their paths
+/// only.
 fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> {
     let spec = crate::checks::source(&config.source).ok()?.spec;
     let store = crate::checks::directory_of(&spec)?;
@@ -473,17 +482,17 @@ fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> 
     };
     let there = target::running(store.as_ref()).into_iter().find(is_it)?;
     let status = there.found.client?.within(PATIENCE).status().ok()?;
-    // One that was detached and is held is nowhere.
+    // A volume that was detached and is held is nowhere.
     (status.state != api::State::Detached).then(|| status.mountpoint.into())
 }
 
-/// Whether its process says that a path leads to it. One that does not answer is where it was.
+/// Whether its process reports a path to it. A volume that does not answer is at its old place.
 fn has_a_path(volume: &target::Volume) -> bool {
     let is_nowhere = |status: api::Status| status.state == api::State::Detached;
     !volume.status().is_ok_and(|status| status.is_some_and(is_nowhere))
 }
 
-fn inside(path: &Path, mountpoint: &Path) -> Result<String> {
+fn path_inside(path: &Path, mountpoint: &Path) -> Result<String> {
     let inside = path.strip_prefix(mountpoint).ok().and_then(Path::to_str);
     inside
         .map(str::to_owned)
