@@ -45,12 +45,12 @@ use sync::mutant::is_on;
 
 use crate::barrier::full;
 use crate::deferred::DeferredMutex;
-use crate::eventpoll::Watches;
-use crate::queue::{FastPath, WaitEntries, WaitEntry, WaitQueue};
+use crate::queue::{FastPath, Shared, WaitEntries, WaitEntry, WaitQueue};
 use crate::ready::{Pending, ReadyList};
 use crate::reclaim::{self, Called, Retired};
 use crate::source::{Queue, Watched};
 use crate::waiters::Waiters;
+use crate::watches::Watches;
 use crate::{Error, Event, Events, Interest, Result, nest};
 
 /// An eventpoll, as its items and its handle share it.
@@ -64,15 +64,6 @@ pub(crate) struct Inner<R: ReadyList> {
     /// How often all waits were interrupted.
     pub(crate) interrupts: AtomicU32,
     pub(crate) watches: Arc<Watches>,
-}
-
-/// The part that producers and consumers share.
-#[repr(align(128))]
-pub(crate) struct Shared<R: ReadyList> {
-    pub(crate) ready: R,
-    pub(crate) waiters: Waiters,
-    /// The wait queue of threads and eventpolls that watch the eventpoll itself.
-    pub(crate) poll_wait: WaitQueue,
 }
 
 /// A source in an interest set.

@@ -24,9 +24,9 @@ use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::is_on;
 
 use crate::barrier::full;
-use crate::inner::Shared;
-use crate::ready::{Bit, ReadyBitmap};
+use crate::ready::{Bit, ReadyBitmap, ReadyList};
 use crate::reclaim::{Cell, Retired};
+use crate::waiters::Waiters;
 use crate::{Error, Events, Result};
 
 /// Entries of one wait queue: a signal calls each of them, in the producer's thread. Linux has the
@@ -51,6 +51,15 @@ pub(crate) trait WaitEntry: Send + Sync {
     fn fast_path(&self) -> Option<FastPath> {
         None
     }
+}
+
+/// The part of an eventpoll that producers and consumers share.
+#[repr(align(128))]
+pub(crate) struct Shared<R: ReadyList> {
+    pub(crate) ready: R,
+    pub(crate) waiters: Waiters,
+    /// The wait queue of threads and eventpolls that watch the eventpoll itself.
+    pub(crate) poll_wait: WaitQueue,
 }
 
 /// The words that say whether a signal of an item has anything to do.

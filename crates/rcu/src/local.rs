@@ -25,8 +25,8 @@ use std::sync::{Arc, Weak};
 use sync::mutant::is_on;
 
 use crate::callback_list::Producer;
-use crate::domain::{Domain, Inner};
 use crate::gp::Reader;
+use crate::inner::Inner;
 
 /// A thread's registration in a domain.
 #[derive(Debug)]
@@ -117,15 +117,14 @@ fn reader_of_another(inner: &Inner) -> NonNull<Reader> {
     unsafe { NonNull::new_unchecked(reader.cast_mut()) }
 }
 
-/// This thread's reader in the default domain. It lives as that of [`reader`] does.
+/// This thread's reader in the default domain, `global`. It lives as that of [`reader`] does.
 #[inline]
-pub(crate) fn default_reader() -> NonNull<Reader> {
-    NonNull::new(DEFAULT.with(Cell::get).cast_mut()).unwrap_or_else(find_default_reader)
+pub(crate) fn default_reader(global: impl FnOnce() -> &'static Inner) -> NonNull<Reader> {
+    NonNull::new(DEFAULT.with(Cell::get).cast_mut()).unwrap_or_else(|| find_default_reader(global()))
 }
 
 #[cold]
-fn find_default_reader() -> NonNull<Reader> {
-    let inner: &Inner = &Domain::global().inner;
+fn find_default_reader(inner: &Inner) -> NonNull<Reader> {
     let reader = reader(inner);
     // Not while the thread is ending.
     if std::ptr::eq(LAST.with(Cell::get).inner, inner) {
@@ -183,11 +182,11 @@ pub(crate) fn with_producer<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer)
         // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
         return unsafe { &*last.own }.with_producer(inner, put_in);
     }
-    with_sender_of_another(inner, put_in)
+    with_producer_of_another(inner, put_in)
 }
 
 #[cold]
-fn with_sender_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer) -> T) -> T {
+fn with_producer_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer) -> T) -> T {
     if let Some(registration) = find(inner) {
         LAST_CALL.with(|last| last.set(Last { inner, own: Rc::as_ptr(&registration) }));
         return registration.with_producer(inner, put_in);
