@@ -2,8 +2,17 @@
 //! shuttle.
 //!
 //! The build chooses: plain builds get the real thing, `--cfg loom` and `--cfg shuttle` the model
-//! checkers' replacements with the same signatures.
-//! Locks do not poison: a panic in one request is that request's failure, not its neighbours'.
+//! checkers' replacements with the same signatures. Locks do not poison: a panic in one request is
+//! that request's failure, not its neighbours'.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `lock`, `atomic`, `cell`, `thread`, `futex` | what the build chooses: read `lock` first |
+//! | `clock` | time, which a test can set |
+//! | `cache_padded`, `id_hasher`, `shards`, `counter` | layout and hashing of what many threads share |
+//! | `mutant`, `model` | a protocol with a part removed; a test under many schedules |
+//!
+//! The modules do not depend on each other, except on `lock` and `atomic`.
 
 #![forbid(unsafe_code)]
 
