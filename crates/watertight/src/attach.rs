@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use fuse::{Detach, SessionView, Tree, TreeError};
+use fuse::{Detach, SessionView, TreeError, TreeHandle};
 use sync::Mutex;
 use volume::events::Life;
 use volume::{DrainReport, Tenants, Volume};
@@ -61,7 +61,7 @@ const LINES_MAX: usize = 10_000;
 /// The volumes that are attached to one mountpoint.
 #[derive(Debug)]
 pub struct Attachments {
-    tree: Tree,
+    tree: TreeHandle,
     clones: Clones,
     session: SessionView,
     root: VolumeInfo,
@@ -79,7 +79,7 @@ pub struct Attachments {
 /// A mountpoint, and the namespace that it shows.
 #[derive(Debug, Clone)]
 pub(crate) struct Mountpoint {
-    tree: Tree,
+    tree: TreeHandle,
     path: PathBuf,
 }
 
@@ -94,7 +94,7 @@ impl Attachments {
     /// None so far.
     #[must_use]
     pub fn new(
-        tree: Tree,
+        tree: TreeHandle,
         session: SessionView,
         root: VolumeInfo,
         runtime_dir: RuntimeDir,
@@ -112,7 +112,7 @@ impl Attachments {
 
     /// A volume whose store does not answer holds up no other.
     pub fn relieve(&self) {
-        self.tree.relieve();
+        self.tree.apply_stall_quota();
     }
 
     /// The volumes.

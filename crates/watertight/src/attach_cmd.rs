@@ -28,14 +28,13 @@ The last one shows a directory of the mountpoint in a second place.\n\
 Who looks at the directory sees the volume when the command returns. Attached volumes end with the mountpoint.";
 
 /// Options that are of a mountpoint, and not of a volume.
-const OF_THE_MOUNTPOINT: [&str; 16] = [
+const OF_THE_MOUNTPOINT: [&str; 15] = [
     "mode",
     "type",
     "allow_other",
     "noallow_other",
     "threads",
     "uring",
-    "spin",
     "cgroup",
     "nosuid",
     "nodev",

@@ -298,7 +298,6 @@ fn start_session(
     let session_options = fuse::SessionOptions {
         mode: options.mode,
         threads_max: options.threads.unwrap_or(defaults.threads_max),
-        spin: options.spin,
         on_destroy: Box::new(move || {
             drained.shutdown();
             state.advance(ConnectionState::Unmounted);

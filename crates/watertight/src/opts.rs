@@ -40,8 +40,6 @@ pub struct MountOptions {
     pub threads: Option<usize>,
     /// The way to the kernel.
     pub uring: Uring,
-    /// How long an idle reader of `/dev/fuse` spins before it sleeps, while that pays.
-    pub spin: Duration,
     /// When data begins to be written back; none: the volume's default.
     pub dirty_after: Option<Duration>,
     /// Whether close(2) writes the file's data and reports how that went.
@@ -81,7 +79,6 @@ impl Default for MountOptions {
             flushers: None,
             threads: None,
             uring: Uring::default(),
-            spin: Duration::ZERO,
             dirty_after: None,
             flush_on_close: false,
             drain_timeout: Duration::from_secs(60),
@@ -102,8 +99,6 @@ const DEFAULT_FLAGS: [&str; 2] = ["nosuid", "nodev"];
 const CACHE_BYTES_MIN: u64 = 4 << 20;
 /// The smallest limit of a cgroup: one write of the kernel's.
 const DIRTY_BYTES_MIN: u64 = 1 << 20;
-/// How long a reader looks for the next request, where it was asked to.
-const SPIN: Duration = Duration::from_micros(30);
 /// The most threads that write back, and that serve requests.
 const FLUSHERS_MAX: usize = 64;
 const THREADS_MAX: usize = 1024;
@@ -122,10 +117,6 @@ pub const VALID: &[(&str, &str)] = &[
         "requests that may be under way, each with a thread [by memory and descriptors, 256 to 1024]",
     ),
     ("uring=WHEN", "talk to the kernel over io_uring: auto [default], on, off"),
-    (
-        "spin=WHEN",
-        "off [default], or auto: without io_uring, look for requests before sleeping while that pays",
-    ),
     ("dirty_after=TIME", "write data back when it is this old [5s]"),
     ("dirty_max=SIZE", "each cgroup's bound on data that is not on the store [its share of the cache]"),
     ("flush_on_close", "close(2) waits until the store has the file's data, and reports errors"),
@@ -208,13 +199,6 @@ impl MountOptions {
                     "on" => Uring::On,
                     "off" => Uring::Off,
                     _ => return Err(wrong("give auto, on or off".to_owned())),
-                }
-            }
-            "spin" => {
-                self.spin = match needed()? {
-                    "auto" => SPIN,
-                    "off" => Duration::ZERO,
-                    _ => return Err(wrong("give auto or off".to_owned())),
                 }
             }
             "flushers" => self.flushers = Some(threads(needed()?, FLUSHERS_MAX).map_err(wrong)?),
@@ -345,10 +329,7 @@ mod tests {
             assert_eq!(parse(&[list]).unwrap().flags, flags, "{list}");
         }
         assert_eq!(parse(&["cgroup=off"]).unwrap().cgroup, Choice::Off);
-        assert_eq!(
-            parse(&["spin=off,flushers=3,drain_timeout=2m"]).unwrap().drain_timeout,
-            Duration::from_secs(120)
-        );
+        assert_eq!(parse(&["flushers=3,drain_timeout=2m"]).unwrap().drain_timeout, Duration::from_secs(120));
     }
 
     #[test]

@@ -113,15 +113,15 @@ impl Attached {
     }
 
     /// Gives it up, if it is in one place at most. Waits for nothing.
-    pub(super) fn give_up(&self, tree: &fuse::Tree) {
+    pub(super) fn give_up(&self, tree: &fuse::TreeHandle) {
         match self.place() {
-            Some(place) => drop(tree.give_up(&place)),
+            Some(place) => drop(tree.abort(&place)),
             None => self.volume.force(),
         }
     }
 
     /// Takes it away by force from where it was attached, if it is there; returns whether it was.
-    pub(super) fn detach_by_force(&self, tree: &fuse::Tree) -> bool {
+    pub(super) fn detach_by_force(&self, tree: &fuse::TreeHandle) -> bool {
         self.place().is_some_and(|place| tree.detach_by_force(&place).is_ok())
     }
 

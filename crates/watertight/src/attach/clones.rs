@@ -245,7 +245,7 @@ fn look(all: &Weak<Attachments>) {
         let shown = attachments.clones.0.lock().shown.clone();
         let device = attachments.root.device();
         let gone = |one: &&Arc<CloneMount>| !shows(&now, device, one.mountpoint.tree.clone_name());
-        shown.iter().filter(gone).for_each(|one| one.mountpoint.tree.let_go());
+        shown.iter().filter(gone).for_each(|one| one.mountpoint.tree.release());
         drop((shown, attachments));
         let mut changed = [PollFd::new(&table, PollFlags::PRI)];
         if let Err(error) = poll(&mut changed, None)
