@@ -171,7 +171,7 @@ impl Domain {
         self.check_outside("synchronize");
         self.inner.counters.waiters.add(1);
         if self.inner.gp.try_now(&self.inner.counters) {
-            self.inner.ticks.tell_of_grace_period();
+            self.inner.ticks.on_grace_period();
         } else {
             self.inner.wait_for(self.get_state());
         }

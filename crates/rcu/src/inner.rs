@@ -26,7 +26,7 @@ pub(crate) struct Inner {
 impl Inner {
     pub(crate) fn wait_for(&self, cookie: Cookie) {
         if self.gp.wait_for(cookie, &self.counters) {
-            self.ticks.tell_of_grace_period();
+            self.ticks.on_grace_period();
         }
     }
 

@@ -59,30 +59,30 @@ struct Local {
 }
 
 /// A domain, and what this thread has there; both null at first.
-struct Last<T> {
+struct Cached<T> {
     inner: *const Inner,
-    own: *const T,
+    value: *const T,
 }
 
-impl<T> Last<T> {
-    const NONE: Self = Self { inner: null(), own: null() };
+impl<T> Cached<T> {
+    const NONE: Self = Self { inner: null(), value: null() };
 }
 
-impl<T> Clone for Last<T> {
+impl<T> Clone for Cached<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Last<T> {}
+impl<T> Copy for Cached<T> {}
 
 sync::thread_local! {
     /// The reader of the last section.
-    static LAST: Cell<Last<Reader>> = const { Cell::new(Last::NONE) };
+    static LAST: Cell<Cached<Reader>> = const { Cell::new(Cached::NONE) };
     /// The reader in the default domain, once it was used: there is nothing to compare.
     static DEFAULT: Cell<*const Reader> = const { Cell::new(null()) };
     /// The registration of the last call.
-    static LAST_CALL: Cell<Last<Registration>> = const { Cell::new(Last::NONE) };
+    static LAST_CALL: Cell<Cached<Registration>> = const { Cell::new(Cached::NONE) };
     static LOCAL: RefCell<Local> = const { RefCell::new(Local { registrations: BTreeMap::new(), sweep_at: 16 }) };
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn reader(inner: &Inner) -> NonNull<Reader> {
     let last = LAST.with(Cell::get);
     if std::ptr::eq(last.inner, inner) {
         // SAFETY: beside a domain's address there is that of a reader.
-        return unsafe { NonNull::new_unchecked(last.own.cast_mut()) };
+        return unsafe { NonNull::new_unchecked(last.value.cast_mut()) };
     }
     reader_of_another(inner)
 }
@@ -102,9 +102,9 @@ pub(crate) fn reader(inner: &Inner) -> NonNull<Reader> {
 fn reader_of_another(inner: &Inner) -> NonNull<Reader> {
     let reader = match find(inner) {
         Some(registration) => {
-            let own = Arc::as_ptr(registration.reader.get_or_init(|| register(inner)));
-            LAST.with(|last| last.set(Last { inner, own }));
-            own
+            let value = Arc::as_ptr(registration.reader.get_or_init(|| register(inner)));
+            LAST.with(|last| last.set(Cached { inner, value }));
+            value
         }
         None => {
             let reader = register(inner);
@@ -155,8 +155,8 @@ fn find(inner: &Inner) -> Option<Rc<Registration>> {
 
 /// Clears the cached pointers. Does nothing where the thread is ending: they are not used any more.
 fn clear_cache() {
-    let _ = LAST.try_with(|last| last.set(Last::NONE));
-    let _ = LAST_CALL.try_with(|last| last.set(Last::NONE));
+    let _ = LAST.try_with(|last| last.set(Cached::NONE));
+    let _ = LAST_CALL.try_with(|last| last.set(Cached::NONE));
 }
 
 /// A reader of the calling thread's.
@@ -180,7 +180,7 @@ pub(crate) fn with_producer<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer)
     let last = LAST_CALL.with(Cell::get);
     if std::ptr::eq(last.inner, inner) {
         // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
-        return unsafe { &*last.own }.with_producer(inner, put_in);
+        return unsafe { &*last.value }.with_producer(inner, put_in);
     }
     with_producer_of_another(inner, put_in)
 }
@@ -188,7 +188,7 @@ pub(crate) fn with_producer<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer)
 #[cold]
 fn with_producer_of_another<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer) -> T) -> T {
     if let Some(registration) = find(inner) {
-        LAST_CALL.with(|last| last.set(Last { inner, own: Rc::as_ptr(&registration) }));
+        LAST_CALL.with(|last| last.set(Cached { inner, value: Rc::as_ptr(&registration) }));
         return registration.with_producer(inner, put_in);
     }
     let mut producer = inner.callbacks.register();
@@ -213,7 +213,7 @@ pub(crate) fn is_inside(inner: &Inner) -> bool {
     let last = LAST.with(Cell::get);
     if std::ptr::eq(last.inner, inner) {
         // SAFETY: remembered: this thread's, and alive until `LOCAL` goes.
-        return unsafe { &*last.own }.is_inside();
+        return unsafe { &*last.value }.is_inside();
     }
     let address = std::ptr::from_ref(inner).addr();
     let is_inside = |local: &RefCell<Local>| {

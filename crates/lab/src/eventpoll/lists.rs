@@ -136,13 +136,13 @@ pub(crate) struct RwLocked {
 }
 
 impl ReadyList for RwLocked {
-    type Place = Arc<Node>;
-    type Taken = ();
-    type Hold<'a> = RwLockReadGuard<'a, State>;
+    type Link = Arc<Node>;
+    type ScanState = ();
+    type Guard<'a> = RwLockReadGuard<'a, State>;
     // An item that is asked is in neither list for a moment.
     const IS_EXACT: bool = false;
 
-    fn place(&self, (): &mut (), slot: usize) -> Arc<Node> {
+    fn new_link(&self, (): &mut (), slot: usize) -> Arc<Node> {
         self.state.write().place(slot)
     }
 
@@ -267,13 +267,13 @@ impl Drop for Held<'_> {
 }
 
 impl ReadyList for SpinLocked {
-    type Place = Arc<Node>;
-    type Taken = ();
-    type Hold<'a> = Held<'a>;
+    type Link = Arc<Node>;
+    type ScanState = ();
+    type Guard<'a> = Held<'a>;
     // An item that is asked is in neither list for a moment.
     const IS_EXACT: bool = false;
 
-    fn place(&self, (): &mut (), slot: usize) -> Arc<Node> {
+    fn new_link(&self, (): &mut (), slot: usize) -> Arc<Node> {
         self.hold().state().place(slot)
     }
 
