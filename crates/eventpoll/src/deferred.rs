@@ -8,7 +8,7 @@
 //! | field | used by |
 //! |---|---|
 //! | `inside` | the holder of its lock, which a thread that leaves a task only tries |
-//! | `left` | `tasks` under its lock, which is held for a moment and with nothing taken under it; `is_any` says whether there are some |
+//! | `deferred` | `tasks` under its lock, which is held for a moment and with nothing taken under it; `is_any` says whether there are some |
 //!
 //! # Orderings
 //! * P10 a thread that leaves a task: set `is_any`, full barrier, try the lock. The holder: give
