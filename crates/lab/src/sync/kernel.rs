@@ -39,7 +39,7 @@ pub(crate) fn run(
     let (slow, other) = Option::zip(Cgroup::make(), Cgroup::make()).context("no cgroup can be made")?;
     let limit = format!("{} wbps={LIMIT}", kernels.number()?);
     fs::write(slow.directory().join("io.max"), limit).context("io.max")?;
-    let settings = Settings { source: Some(stores.place()), ..settings.clone() };
+    let settings = Settings { source: Some(stores.dir()), ..settings.clone() };
     let dir = MountDir::new(&settings).map_err(anyhow::Error::msg)?;
     let limit = LIMIT.to_string();
     for round in 0..ROUNDS {
@@ -98,12 +98,12 @@ impl Disk {
         let mut command = Command::new("mke2fs");
         command.args(["-q", "-t", "ext4", "-E", "lazy_itable_init=0,lazy_journal_init=0"]).arg(&this.device);
         ensure!(command.stdin(Stdio::null()).status()?.success(), "mke2fs failed");
-        fs::create_dir(this.place())?;
-        mount(&this.device, this.place(), "ext4", MountFlags::empty(), None::<&std::ffi::CStr>)?;
+        fs::create_dir(this.dir())?;
+        mount(&this.device, this.dir(), "ext4", MountFlags::empty(), None::<&std::ffi::CStr>)?;
         Ok(this)
     }
 
-    fn place(&self) -> PathBuf {
+    fn dir(&self) -> PathBuf {
         self.directory.path().join("mnt")
     }
 
