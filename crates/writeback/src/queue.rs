@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use sync::{Condvar, Counter, Mutex, thread};
+use sync::{Condvar, Mutex, StatCounter, thread};
 
 /// Something to be done once.
 pub(crate) trait Work: Send + 'static {
@@ -26,7 +26,7 @@ struct Inner<W> {
     name: &'static str,
     threads_max: usize,
     state: Mutex<State<W>>,
-    panics: Counter,
+    panics: StatCounter,
     /// Something has been done.
     done: Condvar,
 }
@@ -53,7 +53,7 @@ impl<W: Work> Queue<W> {
             name,
             threads_max,
             state: Mutex::new(state),
-            panics: Counter::default(),
+            panics: StatCounter::default(),
             done: Condvar::default(),
         }))
     }

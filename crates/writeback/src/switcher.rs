@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize as StdAtomicUsize;
 use std::sync::{Arc, Weak};
 
 use sync::atomic::{AtomicUsize, Ordering};
-use sync::{Counter, Mutex};
+use sync::{Mutex, StatCounter};
 
 use crate::Bdi;
 use crate::cgroup::{Cgroup, Cgroups, Owner};
@@ -57,8 +57,8 @@ pub(crate) struct World {
     pub(crate) discipline: Box<dyn Discipline>,
     in_flight: AtomicUsize,
     most_in_flight: StdAtomicUsize,
-    refused: Counter,
-    pub(crate) switched: Counter,
+    refused: StatCounter,
+    pub(crate) switched: StatCounter,
 }
 
 /// One switch in flight, until dropped.
@@ -99,8 +99,8 @@ impl<I: Inode> Switcher<I> {
             discipline,
             in_flight: AtomicUsize::new(0),
             most_in_flight: StdAtomicUsize::new(0),
-            refused: Counter::default(),
-            switched: Counter::default(),
+            refused: StatCounter::default(),
+            switched: StatCounter::default(),
         };
         Self {
             world: Arc::new(world),
