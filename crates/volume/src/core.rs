@@ -7,7 +7,7 @@ use store::{Store, Watch};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
 use sync::{Clock, Counter, RealClock};
-use writeback::{Bdi, Budget, Policy as SyncPolicy};
+use writeback::{Bdi, Budget, SyncPolicy};
 
 use crate::cancel::Event;
 use crate::events::Events;
@@ -152,7 +152,7 @@ impl Core {
         if !is_on("volume-force-late") {
             self.budget.wake_all();
         }
-        self.bdi.throttle().kick();
+        self.bdi.throttle().wake_all();
         self.forced_event.set();
         self.later.wake();
     }

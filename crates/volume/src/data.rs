@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cgroups::CgroupId;
 use store::{Access, Attr};
 use sync::MutexGuard;
 use sync::mutant::is_on;
-use writeback::{Balance, How, InLine, Owner, Passed, Permit, Reserved, Ticket, Waiter};
+use throttle::{Completion, OnLimit, Reservation};
+use writeback::{Balance, DirtyReservation, InLine, Permit, Waiter};
 
 use crate::cancel::Event;
 use crate::events::Limit;
@@ -30,7 +32,7 @@ const HELPERS: usize = 16;
 struct Room {
     /// Under its owner's limits. Dropped first: a writer that learns of the room in the cache finds
     /// this one as well.
-    _reserved: Option<Reserved>,
+    _reserved: Option<DirtyReservation>,
     /// In the cache.
     permit: Permit,
     /// For how long the writer is slowed down after it has written: before that, its room would be
@@ -101,7 +103,7 @@ impl Volume {
     }
 
     /// The owner for which a write counts.
-    fn writer(&self, ctx: &Ctx<'_>, file: &FileHandle, flags: WriteFlags) -> Owner {
+    fn writer(&self, ctx: &Ctx<'_>, file: &FileHandle, flags: WriteFlags) -> CgroupId {
         let tenants = &self.core.options.tenants;
         // The kernel's own write-back names no meaningful caller.
         let of_kernel = flags.contains(WriteFlags::KERNEL);
@@ -110,7 +112,7 @@ impl Volume {
         // Where there is an owner, a removed cgroup's write counts for no cgroup; a first owner has
         // to live.
         let tenant = tenant.filter(|tenant| owner.is_some() || tenants.is_living(*tenant));
-        tenant.or(owner).unwrap_or_else(|| file.opener.nearest_living().number())
+        tenant.or(owner).unwrap_or_else(|| file.opener.nearest_living().id())
     }
 
     fn readable(&self, handle: HandleId) -> Result<Arc<FileHandle>> {
@@ -161,7 +163,7 @@ impl Inode {
     }
 
     /// Writes at most `CHUNK` bytes into the cache.
-    fn write(self: &Arc<Self>, ctx: &Ctx<'_>, by: Owner, offset: u64, data: &[u8]) -> Result<()> {
+    fn write(self: &Arc<Self>, ctx: &Ctx<'_>, by: CgroupId, offset: u64, data: &[u8]) -> Result<()> {
         let mut turn = None;
         loop {
             if let Some(pause) = self.try_write(ctx, by, offset, data, &mut turn)? {
@@ -176,10 +178,10 @@ impl Inode {
     fn try_write<'a>(
         self: &'a Arc<Self>,
         ctx: &Ctx<'_>,
-        by: Owner,
+        by: CgroupId,
         offset: u64,
         data: &[u8],
-        turn: &mut Option<Ticket<'a>>,
+        turn: &mut Option<Reservation<'a>>,
     ) -> Result<Option<Duration>> {
         let end = offset + data.len() as u64;
         // Owned first: its owner's limits hold, and its bytes are counted.
@@ -206,16 +208,16 @@ impl Inode {
             if is_old && !is_on("volume-base-unchecked") {
                 // The next attempt reads again, and has to wait again.
                 if let Some(turn) = turn.take() {
-                    turn.used(bases.len() as u64 * PAGE, bases.len() as u64);
+                    turn.commit(bases.len() as u64 * PAGE, bases.len() as u64);
                 }
                 return Ok(None);
             }
         }
         if let Some(turn) = turn.take() {
-            turn.used(bases.len() as u64 * PAGE, bases.len() as u64);
+            turn.commit(bases.len() as u64 * PAGE, bases.len() as u64);
         }
         let made = self.copy_in(&mut state, offset, data, &mut bases);
-        // Reserved for every page that the write touches; no more can have been made.
+        // DirtyReservation for every page that the write touches; no more can have been made.
         if let Some(used) = room.permit.split(made) {
             state.add_pages(used);
         }
@@ -294,13 +296,13 @@ impl Inode {
     /// Room for `pages` more pages, if there is, in the cache and under its owner's limits.
     fn take_room(&self, pages: u64) -> Option<Room> {
         let (balance, reserved) = self.core.bdi.reserve(self, pages);
-        if balance == Balance::Full {
+        if balance == Balance::Blocked {
             return None;
         }
         // ORDERING: Relaxed, a figure for the threshold (see `note_pages`).
         let held = self.held.load(sync::atomic::Ordering::Relaxed);
         let permit = self.core.budget.try_take(pages, held)?;
-        let pause = if let Balance::Slow(pause) = balance { pause } else { Duration::ZERO };
+        let pause = if let Balance::Pause(pause) = balance { pause } else { Duration::ZERO };
         Some(Room { _reserved: reserved, permit, pause })
     }
 
@@ -320,7 +322,7 @@ impl Inode {
 
     /// The number of the line that the writers share whose pages count for the same limits.
     fn line(&self) -> u64 {
-        self.core.bdi.owner_of(self).map_or(Owner::ROOT.0, |owner| owner.0)
+        self.core.bdi.owner_of(self).map_or(CgroupId::ROOT.0, |owner| owner.0)
     }
 
     /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is
@@ -388,27 +390,27 @@ impl Inode {
                 wants_all = None;
                 self.core.bdi.check_background(self);
             } else {
-                wants_all.get_or_insert_with(|| self.core.bdi.waits_for_room());
+                wants_all.get_or_insert_with(|| self.core.bdi.begin_room_wait());
             }
             let mut helps_at = None;
             // A writer that fills the cache helps to empty it, so that none depends on a flusher
             // that hangs in another file.
             if self.state().cache.dirty() > 0 {
                 // Other waiting writers are called for room meanwhile: the store may not answer.
-                queued.be_busy();
+                queued.set_busy();
                 // An attempt, also where the last one failed: the store may have recovered.
-                let pass = self.core.bdi.pass(self, u64::MAX, How::Leave);
-                match self.sweep(&pass, None, true)? {
+                let write = self.core.bdi.throttled_write(self, u64::MAX, OnLimit::Skip);
+                match self.sweep(&write, None, true)? {
                     (_, pages) if pages > 0 => {
                         pause = HELD_PAUSE;
                         continue;
                     }
                     // Another thread writes what the limit allows: the more often that is so, the
                     // less a helper is needed.
-                    (Passed::Held, _) => {
+                    (Completion::Throttled, _) => {
                         // A whole crowd together tries no more often than that many.
                         let crowds = u32::try_from(queued.in_line() / HELPERS).unwrap_or(u32::MAX);
-                        helps_at = Some(pass.ready_at() + pause * crowds.saturating_add(1));
+                        helps_at = Some(write.ready_at() + pause * crowds.saturating_add(1));
                         pause = (pause * 2).min(HELD_PAUSE_MAX);
                     }
                     _ => {}

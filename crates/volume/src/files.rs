@@ -160,7 +160,7 @@ impl Volume {
     fn sweep_file(&self, ctx: &Ctx<'_>, inode: &Arc<Inode>) -> Result<()> {
         let caller = TenantOf { tenants: &self.core.options.tenants, caller: ctx.caller };
         let syncing = self.core.bdi.begin_fsync(&caller, self.core.options.sync_policy, inode);
-        inode.sweep_all(&syncing.pass(inode), Some(ctx.cancel))
+        inode.sweep_all(&syncing.throttled_write(inode), Some(ctx.cancel))
     }
 
     /// Allocates, zeroes or punches a range.

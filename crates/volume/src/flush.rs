@@ -4,10 +4,12 @@ use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use cgroups::CgroupId;
 use store::{Access, ErrorKind, SetAttr, TimeSet};
 use sync::atomic::Ordering;
 use sync::mutant::is_on;
-use writeback::{How, Link, Outcome, Owner, Pass, Passed};
+use throttle::{Completion, OnLimit, ThrottledWrite};
+use writeback::{InodeWb, Outcome};
 
 use crate::cache::Run;
 use crate::cancel::Cancel;
@@ -17,11 +19,11 @@ use crate::{Error, Result};
 
 impl writeback::Inode for Inode {
     fn write_back(self: &Arc<Self>) -> Outcome {
-        let pass = self.core.bdi.pass(self, u64::MAX, How::Leave);
-        let outcome = match self.sweep(&pass, None, false) {
+        let write = self.core.bdi.throttled_write(self, u64::MAX, OnLimit::Skip);
+        let outcome = match self.sweep(&write, None, false) {
             Err(_) => Outcome::Failed,
-            Ok((Passed::Held | Passed::GivenUp, _)) => Outcome::Held,
-            Ok((Passed::All, _)) => {
+            Ok((Completion::Throttled | Completion::Aborted, _)) => Outcome::Throttled,
+            Ok((Completion::Done, _)) => {
                 let io = self.io();
                 match self.write_times(&io) {
                     Err(_) => Outcome::Failed,
@@ -36,13 +38,13 @@ impl writeback::Inode for Inode {
         outcome
     }
 
-    fn changes_owner(&self) {
+    fn on_owner_change(&self) {
         // From here on, data written for the old owner is the new one's as well.
         self.core.undurable.note(|| None);
     }
 
-    fn link(&self) -> &Link<Self> {
-        &self.link
+    fn inode_wb(&self) -> &InodeWb<Self> {
+        &self.inode_wb
     }
 }
 
@@ -68,14 +70,18 @@ impl Drop for Unfinished<'_> {
 }
 
 impl Inode {
-    /// Writes what is dirty since the epoch of `pass` or before, and leaves the inode listed for
+    /// Writes what is dirty since the epoch of `write` or before, and leaves the inode listed for
     /// the flusher to take off: only a flusher knows on which list it is.
     ///
     /// # Errors
     /// The store's, which is recorded; [`Error::Interrupted`] and [`Error::Released`].
-    pub(crate) fn write_for_sync(self: &Arc<Self>, pass: &Pass<'_>, cancel: Option<&Cancel>) -> Result<()> {
+    pub(crate) fn write_for_sync(
+        self: &Arc<Self>,
+        write: &ThrottledWrite<'_>,
+        cancel: Option<&Cancel>,
+    ) -> Result<()> {
         // A panic over one inode must not keep the others from being written.
-        let write = || self.sweep_all(pass, cancel).and_then(|()| self.write_times(&self.io()));
+        let write = || self.sweep_all(write, cancel).and_then(|()| self.write_times(&self.io()));
         let written = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
             self.state().failing = Some(ErrorKind::Io);
             Err(self.record(store::Error::new(ErrorKind::Io, "write-back panicked")))
@@ -86,8 +92,8 @@ impl Inode {
 
     /// Notes that something of the inode was changed on the store, which `owner` owned before that.
     /// If its owner changes meanwhile, the change counts for every owner.
-    fn note_changed(&self, owner: Option<Owner>) {
-        let still = |_: &Owner| !self.link.is_switching() && self.core.bdi.owner_of(self) == owner;
+    fn note_changed(&self, owner: Option<CgroupId>) {
+        let still = |_: &CgroupId| !self.inode_wb.is_switching() && self.core.bdi.owner_of(self) == owner;
         self.core.undurable.note(|| owner.filter(still));
     }
 
@@ -240,7 +246,7 @@ impl Inode {
                 self.core.note_settled();
             }
             self.note_pages(&state);
-            if state.listed && self.core.bdi.unlist(self) {
+            if state.listed && self.core.bdi.del_dirty(self) {
                 state.listed = false;
             }
             (gone, permit)
@@ -263,7 +269,7 @@ impl Inode {
 
     /// Lists the inode with its wb, which is that of `by` if it has none. The caller has just set
     /// `listed`, and still holds the state lock.
-    pub(crate) fn list(self: &Arc<Self>, by: Owner) {
+    pub(crate) fn list(self: &Arc<Self>, by: CgroupId) {
         self.core.bdi.mark_dirty(Arc::clone(self), by);
     }
 }

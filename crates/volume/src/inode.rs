@@ -25,7 +25,7 @@ use store::{Access, Attr, ErrorKind, File, Timestamp};
 use sync::atomic::AtomicU64;
 use sync::mutant::is_on;
 use sync::{Mutex, MutexGuard};
-use writeback::{ErrSeq, Link, Permit};
+use writeback::{ErrSeq, InodeWb, Permit};
 
 use crate::cache::Cache;
 use crate::core::Core;
@@ -39,7 +39,7 @@ pub(crate) struct Inode {
     pub(crate) core: Arc<Core>,
     pub(crate) errors: ErrSeq<ErrorKind>,
     /// Write-back's part.
-    pub(crate) link: Link<Self>,
+    pub(crate) inode_wb: InodeWb<Self>,
     /// Pages in the cache, for the budget's thresholds.
     pub(crate) held: Arc<AtomicU64>,
     /// See [`crate::privileges`].
@@ -123,7 +123,7 @@ impl Inode {
             id,
             core: Arc::clone(core),
             errors: ErrSeq::default(),
-            link: Link::default(),
+            inode_wb: InodeWb::default(),
             held: Arc::new(AtomicU64::new(0)),
             privileges: Mutex::new(()),
             io: Mutex::new(()),

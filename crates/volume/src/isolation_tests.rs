@@ -1,15 +1,16 @@
 //! Changes that an isolated sync may not take for durable. Cgroups here are only names; real ones
 //! are in the program's tests.
 
+use cgroups::CgroupId;
 use store::{FaultOp, FaultStore, MemStore};
-use writeback::{Inode as _, Owner};
+use writeback::Inode as _;
 
 use super::*;
 use crate::{HandleId, NodeId, OpenFlags, Options, WriteFlags};
 
-const A: Owner = Owner(1);
-const B: Owner = Owner(2);
-const CHILD: Owner = Owner(3);
+const A: CgroupId = CgroupId(1);
+const B: CgroupId = CgroupId(2);
+const CHILD: CgroupId = CgroupId(3);
 
 struct Rig {
     volume: Arc<Volume>,
@@ -27,7 +28,8 @@ impl Rig {
         let options = Options { flushers: 0, sync_policy: SyncPolicy::Isolated, ..Options::default() };
         let volume = Volume::new(Arc::clone(&store) as _, options).expect("a volume");
         let cgroups = volume.core.options.tenants.switcher.cgroups();
-        for (owner, parent, name) in [(A, Owner::ROOT, "a"), (B, Owner::ROOT, "b"), (CHILD, A, "child")] {
+        for (owner, parent, name) in [(A, CgroupId::ROOT, "a"), (B, CgroupId::ROOT, "b"), (CHILD, A, "child")]
+        {
             cgroups.add_named(owner, parent, std::ffi::OsStr::new(name));
         }
         Self { volume, store }
@@ -38,7 +40,7 @@ impl Rig {
     }
 
     /// A file for `owner`.
-    fn file(&self, owner: Owner) -> (Arc<Inode>, HandleId) {
+    fn file(&self, owner: CgroupId) -> (Arc<Inode>, HandleId) {
         let flags = OpenFlags::READ | OpenFlags::WRITE;
         let name = std::ffi::OsStr::new("file");
         let made = self.with(|ctx| self.volume.create(ctx, NodeId::ROOT, name, 0o644, flags));
@@ -58,7 +60,7 @@ impl Rig {
     /// Does a flusher's work.
     fn flush(&self, inode: &Arc<Inode>) {
         assert_eq!(inode.write_back(), writeback::Outcome::Clean);
-        assert!(self.volume.core.bdi.unlist(inode), "it was listed");
+        assert!(self.volume.core.bdi.del_dirty(inode), "it was listed");
     }
 
     /// Whether a sync by a caller at `path` asks the store.

@@ -294,7 +294,7 @@ impl Volume {
         let scope = core.bdi.throttle().isolation_of(who);
         let policy = if scope.is_some() { SyncPolicy::Isolated } else { core.options.sync_policy };
         let syncing = core.bdi.begin_sync(who, policy);
-        let write = |inode: &Arc<Inode>| inode.write_for_sync(&syncing.pass(inode), cancel);
+        let write = |inode: &Arc<Inode>| inode.write_for_sync(&syncing.throttled_write(inode), cancel);
         let failed = self.write_each(syncing.inodes(), write);
         if core.is_forced() {
             return Err(Error::Released);

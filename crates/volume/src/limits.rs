@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-use writeback::{CgroupPath, Direction, LimitError, Limits, Request, number};
+use throttle::{CgroupPath, Direction, LimitError, Limits, Request, number};
 
 use crate::{Caller, Volume};
 

@@ -6,7 +6,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use writeback::{CgroupPath, Direction, How, Owner, Pass, Passed, Pieces, Request, Ticket, Turn};
+use cgroups::CgroupId;
+use throttle::{
+    CgroupPath, ChunkSource, Completion, Direction, Grant, OnLimit, Request, Reservation, ThrottledWrite,
+};
 
 use crate::cancel::{Cancel, Event, Watch};
 use crate::events::{Limit, WaitsForLimit};
@@ -31,7 +34,7 @@ struct Sweep<'a> {
     took: Duration,
 }
 
-impl Pieces for Sweep<'_> {
+impl ChunkSource for Sweep<'_> {
     type Error = Error;
 
     fn left(&self, epoch: u64) -> u64 {
@@ -77,17 +80,17 @@ impl Pieces for Sweep<'_> {
 }
 
 impl Inode {
-    /// Writes the pages that are dirty since the epoch of `pass` or before, as one round of the
+    /// Writes the pages that are dirty since the epoch of `write` or before, as one round of the
     /// decision which owner the inode should have. The caller does not have the `io` lock. Returns
     /// how it ended, and how many pages were written.
     ///
     /// An error is recorded for every open file and the data stays, dirty.
     pub(crate) fn sweep(
         self: &Arc<Self>,
-        pass: &Pass<'_>,
+        write: &ThrottledWrite<'_>,
         cancel: Option<&Cancel>,
         is_guest: bool,
-    ) -> Result<(Passed, u64)> {
+    ) -> Result<(Completion, u64)> {
         let mut sweep = Sweep {
             inode: self,
             cancel,
@@ -97,25 +100,31 @@ impl Inode {
             pages: 0,
             took: Duration::ZERO,
         };
-        let result = pass.run(&mut sweep);
+        let result = write.run(&mut sweep);
         self.end_round(sweep.pages, sweep.took);
         Ok((result?, sweep.pages))
     }
 
-    /// Writes the pages that are dirty since the epoch of `pass` or before, and waits for its
+    /// Writes the pages that are dirty since the epoch of `write` or before, and waits for its
     /// limits, and for other threads that write some of them already.
-    pub(crate) fn sweep_all(self: &Arc<Self>, pass: &Pass<'_>, cancel: Option<&Cancel>) -> Result<()> {
+    pub(crate) fn sweep_all(
+        self: &Arc<Self>,
+        write: &ThrottledWrite<'_>,
+        cancel: Option<&Cancel>,
+    ) -> Result<()> {
         loop {
-            match self.sweep(pass, cancel, false)?.0 {
-                Passed::All => {}
-                Passed::Held | Passed::GivenUp if self.core.is_forced() => return Err(Error::Released),
-                Passed::Held | Passed::GivenUp => return Err(Error::Interrupted),
+            match self.sweep(write, cancel, false)?.0 {
+                Completion::Done => {}
+                Completion::Throttled | Completion::Aborted if self.core.is_forced() => {
+                    return Err(Error::Released);
+                }
+                Completion::Throttled | Completion::Aborted => return Err(Error::Interrupted),
             }
             // A thread that wrote a part of it meanwhile holds this lock. If that failed the data
             // is here again: this call tries it, and reports the error.
             let _nobody_writes = self.io();
             let state = self.state();
-            if state.failing.is_none() || !state.cache.is_dirty_since(pass.epoch()) {
+            if state.failing.is_none() || !state.cache.is_dirty_since(write.epoch()) {
                 return Ok(());
             }
         }
@@ -130,7 +139,7 @@ impl Inode {
         while let Some(run) = self.take_run(next, usize::MAX, u64::MAX) {
             let count = run.pages.len() as u64;
             next = run.first + count;
-            self.core.bdi.owe(self, count * PAGE);
+            self.core.bdi.charge(self, count * PAGE);
             result = self.write_run(io, run);
             if result.is_err() {
                 break;
@@ -148,8 +157,8 @@ impl Inode {
     }
 
     /// A pass that waits for nothing: the written bytes are owed.
-    pub(crate) fn owing(&self) -> Pass<'_> {
-        self.core.bdi.pass(self, u64::MAX, How::Owe)
+    pub(crate) fn owing(&self) -> ThrottledWrite<'_> {
+        self.core.bdi.throttled_write(self, u64::MAX, OnLimit::Charge)
     }
 
     /// Reads from the store as fast as the caller's limits allow.
@@ -166,11 +175,11 @@ impl Inode {
         let mut done = 0;
         while done < buf.len() {
             let left = (buf.len() - done) as u64;
-            let ticket = self.turn_to_read(ctx, reader, |piece| (left.min(piece), 1))?;
-            let part = usize::try_from(ticket.request().bytes).unwrap_or(usize::MAX);
+            let reservation = self.turn_to_read(ctx, reader, |piece| (left.min(piece), 1))?;
+            let part = usize::try_from(reservation.request().bytes).unwrap_or(usize::MAX);
             let got = file.read_at(&mut buf[done..done + part], offset + done as u64);
             let read = *got.as_ref().unwrap_or(&0);
-            ticket.used(read as u64, 1);
+            reservation.commit(read as u64, 1);
             got?;
             done += read;
             if read < part {
@@ -185,22 +194,22 @@ impl Inode {
     pub(crate) fn turn_to_read(
         &self,
         ctx: &Ctx<'_>,
-        reader: Owner,
+        reader: CgroupId,
         amount: impl Fn(u64) -> (u64, u64),
-    ) -> Result<Ticket<'_>> {
+    ) -> Result<Reservation<'_>> {
         let bdi = &self.core.bdi;
         loop {
             let chain = bdi.chain_of_owner(reader);
             let asked =
                 Request { direction: Direction::Read, bytes: 0, operations: 1, epoch: u64::MAX, inode: 0 };
-            let (bytes, operations) = amount(chain.piece(&asked));
-            let ticket = bdi.throttle().reserve(&chain, Request { bytes, operations, ..asked });
-            if ticket.turn() == Turn::Come {
-                return Ok(ticket);
+            let (bytes, operations) = amount(chain.chunk_size(&asked));
+            let reservation = bdi.throttle().reserve(&chain, Request { bytes, operations, ..asked });
+            if reservation.grant() == Grant::Now {
+                return Ok(reservation);
             }
             let _waits = self.waits_for_limit(Some(reader), Limit::IoMax);
-            if self.wait_for(ctx, &ticket)? {
-                return Ok(ticket);
+            if self.wait_for(ctx, &reservation)? {
+                return Ok(reservation);
             }
         }
     }
@@ -213,24 +222,24 @@ impl Inode {
     }
 
     /// A thread waits for a limit of `owner`, until the guard is dropped.
-    pub(crate) fn waits_for_limit(&self, owner: Option<Owner>, limit: Limit) -> WaitsForLimit<'_> {
+    pub(crate) fn waits_for_limit(&self, owner: Option<CgroupId>, limit: Limit) -> WaitsForLimit<'_> {
         let tenants = &self.core.options.tenants;
         let path = owner.map_or_else(CgroupPath::root, |owner| tenants.path(owner));
         self.core.events.waits_for_limit(path.to_string().into(), limit)
     }
 
     /// Waits for a ticket's turn; `false` if limits were changed.
-    fn wait_for(&self, ctx: &Ctx<'_>, ticket: &Ticket<'_>) -> Result<bool> {
+    fn wait_for(&self, ctx: &Ctx<'_>, reservation: &Reservation<'_>) -> Result<bool> {
         (ctx.before_wait)();
         let event = Arc::new(Event::default());
         let _watch = ctx.cancel.watch(&event);
         let wake = Arc::clone(&event);
         let _listening = self.core.bdi.throttle().listen(Arc::new(move || wake.set()));
         loop {
-            let until = match ticket.turn() {
-                Turn::Come => return Ok(true),
-                Turn::Lost => return Ok(false),
-                Turn::At(until) => until,
+            let until = match reservation.grant() {
+                Grant::Now => return Ok(true),
+                Grant::Stale => return Ok(false),
+                Grant::NotBefore(until) => until,
             };
             if ctx.cancel.is_cancelled() {
                 return Err(Error::Interrupted);

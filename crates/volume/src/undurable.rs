@@ -12,8 +12,8 @@
 
 use std::collections::HashMap;
 
+use cgroups::CgroupId;
 use sync::Mutex;
-use writeback::Owner;
 
 /// Tenants that are told apart; changes of further ones count for every owner.
 const OWNERS_MAX: usize = 4096;
@@ -29,7 +29,7 @@ struct Changes {
     /// Counts syncs that began.
     turn: u64,
     /// The turn in which something last changed.
-    by_owner: HashMap<Owner, u64>,
+    by_owner: HashMap<CgroupId, u64>,
     of_anybody: Option<u64>,
     /// How many of all bytes that were ever written had been written when the last successful sync
     /// began.
@@ -46,7 +46,7 @@ pub(crate) struct Turn {
 impl Undurable {
     /// Something was changed; `who` is asked only if it matters. A change without an owner counts
     /// for every owner.
-    pub(crate) fn note(&self, who: impl FnOnce() -> Option<Owner>) {
+    pub(crate) fn note(&self, who: impl FnOnce() -> Option<CgroupId>) {
         let is_noting = self.0.lock().is_noting;
         let owner = if is_noting { who() } else { None };
         let mut changes = self.0.lock();
@@ -65,7 +65,7 @@ impl Undurable {
     }
 
     /// Whether one of the tenants that are `own` may have changed something.
-    pub(crate) fn is_any(&self, own: impl Fn(Owner) -> bool) -> bool {
+    pub(crate) fn is_any(&self, own: impl Fn(CgroupId) -> bool) -> bool {
         let changes = self.0.lock();
         changes.of_anybody.is_some() || changes.by_owner.keys().any(|owner| own(*owner))
     }
@@ -95,7 +95,7 @@ impl Undurable {
 mod tests {
     use super::*;
 
-    const A: Owner = Owner(1);
+    const A: CgroupId = CgroupId(1);
 
     #[test]
     fn bytes_count_until_a_sync_has_succeeded_that_began_later() {

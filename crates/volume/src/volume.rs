@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use store::Store;
-use writeback::{Bdi, BdiOptions, Budget, CgroupPath};
+use throttle::CgroupPath;
+use writeback::{Bdi, BdiOptions, Budget};
 
 use crate::core::Core;
 use crate::handles::{DirHandle, FileHandle, Handles};

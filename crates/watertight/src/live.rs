@@ -520,7 +520,7 @@ mod tests {
     #[test]
     fn of_many_cgroups_those_with_most_inodes_are_told_of() {
         let wb = |number: usize| WbStatus {
-            owner: volume::Owner::ROOT,
+            owner: volume::CgroupId::ROOT,
             path: format!("/{number}").into(),
             is_dying: false,
             owned: number,

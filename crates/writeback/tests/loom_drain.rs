@@ -11,7 +11,7 @@ use std::sync::Arc;
 use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::{assert_caught, is_on};
 use sync::thread;
-use watertight_writeback::{Bell, Drain, Grace, Memory, OwnSwitches, Pending, Pin};
+use watertight_writeback::{Drain, DrainWaker, Grace, Memory, OwnSwitches, Pending, SbPin};
 
 /// A reference on an inode: touches the superblock when it is taken and when it is put.
 struct InodeRef(Arc<Memory>);
@@ -78,7 +78,7 @@ fn shards_are_as_good_as_one_counter() {
 /// A switch that waits to be made. Dropped in this order: the reference, then the pin.
 struct Queued {
     _inode: InodeRef,
-    _pin: Pin,
+    _pin: SbPin,
 }
 
 /// A superblock whose switches only its drain makes.
@@ -94,7 +94,7 @@ impl Superblock {
         let Some(pin) = self.drain.pin_at(0) else { return };
         let queued = Queued { _inode: InodeRef::get(pin.memory()), _pin: pin };
         let pushed = self.pending.push(queued, &self.grace, &self.drain, false);
-        pushed.bell.into_iter().for_each(Bell::ring);
+        pushed.waker.into_iter().for_each(DrainWaker::ring);
     }
 }
 

@@ -23,13 +23,14 @@ mod common;
 
 use std::sync::Arc;
 
+use cgroups::CgroupId;
 use common::variants::{Base, PersbFifo, Race, RmBarrier};
 use common::{A, B, CHILD, File, Rig};
 use sync::model::{check, check_wrong};
 use sync::{mutant, thread};
-use writeback::{Bdi, Discipline, Inode, Owner, PerSuperblock};
+use writeback::{Bdi, DrainStrategy, Inode, PerSuperblock};
 
-fn switcher(bdi: &Arc<Bdi<File>>, file: Arc<File>, to: Owner) -> thread::JoinHandle<()> {
+fn switcher(bdi: &Arc<Bdi<File>>, file: Arc<File>, to: CgroupId) -> thread::JoinHandle<()> {
     let bdi = Arc::clone(bdi);
     thread::spawn(move || {
         bdi.switch_to(&file, to);
@@ -37,16 +38,17 @@ fn switcher(bdi: &Arc<Bdi<File>>, file: Arc<File>, to: Owner) -> thread::JoinHan
 }
 
 /// Both sources of switches, on two inodes, one of which two cgroups want.
-fn unmount_beside_switches(discipline: impl Discipline) {
-    let rig = Rig::new(discipline);
+fn unmount_beside_switches(strategy: impl DrainStrategy) {
+    let rig = Rig::new(strategy);
     let (foreign, dying) = (rig.file(A), rig.file(CHILD));
-    let threads = [switcher(&rig.bdi, Arc::clone(&foreign), B), switcher(&rig.bdi, foreign, Owner::ROOT), {
-        let rig = rig.switcher.clone();
-        thread::spawn(move || {
-            rig.remove_cgroup(CHILD);
-            drop(dying);
-        })
-    }];
+    let threads =
+        [switcher(&rig.bdi, Arc::clone(&foreign), B), switcher(&rig.bdi, foreign, CgroupId::ROOT), {
+            let rig = rig.switcher.clone();
+            thread::spawn(move || {
+                rig.remove_cgroup(CHILD);
+                drop(dying);
+            })
+        }];
     rig.unmount(|| threads.into_iter().for_each(|thread| thread.join().expect("no assertion failed")));
     rig.switcher.flush();
     rig.switcher.grace().barrier();
@@ -75,7 +77,7 @@ fn a_drain_waits_for_the_grace_period_of_what_it_moves() {
         };
         rig.bdi.switch_to(&file, B);
         rig.bdi.drain();
-        assert!(!file.link().is_switching(), "a switch is under way after the drain");
+        assert!(!file.inode_wb().is_switching(), "a switch is under way after the drain");
         accounts.join().expect("no assertion failed");
         rig.check_sums(&[Arc::clone(&file)]);
         drop(file);
@@ -144,7 +146,7 @@ fn sums() {
     }
     rig.switcher.flush();
     rig.check_sums(&files);
-    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(B) && !file.link().is_switching()));
+    assert!(files.iter().all(|file| rig.bdi.owner_of(file) == Some(B) && !file.inode_wb().is_switching()));
 }
 
 #[test]
@@ -183,7 +185,11 @@ fn inodes_of_a_removed_cgroup_are_its_parents() {
             rig.switcher.flush();
         }
         for file in files.iter().chain([&late]) {
-            assert!(matches!(rig.bdi.owner_of(file), Some(A | Owner::ROOT)), "{:?}", rig.bdi.owner_of(file));
+            assert!(
+                matches!(rig.bdi.owner_of(file), Some(A | CgroupId::ROOT)),
+                "{:?}",
+                rig.bdi.owner_of(file)
+            );
         }
         let wbs = rig.bdi.status().wbs;
         assert!(!wbs.iter().any(|wb| wb.owner == CHILD), "the wb was not given back: {wbs:?}");

@@ -7,13 +7,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use writeback::{Discipline, Drain, Grace, Others, OwnSwitches, PerSuperblock, Pin, Unmounting};
+use writeback::{Drain, DrainStrategy, Grace, OwnSwitches, PerSuperblock, SbPin, SharedState, Unmounting};
 
 /// What is called between the preparation of a switch and its queueing.
 #[derive(Clone, Default)]
-pub(crate) struct Between(Option<Arc<dyn Fn() + Send + Sync>>);
+pub(crate) struct DelayPoint(Option<Arc<dyn Fn() + Send + Sync>>);
 
-impl Between {
+impl DelayPoint {
     #[allow(dead_code, reason = "not everybody who shares this file waits in between")]
     pub(crate) fn new(hook: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(hook)))
@@ -26,14 +26,14 @@ impl Between {
     }
 }
 
-impl fmt::Debug for Between {
+impl fmt::Debug for DelayPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Between").field(&self.0.is_some()).finish()
     }
 }
 
 /// Looks at `SB_ACTIVE` and pins nothing.
-fn look(superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+fn look(superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
     if superblock.is_active() { Ok(None) } else { Err(Unmounting) }
 }
 
@@ -48,23 +48,23 @@ fn counted_before() {
 /// switches. **Wrong**: a switcher that has looked at `SB_ACTIVE` and has not queued yet is missed.
 #[derive(Debug, Default)]
 pub(crate) struct Base {
-    pub(crate) between: Between,
+    pub(crate) delay_point: DelayPoint,
 }
 
-impl Discipline for Base {
-    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+impl DrainStrategy for Base {
+    fn pin(&self, superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
         look(superblock)
     }
 
-    fn between(&self) {
-        self.between.call();
+    fn delay_point(&self) {
+        self.delay_point.call();
     }
 
-    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, shared: &dyn SharedState) {
         superblock.close();
-        if others.in_flight() > 0 {
-            others.grace().barrier();
-            others.flush();
+        if shared.in_flight() > 0 {
+            shared.grace().barrier();
+            shared.flush();
         }
     }
 }
@@ -74,30 +74,30 @@ impl Discipline for Base {
 /// counted before its switcher looks at `SB_ACTIVE`.
 #[derive(Debug, Default)]
 pub(crate) struct Race {
-    pub(crate) between: Between,
+    pub(crate) delay_point: DelayPoint,
 }
 
-impl Discipline for Race {
+impl DrainStrategy for Race {
     fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
         let _section = grace.read();
         counted_before();
         steps();
     }
 
-    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+    fn pin(&self, superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
         look(superblock)
     }
 
-    fn between(&self) {
-        self.between.call();
+    fn delay_point(&self) {
+        self.delay_point.call();
     }
 
-    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, shared: &dyn SharedState) {
         superblock.close();
-        if others.in_flight() > 0 {
-            others.grace().synchronize();
-            others.grace().barrier();
-            others.flush();
+        if shared.in_flight() > 0 {
+            shared.grace().synchronize();
+            shared.grace().barrier();
+            shared.flush();
         }
     }
 }
@@ -106,34 +106,34 @@ impl Discipline for Race {
 /// callback.
 #[derive(Debug, Default)]
 pub(crate) struct RmBarrier {
-    pub(crate) between: Between,
+    pub(crate) delay_point: DelayPoint,
     pub(crate) is_deferred: bool,
 }
 
-impl Discipline for RmBarrier {
+impl DrainStrategy for RmBarrier {
     fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
         let _section = grace.read();
         counted_before();
         steps();
     }
 
-    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+    fn pin(&self, superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
         look(superblock)
     }
 
-    fn between(&self) {
-        self.between.call();
+    fn delay_point(&self) {
+        self.delay_point.call();
     }
 
     fn is_deferred(&self) -> bool {
         self.is_deferred
     }
 
-    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, others: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, shared: &dyn SharedState) {
         superblock.close();
-        if others.in_flight() > 0 {
-            others.grace().synchronize();
-            others.flush();
+        if shared.in_flight() > 0 {
+            shared.grace().synchronize();
+            shared.flush();
         }
     }
 }
@@ -144,8 +144,8 @@ impl Discipline for RmBarrier {
 #[derive(Debug, Default)]
 pub(crate) struct PersbFifo;
 
-impl Discipline for PersbFifo {
-    fn pin(&self, superblock: &Drain) -> Result<Option<Pin>, Unmounting> {
+impl DrainStrategy for PersbFifo {
+    fn pin(&self, superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
         PerSuperblock.pin(superblock)
     }
 
@@ -153,7 +153,7 @@ impl Discipline for PersbFifo {
         true
     }
 
-    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, _: &dyn Others) {
+    fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, _: &dyn SharedState) {
         superblock.drain();
     }
 }
