@@ -1,4 +1,4 @@
-//! Memory barriers, of which some cost nothing where the processor does not need them.
+//! Memory barriers; some cost nothing where the processor does not need them.
 //!
 //! The protocols here are all of one form: each side writes one word and then reads the other's,
 //! and one of them must see the other's write. That takes a full barrier between the write and the

@@ -1,7 +1,7 @@
 //! Events, and the interest of a watcher in them.
 
 bitflags::bitflags! {
-    /// What a source is ready for.
+    /// The events that a source is ready for.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Events: u32 {
         /// There is something to read.
@@ -71,6 +71,6 @@ impl Interest {
 pub struct Event {
     /// The token that was given when the source was added or modified.
     pub token: u64,
-    /// What it is ready for.
+    /// The events that it is ready for.
     pub events: Events,
 }

@@ -104,7 +104,7 @@ pub enum Read<T> {
     Entry {
         /// Its number. Numbers only grow; now and then one is left out.
         number: u64,
-        /// What was written.
+        /// Its value.
         value: Arc<T>,
     },
     /// The reader was too slow: so many numbers are gone for it.

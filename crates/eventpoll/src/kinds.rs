@@ -43,7 +43,7 @@ impl Flag {
         self.0.signal_after_rmw(Events::IN);
     }
 
-    /// Unsets it, and says whether it was set.
+    /// Unsets it, and returns whether it was set.
     #[inline]
     pub fn take(&self) -> bool {
         // ORDERING: AcqRel: changes made before it was set are visible.

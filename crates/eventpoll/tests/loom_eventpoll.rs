@@ -351,7 +351,7 @@ fn an_interrupt_ends_a_wait_that_has_begun() {
             let poll = Arc::clone(&poll);
             spawn(move || poll.wait(&mut Vec::new(), 1, None))
         };
-        // One that comes before the wait begins does not count: the close ends that one.
+        // An interrupt before the wait begins does not count: then the close ends the wait.
         poll.interrupt();
         poll.close();
         let result = waits.join().expect("it ends");

@@ -18,7 +18,7 @@ const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 const LT: Interest = Interest::level(Events::IN);
 const ET: Interest = Interest::edge(Events::IN);
 
-/// What watches what. Dropped in this order.
+/// The eventpolls and their sources. Dropped in this order.
 struct Setting {
     /// `e0`, and then those that it watches.
     polls: Vec<EventPoll>,
@@ -68,7 +68,7 @@ impl Setting {
         }
     }
 
-    /// The same with a poll before each wait.
+    /// Waits with a poll before each.
     fn polls_and_waits(self, expected: [(usize, usize); 2]) {
         self.signal();
         let room = self.sources.len();
@@ -79,8 +79,8 @@ impl Setting {
         }
     }
 
-    /// Two threads wait, each in its way and for its eventpoll, with room for `room`; how many are
-    /// told something must be in `expected`.
+    /// Two threads wait, each in its way and for its eventpoll, with room for `room`; the number of
+    /// those that get an event must be in `expected`.
     fn two(self, waiters: [(Way, usize); 2], room: usize, expected: std::ops::RangeInclusive<usize>) {
         let told = AtomicUsize::new(0);
         std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
 //! Bugs of Linux' eventpoll that were published, each as a scenario here, with real threads. Those
-//! that are races run under shuttle too (`schedules`). What keeps them out is in
-//! `docs/design/eventpoll.md`.
+//! that are races run under shuttle too (`schedules`).
+//! `docs/design/eventpoll.md` says how they are avoided.
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -19,7 +19,7 @@ const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
 const LT: Interest = Interest::level(Events::IN);
 const ROUNDS: usize = 300;
 
-/// Says when it is dropped.
+/// Counts its drops.
 struct Value(Arc<AtomicUsize>);
 
 impl Poll for Value {
@@ -116,7 +116,7 @@ fn cve_2012_3375_what_was_refused_leaves_nothing() {
     until("nothing is watched", || watches.used() == 0);
 }
 
-/// What waits in a source's queue when the source goes.
+/// A wait entry in a source's queue when the source goes.
 #[test]
 fn cve_2019_2215_a_source_goes_while_it_is_watched() {
     let ask = |poll: Arc<EventPoll>| assert!(poll.wait(&mut Vec::new(), 1, AT_ONCE).is_ok());
@@ -195,7 +195,7 @@ fn cve_2026_46242_what_is_deleted_is_closed_at_once() {
         });
         until("nothing is watched", || watches.used() == 0);
         assert_eq!(outer.delete(&inner), Err(Error::NotFound));
-        // The link is gone as well: what would have been a circle is none.
+        // The link is gone as well: this closes no circle any more.
         let fresh = poll();
         fresh.add(&outer, LT, 0).unwrap();
         source.set();

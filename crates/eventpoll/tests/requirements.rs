@@ -213,8 +213,8 @@ fn ep_r5_sources_come_and_go_under_signals_and_waits() {
             let goes_on = &goes_on;
             changers.push(scope.spawn(move || {
                 while goes_on() {
-                    // One that is deleted, one that is dropped, one that goes with its eventpoll,
-                    // each under signals.
+                    // A source that is deleted, one that is dropped, one that goes with its
+                    // eventpoll, each under signals.
                     let sources = [(); 3].map(|()| EventCounter::new());
                     let gone = EventPoll::new();
                     std::thread::scope(|scope| {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const START_MAX: Duration = Duration::from_secs(120);
 /// How long a server may take to end after its mount is gone.
 const END_MAX: Duration = Duration::from_secs(120);
-/// How long somebody may hold a mount that is to go.
+/// How long a mount that is to go may be held.
 const BUSY_MAX: Duration = Duration::from_secs(30);
 
 /// A running server with its mount.
@@ -39,15 +39,16 @@ impl Server {
     /// `mountpoint`.
     ///
     /// # Errors
-    /// If the program cannot be started, ends or takes too long; with what it wrote.
+    /// If the program cannot be started, ends or takes too long; with its output.
     pub(crate) fn start(command: &mut Command, mountpoint: &Path, log: &Path) -> anyhow::Result<Self> {
         let server = Self::begin(command, mountpoint, log)?;
         server.mounted(log)?;
         Ok(server)
     }
 
-    /// Starts `command` with its output going to `log`; for who starts several and waits for all of
-    /// them. By a thread that lives as long as the lab: the kernel takes its end for the lab's.
+    /// Starts `command` with its output going to `log`; for a caller that starts several and waits
+    /// for all of them. Called by a thread that lives as long as the lab: the kernel takes its end
+    /// for the lab's.
     ///
     /// # Errors
     /// If the program cannot be started.
@@ -63,7 +64,7 @@ impl Server {
     /// Waits until something is mounted on the mountpoint.
     ///
     /// # Errors
-    /// If the program ends or takes too long; with what it wrote to `log`.
+    /// If the program ends or takes too long; with its output in `log`.
     pub(crate) fn mounted(&self, log: &Path) -> anyhow::Result<()> {
         let mut mounts = File::open("/proc/self/mountinfo").context("cannot read the mount table")?;
         self.wait_for_mount(&mut mounts).map_err(|error| {
@@ -116,7 +117,7 @@ impl Server {
         rustix::process::kill_process(pid(&self.child)?, Signal::STOP).context("cannot stop the server")
     }
 
-    /// Ends it without asking it, and takes away the dead mount that it leaves: for one that has
+    /// Ends it by a signal, and takes away the dead mount that it leaves: for a server that has
     /// stopped, or whose store has.
     ///
     /// # Errors
@@ -190,8 +191,8 @@ fn ends_with(command: &mut Command, parent: Pid) {
     }
 }
 
-/// How this executable ends as another's process, `lab COMMAND …`: with what went wrong on standard
-/// error.
+/// The exit code of this executable as another's process, `lab COMMAND …`: the error goes to
+/// standard error.
 pub(crate) fn exit(command: &str, done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -233,7 +234,8 @@ fn unmount(mountpoint: &Path) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
         let result = rustix::mount::unmount(mountpoint, UnmountFlags::empty());
-        // Who looks through /proc, as `umount` does, holds what it looks at for a moment.
+        // A process that looks through /proc, as `umount` does, holds the files that it looks at
+        // for a moment.
         if result == Err(rustix::io::Errno::BUSY) && begun.elapsed() < BUSY_MAX {
             std::thread::sleep(Duration::from_millis(5));
             continue;
@@ -297,7 +299,7 @@ mod tests {
             command.status()
         };
         assert!(touch("one", rustix::process::getpid()).unwrap().success());
-        // Who is gone is nobody's parent.
+        // A process that is gone is no other's parent.
         let error = touch("two", rustix::process::getppid().unwrap()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
         assert!(directory.path().join("one").exists() && !directory.path().join("two").exists());

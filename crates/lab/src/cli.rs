@@ -1,9 +1,9 @@
 //! The command line:
-//! `lab EXPERIMENT [--quick] [--json FILE] [--svg FILE] [--runs N] [--variant A,B]`. What becomes
-//! of the files is [`crate::results`]: `lab report`.
+//! `lab EXPERIMENT [--quick] [--json FILE] [--svg FILE] [--runs N] [--variant A,B]`.
+//! [`crate::results`] uses the files: `lab report`.
 //!
 //! Exit codes: 0 done; 1 the experiment failed; 2 the command line is wrong; 130 stopped by a
-//! signal (what was found until then is printed and written).
+//! signal (results up to then are printed and written).
 
 use crate::experiment::{self, Experiment, Settings, Stop};
 use crate::machine::{self, Machine};
@@ -89,7 +89,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Finds what the names mean, or says which names there are.
+/// Finds the variants that the names mean, or fails with the valid names.
 fn choose<'a>(
     arguments: &Arguments,
     experiments: &'a [Box<dyn Experiment>],

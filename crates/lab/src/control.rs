@@ -1,4 +1,4 @@
-//! Calls of a mount process' control socket, without the start of a program in their time.
+//! Calls of a mount process's control socket, without the start of a program in their time.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-/// Longer than any answer takes: who waits so long has met a defect, and says so.
+/// Longer than any answer takes: a caller that waits so long has met a defect, and fails with that.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The socket of one volume.
@@ -39,7 +39,7 @@ impl Control {
         Ok(serde_json::from_str(body)?)
     }
 
-    /// What the volume says of itself.
+    /// The volume's own status.
     ///
     /// # Errors
     /// As [`call`](Self::call).

@@ -2,8 +2,8 @@
 //!
 //! Superblocks without files under them: an inode whose pages are counted, on a store that takes
 //! its time. The engine is the product's: wbs, workers, grace periods, callbacks. Each variant has
-//! an engine of its own, of which only the one that is measured runs. What is done is in [`load`],
-//! who differs in [`variants`].
+//! an engine of its own; only the engine that is measured runs. The loads are in [`load`], the
+//! differences in [`variants`].
 
 mod churn;
 pub(crate) mod churner;
@@ -30,7 +30,7 @@ pub(crate) struct Drain;
 
 const VARIANTS: [&str; 5] = ["persb", "base", "race", "rmbarrier", "persb-fifo"];
 
-/// What volumes use: the variant that can be measured on a mount.
+/// The variant of volumes, which can be measured on a mount.
 const PRODUCT: &str = VARIANTS[0];
 
 /// Grace periods begin at the next tick. Those of the published figures took some 20 ms.

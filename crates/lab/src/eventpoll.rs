@@ -1,9 +1,9 @@
-//! `eventpoll`: how many events get through, and who holds up whom?
+//! `eventpoll`: how many events get through, and which threads hold up which?
 //!
 //! A round takes each scenario in turn and gives each subject one run of it, starting with another
-//! one each round. What is measured is in [`scenario`]; who, in [`subject`] and beside it: ours
-//! with four ready lists ([`lists`], [`stack`]), the running kernel's epoll, and what one would
-//! take inside a process otherwise ([`peers`]).
+//! one each round. The scenarios are in [`scenario`], the subjects in [`subject`] and beside it:
+//! ours with four ready lists ([`lists`], [`stack`]), the running kernel's epoll, and common
+//! alternatives inside a process ([`peers`]).
 
 mod kernel;
 mod lists;
@@ -73,7 +73,8 @@ impl Experiment for EventPoll {
                     if settings.stop.is_set() {
                         return Ok(notes(sizes, round));
                     }
-                    // Another subject begins each round: nobody always follows the same neighbour.
+                    // Another subject begins each round: none always follows one and the same
+                    // neighbour.
                     let name = settings.variants[(turn + round) % settings.variants.len()];
                     progress.now(&format!("round {} of {rounds}: {} {name}", round + 1, scenario.name()));
                     run(*scenario, name, sizes, recorder);

@@ -1,4 +1,4 @@
-//! What every experiment is: a name, a question, variants, and a run that fills a [`Recorder`].
+//! Every experiment is a name, a question, variants, and a run that fills a [`Recorder`].
 //!
 //! A new experiment is a module with a type that implements [`Experiment`] and a line in [`all`].
 
@@ -27,17 +27,17 @@ pub(crate) trait Experiment {
         self.variants().first().copied().unwrap_or("default")
     }
 
-    /// What the ratios of the tables are to: the default, if the experiment does not say otherwise.
+    /// The baseline of the ratios in the tables: the default, unless the experiment sets another.
     fn baseline(&self) -> Baseline {
         Baseline::Variant(self.default_variant().to_owned())
     }
 
-    /// Runs every chosen scenario with every chosen variant, interleaved, and records what was
-    /// found. What holds for all rows (sizes, durability, what was warm) is returned as notes. An
-    /// experiment that is told to stop returns early with what it has.
+    /// Runs every chosen scenario with every chosen variant, interleaved, and records the results.
+    /// Remarks on all rows (sizes, durability, warm caches) are returned as notes. A stopped
+    /// experiment returns early with its results so far.
     ///
     /// # Errors
-    /// Only if nothing can be measured at all; a variant that fails is a row that says so.
+    /// Only if nothing can be measured at all; a variant that fails is a row with that reason.
     fn run(
         &self,
         settings: &Settings,
@@ -60,7 +60,7 @@ pub(crate) fn all() -> Vec<Box<dyn Experiment>> {
     ]
 }
 
-/// What the command line asked for.
+/// The settings of the command line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     /// End within a minute; tails are not stable then.
@@ -71,7 +71,7 @@ pub(crate) struct Settings {
     pub(crate) variants: Vec<&'static str>,
     /// The scenarios to run, in the experiment's order.
     pub(crate) scenarios: Vec<&'static str>,
-    /// Where files that variants serve are to lie, if not where the experiment would put them.
+    /// Where files that variants serve should lie, if not where the experiment would put them.
     pub(crate) source: Option<PathBuf>,
     /// The program under test, if not the one of this build.
     pub(crate) program: Option<PathBuf>,

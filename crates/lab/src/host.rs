@@ -1,9 +1,10 @@
-//! `lab host`: what the running kernel and this host give Watertight, found out by doing it.
+//! `lab host`: the guarantees that the running kernel and this host give Watertight, tested in
+//! action.
 //!
-//! A question is a [`facts::Fact`]; most are put to the kernel by a bare FUSE server ([`server`]).
-//! With `--program` the program itself is started where a host lacks something ([`attempts`]), and
-//! what it says is kept. `tests/kernels/run facts` does this on each kernel and collects
-//! docs/results/host.json, of which `lab report` makes docs/KERNELS.md ([`page`]).
+//! A question is a [`facts::Fact`]; a bare FUSE server ([`server`]) puts most of them to the
+//! kernel. With `--program` the program itself is started where a host lacks something
+//! ([`attempts`]), and its output is kept. `tests/kernels/run facts` does this on each kernel and
+//! collects docs/results/host.json, of which `lab report` makes docs/KERNELS.md ([`page`]).
 
 mod attempts;
 mod facts;
@@ -53,7 +54,7 @@ struct Arguments {
 pub(crate) struct Host {
     /// Its name in tables.
     name: String,
-    /// What it was made to lack.
+    /// The feature that it was made to lack.
     lacking: Option<String>,
     /// When, UTC, RFC 3339.
     when: String,
@@ -61,9 +62,9 @@ pub(crate) struct Host {
     commit: String,
     /// The machine.
     machine: Machine,
-    /// What was found.
+    /// The results.
     facts: Vec<Measured>,
-    /// What the program did where something is missing.
+    /// The program's behaviour where something is missing.
     attempts: Vec<Attempt>,
 }
 
@@ -83,7 +84,7 @@ impl Hosts {
         Ok(serde_json::from_str(text)?)
     }
 
-    /// Puts a host in, instead of what there was of it.
+    /// Adds a host, in place of its earlier results.
     fn put(&mut self, host: Host) {
         self.hosts.retain(|other| (&other.name, &other.lacking) != (&host.name, &host.lacking));
         self.hosts.push(host);
@@ -129,7 +130,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<Host> {
         name: arguments.name.clone().unwrap_or_else(|| machine.kernel.clone()),
         lacking: arguments.lacking.clone(),
         when,
-        // In an emulator there is no working tree; whoever starts it says which it was.
+        // In an emulator there is no working tree; the caller that starts it sets the commit.
         commit: std::env::var("LAB_COMMIT").unwrap_or_else(|_| machine::commit(Path::new("."))),
         machine,
         facts,

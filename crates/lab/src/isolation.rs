@@ -1,14 +1,15 @@
-//! `isolation`: what does a neighbour cost a healthy volume?
+//! `isolation`: the cost of a neighbour for a healthy volume.
 //!
 //! Processes of the product with real mounts: ten healthy volumes, and others beside them.
-//! *Stalled* ones, whose stores lie on a FUSE server that was stopped by a signal: each has
-//! something to write and a caller who waits for it in fsync(2). They are compared with as many
-//! that nobody uses and whose stores answer. *Throttled* and *churning* ones, which real cgroups
-//! use: they are compared with as many whose cgroups have as many processes that do nothing. What
-//! neighbours are there for, they do before and after everything that is measured, or nothing is.
-//! Each world is made anew in each round, so that `alone` nobody else is there. [`world`] is such a
-//! world, [`beside`] says who is in it, [`load`] what is done in it, [`tenants`] who uses the
-//! neighbours, [`keeper`] who waits, and who cleans up should this process be gone.
+//! *Stalled* ones have their stores on a FUSE server that was stopped by a signal; each has
+//! something to write and a caller that waits for it in fsync(2). They are compared with as many
+//! that are not used and whose stores answer. *Throttled* and *churning* ones are used by real
+//! cgroups; they are compared with as many whose cgroups have as many processes that do nothing.
+//! Neighbours do their work before and after every measurement, or nothing is measured. Each world
+//! is made anew in each round, so that in `alone` there is no neighbour. [`world`] is such a world,
+//! [`beside`] lists its neighbours, [`load`] has the work in it, [`tenants`] are the users of
+//! neighbours, [`keeper`] is the process that waits, and that cleans up should this process be
+//! gone.
 
 mod beside;
 pub(crate) mod keeper;
@@ -109,8 +110,8 @@ fn has(kind: Kind, metric: Metric) -> bool {
     }
 }
 
-/// How often the ten are gone through, each unmounted once: both ways in turn, so that what changes
-/// meanwhile is in the figures of both alike.
+/// How often the ten are gone through, each unmounted once: both ways in turn, so that a drift of
+/// the machine affects the figures of both alike.
 const TURNS: usize = 8;
 /// Stalled volumes that are given up in each round.
 const FORCED: usize = 5;
@@ -157,7 +158,7 @@ impl Experiment for Isolation {
         }
         let whole: Duration = cells.iter().map(|cell| expected(cell, settings.quick)).sum();
         progress.expect(self.name(), whole * u32::try_from(rounds).unwrap_or(1));
-        // In their order in the tables, whichever comes first.
+        // In their order in the tables, in whatever order they run.
         for metric in METRICS.iter().chain(&[MAPPED, FORCE, NOTICED, PROCESSOR, OF_LIMIT, SWITCHES]) {
             for (scenario, variant) in &cells {
                 if METRICS.contains(metric) || has(Beside::of(scenario).kind, *metric) {
@@ -166,7 +167,7 @@ impl Experiment for Isolation {
             }
         }
         for round in 0..rounds {
-            // None is always the first, nor always after the same.
+            // None is always the first, nor always after one and the same.
             let step = if round == 0 { 0 } else { (cells.len() / 2).saturating_sub(1) };
             cells.rotate_left(step);
             for (scenario, variant) in &cells {

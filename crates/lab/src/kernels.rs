@@ -1,14 +1,13 @@
 //! `lab kernels`: the kernels that the four mechanisms come from, measured beside ours.
 //!
 //! The other experiments compare variants of this project with each other, on the kernel that
-//! happens to run. This one boots kernels ([`boots`]), and in each of them has the kernel and the
-//! product do the same, in turn ([`inside`]). What is done is in four parts:
+//! happens to run. This one boots kernels ([`boots`]), and in each of them the kernel and the
+//! product do the same work, in turn ([`inside`]). The work has four parts:
 //! [`crate::drain::kernel`], [`unmount`], [`crate::sync::kernel`] and the scenarios of
 //! [`crate::eventpoll`].
 //!
-//! Rows are named as those of the experiments are, with the kernel after a slash:
-//! `drain-idle/6.12`. Their variants are `kernel` and, with what was set, `kernel-…`; `default` is
-//! the product.
+//! Rows are named like those of the experiments, with the kernel after a slash: `drain-idle/6.12`.
+//! Their variants are `kernel` and, with a setting, `kernel-…`; `default` is the product.
 
 mod boots;
 mod document;
@@ -25,16 +24,16 @@ use anyhow::Context as _;
 /// The name in the JSON.
 const EXPERIMENT: &str = "kernels";
 
-/// What is measured of each kernel.
+/// A part of the measurements of each kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// What an unmount waits for while inodes change owners.
+    /// The wait of an unmount while inodes change owners.
     Drain,
-    /// What an unmount waits for where nobody uses the mount.
+    /// The wait of an unmount of an unused mount.
     Unmount,
-    /// Who waits for whose limit.
+    /// Which callers wait for which limits.
     Sync,
-    /// How many events get through, and who holds up whom.
+    /// How many events get through, and which threads hold up which.
     Epoll,
 }
 

@@ -1,4 +1,4 @@
-//! Where and of what a measurement was taken.
+//! The machine and the source of a measurement.
 
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The machine, as the JSON names it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Machine {
-    /// The processor's name as the kernel tells it.
+    /// The processor's name, from the kernel.
     pub(crate) cpu: String,
     /// Processors this process may use.
     pub(crate) cores: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// The machine this runs on; what cannot be found out is `unknown`.
+    /// The machine this runs on; unknown properties are `unknown`.
     pub(crate) fn this() -> Self {
         let cpu_info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Self {

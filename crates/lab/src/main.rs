@@ -1,8 +1,8 @@
 //! The lab: asks the questions that this project's claims rest on, and measures the answers.
 //!
-//! Each experiment runs every variant and every peer in one process run, interleaved, so that what
-//! the machine does at that moment happens to all of them. [`experiment`] says what an experiment
-//! is, [`report`] and [`stats`] what becomes of its samples; `volumes` is the first.
+//! Each experiment runs every variant and every peer in one process run, interleaved, so that
+//! changes of the machine's load affect all of them. [`experiment`] defines an experiment,
+//! [`report`] and [`stats`] process its samples; `volumes` is the first.
 
 mod child;
 mod cli;

@@ -1,10 +1,10 @@
 //! `many`: what does one more volume cost, among thousands?
 //!
 //! A mount process for each size, all of them there for the whole run. In each round one volume is
-//! attached and detached at each size in turn, so that what the machine does at that moment happens
-//! to all; the turns are in another order each time, so that none comes always after the same one.
-//! The other volumes are idle. Before that `watertight serve` is run with as many volumes, one size
-//! at a time.
+//! attached and detached at each size in turn, so that changes of the machine's load affect all;
+//! the turns are in another order each time, so that none comes always after one and the same. The
+//! other volumes are idle. Before that `watertight serve` is run with as many volumes, one size at
+//! a time.
 
 mod process;
 mod served;
@@ -68,7 +68,7 @@ const FILES: Metric = Metric { name: "descriptors", unit: "", shown: Shown::P50,
 /// Fewer volumes than these take less memory than the process itself gives back and takes
 /// meanwhile.
 const SEEN_IN_MEMORY: usize = 1000;
-/// How many times all volumes are asked for.
+/// How many times the status of all volumes is fetched.
 const STATUSES: usize = 20;
 /// How many times `serve` is run, and how many reloads there are in each.
 const SERVED: usize = 5;
@@ -192,8 +192,8 @@ fn serve(settings: &Settings, progress: &Progress, recorder: &mut Recorder) -> a
     Ok(())
 }
 
-/// Turns them, so that none is always the first; and round about, so that none comes always after
-/// the same one.
+/// Turns them, so that none is always the first; and reverses the direction, so that none comes
+/// always after one and the same.
 fn in_another_order<T>(all: &mut [T], round: usize) {
     all.rotate_left(1);
     if round.is_multiple_of(all.len()) {
@@ -201,7 +201,7 @@ fn in_another_order<T>(all: &mut [T], round: usize) {
     }
 }
 
-/// What the idle volumes cost.
+/// The cost of the idle volumes.
 fn idle(crowd: &Crowd, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
     let now = crowd.figures()?;
     crowd.use_all()?;

@@ -33,7 +33,7 @@ impl Mapped {
     pub(crate) fn touch(&self, page: usize) {
         let at = page % self.pages * PAGE;
         // SAFETY: `at` lies inside of the mapping, which is there until this is dropped and which
-        // nobody has a reference to. Others who write the same byte are other processes, or other
+        // has no reference to it. Other writers of the same byte are other processes, or other
         // threads of this one by another mapping; the store is one byte and volatile.
         unsafe { self.memory.add(at).write_volatile(7) };
     }
@@ -41,7 +41,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this one's, and nobody uses it any more.
+        // SAFETY: the mapping is this one's, and is not used any more.
         let _mapped_until_the_process_ends =
             unsafe { munmap(self.memory.as_ptr().cast(), self.pages * PAGE) };
     }

@@ -1,8 +1,8 @@
-//! `mounts`: what does an unmount cost, and what does it promise?
+//! `mounts`: the cost and the promises of an unmount.
 //!
 //! A round takes each scenario in turn and gives each variant a slice of it, starting with another
-//! one each round. [`mod@strategy`] has the strategies, [`scenario`] what is measured, [`oracle`]
-//! what a strategy gets wrong.
+//! one each round. [`mod@strategy`] has the strategies, [`scenario`] the measurements, [`oracle`]
+//! the errors of a strategy.
 
 mod kernel;
 mod names;
@@ -92,8 +92,8 @@ impl Experiment for Mounts {
     }
 }
 
-/// Who has this turn of a round: another one begins each round, and nobody always follows the same
-/// neighbour.
+/// The variant with this turn of a round: another one begins each round, and none always follows
+/// one and the same neighbour.
 fn order(turn: usize, round: usize, variants: usize) -> usize {
     let fits =
         |stride: &usize| (2..=*stride).all(|n| !(stride.is_multiple_of(n) && variants.is_multiple_of(n)));

@@ -2,7 +2,7 @@
 //! and throws data away. Two threads with cloned descriptors, writes of up to 1 MiB, no spinning,
 //! no kernel write-back, every request answered (FLUSH and FSYNC too), reads give zeros.
 //!
-//! It runs in a process of its own, `lab null-server MOUNTPOINT`, says `ready` on standard output
+//! It runs in a process of its own, `lab null-server MOUNTPOINT`, prints `ready` on standard output
 //! when it is mounted and ends when it is unmounted. It is a yardstick, not a file system: no hard
 //! links, no extended attributes, no renames.
 //!
@@ -74,7 +74,7 @@ struct Names {
 #[derive(Debug)]
 struct NullServer {
     names: Mutex<Names>,
-    /// What every read returns; immutable.
+    /// The content that every read returns; immutable.
     zeros: Vec<u8>,
 }
 

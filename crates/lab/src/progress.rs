@@ -1,4 +1,4 @@
-//! What runs, and for how long still: a bar on a terminal, nothing elsewhere.
+//! The running step, and its remaining time: a bar on a terminal, nothing elsewhere.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// Says how long everything is expected to take: once, in words, where there is no terminal.
+    /// Prints how long everything is expected to take: once, in words, where there is no terminal.
     pub(crate) fn expect(&self, experiment: &str, whole: Duration) {
         self.bar.set_length(millis(whole));
         if self.bar.is_hidden() {
@@ -31,12 +31,13 @@ impl Progress {
         }
     }
 
-    /// Says what runs now.
+    /// Shows the running step.
     pub(crate) fn now(&self, what: &str) {
         self.bar.set_message(what.to_owned());
     }
 
-    /// The same, and a line where there is no terminal: for steps that take long.
+    /// Shows the running step, and prints a line where there is no terminal: for steps that take
+    /// long.
     pub(crate) fn step(&self, what: &str) {
         self.now(what);
         if self.bar.is_hidden() {

@@ -1,8 +1,8 @@
-//! `rcu`: what do readers, grace periods and callbacks cost?
+//! `rcu`: the cost of readers, grace periods and callbacks.
 //!
 //! Every subject is made once; a round takes each scenario in turn and gives each subject a slice
-//! of it, starting with another one each round. What is measured is in [`scenario`], who in
-//! [`mod@subject`].
+//! of it, starting with another one each round. [`scenario`] has the measurements, [`mod@subject`]
+//! the subjects.
 
 mod crossbeam;
 #[cfg(has_liburcu)]
@@ -65,7 +65,8 @@ impl Experiment for Rcu {
                     if settings.stop.is_set() {
                         return Ok(notes(slice, round));
                     }
-                    // Another subject begins each round: nobody always follows the same neighbour.
+                    // Another subject begins each round: none always follows one and the same
+                    // neighbour.
                     let (name, subject) = &subjects[(turn + round) % subjects.len()];
                     progress.now(&format!("round {} of {rounds}: {} {name}", round + 1, scenario.name()));
                     let slice = slice * scenario.slices();

@@ -1,8 +1,8 @@
-//! What an experiment found: rows, and their three forms (table, JSON, plot).
+//! The results of an experiment: rows, and their three forms (table, JSON, plot).
 //!
 //! An experiment fills a [`Recorder`] with samples or with the reason why there are none; the
-//! recorder turns them into [`Row`]s in the order in which each was first mentioned. Everything
-//! that is printed or written afterwards comes from the rows alone.
+//! recorder turns them into [`Row`]s in the order in which each was first mentioned. All later
+//! output comes from the rows alone.
 
 mod curves;
 mod document;
@@ -18,7 +18,7 @@ pub(crate) use table::{Baseline, Choice, Figure, figure};
 
 use serde::{Deserialize, Serialize};
 
-/// What is measured, and how it is to be read.
+/// A measured quantity, and how to read it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Metric {
     /// The name in the JSON; other programs read it.
@@ -51,7 +51,7 @@ impl Metric {
         if unit.is_empty() { shown.to_owned() } else { format!("{shown}, {unit}") }
     }
 
-    /// What an axis of it is called.
+    /// The title of its axis.
     pub(crate) fn axis(self) -> String {
         let better = if self.larger_is_better { "more" } else { "less" };
         format!("{}; {better} is better", self.label())
@@ -67,7 +67,7 @@ impl Shown {
         }
     }
 
-    /// What there is a table of.
+    /// The figures that have a table.
     pub(crate) fn tables(self) -> &'static [Self] {
         match self {
             Self::P50 => &[Self::P50],
@@ -82,11 +82,11 @@ impl Shown {
 /// could not run has none, `n` = 0 and the reason in `note`).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
-    /// What was done.
+    /// The scenario.
     pub(crate) scenario: String,
-    /// Who did it.
+    /// The variant.
     pub(crate) variant: String,
-    /// What was measured.
+    /// The measured quantity.
     #[serde(serialize_with = "metric_name")]
     pub(crate) metric: Metric,
     /// The unit of the figures below.
@@ -105,7 +105,7 @@ pub(crate) struct Row {
     pub(crate) mean: Option<f64>,
     /// The sum of the samples.
     pub(crate) total: Option<f64>,
-    /// What a reader has to know about this row.
+    /// Notes for a reader about this row.
     pub(crate) note: String,
 }
 

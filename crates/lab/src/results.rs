@@ -1,14 +1,14 @@
 //! `lab report`: makes the tables of docs/RESULTS.md and the plots beside them from the JSON in
 //! docs/results.
 //!
-//! The page is written by people but for its blocks ([`blocks`]), each of which names a file of
-//! results and what of it is to be seen. The command fills all of them, and redraws every plot; a
-//! file without a block gets a section at the page's end. With `--check` nothing is written, and
-//! what differs is named: a figure in the page that is in no file is an error, and so is a file
-//! that the page does not show, or whose plot it does not. Figures that others have published are
-//! in `published.json` ([`published`]) and stand beside ours; what hosts give is in `host.json`, of
-//! which [`crate::host`] makes the blocks of docs/KERNELS.md. Single figures in prose ([`inline`])
-//! are filled on this page and all others of the documentation.
+//! People write the page except for its blocks ([`blocks`]), each of which names a file of results
+//! and a selection of it. The command fills all of them, and redraws every plot; a file without a
+//! block gets a section at the page's end. With `--check` nothing is written, and differences are
+//! named: a figure in the page that is in no file is an error, and so is a file that the page does
+//! not show, or whose plot it does not. Figures that others have published are in `published.json`
+//! ([`published`]) and stand beside ours; results of hosts are in `host.json`, of which
+//! [`crate::host`] makes the blocks of docs/KERNELS.md. Single figures in prose ([`inline`]) are
+//! filled on this page and all others of the documentation.
 
 mod blocks;
 mod inline;
@@ -136,7 +136,7 @@ impl Results {
         Ok(Self { docs: docs.to_owned(), page, others, documents, published, hosts })
     }
 
-    /// The files that are not what the JSON gives, with what they should be.
+    /// The files that differ from the JSON's, with their correct content.
     fn differences(&self) -> anyhow::Result<Vec<(PathBuf, String)>> {
         let page = inline::fill(&self.page()?, &self.documents).context("in RESULTS.md")?;
         let blocks = blocks::all(&page);
@@ -177,7 +177,7 @@ impl Results {
         Ok(page)
     }
 
-    /// What stands in a block.
+    /// The content of a block.
     fn render(&self, block: &Block) -> anyhow::Result<String> {
         let name = &block.name;
         let document =
@@ -217,7 +217,7 @@ impl Results {
     }
 }
 
-/// README.md, and what is in `docs` and `docs/design` besides RESULTS.md, as far as they are there.
+/// README.md, and the pages in `docs` and `docs/design` besides RESULTS.md, as far as they exist.
 fn other_pages(docs: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut pages = vec![docs.join("../README.md")];
     for directory in [docs.to_owned(), docs.join("design")] {
@@ -246,7 +246,7 @@ fn default_variant(document: &Document) -> String {
     known.or_else(first).unwrap_or_else(|| "default".to_owned())
 }
 
-/// What the ratios of its tables are to.
+/// The baseline of the ratios in its tables.
 fn baseline(document: &Document) -> Baseline {
     made_by(document)
         .map_or_else(|| Baseline::Variant(default_variant(document)), |experiment| experiment.baseline())

@@ -1,4 +1,4 @@
-//! Samples and what is said of them.
+//! Samples and their figures.
 //!
 //! [`Samples`] keeps every value and is exact: for runs, of which there are few. [`Histogram`] is
 //! for operations, of which there are millions: its percentiles are at most 0.8 % above the true
@@ -14,7 +14,7 @@ const PER_OCTAVE: usize = 1 << KEPT_BITS;
 /// Buckets of a histogram: values below `PER_OCTAVE` have one each.
 const BUCKETS: usize = PER_OCTAVE * (64 - KEPT_BITS as usize + 1);
 
-/// What a row says of its samples.
+/// The figures of a row's samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Summary {
     /// Number of samples.

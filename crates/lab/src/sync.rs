@@ -1,8 +1,8 @@
-//! `sync`: who waits for whom?
+//! `sync`: which callers wait for which limits?
 //!
 //! The published experiment twice, with real cgroups and fio's writers on a real mount: with its
-//! own sizes, and scaled. In both a cgroup that may write little has much to be written, and
-//! somebody in another cgroup syncs.
+//! own sizes, and scaled. In both a cgroup that may write little has much to be written, and a
+//! process in another cgroup syncs.
 
 mod admit;
 pub(crate) mod client;
@@ -132,7 +132,7 @@ impl Experiment for Sync {
 type Step<'a> =
     (&'static str, &'static str, Metric, Box<dyn FnMut(&mut Recorder) -> anyhow::Result<()> + 'a>);
 
-/// What a round does on mounts, in this order.
+/// The steps of a round on mounts, in this order.
 fn steps<'a>(settings: &Settings, wants: &dyn Fn(&str) -> bool, place: &'a Place) -> Vec<Step<'a>> {
     let is_quick = settings.quick;
     let mut steps: Vec<Step<'a>> = Vec::new();

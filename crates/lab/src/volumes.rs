@@ -1,4 +1,4 @@
-//! `volumes`: what does a mounted volume cost?
+//! `volumes`: the cost of a mounted volume.
 //!
 //! Every target (ours in each mode on each store, and each peer) is mounted once and stays mounted;
 //! a round takes each scenario in turn and gives every target a slice of it, starting with another
@@ -95,7 +95,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// What everything is expected to take, for the progress bar.
+    /// The expected time of everything, for the progress bar.
     fn expected(&self) -> Duration {
         let is_possible = |target: &&Target| !matches!(target.start, target::Start::Impossible(_));
         let targets = u32::try_from(self.targets.iter().filter(is_possible).count()).unwrap_or(u32::MAX);
@@ -133,7 +133,7 @@ impl Session<'_> {
                 if self.settings.stop.is_set() {
                     return;
                 }
-                // Another target begins each round: nobody always follows the same neighbour.
+                // Another target begins each round: none always follows one and the same neighbour.
                 let at = (turn + round) % self.targets.len();
                 let rounds = self.sizes.runs;
                 let target = &self.targets[at];
@@ -179,7 +179,7 @@ impl Session<'_> {
         }
     }
 
-    /// What holds for all rows.
+    /// Remarks on all rows.
     fn notes(&self, place: &Place) -> Vec<String> {
         let mut notes = vec![place.note(), self.sizes.note()];
         notes.extend(scenario::NOTES.iter().map(|&note| note.to_owned()));
@@ -206,7 +206,7 @@ impl Session<'_> {
         ))
     }
 
-    /// Takes everything down; what goes wrong is said, the figures stand.
+    /// Takes everything down; errors are printed, the figures stand.
     fn unmount_all(&mut self) {
         for target in &mut self.targets {
             self.progress.now(&format!("unmounting {target}"));

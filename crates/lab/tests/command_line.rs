@@ -165,8 +165,8 @@ fn every_variant_of_drain_unmounts() {
     );
 }
 
-/// liburcu is linked where it was there when the lab was built; elsewhere, and where it lacks a
-/// call, its row says so.
+/// liburcu is linked where it was available when the lab was built; elsewhere, and where it lacks a
+/// call, its row has that reason.
 #[test]
 fn a_library_without_a_call_is_a_row_that_says_so() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -189,7 +189,8 @@ fn a_library_without_a_call_is_a_row_that_says_so() {
     }
 }
 
-/// The program beside the lab, and a directory for what it makes; or nothing, and why is said.
+/// The program beside the lab, and a directory for its files; or nothing, and the reason is
+/// printed.
 fn isolation(scenarios: &str) -> Option<(Command, tempfile::TempDir)> {
     let lab = Path::new(env!("CARGO_BIN_EXE_lab"));
     let program = lab.with_file_name("watertight");
@@ -221,7 +222,7 @@ fn left_in(directory: &Path) -> Vec<String> {
     left
 }
 
-/// Has the scenarios run, and looks at every row: these of the healthy volumes, and those that a
+/// Runs the scenarios, and checks every row: those of the healthy volumes, and those that a
 /// scenario has of its own.
 fn isolation_has_rows(scenarios: &[(&str, &[&str])]) {
     let names: Vec<&str> = scenarios.iter().map(|(name, _)| *name).collect();
@@ -240,7 +241,7 @@ fn isolation_has_rows(scenarios: &[(&str, &[&str])]) {
             let mut metrics: Vec<&str> = Vec::new();
             for row in rows.iter().filter(|row| row["scenario"] == *scenario && row["variant"] == variant) {
                 let metric = row["metric"].as_str().expect("a name");
-                // Who does nothing may use no time at all.
+                // A neighbour that does nothing may use no time at all.
                 let is_measured = row["p50"].as_f64() > Some(0.0) || metric == "neighbours_cpu";
                 assert!(row["n"].as_u64() > Some(0) && is_measured, "{row}");
                 metrics.push(metric);
@@ -277,7 +278,7 @@ fn isolation_that_is_killed_leaves_nothing() {
             return;
         }
         let Some((mut command, directory)) = isolation(scenario) else { return };
-        // What it says is to be read where this fails.
+        // Its output is to be read where this fails.
         command.args(["--variant", "default"]).stdin(Stdio::null()).stdout(Stdio::null());
         let mut lab = command.spawn().expect("the lab runs");
         let has = |what: &str| left_in(directory.path()).iter().any(|line| line.contains(what));
@@ -286,7 +287,7 @@ fn isolation_that_is_killed_leaves_nothing() {
             has("neighbour0")
         };
         // One of its neighbours is there; whether that is stalled, or used, by now makes no
-        // difference to who has to clean up.
+        // difference to the process that has to clean up.
         eventually("it has mounted", &mut mounted);
         lab.kill().unwrap();
         lab.wait().unwrap();

@@ -177,7 +177,7 @@ impl State {
     }
 }
 
-/// Uses a superblock, through whichever of its mounts: an open file.
+/// Uses a superblock, through any of its mounts: an open file.
 ///
 /// A synchronous unmount that would take its last mount is refused; after a lazy one, and after the
 /// end of the namespace, the drop of the last hold shuts the superblock down before it returns.

@@ -240,8 +240,8 @@ impl CallbackList {
     /// at most `chunk` of them they are counted, and `counted` is called with how many have run by
     /// then.
     ///
-    /// Says whether the producer is slow: it queues less than a segment between two runs, so that
-    /// it cannot be relied on to free memory.
+    /// Returns whether the producer is slow: it queues less than a segment between two runs, so
+    /// that it cannot be relied on to free memory.
     pub fn run(&self, queued: u64, chunk: u64, counted: impl Fn(u64)) -> bool {
         // Whatever the caller says: there are no more yet.
         let (queued, chunk) = (queued.min(self.queued()), chunk.max(1));

@@ -26,8 +26,6 @@
 //!   the first call outside of sections;
 //! - a callback, of any domain: two domains' workers could wait for each other;
 //! - a thread that is ending, whose sections cannot be found any more.
-//! - a callback, of whichever domain: two domains' workers could wait for each other;
-//! - a thread that is ending, whose sections cannot be found any more.
 //!
 //! # State
 //! | field | holds | protected by |
@@ -69,7 +67,7 @@ use crate::local;
 use crate::work::Work;
 use crate::workers;
 
-/// A pass begins before its tick if a list holds so many: what they hold is still in the
+/// A pass begins before its tick if a list holds so many: their data is still in the
 /// processor's cache, and enough of them share the grace period. Analogous to Linux's `qhimark`.
 /// Low in models.
 const QHIMARK: u64 = if cfg!(any(loom, shuttle)) { 1 } else { 4096 };
@@ -89,7 +87,7 @@ pub trait WorkQueue: Send + Sync + 'static {
     fn push(&self, work: Box<dyn FnOnce() + Send>);
 }
 
-/// What a domain's worker does. In a cache line of its own: every caller reads it.
+/// The state of a domain's worker. In a cache line of its own: every caller reads it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct WorkerState(AtomicU8);
@@ -268,7 +266,7 @@ impl Callbacks {
         self.qlen.load(Ordering::Relaxed).cast_signed()
     }
 
-    /// Adds callbacks to `qlen`, and gives what it is then.
+    /// Adds callbacks to `qlen`, and returns the sum.
     fn add(&self, works: u64) -> i64 {
         // ORDERING: Relaxed, C2.
         (self.qlen.fetch_add(works, Ordering::Relaxed).wrapping_add(works)).cast_signed()
@@ -445,7 +443,7 @@ impl Inner {
         let _ = (self, state);
     }
 
-    /// The clock was moved: has the worker look at it.
+    /// The clock was moved: the worker looks at it.
     pub(crate) fn clock_of_callbacks_moved(&self) {
         self.expedite(&mut self.callbacks.state.lock());
         self.callbacks.work.notify_all();

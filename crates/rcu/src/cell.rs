@@ -17,7 +17,7 @@ use crate::work::Work;
 /// A cell that is dropped leaves its value to the domain, as a replaced one, and waits as a dropped
 /// [`Retired`] may.
 ///
-/// What it gives out does not outlive the guard:
+/// A loaded reference does not outlive the guard:
 /// ```compile_fail,E0505
 /// # use watertight_rcu::{Domain, RcuCell};
 /// let domain = Domain::new();
@@ -150,7 +150,7 @@ impl<T: Send + 'static> Retired<T> {
         Self { value, cookie, domain: domain.clone() }
     }
 
-    /// Waits for a grace period, expedited, and gives the value.
+    /// Waits for a grace period, expedited, and returns the value.
     ///
     /// # Panics
     /// In a read section of the domain; the value is then freed by the domain.

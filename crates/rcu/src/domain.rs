@@ -57,7 +57,7 @@ impl Default for DomainOptions {
 /// Readers, and the threads that wait for them.
 ///
 /// Domains are independent: a reader of one never holds up a grace period of another. A clone is
-/// the same domain. What is protected by a domain is read, replaced and retired with that domain
+/// the same domain. A value that a domain protects is read, replaced and retired with that domain
 /// alone.
 #[derive(Clone)]
 pub struct Domain {
@@ -122,7 +122,7 @@ impl Domain {
         Self::with_options(DomainOptions::default())
     }
 
-    /// One that behaves as `options` say.
+    /// A domain that behaves as `options` say.
     ///
     /// # Panics
     /// If `first_number` is odd or `callbacks_max` is zero.

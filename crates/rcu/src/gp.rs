@@ -27,7 +27,7 @@
 //!   section, or the section sees what was unpublished. The same holds for each later section of
 //!   that reader.
 //! * P2 reader: its loads, then store `ctr` with release, when it leaves and when it enters again.
-//!   Grace period: load `ctr` with acquire. What a reader did happens before the grace period ends.
+//!   Grace period: load `ctr` with acquire. A reader's actions happen before the grace period ends.
 //! * P3 reader: store `ctr`, light fence, load `waiting`. Grace period: store `waiting`, heavy
 //!   fence, load `ctr`. Either the reader sees that it is waited for, or the grace period sees that
 //!   it has left. A reader that sees it changes the number in `gp_futex` and wakes the sleeper. The
@@ -486,7 +486,7 @@ impl GracePeriods {
 /// the same word.
 struct Holdout {
     reader: Arc<Reader>,
-    /// What `Reader::ctr` was when it was scanned.
+    /// `Reader::ctr` at the scan.
     section: u64,
 }
 

@@ -62,13 +62,13 @@
 //! - the section began later, and U *happens before* all that is done in it.
 //!
 //! So each grace period is a full memory barrier between U and what follows it, as the kernel's
-//! are. A section by itself is no barrier: what is loaded in it is ordered by the loads' own
-//! orderings ([`RcuCell`] acquires and releases). What a callback did *happens before* the return
-//! of a [`Domain::barrier`] that was called after the callback was queued.
+//! are. A section by itself is no barrier: its loads are ordered by their own orderings
+//! ([`RcuCell`] acquires and releases). A callback's actions *happen before* the return of a
+//! [`Domain::barrier`] that was called after the callback was queued.
 //!
 //! # Locks
-//! A section takes none, but for a thread's first one in a domain (and each one of a thread that is
-//! ending): it registers the thread under a lock that is held to look at the list of readers, and
+//! A section takes none, except a thread's first one in a domain (and each one of a thread that is
+//! ending): that registers the thread under a lock that is held to look at the list of readers, and
 //! never while a thread waits for anything. When a section ends that a grace period sleeps for, its
 //! thread wakes the grace period with a system call and no lock.
 //!

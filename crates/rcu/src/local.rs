@@ -32,8 +32,8 @@ use crate::gp::Reader;
 #[derive(Debug)]
 struct Registration {
     inner: Weak<Inner>,
-    /// What grace periods scan, once there was a section: a thread that only queues callbacks is no
-    /// reader.
+    /// The entry that grace periods scan, once there was a section: a thread that only queues
+    /// callbacks is no reader.
     reader: OnceCell<Arc<Reader>>,
     /// The thread's callbacks, once there was one.
     producer: RefCell<Option<Producer>>,
@@ -175,7 +175,7 @@ fn name_of_this_thread() -> String {
     format!("{name} ({})", rustix::thread::gettid())
 }
 
-/// Calls `put_in` with this thread's end of its queue, and gives what that gives.
+/// Calls `put_in` with this thread's end of its queue, and returns the result.
 #[inline]
 pub(crate) fn with_producer<T>(inner: &Inner, put_in: impl FnOnce(&mut Producer) -> T) -> T {
     let last = LAST_CALL.with(Cell::get);

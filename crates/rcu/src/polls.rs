@@ -39,7 +39,7 @@ impl Polls {
 }
 
 impl Inner {
-    /// Has a thread run this grace period.
+    /// Makes a thread run this grace period.
     pub(crate) fn request_gp(&self, cookie: Cookie, is_urgent: bool) {
         let mut state = self.polls.state.lock();
         // The later of the two: it serves both.

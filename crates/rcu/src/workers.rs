@@ -4,7 +4,7 @@
 //! with another domain. A thread that has nothing more to do parks for a while and serves the next
 //! domain that needs one. So there are never many more threads than domains need at a time.
 //!
-//! What these threads call for others (a subscriber of the log, a clock) may panic. The thread then
+//! Foreign code that these threads call (a log subscriber, a clock) may panic. The thread then
 //! begins the same task again, so that a domain never waits for a thread that is gone. Panics of
 //! callbacks are caught one by one (module `callback_list`).
 //!

@@ -84,7 +84,7 @@ fn a_caller_tells_or_is_seen() {
     calls_beside_a_worker_that_rests(true);
 }
 
-/// The same where callers have full fences.
+/// A call beside a worker that rests, where callers have full fences.
 #[test]
 fn a_caller_tells_or_is_seen_without_membarrier() {
     calls_beside_a_worker_that_rests(false);

@@ -90,7 +90,7 @@ fn nobody_reads_what_was_freed() {
     frees_beside_a_reader(GracePeriods::new);
 }
 
-/// The same where readers have full fences.
+/// A free beside a reader, where readers have full fences.
 #[test]
 fn nobody_reads_what_was_freed_without_membarrier() {
     frees_beside_a_reader(GracePeriods::fenced);
@@ -145,7 +145,7 @@ fn who_joins_or_parts_meanwhile_reads_nothing_freed() {
     joins_or_parts_beside(&[]);
 }
 
-/// The same where the grace period looks at the places twice, because there is one already.
+/// A registration beside a grace period that scans twice, because there is one reader already.
 #[test]
 fn who_joins_or_parts_between_two_looks_reads_nothing_freed() {
     joins_or_parts_beside(&["idle"]);

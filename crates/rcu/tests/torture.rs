@@ -18,8 +18,8 @@ const READERS: usize = 4;
 /// Ways to free a replaced value.
 const KINDS: u64 = 9;
 
-/// What readers look at. An element is live from its publication until a grace period after its
-/// replacement, and has a version meanwhile: publications are counted.
+/// The memory that readers look at. An element is live from its publication until a grace period
+/// after its replacement, and has a version meanwhile: publications are counted.
 struct Arena {
     domain: Domain,
     current: RcuCell<Element>,
@@ -98,8 +98,8 @@ impl Arena {
         }
     }
 
-    /// Publishes a free element; gives the one that was replaced. Under the lock, so that versions
-    /// come in their order.
+    /// Publishes a free element; returns the replaced one. Under the lock, so that versions come in
+    /// their order.
     fn replace(self: &Arc<Self>) -> Option<Retired<Element>> {
         let mut free = self.free.lock().expect("no panic under it");
         let number = free.pop()?;

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::limit::CgroupPath;
 
-/// What unused time is worth: a waiter that wakes up late catches up.
+/// The worth of unused time: a waiter that wakes up late catches up.
 const CREDIT: Duration = Duration::from_millis(12);
 
 /// A cgroup below the limited one, or the limited one itself: its debts are those of all below it.
@@ -47,7 +47,7 @@ struct Queued {
     /// The time from which on it may go on.
     not_before: Duration,
     cost: Duration,
-    /// What it pays of debts.
+    /// The debts that it pays.
     payments: Payments,
 }
 

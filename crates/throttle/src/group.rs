@@ -1,4 +1,4 @@
-//! One cgroup's limits on one store: what it was allowed so far, and when it may go on.
+//! One cgroup's limits on one store: its use so far, and when it may go on.
 //!
 //! # Arithmetic
 //! For bytes and for operations, each way, a group keeps the time up to which its past work is

@@ -110,7 +110,7 @@ pub enum Direction {
     Write,
 }
 
-/// What one cgroup may do on one store in a second. `None` is `max`: no limit.
+/// The limits of one cgroup on one store, by the second. `None` is `max`: no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes read.

@@ -13,7 +13,7 @@ use crate::throttle::{Chain, Throttle};
 /// The most bytes that are written at a time, where no limit asks for less.
 const CHUNK_MAX: u64 = 1 << 20;
 
-/// What a writer does at a limit.
+/// A writer's behaviour at a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnLimit {
     /// Leaves the inode, and does other work: a flusher.
@@ -60,7 +60,7 @@ pub enum Completion {
 /// Data that is written in chunks. [`ThrottledWrite::run`] sleeps: its caller holds no lock that
 /// another thread needs.
 pub trait ChunkSource {
-    /// What a write can fail with.
+    /// The error of a write.
     type Error;
 
     /// The bytes left that are dirty since `epoch` or before, and not being written.

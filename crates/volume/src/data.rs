@@ -217,7 +217,7 @@ impl Inode {
             turn.commit(bases.len() as u64 * PAGE, bases.len() as u64);
         }
         let made = self.copy_in(&mut state, offset, data, &mut bases);
-        // DirtyReservation for every page that the write touches; no more can have been made.
+        // Reserved for every page that the write touches; no more can have been made.
         if let Some(used) = room.permit.split(made) {
             state.add_pages(used);
         }

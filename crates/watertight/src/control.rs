@@ -9,7 +9,7 @@
 //! | `GET /v1/volumes?after=ID` | a list of [`api::Status`], of some of the volumes that are attached to the mountpoint: those whose ids follow. Ask again after the last one, until there are none |
 //! | `GET /v1/events?since=N&follow=BOOL` | lines of [`events::Event`], after number N, until the volume's end or, without `follow`, until now |
 //! | `POST /v1/sync` | [`api::Synced`], once the data that was dirty in the volume at the call is durable, by the policy of the caller's cgroup; with `?all=1` all of it, at full speed. Data in the kernel (mapped memory, kernel write-back) needs a syncfs(2) first; the mount process cannot ask its own kernel side for it |
-//! | `GET /v1/limits` | [`api::Limits`]: what cgroups may do |
+//! | `GET /v1/limits` | [`api::Limits`]: the limits of cgroups |
 //! | `POST /v1/limit` with [`api::LimitRequest`] | [`api::Limits`] as they are then |
 //! | `POST /v1/umount` with [`api::UmountRequest`] | [`api::UmountReply`]; for `force` at once, else once all is written |
 //! | `GET /v1/wait?timeout_ms=N` | [`api::WaitReply`], once the volume is released or failed, or at the timeout |

@@ -35,7 +35,7 @@ struct Times {
     search_max: Duration,
     /// No process may be done for so long before another thread takes over.
     hangs: Duration,
-    /// The last processes hang when for so long no thread has come any further in them: not by one
+    /// The last processes hang when for so long no thread has made progress in them: not by one
     /// descriptor.
     last_ones: Duration,
 }

@@ -503,7 +503,7 @@ fn flush_unless_stalled(live: &Arc<Live>) -> Result<()> {
     }
 }
 
-/// Tells a person at the terminal, or the log.
+/// Writes to a person's terminal, or to the log.
 fn say(volume: &str, colour: Colour, text: &str) {
     if console().is_terminal() {
         console().say(&console().paint_err(colour, text));

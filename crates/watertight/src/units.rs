@@ -61,8 +61,8 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// A size for a person who may want to compare it: in bytes, behind a figure that is easier to read
-/// where there is one.
+/// A size that a person can compare exactly: in bytes, behind a figure that is easier to read where
+/// there is one.
 #[must_use]
 pub fn exactly(n: u64) -> String {
     let exact = count(n, "byte", "bytes");

@@ -1,4 +1,4 @@
-//! What a pin and its end cost, with several threads at once: in shards, and with one counter for
+//! The cost of a pin and its end, with several threads at once: in shards, and with one counter for
 //! all.
 //!
 //! `cargo run --release -p watertight-writeback --example pin_cost`

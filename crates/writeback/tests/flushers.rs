@@ -199,7 +199,7 @@ const B: CgroupId = CgroupId(2);
 /// Files of `A` hang in the store, more than there are flushers: how many at the same time, while
 /// those of `B` are written.
 fn hanging_at_once(flushers: usize) -> usize {
-    let switcher: Arc<Switcher<Slow>> = Arc::default();
+    let switcher: Arc<Switcher> = Arc::default();
     switcher.cgroups().add(A, CgroupId::ROOT);
     switcher.cgroups().add(B, CgroupId::ROOT);
     let options = BdiOptions {

@@ -259,7 +259,7 @@ fn places_behind_one_that_is_given_up_move_up() {
     let throttle = model.bdi.throttle();
     let chain = model.bdi.chain_of(&file).unwrap();
     let place = |bytes| throttle.reserve(&chain, Request { bytes, ..request() });
-    let waits = |reservation: &writeback::Reservation<'_>| match reservation.grant() {
+    let waits = |reservation: &throttle::Reservation<'_>| match reservation.grant() {
         Grant::NotBefore(time) => (time - model.now()).as_millis(),
         _ => 0,
     };
@@ -274,7 +274,7 @@ fn places_behind_one_that_is_given_up_move_up() {
     assert_eq!(waits(&third), 0);
     let fourth = place(MIB);
     assert_eq!(waits(&fourth), 988, "the time that went by is nobody's");
-    third.used(MIB / 2, 1);
+    third.commit(MIB / 2, 1);
     assert_eq!(waits(&fourth), 488, "nor does it wait for what was asked for in vain");
     drop(fourth);
     assert_eq!(waits(&place(1)), 488);
@@ -290,7 +290,7 @@ fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
     let chain = throttle.chain(&at("/slow"));
     let owed = throttle.owed(&chain);
     let piece = Request { bytes: 8192, ..request() };
-    let waits = |reservation: &writeback::Reservation<'_>| match reservation.grant() {
+    let waits = |reservation: &throttle::Reservation<'_>| match reservation.grant() {
         Grant::NotBefore(time) => (time - model.now()).as_millis(),
         _ => 0,
     };
@@ -303,7 +303,7 @@ fn a_place_that_is_given_up_beside_a_debt_leaves_both_as_they_were() {
     let left = throttle.owed(&chain);
     assert!(owed.abs_diff(left) < 4096, "{owed}, then {left}");
     // A request that is half done pays half.
-    throttle.reserve(&chain, Request { bytes: MIB, ..request() }).used(MIB / 2, 1);
+    throttle.reserve(&chain, Request { bytes: MIB, ..request() }).commit(MIB / 2, 1);
     assert_eq!(waits(&throttle.reserve(&chain, piece)), 988);
     let left = throttle.owed(&chain) as i64 - owed as i64;
     assert!((left - MIB as i64 / 2).abs() < 8192, "{left}");

@@ -94,7 +94,7 @@ impl Superblock {
         let Some(pin) = self.drain.pin_at(0) else { return };
         let queued = Queued { _inode: InodeRef::get(pin.memory()), _pin: pin };
         let pushed = self.pending.push(queued, &self.grace, &self.drain, false);
-        pushed.waker.into_iter().for_each(DrainWaker::ring);
+        pushed.waker.into_iter().for_each(DrainWaker::wake);
     }
 }
 

@@ -42,7 +42,7 @@ fn held() -> (Arc<Model>, Arc<File>) {
     model.cgroup(OTHER.0, CgroupId::ROOT, "other");
     model.limit("/slow", "wbps=1M");
     let chain = model.bdi.throttle().chain(&at("/slow"));
-    model.bdi.throttle().reserve(&chain, a_second()).used(1 << 20, 1);
+    model.bdi.throttle().reserve(&chain, a_second()).commit(1 << 20, 1);
     let file = model.file(SLOW, 8192);
     (Arc::new(model), file)
 }

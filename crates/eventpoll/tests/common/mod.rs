@@ -1,4 +1,4 @@
-//! What several tests use.
+//! Helpers of several tests.
 #![allow(dead_code, reason = "not each of them uses all")]
 
 use std::time::{Duration, Instant};

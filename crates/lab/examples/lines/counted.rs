@@ -1,4 +1,4 @@
-//! A lock of readers and one writer in one word, as parking_lot's where nobody sleeps: a reader
+//! A lock of readers and one writer in one word, as parking_lot's where no thread sleeps: a reader
 //! adds itself and takes itself away again, a writer keeps new ones out and waits for those that
 //! are in. The word is counted.
 
@@ -14,7 +14,8 @@ const READER: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Word(AtomicUsize);
 
-// SAFETY: readers are counted while no writer is, and the writer's bit is set while nobody is.
+// SAFETY: readers are counted while there is no writer, and the writer's bit is set while there is
+// no reader.
 unsafe impl lock_api::RawRwLock for Word {
     #[allow(clippy::declare_interior_mutable_const, reason = "as lock_api wants it")]
     const INIT: Self = Self(AtomicUsize::new(0));
@@ -38,7 +39,7 @@ unsafe impl lock_api::RawRwLock for Word {
     }
 
     fn lock_exclusive(&self) {
-        // First no reader comes any more, then those that are here leave.
+        // First no reader comes any more, then the present ones leave.
         while self.0.load(Ordering::Relaxed) & WRITER != 0
             || self.0.fetch_or(WRITER, Ordering::Acquire) & WRITER != 0
         {

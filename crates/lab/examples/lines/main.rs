@@ -4,11 +4,11 @@
 //!
 //! The model: our eventpoll's own code with three ready lists, on as many processors as there are
 //! threads, each doing one atomic operation in its turn (`sync::lines`). N producers signal a
-//! source of their own without a pause; one consumer takes what is there without sleeping.
+//! source of their own without a pause; one consumer takes the ready ones without sleeping.
 //!
 //! The count to check it by: two processors, as this machine may have, with up to 8 producers to a
-//! processor. The model is asked for as many threads on two processors as well; beside that stands
-//! what is counted where the same threads are pinned to two processors and run as they do.
+//! processor. The model runs as many threads on two processors as well; beside that stands the
+//! count where these threads are pinned to two processors and run freely.
 #![allow(clippy::print_stdout, reason = "prints a table")]
 
 #[cfg(lines)]

@@ -21,7 +21,7 @@ const COUNTED: u64 = 3_000;
 /// How many times as many where no turns are dealt out.
 const FREE: u64 = 200;
 
-/// What came of a run, for one signal.
+/// The result of a run, for one signal.
 struct PerSignal {
     /// Lines that producers got, and the consumer.
     producers: f64,
@@ -107,7 +107,7 @@ fn run<R: ReadyList>(producers: usize, how: How) -> PerSignal {
     let machine = Machine::with_threads(on, pace);
     let cpus = processors();
     let (is_over, signals) = (AtomicBool::new(false), AtomicU64::new(0));
-    // ORDERING: SeqCst throughout: beside what is counted.
+    // ORDERING: SeqCst throughout: not part of the count.
     let events = std::thread::scope(|scope| {
         for (at, source) in sources.iter().enumerate() {
             let (machine, is_over, signals, cpus) = (&machine, &is_over, &signals, &cpus);
@@ -133,7 +133,7 @@ fn run<R: ReadyList>(producers: usize, how: How) -> PerSignal {
     per_signal(&machine, producers, COUNTED * times, events)
 }
 
-/// Takes until all are signalled; says how many events there were since the count began.
+/// Takes until all are signalled; returns how many events there were since the count began.
 fn consume<R: ReadyList>(
     poll: &EventPoll<R>,
     sources: &[EventCounter],

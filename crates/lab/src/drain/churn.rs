@@ -48,7 +48,7 @@ impl Churn {
     }
 
     /// Begins one switch after the other, of inodes that are not on their way, as long as `goes_on`
-    /// says.
+    /// returns `true`.
     fn run(&self, goes_on: &dyn Fn() -> bool) {
         let all = || self.devices.iter().flat_map(|(bdi, files)| files.iter().map(move |file| (bdi, file)));
         let mut next = all().cycle();
@@ -70,8 +70,8 @@ impl Churn {
     }
 }
 
-/// Keeps at least one switch in flight, but for a moment after each grace period, as long as
-/// `goes_on` says.
+/// Keeps at least one switch in flight, except for a moment after each grace period, as long as
+/// `goes_on` returns `true`.
 pub(crate) fn keep_in_flight(subject: &Subject, goes_on: &dyn Fn() -> bool) {
     let churn = Churn::new(subject, 1, KEEPERS_INODES);
     churn.run(goes_on);

@@ -20,7 +20,7 @@ pub(super) const WRITES: u64 = 16;
 const PAGE: [u8; 4096] = [7; 4096];
 /// Where cgroups are made: of version 2, with the memory and io controllers on.
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// What each process is a member of between two cgroups.
+/// The cgroup of each process between two cgroups of its own.
 const PREFIX: &str = "watertight-churn";
 
 /// The process, until it is killed: `drain-churner FILE NUMBER switching|steady`.
@@ -39,7 +39,7 @@ fn serve(arguments: &[OsString]) -> anyhow::Result<()> {
     join(&home)?;
     loop {
         fs::create_dir(&own)?;
-        // The same without switches: the cgroup comes and goes, and its process stays where it was.
+        // Without switches, the cgroup comes and goes, and the process stays in its old one.
         if is_switching {
             join(&own)?;
         }
@@ -82,7 +82,7 @@ impl Churner {
         Ok(Self { child: command.spawn().context("cannot start a churner")?, number })
     }
 
-    /// Whether it still does what it is there for.
+    /// Whether the process still churns.
     pub(super) fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

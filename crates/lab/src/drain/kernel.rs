@@ -1,4 +1,4 @@
-//! The running kernel: what an unmount of an idle ext4 waits for while inodes of four others change
+//! The running kernel: the wait of an unmount of an idle ext4 while inodes of four others change
 //! owners; and an idle volume of the product's, in the same minutes.
 
 use std::fs;
@@ -30,9 +30,9 @@ const TARGET: usize = CHURNED;
 const AT_ONCE: usize = 8;
 /// One write at a time, and each takes so long.
 const WRITE: Duration = Duration::from_millis(1);
-/// For the load to be what it will be.
+/// The time until the load is steady.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Of our mounts one is made for so many of the kernel's: each is a process.
+/// One of our mounts is made for so many of the kernel's: each is a process.
 const ROUNDS_OF_MOUNT: usize = 2;
 /// Longer than anything takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ enum Load {
     Switching,
 }
 
-/// The scenarios, as `drain` names them: of which load, and whether ours are measured too.
+/// The scenarios, named as `drain` does: the load of each.
 const SCENARIOS: [(&str, Load); 5] = [
     ("drain-control", Load::Nothing),
     ("drain-control-busy", Load::Steady),
@@ -144,7 +144,7 @@ fn timed(place: &Path) -> anyhow::Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// Disks with an ext4 on each; those that are churned are mounted for good.
+/// Disks with an ext4 on each; the churned ones are mounted for good.
 struct Disks {
     directory: tempfile::TempDir,
 }
@@ -203,13 +203,13 @@ impl Disks {
         Ok(churners)
     }
 
-    /// The target, of which nobody has written anything.
+    /// The target, to which nothing was written.
     fn idle(&self) -> anyhow::Result<Duration> {
         self.mount(TARGET)?;
         timed(&self.place(TARGET))
     }
 
-    /// The same after a time in which the target was churned as the others are.
+    /// The target after a time in which it was churned as the others are.
     fn churned_itself(&self, scenario: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
         self.mount(TARGET)?;
         let churner = Churner::start(&self.place(TARGET).join("file"), TARGET, true)?;

@@ -1,4 +1,4 @@
-//! What neighbours and targets do.
+//! The loads of neighbours and targets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +11,9 @@ use writeback::Bdi;
 use super::churn;
 use super::subject::{File, Subject};
 
-/// What a store takes for 4 KiB.
+/// The time of a store for 4 KiB.
 pub(crate) const WRITE: Duration = Duration::from_micros(100);
-/// What a store takes to make everything durable at the end.
+/// The time of a store to make everything durable at the end.
 pub(crate) const SYNC: Duration = Duration::from_millis(2);
 /// How long a load runs before anything is measured.
 pub(crate) const SETTLE: Duration = Duration::from_millis(30);
@@ -22,7 +22,7 @@ pub(crate) const SETTLE: Duration = Duration::from_millis(30);
 const OVERWRITES: usize = 256;
 /// Neighbours that one disk serves at its full speed.
 const AT_FULL_SPEED: usize = 4;
-/// Inodes of a cgroup whose end a writer is beside.
+/// Inodes of a cgroup that ends beside a writer.
 const DYING: usize = 1000;
 /// Callbacks of other subsystems for each cgroup that is torn down.
 const CALLBACKS: usize = 64;
@@ -47,7 +47,7 @@ fn overwrite(bdi: &Arc<Bdi<File>>, file: &Arc<File>, by: CgroupId, store_takes: 
     bdi.account(file, 0, PAGE);
     store_takes.into_iter().for_each(thread::sleep);
     bdi.account(file, 0, 0);
-    bdi.unlist(file);
+    bdi.del_dirty(file);
     bdi.end_round(file, PAGE, begun.elapsed());
 }
 
@@ -71,7 +71,7 @@ fn one_life(
     tear_down(subject);
 }
 
-/// What other subsystems give up with a cgroup.
+/// The callbacks of other subsystems with a cgroup.
 fn tear_down(subject: &Subject) {
     for _ in 0..CALLBACKS {
         let gone = vec![0_u8; 256];
@@ -127,8 +127,8 @@ pub(crate) fn beside<R>(
 }
 
 /// Synchronous overwrites of one cgroup for about `slice`, beside another one's end with [`DYING`]
-/// inodes, again and again; with `removes` unset the same inodes are made and go without any
-/// removal. Says what each overwrite took.
+/// inodes, again and again; with `removes` unset the inodes are made and go without any removal.
+/// Returns the time of each overwrite.
 pub(crate) fn beside_removals(subject: &Subject, removes: bool, slice: Duration) -> Vec<Duration> {
     let bdi = subject.mount();
     let is_over = AtomicBool::new(false);
@@ -163,7 +163,7 @@ pub(crate) fn beside_removals(subject: &Subject, removes: bool, slice: Duration)
     writes
 }
 
-/// A superblock that nobody writes to, mounted and unmounted.
+/// A superblock without writers, mounted and unmounted.
 pub(crate) fn idle(subject: &Subject) -> Unmounted {
     let bdi = subject.mount();
     let file = Arc::new(File::default());
@@ -180,7 +180,7 @@ pub(crate) fn churning(subject: &Subject) -> Unmounted {
     unmount(subject, &bdi, vec![file])
 }
 
-/// Whoever unmounts gives up its `files` first.
+/// Unmounts; gives up `files` first.
 pub(crate) fn unmount(subject: &Subject, bdi: &Arc<Bdi<File>>, files: Vec<Arc<File>>) -> Unmounted {
     let begun = Instant::now();
     let dirty = bdi.snapshot();

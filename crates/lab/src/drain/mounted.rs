@@ -46,8 +46,8 @@ impl Mounted {
         Ok(Self { program, directory, server, victim })
     }
 
-    /// Makes the cgroup with its files, has them written, and says what each write of the victim
-    /// takes while the cgroup ends; or while it stays, if not `removes`.
+    /// Makes the cgroup and writes its files, and returns the time of each write of the victim
+    /// while the cgroup ends; or while it stays, if not `removes`.
     pub(super) fn beside_removal(&self, removes: bool) -> anyhow::Result<Vec<Duration>> {
         let parent = Cgroup::make().context("no cgroup can be made")?;
         let child = parent.child("child");

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The scenarios.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use super::churn;
 use super::load::{self, Unmounted};
 use super::subject::Subject;
 
-/// Neighbours, where it is not them who are counted.
+/// Neighbours, where the scenario does not vary their number.
 const NEIGHBOURS: usize = 4;
 
-/// One of them.
+/// One scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scenario {
     Control,
@@ -27,7 +27,7 @@ pub(crate) enum Scenario {
     /// A writer beside another cgroup's end with a thousand inodes; or beside as many inodes that
     /// only come and go.
     Removal(bool),
-    /// The same on a real mount, with a real cgroup.
+    /// A removal on a real mount, with a real cgroup.
     RemovalMounted(bool),
 }
 

@@ -1,4 +1,4 @@
-//! One variant: an engine, and what it did.
+//! One variant: an engine, and its figures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub(crate) struct File {
 
 impl Inode for File {
     fn write_back(self: &Arc<Self>) -> Outcome {
-        // Devices here have no flushers: whoever writes, writes through.
+        // Devices here have no flushers: every writer writes through.
         Outcome::Clean
     }
 

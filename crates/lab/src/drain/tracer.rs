@@ -1,5 +1,5 @@
-//! What the kernel itself says of its switches and drains: a tracepoint, and a probe at the
-//! function that an unmount waits in.
+//! The kernel's own view of its switches and drains: a tracepoint, and a probe at the function that
+//! an unmount waits in.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,11 +21,11 @@ pub(super) struct Tracer {
     pub(super) no_drain: Option<String>,
 }
 
-/// What was seen since the last look.
+/// The events since the last look.
 pub(super) struct Seen {
     /// Inodes that changed owners.
     pub(super) switches: usize,
-    /// What each drain took.
+    /// The time of each drain.
     pub(super) drains: Vec<Duration>,
 }
 
@@ -49,7 +49,7 @@ impl Tracer {
         Ok(this)
     }
 
-    /// What was seen since the last look.
+    /// The events since the last look.
     pub(super) fn take(&self) -> anyhow::Result<Seen> {
         let text = fs::read_to_string(file("trace")).context("the trace")?;
         fs::write(file("trace"), "").context("the trace")?;

@@ -1,4 +1,5 @@
-//! The other ways in which switchers and an unmount can agree: slower than the product's, or wrong.
+//! Other ways in which switchers and an unmount can synchronise: slower than the product's, or
+//! wrong.
 //!
 //! They live here and in the tests of `writeback`, which share this file, and run on the same
 //! engine, with the same workers, grace periods and callbacks.
@@ -9,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use writeback::{Drain, DrainStrategy, Grace, OwnSwitches, PerSuperblock, SbPin, SharedState, Unmounting};
 
-/// What is called between the preparation of a switch and its queueing.
+/// A callback between the preparation of a switch and its queueing.
 #[derive(Clone, Default)]
 pub(crate) struct DelayPoint(Option<Arc<dyn Fn() + Send + Sync>>);
 
@@ -37,7 +38,7 @@ fn look(superblock: &Drain) -> Result<Option<SbPin>, Unmounting> {
     if superblock.is_active() { Ok(None) } else { Err(Unmounting) }
 }
 
-/// What looks whether a switch is in flight closes the superblock first; what switches counts
+/// A drain that checks whether a switch is in flight closes the superblock first; a switcher counts
 /// itself first. One of the two sees the other.
 fn counted_before() {
     // ORDERING: SeqCst, pairs with the fence in `Drain::close`.

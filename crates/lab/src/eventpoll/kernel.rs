@@ -16,7 +16,7 @@ pub(crate) struct Kernel {
 impl Kernel {
     fn take(&self, events: &mut Vec<epoll::Event>, max: usize, timeout: Option<&Timespec>) -> u64 {
         events.clear();
-        // What the vector has room for is the largest number of events.
+        // The capacity of the vector is the largest number of events.
         events.reserve_exact(max);
         events.shrink_to(max);
         rustix::event::epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout)

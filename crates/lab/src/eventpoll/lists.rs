@@ -1,6 +1,6 @@
-//! The kernel's two ready lists, as they hold their locks: the callback looks, adds and wakes under
-//! the lock (shared in one, alone in the other); the scan takes it alone to take the list, and
-//! again to put back what it did not deliver. While a scan runs, what is queued goes to a second
+//! The kernel's two ready lists, with their locks: the callback looks, adds and wakes under the
+//! lock (shared in one, exclusive in the other). The scan takes it exclusively to take the list,
+//! and again to put back undelivered items. While a scan runs, newly queued items go to a second
 //! list.
 
 use std::cell::UnsafeCell;
@@ -13,12 +13,12 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use rustix::thread::futex;
 use sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-// The same lock with a word that is counted.
+// The lock with a word that is counted.
 #[cfg(lines)]
 use super::counted::{RwLock, RwLockReadGuard};
 
-/// An item's place. Whoever queues has the lock; the scan changes `is_linked` without it, while
-/// nobody else looks.
+/// An item's place. A thread that queues holds the lock; the scan changes `is_linked` without it,
+/// while no other thread looks.
 #[derive(Debug)]
 pub(crate) struct Node {
     slot: usize,
@@ -62,7 +62,7 @@ impl Array {
     }
 }
 
-/// What both lists have behind their locks.
+/// The part of both lists that their locks protect.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     ready: Array,
@@ -119,8 +119,8 @@ impl State {
 
 /// By the scan: the item leaves the list.
 fn unlink(node: &Node, listed: &AtomicUsize) {
-    // ORDERING: Relaxed: nobody else looks while a scan runs; SeqCst, the full barrier that is
-    // asked for.
+    // ORDERING: Relaxed: no other thread looks while a scan runs; SeqCst, the required full
+    // barrier.
     if node.is_linked.swap(false, Ordering::Relaxed) {
         listed.fetch_sub(1, Ordering::SeqCst);
     }
@@ -189,11 +189,11 @@ impl ReadyList for RwLocked {
     }
 }
 
-/// A lock that spins and yields. The kernel's cannot be preempted, so that nobody waits for long;
-/// here one who could not take it lets the others run. Real-time threads would wait for ever so:
-/// they sleep, with priority inheritance, and the one who has it runs with their priority, as a
-/// kernel with PREEMPT_RT does it. Sleeping for all would not do it justice: a lock that is handed
-/// on to a sleeper costs a switch of threads each time.
+/// A lock that spins and yields. The kernel's cannot be preempted, so that no thread waits for
+/// long; here a thread that could not take it lets the others run. Real-time threads would wait for
+/// ever like this: they sleep, with priority inheritance, and the holder runs with their priority,
+/// as in a kernel with PREEMPT_RT. It would not be fair to the lists if all threads slept: a lock
+/// that is handed on to a sleeper costs a switch of threads each time.
 #[derive(Debug, Default)]
 struct PiLock(AtomicU32);
 
@@ -237,8 +237,8 @@ impl PiLock {
     }
 
     fn unlock(&self) {
-        // ORDERING: Release, pairs with the acquire in `lock`. Somebody sleeps if the number is not
-        // ours alone.
+        // ORDERING: Release, pairs with the acquire in `lock`. A thread sleeps if the word is more
+        // than this thread's number.
         if self.0.compare_exchange(thread_id(), 0, Ordering::Release, Ordering::Relaxed).is_err() {
             #[cfg(not(lines))]
             futex::unlock_pi(&self.0, futex::Flags::PRIVATE).expect("we have the lock");
@@ -246,7 +246,7 @@ impl PiLock {
     }
 }
 
-/// Everybody under one lock (6.18).
+/// All threads under one lock (6.18).
 #[derive(Debug, Default)]
 pub(crate) struct SpinLocked {
     lock: PiLock,
@@ -257,7 +257,7 @@ pub(crate) struct SpinLocked {
 // SAFETY: `state` is only reached through `SpinLocked::hold`, which has the lock.
 unsafe impl Sync for SpinLocked {}
 
-/// Who has the lock.
+/// The holder of the lock.
 pub(crate) struct Held<'a>(&'a SpinLocked);
 
 impl Held<'_> {

@@ -65,9 +65,9 @@ impl<R: ReadyList> Subject for Ours<R> {
     }
 }
 
-/// With the list that the product has, and with as many entries into the kernel as epoll's user
-/// makes: one for each signal (write(2) of an eventfd), each wait (epoll_wait(2)), each source that
-/// is taken (read(2)) and each change (epoll_ctl(2)). What is called does nothing.
+/// With the list of the product, and with as many entries into the kernel as epoll's user makes:
+/// one for each signal (write(2) of an eventfd), each wait (epoll_wait(2)), each source that is
+/// taken (read(2)) and each change (epoll_ctl(2)). The called functions do nothing.
 pub(crate) struct Entering(Default);
 
 /// An entry into the kernel.
@@ -132,10 +132,10 @@ mod tests {
     const PRODUCERS: u64 = 4;
     const WAITERS: usize = 3;
     const SIGNALS: u64 = 5_000;
-    /// Only for who hangs.
+    /// Only for a test that hangs.
     const PATIENCE: Duration = Duration::from_secs(120);
 
-    /// Producers signal, waiters take, until all that was given was taken.
+    /// Producers signal, waiters take, until all signals were taken.
     fn no_lost_wakeup<R: ReadyList>(max: usize, mode: Interest) {
         let (done, is_done) = mpsc::channel();
         std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! What one would take inside a process otherwise, each as a careful user would write it.
+//! Common alternatives inside a process, each as a careful user would write it.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -24,14 +24,14 @@ struct Source {
 }
 
 impl Source {
-    /// Adds one; says whether the source has to be queued.
+    /// Adds one; returns whether the source has to be queued.
     fn add(&self) -> bool {
         // ORDERING: AcqRel here and below: the exchange of the flag orders the count on both sides.
         self.count.fetch_add(1, Ordering::AcqRel);
         !self.is_queued.swap(true, Ordering::AcqRel)
     }
 
-    /// The source is taken from the queue: what it has.
+    /// The source is taken from the queue: returns its count.
     fn take(&self) -> u64 {
         self.is_queued.swap(false, Ordering::AcqRel);
         self.count.swap(0, Ordering::AcqRel)
@@ -195,7 +195,7 @@ struct Awaited {
     waker: AtomicWaker,
 }
 
-/// Becomes what its source has.
+/// A future that resolves to its source's count.
 struct Next(Arc<Awaited>);
 
 impl Future for Next {

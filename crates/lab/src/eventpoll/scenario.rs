@@ -1,4 +1,4 @@
-//! What is measured.
+//! The scenarios.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ impl Sizes {
         Self { signals: 1_000_000, slice: Duration::from_millis(300), wakes: 1_000, rounds: 3 };
 }
 
-/// One of them.
+/// One scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
     Stress {
@@ -59,7 +59,7 @@ pub(crate) enum Scenario {
     Inversion {
         producers: usize,
     },
-    /// The same with as many sources ready, and nobody stopped on the way.
+    /// As many sources are ready, and no producer is stopped on the way.
     Ready {
         sources: usize,
     },
@@ -174,7 +174,7 @@ fn stress<S: Subject>(threads: usize, signals: u64) -> f64 {
             let (subject, begin, ready) = (&subject, &begin, &ready);
             scope.spawn(move || {
                 ready.fetch_add(1, Ordering::SeqCst);
-                // ORDERING: SeqCst here and below: outside of what is measured.
+                // ORDERING: SeqCst here and below: outside of the measured part.
                 while !begin.load(Ordering::SeqCst) {
                     std::thread::yield_now();
                 }
@@ -196,7 +196,7 @@ fn stress<S: Subject>(threads: usize, signals: u64) -> f64 {
     total as f64 / (took.as_secs_f64() * 1e3)
 }
 
-/// Operations of one worker in a second: they share what one writer signals.
+/// Operations of one worker in a second: the workers share one writer's signals.
 fn wait<S: Subject>(slice: Duration) -> f64 {
     let sources = SOURCES_OF_WORKER * WORKERS;
     let subject = S::new(sources);
@@ -223,7 +223,7 @@ fn wait<S: Subject>(slice: Duration) -> f64 {
             }
         }
         is_over.store(true, Ordering::Relaxed);
-        // Those who sleep have to be told.
+        // Sleeping workers have to be woken.
         while ended.load(Ordering::SeqCst) < WORKERS {
             (0..sources).for_each(|source| subject.signal(source));
             std::thread::yield_now();
@@ -306,7 +306,7 @@ fn beside_producers<S: Subject, T: Send>(
 }
 
 /// Scans of all sources, all signalled anew before each, by one thread; another modifies, deletes
-/// and adds one source after the other. Gives how long each change took, and the events in a
+/// and adds one source after the other. Returns how long each change took, and the events in a
 /// millisecond.
 fn control<S: Subject>(sources: usize, slice: Duration) -> Option<(Histogram, f64)> {
     let subject = S::new(sources);
@@ -339,8 +339,8 @@ fn control<S: Subject>(sources: usize, slice: Duration) -> Option<(Histogram, f6
     Some((took, seen.into_inner() as f64 / (begun.elapsed().as_secs_f64() * 1e3)))
 }
 
-/// The control for it: as many sources are ready, but signalled by one who has finished when the
-/// consumer asks, and who then keeps the CPU busy until the answer is there.
+/// The control for it: as many sources are ready, but their producer has finished when the consumer
+/// asks, and then keeps the CPU busy until the answer is there.
 fn ready<S: Subject>(sources: usize, slice: Duration) -> Result<f64, String> {
     let subject = S::new(sources);
     // ORDERING: SeqCst here and below, turns of two threads.
@@ -378,8 +378,8 @@ fn ready<S: Subject>(sources: usize, slice: Duration) -> Result<f64, String> {
     .map_err(|why| format!("not permitted: {why}"))
 }
 
-/// Calls `ask` again and again; meanwhile the producers run, and this thread preempts whichever
-/// runs when it wakes.
+/// Calls `ask` again and again; meanwhile the producers run, and this thread preempts the running
+/// one when it wakes.
 fn preempting<S: Subject>(subject: &S, slice: Duration, mut ask: impl FnMut(&mut S::Consumer)) {
     let mut consumer = subject.consumer();
     let end = Instant::now() + slice;

@@ -1,10 +1,10 @@
-//! The list that an earlier version of the change that took the rwlock out of the kernel had (2025,
+//! The list of an earlier version of the change that took the rwlock out of the kernel (2025,
 //! before 6.18): half of it is without a lock. A producer marks the item and pushes it on a stack;
-//! the consumer, under the scan's lock, takes the whole stack with one exchange and turns it round.
+//! the consumer, under the scan's lock, takes the whole stack with one exchange and reverses it.
 //!
-//! What it cannot do is the first step of `ReadyBitmap`' head: between the mark and the push stands a
-//! producer that may be stopped. From then until it runs again every other signal of the same
-//! source finds the mark and relies on a push that is not there.
+//! It cannot do the first step of `ReadyBitmap`'s head: a producer may be stopped between the mark
+//! and the push. From then until it runs again every other signal of that source finds the mark and
+//! relies on a push that is not there.
 
 use std::ptr;
 use std::sync::Arc;
@@ -43,8 +43,8 @@ impl HalfLockless {
         loop {
             // ORDERING: Relaxed: published by the exchange.
             node.next.store(top, Ordering::Relaxed);
-            // ORDERING: SeqCst: what the source changed, and `next`, are seen by who takes the
-            // stack; the full barrier before the caller looks who sleeps.
+            // ORDERING: SeqCst: a consumer that takes the stack sees the change of the source, and
+            // `next`; the full barrier before the caller looks for sleepers.
             match self.top.compare_exchange_weak(top, pushed, Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => top = now,
@@ -61,8 +61,8 @@ impl HalfLockless {
             // SAFETY: `push` made this pointer from an `Arc` and gave its count to the stack, from
             // which only this exchange took it.
             let node = unsafe { Arc::from_raw(at.cast_const()) };
-            // ORDERING: Relaxed: it was written before the exchange that published the node, and
-            // nobody pushes a marked node again.
+            // ORDERING: Relaxed: it was written before the exchange that published the node, and no
+            // producer pushes a marked node again.
             at = node.next.load(Ordering::Relaxed);
             taken.push(node);
         }
@@ -97,8 +97,8 @@ impl ReadyList for HalfLockless {
     fn hold(&self) {}
 
     fn queue(&self, (): &mut (), node: &Arc<Node>) {
-        // ORDERING: SeqCst: either the scan that clears the mark sees what the source changed, or
-        // this sees it cleared.
+        // ORDERING: SeqCst: either the scan that clears the mark sees the change of the source, or
+        // this swap sees the mark cleared.
         if !node.is_marked.swap(true, Ordering::SeqCst) {
             self.push(node);
         }
@@ -112,7 +112,8 @@ impl ReadyList for HalfLockless {
     fn start(&self, nodes: &mut Nodes, pending: &mut Pending) {
         // ORDERING: SeqCst: before the stack is seen empty.
         self.is_listed.store(true, Ordering::SeqCst);
-        // One whose item is gone, and whose place may be another's: its producer came late.
+        // A node may be unknown: its item is gone, and its place may be another's, because its
+        // producer came late.
         let is_known =
             |node: &Arc<Node>| nodes.0[node.slot].as_ref().is_some_and(|known| Arc::ptr_eq(known, node));
         pending.extend(self.take().into_iter().filter(is_known).map(|node| node.slot));
@@ -137,7 +138,7 @@ impl ReadyList for HalfLockless {
 
     fn end(&self, nodes: &mut Nodes, pending: &mut Pending, stays: bool) {
         self.start(nodes, pending);
-        // ORDERING: SeqCst: what comes from here on is on the stack.
+        // ORDERING: SeqCst: items queued from here on are on the stack.
         self.is_listed.store(stays || !pending.is_empty(), Ordering::SeqCst);
     }
 }
@@ -146,7 +147,7 @@ impl ReadyList for HalfLockless {
 #[path = "../../../eventpoll/tests/steps/mod.rs"]
 mod steps;
 
-/// What `steps` uses of the tests it belongs to.
+/// The part of its own tests that `steps` uses.
 #[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
 mod common {
     pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
@@ -171,8 +172,8 @@ mod tests {
     use super::steps::at_each_step;
     use super::*;
 
-    /// At how many instructions of one signal another signal of the same source, which has
-    /// returned, is not seen.
+    /// The number of instructions of one signal at which another, returned signal of the same
+    /// source is not seen.
     fn hidden<R: ReadyList>() -> usize {
         let poll = EventPoll::<R>::with_ready_list(Options::default());
         let (source, hidden) = (EventCounter::new(), AtomicUsize::new(0));

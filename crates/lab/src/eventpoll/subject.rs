@@ -1,11 +1,11 @@
-//! What every subject can do.
+//! The operations of every subject.
 
-/// Numbered sources that are signalled, and consumers that are told.
+/// Numbered sources that are signalled, and consumers that wait for them.
 pub(crate) trait Subject: Sync + Sized {
-    /// What one consumer keeps for itself.
+    /// The state of one consumer.
     type Consumer;
 
-    /// One with `sources` sources.
+    /// A subject with `sources` sources.
     fn new(sources: usize) -> Self;
 
     /// A consumer.
@@ -14,14 +14,15 @@ pub(crate) trait Subject: Sync + Sized {
     /// One more on source number `source`.
     fn signal(&self, source: usize);
 
-    /// Waits until something is ready, takes what up to `max` sources have, and gives the sum.
+    /// Waits until something is ready, takes the counts of up to `max` sources, and returns their
+    /// sum.
     fn wait(&self, consumer: &mut Self::Consumer, max: usize) -> u64;
 
-    /// The same without waiting.
+    /// Takes without waiting.
     fn poll(&self, consumer: &mut Self::Consumer, max: usize) -> u64;
 
-    /// Modifies what is asked of a source (to what it was), deletes it and adds it again; calls
-    /// `did` after each of the three. Returns whether the subject can.
+    /// Modifies the interest in a source (to its present value), deletes it and adds it again;
+    /// calls `did` after each of the three. Returns whether the subject can.
     fn control(&self, _source: usize, _did: impl FnMut()) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! What `watertight mount` does and says where a host lacks something: it is started there, and its
-//! words are kept.
+//! The behaviour and the messages of `watertight mount` where a host lacks something: it is started
+//! there, and its messages are kept.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,7 +24,7 @@ const USER: u32 = 65534;
 pub(super) struct Situation {
     /// Its name in the JSON.
     pub(super) name: &'static str,
-    /// What it is, for people.
+    /// A description for people.
     pub(super) title: &'static str,
     /// The words before the program's name.
     pub(super) words: &'static [&'static str],
@@ -98,7 +98,7 @@ pub(super) const ALL: [Situation; 9] = [
     },
 ];
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Attempt {
     /// Where: [`Situation::name`].
@@ -107,9 +107,9 @@ pub(super) struct Attempt {
     pub(super) mounted: Option<String>,
     /// The exit code: of the refusal, or of the unmount by SIGTERM.
     pub(super) exit: Option<i32>,
-    /// What it said until it was mounted or had ended.
+    /// Its messages until it was mounted or had ended.
     pub(super) said: Vec<String>,
-    /// Why nothing of this is known.
+    /// Why there is no result.
     pub(super) not_measured: Option<String>,
 }
 
@@ -154,7 +154,7 @@ fn attempt(situation: &Situation, program: &Path) -> anyhow::Result<Attempt> {
     Ok(Attempt { situation: situation.name.to_owned(), mounted, exit, said, not_measured: None })
 }
 
-/// What a line of its standard error says: where that is no terminal, notes are objects with more
+/// The text of a line of its standard error: where that is no terminal, notes are objects with more
 /// in them.
 fn words_of(line: &str) -> String {
     let note = serde_json::from_str::<serde_json::Value>(line).ok();
@@ -183,7 +183,7 @@ fn is_ready(child: &mut Child) -> anyhow::Result<bool> {
     }
 }
 
-/// The type of what is mounted there, as the process sees it.
+/// The type of the mount there, as the process sees it.
 fn type_of(pid: u32, mountpoint: &Path) -> anyhow::Result<String> {
     let file = format!("/proc/{pid}/mounts");
     let mounts = std::fs::read_to_string(&file).context(file)?;
@@ -194,7 +194,7 @@ fn type_of(pid: u32, mountpoint: &Path) -> anyhow::Result<String> {
     Ok(kind.split('.').next().unwrap_or(kind).to_owned())
 }
 
-/// Has it unmount, if it still runs, and gives its exit code.
+/// Unmounts, if it still runs, and returns its exit code.
 fn ended(child: &mut Child) -> anyhow::Result<Option<i32>> {
     let pid = crate::child::pid(child)?;
     if child.try_wait()?.is_none() {

@@ -1,15 +1,15 @@
-//! What can be asked of a kernel and a host: what each fact is used for, what is lost without it,
-//! and how it is measured.
+//! The questions to a kernel and a host: the use of each fact, the loss without it, and its
+//! measurement.
 //!
-//! No answer comes from a version number, and none from what the kernel says that it can do where
-//! it can be seen doing it. A fact that could not be measured says why.
+//! No answer comes from a version number, and none from a feature flag where the kernel can be seen
+//! in action. A fact that could not be measured has the reason.
 
 mod asked;
 mod read;
 
 use serde::{Deserialize, Serialize};
 
-/// What a measurement found.
+/// The answer of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Answer {
@@ -28,16 +28,16 @@ pub(super) enum Answer {
 pub(super) struct Measured {
     /// Which: [`Fact::name`].
     pub(super) fact: String,
-    /// What was found.
+    /// The answer.
     pub(super) answer: Answer,
-    /// What was seen, or why it was not measured.
+    /// The observation, or why it was not measured.
     pub(super) seen: String,
 }
 
-/// What one measurement gives.
+/// The result of one measurement.
 pub(super) type Found = (Answer, String);
 
-/// One thing to ask of a host.
+/// One question to a host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fact {
     /// Its name in the JSON.
@@ -46,9 +46,9 @@ pub(super) struct Fact {
     pub(super) title: &'static str,
     /// How it is measured.
     pub(super) how: &'static str,
-    /// What Watertight uses it for.
+    /// Its use in Watertight.
     pub(super) used_for: &'static str,
-    /// What a user loses without it.
+    /// A user's loss without it.
     pub(super) without: &'static str,
     measure: fn() -> anyhow::Result<Found>,
 }

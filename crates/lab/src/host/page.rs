@@ -1,13 +1,13 @@
-//! What was found on hosts, as blocks of docs/KERNELS.md and as lines for a terminal.
+//! The results of hosts, as blocks of docs/KERNELS.md and as lines for a terminal.
 //!
 //! ```text
 //! <!-- lab host: facts -->
 //! <!-- end of report -->
 //! ```
 //!
-//! `origin`: which hosts and when. `facts`: a table of facts and hosts. `words`: what each is used
-//! for. `missing`: hosts that were made to lack something, beside the host that they are otherwise.
-//! `mounts`: what the program did in each situation.
+//! `origin`: which hosts and when. `facts`: a table of facts and hosts. `words`: the use of each
+//! fact. `missing`: hosts that were made to lack something, beside the unchanged host. `mounts`:
+//! the program's behaviour in each situation.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -63,7 +63,7 @@ fn block(name: &str, hosts: &Hosts) -> anyhow::Result<String> {
     }
 }
 
-/// What a person sees who has one host measured.
+/// The output for a person that has one host measured.
 pub(super) fn terminal(hosts: &Hosts) -> anyhow::Result<String> {
     let mut text = String::new();
     for host in &hosts.hosts {
@@ -161,7 +161,7 @@ fn words() -> String {
     text
 }
 
-/// What is other than on the same kernel when nothing is missing.
+/// The differences from the same kernel when nothing is missing.
 fn missing(hosts: &Hosts) -> String {
     let mut text = String::new();
     for host in &hosts.hosts {
@@ -195,7 +195,7 @@ fn missing(hosts: &Hosts) -> String {
 fn mounts(hosts: &Hosts) -> String {
     let mut text = String::new();
     for situation in &attempts::ALL {
-        // Hosts by what came of it.
+        // Hosts by result.
         let mut outcomes: BTreeMap<usize, (String, Vec<&str>)> = BTreeMap::new();
         for host in whole(hosts) {
             let Some(attempt) = host.attempts.iter().find(|attempt| attempt.situation == situation.name)
@@ -218,7 +218,7 @@ fn mounts(hosts: &Hosts) -> String {
     text
 }
 
-/// What came of an attempt, in one line.
+/// The result of an attempt, in one line.
 fn outcome(attempt: &Attempt) -> String {
     if let Some(reason) = &attempt.not_measured {
         return format!("not measured: {reason}");

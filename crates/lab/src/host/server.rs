@@ -1,6 +1,6 @@
-//! A bare FUSE server with one file, `f`, for questions to the kernel: it notes what the kernel
-//! sends and when it was answered. One thread reads and answers; what is asked of it beyond that is
-//! in [`Asked`].
+//! A bare FUSE server with one file, `f`, for questions to the kernel: it records the kernel's
+//! requests and when it answered them. One thread reads and answers; further behaviour is set in
+//! [`Asked`].
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -30,19 +30,19 @@ const UNIQUE_RESEND: u64 = 1 << 63;
 /// The node of `f`.
 pub(super) const FILE: u64 = 2;
 
-/// What a server is to do.
+/// The behaviour of a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     /// The type of the mount.
     pub(super) wanted: Wanted,
-    /// What it agrees to, where the kernel offers it.
+    /// The flags that it agrees to, where the kernel offers them.
     pub(super) flags: InitFlags,
     /// It holds the answer to these back, and for how long.
     pub(super) held: Option<(Opcode, Duration)>,
     /// It serves by a second opening of the device that is tied to the connection, and reads
     /// nothing from the first.
     pub(super) by_clone: bool,
-    /// It does not answer the first LOOKUP, and asks the kernel to send what was not answered once
+    /// It does not answer the first LOOKUP, and asks the kernel to send unanswered requests once
     /// more.
     pub(super) resend: bool,
 }
@@ -58,9 +58,9 @@ impl Asked {
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
-    /// What it asked for.
+    /// Its operation.
     pub(super) op: Opcode,
-    /// Of which node.
+    /// Its node.
     pub(super) node: u64,
     /// It was a LOOKUP of `.`: the kernel asks for a node by its number.
     pub(super) by_number: bool,
@@ -70,14 +70,14 @@ pub(super) struct Seen {
     pub(super) answered: Instant,
 }
 
-/// What the server noted.
+/// The server's records.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    /// What the kernel offered in INIT.
+    /// The kernel's offer in INIT.
     pub(super) offer: Option<InitIn>,
     /// In the order of arrival.
     pub(super) requests: Vec<Seen>,
-    /// What the kernel said to the notification.
+    /// The kernel's answer to the notification.
     pub(super) resend: Option<Result<(), String>>,
 }
 
@@ -105,7 +105,7 @@ impl Server {
         Ok(Self { log, mount: Some(mount), thread: Some(thread.context("no thread")?) })
     }
 
-    /// What was noted, so far.
+    /// The records so far.
     pub(super) fn log<T>(&self, look: impl FnOnce(&Log) -> T) -> T {
         look(&self.log.lock())
     }
@@ -115,7 +115,7 @@ impl Server {
         self.log(|log| log.requests.iter().filter(|seen| seen.op == op).copied().collect())
     }
 
-    /// What the kernel offered, once it has.
+    /// The kernel's offer, once there is one.
     pub(super) fn offer(&self) -> Option<(u32, u32, InitFlags)> {
         let flags = |offer: &InitIn| {
             InitFlags::from_bits_retain(u64::from(offer.flags) | (u64::from(offer.flags2) << 32))
@@ -123,7 +123,7 @@ impl Server {
         self.log(|log| log.offer.as_ref().map(|offer| (offer.major, offer.minor, flags(offer))))
     }
 
-    /// Unmounts by umount2(2) without flags, and says what was noted and when the call returned.
+    /// Unmounts by umount2(2) without flags, and returns the records and when the call returned.
     pub(super) fn unmount(mut self, at: &Path) -> anyhow::Result<(Vec<Seen>, Instant)> {
         rustix::mount::unmount(at, rustix::mount::UnmountFlags::empty()).context("umount2(2)")?;
         let returned = Instant::now();
@@ -131,7 +131,7 @@ impl Server {
         Ok((self.log(|log| log.requests.clone()), returned))
     }
 
-    /// Cuts the connection, for who hangs in it.
+    /// Cuts the connection, for a call that hangs in it.
     pub(super) fn abort(&self) {
         if let Some(mount) = &self.mount {
             // Failure: it has ended.
@@ -285,7 +285,7 @@ fn reply(fd: BorrowedFd<'_>, unique: u64, body: Result<Vec<u8>, i32>) {
     let (error, body) = body.map_or_else(|errno| (-errno, Vec::new()), |body| (0, body));
     let len = size_of_u32::<OutHeader>() + u32::try_from(body.len()).unwrap_or_default();
     let out = OutHeader { len, error, unique };
-    // Failure: whoever asked is gone.
+    // Failure: the caller is gone.
     let _gone = rustix::io::write(fd, &[out.as_bytes(), &body].concat());
 }
 

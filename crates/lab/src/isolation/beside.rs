@@ -1,9 +1,9 @@
-//! Who is beside the healthy volumes, by a scenario's name.
+//! The neighbours of the healthy volumes, by a scenario's name.
 
-/// What neighbours do.
+/// The behaviour of neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Nobody uses them. Their stores lie where those of stalled ones do, and answer.
+    /// They are not used. Their stores lie where those of stalled ones do, and answer.
     Idle,
     /// Their stores do not answer.
     Stalled,
@@ -13,10 +13,9 @@ pub(super) enum Kind {
     Throttled,
     /// Many threads of one neighbour's cgroup write as fast as its limit lets them.
     Crowd,
-    /// The same through mapped memory.
+    /// A crowd that writes through mapped memory.
     Mapping,
-    /// Two cgroups write the same file in turn, so that it changes its owner, and make and remove
-    /// files.
+    /// Two cgroups write one file in turn, so that it changes its owner, and make and remove files.
     Churning,
 }
 
@@ -50,7 +49,7 @@ impl Kind {
         matches!(self, Self::Throttled | Self::Crowd | Self::Mapping)
     }
 
-    /// What neighbours of this kind are compared with: the same without what is asked about.
+    /// The control for neighbours of this kind: the same without the behaviour in question.
     const fn control(self) -> Option<&'static str> {
         match self {
             Self::Idle | Self::Resting => None,

@@ -1,17 +1,16 @@
-//! Who waits for the stalled stores, and who cleans up: this executable in a process of its own,
+//! The process that waits for the stalled stores, and that cleans up: this executable,
 //! `lab isolation-keeper DIR`.
 //!
-//! Its threads wait in fsync(2), each for one stalled volume. A thread that waits so cannot be
-//! killed, and would keep the lab. And should the lab be gone without a word (SIGKILL, a second
-//! Ctrl-C), the keeper ends the stopped server, takes away all that is mounted below the directory,
-//! by force, and removes it: a stopped FUSE server that is left behind has sync(2), statfs(2) and
-//! half of the host's programs wait.
+//! Its threads wait in fsync(2), each for one stalled volume. Such a thread cannot be killed, and
+//! would keep the lab. Should the lab be gone without a message (SIGKILL, a second Ctrl-C), the
+//! keeper ends the stopped server, takes away all mounts below the directory, by force, and removes
+//! it: a stopped FUSE server that is left behind makes sync(2), statfs(2) and half of the host's
+//! programs wait.
 //!
-//! It is told what to do by lines, and answers each with `ok`, or with what went wrong.
-//! `dirty FILE`: make it, with 4 KiB to be written. `fsync`: have all of them synced, each by a
-//! thread. `waiting`: how many of these calls have not returned. `server PID`: whom to end.
-//! `cgroup DIR`: a cgroup to be removed, with those in it. `leave`: go, there is nothing left to
-//! clean up.
+//! It gets commands as lines, and answers each with `ok`, or with the error. `dirty FILE`: make it,
+//! with 4 KiB to be written. `fsync`: sync all of them, each by a thread. `waiting`: how many of
+//! these calls have not returned. `server PID`: the process to end. `cgroup DIR`: a cgroup to be
+//! removed, with its children. `leave`: go, there is nothing left to clean up.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -62,7 +61,7 @@ pub(crate) fn main(directory: Option<OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What the process has.
+/// The process's state.
 #[derive(Default)]
 struct Own {
     server: Option<OwnedFd>,
@@ -106,8 +105,8 @@ impl Own {
         Ok("ok".to_owned())
     }
 
-    /// Leaves nothing of what the lab made. Mount processes are ended by the kernel when the lab is
-    /// gone, and need a moment for it.
+    /// Leaves nothing that the lab made. The kernel ends mount processes when the lab is gone, and
+    /// they need a moment for it.
     fn clean_up(&self, directory: &Path) {
         if let Some(server) = &self.server {
             let _gone_already = pidfd_send_signal(server, Signal::KILL);
@@ -117,11 +116,11 @@ impl Own {
             for place in mounts_below(directory).iter().rev() {
                 let _another_time = rustix::mount::unmount(place, UnmountFlags::FORCE | UnmountFlags::DETACH);
             }
-            // Never into what is mounted still.
+            // Never into a directory that is still mounted.
             if mounts_below(directory).is_empty() {
                 let _somebody_writes_still = fs::remove_dir_all(directory);
             }
-            // Whose processes are ended as the mount processes are.
+            // The cgroup's processes end as the mount processes do.
             let is_there = |cgroup: &PathBuf| tenants::remove(cgroup).is_err() && cgroup.exists();
             if !self.cgroup.as_ref().is_some_and(is_there) && !directory.exists() {
                 return;
@@ -131,7 +130,7 @@ impl Own {
     }
 }
 
-/// What is mounted there and below it, in the order of the table.
+/// The mounts there and below, in the order of the table.
 pub(super) fn mounts_below(directory: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     // Paths of the lab's own making have no characters that the table escapes.
@@ -171,12 +170,12 @@ impl Keeper {
         }
     }
 
-    /// Whom it is to end if the lab does not.
+    /// Sets the server that it ends if the lab does not.
     pub(super) fn watch(&mut self, server: u32) -> anyhow::Result<()> {
         self.tell(&["server".as_ref(), server.to_string().as_ref()]).map(drop)
     }
 
-    /// Which cgroup it is to remove if the lab does not.
+    /// Sets the cgroup that it removes if the lab does not.
     pub(super) fn watch_cgroup(&mut self, directory: &Path) -> anyhow::Result<()> {
         self.tell(&["cgroup".as_ref(), directory.as_ref()]).map(drop)
     }

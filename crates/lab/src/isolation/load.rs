@@ -1,4 +1,4 @@
-//! What is done on the healthy volumes, on each in turn: system calls of the lab's own.
+//! The work on the healthy volumes, on each in turn: system calls of the lab's own.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -23,10 +23,10 @@ const LARGE_MIB: u64 = 16;
 const SMALL_PAGES: u64 = 256;
 /// Of the file that is written through mapped memory.
 const MAPPED_PAGES: usize = 64;
-/// Longer than any measurement: who needs so long waits for a neighbour for ever.
+/// Longer than any measurement: a caller that needs so long waits for a neighbour for ever.
 const WHOLE_MAX: Duration = Duration::from_secs(600);
 
-/// How much is done.
+/// The amount of work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Amount {
     /// How often each volume's large file is written.
@@ -44,12 +44,12 @@ pub(super) struct Amount {
 pub(super) struct Healthy {
     /// Where it is.
     pub(super) at: PathBuf,
-    /// Its control socket, if that is to sync it: syncfs(2) is of the whole mountpoint that it
+    /// Its control socket, if that should sync it: syncfs(2) is for the whole mountpoint that it
     /// shares.
     pub(super) control: Option<Control>,
 }
 
-/// What was found.
+/// The results.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// MB/s of large writes, one for each pass over a file.
@@ -155,8 +155,8 @@ impl Victim {
     }
 }
 
-/// Measures on all `volumes`. By a thread that is not waited for beyond reason: what waits for a
-/// store that does not answer can only be ended by the end of its mount.
+/// Measures on all `volumes`. The lab does not wait for the measuring thread beyond reason: only
+/// the end of the mount can end a call that waits for a store which does not answer.
 ///
 /// # Errors
 /// If a call fails, or if it all takes far too long.
@@ -226,7 +226,7 @@ fn each(
             took.add(now - begun);
             begun = now;
         }
-        // What is left to be written is written now, and not beside the next one's calls.
+        // The rest is written now, and not beside the next one's calls.
         victim.small.sync_all()?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What a reader of the figures has to know.
+//! Notes for a reader of the figures.
 
 use std::path::Path;
 

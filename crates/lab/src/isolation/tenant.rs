@@ -1,17 +1,17 @@
-//! Who uses a neighbour's volume: this executable in a process of its own, in one of the
+//! The user of a neighbour's volume: this executable in a process of its own, in one of the
 //! neighbour's cgroups, `lab isolation-tenant WORK …`.
 //!
-//! | work | what it does |
+//! | work | action |
 //! |---|---|
 //! | `rest` | nothing |
-//! | `write FILE` | writes new data as fast as it is let |
+//! | `write FILE` | writes new data as fast as it may |
 //! | `sync FILE` | writes 4 KiB and calls fsync(2), again and again |
-//! | `crowd DIRECTORY COUNT` | so many threads, each of which writes a file of its own as fast as it is let |
-//! | `map DIRECTORY COUNT` | the same through mapped memory |
-//! | `churn DIRECTORY SIDE EACH_NS AFTER_NS` | its part of what two such processes do in turn, see [`next`] |
+//! | `crowd DIRECTORY COUNT` | so many threads, each of which writes a file of its own as fast as it may |
+//! | `map DIRECTORY COUNT` | a crowd through mapped memory |
+//! | `churn DIRECTORY SIDE EACH_NS AFTER_NS` | its part of the work of two such processes in turn, see [`next`] |
 //!
-//! It says `ready` when it has what it needs, begins at once, and is ended from outside; `rest`
-//! ends when nobody holds its input.
+//! It prints `ready` when it has its files, begins at once, and is ended from outside; `rest` ends
+//! when its input is closed.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -43,8 +43,8 @@ const CROWD_STACK: usize = 64 << 10;
 const PAGE: [u8; 4096] = [5; 4096];
 /// Of the file that changes its owner.
 const CHURNED_PAGES: u64 = 256;
-/// What is written at once, and of how large a file: far more than may be dirty, so that no page is
-/// written again that waits.
+/// The size of a write, and of the file: far more than may be dirty, so that no waiting page is
+/// written again.
 const BLOCK: usize = 128 << 10;
 const WRITTEN: u64 = 16 << 20;
 
@@ -123,7 +123,7 @@ fn crowd(directory: &Path, count: u64, write: fn(&File) -> anyhow::Result<()>) -
     told.recv()?
 }
 
-/// Writes page after page, always new ones: what is dirty already is overwritten without waiting.
+/// Writes page after page, always new ones: a dirty page would be overwritten without waiting.
 fn write_pages(file: &File) -> anyhow::Result<()> {
     for page in 0.. {
         file.write_all_at(&PAGE, page * PAGE.len() as u64)?;
@@ -161,7 +161,7 @@ fn churn(directory: &Path, side: u32, each: Duration, after: Duration) -> anyhow
 }
 
 /// When a side's next operation is due. One is due each `each`; [`TURN`] of them are one side's,
-/// and as many then the other's. Who is late leaves out what it has missed.
+/// and as many then the other's. A side that is late leaves out the ones that it has missed.
 fn next(now: Duration, each: Duration, side: u32) -> Duration {
     let (each, turn) = (each.as_nanos(), u128::from(TURN));
     let tick = now.as_nanos() / each + 1;

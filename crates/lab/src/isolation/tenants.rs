@@ -1,6 +1,6 @@
 //! The neighbours' cgroups with the processes in them, as the lab sees them.
 //!
-//! Each neighbour has a cgroup with two below it, and a process in each of these: whatever they do,
+//! Each neighbour has a cgroup with two below it, and a process in each of these: for any work,
 //! there are as many of them.
 
 use std::fs::{self, File};
@@ -20,15 +20,16 @@ use crate::child::{self, cpu_time, ends_with_the_lab};
 /// Operations of all churning neighbours together, in a second: so many that the processors have
 /// little to do.
 pub(super) const CHURNED: u32 = 512;
-/// What all throttled neighbours together may write in a second, for the same reason; and what each
-/// may have to be written.
+/// The bytes that all throttled neighbours together may write in a second, for the same reason; and
+/// the data that each may have to be written.
 pub(super) const LIMIT_KIB: u64 = 1024;
 pub(super) const ROOM_KIB: u64 = 1024;
 
 /// Processes of one neighbour.
 pub(super) const SIDES: usize = 2;
 
-/// One neighbour's. Its cgroups go when nobody is in them any more: the inner ones first.
+/// One neighbour's processes. Its cgroups go when no process is in them any more: the inner ones
+/// first.
 #[derive(Debug)]
 struct Tenant {
     processes: Vec<Child>,
@@ -41,7 +42,7 @@ struct Tenant {
 pub(super) struct Tenants {
     all: Vec<Tenant>,
     parent: Cgroup,
-    /// Of what the processes say.
+    /// The directory of the processes' logs.
     logs: PathBuf,
 }
 
@@ -155,12 +156,12 @@ impl Drop for Tenants {
     }
 }
 
-/// What each of so many throttled neighbours may write in a second.
+/// The bytes that each of so many throttled neighbours may write in a second.
 pub(super) fn limit_bytes(count: usize) -> u64 {
     (LIMIT_KIB << 10) / count.max(1) as u64
 }
 
-/// Removes a cgroup with those in it, if nobody is in them.
+/// Removes a cgroup with its children, if they have no process.
 pub(super) fn remove(directory: &Path) -> std::io::Result<()> {
     for inner in fs::read_dir(directory)?.flatten() {
         if inner.file_type()?.is_dir() {

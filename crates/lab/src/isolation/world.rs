@@ -26,9 +26,9 @@ pub(super) const HEALTHY: usize = 10;
 pub(super) const STALL_AFTER: Duration = Duration::from_secs(1);
 /// Of the healthy: more than the load's files, so that no writer waits for the store.
 const OPTIONS: &str = "cache=128M";
-/// Of those that are to stall: nothing is written before, and the end waits for nothing.
+/// Options of volumes that will stall: nothing is written before, and the end waits for nothing.
 const STALLING: &str = "cache=16M,stall_after=1s,dirty_after=1h,drain_timeout=1s";
-/// Of those that are used.
+/// Options of volumes that are used.
 const USED: &str = "cache=16M";
 /// Processes that are started before the first is waited for.
 const AT_ONCE: usize = 8;
@@ -59,7 +59,7 @@ pub(super) struct World {
     neighbours: Vec<Volume>,
     beside: Beside,
     is_stalled: bool,
-    /// Who uses the neighbours, if anybody does.
+    /// The users of the neighbours, if there are any.
     tenants: Option<Tenants>,
     /// The server whose mount has the stores that stall.
     stores: Option<Server>,
@@ -67,7 +67,7 @@ pub(super) struct World {
     directory: tempfile::TempDir,
 }
 
-/// What a verb did.
+/// The result of a verb.
 #[derive(Debug)]
 struct Done {
     status: ExitStatus,
@@ -77,7 +77,7 @@ struct Done {
     error: String,
 }
 
-/// What the processes of all volumes use.
+/// The resources that the processes of all volumes use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Uses {
     pub(super) threads: f64,
@@ -85,7 +85,7 @@ pub(super) struct Uses {
 }
 
 impl World {
-    /// Mounts ten healthy volumes and those beside them, which do nothing so far.
+    /// Mounts ten healthy volumes and their neighbours, which do nothing so far.
     pub(super) fn new(
         program: &Path,
         place: &Path,
@@ -95,7 +95,7 @@ impl World {
         let Beside { kind, count, .. } = beside;
         let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place)?;
         let keeper = Some(Keeper::start(directory.path())?);
-        // From here on, what there is ends with it.
+        // From here on, dropping it ends everything.
         let mut world = Self {
             program: program.to_owned(),
             main: None,
@@ -150,7 +150,7 @@ impl World {
         if self.main.is_some() { self.path("all").join(volume) } else { self.path("mnt").join(volume) }
     }
 
-    /// One that is not mounted yet, with its store at such a place.
+    /// A volume that is not mounted yet, with its store at such a place.
     fn volume_of(&self, name: String, place: &str, options: String) -> anyhow::Result<Volume> {
         let store = self.path(place).join(&name);
         fs::create_dir(&store)?;
@@ -160,7 +160,7 @@ impl World {
     }
 
     /// A server of directories: one of the product, for it is there. It has a runtime directory of
-    /// its own, so that nobody asks it anything.
+    /// its own, so that it gets no requests of verbs.
     fn serve_stores(&mut self) -> anyhow::Result<()> {
         let mut command = Command::new(&self.program);
         command.env("WATERTIGHT_RUNTIME_DIR", self.path("run.stores"));
@@ -267,8 +267,8 @@ impl World {
         healthy.map(one).collect()
     }
 
-    /// Has the neighbours do what they are there for. What is heard when it begins: how long after
-    /// its time each was called stalled, if they stall.
+    /// Starts the neighbours' work. Returns, if they stall, how long after its time each was
+    /// reported as stalled.
     pub(super) fn begin(&mut self) -> anyhow::Result<Vec<f64>> {
         if self.beside.kind.has_tenants() {
             self.work()?;
@@ -308,8 +308,8 @@ impl World {
         Ok(noticed)
     }
 
-    /// What is measured is beside stalled volumes only if all of them are, and each has its caller,
-    /// who waits; and beside others only if none is, and those who are to work do.
+    /// A measurement counts as beside stalled volumes only if all of them are stalled, and each has
+    /// its waiting caller; and as beside others only if none is stalled, and the working ones work.
     pub(super) fn are_as_they_were(&mut self) -> anyhow::Result<()> {
         let is_stalled = self.is_stalled;
         for volume in &self.neighbours {
@@ -382,8 +382,8 @@ impl World {
         self.take_down()
     }
 
-    /// In this order: who waits for the stores stops waiting; then those who wait for them can be
-    /// ended; and then those who wait for nobody.
+    /// In this order: callers that wait for the stores stop waiting; then processes that wait for
+    /// these callers can be ended; and then the rest.
     fn take_down(&mut self) -> anyhow::Result<()> {
         let mut ended = Ok(());
         let mut and = |result: anyhow::Result<()>| {
@@ -407,7 +407,7 @@ impl World {
             // Attached volumes that have lost their stores would be tried again until a deadline.
             and(if self.neighbours.is_empty() { server.stop() } else { server.kill() });
         }
-        // Who used them has nothing to wait for now.
+        // Their users have nothing to wait for now.
         self.tenants = None;
         self.keeper = None;
         ended
@@ -440,7 +440,7 @@ fn wait(process: &mut std::process::Child, begun: Instant) -> anyhow::Result<Opt
     }
 }
 
-/// Waits until `done` says so; what it looks at tells nobody.
+/// Waits until `done` returns `true`; no event reports that.
 fn eventually(what: &str, mut done: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !done()? {

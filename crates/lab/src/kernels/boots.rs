@@ -1,5 +1,5 @@
-//! The host's side: makes the image, boots one kernel after the other, and collects what each
-//! brings back.
+//! The host's side: makes the image, boots one kernel after the other, and collects the results of
+//! each.
 
 use std::fs;
 use std::io::Write as _;
@@ -22,11 +22,11 @@ use crate::{child, cli, machine};
 pub(crate) const COMMAND: &str = "kernels";
 /// How often a kernel is booted until a part is through.
 const TRIES: usize = 3;
-/// What one part takes on one kernel without hardware support, about.
+/// The time of one part on one kernel without hardware support, about.
 const PART: Duration = Duration::from_secs(120);
-/// Between two looks at what a kernel says.
+/// Between two looks at a kernel's output.
 const LOOK: Duration = Duration::from_millis(250);
-/// What a kernel leaves in its report.
+/// The file that a kernel leaves in its report.
 const RESULT: &str = "kernels.json";
 
 /// Boots kernels, and measures their own mechanisms beside ours in each.
@@ -95,7 +95,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
             if settings.stop.is_set() {
                 break;
             }
-            // After each boot: what was found is not lost with the next one.
+            // After each boot: results are not lost with the next one.
             if let Some(file) = arguments.json.as_ref().filter(|_| !collected.is_empty()) {
                 let document = collected.document(command(), machine::commit(&harness.0), now());
                 fs::write(file, document.json()?)
@@ -117,7 +117,7 @@ fn now() -> String {
     machine::rfc3339(SystemTime::now())
 }
 
-/// The command that repeats this; what was measured before is measured again by it too.
+/// The command that repeats this; it repeats earlier measurements too.
 fn command() -> String {
     cli::command(std::iter::once(COMMAND.to_owned()))
 }
@@ -141,7 +141,7 @@ impl Harness {
     }
 }
 
-/// What every kernel boots into.
+/// The environment that every kernel boots into.
 struct Inside<'a> {
     harness: &'a Harness,
     image: PathBuf,
@@ -202,13 +202,13 @@ impl<'a> Inside<'a> {
         settings: &Settings,
         progress: &Progress,
     ) -> anyhow::Result<Document> {
-        // What an earlier kernel said is not this one's.
+        // An earlier kernel's results are not this one's.
         if report.exists() {
             fs::remove_dir_all(report)?;
         }
         let mut command = self.harness.script("boot");
         command.arg(kernel).arg(&self.image).arg(self.directory.path().join(part.name())).arg(report);
-        // A file, not a pipe: nobody reads before the end.
+        // A file, not a pipe: no process reads before the end.
         let said = self.directory.path().join("boot");
         command.stdout(Stdio::null()).stderr(fs::File::create(&said)?);
         child::ends_with_the_lab(&mut command);
@@ -226,7 +226,7 @@ impl<'a> Inside<'a> {
     }
 }
 
-/// Passes on what the guest says while it runs.
+/// Passes on the guest's output while it runs.
 fn follow(
     boot: &mut Child,
     kernel: &str,
@@ -241,8 +241,8 @@ fn follow(
                 rustix::process::kill_process_group(child::pid(boot)?, rustix::process::Signal::TERM);
             bail!("stopped by a signal");
         }
-        // Nothing tells that a file has grown; the console is a file because a guest must not wait
-        // for its reader.
+        // No event reports that a file has grown; the console is a file because a guest must not
+        // wait for its reader.
         std::thread::sleep(LOOK);
         let text = String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned();
         let lines: Vec<&str> = text.lines().filter_map(|line| line.trim().strip_prefix("lab: ")).collect();

@@ -1,4 +1,4 @@
-//! One document of what several kernels brought back.
+//! One document of the results of several kernels.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::report::{Baseline, Document, Row};
 /// One boot, as far as the host knows of it.
 pub(super) struct Boot<'a> {
     pub(super) kernel: &'a str,
-    /// What was measured.
+    /// The part that was measured.
     pub(super) part: &'static str,
     pub(super) took: Duration,
     pub(super) commit: String,
 }
 
-/// What ratios are to.
+/// The baseline of ratios.
 pub(super) fn baseline() -> Baseline {
     Baseline::Variant("default".to_owned())
 }
@@ -29,7 +29,7 @@ pub(super) struct Collected {
 }
 
 impl Collected {
-    /// What a file has of earlier boots.
+    /// The results of earlier boots in a file.
     pub(super) fn of(document: Document) -> Self {
         let Document { rows, notes, machine, .. } = document;
         Self { rows, notes, machine: Some(machine) }
@@ -39,7 +39,7 @@ impl Collected {
         self.rows.is_empty()
     }
 
-    /// Adds what one kernel brought back; rows of the same kernel and name are replaced.
+    /// Adds the results of one kernel; rows of the same kernel and name are replaced.
     pub(super) fn add(&mut self, boot: &Boot<'_>, document: Document) {
         let Document { rows, notes, machine, .. } = document;
         let named = |mut row: Row| {

@@ -1,6 +1,6 @@
-//! A process with a mount namespace of its own, which fills it with bind mounts and says what its
-//! end takes. The process goes back to the namespace that it came from: the last user leaves, and
-//! whatever the kernel does for that is done before setns(2) returns.
+//! A process with a mount namespace of its own, which fills it with bind mounts and prints how long
+//! its end takes. The process goes back to its old namespace: the last user leaves, and the
+//! kernel's work for that is done before setns(2) returns.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::child;
 /// The first argument of such a process.
 pub(crate) const COMMAND: &str = "kernels-namespace";
 
-/// What is mounted in numbers.
+/// The mounts that are made in numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// Bind mounts of one directory: nothing but mounts ends with them.
@@ -82,7 +82,7 @@ pub(super) fn mount_all(directory: &Path, count: usize, kind: Kind) -> anyhow::R
     Ok(())
 }
 
-/// Has a process make a namespace with so many, and leave it.
+/// A process makes a namespace with so many mounts, and leaves it.
 pub(super) fn end_of(directory: &Path, count: usize, kind: Kind) -> anyhow::Result<Duration> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(COMMAND).arg(directory).arg(count.to_string()).arg(kind.name());

@@ -1,5 +1,5 @@
-//! What an unmount waits for where nobody uses the mount: bind mounts of the kernel, and volumes
-//! that are attached to a mountpoint of the product, in turn.
+//! The wait of an unmount of an unused mount: bind mounts of the kernel, and volumes that are
+//! attached to a mountpoint of the product, in turn.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ const LOADED: usize = 3;
 /// Mounts in bulk: the kernel's, and as many as the product has attached.
 const BULK: usize = 1000;
 const ATTACHED: usize = 200;
-/// Samples of what takes all of them.
+/// Samples of measurements that take all of them.
 const WHOLES: usize = 5;
 
 /// After which a new mount is idle.
@@ -42,10 +42,10 @@ const HUNG_ITSELF: &str = "unmount-hung-itself";
 const NORMAL: &str = "/sys/kernel/rcu_normal";
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
 
-/// What rcu_normal and rcu_expedited are set to; `None`: as they were at boot.
+/// The values of rcu_normal and rcu_expedited; `None`: as they were at boot.
 type Setting = Option<(&'static str, &'static str)>;
 
-/// What the kernel unmounts, and which grace periods it is asked for: `None` as it booted.
+/// The kernel's mounts, and the grace periods that it is set to: `None` as it booted.
 const KERNELS: [(&str, Kind, Setting); 4] = [
     ("kernel", Kind::Binds, None),
     ("kernel-rcu-normal", Kind::Binds, Some(("1", "0"))),
@@ -53,7 +53,7 @@ const KERNELS: [(&str, Kind, Setting); 4] = [
     ("kernel-tmpfs", Kind::Tmpfs, None),
 ];
 
-/// The switches, and what they were at boot.
+/// The switches' values at boot.
 struct GracePeriods {
     normal: String,
     expedited: String,
@@ -72,7 +72,7 @@ impl GracePeriods {
     }
 }
 
-/// A tmpfs of our own: what is mounted on it goes to no other namespace.
+/// A tmpfs of our own: mounts on it propagate to no other namespace.
 struct Tmpfs(tempfile::TempDir);
 
 impl Tmpfs {
@@ -98,7 +98,7 @@ impl Drop for Tmpfs {
     }
 }
 
-/// Unmounts, and says how long that took.
+/// Unmounts, and returns how long that took.
 fn timed(place: &Path, flags: UnmountFlags) -> anyhow::Result<Duration> {
     let begun = Instant::now();
     loop {
@@ -213,7 +213,7 @@ impl Unmounts<'_> {
         let (used, idle) = (mount("used")?, mount("idle")?);
         let inside = self.tmpfs.path("used.mnt/inside");
         self.crowd.replace("0", &inside)?;
-        // A mount asks its own kernel some questions when it begins; those have to be over.
+        // A mount asks its own kernel some questions when it begins; those must be over.
         thread::sleep(SETTLED);
         used.suspend()?;
         idle.suspend()?;
@@ -310,7 +310,7 @@ impl Unmounts<'_> {
     }
 }
 
-/// Does `what` while threads do `load` again and again.
+/// Runs `what` while threads do `load` again and again.
 fn beside<T>(load: &(dyn Fn() + Sync), what: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {

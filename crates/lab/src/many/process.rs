@@ -18,15 +18,15 @@ const REST_MAX: Duration = Duration::from_secs(30);
 /// Looks without any change after which they are taken to have ended: longer than data rests before
 /// it is written.
 const LOOKS: u32 = 27;
-/// Volumes that are used: what is in use keeps descriptors, of which a process has so many.
+/// Volumes that are used: a used volume keeps descriptors, of which a process has so many.
 const USED_MAX: usize = 1000;
 
 /// How a volume is detached.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum How {
-    /// If nobody uses it.
+    /// If it is not used.
     Plain,
-    /// In any case; who uses it goes on.
+    /// In any case; its users go on.
     Lazy,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Crowd {
     directory: tempfile::TempDir,
 }
 
-/// What the process uses.
+/// The resources that the process uses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Figures {
     resident_kib: f64,
@@ -138,7 +138,7 @@ impl Crowd {
     pub(super) fn rested(&self) -> anyhow::Result<Figures> {
         let until = Instant::now() + REST_MAX;
         let mut last = self.figures()?;
-        // Nothing tells that a thread of another process has ended.
+        // No event reports that a thread of another process has ended.
         let mut same = 0;
         while same < LOOKS && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(300));

@@ -17,7 +17,7 @@ use crate::experiment::Settings;
 
 /// How long anything may take.
 const LONG: Duration = Duration::from_secs(120);
-/// How often it is looked whether a volume is there. Nothing tells.
+/// How often the lab checks whether a volume is there. No event reports it.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A configuration file, its stores, and the process, if it runs.
@@ -56,7 +56,7 @@ impl Served {
         fs::write(self.path("volumes.toml"), text).context("the configuration file")
     }
 
-    /// Starts it; until it says that all are there.
+    /// Starts it; returns when it has reported that all are there.
     pub(super) fn start(&mut self) -> anyhow::Result<Duration> {
         self.write(self.size)?;
         let log = fs::File::create(self.path("log"))?;
@@ -76,12 +76,12 @@ impl Served {
         Ok(took)
     }
 
-    /// Has the file read again with one volume more; until that is there.
+    /// Makes it read its file again with one volume more; returns when that is there.
     pub(super) fn reload_with_one_more(&mut self) -> anyhow::Result<Duration> {
         self.reload(self.size + 1, true)
     }
 
-    /// The same without it; until it is gone.
+    /// Makes it read its file again without that volume; returns when it is gone.
     pub(super) fn reload_without_it(&mut self) -> anyhow::Result<Duration> {
         self.reload(self.size, false)
     }

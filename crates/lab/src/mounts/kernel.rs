@@ -113,7 +113,7 @@ impl Subject for Kernel {
 impl Drop for Kernel {
     fn drop(&mut self) {
         for place in [self.place("m0"), self.place("m1"), self.base.path().to_owned()] {
-            // `m0` is usually nobody's by now.
+            // `m0` is usually not mounted by now.
             match unmount(&place, UnmountFlags::DETACH) {
                 Ok(()) | Err(Errno::INVAL) => {}
                 Err(error) => eprintln!("lab: cannot unmount {}: {error}", place.display()),

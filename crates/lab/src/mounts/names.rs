@@ -15,7 +15,7 @@ const D: Inode = Inode(2);
 const F: Inode = Inode(3);
 const FIRST: u64 = 1000;
 
-/// One of them.
+/// One such superblock.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     shutdowns: AtomicUsize,
@@ -26,7 +26,7 @@ pub(crate) struct Names {
     at_lookup: Option<Work>,
 }
 
-/// What a play wants to know or do when a superblock is asked, or ends.
+/// A play's callback when a superblock is asked, or ends.
 pub(crate) struct Work(Box<dyn Fn() + Send + Sync>);
 
 impl std::fmt::Debug for Work {
@@ -42,13 +42,13 @@ impl Names {
         (Arc::clone(&names), Super::new(names))
     }
 
-    /// One whose shutdown calls `work`.
+    /// A superblock whose shutdown calls `work`.
     pub(crate) fn ending(work: impl Fn() + Send + Sync + 'static) -> (Arc<Self>, Super) {
         let names = Arc::new(Self { at_end: Some(Work(Box::new(work))), ..Self::default() });
         (Arc::clone(&names), Super::new(names))
     }
 
-    /// One whose look-ups call `work`.
+    /// A superblock whose look-ups call `work`.
     pub(crate) fn waiting(work: impl Fn() + Send + Sync + 'static) -> (Arc<Self>, Super) {
         let names = Arc::new(Self { at_lookup: Some(Work(Box::new(work))), ..Self::default() });
         (Arc::clone(&names), Super::new(names))

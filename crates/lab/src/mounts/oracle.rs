@@ -1,9 +1,9 @@
-//! What a strategy gets wrong, seen from outside (MN-R6).
+//! The errors of a strategy, seen from outside (MN-R6).
 //!
 //! | count | of |
 //! |---|---|
-//! | `finalised_inside` | unmounts of a mount that somebody had, which was shut down while a walk that had begun before the unmount was still in its section |
-//! | `late` | lazy unmounts of a mount that nobody had, whose superblock was not shut down on return |
+//! | `finalised_inside` | unmounts of a mount with a user, which was shut down while a walk that had begun before the unmount was still in its section |
+//! | `late` | lazy unmounts of a mount without users, whose superblock was not shut down on return |
 //! | `foreign` | of these, those that another thread than the caller's shut down |
 //! | `not_the_last` | synchronous unmounts that returned, beside a walk with a reference that goes on, and had not shut down: the walk does |
 //! | `held_up` | unmounts that did not return while another superblock's shutdown hung |
@@ -49,15 +49,15 @@ pub(super) fn record(scenario: &str, variant: &str, recorder: &mut Recorder) -> 
     Ok(())
 }
 
-/// A walk is in its section; somebody else has a pin; a lazy unmount begins; the pin is dropped.
-/// Whoever ends the mount must not do so before the walk has left.
+/// A walk is in its section; another thread has a pin; a lazy unmount begins; the pin is dropped.
+/// The thread that ends the mount must not do so before the walk has left.
 fn is_finalised_inside(variant: &str) -> bool {
     let ours = Ours::new(variant, Engine::Expedited);
     let ns = &ours.ns;
     let (is_inside, was_inside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (_names, volume) = Names::ending({
         let (is_inside, was_inside) = (Arc::clone(&is_inside), Arc::clone(&was_inside));
-        // ORDERING: SeqCst here and below, an oracle is to be simple.
+        // ORDERING: SeqCst here and below, an oracle should be simple.
         move || was_inside.store(is_inside.load(Ordering::SeqCst), Ordering::SeqCst)
     });
     ns.attach(ROOT, "m0", &volume).expect("nothing is there");
@@ -83,7 +83,7 @@ fn is_finalised_inside(variant: &str) -> bool {
         let _ = has_entered.recv();
         let before = waits();
         let unmount = scope.spawn(|| ns.umount(ROOT, "m0", Umount::DETACH));
-        // It has left the tables, and has come to what its strategy waits for, if to anything.
+        // It has left the tables, and has reached its strategy's wait, if there is one.
         let is_gone = || {
             ns.resolve(ROOT, "m0/d/f", Last::Follow)
                 .map_or(true, |(place, _)| ns.superblock(place.mount).is_none())
@@ -99,7 +99,8 @@ fn is_finalised_inside(variant: &str) -> bool {
     was_inside.load(Ordering::SeqCst)
 }
 
-/// A lazy unmount of what nobody has: not shut down on return, and by whom it was.
+/// A lazy unmount of an unused mount: whether it was not shut down on return, and whether another
+/// thread did it.
 fn is_late_or_foreign(variant: &str) -> (bool, bool) {
     let ours = Ours::new(variant, Engine::Expedited);
     let (names, volume) = Names::mountable();
@@ -110,8 +111,8 @@ fn is_late_or_foreign(variant: &str) -> (bool, bool) {
     (is_late, names.ended_by() != Some(std::thread::current().id()))
 }
 
-/// A walk has a reference, and waits for the superblock; a synchronous unmount begins, and is given
-/// its time; then the walk goes on. Whoever has the last reference shuts down: that must be the
+/// A walk has a reference, and waits for the superblock; a synchronous unmount begins, and gets its
+/// time; then the walk goes on. The holder of the last reference shuts down: that must be the
 /// unmount, before it returns (MN-R3).
 fn is_not_the_last(variant: &str) -> bool {
     let ours = Ours::new(variant, Engine::Expedited);
@@ -125,7 +126,8 @@ fn is_not_the_last(variant: &str) -> bool {
     });
     ns.attach(ROOT, "m0", &volume).expect("nothing is there");
     let is_not_the_last = std::thread::scope(|scope| {
-        // It is past the making of its reference when it waits: nobody counts it for that any more.
+        // It is past the making of its reference when it waits: it is not counted for that any
+        // more.
         scope.spawn(|| ours.counted(|| ns.resolve(ROOT, "m0/d", Last::Follow)));
         let _ = has_entered.recv();
         let unmount = scope.spawn(|| ns.umount(ROOT, "m0", Umount::empty()).is_ok() && !names.is_ended());
@@ -182,8 +184,8 @@ mod tests {
 
     #[test]
     fn mn_r6_the_inverted_poll_is_caught_and_none_of_the_correct_ones() {
-        // One waits exactly when it need not, the other for those alone that make a mount their
-        // own.
+        // The first waits exactly when it need not, the second only for walks that are taking a
+        // reference.
         assert_eq!(of(is_finalised_inside), ["polled-mount", "percpu-legitimize"]);
     }
 
@@ -198,7 +200,7 @@ mod tests {
 
     #[test]
     fn who_does_not_wait_for_a_grace_period_may_not_be_the_last() {
-        // One that is not given a processor in time is not caught each time.
+        // A strategy that does not get a processor in time is not caught each time.
         let is_caught = |variant: &str| (0..20).any(|_| is_not_the_last(variant));
         assert!(is_caught("polled-mount") && is_caught("percpu-legitimize"));
         let correct = [

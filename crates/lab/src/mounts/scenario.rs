@@ -1,4 +1,4 @@
-//! What is measured.
+//! The scenarios.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const UMOUNT_P99: Metric =
 const LAZY_P99: Metric =
     Metric { name: "umount-lazy_p99", unit: "ms", shown: Shown::P99, larger_is_better: false };
 const WALKS: Metric = Metric { name: "walks_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
-/// What the one who mounts and unmounts beside the walks gets done: who unmounts faster disturbs
+/// The rate of the thread that mounts and unmounts beside the walks: a faster unmount disturbs
 /// walks more often.
 const UNMOUNTS: Metric =
     Metric { name: "unmounts_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
@@ -36,7 +36,7 @@ const WARM_UP: usize = 2;
 /// Trees, containers and peers of one slice, one after the other.
 const REPEATED: u32 = 3;
 
-/// One of them.
+/// One scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
     /// Something is mounted and unmounted, again and again.
@@ -47,9 +47,9 @@ pub(crate) enum Scenario {
     Tree { mounts: usize },
     /// One unmount takes so many copies along.
     Peers { peers: usize },
-    /// Walks of so many threads, beside somebody who mounts and unmounts or alone.
+    /// Walks of so many threads, beside a thread that mounts and unmounts or alone.
     Walks { threads: usize, is_storm: bool },
-    /// What a strategy gets wrong.
+    /// The errors of a strategy.
     Oracle,
 }
 
@@ -146,7 +146,7 @@ impl Scenario {
 }
 
 impl Scenario {
-    /// Once what has many mounts.
+    /// Runs once, for scenarios with many mounts.
     fn many(self, variant: &str, recorder: &mut Recorder) -> Result<(), String> {
         match self {
             Tree { mounts } => trees::tree(self.name(), variant, mounts, recorder),
@@ -169,7 +169,7 @@ fn subject(variant: &str, engine: Engine) -> Result<Box<dyn Subject>, String> {
     })
 }
 
-/// Walks beside `work`, on so many threads; gives the number of walks.
+/// Walks beside `work`, on so many threads; returns the number of walks.
 fn beside_walkers<T>(subject: &dyn Subject, threads: usize, work: impl FnOnce() -> T) -> (T, u64) {
     let (is_over, begun, walks) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicU64::new(0));
     let result = std::thread::scope(|scope| {

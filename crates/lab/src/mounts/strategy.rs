@@ -12,18 +12,18 @@ use mounts::strategy::{Gone, Last, OnDemand, Teardown, Why};
 use rcu::{Cookie, Domain, DomainOptions, WorkQueue};
 use sync::{Condvar, Mutex};
 
-/// Whose grace periods are waited for.
+/// The grace periods that strategies wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
     /// As short as they get.
     Expedited,
     /// With a tick, as a real-time kernel has them.
     Normal,
-    /// The same, and there are no others: the default's own are with a tick, too.
+    /// Normal ones, and there are no others: the default's own are with a tick, too.
     NormalOnly,
 }
 
-/// What is done with mounts that left.
+/// The treatment of mounts that left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A grace period, then the puts.
@@ -36,22 +36,21 @@ pub(crate) enum Kind {
     GlobalWorker,
     /// A cookie after the unhashing, and a wait only if it has not passed.
     PolledGlobal,
-    /// The same with the cookie that was taken when the mounts left, one for all that left
+    /// A global poll, with the cookie that was taken when the mounts left, one for all that left
     /// together.
     PolledGlobalAtUnlink,
     /// A cookie for each mount; `is_inverted`: waits if they *have* passed.
     PolledMount { is_inverted: bool },
-    /// No grace period where nobody else has a reference.
+    /// No grace period where no other thread has a reference.
     OnDemand,
-    /// Two lists: mounts that nobody else has end at once, the others after a grace period.
+    /// Two lists: mounts without other users end at once, the others after a grace period.
     TwoList,
-    /// Each mount's count is looked at until it says that nobody else has the mount, so many times;
-    /// then a grace period.
+    /// Each mount's count is read until it shows no other user, so many times; then a grace period.
     PerMountCount,
-    /// Each walk counts itself; the count's end is waited for.
+    /// Each walk counts itself; the unmount waits for the count's end.
     WalkerCount,
-    /// Who makes a mount their own counts themselves on their processor meanwhile; the end of all
-    /// is waited for, in place of a grace period.
+    /// A walk that takes a reference counts itself on its processor meanwhile; the unmount waits
+    /// for the end of all such, in place of a grace period.
     PercpuLegitimize,
 }
 
@@ -148,7 +147,7 @@ impl Strategy {
         if self.kind != Kind::WalkerCount {
             return walk();
         }
-        // ORDERING: SeqCst throughout: the simplest form of what is to be shown.
+        // ORDERING: SeqCst throughout: the simplest form of the demonstration.
         let phase = self.phase.load(Ordering::SeqCst) & 1;
         self.walkers[phase].fetch_add(1, Ordering::SeqCst);
         let result = walk();
@@ -156,7 +155,7 @@ impl Strategy {
         result
     }
 
-    /// A walk that makes what it finds its own, counted where the strategy wants that. More than
+    /// A walk that takes a reference, counted where the strategy wants that. This does more than
     /// the strategy asks for: the walk is counted from its beginning.
     pub(crate) fn legitimizing<T>(&self, walk: impl FnOnce() -> T) -> T {
         if self.kind != Kind::PercpuLegitimize {
@@ -179,8 +178,8 @@ impl Strategy {
         }
     }
 
-    /// Waits until all who walk now have ended: two phases, since one who read the phase may count
-    /// itself late.
+    /// Waits until all present walks have ended: two phases, since a walk that read the phase may
+    /// count itself late.
     fn wait_for_walkers(&self) {
         let _turn = self.flip.lock();
         for _ in 0..2 {
@@ -191,7 +190,7 @@ impl Strategy {
         }
     }
 
-    /// Whether somebody waits in [`wait_for_walkers`](Self::wait_for_walkers).
+    /// Whether a thread waits in [`wait_for_walkers`](Self::wait_for_walkers).
     pub(crate) fn is_waiting(&self) -> bool {
         self.kind == Kind::WalkerCount && self.flip.try_lock().is_none()
     }
@@ -266,7 +265,7 @@ impl WorkQueue for Pool {
 /// How often a mount's count is looked at before a grace period is waited for.
 const LOOKS: u32 = 16;
 
-/// Whether nobody else has it; if somebody has, lets others run first.
+/// Whether it has no other user; if it has, lets others run first.
 fn is_alone_now(gone: &Gone) -> bool {
     let is_alone = gone.count() == 1;
     if !is_alone {
@@ -294,7 +293,7 @@ fn put_all(gone: Vec<Gone>, is_sync: bool) {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The one worker: whoever waits for its turn waits for all before.
+/// The one worker: a caller that waits for its turn waits for all before.
 static WORKER: LazyLock<Sender<(Job, Sender<()>)>> = LazyLock::new(|| {
     let (jobs, queue) = channel::<(Job, Sender<()>)>();
     std::thread::spawn(move || {
@@ -354,7 +353,7 @@ impl Teardown for Strategy {
                 if gone.iter().all(|gone| self.domain.poll_state(gone.stamp())) {
                     self.wait(self.domain.get_state());
                 }
-                // Not `complete`: whoever is in the way may never say so.
+                // Not `complete`: the other user may never give its reference back.
                 gone.into_iter().filter_map(Gone::put).for_each(Last::clean_up);
             }
             Kind::OnDemand => {
@@ -372,8 +371,9 @@ impl Teardown for Strategy {
                 }
             }
             Kind::PerMountCount => {
-                // Once the unmount's own reference is the only one nobody is in a fast put: who is
-                // has not been counted down, and who comes now finds the flags, and puts slowly.
+                // Once the unmount's own reference is the only one, no thread is in a fast put:
+                // such a thread has not been counted down yet, and a thread that comes now finds
+                // the flags, and puts slowly.
                 if !gone.iter().all(|one| (0..LOOKS).any(|_| is_alone_now(one))) {
                     self.wait(self.domain.get_state());
                 }
@@ -385,8 +385,8 @@ impl Teardown for Strategy {
             }
             Kind::PercpuLegitimize => {
                 self.wait_for_legitimizing();
-                // Not `complete`, as above: whoever has a reference may have come before, and puts
-                // it when they like.
+                // Not `complete`, as above: a thread may have taken a reference before, and may put
+                // it at any time.
                 gone.into_iter().filter_map(Gone::put).for_each(Last::clean_up);
             }
         }

@@ -1,4 +1,4 @@
-//! Who is measured: a place on which something is mounted again and again.
+//! The subjects: a place on which something is mounted again and again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,20 +20,20 @@ pub(crate) trait Subject: Send + Sync {
     /// Words for the table.
     fn attach(&self) -> Result<(), String>;
 
-    /// Unmounts it; what it takes until the call returns. Tries again while it is busy.
+    /// Unmounts it; returns the time of the call. Tries again while it is busy.
     ///
     /// # Errors
     /// Words for the table.
     fn umount(&self, is_lazy: bool) -> Result<Duration, String>;
 
-    /// One walk to a file on it, or to where that would be. It takes a reference there, and gives
-    /// it back.
+    /// One walk to a file on it, or to the place of that file. It takes a reference there, and
+    /// gives it back.
     fn walk(&self);
 
-    /// The same to a file on something else.
+    /// One walk to a file on another mount.
     fn walk_elsewhere(&self);
 
-    /// Ends what was begun, outside of what is measured.
+    /// Ends everything that was begun, outside of the measured time.
     fn settle(&self) {}
 }
 
@@ -61,19 +61,18 @@ impl Ours {
         Self { ns, strategy }
     }
 
-    /// Whether an unmount has come to where its strategy waits for walks, other than by grace
-    /// periods.
+    /// Whether an unmount has reached its strategy's wait for walks, other than by grace periods.
     pub(crate) fn is_waiting_for_walkers(&self) -> bool {
         self.strategy.as_ref().is_some_and(|strategy| strategy.is_waiting())
     }
 
-    /// A whole walk: what it finds becomes its own, and is given back.
+    /// A whole walk: it takes a reference, and gives it back.
     fn visit(&self, path: &str) {
         let walk = || self.ns.visit(Start::Root, path, Last::Follow, |_, inode, _| inode);
         let _ = self.legitimizing(|| self.counted(|| std::hint::black_box(walk())));
     }
 
-    /// A walk that makes what it finds its own.
+    /// A walk that takes a reference.
     pub(crate) fn legitimizing<T>(&self, walk: impl FnOnce() -> T) -> T {
         match &self.strategy {
             Some(strategy) => strategy.legitimizing(walk),

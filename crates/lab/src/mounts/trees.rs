@@ -61,7 +61,7 @@ fn container(host: &Ours) -> Result<[f64; 3], String> {
     let end = Instant::now();
     container.end();
     let took = [lazy, milliseconds(end), milliseconds(begun)];
-    // It may have readers of its own; and what is freed leaves something to be freed.
+    // It may have readers of its own; and freed memory leaves more to be freed.
     super::subject::Subject::settle(host);
     (0..2).for_each(|_| inside.barrier());
     Ok(took)
@@ -79,7 +79,7 @@ pub(super) fn tree(
     for n in 1..mounts {
         attach(&ours.ns, &format!("m0/m{n}")).map_err(words)?;
     }
-    // What building it left to callbacks is not what is measured.
+    // The callbacks of building it are not measured.
     ours.ns.domain().barrier();
     let begun = Instant::now();
     ours.ns.umount(ROOT, "m0", Umount::DETACH).map_err(words)?;
@@ -90,12 +90,12 @@ pub(super) fn tree(
     Ok(())
 }
 
-/// Ends a namespace, and frees what it had: nobody else's slice is to run beside that.
+/// Ends a namespace, and frees its memory: no other slice should run beside that.
 fn finish(ours: Ours) {
     super::subject::Subject::settle(&ours);
     let domain = ours.ns.domain().clone();
     drop(ours);
-    // What is freed leaves something to be freed.
+    // Freed memory leaves more to be freed.
     (0..2).for_each(|_| domain.barrier());
 }
 

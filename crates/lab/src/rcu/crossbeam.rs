@@ -20,7 +20,7 @@ impl Default for Crossbeam {
 
 impl Crossbeam {
     fn load(&self, guard: &crossbeam_epoch::Guard) {
-        // ORDERING: Acquire, as everybody's.
+        // ORDERING: Acquire, as in all subjects.
         std::hint::black_box(self.value.load(Ordering::Acquire, guard));
     }
 
@@ -30,7 +30,7 @@ impl Crossbeam {
         place!(AT);
         for _ in 0..pairs {
             let guard = crossbeam_epoch::pin();
-            // ORDERING: Acquire, as everybody's.
+            // ORDERING: Acquire, as in all subjects.
             // SAFETY: never null, and never replaced.
             sum += unsafe { *self.value.load(Ordering::Acquire, &guard).deref() };
         }

@@ -1,5 +1,5 @@
-//! liburcu, where it and a C compiler were there when the lab was built: `liburcu.c`, linked into
-//! the lab.
+//! liburcu, where it and a C compiler were available when the lab was built: `liburcu.c`, linked
+//! into the lab.
 
 use std::os::raw::{c_int, c_ulong};
 
@@ -55,7 +55,7 @@ impl Subject for Liburcu {
     }
 
     fn grace(&self) -> Result<(), &'static str> {
-        // SAFETY: outside of read sections; who waits need not be registered.
+        // SAFETY: outside of read sections; a waiting thread need not be registered.
         unsafe { lab_synchronize() };
         Ok(())
     }

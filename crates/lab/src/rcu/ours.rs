@@ -43,7 +43,7 @@ impl Ours {
         place!(AT);
         for _ in 0..pairs {
             let _guard = rcu::read();
-            // ORDERING: Acquire, as everybody's.
+            // ORDERING: Acquire, as in all subjects.
             // SAFETY: a static's address.
             sum += unsafe { *self.pointer.load(Ordering::Acquire) };
         }

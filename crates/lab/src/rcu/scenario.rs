@@ -1,4 +1,4 @@
-//! What is measured.
+//! The scenarios.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,12 +20,12 @@ const PAIRS: u64 = 1_000_000;
 /// Values given up between two looks at the clock.
 const VALUES: u64 = 100_000;
 
-/// Between two grace periods beside readers. One right after the other would find readers where the
-/// first one put them: after waking who waits they are all outside, and thousands of short ones
-/// would hide those that wait.
+/// The pause between two grace periods beside readers. One right after the other would find readers
+/// where the first one put them: after the wake-up of the waiter they are all outside, and
+/// thousands of short ones would hide those that wait.
 const REST: Duration = Duration::from_millis(1);
 
-/// One of them.
+/// One scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
     Read {

@@ -21,7 +21,7 @@ impl Default for Seize {
 
 impl Drop for Seize {
     fn drop(&mut self) {
-        // SAFETY: made of a box in `default`, never replaced, and nobody reads any more.
+        // SAFETY: made of a box in `default`, never replaced, and no thread reads any more.
         drop(unsafe { Box::from_raw(*self.value.get_mut()) });
     }
 }
@@ -33,7 +33,7 @@ impl Seize {
         place!(AT);
         for _ in 0..pairs {
             let guard = self.collector.enter();
-            // ORDERING: Acquire, as everybody's.
+            // ORDERING: Acquire, as in all subjects.
             // SAFETY: never null, and never replaced.
             sum += unsafe { *guard.protect(&self.value, Ordering::Acquire) };
         }
@@ -50,7 +50,7 @@ impl Subject for Seize {
     fn read_while(&self, goes_on: &dyn Fn() -> bool) {
         loop {
             let guard = self.collector.enter();
-            // ORDERING: Acquire, as everybody's.
+            // ORDERING: Acquire, as in all subjects.
             std::hint::black_box(guard.protect(&self.value, Ordering::Acquire));
             stay();
             drop(guard);
@@ -72,7 +72,7 @@ impl Subject for Seize {
         let before = dropped();
         for n in 0..values {
             let value = Box::into_raw(Box::new(Counted(n)));
-            // SAFETY: a box that nobody else knows, given up once.
+            // SAFETY: a box that no other code knows, retired once.
             unsafe { self.collector.retire(value, reclaim::boxed::<Counted>) };
         }
         until_dropped(before, values, || self.collector.enter().flush());

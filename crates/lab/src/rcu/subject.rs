@@ -1,16 +1,16 @@
-//! What every library under test can do.
+//! The operations of every library under test.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// One library, ready to be used from any thread.
 pub(crate) trait Subject: Send + Sync {
-    /// `pairs` read sections, inside another section if `nested`; gives the sum of what was read,
-    /// which is 1 in each. By the copy of the loop that lies at `placement`.
+    /// `pairs` read sections, inside another section if `nested`; returns the sum of the values,
+    /// which is 1 in each. Uses the copy of the loop that lies at `placement`.
     fn read(&self, pairs: u64, nested: bool, placement: usize) -> u64;
 
-    /// Sections of about [`SECTION`] until `goes_on`, asked after each, says no; the calling
-    /// thread's.
+    /// Sections of about [`SECTION`] on the calling thread, until `goes_on`, called after each,
+    /// returns `false`.
     fn read_while(&self, goes_on: &dyn Fn() -> bool);
 
     /// One grace period; an error if there is no such call.
@@ -20,7 +20,7 @@ pub(crate) trait Subject: Send + Sync {
     /// no such call.
     fn poll(&self) -> Result<(), &'static str>;
 
-    /// Gives up `values` boxed [`Counted`]s, and returns when all are dropped.
+    /// Retires `values` boxed [`Counted`]s, and returns when all are dropped.
     fn callbacks(&self, values: u64);
 }
 

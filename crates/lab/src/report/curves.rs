@@ -68,7 +68,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// One that has all of these.
+    /// A scale with all of these.
     fn of(values: &[f64]) -> Self {
         let least = values.iter().copied().fold(f64::MAX, f64::min);
         let most = values.iter().copied().fold(0.0, f64::max);

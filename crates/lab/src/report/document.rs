@@ -19,9 +19,9 @@ pub(crate) struct Document {
     pub(crate) machine: Machine,
     /// Whether it was a quick run: too short for stable tails.
     pub(crate) quick: bool,
-    /// What was found.
+    /// The results.
     pub(crate) rows: Vec<Row>,
-    /// What holds for all rows: sizes, durability, what was warm.
+    /// Remarks on all rows: sizes, durability, warm caches.
     pub(crate) notes: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ impl Document {
         table::render(self, baseline)
     }
 
-    /// What stands in a page of results beside the plot: where it comes from, without a heading.
+    /// The text beside the plot in a page of results: where it comes from, without a heading.
     pub(crate) fn origin(&self) -> String {
         table::origin(self)
     }
@@ -41,7 +41,7 @@ impl Document {
         table::tables(self, baseline, choice)
     }
 
-    /// What holds for all rows, and for some, as a list.
+    /// Remarks on all rows, and on some, as a list.
     pub(crate) fn remarks(&self) -> String {
         table::remarks(self)
     }

@@ -4,7 +4,7 @@ use super::table::distinct;
 use super::{Document, Metric};
 use serde::Serialize;
 
-/// The document, and how its metrics are to be read.
+/// The document, and how to read its metrics.
 #[derive(Serialize)]
 struct Written<'a> {
     #[serde(flatten)]

@@ -5,7 +5,7 @@ use crate::machine::Machine;
 use anyhow::Context as _;
 use serde::Deserialize;
 
-/// The keys of the file; those that files of an older lab lack have defaults.
+/// The keys of the file; keys that files of an older lab lack have defaults.
 #[derive(Deserialize)]
 struct Read {
     experiment: String,
@@ -82,8 +82,8 @@ impl ReadMetric {
 }
 
 impl ReadRow {
-    /// What an older lab did not write down: a rate is better if it is larger, and a name that says
-    /// p99 means it.
+    /// The metric of a file of an older lab, which lacks it: a rate is better if it is larger, and
+    /// a name with p99 means it.
     fn guessed_metric(&self) -> Metric {
         let shown = if self.metric.contains("p99") { Shown::P99 } else { Shown::P50 };
         let larger_is_better = self.unit.starts_with("1/") || self.unit.ends_with("/s") || self.unit == "%";

@@ -3,10 +3,10 @@
 use super::{Metric, Row};
 use crate::stats::{Histogram, Samples, Summary};
 
-/// What a row is made of.
+/// The samples of a row.
 #[derive(Debug)]
 enum Measured {
-    /// One rate for each run: mean and median are given.
+    /// One rate for each run: the row has mean and median.
     Rates(Samples),
     /// One value for each run: everything is given.
     Values(Samples),
@@ -62,8 +62,8 @@ impl Recorder {
         entry
     }
 
-    /// Has the row stand here in the order, whichever is measured first; it is left out if nothing
-    /// is.
+    /// Puts the row here in the order, in whatever order they are measured; without samples it is
+    /// left out.
     pub(crate) fn expect(&mut self, scenario: &str, variant: &str, metric: Metric) {
         self.entry(scenario, variant, metric, || Measured::Nothing);
     }
@@ -93,7 +93,7 @@ impl Recorder {
         }
     }
 
-    /// The same where the metric's unit is milliseconds.
+    /// Like [`operations_us`](Self::operations_us), where the metric's unit is milliseconds.
     pub(crate) fn operations_ms(&mut self, scenario: &str, variant: &str, metric: Metric, took: &Histogram) {
         let entry =
             self.entry(scenario, variant, metric, || Measured::Operations(Box::default(), 1_000_000.0));
@@ -102,16 +102,15 @@ impl Recorder {
         }
     }
 
-    /// Says why there is no figure: a short reason that fits into a cell, and what a reader has to
-    /// know. Replaces what was measured before: a variant that fails in one of its runs has no
-    /// figure.
+    /// Records why there is no figure: a short reason that fits into a cell, and details for a
+    /// reader. Replaces earlier samples: a variant that fails in one of its runs has no figure.
     pub(crate) fn absent(&mut self, scenario: &str, variant: &str, metric: Metric, why: &str) {
         let entry = self.entry(scenario, variant, metric, || Measured::Absent);
         entry.measured = Measured::Absent;
         why.clone_into(&mut entry.note);
     }
 
-    /// Adds a note to a row that is already known; a second time, the same note adds nothing.
+    /// Adds a note to a row that is already known; adding a note twice changes nothing.
     pub(crate) fn note(&mut self, scenario: &str, variant: &str, note: &str) {
         for entry in self.entries.iter_mut().filter(|e| e.scenario == scenario && e.variant == variant) {
             if entry.note.contains(note) {

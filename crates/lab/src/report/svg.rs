@@ -2,8 +2,8 @@
 //! on light and on dark ground (the colours follow the reader's scheme; the ground is drawn, so
 //! that a viewer without a scheme shows the light form).
 //!
-//! Nothing is known of the reader's font: room is kept for a wide one ([`width`]), and what has
-//! none is cut.
+//! The reader's font is unknown: room is kept for a wide one ([`width`]), and text without room is
+//! cut.
 
 use super::curves;
 use super::table::{Choice, distinct, figure};
@@ -21,7 +21,7 @@ const BAR_STEP: f64 = 18.0;
 const TITLE_HEIGHT: f64 = 44.0;
 pub(super) const MARGIN: f64 = 16.0;
 const HEAD_HEIGHT: f64 = 56.0;
-/// Between a text and what it belongs to.
+/// The distance between a text and its object.
 const APART: f64 = 6.0;
 
 const STYLE: &str = "\
@@ -184,7 +184,7 @@ pub(super) fn cut(content: &str, room: f64) -> String {
     kept + "…"
 }
 
-/// The same for bold letters, which are wider.
+/// Cuts bold letters, which are wider.
 pub(super) fn cut_bold(content: &str, room: f64) -> String {
     cut(content, room / BOLD)
 }
@@ -300,7 +300,7 @@ mod tests {
     }
 
     impl Place {
-        /// What a node that has an extent covers, if the reader's font is a wide one.
+        /// The area that a node with an extent covers, if the reader's font is a wide one.
         fn of(node: roxmltree::Node<'_, '_>) -> Option<Self> {
             let number = |name| node.attribute(name).unwrap().parse::<f64>().unwrap();
             let class = node.attribute("class").unwrap_or_default();
@@ -331,7 +331,7 @@ mod tests {
         }
     }
 
-    /// What is drawn over something else, or beside the picture.
+    /// The nodes that are drawn over another one, or outside of the picture.
     fn collisions(svg: &str) -> Vec<String> {
         let document = roxmltree::Document::parse(svg).expect("well-formed");
         let size = |name| document.root_element().attribute(name).unwrap().parse::<f64>().unwrap();

@@ -35,17 +35,17 @@ impl Choice {
     }
 }
 
-/// What the ratios in brackets are to.
+/// The baseline of the ratios in brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Baseline {
     /// This variant in the same scenario.
     Variant(String),
     /// The same variant in another scenario.
     Scenarios {
-        /// What a reader knows these scenarios by.
+        /// The name that a reader knows these scenarios by.
         names: Vec<String>,
-        /// A scenario, and the one that it is compared with; those that are not here are compared
-        /// with themselves.
+        /// A scenario, and the one that it is compared with; scenarios that are missing here are
+        /// compared with themselves.
         of: Vec<(String, String)>,
     },
 }
@@ -104,7 +104,7 @@ impl Figure {
         }
     }
 
-    /// What a row has of it.
+    /// Its value in a row.
     pub(crate) fn value(self, row: &Row) -> Option<f64> {
         match self {
             #[allow(clippy::cast_precision_loss, reason = "nobody takes 2^52 samples")]
@@ -117,7 +117,7 @@ impl Figure {
         }
     }
 
-    /// The same for people.
+    /// Its value as text for people.
     pub(crate) fn of(self, row: &Row) -> String {
         if self == Self::N {
             row.n.to_string()
@@ -137,7 +137,7 @@ pub(super) fn render(document: &Document, baseline: &Baseline) -> String {
     text
 }
 
-/// Which source was measured, when, and on what.
+/// The source, the date, and the machine.
 pub(super) fn origin(document: &Document) -> String {
     let machine = &document.machine;
     let quick = if document.quick { ", quick run: tails are not stable" } else { "" };
@@ -147,7 +147,7 @@ pub(super) fn origin(document: &Document) -> String {
     )
 }
 
-/// What holds for all rows, and what for some.
+/// Remarks on all rows, and on some.
 pub(super) fn remarks(document: &Document) -> String {
     let mut text = document.notes.iter().fold(String::new(), |text, note| text + "- " + note + "\n");
     let mut of_rows = String::new();
@@ -240,8 +240,8 @@ fn cell(row: &Row, base: Option<f64>) -> String {
     }
 }
 
-/// The part of a reason that fits into a cell: up to the first colon, as the reasons are worded.
-/// One that makes a column wide is a dash; it stands among the remarks.
+/// The part of a reason that fits into a cell: up to the first colon, as the reasons are worded. A
+/// part that would make a column wide is a dash; the reason stands among the remarks.
 fn short(note: &str) -> String {
     const CELL_MAX: usize = 24;
     let begin = note.split(':').next().unwrap_or_default().replace('|', "/");

@@ -1,12 +1,12 @@
-//! The blocks of a page: from a line that says what is to stand there to a line that ends it. What
-//! is between is made anew each time; all else is the writer's.
+//! The blocks of a page: from a line that names the content to a line that ends it. The text
+//! between is made anew each time; all else is the writer's.
 //!
 //! ```text
 //! <!-- lab report: drain show=tables metrics=umount scenarios=neighbours-* figures=p50,p99 -->
 //! <!-- end of report -->
 //! ```
 //!
-//! `show` is what of the file: `origin` (source, date, machine, command), `plot`, `tables`,
+//! `show` selects parts of the file: `origin` (source, date, machine, command), `plot`, `tables`,
 //! `published` (others' figures beside these), `notes`; without it, all in this order. `metrics`,
 //! `scenarios` and `variants` choose rows. With `figures` the cells have these instead of the one
 //! that the experiment shows and its ratio to the default. `plotted` names the metrics and `panels`
@@ -20,7 +20,7 @@ const BEGIN_END: &str = " -->";
 /// The line that ends a block.
 pub(super) const END: &str = "<!-- end of report -->";
 
-/// What a block can have.
+/// The parts of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// Source, date, machine and command.
@@ -31,7 +31,7 @@ pub(super) enum Part {
     Tables,
     /// Figures of others beside these.
     Published,
-    /// What the experiment says of its rows.
+    /// The experiment's remarks on its rows.
     Notes,
 }
 
@@ -43,27 +43,27 @@ const PARTS: [(&str, Part); 5] = [
     ("notes", Part::Notes),
 ];
 
-/// What is to stand in a block.
+/// A description of a block.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     /// The file, without `.json`.
     pub(super) name: String,
-    /// What of it.
+    /// The parts of it.
     pub(super) parts: Vec<Part>,
-    /// Which rows the tables have.
+    /// The rows of the tables.
     pub(super) choice: Choice,
     /// Which rows the plot has.
     pub(super) plotted: Choice,
 }
 
 impl Block {
-    /// The block of a file of which everything is shown.
+    /// The block of a file that is shown as a whole.
     pub(super) fn whole(name: &str) -> Self {
         let parts = PARTS.iter().map(|(_, part)| *part).collect();
         Self { name: name.to_owned(), parts, choice: Choice::default(), plotted: Choice::default() }
     }
 
-    /// The line that begins a block of which everything is shown.
+    /// The line that begins a block of a file that is shown as a whole.
     pub(super) fn head(&self) -> String {
         format!("{BEGIN}{}{BEGIN_END}", self.name)
     }

@@ -1,5 +1,5 @@
-//! Single figures in the prose of a page: each stands between a comment that says which one it is
-//! and an empty one.
+//! Single figures in the prose of a page: each stands between a comment that names it and an empty
+//! one.
 //!
 //! ```text
 //! a section takes <!-- rcu read default read_pair p50 in ps -->672<!----> ps, 0.94 of that
@@ -7,7 +7,8 @@
 //!
 //! File, scenario, variant, metric and figure (`n`, `p50`, `p95`, `p99`, `max`, `mean`) name it;
 //! with `in` it is in another unit of time than the row. Two of these with ` / ` between them are
-//! their ratio. Other comments are left alone: what names no file of results is not of this kind.
+//! their ratio. Other comments are left alone: a comment that names no file of results is not of
+//! this kind.
 
 use crate::report::{Document, Figure, Row, figure};
 use anyhow::{Context as _, bail};
@@ -43,7 +44,7 @@ fn fill_line(line: &str, documents: &BTreeMap<String, Document>) -> anyhow::Resu
     Ok(filled)
 }
 
-/// What the words name, for people.
+/// The figure that the words name, for people.
 fn value(words: &str, documents: &BTreeMap<String, Document>) -> anyhow::Result<String> {
     let one = |words| one(words, documents);
     Ok(figure(match words.split_once(" / ") {

@@ -1,6 +1,6 @@
 //! Figures that others have published about the same question, beside ours. They are of another
-//! machine and of another program, mostly of the kernel itself: what compares is the ratio of the
-//! variants of one source.
+//! machine and of another program, mostly of the kernel itself: only the ratio of the variants of
+//! one source compares.
 
 use crate::report::{Document, Row, figure};
 use anyhow::{Context as _, ensure};
@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 /// The name of the file, without `.json`.
 pub(super) const NAME: &str = "published";
 
-/// One line of the file. `scenario`, `variant` and `metric` are the lab's names for the same thing.
+/// One line of the file. `scenario`, `variant` and `metric` are the lab's names for the published
+/// measurement.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Published {
@@ -19,7 +20,7 @@ pub(super) struct Published {
     variant: String,
     metric: String,
     unit: String,
-    /// On what, and where what was done differs from ours.
+    /// The machine, and the differences from our measurement.
     of: String,
     p50: Option<f64>,
     p95: Option<f64>,
@@ -56,11 +57,10 @@ impl Published {
     }
 }
 
-/// A table of what was published about this experiment, beside its own figures; nothing if nothing
-/// was.
+/// A table of the figures published about this experiment, beside its own; empty if there are none.
 pub(super) fn beside(document: &Document, all: &[Published]) -> anyhow::Result<String> {
     let rows: Vec<&Published> = all.iter().filter(|row| row.experiment == document.experiment).collect();
-    // Files of part of an experiment show what they have; a whole one, also what it lacks.
+    // Files of part of an experiment show their own rows; a whole one, also the rows that it lacks.
     let ours = |row: &Published| {
         let is = |ours: &&Row| {
             ours.scenario == row.scenario && ours.variant == row.variant && ours.metric.name == row.metric

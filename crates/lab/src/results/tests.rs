@@ -1,4 +1,4 @@
-//! A directory of results as it stands in the repository, and what becomes of it.
+//! A directory of results like the repository's, and the pages made of it.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What it costs to admit a write, with few and with many cgroups that have limits: in the throttle
+//! The cost of admitting a write, with few and with many cgroups that have limits: in the throttle
 //! alone, and by the product's whole path.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) const WRITE: Metric =
 
 /// Admissions in one sample.
 const ADMISSIONS: u32 = 100_000;
-/// So much that it never stops anybody: each admission is the whole arithmetic.
+/// So much that it never stops a writer: each admission is the whole arithmetic.
 const FAR: &str = "wbps=1000000G wiops=1000000G";
 /// Of how many cgroups the writes are timed, and how many of each.
 const TIMED: usize = 4;

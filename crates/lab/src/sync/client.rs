@@ -1,5 +1,5 @@
-//! Who syncs: this executable in a process of its own, which stands in the cgroup that is asked
-//! about, and times calls. So no figure has the start of a program in it.
+//! The caller of syncs: this executable in a process of its own, which stands in the cgroup in
+//! question, and times calls. So no figure has the start of a program in it.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -118,7 +118,7 @@ impl Took {
     }
 }
 
-/// Has a process in `cgroup` make a call so often.
+/// Makes a process in `cgroup` repeat a call so often.
 pub(super) fn time(
     cgroup: &Cgroup,
     call: Call,

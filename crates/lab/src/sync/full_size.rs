@@ -1,5 +1,5 @@
-//! The published experiment with its own sizes, on a mount; and who syncs beside writers that go
-//! on, beside data of their own, and after others' syncs.
+//! The published experiment with its own sizes, on a mount; and callers that sync beside writers
+//! that go on, beside data of their own, and after others' syncs.
 
 use anyhow::{Context as _, ensure};
 
@@ -9,18 +9,19 @@ use super::world::{Place, ROOM_MIB, WRITERS, World};
 use super::{FSYNC, SYNC, SYNCFS};
 use crate::report::Recorder;
 
-/// What each writer of the published experiment writes, and its limit.
+/// The data that each writer of the published experiment writes, and its limit.
 const WRITER_MIB: u64 = 32;
 const LIMIT: &str = "1M";
 /// More than the writers write.
 const CACHE_MIB: u64 = 1024;
-/// What an isolated caller has dirty itself.
+/// The dirty data of an isolated caller itself.
 const OWN_MIB: u64 = 4;
-/// What the limited cgroup has dirty before a neighbour's sync, its limit, and its own fsyncs
+/// The dirty data of the limited cgroup before a neighbour's sync, its limit, and its own fsyncs
 /// before and after that.
 const OWED_MIB: u64 = 12;
 const FSYNCS: usize = 20;
-/// Room for a quarter of what a cgroup at its limit may have dirty: it is used up within a second.
+/// Room for a quarter of the dirty data that a cgroup at its limit may have: it is used up within a
+/// second.
 const GOING_ON_MIB: u64 = 32;
 
 pub(super) fn notes() -> Vec<String> {
@@ -111,7 +112,7 @@ pub(super) fn isolated_own(place: &Place, rounds: usize, recorder: &mut Recorder
     world.end()
 }
 
-/// The limited cgroup's own fsyncs before and after somebody else's sync of what it has dirty.
+/// The limited cgroup's own fsyncs before and after another cgroup's sync of its dirty data.
 pub(super) fn own_fsync(place: &Place, recorder: &mut Recorder) -> anyhow::Result<()> {
     let world = World::new(place, "boost", LIMIT, ROOM_MIB)?;
     let own = |scenario, recorder: &mut Recorder| -> anyhow::Result<()> {

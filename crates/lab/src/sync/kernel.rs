@@ -17,7 +17,7 @@ use crate::experiment::Settings;
 use crate::progress::Progress;
 use crate::report::Recorder;
 
-/// What the limited cgroup has dirty, and its limit in a second.
+/// The dirty data of the limited cgroup, and its limit in a second.
 const DIRTY_MIB: u64 = 24;
 const LIMIT: u64 = MIB;
 /// More than it has dirty and owes.
@@ -113,7 +113,7 @@ impl Disk {
         Ok(format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)))
     }
 
-    /// The kernel's own: what is dirty is the page cache's.
+    /// The kernel's own: the dirty data is in the page cache.
     fn beside(
         &self,
         place: &Place,

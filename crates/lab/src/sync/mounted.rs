@@ -1,4 +1,4 @@
-//! The published experiment on a mount, with real cgroups and fio's writers: how long somebody in
+//! The published experiment on a mount, with real cgroups and fio's writers: how long a caller in
 //! another cgroup waits.
 
 use anyhow::Context as _;
@@ -12,7 +12,7 @@ use crate::report::{Metric, Recorder};
 pub(super) const LIMIT_MIB: u64 = 16;
 /// How often each call is made beside one fill, if it waits for nothing.
 const CALLS: usize = 20;
-/// The same for the verb, which is a program with its start.
+/// The calls by the verb, which is a program with its start.
 const VERBS: usize = 10;
 
 pub(super) fn notes() -> Vec<String> {
@@ -54,7 +54,7 @@ pub(super) fn run(
         _ => (variant, format!("{LIMIT_MIB}M")),
     };
     let world = World::new(place, policy, &limit, ROOM_MIB)?;
-    // Once before: the files are there, and what the first use costs is over.
+    // Once before: the files exist, and the cost of the first use is over.
     world.fill()?;
     world.rest()?;
     let times = if is_quick || variant == "vanilla" { 1 } else { 3 };

@@ -1,5 +1,5 @@
-//! What becomes of the limited cgroup while others sync, and of its neighbours: counted on the
-//! store itself, by the clock on the wall.
+//! The rate of the limited cgroup while others sync, and of its neighbours: counted on the store
+//! itself, by the clock on the wall.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -16,24 +16,25 @@ use super::world::{LONG, Place, World};
 use super::{FSYNC, MIB, OF_LIMIT, RATE, THROTTLED_AGAIN};
 use crate::report::Recorder;
 
-/// How long others sync without end: so long that what of its room the cgroup happens to use at
-/// either end is little beside it.
+/// How long others sync without end: so long that the part of its room that the cgroup happens to
+/// use at either end is little beside it.
 const fn busy(is_quick: bool) -> Duration {
     Duration::from_secs(if is_quick { 12 } else { 30 })
 }
 /// The pause between their syncs.
 const PAUSE: Duration = Duration::from_millis(300);
-/// What the cgroup may have dirty and owe together.
+/// The most that the cgroup may have dirty and owe together.
 const ROOM_MIB: u64 = 64;
-/// The same where the whole run is counted, its beginning included.
+/// The room where the whole run is counted, its beginning included.
 const SMALL_ROOM_MIB: u64 = 2;
-/// What a victim makes durable, and beside how slow a neighbour.
+/// The fsyncs of a victim, and the limit of its neighbour.
 const FSYNCS: usize = 50;
 const NEIGHBOUR: &str = "1M";
-/// The same rate straight to the store: how much at a time, as write-back does, and how often.
+/// The same rate straight to the store: the size of a piece, as in write-back, and the time of
+/// each.
 const DIRECT_PIECE: usize = 8 << 10;
 const DIRECT_EACH: Duration = Duration::from_nanos(1_000_000_000 / 128);
-/// How often the store is looked at, and over what time a rate is told.
+/// The interval of looks at the store, and the time over which a rate is computed.
 const LOOK: Duration = Duration::from_millis(2);
 const WINDOW: Duration = Duration::from_millis(20);
 /// How long it is looked at before and after a sync.
@@ -84,7 +85,7 @@ pub(super) fn of_limit(
             std::thread::sleep(LOOK);
         }
     } else {
-        // What they may have dirty is written, and owed from now on.
+        // The dirty data that they may have is written, and owed from now on.
         for _ in 0..3 {
             begun = world.once(Call::Syncfs, "")?.until;
             before = world.on_store()?;
@@ -104,7 +105,7 @@ pub(super) fn of_limit(
     world.end()
 }
 
-/// What had come to the store, and when.
+/// The bytes on the store, with their times.
 struct Seen(Vec<(Instant, u64)>);
 
 impl Seen {
@@ -165,8 +166,8 @@ pub(super) fn around(place: &Place, recorder: &mut Recorder) -> anyhow::Result<(
     world.end()
 }
 
-/// Somebody who writes to the store's directory itself, past the mount, as much a second as the
-/// limited cgroup may; until this is dropped.
+/// A writer to the store's directory itself, past the mount, with the rate of the limited cgroup;
+/// until this is dropped.
 struct Direct {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<u64>>>,
@@ -191,7 +192,7 @@ impl Direct {
         Ok(Self { stop: Some(stop), thread: Some(std::thread::spawn(write)) })
     }
 
-    /// Ends it; says how many pieces it wrote.
+    /// Ends it; returns how many pieces it wrote.
     fn end(mut self) -> anyhow::Result<u64> {
         drop(self.stop.take());
         let thread = self.thread.take().context("it runs")?;
@@ -199,7 +200,7 @@ impl Direct {
     }
 }
 
-/// A victim's fsyncs, alone, beside somebody who writes as much to the store itself, and beside the
+/// A victim's fsyncs, alone, beside a writer with the same rate to the store itself, and beside the
 /// limited cgroup's queue, in turn.
 pub(super) fn neighbour(place: &Place, rounds: usize, recorder: &mut Recorder) -> anyhow::Result<()> {
     let world = World::new(place, "boost", NEIGHBOUR, ROOM_MIB)?;

@@ -1,4 +1,4 @@
-//! What the mounts stand on, and one of them with the limited cgroup's writers and somebody in
+//! The basis of the mounts, and one of them with the limited cgroup's writers and a process in
 //! another cgroup.
 
 use std::os::unix::fs::MetadataExt as _;
@@ -14,11 +14,11 @@ use crate::child::Server;
 use crate::experiment::Settings;
 use crate::volumes::ours::program;
 
-/// The sixteen writers of the published experiment, and what each writes.
+/// The sixteen writers of the published experiment, and the data of each.
 pub(super) const WRITERS: u64 = 16;
 pub(super) const WRITER_MIB: u64 = 3;
-/// What the cgroup may have dirty and owe together: more than twice what the writers write once, so
-/// that nobody writes it before the sync.
+/// The most that the cgroup may have dirty and owe together: more than twice the data that the
+/// writers write once, so that it is not written before the sync.
 pub(super) const ROOM_MIB: u64 = 128;
 /// Far longer than anything takes.
 pub(super) const LONG: Duration = Duration::from_secs(60);
@@ -75,7 +75,7 @@ impl Place {
         Ok(server)
     }
 
-    /// What `status` says.
+    /// The output of `status`.
     fn status(&self) -> anyhow::Result<serde_json::Value> {
         let output = self.command(&["status", "--json"]).arg(self.mountpoint()).output()?;
         Ok(serde_json::from_slice(&output.stdout).unwrap_or_default())
@@ -86,7 +86,7 @@ impl Place {
         Ok(())
     }
 
-    /// Has a process in `cgroup` make a call so often.
+    /// Makes a process in `cgroup` repeat a call so often.
     pub(super) fn time(
         &self,
         cgroup: &Cgroup,
@@ -124,7 +124,7 @@ impl<'a> World<'a> {
         Self::with_cache(place, policy, limit, (room_mib, 256))
     }
 
-    /// The same with such a cache.
+    /// A world with such a cache.
     pub(super) fn with_cache(
         place: &'a Place,
         policy: &str,
@@ -160,13 +160,13 @@ impl<'a> World<'a> {
         command
     }
 
-    /// Has all their data dirty, and what other programs had dirty elsewhere written: sync(2) is of
-    /// that as well.
+    /// Makes all their data dirty, and writes the dirty data of other programs elsewhere: sync(2)
+    /// covers that as well.
     pub(super) fn fill(&self) -> anyhow::Result<()> {
         self.fill_with(WRITER_MIB)
     }
 
-    /// The same, with so much from each writer.
+    /// Fills, with so much from each writer.
     pub(super) fn fill_with(&self, writer_mib: u64) -> anyhow::Result<()> {
         rustix::fs::sync();
         ensure!(self.fio("", writer_mib, &[]).status()?.success(), "fio failed");
@@ -174,12 +174,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Has the limited cgroup write a file.
+    /// Writes a file in the limited cgroup.
     pub(super) fn dirty_by_slow(&self, name: &str, mib: u64) -> anyhow::Result<()> {
         self.dirty(&self.slow, name, mib)
     }
 
-    /// Has the other cgroup write a file.
+    /// Writes a file in the other cgroup.
     pub(super) fn dirty_by_other(&self, name: &str, mib: u64) -> anyhow::Result<()> {
         self.dirty(&self.other, name, mib)
     }
@@ -214,8 +214,8 @@ impl<'a> World<'a> {
         self.place.mountpoint().join(format!("{name}writer.{number}.0"))
     }
 
-    /// Begins writing, and waits until there is no room for what the writers write (1 MiB at a
-    /// time) and they wait for it. The writers pause before that.
+    /// Begins writing, and waits until the room is used up and the writers wait for more (1 MiB at
+    /// a time). The writers pause before that.
     pub(super) fn write_without_end(&self, name: &str) -> anyhow::Result<Writers> {
         let before = self.figure("writer_waits")?;
         let writers = self.begin_writing(name)?;
@@ -250,8 +250,8 @@ impl<'a> World<'a> {
         status["volumes"][0][name].as_f64().with_context(|| format!("status has no {name}"))
     }
 
-    /// Bytes that the files of the store's directory have there, as its own file system counts
-    /// them: nothing that the product says.
+    /// Bytes of the files in the store's directory, as its own file system counts them, not the
+    /// product.
     pub(super) fn on_store(&self) -> anyhow::Result<u64> {
         let mut sum = 0;
         for entry in std::fs::read_dir(self.place.path("store"))? {
@@ -260,7 +260,7 @@ impl<'a> World<'a> {
         Ok(sum)
     }
 
-    /// Removes what was written, so that the disk has room.
+    /// Removes the written files, so that the disk has room.
     pub(super) fn remove(&self, name: &str) -> anyhow::Result<()> {
         for number in 0..WRITERS {
             std::fs::remove_file(self.writer(name, number))?;

@@ -47,7 +47,7 @@ pub(crate) struct Timing {
     pub(crate) slice: Duration,
 }
 
-/// What the clients of a slice did.
+/// The work of the clients of a slice.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     /// Operations a second, all clients together.
@@ -163,7 +163,7 @@ pub(crate) fn lay_out(root: &Path, sizes: &Sizes) -> anyhow::Result<()> {
         let directory = root.join(format!("client.{client}"));
         std::fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     }
-    // Memory that is touched for the first time is slow: nobody's first slice pays for that.
+    // Memory that is touched for the first time is slow: no target's first slice pays for that.
     write_file(&root.join(SEQUENTIAL), sizes.sequential_bytes)?;
     std::fs::remove_file(root.join(SEQUENTIAL)).context("unlink")
 }

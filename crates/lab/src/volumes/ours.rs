@@ -9,11 +9,11 @@ use std::process::{Command, Stdio};
 
 /// The name of the package and of its program.
 const PROGRAM: &str = "watertight";
-/// The bound of its cache: more than a client's file, so that the store's speed is not the only
-/// thing that is measured; less than what is written in a run.
+/// The bound of its cache: more than a client's file, so that not only the store's speed is
+/// measured; less than the data written in a run.
 const CACHE: &str = "cache=1G";
 
-/// Finds the program, or says why there is none. Under cargo it is built first, so that it is never
+/// Finds the program, or fails with the reason. Under cargo it is built first, so that it is never
 /// an older one than this lab.
 pub(crate) fn program(settings: &Settings) -> Result<PathBuf, String> {
     let found = match (&settings.program, std::env::var_os("CARGO")) {

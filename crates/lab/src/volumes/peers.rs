@@ -1,4 +1,4 @@
-//! The peers, each as its users run it, and what it takes to have them here.
+//! The peers, each as its users run it, and their requirements here.
 
 use super::place::{self, Kind, Place};
 use super::target::{Start, Target};

@@ -1,6 +1,6 @@
 //! Where the files lie: one directory on one file system for every store and every peer, so that
-//! nobody has the faster disk; and a scratch directory for mountpoints, logs and trees. Both are
-//! gone at the end.
+//! none has the faster disk; and a scratch directory for mountpoints, logs and trees. Both are gone
+//! at the end.
 
 use anyhow::{Context as _, ensure};
 use rustix::fs::{FsWord, statfs};

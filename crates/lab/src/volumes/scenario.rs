@@ -1,4 +1,4 @@
-//! What is done on a mount, and what is measured of it.
+//! The work on a mount, and its metrics.
 
 use super::clients::{self, Asker, Maker, Reader, Timing, Work, Writer};
 use super::sizes::Sizes;
@@ -13,12 +13,12 @@ const OPS_PER_S: Metric =
     Metric { name: "ops_per_s", unit: "1/s", shown: Shown::P50, larger_is_better: true };
 const SECONDS: Metric = Metric { name: "seconds", unit: "s", shown: Shown::P50, larger_is_better: false };
 const P99_US: Metric = Metric { name: "p99_us", unit: "us", shown: Shown::P99, larger_is_better: false };
-/// What the server's processors do for an operation, spinning included; what sleeping costs is not
-/// in it.
+/// The time of the server's processors for an operation, spinning included; the cost of sleeping is
+/// not in it.
 const SERVER_CPU_US: Metric =
     Metric { name: "server_cpu_us", unit: "us", shown: Shown::P50, larger_is_better: false };
 
-/// What every reader of the rows has to know.
+/// Notes for every reader of the rows.
 pub(super) const NOTES: [&str; 7] = [
     "Every target has its mount for the whole run; a slice goes to one target at a time, a round begins with another target than the one before. \
      After a slice that writes, its file is fsynced outside of the measured time.",
@@ -45,7 +45,7 @@ pub(crate) enum Scenario {
     GitClone,
 }
 
-/// What a slice found.
+/// The result of a slice.
 #[derive(Debug)]
 pub(crate) enum Found {
     /// So many a second, each of these durations.
@@ -98,7 +98,7 @@ impl Scenario {
         index.map_or("", |index| Self::NAMES[index])
     }
 
-    /// What is measured: the figure, then the tail and the server's share where they apply.
+    /// The metrics: the figure, then the tail and the server's share where they apply.
     pub(crate) fn metrics(self) -> &'static [Metric] {
         match self {
             Self::SeqWrite | Self::SeqRead => &[MB_PER_S],
@@ -107,7 +107,7 @@ impl Scenario {
         }
     }
 
-    /// Whether it only works where what was written can be read again.
+    /// Whether it only works where written data can be read again.
     pub(crate) fn needs_data(self) -> bool {
         matches!(self, Self::GitClone)
     }
@@ -117,7 +117,7 @@ impl Scenario {
         matches!(self, Self::RandWriteSync)
     }
 
-    /// What a slice takes, about.
+    /// The time of a slice, about.
     pub(crate) fn expected(self, sizes: &Sizes) -> Duration {
         match self {
             Self::SeqWrite => Duration::from_secs_f64(sizes.sequential_bytes as f64 / 600e6),

@@ -82,7 +82,7 @@ impl Sizes {
         self.random_bytes * 2 * (TARGETS * 2 + 4) + self.sequential_bytes * 3
     }
 
-    /// What mounting a target and laying out its files takes, about.
+    /// The time of mounting a target and laying out its files, about.
     pub(crate) fn layout_expected(&self) -> Duration {
         Duration::from_millis(200)
             + Duration::from_secs_f64((self.random_bytes * 2 + self.sequential_bytes) as f64 / 500e6)

@@ -1,4 +1,4 @@
-//! Who is measured: ours and the peers, each behind a directory in which clients work.
+//! The targets: ours and the peers, each behind a directory in which clients work.
 
 use super::place::Place;
 use super::scenario::Scenario;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What serves a target once it is up.
+/// The server of a running target.
 #[derive(Debug)]
 pub(crate) enum Serving {
     /// A process.
@@ -44,7 +44,7 @@ impl Mounted {
         &self.root
     }
 
-    /// Whether the kernel's cache of a file stands in front of what is measured, and not for it.
+    /// Whether the kernel's cache of a file is in front of the target, and not part of it.
     pub(crate) fn drops_cache(&self) -> bool {
         matches!(self.serving, Serving::Process(_))
     }
@@ -57,7 +57,7 @@ impl Mounted {
         Some(now)
     }
 
-    /// Counts what was used since `before` as the target's own, and says how much it was.
+    /// Counts the time used since `before` as the target's own, and returns it.
     pub(crate) fn add_own_cpu(&mut self, before: Option<Duration>) -> Option<Duration> {
         let used = self.cpu_time()?.saturating_sub(before?);
         self.cpu_own += used;
@@ -111,11 +111,11 @@ pub(crate) struct Target {
     pub(crate) variant: &'static str,
     /// Whether it is on our memory store.
     pub(crate) in_memory: bool,
-    /// Whether what is written can be read again.
+    /// Whether written data can be read again.
     pub(crate) stores_data: bool,
     /// Whether its rows stand for the memory store too.
     pub(crate) stands_for_memory: bool,
-    /// What a reader has to know about its rows.
+    /// Notes for a reader about its rows.
     pub(crate) note: String,
     pub(crate) start: Start,
     pub(crate) state: State,
@@ -187,7 +187,7 @@ impl Target {
         (!self.note.is_empty()).then(|| self.note.clone())
     }
 
-    /// The command that serves it, for whoever wants to do the same.
+    /// The command that serves it, for a reader that wants to do the same.
     pub(crate) fn command_note(&self) -> Option<String> {
         let Start::Server { command, .. } = &self.start else { return None };
         let arguments: Vec<String> = command.get_args().map(shown).collect();

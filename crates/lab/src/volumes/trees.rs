@@ -1,5 +1,5 @@
 //! Trees that programs unpack: an archive for `tar` and a repository for `git`, made by this
-//! module, the same in every run.
+//! module, equal in every run.
 
 use super::clients::filler;
 use super::sizes::Sizes;
@@ -30,7 +30,8 @@ fn name(number: u32) -> String {
 }
 
 impl Trees {
-    /// Makes both below `scratch`. Without `git` there is no repository, and its scenario says so.
+    /// Makes both below `scratch`. Without `git` there is no repository, and its scenario reports
+    /// that.
     ///
     /// # Errors
     /// If the archive cannot be made.
@@ -41,7 +42,7 @@ impl Trees {
         Ok(Self { archive, archived_files: sizes.tar_files, repository })
     }
 
-    /// Unpacks the archive with `tar`; what it took. The tree is removed afterwards.
+    /// Unpacks the archive with `tar`; returns the time. The tree is removed afterwards.
     ///
     /// # Errors
     /// If `tar` fails or a file is missing.
@@ -58,7 +59,8 @@ impl Trees {
         Ok(took)
     }
 
-    /// Clones the repository with `git`; what it took. The clone is checked and removed afterwards.
+    /// Clones the repository with `git`; returns the time. The clone is checked and removed
+    /// afterwards.
     ///
     /// # Errors
     /// If `git` fails or the clone is not the repository.
@@ -89,7 +91,7 @@ fn check_clone(clone: &Path, head: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `git` without the configuration of whoever runs the lab.
+/// `git` without the user's configuration.
 fn git() -> Command {
     let mut git = Command::new("git");
     git.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null");
@@ -97,7 +99,7 @@ fn git() -> Command {
     git
 }
 
-/// Runs to the end; what it wrote, or the last line of its complaint.
+/// Runs to the end; returns the output, or the last line of the error output.
 fn quiet(command: &mut Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {program}"))?;

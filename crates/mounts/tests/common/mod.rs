@@ -117,19 +117,19 @@ impl Fs {
         self
     }
 
-    /// One whose shutdown hangs.
+    /// A superblock whose shutdown hangs.
     pub(crate) fn hanging(mut self) -> Self {
         self.hangs = Some(Gate::default());
         self
     }
 
-    /// One whose look-ups stop.
+    /// A superblock whose look-ups stop.
     pub(crate) fn stopping_in_lookup(mut self) -> Self {
         self.in_lookup = Some(Stop::default());
         self.uncached()
     }
 
-    /// One whose flushes stop.
+    /// A superblock whose flushes stop.
     pub(crate) fn stopping_in_flush(mut self) -> Self {
         self.in_flush = Some(Stop::default());
         self

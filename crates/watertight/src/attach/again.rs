@@ -2,13 +2,13 @@
 //! that open files outlived.
 //!
 //! # Invariant
-//! A verb that says that a volume is at a path (exit 0) has made it so, or found it so in the tree
-//! itself: **this path, looked up now by any process, leads into this volume.** What the registry,
-//! a status or the volume's store say is no evidence of that: a volume that was detached and is
-//! held has its record, its socket and its store as before. So nothing is concluded from these. The
-//! volume is named by its id or its store, never by the path where it was last; the tree is asked,
-//! and a mount is made unless the path leads there. Likewise what is to be detached is found once,
-//! and it is this mount that leaves, whatever the path leads to by then.
+//! A verb that reports a volume at a path (exit 0) has put it there, or found it there in the tree
+//! itself: **this path, looked up now by any process, leads into this volume.** The registry, a
+//! status or the volume's store are no evidence of that: a volume that was detached and is held has
+//! its record, its socket and its store as before. So nothing is concluded from these. The volume
+//! is named by its id or its store, never by the path where it was last; the call asks the tree,
+//! and makes a mount unless the path leads there. Likewise a detach finds its mount once, and
+//! exactly this mount leaves, wherever the path leads by then.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use crate::shown::Show as _;
 use crate::volume_id::VolumeId;
 
 impl Attachments {
-    /// Attaches what a store's name means: the volume that has the store, if this process has one;
-    /// a new one otherwise.
+    /// Attaches the volume that a store's name means: the one that has the store, if this process
+    /// has one; a new one otherwise.
     pub(super) fn attach_source(
         self: &Arc<Self>,
         source: &str,
@@ -45,8 +45,8 @@ impl Attachments {
         self.attach_store(source, options, place)
     }
 
-    /// The volume whose store this is. Stores that are no directories have no identity: each name
-    /// of one means a new store.
+    /// The volume with this store. Stores that are no directories have no identity: each name of
+    /// one means a new store.
     fn of_store(&self, source: &str) -> Option<Arc<Attached>> {
         let source = checks::source(source).ok()?;
         let directory = source.directory?;
@@ -73,7 +73,7 @@ impl Attachments {
     }
 }
 
-/// Gives a volume one more place, if it has not got that; false: it has ended, or is about to.
+/// Gives a volume one more place, unless it has that already; false: it has ended, or is about to.
 pub(super) fn attach(
     one: &Arc<Attached>,
     options: &[String],

@@ -31,7 +31,7 @@ pub struct Attached {
     path: Mutex<PathBuf>,
     /// Where it was attached last; the number in it stays.
     place: Mutex<Option<fuse::Attached>>,
-    /// What it was attached with.
+    /// The options that it was attached with.
     options: MountOptions,
     volume: Arc<Volume>,
     read_only: bool,
@@ -87,7 +87,7 @@ impl Attached {
         self.place.lock().clone()
     }
 
-    /// What it was attached with.
+    /// The options that it was attached with.
     pub(super) const fn options(&self) -> &MountOptions {
         &self.options
     }
@@ -120,7 +120,7 @@ impl Attached {
         }
     }
 
-    /// Takes it away by force from where it was attached, if it is there; says whether it was.
+    /// Takes it away by force from where it was attached, if it is there; returns whether it was.
     pub(super) fn detach_by_force(&self, tree: &fuse::Tree) -> bool {
         self.place().is_some_and(|place| tree.detach_by_force(&place).is_ok())
     }
@@ -129,20 +129,20 @@ impl Attached {
         self.ended.borrow().clone()
     }
 
-    /// Whether its end has come to an end: one that was given up may still be at it.
+    /// Whether its end is complete: that of a volume that was given up may still be under way.
     pub(super) fn has_returned(&self) -> bool {
         self.volume.report().is_some()
     }
 
-    /// If the volume has ended, waits until that was told: whoever served the last close may be
-    /// just about to. Only from the control server's blocking threads.
+    /// If the volume has ended, waits until that was reported: the thread that served the last
+    /// close may be just about to. Only from the control server's blocking threads.
     pub(super) fn wait_told(&self) {
         if self.volume.report().is_some() {
             self.wait_given_up();
         }
     }
 
-    /// Waits until it was told how a volume that was given up has ended. Only from the control
+    /// Waits until the end of a volume that was given up was reported. Only from the control
     /// server's blocking threads.
     pub(super) fn wait_given_up(&self) {
         let mut ended = self.ended.subscribe();
@@ -151,8 +151,8 @@ impl Attached {
         drop(tokio::runtime::Handle::current().block_on(told));
     }
 
-    /// Waits until it has ended, and that was told, but not longer than this; says whether it has.
-    /// Only from the control server's blocking threads.
+    /// Waits until it has ended, and that was reported, but not longer than this; returns whether
+    /// it has. Only from the control server's blocking threads.
     pub(super) fn wait_ended_until(&self, until: Instant) -> bool {
         let mut ended = self.ended.subscribe();
         let told = async move { ended.wait_for(Option::is_some).await.map(drop) };
@@ -183,9 +183,9 @@ impl Attached {
         synced.map_err(|error| error.to_string())
     }
 
-    /// It is somewhere else now, for whoever looks for it; not if it has ended.
+    /// Records its new place, where look-ups find it from now on; not if it has ended.
     fn moved(&self, all: &Attachments, path: &Path) {
-        // The lock is kept, so that the record and the list do not say two things.
+        // The lock is kept, so that the record and the list agree.
         let mut registration = self.registration.lock();
         let Some(registration) = registration.as_mut() else { return };
         all.list.lock().change_path(self, || path.clone_into(&mut self.path.lock()));
@@ -209,7 +209,7 @@ impl Attached {
         }
     }
 
-    /// The volume has ended, whoever did it; told once.
+    /// The volume has ended, for any reason; reported once.
     pub(super) fn has_ended(&self, report: &DrainReport) {
         let Some(mut registration) = self.registration.lock().take() else { return };
         let ended = live::ended_with(report);
@@ -234,7 +234,7 @@ impl Attached {
         self.leave();
     }
 
-    /// It was given up: told with what is known by now, if its end has not come to an end.
+    /// It was given up: reports what is known by now, if its end is not complete.
     pub(super) fn tell_given_up(&self) {
         self.has_ended(&self.volume.report().unwrap_or_else(|| self.volume.report_given_up()));
     }

@@ -1,9 +1,8 @@
 //! Second mountpoints, each with a clone of the namespace.
 //!
-//! A clone is made and shown, and ends with its mountpoint. Who unmounts that by `umount` of ours
-//! has it ended before the call returns. Any other way is seen in the kernel's mount table, by a
-//! thread that waits for changes of it as long as there are clones; then the clone ends as soon as
-//! nobody uses it.
+//! A clone is made and shown, and ends with its mountpoint. Our `umount` of that mountpoint ends
+//! the clone before it returns. A thread that waits for changes of the kernel's mount table as long
+//! as there are clones detects any other way; then the clone ends as soon as it is not used.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -161,11 +160,11 @@ impl Attachments {
         self.clones.drop_one(one);
     }
 
-    /// Serves `POST /v1/leave`: unmounts one of several mountpoints. What is attached there only
-    /// ends, as with `detach`.
+    /// Serves `POST /v1/leave`: unmounts one of several mountpoints. Volumes that are attached only
+    /// there end, as with `detach`.
     ///
     /// # Errors
-    /// Why not, in words; for `plain` nothing was changed then.
+    /// The reason, in words; for `plain` nothing was changed then.
     pub fn leave(&self, request: &LeaveRequest) -> Result<LeaveReply, String> {
         let path = Path::new(&request.mountpoint);
         let table = MountTable::read();
@@ -206,10 +205,10 @@ impl Attachments {
         Ok(LeaveReply { is_held: held.is_some(), holders: held.unwrap_or_default() })
     }
 
-    /// Unmounts the clones that nobody holds; who holds the others.
+    /// Unmounts the clones that are not held; returns the holders of the others.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn leave_all(&self) -> Result<Holders, String> {
         let mut all = Holders::default();
         for CloneStatus { mountpoint, .. } in self.clones() {

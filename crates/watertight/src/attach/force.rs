@@ -1,8 +1,9 @@
 //! Volumes that are given up.
 //!
-//! Who gives one up waits for its store no longer than calls may take that are under way then
-//! ([`CALLS`]); what asks the store is done by threads that it may keep. Each volume is told as
-//! ended, with what was lost, though its end itself may go on for as long as the store is silent.
+//! A caller that gives one up waits for its store no longer than calls may take that are under way
+//! then ([`CALLS`]); threads that may be lost make the requests to the store. Each volume is
+//! reported as ended, with its lost data, though its end itself may go on for as long as the store
+//! is silent.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,10 +20,10 @@ use super::{Attached, Attachments, Site};
 const GIVE_UP: Duration = Duration::from_secs(2);
 /// How often it is looked whether it has.
 const LOOK: Duration = Duration::from_millis(5);
-/// Threads that ask for what was lost of volumes that were given up together, and their stacks.
+/// Threads that collect the lost data of volumes that were given up together, and their stacks.
 const REPORTERS: usize = 15;
 const STACK: usize = 256 << 10;
-/// How often who waits for a store looks whether the volume was given up meanwhile.
+/// How often a thread that waits for a store checks whether the volume was given up meanwhile.
 const GIVEN_UP_LOOK: Duration = Duration::from_millis(50);
 
 impl Attachments {
@@ -34,14 +35,14 @@ impl Attachments {
         }
     }
 
-    /// Of those that have not ended: whether any has a call under way that was so then.
+    /// Whether any volume that has not ended has a call under way that was under way `then`.
     #[must_use]
     pub fn has_call_since(&self, then: Instant) -> bool {
         self.all().iter().any(|one| one.volume().has_call_since(then))
     }
 
-    /// Whether nothing that has not ended is to be waited for, of what was given up `then`: its
-    /// calls have had their time.
+    /// Whether no volume that was given up `then` and has not ended is worth waiting for: its calls
+    /// have had their time.
     #[must_use]
     pub fn are_left_to_their_stores(&self, then: Instant) -> bool {
         self.all()
@@ -55,14 +56,14 @@ impl Attachments {
         self.all().iter().any(|one| one.volume().is_known_to_stall())
     }
 
-    /// Whether any is left that has not ended, and of which no call was under way then.
+    /// Whether any volume has not ended and had no call under way then.
     #[must_use]
     pub fn is_any_at_work(&self, then: Instant) -> bool {
         let has_ended = |one: &Attached| one.volume().report().is_some();
         self.all().iter().any(|one| !has_ended(one) && !one.volume().has_call_since(then))
     }
 
-    /// Writes down how those ended that were given up, and whose ends wait for their stores.
+    /// Records the end of volumes that were given up, and whose ends wait for their stores.
     pub fn give_up_hanging(&self) {
         Self::tell_given_up(&self.all());
     }
@@ -112,7 +113,7 @@ impl Attachments {
     ) -> Result<(), String> {
         let begun = Instant::now();
         let known = attached.map(Arc::clone);
-        // First of all, and without waiting: who waits for it gets an error.
+        // First of all, and without waiting: callers that wait for it get an error.
         known.iter().for_each(|one| one.give_up(&site.tree));
         let (tree, path, (told, done)) = (site.tree.clone(), path.to_owned(), channel());
         let detach = move || {

@@ -1,5 +1,5 @@
-//! The attached volumes, of which there may be thousands: found by id, by number, and by where they
-//! were seen last.
+//! The attached volumes, of which there may be thousands: found by id, by number, and by the path
+//! where they were last seen.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::Attached;
 use crate::volume_id::VolumeId;
 
-/// A path with NUL, which no path has, for its slashes: so the order of the bytes is that of the
-/// paths' parts, and what is below a directory comes next to it. Comparing two paths part by part
+/// A path with NUL, which no path has, for its slashes. So the order of the bytes is that of the
+/// paths' parts, and the paths below a directory come next to it. Comparing two paths part by part
 /// is far slower.
 type Key = Vec<u8>;
 
@@ -20,7 +20,7 @@ fn key(path: &Path) -> Key {
     bytes.strip_suffix(b"/").unwrap_or(bytes).iter().map(|&b| if b == b'/' { 0 } else { b }).collect()
 }
 
-/// What is at `dir` or below it.
+/// The values at `dir` or below it.
 fn below<'m, T>(map: &'m BTreeMap<Key, T>, dir: &Path) -> impl Iterator<Item = &'m T> + use<'m, T> {
     let dir = key(dir);
     let all = map.range(dir.clone()..);
@@ -40,7 +40,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// One that is about to be attached.
+    /// Adds a volume that is about to be attached.
     pub(super) fn add(&mut self, one: &Arc<Attached>) {
         self.by_id.insert(one.id().clone(), Arc::clone(one));
         self.by_path.entry(key(&one.known_path())).or_default().push(Arc::clone(one));
@@ -71,11 +71,11 @@ impl List {
         }
     }
 
-    /// One is somewhere else now: `change` says so to itself.
+    /// A volume moves: `change` updates the volume itself.
     pub(super) fn change_path(&mut self, one: &Attached, change: impl FnOnce()) {
         self.leave_path(one);
         change();
-        // One that has ended is not found any more.
+        // A volume that has ended is not found any more.
         if let Some(one) = self.by_id.get(one.id()).map(Arc::clone) {
             self.by_path.entry(key(&one.known_path())).or_default().push(one);
         }
@@ -86,7 +86,7 @@ impl List {
         self.by_id.values().map(Arc::clone).collect()
     }
 
-    /// Those whose ids come after `after`, in their order: `max` at most.
+    /// The volumes whose ids come after `after`, in their order: `max` at most.
     pub(super) fn after(&self, after: Option<&VolumeId>, max: usize) -> Vec<Arc<Attached>> {
         let after = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         self.by_id.range::<VolumeId, _>(after).take(max).map(|(_, one)| Arc::clone(one)).collect()
@@ -100,7 +100,7 @@ impl List {
         self.by_number.get(&number).map(Arc::clone)
     }
 
-    /// The newest of those that were seen at a path last.
+    /// The newest of the volumes that were last seen at a path.
     pub(super) fn known_at(&self, path: &Path) -> Option<Arc<Attached>> {
         self.by_path.get(&key(path))?.last().map(Arc::clone)
     }

@@ -1,4 +1,4 @@
-//! Waiting for what may never answer.
+//! Waiting for calls that may never return.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::problem::{Problem, Result};
 
-/// What `work` gives, on a thread of its own; none if that takes longer than `limit`: then the
-/// thread is left to itself, with all that `work` has.
+/// The result of `work`, on a thread of its own; none if that takes longer than `limit`: then the
+/// thread is left alone, with everything that `work` owns.
 ///
 /// # Errors
 /// Where there is no thread, or `work` panics.

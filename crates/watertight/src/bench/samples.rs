@@ -9,11 +9,11 @@ use serde::Serialize;
 pub(super) struct Samples {
     /// In nanoseconds.
     took: Vec<u64>,
-    /// The slices, with what makes their data durable at their ends.
+    /// The slices, with the sync at their ends.
     all: Duration,
 }
 
-/// What they come to.
+/// Their summary.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     pub(super) n: usize,

@@ -1,4 +1,4 @@
-//! What is done on either side.
+//! The work on either side.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,7 +14,8 @@ use crate::shown::Show as _;
 pub(super) const FILE_BYTES: usize = 64 << 20;
 const LARGE: usize = 1 << 20;
 const SMALL: usize = 4 << 10;
-/// So many times what is durable within a part of a slice may be owed at the end of one.
+/// At the end of a slice, so many times the data that is durable within a part of a slice may be
+/// owed.
 const OWED: usize = 4;
 
 /// One kind of operation.
@@ -24,9 +25,9 @@ pub(super) struct Work {
     pub(super) in_order: bool,
     /// The operation of this number.
     step: fn(&mut Side, usize) -> io::Result<()>,
-    /// Whether what it wrote is made durable at the end of a slice, in its time.
+    /// Whether its data is made durable at the end of a slice, in its time.
     writes: bool,
-    /// Whether it waits for no limit and is charged all the same: what comes next pays for it.
+    /// Whether it waits for no limit and is charged all the same: the next work pays for it.
     owes: bool,
 }
 
@@ -77,7 +78,7 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// With a file that is written before, so that nobody's first slice pays for that: of `most`
+    /// With a file that is written before, so that no side's first slice pays for that: of `most`
     /// bytes, or as many as are durable within a part of a slice.
     pub(super) fn new(directory: &Path, most: usize, slice: Duration) -> crate::problem::Result<Self> {
         let make = || {
@@ -107,7 +108,7 @@ impl Side {
         self.file_bytes
     }
 
-    /// What one read or write in order moves.
+    /// The bytes of one sequential read or write.
     pub(super) fn piece(&self) -> usize {
         LARGE.min(self.file_bytes)
     }
@@ -133,7 +134,7 @@ impl Side {
             let now = Instant::now();
             samples.add(now - before);
             before = now;
-            // Or what is left at the end may take far longer than the slice.
+            // Otherwise the rest at the end may take far longer than the slice.
             if work.writes && !work.in_order && (number + 1) % self.small_writes == 0 && !self.holds_all() {
                 self.file.sync_data()?;
                 before = Instant::now();
@@ -170,7 +171,7 @@ impl Side {
         (number * bytes % self.file_bytes) as u64
     }
 
-    /// Numbers that jump about, the same in each run.
+    /// Numbers that jump about, equal in each run.
     const fn anywhere(&self, number: usize) -> usize {
         (number.wrapping_mul(0x9e37_79b1) >> 7) % (self.file_bytes / SMALL)
     }

@@ -38,8 +38,8 @@ impl Limiters {
     }
 }
 
-/// Takes every connection at once: none waits for others in the socket's queue, where nobody could
-/// tell who is slow.
+/// Takes every connection at once: none waits behind others in the socket's queue, where slow peers
+/// could not be recognised.
 pub(super) async fn accept(
     listener: StdListener,
     owner_uid: u32,
@@ -90,7 +90,8 @@ pub(super) async fn accept(
             places: Arc::clone(&limits.places),
         });
         connections.spawn(serve(stream, peer, closed, stopped.clone()));
-        // What it has sent already is answered before the next one is taken, which could close it.
+        // A request that has arrived already is answered before the next connection is taken, which
+        // could close this one.
         tokio::task::yield_now().await;
     }
     let all = async { while connections.join_next().await.is_some() {} };
@@ -99,7 +100,7 @@ pub(super) async fn accept(
     }
 }
 
-/// Whom a connection waits for.
+/// The party that a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// Its peer, for the request.
@@ -116,7 +117,7 @@ pub(super) struct Peer {
     socket: Socket,
     pub(super) service: Arc<dyn Service>,
     phase: watch::Sender<Phase>,
-    /// Its place among those that wait for their peers.
+    /// Its place among the connections that wait for their peers.
     waiting: Mutex<Option<Waiting>>,
     /// Its place among the calls that take long.
     place: Mutex<Option<Arc<Place>>>,
@@ -125,14 +126,14 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// A place for a call that takes long, instead of that among the connections that wait for
-    /// their peers.
+    /// Takes a place for a call that takes long, in exchange for the one among the connections that
+    /// wait for their peers.
     ///
     /// # Errors
-    /// Who has them all.
+    /// The users of all places.
     pub(super) fn enter(&self, kind: Kind) -> Result<Arc<Place>, String> {
-        // As the kernel shows it, whichever tree counts for the volume; who has ended, or is not to
-        // be seen from here, is in one with others.
+        // As the kernel shows it, whichever tree the volume uses; callers that have ended, or are
+        // not visible from here, share one cgroup.
         let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", self.caller.pid)).unwrap_or_default();
         let place = Arc::new(self.places.enter(kind, self.socket, self.caller, cgroup)?);
         *self.place.lock() = Some(Arc::clone(&place));
@@ -141,8 +142,7 @@ impl Peer {
         Ok(place)
     }
 
-    /// The request's head is there, or a call that takes long is over: what is left is up to the
-    /// peer.
+    /// The request's head is there, or a call that takes long is over: the rest is up to the peer.
     pub(super) fn expect_reader(&self) {
         self.phase.send_replace(Phase::Answer);
     }
@@ -188,7 +188,7 @@ async fn serve(stream: UnixStream, peer: Arc<Peer>, closed: Arc<Notify>, mut sto
     let mut is_stopping = false;
     let result = loop {
         tokio::select! {
-            // What can be answered is answered first.
+            // Anything that can be answered is answered first.
             biased;
             result = connection.as_mut() => break result,
             () = closed.notified() => {
@@ -202,7 +202,8 @@ async fn serve(stream: UnixStream, peer: Arc<Peer>, closed: Arc<Notify>, mut sto
             () = async { drop(stopped.wait_for(|stop| *stop).await) }, if !is_stopping => {
                 is_stopping = true;
                 if *peer.phase.borrow() == Phase::Request {
-                    // What has come by now is still answered; nobody waits for the rest.
+                    // A request that has come by now is still answered; the server does not wait
+                    // for the rest of one.
                     tokio::task::yield_now().await;
                     tokio::select! {
                         biased;

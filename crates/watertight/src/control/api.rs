@@ -1,4 +1,4 @@
-//! What goes over the control socket, and into the records of mounts that ended. Keys never change
+//! The messages of the control socket, and of the records of mounts that ended. Keys never change
 //! their meaning; new ones may be added.
 
 mod attach;
@@ -34,7 +34,7 @@ pub enum State {
     Active,
     /// No path leads to it, open files keep it.
     Detached,
-    /// It writes what is left, then ends.
+    /// It writes the rest, then ends.
     Draining,
     /// Everything is on the store and the store is free.
     Released,
@@ -92,11 +92,11 @@ pub struct Status {
     /// Why it is plain `fuse`, for which a raw umount2(2) does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_type_reason: Option<Words>,
-    /// Whether sync(2) and syncfs(2) were seen to come to the mount process, so that they wait; by
-    /// one that the mount begins with.
+    /// Whether sync(2) and syncfs(2) were seen to reach the mount process, so that they wait;
+    /// tested with one at the beginning of the mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub syncfs: Option<bool>,
-    /// Whether it was seen to say who calls them: only then `sync_isolation` applies to them.
+    /// Whether that call named its caller: only then `sync_isolation` applies to such calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub syncfs_callers: Option<bool>,
     /// How requests come from the kernel: `io_uring` or `dev-fuse`.
@@ -146,12 +146,12 @@ pub struct Status {
     /// Files whose write-back failed and whose data waits in the cache.
     #[serde(default)]
     pub failing_files: u64,
-    /// The bytes of theirs that wait.
+    /// Their waiting bytes.
     #[serde(default)]
     pub failing_bytes: u64,
-    /// The same files by name, the first thousand.
+    /// These files by name, the first thousand.
     pub errors: Vec<FileError>,
-    /// Which of the host's trees of cgroups tells tenants apart: `v2`, a version 1 controller, or
+    /// The tree of cgroups of the host that tells tenants apart: `v2`, a version 1 controller, or
     /// `off`.
     #[serde(default)]
     pub cgroup_tree: Name,
@@ -161,8 +161,8 @@ pub struct Status {
     /// Inodes that have changed their owners since the start.
     #[serde(default)]
     pub switched_inodes: u64,
-    /// How often an unmount waited for inodes that were changing their owners: its own, and of
-    /// those attached inside that have ended.
+    /// How often an unmount waited for inodes that were changing their owners: its own, and those
+    /// of volumes attached inside that have ended.
     #[serde(default)]
     pub drains: u64,
     /// How long that took, in microseconds.
@@ -171,7 +171,7 @@ pub struct Status {
     /// The cgroups that have, or had, anything here; at most a thousand, those with most inodes.
     #[serde(default)]
     pub cgroups: Vec<Cgroup>,
-    /// What cgroups may do on the store; at most a thousand.
+    /// Limits of cgroups on the store; at most a thousand.
     #[serde(default)]
     pub limits: Vec<CgroupLimits>,
     /// The call that the store does not answer; none while it answers.
@@ -180,25 +180,25 @@ pub struct Status {
     /// How often it did not answer in time, since the start.
     #[serde(default)]
     pub stalls: u64,
-    /// What the kernel asked for.
+    /// The kernel's requests.
     #[serde(default)]
     pub requests: Requests,
-    /// What the process uses.
+    /// The process's use of the host.
     #[serde(default)]
     pub process: Process,
 }
 
-/// What one cgroup has of a volume.
+/// One cgroup's part of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub struct Cgroup {
     /// Its path in the tree.
     pub path: Name,
-    /// Whether it was removed: what is dirty stays with it until it has been written.
+    /// Whether it was removed: its dirty data stays with it until that has been written.
     pub removed: bool,
     /// Inodes that it owns.
     pub owned_inodes: u64,
-    /// The same as `to_write_bytes`: not what a volume's key of this name is.
+    /// As `to_write_bytes`, and so not as a volume's key of this name.
     pub dirty_bytes: u64,
     /// Its bytes that wait to be written.
     #[serde(default = "older::not_told")]
@@ -243,7 +243,7 @@ pub struct Requests {
     pub under_way: u64,
 }
 
-/// What a mount process uses of the host; 0 where the kernel does not tell.
+/// A mount process's use of the host; 0 where the kernel does not tell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Threads.
@@ -259,17 +259,17 @@ pub struct Process {
 }
 
 impl Status {
-    /// What is not on the store yet: `12.0 MiB of 3 files`.
+    /// The data that is not on the store yet: `12.0 MiB of 3 files`.
     #[must_use]
     pub fn unwritten(&self) -> String {
         let files = units::count(self.dirty_files, "file", "files");
         format!("{} of {files}", units::bytes(self.dirty_bytes))
     }
 
-    /// What keeps data from getting to the store, if anything does.
+    /// Checks that data gets to the store.
     ///
     /// # Errors
-    /// That, in words.
+    /// The reason why it does not, in words.
     pub fn health(&self) -> Result<(), String> {
         match self.state {
             State::Stalled => {
@@ -291,12 +291,12 @@ impl Status {
 pub struct Synced {
     /// The volume.
     pub id: VolumeId,
-    /// Attached volumes whose stores do not answer: what is dirty in these is not durable.
+    /// Attached volumes whose stores do not answer: their dirty data is not durable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<Name>,
 }
 
-/// What is set for one cgroup on the volume's store. A limit that is not there is `max`.
+/// The settings of one cgroup on the volume's store. A limit that is missing is `max`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupLimits {
     /// Its path in the tree of cgroups.
@@ -316,9 +316,9 @@ pub struct CgroupLimits {
     /// Bytes that it may have that are not on the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_bytes_max: Option<u64>,
-    /// Whether its syncs cover only what it and those below it wrote.
+    /// Whether its syncs cover only data of its own and of cgroups below it.
     pub sync_isolation: bool,
-    /// Bytes written ahead of its limits, because somebody else waited for them.
+    /// Bytes written ahead of its limits, because another caller waited for them.
     pub owed_bytes: u64,
 }
 
@@ -334,7 +334,7 @@ pub struct Limits {
 pub struct LimitRequest {
     /// The cgroup's path in the tree.
     pub cgroup: String,
-    /// What to change: `wbps=1M riops=max sync_isolation=1`.
+    /// The changes: `wbps=1M riops=max sync_isolation=1`.
     pub limits: String,
 }
 
@@ -346,7 +346,7 @@ pub enum How {
     Plain,
     /// Take the path away; if held, answer at once, and write everything.
     Lazy,
-    /// Give up what is not written, at once.
+    /// Give up unwritten data, at once.
     Force,
 }
 
@@ -362,7 +362,7 @@ pub struct UmountRequest {
 pub struct UmountReply {
     /// How the volume ended; none while it still goes on (held).
     pub ended: Option<Ended>,
-    /// Who holds it: for `plain` it is still mounted, for `lazy` it is detached.
+    /// The holders: for `plain` it is still mounted, for `lazy` it is detached.
     pub holders: Holders,
 }
 
@@ -371,7 +371,7 @@ pub struct UmountReply {
 pub struct WaitReply {
     /// How the volume ended; none at the timeout.
     pub ended: Option<Ended>,
-    /// What is left.
+    /// The status of the rest.
     pub status: Status,
 }
 

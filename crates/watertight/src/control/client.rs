@@ -1,6 +1,6 @@
 //! The client side of the control socket: one call, one connection.
 //!
-//! Before anything is said, each connection's peer must be the directory's owner and the process
+//! Before the first request, each connection's peer must be the directory's owner and the process
 //! that was found first (SO_PEERCRED). The socket is looked up by name in its directory's
 //! descriptor, as a socket of the owner's, and connected by its own: no link leads to another one.
 //! A process is signalled by a descriptor, and only if it runs as that user alone.
@@ -39,9 +39,9 @@ use crate::volume_id::VolumeId;
 const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Bytes of an event.
 const EVENT_BYTES_MAX: usize = 64 << 10;
-/// How long an answer may take that the server gives without touching the store.
+/// How long an answer may take for which the server does not touch the store.
 const QUICK: Duration = Duration::from_secs(10);
-/// How much later than it was asked to a process may answer.
+/// How long after its requested time a process may answer.
 const ON_TIME: Duration = Duration::from_secs(2);
 
 /// Why a call got no answer.
@@ -50,12 +50,12 @@ pub enum CallError {
     /// The process is gone, or its socket is.
     #[error("the mount process is gone")]
     Gone,
-    /// The socket's process is not who it should be.
+    /// The socket's process is not the expected one.
     #[error("{socket} is not the socket of a process of user {owner}; not used")]
     Untrusted {
         /// The socket.
         socket: String,
-        /// Whose it should be.
+        /// The expected user.
         owner: u32,
     },
     /// The process did not answer in time.
@@ -72,7 +72,7 @@ pub enum CallError {
     Io(String),
 }
 
-/// What the answers of several processes may take together.
+/// The bound on the answers of several processes together.
 #[derive(Debug)]
 pub struct Allowance {
     until: Instant,
@@ -111,7 +111,7 @@ impl Client {
     /// directory's owner.
     ///
     /// # Errors
-    /// [`CallError::Gone`] when nobody listens.
+    /// [`CallError::Gone`] when no process listens.
     pub fn connect(dir: &OpenDir, socket: &str) -> Result<Self, CallError> {
         let (_, pid) = dial(dir, socket)?;
         let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
@@ -120,8 +120,8 @@ impl Client {
         })?;
         // The pid was looked up after the connection was made, and may have become another
         // process's: of another user (a process that has handed its socket on can choose its end),
-        // or of the same user's. The first is ruled out by asking for the users of the one that the
-        // descriptor is of, the second by the socket that still answers.
+        // or of the same user's. Asking for the users of the descriptor's process rules out the
+        // first; the socket that still answers rules out the second.
         if !runs_as(pid, dir.owner()) {
             return Err(if has_ended(&process) { CallError::Gone } else { untrusted(dir, socket) });
         }
@@ -159,7 +159,7 @@ impl Client {
         self.call(Method::GET, "/v1/status", &(), Some(self.patience))
     }
 
-    /// The same, for one whose answer is wanted by then.
+    /// Like [`status`](Self::status), for a caller that waits only this long.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -190,7 +190,7 @@ impl Client {
         }
     }
 
-    /// Makes what is dirty durable; takes as long as it takes.
+    /// Makes the dirty data durable; takes as long as it takes.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -198,7 +198,7 @@ impl Client {
         self.call(Method::POST, "/v1/sync", &(), None)
     }
 
-    /// The same for all data, whoever calls: nobody's limits are waited for.
+    /// Makes all data durable, for any caller: no cgroup's limits are waited for.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -206,7 +206,7 @@ impl Client {
         self.call(Method::POST, "/v1/sync?all=1", &(), None)
     }
 
-    /// What is limited.
+    /// The limits.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -281,7 +281,7 @@ impl Client {
         self.call(Method::GET, &path, &(), Some(timeout.saturating_add(ON_TIME)))
     }
 
-    /// Waits until the process is gone, at most for `timeout`; says whether it is.
+    /// Waits until the process is gone, at most for `timeout`; returns whether it is.
     #[must_use]
     pub fn wait_gone(&self, timeout: Duration) -> bool {
         let timeout =
@@ -304,9 +304,8 @@ impl Client {
         Ok(pidfd_send_signal(&self.process, Signal::KILL)?)
     }
 
-    /// Hears what happens to the volume after number `since`, until its end; without `follow`,
-    /// until now. Each event is given to `hear`, which may take its time, and says whether to go
-    /// on.
+    /// Reads the volume's events after number `since`, until its end; without `follow`, until now.
+    /// Passes each event to `hear`, which may take its time, and returns whether to go on.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -332,7 +331,7 @@ impl Client {
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.map_err(from_hyper)?.into_data() else { continue };
             let mut lines = data.split(|&byte| byte == b'\n');
-            // What follows the last line's end.
+            // The bytes after the last line's end.
             let rest = lines.next_back().unwrap_or_default();
             for line in lines {
                 begun.extend_from_slice(line);
@@ -416,8 +415,8 @@ fn refused(body: &[u8]) -> CallError {
     }
 }
 
-/// Connects, and says to which process, which is the directory's owner's. Does not wait for a
-/// process that takes no more connections: it may be stopped.
+/// Connects, and returns the process, which is the directory's owner's. Does not wait for a process
+/// that takes no more connections: it may be stopped.
 fn dial(dir: &OpenDir, socket: &str) -> Result<(StdStream, Pid), CallError> {
     let file = dir.socket(socket).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CallError::Gone,

@@ -1,9 +1,9 @@
 //! Connections that wait for their peers: for a request, or for the answer to be read.
 //!
-//! A peer that is slow costs a descriptor and some memory, and keeps nobody from being served: the
-//! server takes every connection at once. Where a peer has too many that wait, the one that has
-//! waited longest is closed in favour of the new one. A request that comes with its connection is
-//! answered before the next connection is taken, and never in danger.
+//! A peer that is slow costs a descriptor and some memory, and keeps no other peer from being
+//! served: the server takes every connection at once. Where a peer has too many that wait, the one
+//! that has waited longest is closed in favour of the new one. A request that comes with its
+//! connection is answered before the next connection is taken, and is never in danger.
 //!
 //! | connections that wait | at most |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | of one user, at one socket | 64 |
 //! | of one user, at all sockets of the server | an eighth of the descriptors that the process may have |
 //!
-//! A user is root or the owner: nobody else gets in. So root is served whatever the owner's
+//! A user is root or the owner: no other user gets in. So root is served whatever the owner's
 //! processes do. A call that takes long (module `places`) leaves this table for a place of its own
 //! kind.
 //!
@@ -33,10 +33,10 @@ pub(super) const OF_USER_MAX: usize = 64;
 /// out.
 pub(super) const EXCHANGE_MAX: Duration = Duration::from_secs(15);
 
-/// The other end of a connection, as the kernel tells.
+/// The other end of a connection, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Caller {
-    /// Its process; 0 where that is not to be seen from here, so that all such are one.
+    /// Its process; 0 where that is not visible from here, so that all such count as one.
     pub(super) pid: u32,
     /// Its user.
     pub(super) uid: u32,
@@ -46,7 +46,7 @@ pub(super) struct Caller {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Socket(pub(super) u64);
 
-/// What has a bound.
+/// A group of connections that has a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Group {
     Process(Socket, u32),
@@ -134,7 +134,7 @@ impl Table {
 }
 
 impl Waiting {
-    /// What is notified when this connection has to go.
+    /// Notified when this connection has to go.
     pub(super) fn closed(&self) -> Arc<Notify> {
         Arc::clone(&self.closed)
     }
@@ -192,7 +192,7 @@ mod tests {
             (2..1002).map(|pid| all.enter(Socket(0), Caller { pid, uid: OWNER })).collect();
         assert!(!is_closed(&root));
         assert_eq!(count(&all), OF_USER_MAX + 1);
-        // Nor by many sockets.
+        // Nor do connections at many sockets.
         let more: Vec<Waiting> =
             (0..1000).map(|n| all.enter(Socket(n), Caller { pid: 5, uid: OWNER })).collect();
         assert!(!is_closed(&root));

@@ -1,9 +1,9 @@
-//! `GET /v1/events`: what happens to a volume, one JSON object in each line, as long as the caller
+//! `GET /v1/events`: the events of a volume, one JSON object in each line, as long as the caller
 //! listens.
 //!
-//! A caller has no queue of its own: it goes at its own pace through the volume's journal, which
-//! keeps the newest events for all. The server reads on when the caller's socket takes more; who is
-//! too slow finds a gap.
+//! A caller has no queue of its own: it reads the volume's journal, which keeps the newest events
+//! for all, at its own pace. The server reads on when the caller's socket takes more; a caller that
+//! is too slow finds a gap.
 
 use std::io;
 use std::pin::Pin;
@@ -36,12 +36,12 @@ pub struct Event {
     pub time_ms: u64,
     /// The volume's id.
     pub volume: VolumeId,
-    /// What happened.
+    /// The event.
     #[serde(flatten)]
     pub what: What,
 }
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum What {
@@ -99,7 +99,7 @@ pub enum Life {
     Attached,
     /// No path leads to it any more.
     Detached,
-    /// It writes what is left.
+    /// It writes the rest.
     Draining,
     /// Everything is on the store and the store is free.
     Released,
@@ -110,10 +110,10 @@ pub enum Life {
 /// A limit of a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
-    /// What it may write in a second.
+    /// Its limit of bytes written in a second.
     #[serde(rename = "io.max")]
     IoMax,
-    /// What it may have dirty.
+    /// Its limit of dirty bytes.
     #[serde(rename = "memory.dirty_max")]
     DirtyMax,
 }
@@ -177,12 +177,12 @@ impl From<&of_volume::What> for What {
     }
 }
 
-/// What a caller wants to hear.
+/// A caller's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wish {
-    /// Only what comes after this number.
+    /// Only events after this number.
     since: u64,
-    /// Go on when all that is there was told.
+    /// Go on after the existing events.
     follow: bool,
 }
 
@@ -209,7 +209,7 @@ impl Wish {
 pub(super) struct Stream {
     volume: VolumeId,
     reader: Reader<of_volume::Event>,
-    /// What tells that there is more; none if the caller does not want to wait.
+    /// Becomes ready when there is more; none if the caller does not want to wait.
     more: Option<AsyncFd<PollFd>>,
 }
 
@@ -227,7 +227,7 @@ impl Stream {
         Ok(Self { volume, reader: journal.reader(wish.since), more })
     }
 
-    /// Lines for what is there, up to a batch; and whether there will never be more.
+    /// Lines for existing entries, up to a batch; and whether there will never be more.
     fn lines(&mut self) -> (Vec<u8>, bool) {
         let mut lines = Vec::new();
         for _ in 0..BATCH {
@@ -265,8 +265,7 @@ impl Body for Stream {
             }
             let Some(more) = self.more.as_ref().filter(|_| !is_over) else { return Poll::Ready(None) };
             let mut told = ready!(more.poll_read_ready(context))?;
-            // The signals that came before are done with; one that comes from here on is told
-            // again.
+            // Signals that came before are done with; a later one makes it ready again.
             if told.get_inner().take(&mut Vec::new(), 1) == Ok(0) {
                 told.clear_ready();
             }

@@ -1,12 +1,12 @@
-//! How many calls that take long may be under way: so many of each kind, and of those so many of
-//! each process, user and cgroup.
+//! Bounds on the calls that take long: so many of each kind, and of those so many of each process,
+//! user and cgroup.
 //!
 //! A call that waits (for the store, for its caller's limits, for the volume's end) leaves the
 //! connections that wait for their peers (module `connections`) and takes a place here, until its
-//! connection has ended as well. A kind takes none from another: syncs that are throttled keep
-//! nobody from unmounting. Neither does a cgroup, whose syncs, which may wait for its limits, take
-//! turns among themselves; nor a process; nor a user: root finds places whatever the owner's
-//! processes do.
+//! connection has ended as well. A kind takes none from another: throttled syncs keep no caller
+//! from unmounting. Neither does a cgroup, whose syncs, which may wait for its limits, take turns
+//! among themselves; nor a process; nor a user: root finds places whatever the owner's processes
+//! do.
 //!
 //! | kind | callers | of a user | of a cgroup | of a process | threads | for a user | for a cgroup |
 //! |---|---|---|---|---|---|---|---|
@@ -15,14 +15,14 @@
 //! | `Sync`, by the caller's policy | 256 | 192 | 64 | 32 | 64 | 48 | 2 |
 //! | `SyncAll`, `Umount`, `Force`, `Tree` | 64 | 48 | 32 | 16 | 16 | 12 | 8 |
 //!
-//! All who listen to events at all sockets of a server, whose connections have two descriptors
+//! All listeners for events at all sockets of a server, whose connections have two descriptors
 //! each, are bounded by a sixteenth of the descriptors for each user.
 //!
-//! A caller too many is refused and told so; a caller without a thread waits for one, and holds
-//! nothing but its connection.
+//! A caller too many is refused and gets an error; a caller without a thread waits for one, and
+//! holds nothing but its connection.
 //!
 //! Lock order: `shares` is a leaf. A turn of the cgroup's is taken before the user's, and that
-//! before the kind's: who waits for its own cgroup holds no thread of others.
+//! before the kind's: a call that waits for its own cgroup holds no thread of others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -32,10 +32,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::connections::{Caller, Socket, descriptors_max};
 
-/// What a call waits for.
+/// The event that a call waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// What happens to the volume.
+    /// Events of the volume.
     Events,
     /// The volume's end.
     Wait,
@@ -58,7 +58,7 @@ struct Bound {
     threads: usize,
 }
 
-/// Of one kind: all together, and of each of those who share them.
+/// Bounds of one kind: for all callers together, and for each of the parties that share it.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
     all: Bound,
@@ -98,7 +98,7 @@ pub(super) const THREADS_MAX: usize = {
 #[derive(Debug)]
 pub(super) struct Places {
     kinds: Vec<Arc<OfKind>>,
-    /// Who listens to events at any socket, by user.
+    /// Listeners for events at any socket, by user.
     listeners: Shares,
     listeners_of_user_max: usize,
 }
@@ -110,7 +110,7 @@ struct OfKind {
     shares: Shares,
 }
 
-/// Who has something of their own.
+/// A party with places of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Sharer {
     All(Option<Socket>),
@@ -143,7 +143,7 @@ struct Seats {
 /// A caller's place.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// Those in whose names a thread is taken, in this order.
+    /// The parties in whose names a thread is taken, in this order.
     seats: [Arc<Seats>; 3],
     _callers: Vec<(Arc<Seats>, OwnedSemaphorePermit)>,
 }
@@ -179,7 +179,7 @@ impl Places {
     /// A place for a caller in this cgroup.
     ///
     /// # Errors
-    /// Who has them all.
+    /// The users of all places.
     pub(super) fn enter(
         &self,
         kind: Kind,
@@ -254,7 +254,7 @@ mod tests {
         u32::try_from(n).unwrap()
     }
 
-    /// Whether a turn comes without anybody leaving.
+    /// Whether a turn comes without another caller leaving.
     fn at_once(place: Place) -> Option<Turn> {
         runs(async { futures_ready(Arc::new(place).turn()).await })
     }
@@ -298,7 +298,7 @@ mod tests {
         assert!(refused.contains("of this cgroup"), "{refused}");
         assert!(at_once(enter(&places, Kind::Sync, (1, OWNER), "other").unwrap()).is_some());
         assert!(at_once(enter(&places, Kind::Umount, (1, OWNER), "slow").unwrap()).is_some());
-        // Who leaves lets the next one go on.
+        // A caller that leaves lets the next one go on.
         turns.pop();
         assert!(at_once(kept.into_iter().next().unwrap()).is_some());
     }

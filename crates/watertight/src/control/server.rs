@@ -1,15 +1,16 @@
 //! The control socket's server: one thread, a bounded number of connections, small messages.
 //!
-//! Every connection is taken at once and is for one request. Those that wait for their peers are
-//! bounded for each process and each user (module `connections`); calls that take long (`sync`,
-//! `umount`, `wait`, `events`) have places of their own (module `places`), so that they keep nobody
-//! from asking for the status or unmounting. Those that block run on tokio's blocking threads.
+//! Every connection is taken at once and is for one request. Connections that wait for their peers
+//! are bounded for each process and each user (module `connections`); calls that take long (`sync`,
+//! `umount`, `wait`, `events`) have places of their own (module `places`), so that they keep no
+//! other caller from asking for the status or unmounting. Blocking calls run on tokio's blocking
+//! threads.
 //!
-//! What a user can make this server hold, beside its long calls: so many connections with 16 KiB of
-//! a head, 64 KiB of a body and one answer each.
+//! A user can make this server hold, beside its long calls, so many connections with 16 KiB of a
+//! head, 64 KiB of a body and one answer each.
 //!
 //! # Shutdown
-//! [`Server::finish`] takes no more connections, gives those under way a moment to hear how the
+//! [`Server::finish`] takes no more connections, gives those under way a moment to receive how the
 //! volume ended, and joins the thread.
 
 use std::convert::Infallible;
@@ -40,8 +41,8 @@ use crate::metrics;
 use crate::volume_id::VolumeId;
 
 /// Threads of detaches: places are for their callers. A volume that is given up may keep one for as
-/// long as its store does not answer, and must not take those of others: as many as there may be
-/// volumes.
+/// long as its store does not answer, and must not take the thread of another: as many as there may
+/// be volumes.
 const DETACHES_MAX: usize = 100_000;
 /// Bytes of a request's body.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -57,13 +58,13 @@ const JSON: &str = "application/json";
 /// The type of events: a JSON object in each line.
 const LINES: &str = "application/x-ndjson";
 
-/// What a volume without a mountpoint of its own says.
+/// The answer of a volume without a mountpoint of its own.
 const NO_MOUNTPOINT: &str = "this volume is attached to another one's mountpoint: ask that one";
 
 /// The description of the API. A test holds it against this server.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
-/// What a call asks for.
+/// The call of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     Health,
@@ -118,7 +119,7 @@ pub static ROUTES: [Route; 16] = [
     route(Method::POST, "/v1/leave", Call::Leave),
 ];
 
-/// What the server serves: a mounted volume.
+/// The thing that is served: a mounted volume.
 pub trait Service: Send + Sync + 'static {
     /// The volume now. Never blocks on the store.
     fn status(&self) -> Status;
@@ -127,24 +128,24 @@ pub trait Service: Send + Sync + 'static {
     fn volumes(&self, _after: Option<&VolumeId>) -> Vec<Status> {
         Vec::new()
     }
-    /// Makes what is dirty durable: by the policy of a process' cgroup, or all.
+    /// Makes dirty data durable: by the policy of a process's cgroup, or all.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason, in words.
     fn sync(&self, by: Option<u32>) -> Result<Synced, String>;
-    /// What cgroups may do.
+    /// The limits of cgroups.
     fn limits(&self) -> Limits;
-    /// Changes it; gives what holds then.
+    /// Changes them; returns the new ones.
     ///
     /// # Errors
-    /// What of the request is wrong.
+    /// The mistake in the request.
     fn limit(&self, request: LimitRequest) -> Result<Limits, String>;
     /// Unmounts.
     ///
     /// # Errors
     /// Why not, in words.
     fn umount(&self, request: UmountRequest) -> Result<UmountReply, String>;
-    /// What happens to it. Ends before the server is [finished](Server::finish).
+    /// Its events. They end before the server is [finished](Server::finish).
     fn events(&self) -> Arc<volume::events::Events>;
     /// Attaches a volume to a directory of the mountpoint.
     ///
@@ -181,7 +182,7 @@ pub trait Service: Send + Sync + 'static {
     fn leave(&self, _request: LeaveRequest) -> Result<LeaveReply, String> {
         Err(NO_MOUNTPOINT.to_owned())
     }
-    /// Tells when and how the volume ended.
+    /// Receives how the volume ended, when it has.
     fn ended(&self) -> watch::Receiver<Option<Ended>>;
 }
 
@@ -256,7 +257,7 @@ impl Server {
         Ok(Also { stop })
     }
 
-    /// Ends the server; what was being answered is answered first, within two seconds.
+    /// Ends the server; answers under way are finished first, within two seconds.
     pub fn finish(mut self) {
         self.stop.send_replace(true);
         if let Some(thread) = self.thread.take()
@@ -380,7 +381,7 @@ async fn blocking<T: Serialize + Send + 'static>(
         Err(full) => return refuse(StatusCode::SERVICE_UNAVAILABLE, full),
     };
     let turn = place.turn().await;
-    // A caller who leaves does not end the call: its turn lasts as long as that does.
+    // A caller that leaves does not end the call: its turn lasts as long as that does.
     let called = tokio::task::spawn_blocking(move || {
         let result = call();
         drop(turn);

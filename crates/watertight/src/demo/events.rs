@@ -1,4 +1,4 @@
-//! Events inside a process: those who tell, and one who waits.
+//! Events inside a process: threads that signal, and one that waits.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use super::{failed, heading, step};
 use crate::problem::Result;
 use crate::units;
 
-/// Each of these threads tells…
+/// Each of these threads signals…
 const TELLERS: usize = 2;
 /// …so often.
 const SIGNALS: u64 = 100_000;

@@ -21,7 +21,7 @@ const FILE_BYTES: usize = 512 << 10;
 pub(super) struct Content(BTreeMap<PathBuf, (u64, usize)>);
 
 impl Content {
-    /// What a directory holds.
+    /// The content of a directory.
     pub(super) fn of(dir: &Path) -> Result<Self> {
         let read = || {
             let mut content = Self::default();
@@ -63,7 +63,7 @@ impl Content {
     }
 }
 
-/// Writes the demo's files and says what they hold.
+/// Writes the demo's files and returns their content.
 pub(super) fn write_files(dir: &Path) -> Result<(Content, Duration)> {
     let mut content = Content::default();
     let mut bytes = vec![0; FILE_BYTES];
@@ -72,7 +72,7 @@ pub(super) fn write_files(dir: &Path) -> Result<(Content, Duration)> {
         let name = PathBuf::from(format!("file-{index:02}"));
         let mut state = index as u64 + 1;
         for chunk in bytes.chunks_mut(8) {
-            // xorshift: different bytes in each file, the same in each run.
+            // xorshift: different bytes in each file, equal in each run.
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;

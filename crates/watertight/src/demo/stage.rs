@@ -1,4 +1,4 @@
-//! The demo's directory, its mounts and all that it started.
+//! The demo's directory, its mounts and its processes.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufRead as _, BufReader};
@@ -26,17 +26,17 @@ use crate::units;
 
 /// How often something may come, or still be there, while its directory is being removed.
 const REMOVALS: usize = 1000;
-/// What a process needs to leave a cgroup.
+/// The time that a process needs to leave a cgroup.
 const LEAVING: Duration = Duration::from_millis(5);
 
-/// Where things are.
+/// The paths.
 #[derive(Debug, Clone)]
 pub(super) struct Paths {
     program: PathBuf,
     root: PathBuf,
 }
 
-/// What is to be taken down.
+/// Everything that is to be taken down.
 #[derive(Debug)]
 pub(super) struct Stage {
     processes: Vec<Child>,
@@ -59,7 +59,7 @@ pub(super) struct Demo {
 pub(super) struct Volume {
     pub(super) store: PathBuf,
     pub(super) mountpoint: PathBuf,
-    /// What its process said of it.
+    /// Its process's message.
     pub(super) said: String,
 }
 
@@ -73,7 +73,7 @@ impl Demo {
         self.mount_as(&self.mount_type, name, faults, options)
     }
 
-    /// The same as a mount of this type.
+    /// Like [`mount`](Self::mount), with this mount type.
     pub(super) fn mount_as(
         &self,
         mount_type: &str,
@@ -94,7 +94,7 @@ impl Demo {
         let source = faults.map_or(directory.clone(), |rules| format!("fault:{rules},{directory}"));
         let mut command = self.command("mount");
         command.arg(source).arg(&mountpoint).args(["-o", &format!("type={mount_type},{options}")]);
-        // What it says, some of it at the end of a volume that is given up, is told by the demo.
+        // The demo shows its messages, some of which come at the end of a volume that is given up.
         let log = self.paths.root.join(format!("{name}.log"));
         let file = File::create(&log).map_err(|error| failed("making a log", &error))?;
         command.env("RUST_LOG", "error").stderr(file);
@@ -122,7 +122,7 @@ impl Demo {
         command.args(&verb[1..]).arg(path).output().map_err(|error| failed(verb[0], &error))
     }
 
-    /// Runs `watertight VERB… PATH`, which must succeed, and says how long it took.
+    /// Runs `watertight VERB… PATH`, which must succeed, and returns how long it took.
     pub(super) fn timed(&self, verb: &[&str], path: &Path) -> Result<Duration> {
         let what = format!("watertight {}", verb.join(" "));
         let (out, took) = live(&what, || self.run(verb, path));
@@ -130,10 +130,11 @@ impl Demo {
         Ok(took)
     }
 
-    /// Starts a program that goes with the demo, and gives what it prints.
+    /// Starts a program that ends with the demo, and returns its output.
     pub(super) fn start(&self, mut command: Command) -> Result<ChildStdout> {
         command.process_group(0).stdout(Stdio::piped());
-        // Under the lock: who takes the stage down takes this along, or it does not begin.
+        // Under the lock: the thread that takes the stage down takes this along, or it does not
+        // begin.
         let out = self.with(|stage| {
             let mut child = command.spawn()?;
             let out = child.stdout.take();
@@ -191,8 +192,8 @@ impl Drop for Stage {
             let _not_mounted = fuse::mount::unmount(mountpoint, UnmountFlags::DETACH, true);
         }
         for cgroup in self.cgroups.iter().rev() {
-            // A tenant that was at work has an error now, and leaves a moment later: the kernel
-            // tells nobody when.
+            // A tenant that was at work has an error now, and leaves a moment later: no event of
+            // the kernel reports when.
             for _ in 0..REMOVALS {
                 match fs::remove_dir(cgroup) {
                     Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(LEAVING),
@@ -200,8 +201,8 @@ impl Drop for Stage {
                 }
             }
         }
-        // Whoever was writing files through a mount writes into its bare directory now, until that
-        // is gone.
+        // A process that was writing files through a mount writes into its bare directory now,
+        // until that is gone.
         for _ in 0..REMOVALS {
             match fs::remove_dir_all(self.dir.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {}
@@ -211,7 +212,7 @@ impl Drop for Stage {
     }
 }
 
-/// An error with what the program said, if it did not succeed.
+/// An error with the program's output, if it did not succeed.
 pub(super) fn succeeded(what: &str, out: &Output) -> Result<()> {
     if out.status.success() {
         return Ok(());
@@ -219,8 +220,7 @@ pub(super) fn succeeded(what: &str, out: &Output) -> Result<()> {
     Err(failed(what, &String::from_utf8_lossy(&out.stderr).trim()))
 }
 
-/// Does something, says how long it took, and shows on a terminal meanwhile for how long it has
-/// been going on.
+/// Does `work`, returns how long it took, and shows the time so far on a terminal.
 pub(super) fn live<T>(what: &str, work: impl FnOnce() -> T) -> (T, Duration) {
     let begun = Instant::now();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! A store that does not answer, and those beside it.
+//! A store that does not answer, and its neighbours.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -15,7 +15,7 @@ use super::{failed, heading, step};
 use crate::problem::Result;
 use crate::units;
 
-/// What is written to each volume.
+/// The bytes that are written to each volume.
 const BYTES: usize = 4 << 20;
 /// Nothing here takes longer, or something is wrong.
 const LONG: Duration = Duration::from_secs(20);
@@ -98,7 +98,7 @@ fn heard(events: ChildStdout) -> Receiver<Instant> {
     heard
 }
 
-/// When a program ended: nobody writes to its output any more.
+/// The time when a program ended: no process writes to its output any more.
 fn answered(mut out: ChildStdout) -> Receiver<Instant> {
     let (tell, answered) = channel();
     thread::spawn(move || {

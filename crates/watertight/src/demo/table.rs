@@ -1,8 +1,8 @@
-//! What the demo found, at its end.
+//! The results of the demo, shown at its end.
 
 use crate::console::{Colour, console};
 
-/// What was done, how it went without, and how with the mechanism.
+/// For each action, the result without the mechanism, and the result with it.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     rows: Vec<[String; 3]>,
@@ -10,13 +10,13 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// What there is nothing to compare with has nothing in `without`.
+    /// An action without a comparison has nothing in `without`.
     pub(super) fn row(&mut self, what: &str, without: impl Into<String>, with: impl Into<String>) {
         let without = Some(without.into()).filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
         self.rows.push([what.to_owned(), without, with.into()]);
     }
 
-    /// What `without` means in the last row, or why a row is missing.
+    /// The meaning of `without` in the last row, or the reason why a row is missing.
     pub(super) fn note(&mut self, text: &str) {
         self.notes.push(text.to_owned());
     }

@@ -13,7 +13,7 @@ use crate::problem::{Problem, Result};
 use crate::shown::Show as _;
 use crate::units;
 
-/// What the throttled tenant writes.
+/// The mebibytes that the throttled tenant writes.
 const MEBIBYTES: u64 = 5;
 
 pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
@@ -84,7 +84,7 @@ impl Tenants {
     }
 }
 
-/// The same command in a cgroup.
+/// The command, run in a cgroup.
 fn inside(cgroup: &Path, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(cgroup.join("cgroup.procs"));

@@ -12,12 +12,12 @@ use super::{failed, heading, step};
 use crate::problem::{Problem, Result};
 use crate::units;
 
-/// What each write to the store takes, in milliseconds.
+/// The time of each write to the store, in milliseconds.
 const DELAY_MS: u64 = 250;
 
 pub(super) fn show(demo: &Demo, table: &mut Table) -> Result<()> {
     let delay = format!("write:delay={DELAY_MS}ms");
-    // Who may not mount is told so before anything is promised.
+    // A user that may not mount gets that error before anything is promised.
     let plain = demo.mount_as("fuse", "plain", Some(&delay), "noatime")?;
     heading(&format!("Unmounting a store whose every write takes {DELAY_MS} ms, as over a slow network:"));
     let (written, _) = write_files(&plain.mountpoint)?;

@@ -1,5 +1,5 @@
-//! When volumes may have appeared: inotify(7) on the runtime directories and on those that they
-//! appear in.
+//! Reports when volumes may have appeared: inotify(7) on the runtime directories and on those that
+//! they appear in.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,7 +16,7 @@ use crate::problem::{Problem, Result};
 use crate::registry::RuntimeDir;
 use crate::shown::Show as _;
 
-/// What tells of changes.
+/// The stream of changes.
 pub(super) struct Changes(AsyncFd<OwnedFd>);
 
 impl Changes {
@@ -25,7 +25,7 @@ impl Changes {
         inotify.and_then(|fd| registered(fd, Interest::READABLE)).map(Self).map_err(failed)
     }
 
-    /// From here on, changes are told.
+    /// From here on, changes are reported.
     pub(super) fn subscribe(&self) -> Result<()> {
         RuntimeDir::own()?;
         let mask = WatchFlags::CREATE
@@ -35,8 +35,7 @@ impl Changes {
             | WatchFlags::ONLYDIR;
         let mut result = Ok(());
         RuntimeDir::for_each_place(|path| match inotify::add_watch(self.0.get_ref(), path, mask) {
-            // A directory that goes meanwhile, or is nobody's to read, has no volumes that could be
-            // heard.
+            // A directory that goes meanwhile, or cannot be read, has no volumes to report.
             Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => {}
             Err(error) => {
                 result = Err(Problem::failure(format!("{} cannot be watched: {error}", path.shown())))
@@ -61,7 +60,7 @@ impl Changes {
         }
     }
 
-    /// Takes what was told; says whether any of it is of interest.
+    /// Takes the events; returns whether any of them is of interest.
     fn read(&self) -> Result<bool, Errno> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut events = inotify::Reader::new(self.0.get_ref(), &mut buffer);
@@ -76,7 +75,7 @@ impl Changes {
     }
 }
 
-/// Records, runtime directories, and what these appear in.
+/// Records, runtime directories, and their parents.
 fn may_be_news(name: &[u8]) -> bool {
     name.ends_with(b".json") || name.starts_with(b"watertight") || name.iter().all(u8::is_ascii_digit)
 }

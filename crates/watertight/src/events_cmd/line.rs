@@ -42,7 +42,7 @@ impl Printer {
     }
 }
 
-/// One line at once, also where others write to the same place.
+/// Writes one line at once, even where others write to the same place.
 fn line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(format!("{text}\n").as_bytes())?;

@@ -74,8 +74,9 @@ fn program() -> Result<PathBuf> {
         .map_err(|error| Problem::failure(format!("this program's own path is not known: {error}")))
 }
 
-/// What has a helper's name and was not made by this verb, or by a package of ours: anything but a
-/// link to this program, or to one of its name in another place, which need not be there any more.
+/// A path with a helper's name that was not made by this verb, or by a package of ours: anything
+/// but a link to this program, or to one of its name in another place, which need not exist any
+/// more.
 fn of_another(link: &Path, program: &Path) -> Option<String> {
     let shown = link.shown();
     if !fs::symlink_metadata(link).is_ok_and(|meta| meta.is_symlink()) {

@@ -1,8 +1,8 @@
 //! `mount -o remount`: read-only, writable again, and the flags that the kernel enforces.
 //!
-//! The kernel does it: it refuses (EBUSY) while a file is open for writing, hands over the pages
-//! that it has, and refuses writes from then on (EROFS), in all mounts of the volume and in what is
-//! attached. Here everything is written before, so that a store that fails leaves the volume
+//! The kernel does it: it refuses (EBUSY) while a file is open for writing, hands over its dirty
+//! pages, and refuses writes from then on (EROFS), in all mounts of the volume and in attached
+//! volumes. This module writes everything before, so that a store that fails leaves the volume
 //! writable, and after, since the last writes may have come meanwhile.
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
@@ -20,7 +20,7 @@ use crate::progress;
 use crate::shown::Show as _;
 use crate::target::{self, Target, Volume};
 
-/// The options that change a mount flag of the kernel's, what sets it, and the flag.
+/// The options that change a mount flag of the kernel's, the options that set it, and the flag.
 const FLAGS: [(&str, &str, MountFlags); 6] = [
     ("rw", "ro", MountFlags::RDONLY),
     ("suid", "nosuid", MountFlags::NOSUID),
@@ -30,7 +30,7 @@ const FLAGS: [(&str, &str, MountFlags); 6] = [
     ("symfollow", "nosymfollow", MountFlags::NOSYMFOLLOW),
 ];
 
-/// What the kernel shows among the options of a FUSE mount, and mount(8) hands over again.
+/// Options that the kernel shows for a FUSE mount, and mount(8) hands over again.
 const KERNELS: [&str; 6] = ["user_id", "group_id", "default_permissions", "max_read", "blksize", "rootmode"];
 
 /// Whether the options ask for it.
@@ -45,7 +45,7 @@ fn named(lists: &[String]) -> impl Iterator<Item = &str> {
 /// Serves the call.
 ///
 /// # Errors
-/// Exit 1 for options that do not exist, and what is no volume of ours; 32 for what fails.
+/// Exit 1 for options that do not exist, or a mount that is no volume of ours; 32 for a failure.
 pub(super) fn run(call: &MountCall) -> Result<()> {
     let shown = call.mountpoint.shown();
     let Target { mount, volume, path } = target::resolve(call.mountpoint.as_os_str());
@@ -99,15 +99,15 @@ fn now(mount: &Mount) -> Result<MountFlags> {
         .fold(MountFlags::empty(), |all, (.., flag)| all | *flag))
 }
 
-/// The flags that the options make of those that the mount has. As for any file system, it is
-/// writable unless `ro` is asked for; mount(8) puts in what fstab and the mount itself have.
+/// The new flags, from the options and the mount's present flags. As for any file system, it is
+/// writable unless `ro` is given; mount(8) adds the options of fstab and of the mount itself.
 fn flags(now: MountFlags, lists: &[String], sloppy: bool) -> Result<MountFlags> {
     let mut flags = now - MountFlags::RDONLY;
     for option in named(lists) {
         if KERNELS.contains(&option.split('=').next().unwrap_or(option)) {
             continue;
         }
-        // What mount(8) lets through of `suid` and `dev`.
+        // The form in which mount(8) lets `suid` and `dev` through.
         let option = match option {
             "allow_suid" => "suid",
             "allow_dev" => "dev",
@@ -123,7 +123,7 @@ fn flags(now: MountFlags, lists: &[String], sloppy: bool) -> Result<MountFlags> 
             if parsed.is_err() && !(sloppy && opts::refused(option).is_none()) {
                 return parsed.map(|_| flags);
             }
-            // It may be fstab's, of which mount(8) makes no difference.
+            // It may be fstab's: mount(8) does not tell the two apart.
             console().print(&format!("option {} is not changed by -o remount", option.shown()));
         }
     }

@@ -1,4 +1,4 @@
-//! Searches, and what a person is told of them.
+//! Searches, and their output for a person.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -61,13 +61,13 @@ fn who_serves_a_mount_is_not_looked_into() {
     assert!(!pids(&all).contains(&std::process::id()));
 }
 
-/// Hours, but for the last ones.
+/// Hours, except the last ones.
 fn patient(last_ones: Duration) -> Times {
     Times { search_max: Duration::from_secs(3600), last_ones, ..TIMES }
 }
 
-/// Tests of what hangs cannot wait for it. On a slow machine a thread may seem to hang: they wait
-/// longer then.
+/// Tests of calls that hang cannot wait for these. On a slow machine a thread may seem to hang:
+/// they wait longer then.
 fn in_longer_and_longer(is_done: impl Fn(Duration) -> bool) {
     let times = [50, 500, 5000, 20_000].map(Duration::from_millis);
     assert!(times.into_iter().any(is_done), "not with {times:?} either");
@@ -79,7 +79,7 @@ fn one(pid: u32) -> Holders {
     Holders { found: vec![holder], ..Holders::default() }
 }
 
-/// Of no use to anybody else; a few for each run of the tests.
+/// Of no use to other tests; a few for each run of the tests.
 fn searches() -> &'static Searches {
     Box::leak(Box::new(Searches(AtomicUsize::new(0))))
 }

@@ -9,11 +9,11 @@
 //! | `mounts/ID` | a volume with a mount of its own |
 //! | `ended/MS-ID` | a record that stays for a while: its volume ended then, or was found dead and began then |
 //!
-//! `places` and `stores` are trees like those that they speak of: what is at a path, around it and
-//! below it is found in as many steps as the path has parts, however many volumes there are:
-//! entries are apart from a directory's children, of which there may be thousands. It is an index
-//! only: whoever finds an id looks at its record and its socket, and takes an entry out whose
-//! process is gone.
+//! `places` and `stores` are trees like the paths that they describe. The volumes at a path, around
+//! it and below it are found in as many steps as the path has parts, however many volumes there
+//! are: entries are apart from a directory's children, of which there may be thousands. It is an
+//! index only: a process that finds an id reads its record and its socket, and removes an entry
+//! whose process is gone.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -29,9 +29,9 @@ use crate::volume_id::VolumeId;
 
 /// The directory of a path's own entries.
 const HERE: &str = "=";
-/// What an entry's name ends in. A directory could have such a name, too: entries are files.
+/// The suffix of an entry's name. A directory could have such a name, too: entries are files.
 const ENTRY: &str = "volume";
-/// How often a directory may be taken away by who removes the last entry below it.
+/// How often a directory may be removed by a process that removes the last entry below it.
 const ATTEMPTS: usize = 1000;
 
 /// One kind of paths.
@@ -126,7 +126,7 @@ impl Index {
         }
     }
 
-    /// Forgets the oldest records, so that `max` stay; says whose.
+    /// Removes the oldest records, so that `max` stay; returns their ids.
     pub(super) fn prune(&self, max: usize) -> Vec<VolumeId> {
         let dir = self.0.join("ended");
         let mut ended: Vec<String> = names(&dir).collect();
@@ -172,8 +172,8 @@ fn make_in(dir: &Path, name: &OsStr) -> io::Result<()> {
     for _ in 0..ATTEMPTS {
         result = fs::create_dir_all(dir).and_then(|()| touch(&file));
         match &result {
-            // Who took the last entry out took the directory along; it may be gone, too, when one
-            // looks what it is that exists.
+            // The process that removed the last entry removed the directory as well. It may be gone
+            // even after this call found that it exists.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {}
             _ => break,
         }
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(sorted(index.below(Of::Stores, path("/srv/a"), 10)), "2 3 4");
         assert_eq!(sorted(index.below(Of::Stores, path("/"), 10)), "1 2 3 4 5");
         assert_eq!(index.below(Of::Stores, path("/"), 2).len(), 2);
-        // What is empty goes, and nothing else.
+        // An empty directory goes, and nothing else.
         index.remove_at(Of::Stores, path("/srv/a/b"), &id("2"));
         assert_eq!(sorted(index.below(Of::Stores, path("/srv"), 10)), "1 3 4");
         for (at, text) in [("/srv/a/b", "4"), ("/srv/a/bc", "3")] {

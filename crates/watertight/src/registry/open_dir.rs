@@ -1,10 +1,9 @@
-//! A runtime directory that is open: what is in it is reached through its descriptor, one name at a
-//! time.
+//! An open runtime directory: its files are reached through its descriptor, one name at a time.
 //!
-//! Another user's directory is that user's to fill, while it is read. So nothing in it is followed,
+//! Another user may change that user's directory while it is read. So nothing in it is followed,
 //! waited for or believed for its name: no symbolic link, no mount (a FUSE server of the user's
-//! would answer, or not), no FIFO, no file that belongs to somebody else or is longer than
-//! expected, and only so many names.
+//! would answer, or not), no FIFO, no file that belongs to another user or is longer than expected,
+//! and only so many names.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -25,7 +24,7 @@ const FOREIGN_NAMES_MAX: usize = 16 << 10;
 /// How often openat2(2) is asked again that found the tree changing.
 const AGAIN: usize = 16;
 
-/// Whose directory it is.
+/// The user that a directory belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     /// This process's user's.
@@ -47,11 +46,11 @@ impl OpenDir {
     /// Opens this user's own directory.
     ///
     /// # Errors
-    /// What is wrong with it, unless it is not there.
+    /// The defect of an existing directory.
     pub fn own(path: &Path, owner: u32) -> Result<Option<Self>, String> {
         let flags =
             OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // Everybody may make a directory in /tmp, and mount a file system over it that says it was
+        // Every user may make a directory in /tmp, and mount a file system over it that shows it as
         // the caller's.
         let fd = match (path.parent(), path.file_name()) {
             (Some(parent), Some(name)) if parent == Path::new("/tmp") => {
@@ -65,7 +64,7 @@ impl OpenDir {
     /// Opens another user's directory `name` in `parent`, a directory that root has made.
     ///
     /// # Errors
-    /// What is wrong with it, unless it is not there.
+    /// The defect of an existing directory.
     pub(super) fn foreign(parent: &Path, name: &OsStr, owner: u32) -> Result<Option<Self>, String> {
         let path = parent.join(name);
         let Some(base) = Base::open(parent)? else { return Ok(None) };
@@ -172,7 +171,7 @@ impl OpenDir {
     }
 }
 
-/// A socket in a directory, whatever its name leads to by now.
+/// A socket in a directory, wherever its name leads by now.
 #[derive(Debug)]
 pub(crate) struct SocketFile(OwnedFd);
 
@@ -191,8 +190,7 @@ impl Base {
     /// Opens it; none if it is not there.
     ///
     /// # Errors
-    /// A FUSE file system is mounted there, whose server, a user's process, is not to be asked
-    /// anything.
+    /// A FUSE file system is mounted there: its server, a user's process, must not get any request.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, String> {
         let shown = path.shown();
         let fd = match open_base(path) {

@@ -1,6 +1,6 @@
-//! A mount, as its process writes it down.
+//! The record of a mount, written by its process.
 //!
-//! A record of another user's is that user's word. What it says becomes neither a path that is
+//! A record of another user is only that user's claim. Its content becomes neither a path that is
 //! opened, changed or removed nor a process that is signalled: the path of a mount is the kernel's
 //! (`mountinfo`, with the mount's owner), a process is the one behind the socket.
 
@@ -43,7 +43,7 @@ pub struct Record {
 /// Why a file is no record.
 #[derive(Debug, thiserror::Error)]
 pub enum NotARecord {
-    /// It is not what a record looks like, or an id in it is none.
+    /// It does not have the form of a record, or an id in it is invalid.
     #[error("it cannot be read: {0}")]
     Json(#[from] serde_json::Error),
     /// It is of another volume than its name.

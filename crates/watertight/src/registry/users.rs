@@ -1,5 +1,5 @@
-//! Whose runtime directories are looked at: this user's, and with `--all-users`, for root, those of
-//! all.
+//! The users whose runtime directories are read: this user's, and with `--all-users`, for root,
+//! those of all.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -15,9 +15,9 @@ use crate::problem::{Problem, Result};
 
 /// Where each user has a directory of the user's own, which root has made.
 const USERS: &str = "/run/user";
-/// Where those have it who have none there.
+/// The directory for users without one there.
 const TMP: &str = "/tmp";
-/// What its name begins with in [`TMP`]; the user's number follows.
+/// The prefix of its name in [`TMP`]; the user's number follows.
 const PREFIX: &str = "watertight-";
 
 /// Set once, when the program starts: `--all-users` was given.
@@ -26,7 +26,7 @@ static ALL_USERS: OnceLock<()> = OnceLock::new();
 /// From here on, other users' directories are looked at, too.
 ///
 /// # Errors
-/// Exit 2 for all but root, who may not.
+/// Exit 2 for all users but root.
 pub fn look_at_all_users() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Err(Problem::usage(
@@ -43,8 +43,8 @@ pub fn are_all_looked_at() -> bool {
     ALL_USERS.get().is_some()
 }
 
-/// The paths of this user's directories, of which not all need to exist. Volumes that begin are
-/// entered in the first.
+/// The paths of this user's directories, of which not all need to exist. New volumes are registered
+/// in the first.
 pub(super) fn own_paths(uid: u32) -> Vec<PathBuf> {
     if let Some(dir) = std::env::var_os(DIR_VARIABLE) {
         let dir = PathBuf::from(dir);
@@ -60,7 +60,7 @@ pub(super) fn own_paths(uid: u32) -> Vec<PathBuf> {
     paths_of(uid, std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from))
 }
 
-/// The paths of a user who is not root; `set` is the value of `$XDG_RUNTIME_DIR`.
+/// The paths of a user other than root; `set` is the value of `$XDG_RUNTIME_DIR`.
 fn paths_of(uid: u32, set: Option<PathBuf>) -> Vec<PathBuf> {
     // After su(1) the variable may be another user's.
     let is_own =
@@ -84,7 +84,7 @@ pub(super) fn foreign_dirs(own_uid: u32) -> Vec<RuntimeDir> {
         .filter(|mount| mountinfo::is_ours(mount))
         .filter_map(|mount| mount.owner)
         .collect();
-    // Not by the names in /tmp alone, of which anybody can make more than are looked at.
+    // Not by the names in /tmp alone: any user can make more of them than are read.
     let mut in_tmp = users_of(Path::new(TMP), in_tmp);
     in_tmp.extend(users.iter().chain(&mounting));
     let in_users =

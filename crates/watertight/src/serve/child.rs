@@ -135,7 +135,7 @@ impl Child {
     }
 }
 
-/// What a process says that it has not written.
+/// The data that a process reports as not written.
 fn lost(pid: u32) -> String {
     let ended = RuntimeDir::readable().iter().find_map(|dir| dir.end_of(pid));
     let Some(ended) = ended.filter(|ended| ended.state != State::Released) else { return String::new() };

@@ -1,8 +1,7 @@
 //! The configuration file.
 //!
-//! Nothing is guessed: a key that does not exist, an option that does not exist and a mountpoint
-//! that is used twice are refused with their line and, where a word is near to one that exists,
-//! with that.
+//! Nothing is guessed: an unknown key, an unknown option and a mountpoint that is used twice are
+//! refused with their line and, where a word is near to a known one, with that.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -20,10 +19,10 @@ use crate::opts::{MountOptions, VALID};
 use crate::shown::{Name, Show as _, in_one_line};
 use crate::suggest::nearest;
 
-/// What a section `[[limit]]` can set.
+/// The settings of a section `[[limit]]`.
 const LIMITS: [&str; 6] = ["rbps", "wbps", "riops", "wiops", "dirty_max", "sync_isolation"];
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// The volumes, in the file's order.
@@ -43,11 +42,11 @@ pub struct VolumeConfig {
     pub attach: Option<PathBuf>,
     /// As for `mount -o`, the defaults first.
     pub options: String,
-    /// What cgroups may do on its store. Can be changed while it is mounted.
+    /// Limits of cgroups on its store. Can be changed while it is mounted.
     pub limits: Vec<CgroupLimit>,
 }
 
-/// What a cgroup may do on a volume's store.
+/// The limits of a cgroup on a volume's store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupLimit {
     /// Its path.
@@ -86,7 +85,7 @@ impl VolumeConfig {
         own.into_iter().chain(limits).collect::<Vec<_>>().join(",")
     }
 
-    /// What it is, for a message.
+    /// A description for a message.
     #[must_use]
     pub fn describe(&self) -> String {
         let options = if self.options.is_empty() { "no options" } else { &self.options };
@@ -94,7 +93,7 @@ impl VolumeConfig {
     }
 }
 
-/// What is wrong, and in which line.
+/// A mistake, and its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wrong {
     line: usize,
@@ -133,11 +132,11 @@ struct Entry {
     options: Option<Spanned<String>>,
 }
 
-/// What is wrong, and where in the text.
+/// A mistake, and its place in the text.
 type At = (Range<usize>, String);
 
 impl Entry {
-    /// Where it is to be, and whether it is attached there.
+    /// The path where it is to be, and whether it is attached there.
     fn place(&self) -> Result<(&Spanned<PathBuf>, bool), At> {
         let (place, is_attached, key) = match (&self.mountpoint, &self.attach) {
             (Some(place), None) => (place, false, "mountpoint"),
@@ -424,7 +423,7 @@ mod tests {
         let all = limit("/u", "dirty_max=64M");
         assert_eq!(config.volumes[0].limits, std::slice::from_ref(&all));
         assert_eq!(config.volumes[1].limits, [limit("/t/x:y", "wbps=1M wiops=7 sync_isolation=1"), all]);
-        // What a process is started with says the same.
+        // The options that a process is started with are equivalent.
         let options = config.volumes[1].mount_options();
         assert_eq!(options, "ro,limit=/t/x:y:wbps=1M:wiops=7:sync_isolation=1,limit=/u:dirty_max=64M");
         let options = MountOptions::parse(&[options]).unwrap();

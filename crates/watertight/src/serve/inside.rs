@@ -1,20 +1,20 @@
 //! The volumes that the file attaches inside mountpoints: thousands of them cost this process an
 //! entry each.
 //!
-//! Each call to a mount process is made by a thread of its own, a bounded number of them for each
-//! mountpoint: a store that hangs holds up its own volume. What is attached inside something that
-//! the file attaches waits for that; what is taken out of the file is detached from the inside out.
+//! A thread of its own makes each call to a mount process, a bounded number of them for each
+//! mountpoint: a store that hangs holds up its own volume. A volume inside another attached one of
+//! the file waits for that; volumes that leave the file are detached from the inside out.
 //!
-//! | state | what follows |
+//! | state | action |
 //! |---|---|
-//! | `Waits` | for its mountpoint, or for what it is inside of |
+//! | `Waits` | for its mountpoint, or for the volume that it is inside of |
 //! | `Due` | it is attached, or tried again, then |
-//! | `Attached` | nothing, until the file no longer has it |
+//! | `Attached` | none, until the file no longer has it |
 //! | `Leaves` | it is detached then |
 //! | `Busy` | a call is under way |
 //!
-//! A reload calls for those whose entries have changed, and for those that the registry says are no
-//! longer where they were: a file is looked at for each, and no process asked.
+//! A reload makes calls for volumes whose entries have changed, and for volumes that are no longer
+//! at their places by the registry: it reads a file for each, and asks no process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -55,7 +55,7 @@ pub(super) enum Done {
 pub(super) struct There {
     /// None where it was moved: it is looked for with each reload.
     id: Option<VolumeId>,
-    /// What it was attached with; one that was there already may have been with others.
+    /// The limits that it was attached with; a volume that was there already may have others.
     limits: Option<Vec<CgroupLimit>>,
 }
 
@@ -72,7 +72,7 @@ enum State {
 struct Volume {
     config: VolumeConfig,
     state: State,
-    /// What it was when it was attached.
+    /// Its id when it was attached.
     id: Option<VolumeId>,
     /// The file has it no longer.
     is_going: bool,
@@ -101,21 +101,21 @@ impl Inside {
         Self { volumes, due, mounted, calls, sender }
     }
 
-    /// How many there are to be, and how many of them are attached.
+    /// How many there should be, and how many of them are attached.
     pub(super) fn counts(&self) -> (usize, usize) {
         let wanted = self.volumes.values().filter(|volume| !volume.is_going);
         let is_there = |volume: &&Volume| volume.state == State::Attached;
         (wanted.clone().count(), wanted.filter(is_there).count())
     }
 
-    /// How many of those that were attached somebody has detached by hand, of which nobody tells:
-    /// looks for each.
+    /// How many attached volumes a user has detached by hand, which no event reports: looks for
+    /// each.
     pub(super) fn detached_by_hand(&self) -> usize {
         let registries = RuntimeDir::readable();
         let is_running = |dir: &RuntimeDir, id: &VolumeId| {
             dir.read_record(id).is_some_and(|record| record.ended.is_none())
         };
-        // One that was moved is not where it was.
+        // A volume that was moved is not at its old place.
         let is_there = |path: &Path, id: &VolumeId| {
             registries.iter().any(|dir| dir.is_at(path, id) || is_running(dir, id))
         };
@@ -127,7 +127,7 @@ impl Inside {
         self.volumes.iter().filter(|(path, volume)| is_gone(path, volume)).count()
     }
 
-    /// Those that are to be attached and are not.
+    /// Volumes that should be attached and are not.
     pub(super) fn missing(&self) -> impl Iterator<Item = Missing> {
         let missing =
             self.volumes.values().filter(|volume| !volume.is_going && volume.state != State::Attached);
@@ -139,14 +139,14 @@ impl Inside {
         })
     }
 
-    /// Whether each one whose mountpoint is there was tried.
+    /// Whether each volume whose mountpoint is there was tried.
     pub(super) fn is_settled(&self) -> bool {
         self.volumes
             .values()
             .all(|volume| volume.was_tried || !self.mounted.contains(&volume.config.mountpoint))
     }
 
-    /// Makes them what the file says. With a mountpoint that leaves goes all that is inside of it.
+    /// Makes the volumes match the file. When a mountpoint leaves, all volumes inside it do.
     pub(super) fn apply(
         &mut self,
         mut wanted: BTreeMap<PathBuf, VolumeConfig>,
@@ -271,7 +271,7 @@ impl Inside {
         self.mounted.iter().all(|mountpoint| self.calls_of(mountpoint) >= CALLS_MAX)
     }
 
-    /// One that is no more can be forgotten.
+    /// A volume that does not exist any more can be forgotten.
     fn can_call(&self, path: &Path) -> bool {
         self.volumes.get(path).is_none_or(|volume| self.calls_of(&volume.config.mountpoint) < CALLS_MAX)
     }
@@ -280,7 +280,7 @@ impl Inside {
         self.calls.get(mountpoint).copied().unwrap_or(0)
     }
 
-    /// Begins what is due.
+    /// Begins calls that are due.
     pub(super) fn work(&mut self) {
         if self.is_busy() {
             return;
@@ -301,14 +301,15 @@ impl Inside {
             match state {
                 State::Due(until) if until == at && !is_free => self.set(&path, State::Waits),
                 State::Due(until) | State::Leaves(until) if until == at && is_free => self.call(&path),
-                // Another look was planned since; or what is inside of it calls for one when it has
-                // left.
+                // Another look was planned since; or the volume inside it asks for one when that
+                // has left.
                 _ => {}
             }
         }
     }
 
-    /// Whether what it is inside of is there; for one that leaves, whether nothing is left inside.
+    /// Whether the volume that it is inside of is there; for one that leaves, whether none is left
+    /// inside.
     fn is_free(&self, path: &Path, is_going: bool) -> bool {
         if is_going {
             let mut below = self.volumes.range::<Path, _>(from(path)).skip(1);
@@ -408,8 +409,8 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     let none = || Problem::failure("its mountpoint is gone");
     let is_it =
         |volume: &target::Volume| volume.is_attached() && Path::new(&volume.record().mountpoint) == path;
-    // What the record says is no evidence of what is there: the volume may have been detached, and
-    // be held.
+    // The record is no evidence of the present state: the volume may have been detached, and be
+    // held.
     let mut there = target::running(path.as_os_str()).into_iter().filter(is_it);
     if let Some(there) = there.find(has_a_path) {
         let spec = crate::checks::source(&config.source)?.spec;
@@ -438,8 +439,8 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<There> {
     Ok(There { id: reply.id, limits: Some(config.limits.clone()) })
 }
 
-/// Detaches it with all data written, unless somebody has; where it is, if it was moved, or a
-/// directory above it renamed.
+/// Detaches it with all data written, unless it is detached already; at its present place, if it
+/// was moved, or a directory above it renamed.
 fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     let Some((volume, mount)) = target::mounted_around(path) else { return Ok(()) };
     let is_it =
@@ -462,8 +463,9 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
     Ok(())
 }
 
-/// Where its store is attached inside the mountpoint of `around` now, as its process says. Stores
-/// that are no directories, of which there may be many of one name, are known by their paths only.
+/// The place where its store is attached inside the mountpoint of `around` now, by its process.
+/// Stores that are no directories, of which there may be many of one name, are known by their paths
+/// only.
 fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> {
     let spec = crate::checks::source(&config.source).ok()?.spec;
     let store = crate::checks::directory_of(&spec)?;
@@ -473,11 +475,11 @@ fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> 
     };
     let there = target::running(store.as_ref()).into_iter().find(is_it)?;
     let status = there.found.client?.within(PATIENCE).status().ok()?;
-    // One that was detached and is held is nowhere.
+    // A volume that was detached and is held is nowhere.
     (status.state != api::State::Detached).then(|| status.mountpoint.into())
 }
 
-/// Whether its process says that a path leads to it. One that does not answer is where it was.
+/// Whether its process reports a path to it. A volume that does not answer is at its old place.
 fn has_a_path(volume: &target::Volume) -> bool {
     let is_nowhere = |status: api::Status| status.state == api::State::Detached;
     !volume.status().is_ok_and(|status| status.is_some_and(is_nowhere))

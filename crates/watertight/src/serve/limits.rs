@@ -1,14 +1,15 @@
-//! What the file says of cgroups' limits, told to mount processes that run.
+//! The file's limits of cgroups, sent to running mount processes.
 //!
 //! A process that starts has its limits among its options, so that there is no moment without them.
-//! One that runs is told by its control socket, by a thread of its own: a process that does not
-//! answer holds up no other volume.
+//! A thread of its own sends them to the control socket of a running process: a process that does
+//! not answer holds up no other volume.
 //!
-//! What the file names is set as a whole: what it leaves out for a cgroup is `max`. A cgroup that
-//! is no longer in the file has no limits any more; one that never was is left as
-//! `watertight limit` has set it.
+//! The limits of a cgroup in the file are set as a whole: a limit that the file omits is `max`. A
+//! cgroup that is no longer in the file has no limits any more; one that never was in it keeps the
+//! limits that `watertight limit` has set.
 //!
-//! Lock order: `told`, then `wanted`. Whoever tells last tells what was wanted last.
+//! Lock order: `told`, then `wanted`. The thread that sends last sends the limits that were set
+//! last.
 
 use std::sync::Arc;
 use std::thread;
@@ -37,7 +38,7 @@ impl VolumeLimits {
         *self.told.lock() = limits.iter().map(|limit| limit.cgroup.clone()).collect();
     }
 
-    /// Has its process hold to what the file says.
+    /// Makes its process apply the file's limits.
     pub(super) fn tell(self: &Arc<Self>, volume: &VolumeConfig) {
         self.wanted.lock().clone_from(&volume.limits);
         let (own, mountpoint) = (Arc::clone(self), volume.place().to_owned());

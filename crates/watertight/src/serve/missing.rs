@@ -1,9 +1,9 @@
-//! Which volumes of a file `serve` has not mounted, for whoever asks for the volumes of the host.
+//! The volumes of a file that `serve` has not mounted, for verbs that list the volumes of the host.
 //!
-//! `serve` writes them to `PID.serve` in its runtime directory, which is locked as long as it
-//! lives: a list that nobody has locked is of one that was killed, and is removed by a process of
-//! the same user that finds it. A change is a new file, renamed over the old one, so that a list is
-//! read as a whole.
+//! `serve` writes them to `PID.serve` in its runtime directory, and keeps that file locked as long
+//! as it lives: a list that is not locked belongs to a `serve` that was killed, and a process of
+//! the same user that finds it removes it. A change is a new file, renamed over the old one, so
+//! that readers see a whole list.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -17,13 +17,13 @@ use crate::shown::{Name, Show as _, Words};
 
 /// A list is not longer than that.
 const BYTES_MAX: u64 = 16 << 20;
-/// What is read of one of another user's.
+/// The bound on reading another user's list.
 const FOREIGN_BYTES_MAX: u64 = 1 << 20;
 
 /// A volume of a file that is not mounted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
-    /// Where it is to be mounted or attached.
+    /// The path where it is to be mounted or attached.
     pub mountpoint: Name,
     /// Its store.
     pub source: Name,

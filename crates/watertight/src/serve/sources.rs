@@ -1,5 +1,5 @@
-//! What can be said about the stores of a file: about their names alone, whenever the file is read,
-//! and about the directories themselves where the file is only checked.
+//! Checks of the stores of a file: of their names alone, whenever the file is read, and of the
+//! directories themselves where the file is only checked.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -11,8 +11,8 @@ use crate::shown::Show as _;
 /// The stores of a file so far.
 #[derive(Debug, Default)]
 pub(super) struct Sources {
-    /// Their directories, and the line of each. What is inside a directory comes right after it:
-    /// none of thousands is compared with all.
+    /// Their directories, and the line of each. Paths inside a directory come right after it: none
+    /// of thousands is compared with all.
     directories: BTreeMap<PathBuf, usize>,
 }
 
@@ -49,8 +49,8 @@ impl Sources {
     }
 }
 
-/// Looks at the directories: each has to be there, and two names may lead to one. `stores` are the
-/// sources and places with their lines. Gives what is wrong first, with its line.
+/// Looks at the directories: each has to exist, and two names may lead to one. `stores` are the
+/// sources and places with their lines. Returns the first mistake, with its line.
 pub(super) fn look<'a>(
     stores: impl IntoIterator<Item = (usize, &'a str, &'a Path)>,
 ) -> Result<(), (usize, String)> {
@@ -92,8 +92,8 @@ fn directory(source: &str) -> Result<Option<&Path>, String> {
 mod tests {
     use super::*;
 
-    /// Each in turn is compared with those before it, in every order; names that begin alike lie in
-    /// one another only where a `/` follows.
+    /// Each in turn is compared with the earlier ones, in every order; a name that another one
+    /// begins with is a parent of that only where a `/` follows.
     #[test]
     fn those_that_are_in_one_another_are_found_in_every_order() {
         const NAMES: [&str; 7] = ["/s", "/s-b", "/s/in", "/s/in/deep", "/s/in-b", "/s.d/x", "/t"];

@@ -1,4 +1,4 @@
-//! What is shown: a row for each volume, and for each cgroup in it.
+//! The rows of the screen: one for each volume, and for each cgroup in it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -10,7 +10,7 @@ use crate::control::api::{CgroupLimits, State};
 use crate::shown::in_one_line;
 use crate::units;
 
-/// What a row is sorted by; numbers from the largest down.
+/// The key that rows are sorted by; numbers from the largest down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Sort {
     #[default]
@@ -40,7 +40,7 @@ impl Sort {
     }
 }
 
-/// The same for cgroups.
+/// The key that cgroups are sorted by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum CgroupSort {
     #[default]
@@ -71,7 +71,7 @@ fn next<T: Copy + PartialEq>(all: &[T], this: T) -> T {
     all[(here + 1) % all.len()]
 }
 
-/// What the person at the terminal has chosen.
+/// The choices of the person at the terminal.
 #[derive(Debug, Clone, Default)]
 pub(super) struct View {
     sort: Sort,
@@ -108,14 +108,14 @@ impl View {
             KeyCode::PageDown => self.top = self.top.saturating_add(10),
             KeyCode::PageUp => self.top = self.top.saturating_sub(10),
             KeyCode::Home => self.top = 0,
-            // What is shown ends with the last row.
+            // The shown part ends with the last row.
             KeyCode::End => self.top = usize::MAX,
             _ => {}
         }
     }
 }
 
-/// The screen of `(columns, rows)`: a summary, a head, rows, and what the keys do.
+/// The screen of `(columns, rows)`: a summary, a head, rows, and the keys.
 pub(super) fn lines(table: &Table, view: &mut View, (columns, rows): (u16, u16)) -> Vec<String> {
     let (width, height) = (usize::from(columns), usize::from(rows));
     let mut lines = vec![summary(table)];
@@ -130,12 +130,12 @@ pub(super) fn lines(table: &Table, view: &mut View, (columns, rows): (u16, u16))
     lines.truncate(height.saturating_sub(1));
     lines.resize(height.saturating_sub(1), String::new());
     lines.push(keys(view));
-    // Names are shown already; this is for what else may be there.
+    // Names are shown already; this is for any other text.
     let shown = |line: String| columns::beginning(&in_one_line(&line), width).to_owned();
     lines.into_iter().map(shown).collect()
 }
 
-/// Whose process does not answer, in so many lines at most, but in one.
+/// The mountpoints whose process does not answer, in so many lines at most, but in at least one.
 fn silent(table: &Table, lines_max: usize) -> Vec<String> {
     let named =
         if table.silent.len() <= lines_max { table.silent.len() } else { lines_max.saturating_sub(1) };
@@ -183,7 +183,7 @@ fn volumes(table: &Table, view: &View, width: usize) -> Vec<String> {
         Sort::Stalled => rows.sort_by_key(|row| Reverse(row.stalled_ms)),
         Sort::Name => {}
     }
-    // What follows the name takes 64 columns.
+    // The columns behind the name take 64.
     let name = width.saturating_sub(64).max(8);
     let head = format!(
         "{:name$} {:8} {:>9} {:>9} {:>9} {:>9} {:>5} {:>7}",
@@ -213,7 +213,8 @@ fn volumes(table: &Table, view: &View, width: usize) -> Vec<String> {
 /// A limit's name, and its figure where a cgroup has one.
 type Limit = (&'static str, fn(&CgroupLimits) -> Option<String>);
 
-/// In the order in which they are shown, as many as there is room for, those that somebody has.
+/// In the order in which they are shown, as many as there is room for, of those that any cgroup
+/// has.
 const LIMITS: [Limit; 6] = [
     ("WBPS", |limits| limits.wbps.map(units::bytes)),
     ("OWED", |limits| Some(units::bytes(limits.owed_bytes))),
@@ -222,7 +223,7 @@ const LIMITS: [Limit; 6] = [
     ("RIOPS", |limits| limits.riops.map(|n| n.to_string())),
     ("DIRTYMAX", |limits| limits.dirty_bytes_max.map(units::bytes)),
 ];
-/// What a limit takes of a line, what is there without any, and what two names take at least.
+/// The width of a limit, of the figures without any, and the least of two names.
 const LIMIT_WIDTH: usize = 10;
 const FIGURES_WIDTH: usize = 32;
 const NAMES_WIDTH: usize = 16;
@@ -266,7 +267,7 @@ fn cgroups(table: &Table, view: &View, width: usize) -> Vec<String> {
     std::iter::once(head).chain(rows.iter().map(line)).collect()
 }
 
-/// The end of a path says more than its beginning. In so many columns, no more and no fewer.
+/// The end of a path tells more than its beginning. In so many columns, no more and no fewer.
 fn shortened(path: &str, width: usize) -> String {
     if columns::width(path) <= width {
         return columns::padded(path, width);
@@ -390,7 +391,7 @@ mod tests {
         let two = lines(&table, &mut view, (80, 24));
         assert!(two[1].ends_with("WBPS      OWED"), "{two:?}");
         assert!(two[2].ends_with("1.0 MiB   3.0 MiB") && two[3].ends_with("-         -"), "{two:?}");
-        // All that somebody has, where there is room.
+        // All limits that any cgroup has, where there is room.
         (limits.rbps, limits.wiops, limits.riops) = (Some(2 << 20), Some(30), Some(40));
         limits.dirty_bytes_max = Some(5 << 20);
         table.cgroups[0].limits = Some(limits);
@@ -399,7 +400,7 @@ mod tests {
         let all = lines(&table, &mut view, (120, 24));
         assert!(all[1].ends_with("WBPS      OWED      RBPS     WIOPS     RIOPS  DIRTYMAX"), "{all:?}");
         assert!(all[2].ends_with("1.0 MiB   3.0 MiB   2.0 MiB        30        40   5.0 MiB"), "{all:?}");
-        // And by what is owed.
+        // And by debt.
         let first = |view: &mut View| lines(&table, view, (80, 24))[2].clone();
         view.cgroup_sort = CgroupSort::Dirty;
         assert!(first(&mut view).starts_with("/tenant/2 "));

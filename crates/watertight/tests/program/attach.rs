@@ -42,7 +42,7 @@ impl World {
         self.run("attach", &[&self.other, &self.path("x")])
     }
 
-    /// What `status` says of the volume at a path of the mountpoint.
+    /// The `status` of the volume at a path of the mountpoint.
     fn status(&self, path: &str) -> Value {
         let status = self.rig.status();
         let at = self.path(path);
@@ -50,7 +50,7 @@ impl World {
         volumes.iter().find(|v| v["mountpoint"] == at.to_str().unwrap()).cloned().unwrap_or_default()
     }
 
-    /// The same of the mounted volume.
+    /// The status of the mounted volume.
     fn root(&self) -> Value {
         let status = self.rig.status();
         let volumes = status["volumes"].as_array().unwrap();
@@ -81,7 +81,7 @@ fn an_attached_volume_is_a_volume_like_any_other() {
     let id = status["id"].as_str().unwrap();
     world.run("status", &[Path::new(id)]).ok().says("x");
     world.run("wait", &[Path::new("--timeout"), Path::new("0"), &world.other]).ends(1, "not yet: active");
-    // Its store is in use: what is meant is the volume, which can be in two places.
+    // Its store is in use: this means the volume, which can be in two places.
     fs::create_dir(world.path("y")).unwrap();
     world.run("attach", &[&world.other, &world.path("y")]).ok();
     assert_eq!(fs::read_to_string(world.path("y/file")).unwrap(), "content");
@@ -93,9 +93,10 @@ fn an_attached_volume_is_a_volume_like_any_other() {
     assert_eq!(fs::read_to_string(world.other.join("late")).unwrap(), "late");
     assert!(!world.path("x/late").exists());
     world.run("wait", &[Path::new(id)]).ok().says("free; everything is on");
-    // A volume that has ended cannot be asked: the mount says how often they waited for switches.
+    // A volume that has ended cannot be asked: the mount reports how often they waited for
+    // switches.
     assert_eq!(world.root()["drains"], 1);
-    // The store is free, for anybody: also for the same place, again and again.
+    // The store is free, for any process: also for this place, again and again.
     for _ in 0..5 {
         world.attach().ok();
         // umount knows it, too.
@@ -135,7 +136,7 @@ fn a_stalled_one_is_named_and_forced_away_beside_others_that_go_on() {
     assert!(wait(&mut listener, crate::rig::LONG).is_some());
     heard.read_to_string(&mut events).unwrap();
     assert!(events.contains("stall"), "{events}");
-    // What is hung in the store is nobody's any more; the process itself ends.
+    // Requests that hang in the store belong to no process any more; the process itself ends.
     world.rig.verb("umount", &["--force"]);
     assert!(world.daemon.end().is_some());
 }
@@ -153,7 +154,7 @@ fn an_attached_volume_says_so_and_where_it_is_after_a_rename_above_it() {
     assert!(attached[0].to_string().contains(world.path("above/here").to_str().unwrap()), "{attached:?}");
     fs::rename(world.path("above"), world.path("renamed")).unwrap();
     fs::write(world.path("renamed/here/file"), "x").unwrap();
-    // What has its old path now is not it.
+    // The directory that has its old path now is not the volume.
     fs::create_dir_all(world.path("above/here")).unwrap();
     let old = world.path("above/here");
     world.run("detach", &[Path::new("--force"), &old]).ends(1, "nothing is attached");
@@ -162,7 +163,7 @@ fn an_attached_volume_says_so_and_where_it_is_after_a_rename_above_it() {
     assert_eq!(fs::read_to_string(world.other.join("file")).unwrap(), "x");
     fs::write(old.join("new"), "").unwrap();
     world.run("detach", &[&old]).ok();
-    // By its new path, whoever asks first.
+    // By its new path, whichever verb asks first.
     world.run("attach", &[&world.other, &old]).ok();
     fs::rename(world.path("above"), world.path("again")).unwrap();
     let again = world.path("again/here");
@@ -327,7 +328,7 @@ fn a_store_that_cannot_be_written_stays_attached_and_force_names_what_is_lost() 
         .ends(1, "not everything is on")
         .ends(1, "lost");
     assert!(!world.path("x/lost").exists());
-    // The mountpoint's own volume lost nothing, but its end tells of all.
+    // The mountpoint's own volume lost nothing, but its end reports all.
     world.rig.verb("umount", &[]).ends(1, "x/lost");
     assert_eq!(world.daemon.end(), Some(1));
 }
@@ -348,8 +349,8 @@ fn the_mountpoint_takes_all_along() {
 }
 
 /// A raw umount2(2) of the mountpoint, which asks no program of ours: on `fuseblk` all stores are
-/// free on return; on `fuse`, which the kernel unmounts without a word, when `wait` says so. What
-/// is open inside goes on after a lazy one, and its close ends all.
+/// free on return; on `fuse`, which the kernel unmounts without a request, when `wait` reports it.
+/// Files that are open inside stay usable after a lazy unmount, and their close ends all.
 #[test]
 fn a_raw_umount2_takes_all_along() {
     for kind in ["fuse", "fuseblk"] {

@@ -1,5 +1,4 @@
-//! Each thing that is wrong has its own message and exit code: 2 for what was asked, 1 for what
-//! fails.
+//! Each mistake has a message and an exit code of its own: 2 for a wrong request, 1 for a failure.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -152,7 +151,7 @@ fn stores_inside_each_other_are_refused() {
     rig.verb("umount", &[]).ok();
     assert_eq!(daemon.end(), Some(0));
 
-    // What was unmounted is in nobody's way.
+    // A volume that was unmounted is in no other's way.
     let daemon = rig.mount_source(&text(&inside), "");
     mount(&rig, &text(&rig.store), &other, "").ends(1, "contains");
     rig.verb("umount", &[]).ok();
@@ -228,7 +227,7 @@ fn root_without_the_right_to_mount() {
     command.arg(&rig.store).arg(&rig.mnt).env("WATERTIGHT_RUNTIME_DIR", &rig.runtime);
     run(command).ends(1, "no permission to mount");
     assert!(!rig.is_mounted());
-    // Whatever failed left the store free, and no record behind.
+    // Each failure left the store free, and no record behind.
     rig.is_quiet();
 }
 

@@ -120,8 +120,7 @@ fn stacked_and_propagated_mounts_count_as_what_they_are() {
     mount_bind(&world.rig.mnt, &world.rig.mnt).unwrap();
     world.umount(&world.rig.mnt, &[]).ok().says("the volume goes on");
     assert!(is_mounted(&world.rig.mnt));
-    // A directory that is shown twice and shared: what is mounted in one goes with what is in the
-    // other.
+    // A directory that is shown twice and shared: a mount in one goes with its copy in the other.
     let (shared, twin) = (world.rig.root.join("shared"), world.rig.root.join("twin"));
     fs::create_dir(&shared).unwrap();
     fs::create_dir(&twin).unwrap();
@@ -170,7 +169,7 @@ fn the_last_mount_of_a_clone_ends_it_though_its_own_mountpoint_went_first() {
     fs::write(world.bind.join("sub/of-other"), "kept").unwrap();
     assert_eq!(fs::read(other.join("of-other")).unwrap(), b"");
     world.umount(&world.bind, &[]).ok().says("the volume goes on");
-    // What was attached there only has ended.
+    // The volume that was attached only there has ended.
     assert_eq!(fs::read(other.join("of-other")).unwrap(), b"kept");
     world.umount(&world.rig.mnt, &[]).ok().says("everything is on");
     assert_eq!(world.daemon.end(), Some(0));

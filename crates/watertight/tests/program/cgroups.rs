@@ -1,4 +1,4 @@
-//! What `status` says of cgroups, and what is left of it after an unmount.
+//! The figures of cgroups in `status`, and the rest of them after an unmount.
 
 use std::fs;
 use std::thread;
@@ -8,7 +8,7 @@ use testing::cgroup::Cgroup;
 
 use crate::rig::{Rig, eventually};
 
-/// What the status says of a cgroup.
+/// The figures of a cgroup in the status.
 fn figures(rig: &Rig, of: &Cgroup) -> Value {
     let status = rig.volume();
     let all = status["cgroups"].as_array().unwrap();
@@ -36,7 +36,7 @@ fn status_and_metrics_show_what_each_cgroup_has_and_the_record_what_an_unmount_w
     assert_eq!(rig.volume()["dirty_bytes"], 20480);
 
     (0..9).for_each(|_| write(&rig, &b, "count=1", "conv=notrunc,fsync"));
-    // The first of the nine wrote what the other cgroup had left, and that was more.
+    // The first of the nine wrote the data that the other cgroup had left, and that was more.
     write(&rig, &b, "count=1", "conv=notrunc,fsync");
     eventually("the inode is the other cgroup's", || figures(&rig, &b)["owned_inodes"] == 1);
     // It owns nothing any more, and is still shown.
@@ -72,7 +72,8 @@ fn cgroups_can_be_left_out_and_a_tree_that_is_not_there_is_refused() {
     rig.verb("umount", &[]).ok();
 }
 
-/// As in /proc/meminfo: what waits to be written, and what is being written, are two figures.
+/// As in /proc/meminfo: data that waits to be written, and data that is being written, are two
+/// figures.
 #[test]
 fn dirty_and_under_write_back_are_apart_for_a_volume_as_for_its_cgroups() {
     let Some(mut rig) = Rig::mounting() else { return };
@@ -91,7 +92,7 @@ fn dirty_and_under_write_back_are_apart_for_a_volume_as_for_its_cgroups() {
     for (key, pages) in [("to_write_bytes", 2), ("writeback_bytes", 3)] {
         assert_eq!((of_volume(key), of_cgroups(key)), (pages * 4096, pages * 4096), "{key}: {volume}");
     }
-    // What these keys were before is what they are.
+    // These keys mean what they meant before.
     assert_eq!((of_volume("dirty_bytes"), of_cgroups("dirty_bytes")), (5 * 4096, 2 * 4096), "{volume}");
     let table = rig.run(&["status"]).ok().stdout;
     let row = table.lines().nth(1).unwrap();

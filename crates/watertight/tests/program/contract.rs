@@ -36,7 +36,7 @@ fn items(text: &str) -> Vec<(&str, String)> {
     items
 }
 
-/// The tests that an item names; or what is missing.
+/// The tests that an item names; or the defect.
 fn named(item: &str) -> Result<Vec<&str>, String> {
     let Some((_, tests)) = item.split_once("Tests:") else {
         let untested = item.split_once("Untested: ").is_some_and(|(_, why)| why.len() > 10);
@@ -63,7 +63,7 @@ fn exists(name: &str) -> Result<(), String> {
         _ => return Err("no such letter".to_owned()),
     };
     let inside = |dir: &str| -> PathBuf { Path::new(CRATES).join(krate).join(dir) };
-    // What cannot be seen from outside of a crate is tested beside it.
+    // Behaviour that is not visible from outside of a crate is tested inside it.
     let dirs = [tests, "src"].map(inside);
     let mut paths = dirs.iter().map(|dir| dir.join(&file).with_extension("rs"));
     let path = paths.find(|path| path.is_file()).ok_or("no such file")?;
@@ -132,7 +132,7 @@ fn every_item_of_the_contract_names_tests_that_exist() {
     assert!(untested <= 8, "{untested} items are untested");
 }
 
-/// The lines of docs/SECURITY.md's tables: who, what, and the tests in the last column.
+/// The lines of docs/SECURITY.md's tables: attacker, attack, and the tests in the last column.
 fn lines(text: &str) -> Vec<&str> {
     let rows = text.lines().filter(|line| line.starts_with("| "));
     rows.filter(|row| !row.contains(" Tests |")).collect()

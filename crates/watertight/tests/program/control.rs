@@ -21,7 +21,7 @@ use watertight::registry::OpenDir;
 use crate::rig::{LONG, connect, eventually};
 use crate::sample;
 
-/// A volume that only says what it was told to say.
+/// A volume that only answers what the test has set.
 #[derive(Default)]
 pub(crate) struct Fake {
     ended: watch::Sender<Option<Ended>>,
@@ -87,7 +87,7 @@ fn ended() -> Ended {
     }
 }
 
-/// Sends bytes and gives what comes back until the server closes or has answered.
+/// Sends bytes and returns the reply until the server closes or has answered.
 fn raw(path: &Path, request: &[u8]) -> String {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -187,7 +187,7 @@ fn another_user_is_refused_even_where_the_socket_is_open_to_all() {
     }
     let world = world();
     let dir = OpenDir::own(world.path.parent().unwrap(), 0).unwrap().unwrap();
-    // Break what else protects it, so that only the check of the peer is left.
+    // Break its other protections, so that only the check of the peer is left.
     fs::set_permissions(world.path.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
     fs::set_permissions(&world.path, fs::Permissions::from_mode(0o777)).unwrap();
     let path = world.path.clone();

@@ -36,7 +36,7 @@ fn its_table_fits_a_terminal() {
     let screen = terminal.screen();
     let whole = row(&screen, "files not on the store then").expect("a row");
     assert!(whole.ends_with("0 of 48"), "{whole}");
-    // A row ends in what it took: it is on one line.
+    // A row ends in its result: it is on one line.
     for what in [
         "umount returns after",
         "hear of a stalled store after",
@@ -53,7 +53,7 @@ fn its_table_fits_a_terminal() {
 fn run_it(rig: &Rig, arguments: &[&str]) -> (Out, u32) {
     let mut command = rig.command(&[&["demo"], arguments].concat());
     command.env("TMPDIR", &rig.root);
-    // A shell says which process it is, and becomes the demo.
+    // A shell writes its process number, and becomes the demo.
     let mut shell = Command::new("sh");
     shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(rig.root.join("pid"));
     shell.arg(command.get_program()).args(command.get_args());
@@ -70,7 +70,7 @@ fn run_it(rig: &Rig, arguments: &[&str]) -> (Out, u32) {
 
 /// The directories of this name, in all trees of cgroups.
 fn cgroups(inside: &Path, name: &str, found: &mut Vec<PathBuf>) {
-    // What other tests remove meanwhile is none of this one's.
+    // Directories that other tests remove meanwhile do not concern this one.
     for entry in fs::read_dir(inside).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             cgroups(&entry.path(), name, found);

@@ -1,4 +1,4 @@
-//! What the documents and the dashboard name is what the program has.
+//! Names in the documents and the dashboard exist in the program.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ fn file(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
 }
 
-/// The names of all metrics, without what they all begin with.
+/// The names of all metrics, without their common prefix.
 fn exported() -> BTreeSet<String> {
     let page = metrics::page(&[&sample::status()], &[]) + &metrics::page_of_missing(&[]);
     let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE watertight_"));
@@ -41,7 +41,7 @@ fn every_metric_of_the_dashboard_exists() {
     assert!(named > 10, "{named}");
 }
 
-/// The names of our metrics in a text, without what they all begin with.
+/// The names of our metrics in a text, without their common prefix.
 fn metrics_in(text: &str) -> Vec<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter_map(|word| word.strip_prefix("watertight_")).collect()
@@ -79,7 +79,7 @@ fn the_alerts_are_of_metrics_that_exist_and_prometheus_own_checker_takes_them() 
         promtool(["test", "rules", tests])
     };
     check(&text).ok();
-    // It does find what is wrong: a bound that another stall passes.
+    // It does find a mistake: a bound that another stall passes.
     let wrong = check(&text.replace("stalled_seconds > 60", "stalled_seconds > 600"));
     assert!(wrong.code != Some(0), "{wrong:?}");
 }
@@ -93,7 +93,7 @@ fn the_table_of_metrics_is_whole() {
     assert_eq!(documented, exported());
 }
 
-/// The words after each place where `before` stands, up to what ends a command's word.
+/// The words after each occurrence of `before`, up to the end of a command's word.
 fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
     let ends = |c: char| c.is_whitespace() || c == '`' || c == '|';
     text.split(before).skip(1).filter_map(|rest| rest.split(ends).next()).collect()
@@ -128,7 +128,7 @@ fn crates() -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// Those of this workspace that a crate is built with; not what only its tests use.
+/// The crates of this workspace that a crate is built with; not those that only its tests use.
 fn dependencies(name: &str) -> BTreeSet<String> {
     let manifest: toml::Table = file(&format!("crates/{name}/Cargo.toml")).parse().unwrap();
     let named = manifest.get("dependencies").and_then(toml::Value::as_table).cloned().unwrap_or_default();
@@ -140,7 +140,7 @@ fn drawn(picture: &str) -> Vec<(String, usize)> {
     let all = crates();
     let mut drawn: Vec<(String, usize)> = Vec::new();
     for (number, line) in picture.lines().enumerate() {
-        // Names stand apart, what is said of them in sentences.
+        // Names stand apart, remarks on them in sentences.
         let parts = line.trim().split("  ").map(|part| part.trim().trim_matches('|').trim());
         let names = parts.flat_map(|part| part.split(", ")).filter(|part| all.contains(*part));
         for name in names {
@@ -157,7 +157,7 @@ fn the_picture_has_all_crates_and_dependencies_point_down() {
     let picture = text.split("```text\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let drawn = drawn(picture);
     let line = |name: &str| drawn.iter().find(|(drawn, _)| drawn == name).map(|(_, line)| *line);
-    // What tests share is told of below the picture.
+    // The crate that tests share is described below the picture.
     let missing: Vec<String> =
         crates().into_iter().filter(|name| name != "testing" && line(name).is_none()).collect();
     assert!(missing.is_empty(), "not in the picture: {missing:?}");
@@ -175,7 +175,7 @@ fn the_picture_has_all_crates_and_dependencies_point_down() {
     assert!(text.contains("`testing` is for the tests"));
 }
 
-/// What is written as code in a page, in lines and in blocks.
+/// The code in a page, in lines and in blocks.
 fn code(page: &str) -> Vec<&str> {
     let parts = page.split("```").enumerate();
     parts
@@ -196,7 +196,7 @@ fn commands_in_the_documents_name_verbs_and_options_that_exist() {
     for page in ["README.md", "docs/OPERATIONS.md", "docs/SEMANTICS.md", "docs/TESTING.md"] {
         let text = file(page);
         for line in code(&text) {
-            // What follows a comment or a pipe is another command, or none.
+            // The text behind a comment or a pipe is another command, or none.
             let line = line.split(['#', '|', ';']).next().unwrap_or_default();
             let words: Vec<&str> = line.split_whitespace().collect();
             let Some(at) =

@@ -1,5 +1,5 @@
-//! `GET /v1/events` and `watertight events`: everybody hears everything, at a pace of their own, or
-//! how much is missing.
+//! `GET /v1/events` and `watertight events`: every listener gets every event, at its own pace, or
+//! the number of missing ones.
 
 use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -33,7 +33,7 @@ impl World {
         Self::with_id("sock")
     }
 
-    /// One that is found as a volume, in its own runtime directory: `id` in a registry.
+    /// A world that is found as a volume, in its own runtime directory: `id` in a registry.
     fn registered(id: &str) -> Self {
         let world = Self::with_id(&format!("{id}.sock"));
         let record = Record {
@@ -52,7 +52,7 @@ impl World {
     }
 
     fn with_id(name: &str) -> Self {
-        // Nobody else may look into it, as into a runtime directory.
+        // No other user may look into it, as into a runtime directory.
         let private = Permissions::from_mode(0o700);
         let dir = tempfile::Builder::new().permissions(private).tempdir().unwrap();
         let socket = dir.path().join(name);
@@ -63,14 +63,14 @@ impl World {
         Self { events: Arc::clone(&fake.events), socket, server: Some(server), dir }
     }
 
-    /// Says that a limit of the cgroup `/N` begins to hold.
+    /// Emits that a limit of the cgroup `/N` begins to hold.
     fn say(&self, n: u64) {
         self.events.limit(name(n).into(), Limit::IoMax, Edge::Begins);
     }
 
-    /// After the first, says the rest of far more than a socket, the server and the journal hold,
-    /// and that it is the end. Somebody who keeps up misses none of it, so that all has gone
-    /// through the server. Gives the number of the last one.
+    /// After the first, emits the rest of far more than a socket, the server and the journal hold,
+    /// and the end. A listener that keeps up misses none of it, so that all has gone through the
+    /// server. Returns the number of the last one.
     fn say_more_than_fits(&self) -> u64 {
         let mut quick = Listener::new(&self.socket, "?since=1");
         let last = 20_000;
@@ -98,7 +98,7 @@ impl Drop for World {
     }
 }
 
-/// One who listens.
+/// A listener.
 pub(crate) struct Listener(BufReader<UnixStream>);
 
 impl Listener {
@@ -161,14 +161,14 @@ fn who_comes_back_goes_on_where_it_was() {
     assert_eq!(kept(""), [1, 2, 3, 4, 5]);
     assert_eq!(kept("&since=3"), [4, 5]);
     assert!(kept("&since=99").is_empty());
-    // The newest 1024 are kept; the first line says that those up to the 976th are missing.
+    // The newest 1024 are kept; the first line reports that those up to the 976th are missing.
     (6..=2000).for_each(|n| world.say(n));
     let newest = kept("");
     assert_eq!((newest.len(), &newest[0], &newest[1]), (1025, &976.into(), &977.into()));
 }
 
-/// Of so many events the first was heard, and what is `next` until the last is the others or says
-/// how many are missing.
+/// Of so many events the first was read; `next` reads the others, or the number of missing ones,
+/// until the last.
 #[track_caller]
 fn all_is_accounted_for(events: u64, mut next: impl FnMut() -> Value) {
     let (mut heard, mut lost, mut seq, mut is_over) = (1, 0, 1, false);
@@ -176,15 +176,14 @@ fn all_is_accounted_for(events: u64, mut next: impl FnMut() -> Value) {
         let event = next();
         let missing = if event["kind"] == "gap" { event["lost"].as_u64().unwrap() } else { 0 };
         let number = event["seq"].as_u64().unwrap();
-        // Who is overtaken while it reads an entry has that entry's place left out: numbers may
-        // skip one.
+        // A reader that is overtaken while it reads an entry skips that entry's number.
         assert!(number >= seq + missing.max(1), "{event} after {seq}");
         (seq, lost, heard) = (number, lost + missing, heard + u64::from(missing == 0));
         is_over = event["state"] == "released";
     }
     assert!(lost > 0, "it heard {heard}");
-    // No fewer than there were events, and each number once; these are the same unless numbers were
-    // left out.
+    // No fewer than there were events, and each number once; the two are equal unless numbers were
+    // skipped.
     assert!(
         (events..=seq).contains(&(heard + lost)),
         "{heard} heard and {lost} missing of {events} up to {seq}"
@@ -214,7 +213,7 @@ fn listeners_take_no_place_from_others_and_are_bounded() {
         answer.starts_with("HTTP/1.1 503") && answer.contains("64 callers of this process listen"),
         "{answer}"
     );
-    // The place of one who has left is free again.
+    // The place of a listener that has left is free again.
     drop(listeners.pop());
     eventually("a place is free", || {
         call(&world.socket, "GET /v1/events?follow=false", "").starts_with("HTTP/1.1 200")
@@ -234,7 +233,7 @@ impl Verb {
         Self { child, out }
     }
 
-    /// Hears until `done`; gives that event.
+    /// Reads until `done`; returns that event.
     #[track_caller]
     fn until(&mut self, done: impl Fn(&Value) -> bool) -> Value {
         loop {
@@ -297,8 +296,8 @@ fn the_verb_tells_a_volumes_life_and_its_errors() {
     rig.verb("events", &[]).ends(1, "has ended: released");
 }
 
-/// A limit of a byte a second holds up who is below it: the event names who waits, until the limit
-/// is lifted.
+/// A limit of a byte a second holds up a writer below it: the event names the waiting cgroup, until
+/// the limit is lifted.
 #[test]
 fn the_verb_tells_who_waits_for_a_limit_and_when_that_ends() {
     let Some(mut rig) = Rig::mounting() else { return };
@@ -321,7 +320,7 @@ fn the_verb_tells_who_waits_for_a_limit_and_when_that_ends() {
     let mnt = rig.mnt.to_string_lossy().into_owned();
     rig.run(&["limit", &limited.path().to_string_lossy(), &mnt, "wbps=max"]).ok();
     assert!(wait(&mut writer, LONG).is_some_and(|status| status.success()));
-    // Whoever looks at the volume's figures looks whether it has ended.
+    // A look at the volume's figures also checks whether the limit has ended.
     let ends = std::thread::spawn(move || (verb.until(edge("ends")), verb));
     while !ends.is_finished() {
         rig.verb("status", &["--json"]).ok();
@@ -334,9 +333,9 @@ fn the_verb_tells_who_waits_for_a_limit_and_when_that_ends() {
     assert_eq!(daemon.end(), Some(0));
 }
 
-/// Nobody reads what the verb says until far more has happened than its pipe, its queue, the socket
-/// and the journal hold: then it says how much is missing, and all that it says and all that is
-/// missing is all that happened.
+/// The verb's output is not read until far more has happened than its pipe, its queue, the socket
+/// and the journal hold. Then it reports how much is missing: its lines and the missing ones are
+/// together all that happened.
 #[test]
 fn the_verb_says_how_much_is_missing_when_it_was_not_read() {
     let world = World::registered("slow");

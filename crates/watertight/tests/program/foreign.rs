@@ -1,7 +1,7 @@
-//! Runtime directories that an ordinary user has filled to harm root, who looks at them.
+//! Runtime directories that an ordinary user has filled to harm root when root looks at them.
 //!
-//! Each test has a user of its own, who exists by the number only, and so a directory of its own in
-//! /tmp.
+//! Each test has a user of its own, which exists by the number only, and so a directory of its own
+//! in /tmp.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink};
@@ -92,12 +92,12 @@ fn record(id: &str) -> Value {
     json!({"id": id, "pid": 1, "source": "mem:", "mountpoint": "/nowhere", "device": device, "started_ms": 1, "ended": null})
 }
 
-/// What root does to look, in all ways.
+/// Root's looks, in all ways.
 fn look(rig: &Rig) {
     for verb in [&["status"][..], &["status", "--json"], &["status", "--metrics"], &["events", "--once"]] {
         for all in [&[][..], &["--all-users"]] {
             let out = run(rig.command(&[verb, all].concat()));
-            // What does not answer is told by the exit.
+            // The exit code reports volumes that do not answer.
             assert!(matches!(out.code, Some(0 | 1)), "{verb:?} {all:?}: {out:?}");
         }
     }
@@ -121,8 +121,7 @@ fn an_id_that_is_a_path_deletes_nothing() {
     fs::write(&victim, "root's").unwrap();
     hostile.file("x.json", record(victim.to_str().unwrap()).to_string());
     hostile.file("x.sock", "");
-    // And one whose record is one, with a socket where nobody listens: that is its user's to
-    // remove.
+    // And a valid record, with a socket where no process listens: only its user may remove it.
     hostile.file("y1.json", record("y1").to_string());
     drop(UnixListener::bind(hostile.dir.join("y1.sock")).unwrap());
     hostile.own(&hostile.dir.join("y1.sock"));
@@ -131,7 +130,7 @@ fn an_id_that_is_a_path_deletes_nothing() {
     assert_eq!(fs::read(&victim).unwrap(), b"root's");
     assert_eq!(fs::read(victim.with_extension("sock")).unwrap(), b"root's");
     assert_eq!(hostile.all(), before);
-    // The second was seen, by root who asked for it, and only then.
+    // The second was seen, by root that asked for it, and only then.
     assert!(ids(&status(&rig, &["--all-users"])["ended"]).contains(&"y1"));
     assert!(!ids(&status(&rig, &[])["ended"]).contains(&"y1"));
     run(rig.command(&["wait", "--forget", "--all-users", "y1"])).ends(1, "another user's");
@@ -177,7 +176,7 @@ fn what_is_no_file_is_not_waited_for() {
     hostile.link("d.json", Path::new("/dev/zero"));
     hostile.link("e.serve", Path::new("/dev/tty"));
     fs::create_dir(hostile.dir.join("f.json")).unwrap();
-    // One of root's, which only root could have put there.
+    // A record of root's, which only root could have put there.
     fs::write(hostile.dir.join("9.json"), record("9").to_string()).unwrap();
     look(&rig);
     let seen = status(&rig, &["--all-users"]);
@@ -207,7 +206,7 @@ fn a_link_to_roots_socket_ends_nothing_of_roots() {
         lie["mountpoint"] = "/nowhere/else".into();
         hostile.file(&format!("{id}.json"), lie.to_string());
     }
-    // And one that says to be root's own volume.
+    // And one that claims to be root's own volume.
     let id = volume["id"].as_str().unwrap();
     let mut twin = record(id);
     twin["mountpoint"] = volume["mountpoint"].clone();
@@ -248,7 +247,7 @@ fn a_directory_is_looked_into_only_if_it_is_its_users_own() {
     assert!(!is_seen() && said().contains("belongs to user 61006"), "{}", said());
     chown(&hostile.dir, Some(61_005), None).unwrap();
     assert!(is_seen());
-    // A file system over it, whose server may say whatever it likes, or nothing.
+    // A file system over it, whose server may give any answer, or none.
     rustix::mount::mount("none", &hostile.dir, "tmpfs", MountFlags::empty(), None).unwrap();
     hostile.own(&hostile.dir);
     fs::set_permissions(&hostile.dir, Permissions::from_mode(0o700)).unwrap();
@@ -275,7 +274,7 @@ fn the_work_that_a_directory_makes_is_bounded() {
     }
     let out = run(rig.command(&["status", "--all-users"])).ok();
     assert!(out.stderr.contains("not all is shown"), "{out:?}");
-    // And none of it for root who did not ask.
+    // And none of it for root without the option.
     assert!(!run(rig.command(&["status"])).ok().stderr.contains("not all is shown"));
     let huge = fs::File::create(hostile.dir.join("huge.json")).unwrap();
     huge.set_len(1 << 40).unwrap();

@@ -1,9 +1,9 @@
-//! The control API under other people's tools: a validator reads its description, and schemathesis
-//! makes up requests from it, right ones and wrong ones, for a real mount process. None may be
-//! answered with a 5xx, and all answers are as described.
+//! The control API under tools of other projects: a validator reads its description, and
+//! schemathesis makes up requests from it, right ones and wrong ones, for a real mount process.
+//! None may be answered with a 5xx, and all answers are as described.
 //!
 //! schemathesis speaks TCP, so that a bridge stands between: one request and one answer in a
-//! connection. It also mounts again after an unmount that was asked for.
+//! connection. It also mounts again after a requested unmount.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -19,8 +19,8 @@ use watertight::control::server::{OPENAPI, ROUTES};
 
 use crate::rig::{Daemon, LONG, Out, Rig, has, run, run_within, tool};
 
-/// Calls that wait for something to happen. Who has no answer by then is let go by the bridge: what
-/// is looked for is a wrong answer.
+/// Calls that wait for an event. The bridge ends a call without an answer by then: the test looks
+/// for a wrong answer.
 const WAITING: [&str; 2] = ["/v1/wait", "/v1/events"];
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -35,7 +35,7 @@ struct World {
 }
 
 impl World {
-    /// A connection to the mount process; to a new one where the last one was told to leave.
+    /// A connection to the mount process; to a new one where a request has ended the last one.
     fn connect(&mut self) -> UnixStream {
         loop {
             if self.daemon.is_none() {
@@ -54,7 +54,7 @@ impl World {
         }
     }
 
-    /// Gives the request to the mount process, and what it answers.
+    /// Passes the request to the mount process, and returns its answer.
     fn answer(&mut self, request: &[u8]) -> Vec<u8> {
         let head = String::from_utf8_lossy(request);
         let mut words = head.split([' ', '?']);
@@ -77,7 +77,7 @@ impl World {
     }
 }
 
-/// Reads one request: its head, and as much of a body as that says.
+/// Reads one request: its head, and a body of the length in the head.
 fn request(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
@@ -117,7 +117,7 @@ fn bridge(world: Arc<Mutex<World>>) -> SocketAddr {
 /// Far longer than all its requests take, each with another process.
 const FUZZING: Duration = Duration::from_secs(1200);
 
-/// Runs schemathesis with these arguments, always with the same made-up requests.
+/// Runs schemathesis with these arguments, always with one fixed set of made-up requests.
 fn schemathesis(world: &Arc<Mutex<World>>, address: SocketAddr, arguments: &[&str]) -> Option<Out> {
     let program = tool("schemathesis")?;
     let root = world.lock().unwrap().rig.root.clone();
@@ -136,7 +136,7 @@ fn schemathesis(world: &Arc<Mutex<World>>, address: SocketAddr, arguments: &[&st
     command.args(["--seed", "1", "--generation-database", "none", "--no-color"]);
     // An answer may include an unmount and another mount; a slow machine is no fault.
     command.args(["--request-timeout", "600", "--suppress-health-check", "all"]).env("NO_PROXY", "127.0.0.1");
-    // It looks for a configuration, and leaves what it wants to remember, where it is started.
+    // It looks for a configuration, and leaves its own files, in its working directory.
     command.args(arguments).current_dir(root);
     Some(run_within(FUZZING, command))
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use crate::namespace;
 use crate::rig::{Out, Rig, run};
 
-/// What each script has.
+/// The beginning of each script.
 const PREAMBLE: &str = r#"
 trap '"$PROGRAM" umount --force "$MNT" >/dev/null 2>&1 || true' EXIT
 # Somebody who holds the volume.
@@ -41,7 +41,7 @@ echo done
 "#
         );
         let Some(out) = script(&rig, &text) else { return };
-        // The helper says this, umount2(2) says nothing.
+        // The helper prints this, umount2(2) prints nothing.
         out.ok().says("unmounted; everything is on").says("done");
         rig.is_quiet();
     }

@@ -1,4 +1,4 @@
-//! Everything that can hold a mount is found and named.
+//! Every holder of a mount is found and named.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -13,7 +13,7 @@ fn every_way_to_hold_a_mount_is_named() {
     copy_program("/bin/sleep", &rig.mnt.join("sleeper"));
     let busy = |what: &str| rig.verb("umount", &[]).ends(1, what);
 
-    // An open directory, whose file is long gone by name.
+    // An open file whose name was removed.
     let open = File::create(rig.mnt.join("gone")).unwrap();
     fs::remove_file(rig.mnt.join("gone")).unwrap();
     busy(&format!("(pid {}), open: {}/gone (deleted)", std::process::id(), rig.mnt.display()));
@@ -45,8 +45,8 @@ fn every_way_to_hold_a_mount_is_named() {
     assert_eq!(daemon.end(), Some(0));
 }
 
-/// Those who opened something are looked at first; where one is gone, or has handed on what it had,
-/// all are.
+/// The processes that opened a file are looked at first; where one is gone, or has handed its file
+/// on, all are.
 #[test]
 fn a_lazy_unmount_names_who_got_a_file_from_one_that_has_ended() {
     let Some(mut rig) = Rig::mounting() else { return };

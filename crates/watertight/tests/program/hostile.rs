@@ -1,5 +1,5 @@
 //! The control socket beside a process that tries to hold it up. No test here fails because the
-//! machine was slow: it is asked what is answered while all that the process has sent stays
+//! machine was slow: it asserts which requests are answered while all requests of that process stay
 //! unanswered; the times are printed.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -15,11 +15,11 @@ use watertight::control::server::Server;
 use crate::control::{Fake, call};
 use crate::rig::{LONG, Rig, eventually, wait};
 
-/// What the hostile process opens.
+/// The connections that the hostile process opens.
 const HEADS: usize = 1000;
 const LISTENERS: usize = 400;
 const SYNCS: usize = 300;
-/// What of it may stay, by the tables of `control::connections` and `control::places`.
+/// How many of them may stay, by the tables of `control::connections` and `control::places`.
 const HEADS_KEPT: usize = 16;
 const LISTENERS_KEPT: usize = 64;
 const SYNCS_KEPT: usize = 32;
@@ -36,7 +36,7 @@ fn opened(socket: &Path, request: &str) -> UnixStream {
     stream
 }
 
-/// What a connection says now.
+/// The present state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Said {
     Nothing,
@@ -77,7 +77,7 @@ impl Load {
         }
     }
 
-    /// What is beyond the bounds is refused or closed, and all the rest waits.
+    /// Connections beyond the bounds are refused or closed, and all the rest waits.
     fn is_as_bounded(&self) -> bool {
         let bounded = |all: &[UnixStream], refused: Said, kept: usize| {
             count(all, refused) == all.len().saturating_sub(kept)
@@ -88,8 +88,8 @@ impl Load {
     }
 }
 
-/// Of what waits for its peer, the oldest of the process's gave way, and the newest are open: had
-/// others waited for these, they would wait still.
+/// Of the connections that wait for their peers, the oldest of the process's gave way, and the
+/// newest are open: a client that had waited for these would wait still.
 #[test]
 fn of_slow_peers_the_oldest_give_way_and_nobody_waits_for_them() {
     let dir = tempfile::tempdir().unwrap();
@@ -102,13 +102,13 @@ fn of_slow_peers_the_oldest_give_way_and_nobody_waits_for_them() {
     let mut slow: Vec<UnixStream> = Vec::new();
     eventually("the oldest are closed, and the newest are open", || {
         slow = (0..200).map(|_| opened(&socket, "GET /v1/sta")).collect();
-        // A call of the same process's even, which comes with all that it has to say.
+        // Even a call of that process, which arrives with its whole request.
         assert!(call(&socket, "GET /healthz", "").ends_with("ok\n"));
         let (gone, kept) = slow.split_at(slow.len() - HEADS_KEPT);
         eventually("the oldest are closed", || count(gone, Said::Closed) >= gone.len() - 1);
         count(kept, Said::Nothing) >= HEADS_KEPT - 1
     });
-    // One that goes on is served.
+    // A connection that goes on is served.
     let mut last = slow.last().unwrap();
     last.write_all(b"tus HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     eventually("it is answered", || said(last) == Said::Served);
@@ -154,7 +154,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// In a cgroup whose syncs take minutes.
+    /// Starts it in a cgroup whose syncs take minutes.
     fn start(socket: &Path, cgroup: &Cgroup) -> Self {
         let mut command = cgroup.command(std::env::current_exe().unwrap().to_str().unwrap());
         command.args(["--exact", "hostile::the_hostile_process", "--ignored", "--nocapture"]);
@@ -202,8 +202,8 @@ fn status_metrics_and_umount_are_answered_beside_slow_heads_listeners_and_syncs(
     let socket = rig.socket();
     timed("GET /metrics", &|| assert!(call(&socket, "GET /metrics", "").starts_with("HTTP/1.1 200")));
     timed("GET /healthz", &|| assert!(call(&socket, "GET /healthz", "").ends_with("ok\n")));
-    // None of its syncs has ended, and the newest of its heads are as slow as they were: all that
-    // was answered did not wait for them.
+    // None of its syncs has ended, and the newest of its heads are as slow as they were: no
+    // answered request waited for them.
     drop(hostile.child.stdin.take());
     let line = hostile.line();
     let syncs = format!(" and {SYNCS_KEPT} syncs are open");

@@ -1,4 +1,4 @@
-//! As root: what the process gives up, and how few descriptors are enough.
+//! As root: the privileges that the process gives up, and how few descriptors are enough.
 
 use std::fs;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ fn many_more_files_than_descriptors() {
     if !has("setpriv") || !has("prlimit") {
         return;
     }
-    // As a root who cannot raise limits.
+    // As a root that cannot raise limits.
     let inner = rig.command(&["mount", "-o", "dirty_after=1h"]);
     let mut command = Command::new("setpriv");
     command

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::rig::{Out, PROGRAM, Rig, eventually, has, run};
 
-/// Mounts a store that fails, so that something is logged, and gives all of the log.
+/// Mounts a store that fails, so that something is logged, and returns all of the log.
 fn log_of(rig: &mut Rig, format: &[&str]) -> String {
     let mut command = rig.command(&["mount"]);
     command.arg(format!("fault:write:fail=ENOSPC,dir:{}", rig.store.display())).arg(&rig.mnt);
@@ -24,7 +24,7 @@ fn log_of(rig: &mut Rig, format: &[&str]) -> String {
     daemon.stderr()
 }
 
-/// The events of a log in JSON; what follows is the verb's own last word.
+/// The events of a log in JSON; the line after them is the verb's own last word.
 fn events(log: &str) -> Vec<Value> {
     let (events, rest): (Vec<&str>, Vec<&str>) = log.lines().partition(|line| line.starts_with('{'));
     assert!(rest.first().is_none_or(|line| line.starts_with("watertight: ")), "{log}");
@@ -64,7 +64,7 @@ fn the_form_can_be_chosen() {
     rig.run(&["--log-format", "xml", "status"]).ends(2, "possible values: text, json, journald");
 }
 
-/// The spans whose beginning (`new`) or end (`close`) a log tells of, with the names of those
+/// The spans whose beginning (`new`) or end (`close`) a log reports, with the names of the spans
 /// around them.
 fn steps(events: &[Value], which: &str) -> Vec<(String, Value, Vec<String>)> {
     let told = events.iter().filter(|event| event["message"] == which);
@@ -106,10 +106,10 @@ fn each_step_of_a_volumes_life_is_a_span() {
     assert_eq!(find("attach", "source", "mem:").1["path"], "in");
     assert_eq!(find("move", "from", "in").1["to"], "to");
     assert_eq!(find("detach", "path", "to").1["how"], "Plain");
-    // The process may be gone before the thread that has waited for the kernel says so.
+    // The process may be gone before the thread that has waited for the kernel logs it.
     find_in(&begun, "unmount", "id", "");
     find("end", "id", "");
-    // What is attached keeps its name in the log where it is moved.
+    // An attached volume keeps its name in the log when it is moved.
     for (name, volume) in
         [("attach", at("in")), ("move", at("in")), ("detach", at("in")), ("end", mnt.to_owned())]
     {
@@ -127,7 +127,7 @@ fn each_step_of_a_volumes_life_is_a_span() {
     assert!(close["time.busy"].is_string(), "{close}");
 }
 
-/// What an event says it is of: itself, or a span that it is in.
+/// The volume of an event: its own field, or that of a span that it is in.
 fn volume_of(event: &Value) -> Option<&str> {
     let spans = event["spans"].as_array().into_iter().flatten();
     [event, &event["span"]].into_iter().chain(spans).find_map(|fields| fields["volume"].as_str())
@@ -173,7 +173,7 @@ fn all_that_serve_and_its_processes_say_is_json_that_names_its_volume() {
         .collect();
     assert!(!log.contains("None") && !log.contains("Some("), "{log}");
 
-    // What is of no volume is of all of them.
+    // An event of no volume concerns all of them.
     let of_all = ["reading ", "SIGTERM: unmounting ", "not everything is written", "no session of its own"];
     for event in &events {
         let message = event["message"].as_str().unwrap();
@@ -249,7 +249,7 @@ fn where_standard_error_is_the_journals_it_gets_priorities() {
         !log.is_empty() && log.lines().all(|line| line.starts_with("<6>") || line.starts_with("<7>")),
         "{log}"
     );
-    // The variable is inherited by those whose standard error is something else.
+    // Processes with another standard error inherit the variable.
     let log = mount("1:1");
     assert!(!events(&log).is_empty(), "{log}");
 }
@@ -289,8 +289,8 @@ fn a_log_file_is_json_and_the_verbs_talk_as_before() {
     refused.ends(2, "watertight: there is no /no/such/mount");
 }
 
-/// A line of a thread that works in the background names its volume as all others do: here the
-/// flusher's, whose store panics.
+/// A line of a background thread names its volume as all others do: here the flusher's, whose store
+/// panics.
 #[test]
 fn what_threads_of_a_volume_say_names_it() {
     let Some(mut rig) = Rig::mounting() else { return };

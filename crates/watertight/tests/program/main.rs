@@ -1,7 +1,7 @@
 //! The program as a person uses it: started, signalled, asked and told to leave.
 //!
 //! Every test has directories, a runtime directory and mounts of its own, and leaves none of them.
-//! A test that needs what this machine has not prints a line `SKIPPED: …` and returns.
+//! A test that needs something which this machine lacks prints a line `SKIPPED: …` and returns.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "names of its own, and nobody's terminal")]

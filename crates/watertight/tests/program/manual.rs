@@ -18,7 +18,7 @@ fn pages(rig: &Rig) -> Vec<PathBuf> {
     pages
 }
 
-/// What man(1) makes of a page, on a terminal of 80 columns.
+/// The output of man(1) for a page, on a terminal of 80 columns.
 fn rendered(page: &Path) -> Out {
     let mut command = Command::new("man");
     command.args(["--warnings", "--local-file"]).arg(page);
@@ -70,7 +70,7 @@ fn pages_are_written_where_it_was_said() {
     rig.run(&["man-pages", rig.root.to_str().unwrap()]).ends(1, "watertight.1 cannot be written");
 }
 
-/// What bash offers for a line whose last word is being typed.
+/// The completions of bash for a line whose last word is being typed.
 fn offered(script: &Path, line: &[&str]) -> Vec<String> {
     let mut command = Command::new("bash");
     let body = r#"script=$1; shift

@@ -1,6 +1,6 @@
-//! Every way to unmount, in every state of a volume: the table of docs/SEMANTICS.md, which is read here. A
-//! test for each row; what a cell says is looked up in [`says::CELLS`], and the check that stands
-//! there is run.
+//! Every way to unmount, in every state of a volume: the table of docs/SEMANTICS.md, which is read
+//! here. There is a test for each row; it looks each cell's text up in [`says::CELLS`], and runs
+//! the check that stands there.
 
 mod cell;
 mod says;

@@ -42,7 +42,7 @@ fn get(rig: &Rig, path: &str) -> (String, String) {
     (head.to_owned(), body.to_owned())
 }
 
-/// All numbers in a value, but for those under `left_out`.
+/// All numbers in a value, except those under `left_out`.
 fn numbers(value: &Value, left_out: &[&str], found: &mut Vec<f64>) {
     match value {
         Value::Number(n) => found.push(n.as_f64().unwrap()),
@@ -62,7 +62,7 @@ fn every_figure_of_status_is_a_metric_and_has_help_and_type() {
     let mut values: Vec<f64> = series(&page).into_values().map(|value| value * 1000.0).collect();
     let json = serde_json::to_value(&status).unwrap();
     let mut figures = Vec::new();
-    // Names of things, and what is told of single files.
+    // Names of things, and figures of single files.
     let mut known = json.clone();
     let files = known.as_object_mut().unwrap().remove("errors").unwrap();
     assert_eq!(files[0]["bytes"], 117, "told of single files: never a metric");
@@ -116,7 +116,7 @@ fn a_mount_process_serves_its_figures() {
     let daemon = rig.mount("dirty_after=1h,cache=8M");
     fs::write(rig.mnt.join("a"), vec![7; 100_000]).unwrap();
     let open = fs::File::open(rig.mnt.join("a")).unwrap();
-    // The kernel tells of the first close when it likes.
+    // The kernel reports the first close at any time.
     eventually("one file is open", || value(&get(&rig, "/metrics").1, "open_files") == 1.0);
     let (head, page) = get(&rig, "/metrics");
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
@@ -144,7 +144,8 @@ fn a_mount_process_serves_its_figures() {
     assert_eq!(value(&later, "written_bytes_total"), 100_000.0);
     assert!(writes(&later) > writes(&page), "{later}");
 
-    // The same for all volumes of the host, from the command line, and what no mount process knows.
+    // The figures of all volumes of the host, from the command line, with those that no mount
+    // process knows.
     let all = rig.run(&["status", "--metrics"]).ok().stdout;
     assert_eq!(value(&all, "dirty_bytes"), 4.0);
     let mut of_volumes = series(&all);
@@ -153,7 +154,7 @@ fn a_mount_process_serves_its_figures() {
         of_volumes.keys().filter(|series| !series.contains("_requests_total")).collect::<Vec<_>>(),
         series(&later).keys().filter(|series| !series.contains("_requests_total")).collect::<Vec<_>>()
     );
-    // Who asks for one volume has not looked at the files of `serve`.
+    // A call for one volume has not looked at the files of `serve`.
     let one = rig.verb("status", &["--metrics"]).ok().stdout;
     assert_eq!(value(&one, "dirty_bytes"), 4.0);
     assert!(!one.contains("watertight_missing"), "{one}");
@@ -181,7 +182,7 @@ fn the_figures_go_into_a_file_in_one_step() {
     let names = || fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
     assert_eq!(names(), ["watertight.prom"]);
 
-    // Who has the old one open reads it to its end.
+    // A reader that has the old file open reads it to its end.
     let mut old = fs::File::open(&file).unwrap();
     rig.verb("sync", &[]).ok();
     write().ok();
@@ -190,7 +191,7 @@ fn the_figures_go_into_a_file_in_one_step() {
     assert_eq!(value(&page, "dirty_bytes"), 5.0);
     assert_eq!(value(&fs::read_to_string(&file).unwrap(), "dirty_bytes"), 0.0);
 
-    // What cannot be replaced stays, and nothing is left beside it.
+    // A path that cannot be replaced stays, and nothing is left beside it.
     let taken = dir.join("taken");
     fs::create_dir(&taken).unwrap();
     let refused = rig.run(&["status", "--metrics", "--output", taken.to_str().unwrap()]);
@@ -229,7 +230,7 @@ fn who_has_heard_of_a_loss_has_it_forgotten() {
     assert_eq!(daemon.end(), Some(1));
     let page = || rig.run(&["status", "--metrics"]).ok().stdout;
     assert_eq!(value(&page(), "up"), 0.0);
-    // What the alert on lost data asks for.
+    // The query of the alert on lost data.
     let lost = |page: &str| {
         let all = series(page);
         all.iter().any(|(series, value)| {
@@ -292,6 +293,6 @@ fn prometheus_own_checker_takes_the_page() {
     };
     let good = check(metrics::page(&[&status, &other], &[down])).ok();
     assert_eq!((good.stdout.as_str(), good.stderr.as_str()), ("", ""));
-    // It does find what is wrong.
+    // It does find a mistake.
     check("# TYPE x counter\nx 1\nx 2\n".to_owned()).ends(3, "x");
 }

@@ -1,5 +1,4 @@
-//! Names that anybody may give: none of them does anything to a terminal, a log or a line of what
-//! is printed.
+//! Names that any user may give: none of them has an effect on a terminal, a log or a printed line.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,7 +18,7 @@ const HOSTILE: &str = "\nFORGED\r\x1b[2J\x1b[31m\x1b]0;t\x07\u{9b}2J\u{7f}\u{202
 /// How it is shown, up to the end of its first word.
 const SHOWN: &str = r"\nFORGED\r\u{1b}[2J";
 
-/// Nothing of it but ends of lines does anything, and no line is another one's.
+/// Only ends of lines have an effect, and each line is its own.
 #[track_caller]
 fn is_harmless(what: &str, text: &str) {
     let acts = |c: char| {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::rig::{Out, PROGRAM, Rig, has, run, skipped, unshare};
 
-/// What each script begins with. An overlay cannot be had everywhere.
+/// The beginning of each script. An overlay is not available everywhere.
 const PREAMBLE: &str = r#"
 set -eu
 mount --make-rprivate /
@@ -50,7 +50,7 @@ pub(crate) fn script(rig: &Rig, text: &str) -> Option<Out> {
     Some(out)
 }
 
-/// A namespace that stays until this is dropped, and whoever is in it has ended.
+/// A namespace that stays until this is dropped, and every process in it has ended.
 pub(crate) struct Namespace {
     keeper: Child,
 }
@@ -78,7 +78,7 @@ impl Namespace {
         }
     }
 
-    /// The same command, inside.
+    /// The command, inside.
     pub(crate) fn enter(&self, command: &Command) -> Command {
         let mut inside = Command::new("nsenter");
         inside.arg(format!("--mount=/proc/{}/ns/mnt", self.keeper.id()));
@@ -92,7 +92,7 @@ impl Namespace {
         inside
     }
 
-    /// Where a path of the inside is for those outside.
+    /// The path outside for a path of the inside.
     pub(crate) fn path(&self, path: &Path) -> PathBuf {
         Path::new(&format!("/proc/{}/root", self.keeper.id())).join(path.strip_prefix("/").unwrap())
     }

@@ -1,5 +1,5 @@
-//! `openapi.json` against the server: the same routes, and in each answer the fields that it
-//! describes, no fewer and no more.
+//! `openapi.json` against the server: both have one set of routes, and each answer has exactly the
+//! fields that the document describes.
 
 mod schema;
 
@@ -214,13 +214,13 @@ fn ask(path: &Path, head: &str, body: &str) -> (u16, String, String) {
     (status, kind.to_owned(), body.to_owned())
 }
 
-/// Checks one answer; gives `METHOD path status`.
+/// Checks one answer; returns `METHOD path status`.
 #[track_caller]
 fn check(document: &Value, checker: &mut Checker<'_>, socket: &Path, head: &str, body: &str) -> String {
     check_answer(document, checker, head, ask(socket, head, body))
 }
 
-/// Makes one call more than there may be of its kind of one process, while none of them ends: that
+/// Makes one call more than a process may make of its kind, while none of them ends: returns that
 /// one's answer.
 fn one_too_many(socket: &Path, callers: usize, head: &str, body: &str) -> (u16, String, String) {
     let (full, server) = serve(socket, events());
@@ -234,7 +234,7 @@ fn one_too_many(socket: &Path, callers: usize, head: &str, body: &str) -> (u16, 
         })
         .collect();
     let first = told.recv_timeout(LONG).expect("one is answered");
-    // All others hold their places, and keep nobody else from being answered.
+    // All others hold their places, and keep no other caller from being answered.
     assert_eq!(ask(socket, "GET /v1/status", "").0, 200);
     full.is_busy.send_replace(Some(false));
     full.ended.send_replace(Some(ended()));
@@ -246,7 +246,7 @@ fn one_too_many(socket: &Path, callers: usize, head: &str, body: &str) -> (u16, 
     first
 }
 
-/// The same for an answer that is there.
+/// Checks an answer that has been read.
 #[track_caller]
 fn check_answer(
     document: &Value,
@@ -281,7 +281,7 @@ fn document() -> Value {
     serde_json::from_str(OPENAPI).unwrap()
 }
 
-/// `METHOD path` of the document, with what it says of them.
+/// `METHOD path` of the document, with its description.
 fn operations(document: &Value) -> Vec<(String, &Value)> {
     let mut all = Vec::new();
     for (path, item) in document["paths"].as_object().unwrap() {
@@ -354,7 +354,7 @@ fn every_answer_is_as_the_document_says_and_every_field_of_it_is_there() {
         assert_eq!(answer.0, 503, "{head}");
         given.insert(check_answer(&document, &mut checker, head, answer));
     }
-    // Nobody who listens is told the end, so that their places are taken.
+    // No listener learns the end, so that their places are taken.
     let socket = dir.path().join("full");
     let (full, server) = serve(&socket, Arc::default());
     full.events.life(Life::Attached, None);

@@ -1,13 +1,13 @@
 //! Exit 0 of a verb that changes the tree: this path, looked up now by any process, leads where the
-//! verb says.
+//! verb reports.
 //!
 //! Random sequences through a real mount against a model (`model`). After each step every path is
-//! looked up by this process, which remembers all it has seen, by another process, and by one that
-//! is inside the mountpoint; a file is written through the path and looked for in the store's own
-//! directory; and `status --json` is compared.
+//! looked up by this process, which remembers all that it has seen, by another process, and by one
+//! that is inside the mountpoint; a file is written through the path and looked for in the store's
+//! own directory; and `status --json` is compared.
 //!
-//! `WATERTIGHT_PLACES_CASES=N` runs more cases, `PROPTEST_RNG_SEED=N` others, or the same again.
-//! What fails is shrunk and printed.
+//! `WATERTIGHT_PLACES_CASES=N` runs more cases, `PROPTEST_RNG_SEED=N` others, or repeats a run. A
+//! failing sequence is shrunk and printed.
 
 mod model;
 
@@ -181,7 +181,7 @@ impl World {
         run(self.command(verb, arguments))
     }
 
-    /// The verb of a step, and what it does to a model.
+    /// The verb of a step, and its effect on a model.
     fn verb(&self, op: &Op) -> Option<(Command, Change)> {
         Some(match op {
             Op::Attach(store, at) => {
@@ -284,8 +284,8 @@ impl World {
         }
     }
 
-    /// Two callers at once: as if one had come after the other, or as if one that says that it
-    /// failed had never come.
+    /// Two callers at once: as if one had come after the other, or as if a caller that reports a
+    /// failure had never come.
     fn both(&mut self, a: &Op, b: &Op) {
         let (Some((mut first, a)), Some((mut second, b))) = (self.verb(a), self.verb(b)) else { return };
         let pipes = |command: &mut Command| {
@@ -342,7 +342,7 @@ impl World {
         self.check_status(op);
     }
 
-    /// What is written through a path rests in the store that it leads to.
+    /// Data written through a path rests in the store that it leads to.
     fn check_writes(&self, op: &Op) {
         let name = format!("w{}", self.step);
         let paths: Vec<(&&str, Dir)> =
@@ -374,7 +374,7 @@ impl World {
             volumes.map(|v| (number(text(v, "source")), (text(v, "state"), text(v, "mountpoint")))).collect()
         };
         let state = |is_seen: bool| if is_seen { "active" } else { "detached" };
-        // The kernel tells of a close a little after close(2).
+        // The kernel reports a close a little after close(2).
         if matches!(op, Op::Close(_)) {
             eventually("what was closed last has ended", || seen().keys().eq(wanted.keys()));
         }
@@ -436,7 +436,7 @@ fn is_busy(result: std::io::Result<()>) {
     assert_eq!(result.unwrap_err().kind(), ErrorKind::ResourceBusy);
 }
 
-/// The same by a process that was started for it.
+/// The look-up by a process that is started for it.
 fn other_process(mountpoint: &Path) -> Vec<Option<String>> {
     const SCRIPT: &str = r#"for path do
         if read -r mark 2>/dev/null < "$path" || [ -n "$mark" ]; then echo "$mark"; else echo none; fi

@@ -1,4 +1,5 @@
-//! Set-id programs and devices of a store: they count on this host only where that was asked for.
+//! Set-id programs and devices of a store: they count on this host only where an option asks for
+//! that.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
@@ -23,7 +24,7 @@ fn fill(dir: &Path) {
     mknodat(CWD, dir.join("null"), FileType::CharacterDevice, device, makedev(1, 3)).unwrap();
 }
 
-/// Whether the program runs as root for somebody else, and whether the device opens.
+/// Whether the program runs as root for another user, and whether the device opens.
 fn count(dir: &Path) -> (bool, bool) {
     let mut command = Command::new(dir.join("id"));
     command.arg("-u").uid(NOBODY).gid(NOBODY);

@@ -1,4 +1,4 @@
-//! What the tests stand on: directories of their own, the program, and an end to all of it.
+//! The basis of the tests: directories of their own, the program, and an end to all of it.
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
@@ -29,16 +29,16 @@ pub(crate) fn connect(socket: &Path) -> Result<Client, CallError> {
 
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_watertight");
-/// Far longer than anything takes; a test that waits so long has failed. What waits here waits
-/// longer where the machine is slow (`patience`).
+/// Far longer than anything takes; a test that waits so long has failed. Waits here are longer
+/// where the machine is slow (`patience`).
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// Says that a test could not run.
+/// Prints that a test could not run.
 pub(crate) fn skipped(why: &str) {
     testing::skipped(why);
 }
 
-/// Whether this machine and user can mount; says so if not.
+/// Whether this machine and user can mount; prints the reason if not.
 pub(crate) fn can_mount() -> bool {
     let why = if !Path::new("/dev/fuse").exists() {
         "there is no /dev/fuse"
@@ -51,12 +51,12 @@ pub(crate) fn can_mount() -> bool {
     false
 }
 
-/// Whether the program `name` is installed; says so if not.
+/// Whether the program `name` is installed; prints it if not.
 pub(crate) fn has(name: &str) -> bool {
     tool(name).is_some()
 }
 
-/// Where the program `name` is, in `WATERTIGHT_TOOLS` or `PATH`; says so if it is in neither.
+/// The path of the program `name`, in `WATERTIGHT_TOOLS` or `PATH`; prints it if it is in neither.
 pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     let dirs = ["WATERTIGHT_TOOLS", "PATH"].map(|variable| std::env::var_os(variable).unwrap_or_default());
     let found =
@@ -92,7 +92,7 @@ impl Rig {
         Self { root, store, mnt, runtime, daemons: Vec::new(), _dir: dir }
     }
 
-    /// The same, where mounting is possible.
+    /// A rig, where mounting is possible.
     pub(crate) fn mounting() -> Option<Self> {
         can_mount().then(Self::new)
     }
@@ -139,7 +139,7 @@ impl Rig {
         self.start(command)
     }
 
-    /// Starts a mount process that is to be ended with the test, and waits until it is ready.
+    /// Starts a mount process that ends with the test, and waits until it is ready.
     pub(crate) fn start(&mut self, command: Command) -> Daemon {
         let daemon = Daemon::start(command);
         self.daemons.push(Arc::clone(&daemon.child));
@@ -221,7 +221,7 @@ pub(crate) fn is_stalled_in(volume: &serde_json::Value, call: &str) -> bool {
     volume["state"] == "stalled" && volume["stalled"]["call"] == call
 }
 
-/// What a run of the program gave.
+/// The result of a run of the program.
 #[derive(Debug)]
 pub(crate) struct Out {
     pub(crate) code: Option<i32>,
@@ -297,7 +297,7 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Waits until `done` says so.
+/// Waits until `done` returns `true`.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + patience(LONG);
@@ -307,20 +307,21 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Copies a program that is to be started. By another process: children that other tests start have
-/// what this one has open for a moment, and what is open for writing cannot be started (ETXTBSY).
+/// Copies a program that is to be started. Another process does it: children that other tests start
+/// have this process's open files for a moment, and a file that is open for writing cannot be
+/// started (ETXTBSY).
 pub(crate) fn copy_program(from: &str, to: &Path) {
     let mut command = Command::new("cp");
     command.arg(from).arg(to);
     run(command).ok();
 }
 
-/// A mount namespace of a test's own has copies of the other tests' mounts, and what these unmount
-/// lives on there.
+/// A mount namespace of a test's own has copies of the other tests' mounts, and a mount that these
+/// unmount lives on there.
 static NAMESPACES: RwLock<()> = RwLock::new(());
 
-/// Nobody is in such a namespace, or will be, until this is dropped. For who claims that umount2(2)
-/// alone ends a mount, while it runs.
+/// No process is in such a namespace, or will be, until this is dropped. Held by a test that claims
+/// that umount2(2) alone ends a mount, while it runs.
 pub(crate) fn no_copies() -> impl Drop {
     NAMESPACES.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -330,7 +331,7 @@ pub(crate) fn unshare() -> (impl Drop, Command) {
     (NAMESPACES.write().unwrap_or_else(PoisonError::into_inner), Command::new("unshare"))
 }
 
-/// umount2(2). Tests beside this one look through /proc, and hold what they look at for a moment.
+/// umount2(2). Other tests look through /proc, and hold the files that they look at for a moment.
 pub(crate) fn umount2(path: &Path, flags: UnmountFlags) {
     let _no_copies = no_copies();
     eventually("umount2 does not say EBUSY", || match rustix::mount::unmount(path, flags) {
@@ -391,7 +392,7 @@ impl Daemon {
         self.lines.recv_timeout(patience(limit)).ok()
     }
 
-    /// What it said on standard error so far.
+    /// Its standard error so far.
     pub(crate) fn stderr(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -429,7 +430,7 @@ impl Daemon {
         self.end();
     }
 
-    /// Waits for its end and gives the exit code.
+    /// Waits for its end and returns the exit code.
     #[track_caller]
     pub(crate) fn end(&self) -> Option<i32> {
         let mut child = self.child.lock().unwrap();
@@ -437,8 +438,8 @@ impl Daemon {
         let status = status.unwrap_or_else(|| {
             panic!("it does not end: {}\nits threads:\n{}", self.stderr(), threads_of(self.pid))
         });
-        // What it said last may still be on its way, on a busy machine for long. Of one that was
-        // killed, children may have the pipe for as long as they like.
+        // Its last lines may still be on their way, on a busy machine for long. Children of a
+        // process that was killed may have the pipe for any time.
         let limit = if status.signal().is_none() { patience(LONG) } else { Duration::from_secs(2) };
         let _whole = self.log_ends.recv_timeout(limit);
         status.code()

@@ -1,11 +1,11 @@
-//! A volume's status in which every key is there and every number is another one.
+//! A volume's status in which every key is present and every number differs.
 
 use watertight::control::api::{
     Cgroup, CgroupLimits, CloneStatus, FileError, Process, Propagation, Requests, Stalled, State, Status,
 };
 use watertight::mountinfo::Device;
 
-/// The status. Its numbers are between 101 and 199, but for the time, which is 1 700 000 000 s and
+/// The status. Its numbers are between 101 and 199, except the time, which is 1 700 000 000 s and
 /// 123 ms.
 pub(crate) fn status() -> Status {
     Status {

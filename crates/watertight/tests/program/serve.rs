@@ -90,7 +90,7 @@ fn what_the_file_has_and_is_not_mounted_is_told_by_name_and_counted() {
         run(check).ok();
     }
 
-    // It is tried again; another one is unmounted by somebody.
+    // It is tried again; a user unmounts another one.
     fs::remove_file(it.mnt("b").join("in-its-way")).unwrap();
     eventually("all are there", || missing(&it).is_empty());
     it.rig.run(&["umount", &a]).ok();
@@ -132,7 +132,7 @@ fn volumes_come_and_go_with_the_file() {
     daemon.says("did you mean `mountpoint`?");
     assert_eq!(it.pid_of("b"), Some(b));
 
-    // What somebody unmounted is mounted again by a reload, as the file has it now.
+    // A reload mounts again a volume that a user unmounted, as the file has it now.
     fs::write(&it.file, right).unwrap();
     it.rig.run(&["umount", it.mnt("b").to_str().unwrap()]).ok();
     assert_eq!(fs::read(it.store("b").join("f")).unwrap(), b"in b");
@@ -174,10 +174,10 @@ fn limits_are_the_files_and_change_with_it_while_volumes_are_mounted() {
     assert_eq!(shown(&it, "a"), format!("{x}{isolated}"));
     assert_eq!(shown(&it, "b"), isolated);
     let pid = it.pid_of("a").unwrap();
-    // By hand, of which the file knows nothing.
+    // By hand, which the file does not know.
     it.rig.run(&["limit", "/wt/hand", &a, "rbps=5M"]).ok();
 
-    // What a cgroup's limits no longer name is lifted, and so is all of one that is gone.
+    // Limits that the file no longer has are lifted, and so are all of a cgroup that is gone.
     with_limits(&it, "[[limit]]\ncgroup = \"/wt/x\"\nwbps = 4096\ndirty_max = \"64M\"\n");
     daemon.signal(Signal::HUP);
     let hand = "/wt/hand rbps=5242880 wbps=max riops=max wiops=max dirty_max=max sync_isolation=0\n";
@@ -192,7 +192,7 @@ fn limits_are_the_files_and_change_with_it_while_volumes_are_mounted() {
     daemon.says("wbps=fast");
     assert_eq!(shown(&it, "b"), x);
 
-    // Taken over by the next one, whose file has changed meanwhile.
+    // Taken over by the next `serve`, whose file has changed meanwhile.
     daemon.kill();
     with_limits(&it, "[[limit]]\ncgroup = \"/wt/x\"\nwbps = \"2M\"\n");
     let daemon = it.start();
@@ -283,7 +283,7 @@ fn a_service_of_which_nothing_can_be_mounted_fails_and_one_of_which_something_ca
     let path = it.file.to_str().unwrap().to_owned();
     let out = it.rig.run(&["serve", &path]).ends(1, "0 of 2 volumes mounted, so nothing is served:");
     assert!(!out.stdout.contains("ready"), "{out:?}");
-    // The last event of the log says why.
+    // The last event of the log has the reason.
     let last: serde_json::Value = serde_json::from_str(out.stderr.lines().last().unwrap()).unwrap();
     let text = last["message"].as_str().unwrap();
     for name in ["a", "b"] {
@@ -292,7 +292,7 @@ fn a_service_of_which_nothing_can_be_mounted_fails_and_one_of_which_something_ca
     }
     // The processes have said why.
     assert!(out.stderr.contains("in-its-way"), "{}", out.stderr);
-    // One that is wrong takes the others nothing, and is tried again.
+    // A volume that fails takes nothing from the others, and is tried again.
     fs::remove_file(it.mnt("a").join("in-its-way")).unwrap();
     let daemon = Daemon::start({
         let mut command = it.rig.command(&["serve"]);
@@ -365,8 +365,8 @@ fn volumes_are_attached_and_detached_with_the_file() {
     }
     let held = fs::File::open(mnt.join("b/file")).unwrap();
 
-    // What leaves is detached from the inside out, with its data written; what is held stays until
-    // it is let go.
+    // Volumes that leave are detached from the inside out, with their data written; a held one
+    // stays until it is released.
     fs::create_dir(it.store("root").join("c")).unwrap();
     inside(&it, &names(&["c"]));
     daemon.signal(Signal::HUP);
@@ -378,8 +378,8 @@ fn volumes_are_attached_and_detached_with_the_file() {
     eventually("b is gone", || attached(&it) == ["c"]);
     assert_eq!(fs::read(it.store("b").join("file")).unwrap(), b"b");
 
-    // What somebody detached comes back with a reload; a directory that is not there is tried
-    // again.
+    // A volume that a user detached comes back with a reload; a directory that does not exist is
+    // tried again.
     it.rig.run(&["detach", mnt.join("c").to_str().unwrap()]).ok();
     inside(&it, &names(&["c", "late"]));
     daemon.signal(Signal::HUP);
@@ -394,7 +394,7 @@ fn volumes_are_attached_and_detached_with_the_file() {
         it.pid_of("root").is_some_and(|pid| pid != root) && attached(&it) == ["c", "late"]
     });
 
-    // One who takes over finds them as they are.
+    // A `serve` that takes over finds them as they are.
     daemon.kill();
     let daemon = it.start();
     daemon.says("is taken over");
@@ -497,7 +497,7 @@ fn status_names_who_does_not_answer_and_shows_the_others() {
     };
     assert!(up("hung", 0) && up("well", 1), "{page}");
     let out = it.rig.run(&["status", "--json"]).ends(1, "no answer from the process of ");
-    // Who goes on waits, and says for whom.
+    // A verb that goes on waits, and prints for which process.
     let waiting = Daemon::start(it.rig.command(&["umount", it.mnt("hung").to_str().unwrap()]));
     waiting.says("is waited for, which does not answer");
     drop(stopped);

@@ -18,8 +18,8 @@ fn served(many: usize) -> Option<(Served, Vec<String>)> {
     Some((it, all))
 }
 
-/// Has it read its file again, until it has said for how many of them it asks. It may not have
-/// heard yet what a mount process has done already: then it is asked again.
+/// Makes it read its file again, until it has logged for how many of them it asks. It may not know
+/// yet what a mount process has done already: then it is asked again.
 fn reload(daemon: &Daemon, of: usize, asked: usize) {
     let line = format!("of {of} volumes inside mountpoints {asked} are attached or detached");
     let said = |line: &str| daemon.stderr().matches(line).count();
@@ -60,7 +60,7 @@ fn three_hundred_volumes_have_no_threads_of_their_own() {
     };
     it.rig.run(&["sync", mnt.to_str().unwrap()]).ok();
     eventually("threads end when there is nothing to do", || figures().0 < 60);
-    // The store, its socket, and what the kernel knows of the file that was written.
+    // The store, its socket, and the kernel's reference to the written file.
     assert!(figures().1 < 6 * MANY as u64, "{:?}", figures());
 
     inside(&it, &all[..MANY / 2]);
@@ -79,8 +79,7 @@ fn a_reload_asks_only_for_what_has_changed() {
     const MANY: usize = 200;
     let Some((mut it, all)) = served(MANY) else { return };
     let daemon = it.start();
-    // Nothing has changed, and nobody is asked: it does not wait for a process that does not
-    // answer.
+    // Nothing has changed, and no process is asked: it does not wait for one that does not answer.
     let stopped = Stopped::new(it.pid_of("root").unwrap());
     reload(&daemon, MANY, 0);
     drop(stopped);
@@ -88,7 +87,7 @@ fn a_reload_asks_only_for_what_has_changed() {
     inside(&it, &all);
     reload(&daemon, MANY + 1, 1);
     eventually("it has come", || attached(&it) == all);
-    // What somebody detached comes back; for the others nothing is asked.
+    // A volume that a user detached comes back; no process is asked about the others.
     it.rig.run(&["detach", it.mnt("root").join(&all[7]).to_str().unwrap()]).ok();
     assert_eq!(attached(&it).len(), MANY);
     reload(&daemon, MANY + 1, 1);

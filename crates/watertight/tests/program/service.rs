@@ -1,4 +1,4 @@
-//! Under a service manager: what it is told, and the unit for systemd.
+//! Under a service manager: the notifications that it gets, and the unit for systemd.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -88,7 +88,7 @@ fn more_time_is_asked_for_as_long_as_the_store_takes_data() {
         fs::write(rig.mnt.join(name.to_string()), "x").unwrap();
     }
     daemon.signal(Signal::TERM);
-    // It says that it ends by a signal, and then that it does.
+    // It announces that it ends by a signal, and then that it does.
     assert_eq!(manager.hears(), "STOPPING=1");
     let last = std::iter::repeat_with(|| manager.hears()).find(|told| told != "STOPPING=1");
     assert_eq!(last.as_deref(), Some("EXTEND_TIMEOUT_USEC=6000000"));
@@ -153,7 +153,7 @@ fn systemd_takes_the_units() {
     let units = fs::read_dir(UNITS).unwrap().map(|entry| entry.unwrap().path());
     let is_unit = |path: &PathBuf| path.extension().is_some_and(|end| end == "service" || end == "timer");
     let mut units: Vec<_> = units.filter(is_unit).collect();
-    // What a timer starts is there before it.
+    // A service that a timer starts comes before the timer.
     units.sort();
     assert_eq!(units.len(), 4, "{units:?}");
     for path in units {
@@ -161,7 +161,7 @@ fn systemd_takes_the_units() {
         let here = fs::read_to_string(&path).unwrap().replace("/usr/bin/watertight", PROGRAM);
         let good = verify(name, &here).ok();
         assert_eq!((good.stdout.as_str(), good.stderr.as_str()), ("", ""), "{name}");
-        // It does find what is wrong: in a line, and in the program's path.
+        // It does find a mistake: in a line, and in the program's path.
         for (right, wrong, said) in [
             ("KillMode=mixed", "KillMode=some", "kill mode"),
             ("Type=oneshot", "Type=often", "often"),

@@ -50,7 +50,7 @@ fn held_open_it_says_by_whom_detaches_and_writes_everything() {
         assert!(said.contains(&who), "no {who:?} in {said}");
         assert!(!rig.is_mounted());
         assert_eq!(rig.stored("open").unwrap(), b"written");
-        // The kernel itself may take the write; nobody makes it durable any more.
+        // The kernel itself may take the write; it is never made durable.
         let more = open.write_all(b"more").and_then(|()| open.sync_all());
         assert!(more.is_err(), "it is gone for them, too");
     }

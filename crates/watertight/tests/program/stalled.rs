@@ -36,8 +36,8 @@ impl Stalling {
 
 impl Drop for Stalling {
     fn drop(&mut self) {
-        // Ends the waits in the kernel of whoever uses the store; a server that was stopped dies of
-        // it as well.
+        // Ends the waits in the kernel of every process that uses the store; a server that was
+        // stopped dies of it as well.
         let _gone_already = rustix::process::kill_process(
             rustix::process::Pid::from_raw(self.server.pid.cast_signed()).unwrap(),
             Signal::KILL,
@@ -59,7 +59,8 @@ fn a_stall_is_noticed_and_cleared_with_nothing_lost() {
     });
     eventually("it is called stalled", || it.is_stalled());
     daemon.says(" is stalled: the store has not answered `");
-    // Who looks at all mounts of the host is not held up by the one whose server is stopped.
+    // A verb that looks at all mounts of the host is not held up by the mount whose server is
+    // stopped.
     it.rig.run(&["status"]).ok().says("stalled: the store has not answered `");
     it.rig.verb("wait", &["--timeout", "100ms"]).ends(1, "not yet: stalled, 6 B of 1 file");
     it.server.signal(Signal::CONT);
@@ -109,11 +110,11 @@ fn a_mount_that_waits_for_its_store_ends_by_a_signal_and_in_the_background_with_
         mount.args(in_background.then_some("-d")).arg(&it.rig.store).arg(&it.rig.mnt);
         let mount = Daemon::start(mount);
         mount.says(" is waited for, which does not answer");
-        // A shell that has started the tests in the background has SIGINT ignored by whoever does
-        // not ask for it.
+        // A shell that has started the tests in the background ignores SIGINT for every child that
+        // does not ask for it.
         mount.signal(if in_background { Signal::TERM } else { Signal::INT });
         assert_eq!(mount.end(), if in_background { None } else { Some(1) });
-        // In the background its child says so, which ends with it.
+        // In the background its child prints that, and ends with it.
         mount.says(&format!("{}: stopped before it was mounted", it.rig.mnt.display()));
     }
 }
@@ -151,7 +152,7 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     rig.verb("sync", &[])
         .ends(1, "hung is left out: its store does not answer, what is dirty in it is not durable");
     assert_eq!(fs::read(well.join("file")).unwrap(), b"well");
-    // By syncfs(2) as well, of whatever file: what this cgroup wrote there is not durable.
+    // By syncfs(2) as well, of any file: the data that this cgroup wrote there is not durable.
     assert_eq!(rustix::fs::syncfs(&there), Err(rustix::io::Errno::IO));
     for path in ["", "well"] {
         fs::write(rig.mnt.join("well/more"), path).unwrap();
@@ -172,8 +173,8 @@ fn a_sync_of_a_mountpoint_leaves_out_a_stalled_volume_and_says_so() {
     server.signal(Signal::CONT);
     waiter.join().unwrap().unwrap();
     assert_eq!(fs::read(hung.join("file")).unwrap(), b"hung");
-    // Not at the first time: until somebody looks, it is taken for stalled; and on a busy machine
-    // it may be so once more.
+    // Not at the first time: until a look at the volume, it counts as stalled; on a busy machine it
+    // may do so once more.
     eventually("nothing is left out", || rig.verb("sync", &[]).code == Some(0));
     drop(there);
     rig.verb("umount", &[]).ok();
@@ -192,7 +193,7 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
         it.server.stop();
         let waiter = thread::spawn(move || file.sync_all());
         eventually("it is called stalled", || it.is_stalled());
-        // By its store's path, which nobody can look at now.
+        // By its store's path, which cannot be looked up now.
         let store = it.rig.store.to_str().unwrap().to_owned();
         it.rig.run(&["status", &store]).ok().says("stalled");
         it.rig.run(&["wait", "--timeout", "100ms", &store]).ends(1, "not yet: stalled");
@@ -203,12 +204,12 @@ fn force_over_a_stopped_server_returns_at_once_and_names_what_is_lost() {
         }
         // Its threads wait in the kernel and cannot be ended: that is said, not waited for.
         assert!(out.stderr.contains("waits in the kernel for its store"), "{}", out.stderr);
-        // Nor was anything else waited for until a deadline, as would be said here.
+        // The verb did not wait for any other deadline, which would be printed here.
         assert!(!daemon.stderr().contains("has not taken the mount away"), "{}", daemon.stderr());
         println!("--force over a stopped server ({kind}) took {:?}", out.took);
         assert!(!it.rig.is_mounted());
         assert!(waiter.join().unwrap().is_err(), "who waited gets an error");
-        // The process may be there still, which does not keep what is known from being told.
+        // The process may still exist, which does not keep the known figures from being reported.
         let out = it.rig.verb("wait", &["--timeout", "100ms"]).ends(1, "200000 bytes");
         assert!(out.stderr.contains("not everything is on "), "{}", out.stderr);
         it.rig.run(&["wait", "--timeout", "100ms", &store]).ends(1, "200000 bytes");
@@ -292,7 +293,7 @@ const WRITTEN: &str =
 fn force_does_not_wait_for_a_sync_that_hangs_and_says_that_nothing_is_known_to_be_durable() {
     for is_stalled in [false, true] {
         let Some(mut rig) = Rig::mounting() else { return };
-        // Nobody has asked the store for anything, or somebody waits for it.
+        // No client has asked the store for anything, or one waits for it.
         let daemon = rig.mount_faulty("sync:hang", "stall_after=50ms,dirty_after=10ms");
         fs::write(rig.mnt.join("a"), "12345").unwrap();
         eventually("it is written", || rig.stored("a").as_deref() == Some(b"12345"));

@@ -1,5 +1,5 @@
-//! Attached volumes whose stores do not answer: what they hold, how they are given up, and the end
-//! of their mountpoint.
+//! Attached volumes whose stores do not answer: the threads and memory that they hold, how they are
+//! given up, and the end of their mountpoint.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ impl World {
         dir
     }
 
-    /// The same on the mount of the server.
+    /// A store on the mount of the server.
     fn store_on_server(&self, name: &str) -> PathBuf {
         let (_, rig) = self.server.as_ref().unwrap();
         let dir = rig.mnt.join(name);
@@ -78,7 +78,7 @@ impl World {
         self.run("attach", &[Path::new("-o"), Path::new(options), Path::new(source), &path]).ok();
     }
 
-    /// What `status` says of the volume at a path of the mountpoint.
+    /// The `status` of the volume at a path of the mountpoint.
     fn status(&self, path: &str) -> Value {
         let status = self.rig.status();
         let at = self.path(path);
@@ -213,7 +213,8 @@ fn detach_force_over_a_stopped_server_with_many_requests_answers_all_of_them() {
     let hung = world.store_on_server("hung");
     world.attach(hung.to_str().unwrap(), "hung", "stall_after=100ms,dirty_after=1h");
     fs::write(world.path("hung/dirty"), "12345").unwrap();
-    // By way of the directory: who comes late finds what was given up, and not what is below it.
+    // By way of the directory: a call that comes late finds the volume that was given up, and not
+    // the directory below it.
     let dir = Arc::new(File::open(world.path("hung")).unwrap());
     world.stop();
     let client = |n: usize| {
@@ -236,7 +237,7 @@ fn detach_force_over_a_stopped_server_with_many_requests_answers_all_of_them() {
     }
     drop(dir);
     assert!(!world.path("hung/dirty").exists());
-    // Neither those who serve others nor who tells of them is kept.
+    // Neither the threads that serve other volumes nor the one that answers `status` are kept.
     fs::write(world.path("own"), "own").unwrap();
     world.run("status", &[]).ok();
     world.go_on();
@@ -261,7 +262,7 @@ fn what_was_open_of_a_volume_that_is_given_up_is_closed_by_a_thread_of_its_own()
     drop(open);
     fs::write(world.path("own"), "own").unwrap();
     File::open(world.path("own")).unwrap().sync_all().unwrap();
-    // The end does not wait for it, and says so.
+    // The end does not wait for it, and logs that.
     world.daemon.signal(Signal::TERM);
     world.daemon.says("files are still being closed, for which this process does not wait");
     world.go_on();
@@ -397,7 +398,7 @@ fn ended_where_nothing_is_open(fault: &str) -> Option<(World, Option<i32>, Durat
     Some((world, code, begun.elapsed()))
 }
 
-/// The kernel asks for the end then, and the mountpoint's own volume ends after what is attached:
+/// The kernel asks for the end then, and the mountpoint's own volume ends after the attached ones:
 /// that is no work.
 #[test]
 fn sigterm_where_nothing_is_open_ends_at_the_same_deadline() {
@@ -408,8 +409,8 @@ fn sigterm_where_nothing_is_open_ends_at_the_same_deadline() {
     assert!(said.contains("given up after 2.0 s in which nothing could be written"), "{said}");
     assert_eq!(fs::read(world.store("b").join("file")).unwrap(), b"12345");
     assert_eq!(world.rig.stored("own").unwrap(), b"own");
-    // What is at work has five seconds more. How slow the machine and its disk are now, the same
-    // says where nothing hangs.
+    // A volume that is at work has five seconds more. A run where nothing hangs shows how slow the
+    // machine and its disk are now.
     let Some((_beside, code, alone)) = ended_where_nothing_is_open("") else { return };
     assert_eq!(code, Some(0));
     assert!(took < Duration::from_secs(7) || alone > Duration::from_secs(1), "{took:?}, {alone:?}: {said}");

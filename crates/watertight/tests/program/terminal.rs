@@ -1,4 +1,4 @@
-//! What a person sees: the status line and the progress of an unmount, on a terminal only.
+//! The view of a person: the status line and the progress of an unmount, on a terminal only.
 
 use std::fs;
 use std::process::{Command, Stdio};

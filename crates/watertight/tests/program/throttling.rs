@@ -1,6 +1,6 @@
 //! Limits and syncs of real cgroups on a real mount. No test here fails because the machine was
-//! slow: what is throttled takes minutes, and for all else it is asked what is dirty and what is
-//! owed, not how long it took.
+//! slow: throttled calls take minutes, and all other checks compare what is dirty and what is owed,
+//! not how long it took.
 
 use std::cell::RefCell;
 use std::fs;
@@ -38,7 +38,7 @@ impl World {
         Some(Self { rig, slow, other, written: RefCell::default() })
     }
 
-    /// Somebody in the throttled cgroup writes so many mebibytes.
+    /// A process in the throttled cgroup writes so many mebibytes.
     fn dirty(&self, name: &str, mebibytes: u64) {
         self.write(&self.slow, name, mebibytes);
     }
@@ -68,7 +68,7 @@ impl World {
         status["volumes"][0]["dirty_bytes"].as_u64().expect("bytes")
     }
 
-    /// A sync of the mount by somebody in `cgroup`, as sync(1) asks for it, if the kernel sends
+    /// A sync of the mount by a process in `cgroup`, as sync(1) asks for it, if the kernel passes
     /// that on, and as the verb does.
     fn syncs(&self, cgroup: &Cgroup) -> Vec<Child> {
         let mut all = vec![self.sync_verb(cgroup)];
@@ -80,7 +80,7 @@ impl World {
         all
     }
 
-    /// The verb, by somebody in `cgroup`.
+    /// The verb, by a process in `cgroup`.
     fn sync_verb(&self, cgroup: &Cgroup) -> Child {
         let verb = self.rig.command(&["sync"]);
         let mut command = cgroup.command(verb.get_program());
@@ -89,8 +89,8 @@ impl World {
         command.spawn().expect("it runs")
     }
 
-    /// umount(8) without our helper, by somebody in `cgroup`: umount2(2) alone, once nobody holds
-    /// the mount who looked through /proc.
+    /// umount(8) without our helper, by a process in `cgroup`: umount2(2) alone, once no process
+    /// that looks through /proc holds the mount.
     fn umount2(&self, cgroup: &Cgroup, more: &[&str]) {
         let _no_copies = no_copies();
         eventually("umount2 does not say EBUSY", || {
@@ -106,7 +106,7 @@ impl World {
         self.rig.volume()["written_bytes"].as_u64().expect("bytes")
     }
 
-    /// Unmounts: that waits for no limit, and what was left is on the store then.
+    /// Unmounts: that waits for no limit, and the rest of the data is on the store then.
     fn end(self) {
         self.rig.verb("umount", &[]).ok();
         self.is_on_the_store();
@@ -120,7 +120,7 @@ impl World {
     }
 }
 
-/// Whether sync(2) reaches the mount; says so if not.
+/// Whether sync(2) reaches the mount; prints it if not.
 fn sends_syncs(rig: &Rig) -> bool {
     let is = rig.volume()["syncfs"] == true;
     if !is {
@@ -157,7 +157,7 @@ fn a_sync_from_another_cgroup_is_boosted_and_leaves_a_debt() {
 #[test]
 fn an_fsync_from_another_cgroup_is_boosted_for_its_file_alone() {
     let Some(world) = World::new(NO_OTHERS) else { return };
-    // What is owed for it is owed for minutes.
+    // The debt for this sync lasts for minutes.
     world.dirty("a", MINUTES);
     world.dirty("b", 8);
     world.other.run("sync", &[world.rig.mnt.join("a")]);
@@ -252,7 +252,7 @@ fn an_unmount_waits_for_no_limit() {
     world.end();
 }
 
-/// The kernel sends no sync before the end of the mount: it is nobody's, and no policy is asked.
+/// The kernel sends no sync before the end of the mount: it has no caller, and no policy applies.
 #[test]
 fn a_raw_umount2_waits_for_no_limit_whoever_calls_it() {
     for (by_other, isolation) in [(false, "0"), (false, "1"), (true, "0"), (true, "1")] {
@@ -324,7 +324,7 @@ fn an_isolated_cgroup_that_wrote_nothing_syncs_at_once_while_the_store_hangs() {
     let daemon = rig.mount_faulty("write:hang;sync:hang", &limit);
     fs::write(rig.mnt.join("a"), vec![1; 1 << 20]).expect("room");
     let world = World { rig, slow: isolated, other, written: RefCell::default() };
-    // The store hangs: whoever may not leave others' data alone waits.
+    // The store hangs: a sync that has to wait for others' data waits.
     let mut waits = world.syncs(&world.other);
     eventually("it is being written", || world.rig.volume()["writeback_bytes"] != 0);
     world.syncs(&world.slow).into_iter().for_each(ended);
@@ -359,7 +359,7 @@ fn throttled_syncs_keep_nobody_from_the_control_socket() {
     for sync in &mut syncs {
         assert!(sync.try_wait().expect("a child").is_none(), "at its limit it goes on for minutes");
     }
-    // Another cgroup's sync has a thread, and boosts what they wait for.
+    // Another cgroup's sync has a thread, and boosts the data that they wait for.
     ended(world.sync_verb(&world.other));
     syncs.into_iter().for_each(ended);
     world.dirty("b", MINUTES);

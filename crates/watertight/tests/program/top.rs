@@ -1,4 +1,4 @@
-//! `top` on a terminal: the screen that tmux shows, beside what the API says.
+//! `top` on a terminal: the screen that tmux shows, compared with the API.
 
 use std::fs;
 use std::process::Stdio;
@@ -23,7 +23,7 @@ fn the_screen_says_what_the_api_says() {
             && row(screen, &name).is_some_and(|row| row.contains(" active ") && row.contains(" 3.0 MiB "))
     });
     assert_eq!(rig.volume()["dirty_bytes"], 3 << 20);
-    // Its cgroup has what it has.
+    // Its cgroup has equal figures.
     let cgroup = rig.volume()["cgroups"][0]["path"].as_str().unwrap_or("/").to_owned();
     terminal.keys("c");
     terminal.shows("the cgroup", |screen| {
@@ -80,7 +80,7 @@ fn a_mount_process_that_is_stopped_is_named_and_the_screen_goes_on() {
         screen[0].contains("1 volume,")
             && row(screen, "its process does not answer").is_some_and(|row| row.contains(names[0]))
     });
-    // Looks go on: what the other one has now is seen.
+    // Looks go on: the other volume's present figures appear.
     fs::write(other.mnt.join("a"), vec![1; 3 << 20]).unwrap();
     terminal.shows("what is dirty now", |screen| {
         row(screen, names[1]).is_some_and(|row| row.contains(" 3.0 MiB "))

@@ -80,8 +80,8 @@ fn who_unmounts_from_inside_is_named_and_the_verb_is_not() {
     assert!(out.stderr.contains("sh (pid "), "{}", out.stderr);
     assert!(!out.stderr.contains("watertight (pid "), "{}", out.stderr);
     assert!(rig.is_mounted());
-    // Nobody else: the verb is in place of the shell. It leaves the directory that its runtime
-    // directory is given from.
+    // No other process: the verb is in place of the shell. It leaves the directory that its runtime
+    // directory is relative to.
     shell("WATERTIGHT_RUNTIME_DIR=../../$(basename \"$WATERTIGHT_RUNTIME_DIR\") exec \"$1\" umount ..")
         .ok()
         .says("unmounted; everything is on");
@@ -119,7 +119,7 @@ fn lazy_and_held_says_by_whom_and_the_data_follows() {
             "{}",
             status.stdout
         );
-        // It goes on working for who has it open.
+        // It stays usable for a process that has it open.
         open.write_all(b"after the unmount").unwrap();
         rig.verb("wait", &["--timeout", "100ms"]).ends(1, "not yet: detached, 17 B of 1 file");
         rig.verb("umount", &[]).ends(1, "already detached");
@@ -162,7 +162,7 @@ fn force_over_a_store_that_hangs() {
         let daemon = rig.mount_faulty("write:hang", &format!("type={kind},dirty_after=1h"));
         fs::write(rig.mnt.join("a"), vec![1; 3 << 20]).unwrap();
         fs::write(rig.mnt.join("b"), "b").unwrap();
-        // Somebody waits for the store.
+        // A thread waits for the store.
         let file = File::open(rig.mnt.join("a")).unwrap();
         let waiter = thread::spawn(move || file.sync_all());
         eventually("the store hangs", || rig.volume()["writeback_bytes"].as_u64() > Some(0));
@@ -270,8 +270,8 @@ fn other_peoples_verbs_do_the_same() {
                 let _no_copies = no_copies();
                 eventually("umount(8) does not say EBUSY", || {
                     let mut command = Command::new("umount");
-                    // By umount2(2), also on a host where helpers are installed, of which this
-                    // volume is none.
+                    // By umount2(2), also on a host where helpers are installed; this test is not
+                    // about these.
                     command.arg("--internal-only").arg(&rig.mnt);
                     let said = run(command);
                     assert!(said.code == Some(0) || said.stderr.contains("busy"), "{}", said.stderr);

@@ -6,12 +6,12 @@ use std::process::Command;
 
 use crate::rig::{Out, PROGRAM, Rig, copy_program, has, run, unshare};
 
-/// Runs a shell script as user 65534 in a mount namespace where everybody may open `/dev/fuse`.
+/// Runs a shell script as user 65534 in a mount namespace where every user may open `/dev/fuse`.
 fn as_nobody(rig: &Rig, script: &str) -> Out {
     as_nobody_with(rig, "666", script)
 }
 
-/// The same where `/dev/fuse` has this mode, and is root's.
+/// Like [`as_nobody`], where `/dev/fuse` has this mode, and belongs to root.
 fn as_nobody_with(rig: &Rig, mode: &str, script: &str) -> Out {
     // The program may lie where only its builder can reach it.
     let program = rig.root.join("watertight");
@@ -166,7 +166,7 @@ fn root_sees_the_volumes_of_others_when_asked_to() {
     let all = look(&["--all-users"]);
     let seen = all["volumes"].as_array().unwrap().iter().find(|volume| volume["id"] == id);
     assert_eq!(seen.unwrap()["uid"], 65534);
-    // The mount is in another namespace; the process can be told all the same.
+    // The mount is in another namespace; the process can be signalled all the same.
     let pid = i32::try_from(seen.unwrap()["pid"].as_u64().unwrap()).unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -279,8 +279,8 @@ fn no_permission_for_the_store() {
 #[test]
 fn descriptors_are_left_for_the_program_itself() {
     let Some(rig) = rig() else { return };
-    // Each file that the kernel knows takes a descriptor of who is not root; more than there are
-    // cannot be.
+    // Each file that the kernel knows takes a descriptor of a process that is not root's; there
+    // cannot be more than the limit.
     let out = as_nobody(
         &rig,
         "ulimit -n 256

@@ -1,4 +1,4 @@
-//! `status`, `sync`, `wait`, and what all verbs have.
+//! `status`, `sync`, `wait`, and the common part of all verbs.
 
 use std::fs;
 use std::io::Write as _;
@@ -24,7 +24,7 @@ fn the_table_of_mounts_has_the_loop_device_or_the_store() {
         assert_eq!((&volume["mount_type"], &volume["source"]), (&kind.into(), &store.as_str().into()));
         if kind == "fuse" {
             assert_eq!(source, store);
-            // Who reads why a raw unmount does not wait hears which option has it so.
+            // A reader of the reason why a raw unmount does not wait learns which option causes it.
             assert_eq!(volume["mount_type_reason"], "`type=fuse` asks for that");
         } else {
             let number = source.strip_prefix("/dev/").unwrap_or(&source);
@@ -39,7 +39,7 @@ fn the_table_of_mounts_has_the_loop_device_or_the_store() {
     }
 }
 
-/// By what the kernel does with a first one, not by its version; and a mount does not wait for a
+/// By the kernel's behaviour at a first one, not by its version; and a mount does not wait for a
 /// store that does not answer it.
 #[test]
 fn whether_syncs_wait_is_told_by_the_mount_and_by_status() {
@@ -47,7 +47,7 @@ fn whether_syncs_wait_is_told_by_the_mount_and_by_status() {
         let Some(mut rig) = Rig::mounting() else { return };
         let daemon = rig.mount(&format!("type={kind},dirty_after=1h"));
         assert_eq!(rig.volume()["syncfs"], waits, "{kind}");
-        // Who calls is known by a request only.
+        // Only a request shows which process calls.
         assert_eq!(rig.volume()["syncfs_callers"], waits && testing::kernel_sends_syncfs(), "{kind}");
         let said = "sync(2) and syncfs(2) return before the data is durable";
         let status = rig.run(&["status"]).ok();
@@ -108,7 +108,7 @@ fn a_volume_is_mounted_written_synced_and_unmounted() {
     assert_eq!(fs::read_link(rig.store.join("soft")).unwrap(), Path::new("a"));
     let stored = fs::metadata(rig.store.join("a")).unwrap();
     assert_eq!((stored.mode() & 0o7777, stored.nlink(), stored.len()), (0o640, 2, 0));
-    // Nobody else can ask.
+    // No other user can ask.
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
     assert_eq!((mode(&rig.runtime), mode(&rig.socket())), (0o700, 0o600));
 
@@ -198,7 +198,7 @@ fn wait_says_what_is_left_and_then_that_it_is_free() {
     assert_eq!(daemon.end(), Some(0));
 }
 
-/// Tells whether a `fuseblk` mount's loop device is still in use for it.
+/// Whether a `fuseblk` mount's loop device is still in use for it.
 fn loop_device(rig: &Rig) -> impl Fn() -> bool + use<> {
     // The mount has the device's number.
     let device = fs::metadata(&rig.mnt).unwrap().dev();
@@ -210,8 +210,8 @@ fn loop_device(rig: &Rig) -> impl Fn() -> bool + use<> {
     is_ours
 }
 
-/// It is the mount's, not the process's: paths to a mount whose process was killed give errors,
-/// they do not lead below it.
+/// The loop device belongs to the mount, not to the process: paths to a mount whose process was
+/// killed give errors, they do not lead below it.
 #[test]
 fn the_loop_device_of_a_killed_process_goes_with_the_mount_and_nobody_has_to_look() {
     for flags in [UnmountFlags::empty(), UnmountFlags::DETACH] {
@@ -299,7 +299,7 @@ fn a_store_that_does_not_answer_is_called_stalled() {
     // The log names the call that was late first, which may be another one.
     daemon.says("is stalled: the store has not answered `");
     assert!(rig.volume()["stalls"].as_u64() > Some(0), "it is counted");
-    // What needs no store goes on.
+    // Requests that need no store go on.
     assert_eq!(fs::read(rig.mnt.join("a")).unwrap(), b"12345");
     rig.verb("umount", &["--force"]).ends(1, "5 bytes");
     assert_eq!(daemon.end(), Some(1));
@@ -383,7 +383,7 @@ fn status_of_a_path_in_a_volume_is_that_of_the_volume() {
             report["volumes"].as_array().unwrap().iter().map(|v| &v["mountpoint"]).collect();
         assert_eq!(volumes, [shown]);
     }
-    // The mountpoint itself, and what is in none.
+    // The mountpoint itself, and a path in no volume.
     assert!(!rig.run(&["status", &at("in/x")]).ok().stdout.contains("lies in"));
     rig.run(&["status", rig.root.to_str().unwrap()]).ends(2, "is no volume and lies in none");
     rig.verb("umount", &[]).ok();
@@ -408,7 +408,7 @@ fn a_volume_of_another_runtime_directory_is_not_called_dead() {
     assert!(status["unknown"].as_u64().unwrap() >= 1, "{status}");
     let out = elsewhere("umount").ends(1, "is not known here");
     assert!(!out.stderr.contains("died"), "{out:?}");
-    // An unmount of this kind waits for the data, whoever asks for it.
+    // An unmount of this kind waits for the data, whichever program asks for it.
     assert_eq!(rig.stored("a").unwrap(), b"a");
     assert_eq!(daemon.end(), Some(0));
 }

@@ -110,7 +110,7 @@ pub(crate) struct Isw<I: Inode> {
     pub(crate) _in_flight: InFlight,
 }
 
-/// One of them. Dropped in this order: the reference, then the pin.
+/// One inode on its way. Dropped in this order: the reference, then the pin.
 #[derive(Debug)]
 pub(crate) struct Item<I> {
     pub(crate) inode: Option<Arc<I>>,

@@ -105,7 +105,7 @@ pub(crate) struct Lists<I> {
     pub(crate) gone: bool,
 }
 
-/// What a list holds of one inode.
+/// A list's entry for one inode.
 #[derive(Debug)]
 pub(crate) enum Entry<I> {
     Attached(Weak<I>),

@@ -134,7 +134,7 @@ impl Domain {
 }
 
 impl Charged {
-    /// Counts what a wb holds now; gives the limits that it is under.
+    /// Counts the bytes that a wb holds now; returns the limits that it is under.
     pub(crate) fn update(
         &mut self,
         limits: &DirtyLimits,

@@ -28,7 +28,7 @@ use crate::device::bdi::Bdi;
 use crate::device::inode::Inode;
 use crate::device::wb::Wb;
 
-/// What a sync waits for.
+/// The policy of a sync.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SyncPolicy {
     /// All that is dirty, at its owners' limits.

@@ -43,7 +43,7 @@ pub trait DrainStrategy: Send + Sync + std::fmt::Debug + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unmounting;
 
-/// What all superblocks share, and an unmount should not wait for.
+/// The shared state of all superblocks, which an unmount should not wait for.
 pub trait SharedState {
     /// The read sections.
     fn grace(&self) -> &Grace;

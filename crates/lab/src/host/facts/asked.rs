@@ -18,7 +18,7 @@ use volume::Volume;
 use super::super::server::{Asked, FILE, Server};
 use super::{Found, is, no, yes};
 
-/// How long an answer is held back. What is compared is which of two things came first: a slow
+/// How long an answer is held back. The measurements compare which of two things came first: a slow
 /// machine changes nothing.
 const HELD: Duration = Duration::from_millis(400);
 /// Far longer than anything takes.
@@ -36,7 +36,7 @@ fn served(asked: Asked) -> anyhow::Result<(TempDir, Server)> {
 fn within<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     let call = move || {
-        // Failure: nobody waits any more.
+        // Failure: the caller does not wait any more.
         let _late = sender.send(call());
     };
     std::thread::Builder::new().name("host-call".to_owned()).spawn(call).ok()?;
@@ -160,8 +160,8 @@ pub(super) fn uring() -> anyhow::Result<Found> {
     }
 }
 
-/// A volume over a directory, in which nothing is due for an hour: what is on the store when a sync
-/// returns?
+/// A volume over a directory, in which nothing is due for an hour: which data is on the store when
+/// a sync returns?
 pub(super) fn syncs_wait() -> anyhow::Result<Found> {
     fuse::mount::will_serve();
     let dir = tempfile::tempdir()?;
@@ -289,8 +289,7 @@ pub(super) fn export() -> anyhow::Result<Found> {
     }
 }
 
-/// Has the kernel forget the file: it drops names and inodes that nobody uses until FORGET has
-/// come.
+/// Makes the kernel forget the file: it drops unused names and inodes until FORGET has come.
 fn forget(server: &Server) -> anyhow::Result<()> {
     let until = Instant::now() + LONG;
     let is_forgotten = || !server.of(Opcode::Forget).is_empty() || !server.of(Opcode::BatchForget).is_empty();
@@ -325,7 +324,7 @@ impl Handle {
 
     fn open(&self, of: &File) -> std::io::Result<OwnedFd> {
         let (handle, flags) = (&raw const *self, libc::O_RDONLY | libc::O_CLOEXEC);
-        // SAFETY: `handle` is what the kernel filled, and is only read.
+        // SAFETY: the kernel filled the `handle`, and this only reads it.
         let fd = unsafe { libc::syscall(libc::SYS_open_by_handle_at, of.as_raw_fd(), handle, flags) };
         let fd = i32::try_from(fd).unwrap_or(-1);
         if fd < 0 {

@@ -1,4 +1,4 @@
-//! Facts that need no FUSE server: most are read where the kernel shows them.
+//! Facts that need no FUSE server: most are read from files of the kernel.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -30,7 +30,7 @@ pub(super) fn loop_device() -> anyhow::Result<Found> {
         Ok(control) => control,
         Err(error) => return no(format!("/dev/loop-control: {error}")),
     };
-    // SAFETY: this ioctl(2) takes no argument and gives a number.
+    // SAFETY: this ioctl(2) takes no argument and returns a number.
     let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
     if number < 0 {
         return no(format!("LOOP_CTL_GET_FREE: {}", std::io::Error::last_os_error()));

@@ -12,22 +12,22 @@ use super::{Volume, World, eventually};
 use crate::control::{self, Control};
 use crate::isolation::keeper::mounts_below;
 
-/// What a volume has to write when it is unmounted, and the file that it is in.
+/// The data that a volume has to write when it is unmounted, and its file.
 static DIRTY: [u8; 256 << 10] = [3; 256 << 10];
 const FILE: &str = "last";
 
 /// The verb that a volume is unmounted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::isolation) enum Way {
-    /// `umount`, held by nobody.
+    /// `umount`, not held.
     Plain,
     /// `umount --lazy`, while a file is open.
     Lazy,
 }
 
 impl World {
-    /// Unmounts a healthy volume that has something to write; what the verb took. Nothing is left
-    /// of the volume then, and it is mounted again, without the file that was written.
+    /// Unmounts a healthy volume that has something to write; returns the time of the verb. Nothing
+    /// is left of the volume then, and it is mounted again, without the written file.
     pub(in crate::isolation) fn umount(&mut self, at: usize, way: Way) -> anyhow::Result<Duration> {
         let name = self.healthy[at].name.clone();
         let took = match way {
@@ -59,7 +59,7 @@ impl World {
         Ok(done.took)
     }
 
-    /// What was written is on the store. The file is new each time.
+    /// Checks that the written data is on the store. The file is new each time.
     fn is_stored(&self, at: usize) -> anyhow::Result<()> {
         let Volume { name, store, .. } = &self.healthy[at];
         let stored = fs::metadata(store.join(FILE))?.len();

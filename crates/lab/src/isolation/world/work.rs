@@ -1,4 +1,4 @@
-//! Neighbours that work: that they do, and how much.
+//! The work of neighbours: that they do it, and how much.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::isolation::tenants::{ROOM_KIB, SIDES, limit_bytes};
 /// where it has threads for them.
 pub(in crate::isolation) const SEEN_OF_A_CROWD: usize = 32;
 
-/// What the neighbours had done at a moment.
+/// The neighbours' work up to a moment.
 #[derive(Debug)]
 pub(in crate::isolation) struct Look {
     at: Instant,
@@ -24,7 +24,7 @@ pub(in crate::isolation) struct Look {
     switched: Vec<u64>,
 }
 
-/// What they did from one moment to another.
+/// Their work from one moment to another.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::isolation) enum Work {
     Nothing,
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// Whether they do what they are there for.
+    /// Checks that they work.
     pub(super) fn is_at_work(&mut self) -> anyhow::Result<()> {
         let Some(tenants) = &mut self.tenants else { return Ok(()) };
         tenants.are_there()?;
@@ -69,15 +69,15 @@ impl World {
         looks.with_context(|| why.unwrap_or_default())
     }
 
-    /// What is wrong, if not each has its room full of dirty data, and two callers in write(2) or
-    /// fsync(2) who wait; of those who write through mapped memory, none waits in a request of its
-    /// own, and what waits is the kernel's.
+    /// The mistake, if not each has its room full of dirty data, and two callers that wait in
+    /// write(2) or fsync(2). Of neighbours that write through mapped memory, none waits in a
+    /// request of its own: the kernel's write-back waits.
     fn is_throttled(&self) -> anyhow::Result<Option<String>> {
         let wbps = limit_bytes(self.neighbours.len());
         let mut waiting = 0;
         for volume in &self.neighbours {
             let status = volume.status()?;
-            // What was written ahead of the limit, because somebody called sync(2), counts as dirty
+            // Data written ahead of the limit, because a process called sync(2), counts as dirty
             // still.
             let limit = &status["limits"][0];
             ensure!(number(limit, "wbps")? == wbps, "{} has no limit: {limit}", volume.name);
@@ -106,7 +106,7 @@ impl World {
         })
     }
 
-    /// What the neighbours have done so far.
+    /// The neighbours' work so far.
     pub(in crate::isolation) fn look(&self) -> anyhow::Result<Look> {
         let mut look = Look { at: Instant::now(), written: Vec::new(), switched: Vec::new() };
         for volume in &self.neighbours {
@@ -117,7 +117,7 @@ impl World {
         Ok(look)
     }
 
-    /// What they have done from `before` to `after`.
+    /// Their work from `before` to `after`.
     pub(in crate::isolation) fn worked(&self, before: &Look, after: &Look) -> Work {
         let seconds = after.at.duration_since(before.at).as_secs_f64();
         let sum = |of: fn(&Look) -> &Vec<u64>| {
@@ -134,8 +134,8 @@ impl World {
         }
     }
 
-    /// Percent of one processor that all volumes and who uses them have while nobody uses the
-    /// healthy ones; over such a time.
+    /// Percent of one processor that all volumes and their users take while the healthy ones are
+    /// not used; over such a time.
     pub(in crate::isolation) fn processor(&self, time: Duration) -> f64 {
         let used = || {
             let volumes = self.healthy.iter().chain(&self.neighbours).filter_map(|v| v.server.as_ref());

@@ -13,8 +13,8 @@ use crate::shown::Name;
 pub struct AttachRequest {
     /// The directory to attach to, from the mountpoint on.
     pub path: String,
-    /// The store. If a volume of the mount process has it already, this volume is meant, as with
-    /// `volume`.
+    /// The store. If a volume of the mount process has it already, it means this volume, as
+    /// `volume` does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// A volume that is attached, or was detached and goes on as long as it is held, by its id: it
@@ -50,7 +50,7 @@ pub struct DetachRequest {
     pub path: String,
     /// How.
     pub how: How,
-    /// The id of the volume that is meant: whatever else is attached there stays.
+    /// The id of the intended volume: any other volume at that place stays attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<VolumeId>,
     /// The mountpoint that the path begins at, if there are several: the first, if it is none of
@@ -72,7 +72,7 @@ pub struct DetachReply {
     pub ended: Option<Ended>,
     /// Whether it is held: for `plain` it is still attached, for `lazy` it is detached.
     pub is_held: bool,
-    /// By whom.
+    /// The holders.
     pub holders: Holders,
 }
 

@@ -8,14 +8,14 @@ use super::How;
 use crate::holders::Holders;
 use crate::shown::Name;
 
-/// What is attached or detached in a clone and in the one that it was made of.
+/// The relation between changes in a clone and in the namespace that it was made of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Propagation {
-    /// What is in one is in the other.
+    /// Changes in one appear in the other.
     #[default]
     Shared,
-    /// What is in the first is in the clone.
+    /// Changes in the first appear in the clone.
     Slave,
     /// Each has its own.
     Private,
@@ -45,7 +45,7 @@ pub struct CloneStatus {
 pub struct CloneRequest {
     /// An empty directory, absolute.
     pub mountpoint: String,
-    /// What changes in one mean for the other.
+    /// How changes in one affect the other.
     #[serde(default)]
     pub propagation: Propagation,
 }
@@ -71,6 +71,6 @@ pub struct LeaveRequest {
 pub struct LeaveReply {
     /// Whether it is held: for `plain` it is still mounted, otherwise the path is gone.
     pub is_held: bool,
-    /// By whom.
+    /// The holders.
     pub holders: Holders,
 }

@@ -1,4 +1,4 @@
-//! How a volume ended, and what was lost.
+//! How a volume ended, and its lost data.
 
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +73,7 @@ pub struct Ended {
     pub state: State,
     /// Milliseconds since the epoch.
     pub ended_ms: u64,
-    /// What was lost.
+    /// The lost data.
     pub unwritten: Unwritten,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,7 +87,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// What it waited for beside the store, in words; nothing if no inode ever changed its owner.
+    /// Its wait for switches, in words; empty if no inode ever changed its owner.
     #[must_use]
     pub fn switching(&self) -> String {
         let Self { switched_inodes, switch_drain_us, .. } = self;
@@ -99,7 +99,8 @@ impl Ended {
         )
     }
 
-    /// What was lost and why, a line each below `headline`; `named` files at most by their names.
+    /// The lost data and the reason, a line each below `headline`; `named` files at most by their
+    /// names.
     #[must_use]
     pub fn lost(&self, headline: String, named: usize) -> Vec<String> {
         let mut lines = vec![headline];

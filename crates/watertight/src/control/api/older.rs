@@ -1,11 +1,10 @@
-//! What processes did not tell before it had a key of its own: they go on when the program is
-//! replaced.
+//! Keys that older processes do not send: such processes go on when the program is replaced.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Cgroup, Status};
 
-/// For a figure that is told of in others; none has so many bytes.
+/// Stands for a missing figure, which others imply; none has so many bytes.
 pub(super) const fn not_told() -> u64 {
     u64::MAX
 }
@@ -66,7 +65,7 @@ mod tests {
         assert_eq!(without(&mut older), Some(4.into()));
         assert_eq!(without(&mut older["cgroups"][0]), Some(5.into()));
         assert_eq!(serde_json::from_value::<Status>(older).unwrap(), status);
-        // Who says that it is nothing is believed.
+        // An explicit 0 is kept.
         let mut nothing = told;
         nothing["to_write_bytes"] = 0.into();
         assert_eq!(serde_json::from_value::<Status>(nothing).unwrap().to_write_bytes, 0);

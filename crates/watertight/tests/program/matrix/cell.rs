@@ -43,7 +43,7 @@ impl State {
     }
 }
 
-/// What a cell is made of.
+/// The parameters of a cell.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Setting {
     pub(super) state: State,
@@ -59,16 +59,16 @@ pub(super) struct Cell {
     pub(super) state: State,
     namespace: Option<Namespace>,
     held: Option<File>,
-    /// What was written to its file `f`.
+    /// The data that was written to its file `f`.
     data: Vec<u8>,
-    /// How much of that was not on the store when the state had come about.
+    /// How much of that was not on the store when the state was reached.
     dirty: u64,
-    /// Who waits in a sync.
+    /// The client that waits in a sync.
     waiting: Option<JoinHandle<Result<Synced, CallError>>>,
 }
 
 impl Setting {
-    /// A volume that nobody's deadline ends.
+    /// A volume that no deadline ends.
     pub(super) fn cell(self) -> Option<Cell> {
         self.cell_with("drain_timeout=1h")
     }
@@ -82,7 +82,7 @@ impl Setting {
         Some(cell)
     }
 
-    /// The same, but a store that stalls does so only when it is asked by who unmounts.
+    /// A volume in this state, but its store stalls only at a request of the unmount.
     pub(super) fn cell_that_nobody_syncs(self) -> Option<Cell> {
         self.mounted("drain_timeout=1h")
     }
@@ -121,8 +121,8 @@ impl Setting {
 }
 
 impl Cell {
-    /// Has somebody wait in a sync, until that is seen. By the control socket: it holds nothing of
-    /// the mount.
+    /// Starts a sync that waits, and returns when that is visible. By the control socket: it holds
+    /// nothing of the mount.
     fn somebody_waits(&mut self) {
         let client = connect(&self.rig.socket()).unwrap();
         self.waiting = Some(thread::spawn(move || client.sync()));
@@ -146,17 +146,17 @@ impl Cell {
         self.waiting.as_ref().is_some_and(|waiting| !waiting.is_finished())
     }
 
-    /// Who waited is told that everything is durable, or is not.
+    /// The waiting client learns that everything is durable, or is not.
     fn who_waited_learns(&mut self, is_durable: bool) {
         let Some(waiting) = self.waiting.take() else { return };
         eventually("the sync ends", || waiting.is_finished());
         let told = waiting.join().unwrap();
-        // Whose process has left meanwhile asks how it ended.
+        // A client whose process has left meanwhile asks how the volume ended.
         let is_gone = matches!(told, Err(CallError::Gone));
         assert!(is_gone || told.is_ok() == is_durable, "{:?}: {told:?}", self.state);
     }
 
-    /// Whether the volume goes on: somebody has its mount.
+    /// Whether the volume goes on: its mount is held.
     pub(super) fn is_used_still(&self) -> bool {
         let status = self.rig.status();
         let mut states = status["volumes"].as_array().unwrap().iter().map(|volume| &volume["state"]);
@@ -194,13 +194,13 @@ impl Cell {
         self.held.is_some()
     }
 
-    /// Who holds it can go on.
+    /// Its holder can go on.
     pub(super) fn write_more(&mut self) {
         self.held.as_mut().expect("it is held").write_all(b" and more").unwrap();
         self.data.extend(b" and more");
     }
 
-    /// Who holds it lets go.
+    /// Its holder lets go.
     pub(super) fn let_go(&mut self) {
         drop(self.held.take().expect("it is held"));
     }
@@ -225,7 +225,7 @@ impl Cell {
         assert_eq!(self.daemon.end(), Some(0), "{:?}: {}", self.state, self.daemon.stderr());
     }
 
-    /// The volume has ended, and what was not written is named, by who `said` it and by `wait`.
+    /// The volume has ended, and the lost data is named, in the output `said` and by `wait`.
     pub(super) fn has_lost(&mut self, said: Option<&Out>) {
         let lost = format!("f: {} bytes", self.dirty);
         let waited = self.verb("wait", &[]).ends(1, &lost);
@@ -237,13 +237,13 @@ impl Cell {
         self.who_waited_learns(false);
     }
 
-    /// Its process was killed: who waits in a sync gets an error.
+    /// Its process was killed: a client that waits in a sync gets an error.
     pub(super) fn has_died(&mut self) {
         self.who_waited_learns(false);
     }
 
-    /// The store is free at once: its directory can be renamed and mounted again, and what was
-    /// written is there.
+    /// The store is free at once: its directory can be renamed and mounted again, and the written
+    /// data is there.
     pub(super) fn store_is_free(&mut self) {
         let elsewhere = self.rig.root.join("renamed");
         fs::rename(&self.rig.store, &elsewhere).unwrap();

@@ -1,4 +1,4 @@
-//! What a cell of the table says, and what that means.
+//! The text of a cell of the table, and its meaning.
 
 use std::fs::File;
 use std::thread;
@@ -12,7 +12,7 @@ use crate::rig::run;
 /// cannot.
 type Check = fn(&Way, Setting);
 
-/// What the row of umount2(2) for the mount's type says in the same column.
+/// The text of a cell that refers to the row of umount2(2) for the mount's type, same column.
 pub(super) const AS_UMOUNT2: &str = "as umount2(2)";
 
 /// The words of all cells.
@@ -34,9 +34,9 @@ pub(super) const CELLS: &[(&str, Check)] = &[
     ("`wait`: it died; what was not fsynced may be lost", died),
 ];
 
-/// How often a way of the kernel's is tried. It waits for the volume only where nobody else has the
-/// mount: not another mount namespace that was begun beside this, nor one who looks through /proc
-/// at that moment.
+/// How often a way of the kernel's is tried. It waits for the volume only where no other process
+/// has the mount: no other mount namespace that was begun meanwhile, and no process that looks
+/// through /proc at that moment.
 const TRIES: usize = 20;
 
 fn complete(way: &Way, setting: Setting) {
@@ -87,7 +87,7 @@ fn stays_busy(way: &Way, setting: Setting) {
     cell.has_ended_well();
 }
 
-/// The kernel cuts the connection before it looks whether anybody holds the mount.
+/// The kernel cuts the connection before it checks whether the mount is held.
 fn is_cut(way: &Way, setting: Setting) {
     let Some(mut cell) = setting.cell() else { return };
     let out = way.go(&cell);
@@ -102,7 +102,7 @@ fn is_cut(way: &Way, setting: Setting) {
 fn complete_when_let_go(way: &Way, setting: Setting) {
     let Some(mut cell) = setting.cell() else { return };
     let out = way.go(&cell).ok();
-    // A helper says nothing where umount(8) would say nothing.
+    // A helper prints nothing where umount(8) would print nothing.
     if matches!(way, Way::Verb(_)) {
         out.says(&std::process::id().to_string()).says("its data follows");
     }
@@ -113,12 +113,12 @@ fn complete_when_let_go(way: &Way, setting: Setting) {
     cell.has_ended_well();
 }
 
-/// It must not claim what is not so, however long that takes.
+/// It must not claim an unfinished end, however long that takes.
 fn waits(way: &Way, setting: Setting, code: i32) {
     let Some(mut cell) = setting.cell_that_nobody_syncs() else { return };
     let command = way.command(&cell).expect("a program");
     let waiting = thread::spawn(move || run(command));
-    // Nobody else has asked the store for anything.
+    // No other client has asked the store for anything.
     cell.rig.is_stalled_in("write");
     assert!(!waiting.is_finished() && cell.is_mounted());
     let forced = cell.verb("umount", &["--force"]).ends(1, "not written");
@@ -142,7 +142,7 @@ fn lost_at_the_deadline(way: &Way, setting: Setting) {
         let begun = Instant::now();
         let out = way.go(&cell).ok();
         let has_waited = out.took >= deadline;
-        // Where the answer comes after the deadline it says nothing.
+        // Where the answer comes after the deadline it prints nothing.
         assert!(has_waited || cell.is_used_still() || begun.elapsed() >= deadline, "{out:?}");
         assert!(!cell.is_mounted());
         cell.has_lost(None);

@@ -9,9 +9,9 @@ use rustix::mount::UnmountFlags;
 use super::cell::{Cell, State};
 use crate::rig::{Out, eventually, no_copies, run};
 
-/// How somebody unmounts.
+/// A way to unmount.
 pub(super) enum Way {
-    /// `watertight umount`, with this.
+    /// `watertight umount`, with these arguments.
     Verb(&'static [&'static str]),
     /// umount(8), with this.
     Umount8(&'static [&'static str]),
@@ -23,7 +23,7 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// What it needs.
+    /// The programs that it needs.
     pub(super) const fn programs(&self) -> &'static [&'static str] {
         match self {
             Self::Umount8(_) => &["umount", "nsenter", "unshare"],
@@ -66,13 +66,13 @@ impl Way {
         Some(cell.inside(command))
     }
 
-    /// Unmounts; on return it is what the cell says. A call that fails is told as by a program,
+    /// Unmounts; on return the cell's text must hold. A call that fails is reported like a program,
     /// with exit 1.
     pub(super) fn go(&self, cell: &Cell) -> Out {
         let is_held = cell.state == State::Held && cell.is_held();
         match self {
-            // Somebody who looks through /proc may hold the mount for a moment. Who really holds it
-            // is told the first time.
+            // A process that looks through /proc may hold the mount for a moment. A real holder is
+            // reported the first time.
             Self::Call(_) | Self::Fusermount => {
                 let mut out = None;
                 eventually("nobody but those of the test holds the mount", || {

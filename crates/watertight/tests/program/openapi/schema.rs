@@ -1,5 +1,4 @@
-//! JSON Schema, as much of it as the API's description uses; a keyword that is not known here fails
-//! the test.
+//! JSON Schema, as much of it as the API's description uses; an unknown keyword fails the test.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +19,7 @@ impl<'a> Checker<'a> {
         Self { document, seen: BTreeSet::new() }
     }
 
-    /// Checks `value`; `name` is that of the schema, for what was seen.
+    /// Checks `value`; `name` is that of the schema, for the set of seen fields.
     pub(crate) fn check(&mut self, schema: &Value, value: &Value, name: &str) -> Result<(), String> {
         let schema = schema.as_object().unwrap();
         if let Some(reference) = schema.get("$ref") {

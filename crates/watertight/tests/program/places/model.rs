@@ -1,5 +1,5 @@
-//! What the tree is to be after each verb, by the rules of mount(2) and of `SEMANTICS.md`: no
-//! threads, no caches, no kernel.
+//! The expected tree after each verb, by the rules of mount(2) and of `SEMANTICS.md`: no threads,
+//! no caches, no kernel.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ pub(super) type Dir = (usize, usize);
 /// A name's directory and the name.
 type Name = (Dir, &'static str);
 
-/// How a verb is to end.
+/// The expected end of a verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ends {
     Well,
@@ -32,7 +32,7 @@ pub(super) struct Mount {
     root: Dir,
 }
 
-/// The tree of one mountpoint; a clone that is shared has the same.
+/// The tree of one mountpoint; a shared clone has an equal one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Model {
     dirs: BTreeMap<Name, Dir>,
@@ -45,7 +45,7 @@ pub(super) struct Model {
     pub(super) was_cloned: bool,
 }
 
-/// What the mountpoint shows without any other mount.
+/// The mount that the mountpoint shows without any other.
 const BASE: usize = 0;
 
 impl Model {
@@ -107,7 +107,7 @@ impl Model {
         Some(at)
     }
 
-    /// Which directory, of which store, a path leads to.
+    /// The directory, and its store, that a path leads to.
     pub(super) fn leads_to(&self, path: &str) -> Option<Dir> {
         self.walk(path).map(|(_, dir)| dir)
     }
@@ -186,7 +186,7 @@ impl Model {
         if how == How::Force {
             let given_up: Vec<usize> =
                 self.lives.values().copied().filter(|life| self.places(*life) == 0).collect();
-            // Of those that leave now; others that are held only were not meant.
+            // Of the volumes that leave now; others that are only held were not meant.
             for life in given_up.into_iter().filter(|life| *life == mount.life) {
                 self.held.remove(&life);
             }
@@ -212,8 +212,8 @@ impl Model {
         Ends::Well
     }
 
-    /// Opens a file in a directory; which life of which volume it holds. None: there is no such
-    /// directory.
+    /// Opens a file in a directory; returns which life of which volume it holds. None: there is no
+    /// such directory.
     pub(super) fn open(&mut self, path: &str) -> Option<usize> {
         let (id, _) = self.walk(path)?;
         let life = self.mounts.iter().find(|mount| mount.id == id).map_or(0, |mount| mount.life);
@@ -222,7 +222,7 @@ impl Model {
     }
 
     pub(super) fn close(&mut self, life: usize) {
-        // What was given up holds nothing.
+        // A volume that was given up is not held.
         if let Some(held) = self.held.get_mut(&life) {
             *held -= 1;
         }
