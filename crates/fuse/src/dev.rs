@@ -11,7 +11,7 @@ use rustix::ioctl::{self, Setter};
 use zerocopy::IntoBytes as _;
 
 use crate::abi::{NotifyCode, OutHeader};
-use crate::line::Answer;
+use crate::reply_channel::ReplyBytes;
 
 /// Where the kernel's side of every connection is opened.
 pub(crate) const DEV_FUSE: &str = "/dev/fuse";
@@ -52,7 +52,7 @@ impl Dev {
     }
 
     /// Answers a request.
-    pub(crate) fn answer(&self, unique: u64, answer: Answer<'_>) -> Result<(), Errno> {
+    pub(crate) fn answer(&self, unique: u64, answer: ReplyBytes<'_>) -> Result<(), Errno> {
         match answer {
             Ok(parts) => self.send(unique, 0, parts),
             Err(errno) => self.send(unique, -errno.raw_os_error(), [&[], &[]]),

@@ -1,8 +1,8 @@
 //! Turns requests into calls of the volume.
 //!
-//! Purpose: [`Worker::serve`] takes one message from decoding to its answer. A panic in a handler
-//! is that request's EIO, and affects no other request. The handlers, by subject, are in the
-//! submodules; each consumes the request's [`Reply`] and gives back the proof.
+//! Purpose: [`RequestHandler::serve`] takes one message from decoding to its answer. A panic in a
+//! handler is that request's EIO, and affects no other request. The handlers, by subject, are in
+//! the submodules; each consumes the request's [`Reply`] and gives back the proof.
 
 mod attrs;
 mod dirs;
@@ -21,50 +21,50 @@ use volume::{Cancel, HandleId};
 use crate::abi::{InHeader, Opcode};
 use crate::buffer::Buffer;
 use crate::decode::{self, Op};
-use crate::interrupt::{Early, For, Slot, Waiting};
-use crate::line::Line;
+use crate::in_flight::{AbortPolicy, QueuedRequest, RequestClass, RequestSlot};
 use crate::reply::{Reply, Sent};
+use crate::reply_channel::ReplyChannel;
 use crate::session::Shared;
-use crate::tree::Seen;
-use place::{At, Cx, Turn};
+use crate::tree::SnapshotCache;
+use place::{Admission, RequestContext, Target};
 
 /// One thread's means to serve requests.
 #[derive(Debug)]
-pub(crate) struct Worker {
+pub(crate) struct RequestHandler {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) slot: Arc<Slot>,
+    pub(crate) slot: Arc<RequestSlot>,
     /// The thread's number, for statistics.
     pub(crate) number: usize,
     cancel: Arc<Cancel>,
-    touched: Cell<bool>,
+    cancel_used: Cell<bool>,
     /// The tree as it was when this thread looked last.
-    seen: Seen,
+    cache: SnapshotCache,
     entries: Vec<store::DirEntry>,
 }
 
-impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>, slot: Arc<Slot>, number: usize) -> Self {
+impl RequestHandler {
+    pub(crate) fn new(shared: Arc<Shared>, slot: Arc<RequestSlot>, number: usize) -> Self {
         let cancel = slot.cancel();
         Self {
             shared,
             slot,
             number,
             cancel,
-            touched: Cell::new(false),
-            seen: Seen::default(),
+            cancel_used: Cell::new(false),
+            cache: SnapshotCache::default(),
             entries: Vec::new(),
         }
     }
 
-    /// Serves the message of `len` bytes in the buffer. `is_lent`: the buffer goes back to the
+    /// Serves the message of `len` bytes in the buffer. `in_place`: the buffer goes back to the
     /// kernel with the answer, which must not be given while the handler still uses it.
-    pub(crate) fn serve(&mut self, buffer: &mut Buffer, len: usize, is_lent: bool) {
-        self.serve_one(buffer, len, is_lent, false);
+    pub(crate) fn serve(&mut self, buffer: &mut Buffer, len: usize, in_place: bool) {
+        self.serve_one(buffer, len, in_place, false);
     }
 
     /// Serves a message that has waited; its answer goes where it was read.
-    pub(crate) fn serve_waiting(&mut self, waiting: Waiting, buffer: &mut Buffer) {
-        let Waiting { slot, message, .. } = waiting;
+    pub(crate) fn serve_queued(&mut self, queued: QueuedRequest, buffer: &mut Buffer) {
+        let QueuedRequest { slot, message, .. } = queued;
         let len = message.len();
         buffer.space()[..len].copy_from_slice(&message);
         drop(message);
@@ -73,60 +73,60 @@ impl Worker {
         self.serve_one(buffer, len, false, true);
         let done = std::mem::replace(&mut self.slot, own);
         self.cancel = self.slot.cancel();
-        self.shared.interrupts.remove(&done);
+        self.shared.in_flight.remove(&done);
     }
 
-    fn serve_one(&mut self, buffer: &mut Buffer, len: usize, is_lent: bool, has_waited: bool) {
-        let Self { shared, slot, number, cancel, touched, seen, entries } = self;
-        let Some((header, op)) = decoded(shared, *number, buffer.message(len), slot.line()) else {
+    fn serve_one(&mut self, buffer: &mut Buffer, len: usize, in_place: bool, has_waited: bool) {
+        let Self { shared, slot, number, cancel, cancel_used, cache, entries } = self;
+        let Some((header, op)) = decoded(shared, *number, buffer.message(len), slot.channel()) else {
             return;
         };
         if !has_waited {
             shared.stats.request(*number, header.opcode);
         }
         // Another thread reads meanwhile: that was arranged when the request was taken.
-        let before_wait = || shared.interrupts.may_wait();
+        let before_wait = || shared.in_flight.request_scan();
         let unique = header.unique;
-        if let Some(handled) = unanswerable(shared, slot, seen, &header, &op) {
-            return note(shared, *number, &header, handled, shared.span());
+        if let Some(handled) = unanswerable(shared, slot, cache, &header, &op) {
+            return record(shared, *number, &header, handled, shared.span());
         }
-        let found = At::find(&shared.tree, seen, header.nodeid, &op);
+        let found = Target::find(&shared.tree, cache, header.nodeid, &op);
         let refused = found.as_ref().err().copied();
-        let (at, section) = found.unwrap_or_else(|_| (At::root(&shared.tree, 0), None));
-        let early = if is_lent { Early::No } else { early(&op) };
-        let whom = For {
-            volume: at.volume_tag(),
-            is_spared: place::is_spared(&op),
-            says_nothing: place::says_nothing(&op),
-            is_lent,
+        let (target, section) = found.unwrap_or_else(|_| (Target::root(&shared.tree, 0), None));
+        let early = if in_place { AbortPolicy::Never } else { early(&op) };
+        let class = RequestClass {
+            volume: target.volume_tag(),
+            quota_exempt: place::quota_exempt(&op),
+            empty_reply: place::empty_reply(&op),
+            in_place,
         };
         let turn = if refused.is_some() {
-            Turn::Begins
+            Admission::Start
         } else {
-            at.turn((shared, slot), (whom, &op), (unique, header.pid), buffer.message(len), has_waited)
+            target.turn((shared, slot), (class, &op), (unique, header.pid), buffer.message(len), has_waited)
         };
-        let refused = refused.or_else(|| (turn == Turn::Refused).then_some(Errno::IO));
+        let refused = refused.or_else(|| (turn == Admission::Refused).then_some(Errno::IO));
         let _collected = match (&shared.page, &op) {
             (Some(page), Op::Write { arg, .. }) if files::is_collected(arg) => Some(page.collected.begin()),
             _ => None,
         };
         let is_to_begin =
-            turn != Turn::Waits && at.begin(shared, slot, (unique, header.pid, early), has_waited);
+            turn != Admission::Queued && target.begin(shared, slot, (unique, header.pid, early), has_waited);
         if !is_to_begin {
             return;
         }
         let page = shared.page.as_ref().filter(|_| may_change(&op)).map(|page| &page.page);
-        let begin = || Reply::new(slot, touched, unique).noting(page);
-        let kept = Cell::new(None);
-        let is_without_store = turn == Turn::BeginsWithoutStore;
-        let cx = Cx {
+        let begin = || Reply::new(slot, cancel_used, unique).noting(page);
+        let dropped_pin = Cell::new(None);
+        let without_store = turn == Admission::StartWithoutStore;
+        let cx = RequestContext {
             shared,
             header: &header,
-            at,
-            kept: &kept,
+            target,
+            dropped_pin: &dropped_pin,
             cancel,
             before_wait: &before_wait,
-            is_without_store,
+            without_store,
         };
         // Requests that need memory for data; then the rest.
         let handled = match op {
@@ -141,34 +141,36 @@ impl Worker {
         let panicked = matches!(handled, Handled::Panicked).then(|| cx.volume().span().clone());
         drop(section);
         // May end a volume that was detached.
-        drop(kept.take());
-        if touched.replace(false) {
-            *cancel = slot.renew();
+        drop(dropped_pin.take());
+        if cancel_used.replace(false) {
+            *cancel = slot.reset_cancel();
         }
-        note(shared, *number, &header, handled, panicked.as_ref().unwrap_or(shared.span()));
+        record(shared, *number, &header, handled, panicked.as_ref().unwrap_or(shared.span()));
     }
 }
 
 /// Serves a message that the kernel expects no answer to.
 fn unanswerable(
     shared: &Shared,
-    slot: &Slot,
-    seen: &mut Seen,
+    slot: &RequestSlot,
+    cache: &mut SnapshotCache,
     header: &InHeader,
     op: &Op<'_>,
 ) -> Option<Handled> {
     match op {
-        Op::Forget(arg) => Some(unanswered(|| place::forget(shared, slot, seen, header.nodeid, arg.nlookup))),
+        Op::Forget(arg) => {
+            Some(unanswered(|| place::forget(shared, slot, cache, header.nodeid, arg.nlookup)))
+        }
         Op::BatchForget(forgets) => Some(unanswered(|| {
-            forgets.iter().for_each(|one| place::forget(shared, slot, seen, one.nodeid, one.nlookup));
+            forgets.iter().for_each(|one| place::forget(shared, slot, cache, one.nodeid, one.nlookup));
         })),
-        Op::Interrupt(arg) => Some(unanswered(|| shared.interrupts.interrupt(arg.unique))),
+        Op::Interrupt(arg) => Some(unanswered(|| shared.in_flight.interrupt(arg.unique))),
         Op::NotServed(Opcode::NotifyReply) => Some(Handled::Fine),
         _ => None,
     }
 }
 
-fn note(shared: &Shared, number: usize, header: &InHeader, handled: Handled, span: &tracing::Span) {
+fn record(shared: &Shared, number: usize, header: &InHeader, handled: Handled, span: &tracing::Span) {
     match handled {
         Handled::Fine => {}
         Handled::Error => shared.stats.error(number),
@@ -182,7 +184,12 @@ fn note(shared: &Shared, number: usize, header: &InHeader, handled: Handled, spa
 }
 
 /// Reads a message; one that cannot be read is logged, and answered if it says which request it is.
-fn decoded<'a>(shared: &Shared, number: usize, message: &'a [u8], line: &Line) -> Option<(InHeader, Op<'a>)> {
+fn decoded<'a>(
+    shared: &Shared,
+    number: usize,
+    message: &'a [u8],
+    channel: &ReplyChannel,
+) -> Option<(InHeader, Op<'a>)> {
     let (header, body) = match decode::header(message) {
         Ok(split) => split,
         Err(error) => {
@@ -197,7 +204,7 @@ fn decoded<'a>(shared: &Shared, number: usize, message: &'a [u8], line: &Line) -
             shared.stats.unknown(number);
             tracing::error!(%error, unique = header.unique, "a request that cannot be read");
             // Failure: no process waits for the answer.
-            let _unwanted = line.answer(header.unique, Err(Errno::IO));
+            let _unwanted = channel.answer(header.unique, Err(Errno::IO));
             None
         }
     }
@@ -229,9 +236,9 @@ fn unanswered(handler: impl FnOnce()) -> Handled {
 /// When a request may be answered while its handler goes on. If its late answer would have handed
 /// something out, that is taken back (see [`Sent`]), and the kernel is notified of names that were
 /// made or removed late.
-fn early(op: &Op<'_>) -> Early {
+fn early(op: &Op<'_>) -> AbortPolicy {
     match op {
-        Op::Open(arg) if files::truncates(arg.flags) => Early::No,
+        Op::Open(arg) if files::truncates(arg.flags) => AbortPolicy::Never,
         Op::Open(_)
         | Op::Lookup { .. }
         | Op::GetAttr(_)
@@ -248,10 +255,10 @@ fn early(op: &Op<'_>) -> Early {
         | Op::OpenDir(_)
         | Op::ReadDir(_)
         | Op::ReadDirPlus(_)
-        | Op::LSeek(_) => Early::Always,
-        Op::SetAttr(arg) if attrs::resizes(arg) => Early::No,
-        op if place::changes_names_or_attributes(op) => Early::Killed,
-        _ => Early::No,
+        | Op::LSeek(_) => AbortPolicy::Always,
+        Op::SetAttr(arg) if attrs::resizes(arg) => AbortPolicy::Never,
+        op if place::changes_names_or_attributes(op) => AbortPolicy::OnKill,
+        _ => AbortPolicy::Never,
     }
 }
 
@@ -271,7 +278,7 @@ fn may_change(op: &Op<'_>) -> bool {
     }
 }
 
-fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
+fn handle(cx: &RequestContext<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
     match op {
         Op::Lookup { name } => names::lookup(cx, reply, name),
         Op::Symlink { name, target } => names::symlink(cx, reply, name, target),
@@ -309,7 +316,7 @@ fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
         Op::Init(_) => reply.error(Errno::IO),
         // The kernel remembers that there is no such operation, and does not ask again.
         Op::NotServed(_) | Op::Unknown(_) => reply.error(Errno::NOSYS),
-        // Served before; see `Worker::serve`.
+        // Served before; see `RequestHandler::serve`.
         Op::Forget(_)
         | Op::BatchForget(_)
         | Op::Interrupt(_)
@@ -321,7 +328,7 @@ fn handle(cx: &Cx<'_>, reply: Reply<'_>, op: Op<'_>) -> Sent {
 
 /// umount(2) waits for this answer: it goes out after the program has brought everything to the
 /// store.
-fn destroy(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
+fn destroy(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     cx.shared.destroy();
     reply.done()
 }

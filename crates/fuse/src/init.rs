@@ -67,7 +67,7 @@ pub enum InitError {
 
 /// The answer to INIT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum InitReply {
     /// Agreed: this reply, and the connection is up.
     Agreed(InitOut, Negotiated),
     /// The kernel speaks a newer major version: this reply, and it will ask again.
@@ -78,12 +78,12 @@ pub enum Answer {
 ///
 /// # Errors
 /// When the kernel is too old.
-pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
+pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<InitReply, InitError> {
     let (major, minor) = (offer.major, offer.minor);
     if major > abi::KERNEL_VERSION {
         let out =
             InitOut { major: abi::KERNEL_VERSION, minor: abi::KERNEL_MINOR_VERSION, ..InitOut::default() };
-        return Ok(Answer::AskAgain(out));
+        return Ok(InitReply::AskAgain(out));
     }
     if major < abi::KERNEL_VERSION || minor < abi::OLDEST_MINOR_VERSION {
         return Err(InitError::TooOld { major, minor });
@@ -108,7 +108,7 @@ pub fn negotiate(offer: &InitIn, wishes: &Wishes) -> Result<Answer, InitError> {
         ..InitOut::default()
     };
     let agreed = Agreed { setxattr_ext: flags.contains(InitFlags::SETXATTR_EXT) };
-    Ok(Answer::Agreed(out, Negotiated { minor, flags, agreed }))
+    Ok(InitReply::Agreed(out, Negotiated { minor, flags, agreed }))
 }
 
 /// The flags that the daemon makes use of.
@@ -177,14 +177,14 @@ mod tests {
     #[test]
     fn a_newer_major_version_is_asked_to_come_down() {
         let offer = InitIn { major: 8, ..offer(3, InitFlags::empty()) };
-        let Answer::AskAgain(out) = negotiate(&offer, &WISHES).unwrap() else { panic!("agreed") };
+        let InitReply::AskAgain(out) = negotiate(&offer, &WISHES).unwrap() else { panic!("agreed") };
         assert_eq!((out.major, out.minor), (7, 45));
     }
 
     #[test]
     fn only_what_is_offered_is_agreed() {
         let offered = InitFlags::BIG_WRITES | InitFlags::WRITEBACK_CACHE | InitFlags::PASSTHROUGH;
-        let Answer::Agreed(out, negotiated) = negotiate(&offer(99, offered), &WISHES).unwrap() else {
+        let InitReply::Agreed(out, negotiated) = negotiate(&offer(99, offered), &WISHES).unwrap() else {
             panic!("asked again")
         };
         assert_eq!(negotiated.flags, InitFlags::BIG_WRITES);
@@ -200,7 +200,7 @@ mod tests {
             [(true, both, true), (false, both, false), (true, both - InitFlags::OVER_IO_URING, false)]
         {
             let wishes = Wishes { uring: wish, ..WISHES };
-            let Answer::Agreed(out, negotiated) = negotiate(&offer(45, offered), &wishes).unwrap() else {
+            let InitReply::Agreed(out, negotiated) = negotiate(&offer(45, offered), &wishes).unwrap() else {
                 panic!("asked again")
             };
             assert_eq!(negotiated.flags.contains(InitFlags::OVER_IO_URING), expected);
@@ -212,7 +212,8 @@ mod tests {
     fn kernel_writeback_only_when_asked_for() {
         let wishes = Wishes { mode: Mode::KernelWriteback, ..WISHES };
         for (wishes, expected) in [(WISHES, false), (wishes, true)] {
-            let Answer::Agreed(out, negotiated) = negotiate(&offer(45, InitFlags::all()), &wishes).unwrap()
+            let InitReply::Agreed(out, negotiated) =
+                negotiate(&offer(45, InitFlags::all()), &wishes).unwrap()
             else {
                 panic!("asked again")
             };

@@ -5,7 +5,7 @@
 //! - [`abi`], [`decode`], [`encode`], [`init`]: bytes and their meaning. These modules act on
 //!   nothing and hold nothing.
 //! - [`mount`]: makes a connection.
-//! - [`Tree`]: which volume is attached where; module `tree` says how requests find theirs.
+//! - [`TreeHandle`]: which volume is attached where; module `tree` says how requests find theirs.
 //! - [`Session`]: one connection in service. Its reading threads (module `reader`) take each
 //!   request from the device to its answer (module `dispatch`); `interrupt` ends those whose caller
 //!   is killed; [`Notifier`] has the kernel forget names and data.
@@ -24,27 +24,25 @@
 pub mod abi;
 #[allow(unsafe_code, reason = "a mapping that is also the kernel's to fill, and given back in part")]
 mod buffer;
+mod capacity;
 pub mod decode;
 #[allow(unsafe_code, reason = "one ioctl(2) that rustix has not")]
 mod dev;
 mod dispatch;
 pub mod encode;
 pub mod errno;
+mod in_flight;
 pub mod init;
-mod interrupt;
-mod line;
+mod invalidations;
 pub mod mount;
 mod notify;
 mod page;
-mod places;
 mod reader;
 mod reply;
+mod reply_channel;
 mod session;
-#[allow(unsafe_code, reason = "getrusage(2) of a thread, which rustix has not")]
-mod spin;
 mod stats;
-mod syncs;
-mod teller;
+mod sync_all;
 mod tree;
 mod uring;
 mod view;
@@ -57,6 +55,6 @@ pub use stats::StatsView;
 pub use tree::OnEnd;
 pub use tree::change::{Attached, AttachmentInfo, Detach, TreeError};
 pub use uring::{Transport, Uring};
-pub use view::Tree;
+pub use view::TreeHandle;
 
 pub use mounts::Propagation;

@@ -10,8 +10,8 @@ mod info;
 #[allow(unsafe_code, reason = "two ioctl(2)s that rustix has not")]
 mod loopdev;
 mod point;
-mod served;
 mod show;
+mod sync_device;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::OpenOptions;
@@ -30,9 +30,9 @@ use crate::uring::{BeforeMount, Uring};
 
 pub use info::MountInfo;
 pub use point::{MountpointError, check_mountpoint};
-pub(crate) use served::Served;
 pub(crate) use show::PREFIX as CLONE_PREFIX;
 pub use show::{show, shown_clone};
+pub(crate) use sync_device::SyncDevice;
 
 /// Block size of the loop device's file system, in bytes.
 const BLKSIZE: u32 = 4096;
@@ -216,7 +216,7 @@ pub struct Mount {
     by_fusermount: bool,
     is_gone: bool,
     uring: Option<BeforeMount>,
-    served: Option<Served>,
+    served: Option<SyncDevice>,
 }
 
 impl Mount {
@@ -326,12 +326,12 @@ impl Mount {
     }
 
     /// Hands out the thread that serves the device below the mount, where the daemon does.
-    pub(crate) fn take_served(&mut self) -> Option<Served> {
+    pub(crate) fn take_served(&mut self) -> Option<SyncDevice> {
         self.served.take()
     }
 
     /// The kernel has unmounted it.
-    pub(crate) fn is_gone(&mut self) {
+    pub(crate) fn mark_unmounted(&mut self) {
         self.is_gone = true;
     }
 
@@ -403,7 +403,7 @@ fn block(
     fd: &OwnedFd,
     mountpoint: &Path,
     options: &MountOptions,
-) -> Result<(MountKind, Option<Served>), MountError> {
+) -> Result<(MountKind, Option<SyncDevice>), MountError> {
     let (served, device) = match serve_device(options) {
         Some((served, device)) => (Some(served), Ok(device)),
         None => (None, loopdev::LoopDevice::new(&options.fsname)),
@@ -416,7 +416,7 @@ fn block(
 
 /// A device that reports syncs, where the kernel sends no SYNCFS. Without it the mount's first sync
 /// is not seen, and the log says so then.
-fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)> {
+fn serve_device(options: &MountOptions) -> Option<(SyncDevice, loopdev::LoopDevice)> {
     if options.syncs == Syncs::Auto {
         if !is_without_syncfs() {
             return None;
@@ -430,7 +430,7 @@ fn serve_device(options: &MountOptions) -> Option<(Served, loopdev::LoopDevice)>
             return None;
         }
     }
-    let made = Served::new(&options.fsname, loopdev::BYTES, options.syncs == Syncs::ByPage)
+    let made = SyncDevice::new(&options.fsname, loopdev::BYTES, options.syncs == Syncs::ByPage)
         .map_err(|error| error.to_string())
         .and_then(|(served, file)| Ok((served, loopdev::LoopDevice::over(file.as_fd())?)));
     made.inspect_err(|error| tracing::debug!(error, "no device that tells of syncs")).ok()

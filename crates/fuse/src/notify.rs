@@ -1,8 +1,8 @@
 //! Notifies the kernel that what it remembers is no longer so.
 //!
-//! Purpose: the kinds of notification ([`Note`]), how they are sent, and [`Notifier`], with which a
-//! program sends them. Notifications of a volume's own requests and of a program go the same way: a
-//! list and a thread for each volume (module `teller`).
+//! Purpose: the kinds of notification ([`Invalidation`]), how they are sent, and [`Notifier`], with
+//! which a program sends them. Notifications of a volume's own requests and of a program go the
+//! same way: a list and a thread for each volume (module `invalidations`).
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -14,7 +14,7 @@ use zerocopy::IntoBytes as _;
 
 use crate::abi::{NotifyCode, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut};
 use crate::dev::Dev;
-use crate::teller::Teller;
+use crate::invalidations::InvalidationQueue;
 
 /// How many notifications may wait.
 pub(crate) const QUEUE_MAX: usize = 16_384;
@@ -39,7 +39,7 @@ pub enum NotifyError {
 
 /// A notification to the kernel.
 #[derive(Debug)]
-pub(crate) enum Note {
+pub(crate) enum Invalidation {
     Entry {
         parent: NodeId,
         name: OsString,
@@ -62,7 +62,7 @@ pub(crate) enum Note {
     },
 }
 
-impl Note {
+impl Invalidation {
     /// A name was made, removed or moved in a directory: the kernel's copy of it, and of the
     /// directory's attributes and listing, is not valid any more.
     pub(crate) fn name_changed(parent: NodeId, name: &OsStr) -> [Self; 2] {
@@ -79,13 +79,13 @@ impl Note {
 /// the order of the calls.
 #[derive(Debug, Clone)]
 pub struct Notifier {
-    teller: Arc<Teller>,
+    invalidations: Arc<InvalidationQueue>,
     dev: Arc<Dev>,
 }
 
 impl Notifier {
-    pub(crate) fn new(teller: Arc<Teller>, dev: Arc<Dev>) -> Self {
-        Self { teller, dev }
+    pub(crate) fn new(invalidations: Arc<InvalidationQueue>, dev: Arc<Dev>) -> Self {
+        Self { invalidations, dev }
     }
 
     /// `name` in `parent` may no longer be what it was. A process that has it open goes on; new
@@ -95,7 +95,7 @@ impl Notifier {
     /// When too many notifications wait, or the connection has ended: nothing was queued. When
     /// there is no thread: it is sent with the next one.
     pub fn entry(&self, parent: NodeId, name: &OsStr) -> Result<(), NotifyError> {
-        self.tell(Note::Entry { parent, name: name.to_owned() })
+        self.invalidate(Invalidation::Entry { parent, name: name.to_owned() })
     }
 
     /// Attributes of `id` may have changed, and its data from `offset` on (`len` bytes, 0 for all
@@ -105,7 +105,7 @@ impl Notifier {
     /// When too many notifications wait, or the connection has ended: nothing was queued. When
     /// there is no thread: it is sent with the next one.
     pub fn inode(&self, id: NodeId, offset: i64, len: i64) -> Result<(), NotifyError> {
-        self.tell(Note::Inode { id, offset, len })
+        self.invalidate(Invalidation::Inode { id, offset, len })
     }
 
     /// `name` in `parent`, which is `child`, was removed; processes inside it see what rmdir(2)
@@ -115,35 +115,35 @@ impl Notifier {
     /// When too many notifications wait, or the connection has ended: nothing was queued. When
     /// there is no thread: it is sent with the next one.
     pub fn delete(&self, parent: NodeId, child: NodeId, name: &OsStr) -> Result<(), NotifyError> {
-        self.tell(Note::Delete { parent, child, name: name.to_owned() })
+        self.invalidate(Invalidation::Delete { parent, child, name: name.to_owned() })
     }
 
     /// Waits until everything queued so far was sent, the notifications of the volume's own
     /// requests included. What was queued when the connection ended is not sent. Not to be called
     /// by a request's handler.
     pub fn wait(&self) {
-        self.teller.wait();
+        self.invalidations.wait();
     }
 
-    fn tell(&self, note: Note) -> Result<(), NotifyError> {
-        self.teller.tell(&self.dev, [note])
+    fn invalidate(&self, invalidation: Invalidation) -> Result<(), NotifyError> {
+        self.invalidations.invalidate(&self.dev, [invalidation])
     }
 }
 
 /// Sends a notification. The kernel may wait for the holder of a lock that it needs.
-pub(crate) fn send(dev: &Dev, note: &Note) {
-    let sent = match note {
-        Note::Entry { parent, name } | Note::Expired { parent, name } => {
+pub(crate) fn send(dev: &Dev, invalidation: &Invalidation) {
+    let sent = match invalidation {
+        Invalidation::Entry { parent, name } | Invalidation::Expired { parent, name } => {
             let namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
-            let flags = if matches!(note, Note::Expired { .. }) { EXPIRE_ONLY } else { 0 };
+            let flags = if matches!(invalidation, Invalidation::Expired { .. }) { EXPIRE_ONLY } else { 0 };
             let out = NotifyInvalEntryOut { parent: parent.0, namelen, flags };
             dev.notify(NotifyCode::InvalEntry, [out.as_bytes(), &ended(name)])
         }
-        Note::Inode { id, offset, len } => {
+        Invalidation::Inode { id, offset, len } => {
             let out = NotifyInvalInodeOut { ino: id.0, off: *offset, len: *len };
             dev.notify(NotifyCode::InvalInode, [out.as_bytes(), &[]])
         }
-        Note::Delete { parent, child, name } => {
+        Invalidation::Delete { parent, child, name } => {
             let namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
             let out = NotifyDeleteOut { parent: parent.0, child: child.0, namelen, padding: 0 };
             dev.notify(NotifyCode::Delete, [out.as_bytes(), &ended(name)])
@@ -152,7 +152,7 @@ pub(crate) fn send(dev: &Dev, note: &Note) {
     match sent {
         // Not found: the kernel does not remember it.
         Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => {}
-        Err(error) => tracing::warn!(?note, %error, "the kernel did not take a notification"),
+        Err(error) => tracing::warn!(note = ?invalidation, %error, "the kernel did not take a notification"),
     }
 }
 

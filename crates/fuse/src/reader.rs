@@ -3,24 +3,25 @@
 //! Purpose: the policy of the reading threads, and nothing of what they do with a request. Any
 //! request may take long (its store may hang), so that one thread at least is always about to read:
 //! the thread that takes a request away from the last one reading wakes or makes another before it
-//! goes on. Threads beyond [`IDLE_MAX`] rest; those that rest for [`REST`] end.
+//! goes on. Threads beyond [`IDLE_MAX`] rest; those that rest for [`IDLE_TIMEOUT`] end.
 //!
 //! Where io_uring brings the requests, the kernel sends by `/dev/fuse` only messages that no
 //! process waits for: FORGET, and INTERRUPT. Each of them would wake a reader at the expense of the
 //! client, and that is most of the cost of a small operation. So one thread waits then, and after a
 //! FORGET it pauses for [`PAUSE`] before it reads again: messages that come meanwhile wake no
-//! thread, and FORGETs come many at a time. ([`Pool::is_relaxed`])
+//! thread, and FORGETs come many at a time. ([`ThreadPool::is_relaxed`])
 //!
 //! # State
-//! `Pool::idle` counts threads that read or are on their way there. `PoolState` is under its mutex.
+//! `ThreadPool::idle` counts threads that read or are on their way there. `PoolState` is under its
+//! mutex.
 //!
 //! # Lock order
-//! `Pool::state` is a leaf but for `Resting::wake`, which is taken under it.
+//! `ThreadPool::state` is a leaf but for `Parker::wake`, which is taken under it.
 //!
 //! # Orderings
-//! P1: a thread that finds enough others reading decides again under `Pool::state` before it rests;
-//! a thread that takes the last reader away looks for a resting one under `Pool::state` after it
-//! has lowered `idle`. So one of the two sees the other.
+//! P1: a thread that finds enough others reading decides again under `ThreadPool::state` before it
+//! rests; a thread that takes the last reader away looks for a resting one under
+//! `ThreadPool::state` after it has lowered `idle`. So one of the two sees the other.
 //!
 //! P2: a thread that raises the bound of threads looks at `idle` afterwards; the thread that takes
 //! the last reader away lowers `idle`, then looks at the bound. All of it is SeqCst: one of them
@@ -41,11 +42,10 @@ use zerocopy::FromBytes as _;
 use crate::abi::{InHeader, Opcode};
 use crate::buffer::Buffer;
 use crate::dev::Dev;
-use crate::dispatch::Worker;
-use crate::interrupt::Slot;
-use crate::line::Line;
+use crate::dispatch::RequestHandler;
+use crate::in_flight::RequestSlot;
+use crate::reply_channel::ReplyChannel;
 use crate::session::Shared;
-use crate::spin::History;
 
 /// Threads that read at the same time at most, when there is nothing to do.
 const IDLE_MAX: usize = 4;
@@ -58,10 +58,10 @@ const THREADS_AT_FIRST: usize = 2;
 /// If more than one of this many places is at work, that is a crowd.
 const CROWDED_ONE_OF: usize = 4;
 /// How long a thread that is not needed is kept.
-const REST: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a thread waits for memory before it tries again.
-const MEMORY: Duration = Duration::from_millis(100);
+const MEMORY_RETRY: Duration = Duration::from_millis(100);
 
 /// Why reading ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,9 +76,9 @@ pub(crate) enum ReadEnd {
 
 /// The reading threads of one session.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct ThreadPool {
     idle: AtomicUsize,
-    /// Set once, by [`Pool::relax`].
+    /// Set once, by [`ThreadPool::relax`].
     is_relaxed: AtomicBool,
     /// So many threads are at work that no volume is to take more than its part of them.
     is_crowded: AtomicBool,
@@ -96,18 +96,18 @@ struct PoolState {
     /// Threads that have nothing left to do, or next to nothing.
     leaving: Vec<JoinHandle<()>>,
     next_number: usize,
-    resting: Vec<Arc<Resting>>,
+    parked: Vec<Arc<Parker>>,
     ended: Option<ReadEnd>,
 }
 
 /// A thread that rests.
 #[derive(Debug, Default)]
-struct Resting {
+struct Parker {
     woken: Mutex<bool>,
     wake: Condvar,
 }
 
-impl Resting {
+impl Parker {
     fn wake(&self) {
         *self.woken.lock() = true;
         self.wake.notify_one();
@@ -133,7 +133,7 @@ impl Resting {
     }
 }
 
-impl Pool {
+impl ThreadPool {
     pub(crate) fn new(threads_max: usize) -> Self {
         Self {
             idle: AtomicUsize::new(0),
@@ -171,8 +171,8 @@ impl Pool {
     }
 
     /// A request was taken: brings another reader if this was the last.
-    fn took(&self, shared: &Arc<Shared>) {
-        // ORDERING: SeqCst, P1: before the look at `resting`.
+    fn on_request_taken(&self, shared: &Arc<Shared>) {
+        // ORDERING: SeqCst, P1: before the look at `parker`.
         if self.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.bring_another(shared);
         }
@@ -184,18 +184,19 @@ impl Pool {
         if state.ended.is_some() {
             return;
         }
-        if let Some(resting) = state.resting.pop() {
+        if let Some(parker) = state.parked.pop() {
             self.look_at_crowd(&state);
-            // ORDERING: SeqCst, as in `took`. Counted here, so that it is not brought twice.
+            // ORDERING: SeqCst, as in `on_request_taken`. Counted here, so that it is not brought
+            // twice.
             if !is_on("reader-not-counted") {
                 self.idle.fetch_add(1, Ordering::SeqCst);
             }
             drop(state);
-            resting.wake();
+            parker.wake();
         } else if state.threads.len() >= self.threads_at_most() {
             drop(state);
             // No thread is left to read INTERRUPTs; the watcher looks for killed callers.
-            shared.interrupts.may_wait();
+            shared.in_flight.request_scan();
         } else if let Err(error) = self.spawn(shared, &mut state) {
             tracing::error!(%error, "no further thread to read requests");
         }
@@ -209,14 +210,14 @@ impl Pool {
     }
 
     fn look_at_crowd(&self, state: &PoolState) {
-        let busy = state.threads.len().saturating_sub(state.resting.len());
+        let busy = state.threads.len().saturating_sub(state.parked.len());
         let is_crowded = busy > self.threads_max / CROWDED_ONE_OF + self.threads_at_most() - self.threads_max;
         // ORDERING: Relaxed, as in `is_crowded`; written under the lock.
         self.is_crowded.store(is_crowded, Ordering::Relaxed);
     }
 
     /// Threads at most, but for those whose requests were answered by others.
-    pub(crate) fn places(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.threads_max
     }
 
@@ -226,7 +227,7 @@ impl Pool {
     }
 
     /// `hanging` threads hang now, and count for no volume: others are to read in their place.
-    pub(crate) fn bear(&self, shared: &Arc<Shared>, hanging: usize) {
+    pub(crate) fn set_extra_threads(&self, shared: &Arc<Shared>, hanging: usize) {
         // ORDERING: SeqCst, P2.
         let before = self.threads_more.swap(hanging.min(self.threads_max), Ordering::SeqCst);
         self.look_at_crowd(&self.state.lock());
@@ -240,7 +241,7 @@ impl Pool {
         let number = state.next_number;
         let thread = Arc::clone(shared);
         let builder = std::thread::Builder::new().name(format!("wt-fuse-{number}"));
-        // ORDERING: SeqCst, as in `took`.
+        // ORDERING: SeqCst, as in `on_request_taken`.
         self.idle.fetch_add(1, Ordering::SeqCst);
         match builder.spawn(move || run(&thread, number)) {
             Ok(handle) => {
@@ -251,7 +252,7 @@ impl Pool {
                 Ok(())
             }
             Err(error) => {
-                // ORDERING: SeqCst, as in `took`.
+                // ORDERING: SeqCst, as in `on_request_taken`.
                 self.idle.fetch_sub(1, Ordering::SeqCst);
                 Err(error)
             }
@@ -259,18 +260,18 @@ impl Pool {
     }
 
     /// A request was served: says whether to read on, `false` to end.
-    fn served(&self, resting: &Arc<Resting>) -> bool {
+    fn after_request(&self, parker: &Arc<Parker>) -> bool {
         // ORDERING: SeqCst, P1. A value that is too large or too small by a few is harmless: it is
         // looked at again under the lock before anything depends on it.
         if self.idle.load(Ordering::SeqCst) < self.idle_max() {
-            // ORDERING: SeqCst, as in `took`.
+            // ORDERING: SeqCst, as in `on_request_taken`.
             self.idle.fetch_add(1, Ordering::SeqCst);
             return true;
         }
-        self.rest(resting)
+        self.park(parker)
     }
 
-    fn rest(&self, resting: &Arc<Resting>) -> bool {
+    fn park(&self, parker: &Arc<Parker>) -> bool {
         {
             let mut state = self.state.lock();
             if state.ended.is_some() {
@@ -281,21 +282,21 @@ impl Pool {
                 self.idle.fetch_add(1, Ordering::SeqCst);
                 return true;
             }
-            state.resting.push(Arc::clone(resting));
+            state.parked.push(Arc::clone(parker));
             self.look_at_crowd(&state);
         }
-        if resting.wait(Instant::now() + REST) {
+        if parker.wait(Instant::now() + IDLE_TIMEOUT) {
             return self.state.lock().ended.is_none();
         }
         let mut state = self.state.lock();
-        let before = state.resting.len();
-        state.resting.retain(|other| !Arc::ptr_eq(other, resting));
-        if state.resting.len() < before {
+        let before = state.parked.len();
+        state.parked.retain(|other| !Arc::ptr_eq(other, parker));
+        if state.parked.len() < before {
             return false;
         }
         // Another thread took it from the list, has counted it as reading, and is about to wake it.
         drop(state);
-        resting.wait_long();
+        parker.wait_long();
         self.state.lock().ended.is_none()
     }
 
@@ -303,14 +304,14 @@ impl Pool {
     pub(crate) fn end(&self, end: ReadEnd) {
         let mut state = self.state.lock();
         state.ended.get_or_insert(end);
-        for resting in state.resting.drain(..) {
-            resting.wake();
+        for parker in state.parked.drain(..) {
+            parker.wake();
         }
         drop(state);
         self.changed.notify_all();
     }
 
-    fn left(&self, number: usize) {
+    fn remove_thread(&self, number: usize) {
         let mut state = self.state.lock();
         let handle = state.threads.remove(&number);
         state.leaving.extend(handle);
@@ -353,16 +354,16 @@ impl Pool {
 /// Takes the thread out of the lists however it ends.
 struct Member<'a> {
     shared: &'a Shared,
-    slot: Option<Arc<Slot>>,
+    slot: Option<Arc<RequestSlot>>,
     number: usize,
 }
 
 impl Drop for Member<'_> {
     fn drop(&mut self) {
         if let Some(slot) = &self.slot {
-            self.shared.interrupts.remove(slot);
+            self.shared.in_flight.remove(slot);
         }
-        self.shared.pool.left(self.number);
+        self.shared.pool.remove_thread(self.number);
     }
 }
 
@@ -374,21 +375,21 @@ fn run(shared: &Arc<Shared>, number: usize) {
     // A descriptor of its own spares the threads each other's locks; without it they share the
     // first.
     let dev = shared.master.try_clone(false).map_or_else(|_| Arc::clone(&shared.master), Arc::new);
-    let slot = Arc::new(Slot::new(Line::Dev(Arc::clone(&dev))));
-    shared.interrupts.add(&slot);
+    let slot = Arc::new(RequestSlot::new(ReplyChannel::Dev(Arc::clone(&dev))));
+    shared.in_flight.add(&slot);
     member.slot = Some(Arc::clone(&slot));
-    let mut worker = Worker::new(Arc::clone(shared), slot, number);
-    let resting = Arc::new(Resting::default());
-    let end = read_loop(&mut worker, &dev, &mut buffer, &resting);
+    let mut handler = RequestHandler::new(Arc::clone(shared), slot, number);
+    let parker = Arc::new(Parker::default());
+    let end = read_loop(&mut handler, &dev, &mut buffer, &parker);
     if let Some(end) = end {
-        shared.interrupts.close_room();
+        shared.in_flight.close_queue();
         shared.pool.end(end);
     }
 }
 
 /// Memory to read into. The thread counts as one that reads, and may be the only one: it does not
 /// give up while the connection lasts.
-fn buffer(pool: &Pool) -> Option<Buffer> {
+fn buffer(pool: &ThreadPool) -> Option<Buffer> {
     loop {
         match Buffer::new() {
             Ok(buffer) => return Some(buffer),
@@ -396,7 +397,7 @@ fn buffer(pool: &Pool) -> Option<Buffer> {
         }
         let mut state = pool.state.lock();
         // Nothing reports when there is memory.
-        let next = Instant::now() + MEMORY;
+        let next = Instant::now() + MEMORY_RETRY;
         while state.ended.is_none() && !pool.changed.wait_until(&mut state, next) {}
         if state.ended.is_some() {
             return None;
@@ -411,23 +412,26 @@ fn is_forget(message: &[u8]) -> bool {
     matches!(opcode, Some(Opcode::Forget | Opcode::BatchForget))
 }
 
-fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<Resting>) -> Option<ReadEnd> {
-    let shared = Arc::clone(&worker.shared);
-    let next_waiting = || shared.interrupts.next_waiting(shared.pool.places());
-    let mut history = History::default();
+fn read_loop(
+    handler: &mut RequestHandler,
+    dev: &Dev,
+    buffer: &mut Buffer,
+    parker: &Arc<Parker>,
+) -> Option<ReadEnd> {
+    let shared = Arc::clone(&handler.shared);
+    let pop_queued = || shared.in_flight.pop_queued(shared.pool.capacity());
     loop {
         let mut is_forget = false;
         // A request that has waited comes first: this thread may have been brought for it.
-        if let Some(waiting) = next_waiting() {
-            shared.pool.took(&shared);
-            worker.serve_waiting(waiting, buffer);
+        if let Some(queued) = pop_queued() {
+            shared.pool.on_request_taken(&shared);
+            handler.serve_queued(queued, buffer);
         } else {
-            shared.spin.look(dev, &mut history);
             match dev.read(buffer.space()) {
                 Ok(len) => {
-                    shared.pool.took(&shared);
+                    shared.pool.on_request_taken(&shared);
                     is_forget = self::is_forget(buffer.message(len));
-                    worker.serve(buffer, len, false);
+                    handler.serve(buffer, len, false);
                 }
                 // NOENT: the request was taken back while it was read.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
@@ -436,10 +440,10 @@ fn read_loop(worker: &mut Worker, dev: &Dev, buffer: &mut Buffer, resting: &Arc<
                 Err(error) => return Some(ReadEnd::Failed(error)),
             }
         }
-        while let Some(waiting) = next_waiting() {
-            worker.serve_waiting(waiting, buffer);
+        while let Some(queued) = pop_queued() {
+            handler.serve_queued(queued, buffer);
         }
-        if !shared.pool.served(resting) {
+        if !shared.pool.after_request(parker) {
             return None;
         }
         if is_forget && shared.pool.is_relaxed() {

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use sync::mutant::is_on;
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::interrupt::{Claim, Slot};
+use crate::in_flight::{Claim, RequestSlot};
 use crate::page::SyncPage;
 
 /// Proof that a request was answered.
@@ -26,9 +26,9 @@ pub(crate) struct Sent {
 /// A request to be answered by the thread that read it.
 #[derive(Debug)]
 pub(crate) struct Reply<'a> {
-    slot: &'a Slot,
+    slot: &'a RequestSlot,
     /// Set when the slot's `Cancel` was used.
-    touched: &'a Cell<bool>,
+    cancel_used: &'a Cell<bool>,
     unique: u64,
     /// Notified before the answer that something may have changed.
     page: Option<&'a SyncPage>,
@@ -36,8 +36,8 @@ pub(crate) struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    pub(crate) fn new(slot: &'a Slot, touched: &'a Cell<bool>, unique: u64) -> Self {
-        Self { slot, touched, unique, page: None, is_answered: false }
+    pub(crate) fn new(slot: &'a RequestSlot, cancel_used: &'a Cell<bool>, unique: u64) -> Self {
+        Self { slot, cancel_used, unique, page: None, is_answered: false }
     }
 
     /// A reply to a request that may change something.
@@ -93,16 +93,16 @@ impl<'a> Reply<'a> {
         }
         let is_error = answer.is_err();
         match self.slot.claim() {
-            Claim::Mine { touched: false } => {}
-            Claim::Mine { touched: true } => self.touched.set(true),
+            Claim::Mine { cancel_used: false } => {}
+            Claim::Mine { cancel_used: true } => self.cancel_used.set(true),
             Claim::Gone => {
-                self.touched.set(true);
+                self.cancel_used.set(true);
                 return Sent { is_delivered: false, is_error };
             }
         }
-        let sent = self.slot.line().answer(self.unique, answer);
+        let sent = self.slot.channel().answer(self.unique, answer);
         if is_on("slot-freed-late") {
-            self.slot.is_for_none();
+            self.slot.clear_volume();
         }
         Sent { is_delivered: was_taken(self.unique, sent), is_error }
     }

@@ -3,7 +3,7 @@
 //! Purpose: [`Session::new`] agrees with the kernel, [`Session::run`] serves until the connection
 //! ends, for whatever reason, and returns that reason. After that none of its threads runs, unless
 //! a call into the store does not return; such threads are counted. A thread that notifies the
-//! kernel of names (module `teller`) ends a moment later.
+//! kernel of names (module `invalidations`) ends a moment later.
 //!
 //! # Lock order
 //! `Shared::transport` and `Shared::on_destroy` are leaves: the handler of the end is taken out and
@@ -23,22 +23,21 @@ use zerocopy::IntoBytes as _;
 
 use crate::abi::{InitFlags, Opcode};
 use crate::buffer::Buffer;
+use crate::capacity;
 use crate::decode::{self, Agreed, Op};
 use crate::dev::Dev;
 use crate::encode::Validity;
-use crate::init::{self, Answer, InitError, Mode, Negotiated, Wishes};
-use crate::interrupt::Interrupts;
-use crate::mount::{Mount, MountKind, Served};
+use crate::in_flight::InFlight;
+use crate::init::{self, InitError, InitReply, Mode, Negotiated, Wishes};
+use crate::mount::{Mount, MountKind, SyncDevice};
 use crate::notify::Notifier;
-use crate::page::mounted::{Hearing, OfSession};
-use crate::places;
-use crate::reader::{Pool, ReadEnd};
-use crate::spin::SpinGate;
+use crate::page::mounted::{SessionVolumes, SyncDetector};
+use crate::reader::{ReadEnd, ThreadPool};
 use crate::stats::{Stats, StatsView};
-use crate::syncs::{Synced, Syncs};
+use crate::sync_all::{SyncAll, Synced};
 use crate::tree;
 use crate::uring::{BeforeMount, Prepared, Ring, Transport, Uring};
-use crate::view::Tree;
+use crate::view::TreeHandle;
 
 /// How long the end of the device below the mount is waited for.
 const LAST_WRITE: Duration = Duration::from_secs(1);
@@ -50,9 +49,6 @@ pub struct SessionOptions {
     /// Threads at most, and requests under way: each request that waits, for a limit or for a store
     /// that does not answer, holds one. By default what the host can bear, 256 to 1024.
     pub threads_max: usize,
-    /// How long an idle reader of `/dev/fuse` looks for a request before it sleeps, while that
-    /// pays; zero: never.
-    pub spin: Duration,
     /// How long the kernel may remember names, and that there are none.
     pub entry_valid: Duration,
     /// How long the kernel may remember attributes.
@@ -71,8 +67,7 @@ impl Default for SessionOptions {
         const VALID: Duration = Duration::from_secs(24 * 3600);
         Self {
             mode: Mode::default(),
-            threads_max: places::of_host(),
-            spin: Duration::ZERO,
+            threads_max: capacity::of_host(),
             entry_valid: VALID,
             attr_valid: VALID,
             readahead_bytes: 1 << 20,
@@ -142,18 +137,17 @@ pub struct Ended {
 
 /// The state that the threads of a session share.
 pub(crate) struct Shared {
-    pub(crate) tree: Arc<tree::Tree>,
+    pub(crate) tree: Arc<tree::MountTree>,
     pub(crate) negotiated: Negotiated,
     pub(crate) mode: Mode,
     pub(crate) valid: Validity,
     pub(crate) master: Arc<Dev>,
-    pub(crate) interrupts: Arc<Interrupts>,
-    pub(crate) syncs: Arc<Syncs>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) sync_all: Arc<SyncAll>,
     /// Where the kernel does not send SYNCFS, or was not seen to send it yet.
-    pub(crate) page: Option<Hearing>,
+    pub(crate) page: Option<SyncDetector>,
     pub(crate) stats: Stats,
-    pub(crate) pool: Pool,
-    pub(crate) spin: SpinGate,
+    pub(crate) pool: ThreadPool,
     transport: Mutex<Transport>,
     ring: Option<Arc<Ring>>,
     on_destroy: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -169,20 +163,19 @@ impl fmt::Debug for Shared {
 impl Shared {
     /// A session without a kernel, whose pool may have `threads_max` threads.
     #[cfg(all(test, shuttle))]
-    pub(crate) fn without_kernel(volume: Arc<Volume>, master: Arc<Dev>, pool: Pool) -> Self {
+    pub(crate) fn without_kernel(volume: Arc<Volume>, master: Arc<Dev>, pool: ThreadPool) -> Self {
         let agreed = crate::decode::Agreed::default();
         Self {
-            tree: Arc::new(tree::Tree::new(volume)),
+            tree: Arc::new(tree::MountTree::new(volume)),
             negotiated: Negotiated { minor: 0, flags: InitFlags::empty(), agreed },
             mode: Mode::default(),
             valid: Validity { entry: Duration::ZERO, attr: Duration::ZERO },
             master,
-            interrupts: Arc::default(),
-            syncs: Arc::default(),
+            in_flight: Arc::default(),
+            sync_all: Arc::default(),
             page: None,
             stats: Stats::default(),
             pool,
-            spin: SpinGate::new(Duration::ZERO),
             transport: Mutex::new(Transport::Uring),
             ring: None,
             on_destroy: Mutex::new(None),
@@ -207,8 +200,8 @@ impl Shared {
         if self.tree.is_plain() {
             return Synced::of_one(own());
         }
-        let synced = self.syncs.sync(&by(), &self.tree.subjects(), cancel, own);
-        synced.left_out.iter().for_each(|subject| subject.tell_left_out());
+        let synced = self.sync_all.sync(&by(), &self.tree.sync_targets(), cancel, own);
+        synced.skipped.iter().for_each(|target| target.log_skipped());
         synced
     }
 
@@ -239,8 +232,8 @@ impl Shared {
         {
             tracing::error!("the handler of the end panicked");
         }
-        if let Some(hearing) = &self.page {
-            hearing.page.end();
+        if let Some(detector) = &self.page {
+            detector.page.end();
         }
         // ORDERING: Release, pairs with the Acquire in `run`, which sees the handler's work.
         self.destroyed.store(true, Ordering::Release);
@@ -252,7 +245,7 @@ impl Shared {
 pub struct Session {
     shared: Arc<Shared>,
     mount: Mount,
-    served: Option<Served>,
+    served: Option<SyncDevice>,
     exit_grace: Duration,
     prepared: Option<Prepared>,
     needs_uring: bool,
@@ -273,14 +266,14 @@ impl SessionView {
     #[must_use]
     pub fn threads(&self) -> usize {
         let ring = self.0.ring.as_ref().map_or(0, |ring| ring.threads());
-        self.0.pool.threads() + ring + self.0.syncs.threads()
+        self.0.pool.threads() + ring + self.0.sync_all.threads()
     }
 
     /// How many requests are being handled, without calls that go on although their caller was
     /// killed.
     #[must_use]
     pub fn under_way(&self) -> usize {
-        self.0.interrupts.in_hand()
+        self.0.in_flight.in_hand()
     }
 
     /// How requests come from the kernel. Final when the session has begun to run.
@@ -294,13 +287,13 @@ impl SessionView {
     /// since 6.18, to `fuse` never; older ones write a page of the device below a `fuseblk`.
     #[must_use]
     pub fn has_seen_syncfs(&self) -> bool {
-        self.knows_who_syncs() || self.0.page.as_ref().is_some_and(|hearing| hearing.page.has_heard())
+        self.knows_who_syncs() || self.0.page.as_ref().is_some_and(|detector| detector.page.has_heard())
     }
 
     /// Whether the kernel was seen to name the caller of a sync: SYNCFS does, a page does not.
     #[must_use]
     pub fn knows_who_syncs(&self) -> bool {
-        let is_refused = self.0.page.as_ref().is_some_and(Hearing::is_only_way);
+        let is_refused = self.0.page.as_ref().is_some_and(SyncDetector::is_only_way);
         !is_refused && self.0.stats.view().of(Opcode::SyncFs) > 0
     }
 
@@ -323,7 +316,7 @@ impl Session {
         let prepared = before.prepare(&master, options.threads_max);
         let wishes = Wishes {
             mode: options.mode,
-            max_background: places::of_background(options.mode, options.threads_max),
+            max_background: capacity::of_background(options.mode, options.threads_max),
             max_readahead: options.readahead_bytes,
             page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(4096),
             uring: prepared.is_ok(),
@@ -348,18 +341,16 @@ impl Session {
         let served = mount.take_served();
         let page = served.as_ref().and_then(|served| hear(&mount, served));
         let shared = Shared {
-            tree: Arc::new(tree::Tree::new(volume)),
+            tree: Arc::new(tree::MountTree::new(volume)),
             negotiated,
             mode: options.mode,
             valid: Validity { entry: options.entry_valid, attr: options.attr_valid },
             master,
-            interrupts: Arc::default(),
-            syncs: Arc::default(),
+            in_flight: Arc::default(),
+            sync_all: Arc::default(),
             page,
             stats: Stats::default(),
-            pool: Pool::new(options.threads_max),
-            // Over io_uring the readers only get messages that no process waits for.
-            spin: SpinGate::new(if prepared.is_some() { Duration::ZERO } else { options.spin }),
+            pool: ThreadPool::new(options.threads_max),
             transport: Mutex::new(transport),
             ring: prepared.as_ref().map(|prepared| Arc::clone(prepared.ring())),
             on_destroy: Mutex::new(Some(options.on_destroy)),
@@ -382,13 +373,13 @@ impl Session {
     /// A means to have the kernel forget names and data.
     #[must_use]
     pub fn notifier(&self) -> Notifier {
-        Notifier::new(Arc::clone(&self.shared.tree.root().teller), Arc::clone(&self.shared.master))
+        Notifier::new(Arc::clone(&self.shared.tree.root().invalidations), Arc::clone(&self.shared.master))
     }
 
     /// To attach volumes to it, and to detach them.
     #[must_use]
-    pub fn tree(&self) -> Tree {
-        Tree::first(Arc::clone(&self.shared))
+    pub fn tree(&self) -> TreeHandle {
+        TreeHandle::first(Arc::clone(&self.shared))
     }
 
     /// To look at it while it runs.
@@ -405,12 +396,12 @@ impl Session {
     pub fn run(mut self) -> Result<Ended, SessionError> {
         let span = self.shared.span().clone();
         let _of_the_mount = span.enter();
-        let interrupts = Arc::clone(&self.shared.interrupts);
-        let watcher = spawn("wt-fuse-signals", move || interrupts.watch()).map_err(SessionError::Start)?;
+        let in_flight = Arc::clone(&self.shared.in_flight);
+        let watcher = spawn("wt-fuse-signals", move || in_flight.watch()).map_err(SessionError::Start)?;
         let started = self.shared.pool.start(&self.shared).map_err(SessionError::Start);
         let outcome = started.and_then(|()| self.start_ring()).map(|()| self.wait());
-        self.shared.interrupts.end();
-        self.shared.tree.root().teller.end();
+        self.shared.in_flight.end();
+        self.shared.tree.root().invalidations.end();
         if watcher.join().is_err() {
             tracing::error!("the session's watching thread panicked");
         }
@@ -439,7 +430,7 @@ impl Session {
         if let Some(ring) = &self.shared.ring {
             stuck += ring.wait(until);
         }
-        stuck += self.shared.syncs.end(until);
+        stuck += self.shared.sync_all.end(until);
         // ORDERING: Acquire, pairs with the Release in `Shared::destroy`.
         let destroyed = self.shared.destroyed.load(Ordering::Acquire);
         let reason = match end {
@@ -449,7 +440,7 @@ impl Session {
             ReadEnd::Failed(error) => EndReason::Failed(error),
         };
         if matches!(reason, EndReason::Destroyed | EndReason::Unmounted) {
-            self.mount.is_gone();
+            self.mount.mark_unmounted();
         }
         if reason == EndReason::Destroyed
             && let Some(served) = &self.served
@@ -465,32 +456,32 @@ impl Session {
 impl Drop for Session {
     /// A session may end in another way than by DESTROY.
     fn drop(&mut self) {
-        if let Some(hearing) = &self.shared.page {
-            hearing.page.end();
+        if let Some(detector) = &self.shared.page {
+            detector.page.end();
         }
     }
 }
 
 /// Hears of syncs by the device's pages.
-fn hear(mount: &Mount, served: &Served) -> Option<Hearing> {
+fn hear(mount: &Mount, served: &SyncDevice) -> Option<SyncDetector> {
     let MountKind::FuseBlk { loop_device } = mount.kind() else { return None };
     let connection = mount.info().map(crate::mount::MountInfo::connection_dir);
-    Hearing::new(loop_device, connection, served.is_only_way)
+    SyncDetector::new(loop_device, connection, served.is_only_way)
         .inspect_err(|error| tracing::debug!(%error, "syncs of the mount are not heard: nobody may write to its device"))
         .ok()
 }
 
 /// From now on the kernel's writes of the device's pages are syncs of the volumes.
-fn start_hearing(shared: &Arc<Shared>, served: &Served) {
-    let Some(hearing) = &shared.page else { return };
+fn start_hearing(shared: &Arc<Shared>, served: &SyncDevice) {
+    let Some(detector) = &shared.page else { return };
     let weak = Arc::downgrade(shared);
     served.on_write(Box::new(move || {
         let Some(shared) = weak.upgrade() else { return Ok(()) };
-        let volumes = OfSession(Arc::clone(&shared));
-        shared.page.as_ref().map_or(Ok(()), |hearing| hearing.page.written(&volumes))
+        let volumes = SessionVolumes(Arc::clone(&shared));
+        shared.page.as_ref().map_or(Ok(()), |detector| detector.page.written(&volumes))
     }));
     // The first sync shows how the kernel reports them.
-    hearing.page.note_change();
+    detector.page.note_change();
 }
 
 pub(crate) fn spawn(
@@ -526,12 +517,12 @@ pub(crate) fn agree(dev: &Dev, wishes: &Wishes) -> Result<Negotiated, SessionErr
         };
         let device = |error: Errno| SessionError::Device(error.into());
         match init::negotiate(&offer, wishes) {
-            Ok(Answer::Agreed(out, negotiated)) => {
+            Ok(InitReply::Agreed(out, negotiated)) => {
                 dev.answer(unique, Ok([out.as_bytes(), &[]])).map_err(device)?;
                 tracing::debug!(?negotiated, "connected");
                 return Ok(negotiated);
             }
-            Ok(Answer::AskAgain(out)) => dev.answer(unique, Ok([out.as_bytes(), &[]])).map_err(device)?,
+            Ok(InitReply::AskAgain(out)) => dev.answer(unique, Ok([out.as_bytes(), &[]])).map_err(device)?,
             Err(error) => {
                 dev.answer(unique, Err(Errno::PROTO)).map_err(device)?;
                 return Err(error.into());

@@ -15,13 +15,13 @@
 //!   and no other thread can help.
 //! - The entry that was handed over last is used first.
 //!
-//! So a thread that serves ([`server`]) has **one** entry. While it serves, that entry is the
+//! So a thread that serves ([`worker`]) has **one** entry. While it serves, that entry is the
 //! request's, and it has none in the kernel. All other entries are handed over by one thread
-//! ([`keeper`]) which serves nothing. An entry of the keeper's is used when every serving thread of
-//! the queue is busy; it is given to a thread that rests or a new one, which has it from then on.
-//! In the steady state the keeper sleeps, and the entries used are those of threads that were busy
-//! a moment ago. A thread whose request was slow, where enough others wait, gives its entry back to
-//! the keeper and rests.
+//! ([`dispatcher`]) which serves nothing. An entry of the dispatcher's is used when every serving
+//! thread of the queue is busy; it is given to a thread that rests or a new one, which has it from
+//! then on. In the steady state the dispatcher sleeps, and the entries used are those of threads
+//! that were busy a moment ago. A thread whose request was slow, where enough others wait, gives
+//! its entry back to the dispatcher and rests.
 //!
 //! # What is guaranteed
 //! - **No request holds up another**, whether its handler announces that it waits (`before_wait`)
@@ -42,21 +42,21 @@
 //! case it is given before the handler returns, and then no thread of the daemon looks at the
 //! entry's memory any more: a killed caller is answered EINTR while the handler is still in the
 //! store. The handler has a copy of the whole message in its thread's own buffer
-//! ([`entry::Place::Scratch`]) and finds out that its answer is not wanted before it writes it.
-//! Requests whose data stays in the entry ([`entry::Place::Lent`]: more than 16 KiB written or
+//! ([`entry::Payload::Copied`]) and finds out that its answer is not wanted before it writes it.
+//! Requests whose data stays in the entry ([`entry::Payload::InPlace`]: more than 16 KiB written or
 //! read) are *not* answered early: such a caller is gone when the store answers or the volume ends
 //! the wait. With `/dev/fuse` it is gone at once.
 //!
-//! The keeper hands such an entry over, since the thread that answers may sleep in the store
+//! The dispatcher hands such an entry over, since the thread that answers may sleep in the store
 //! afterwards.
 //!
 //! # Memory
 //! An entry is a mapping of one page and 1 MiB, of which only the used part takes memory. As the
 //! kernel uses the entries like a stack, few are ever touched. The memory that a burst leaves
-//! behind is given back: an entry that held much data and is handed over while more than `warm` of
-//! its queue are in use gives its pages back, so that about `warm` MiB per CPU stay. One waiting
-//! entry of each queue keeps its pages even then: beside requests of stalled stores, which are
-//! under way for long, a large write finds its pages there.
+//! behind is given back: an entry that held much data and is handed over while more than `resident`
+//! of its queue are in use gives its pages back, so that about `resident` MiB per CPU stay. One
+//! waiting entry of each queue keeps its pages even then: beside requests of stalled stores, which
+//! are under way for long, a large write finds its pages there.
 //!
 //! A burst of requests that are quick leaves its threads asleep, one for each that was under way at
 //! the same time, since an entry cannot be called back from the kernel. They are the last ones that
@@ -73,29 +73,29 @@
 //!
 //! # The end
 //! The kernel brings every entry back with an error when the connection ends. A serving thread ends
-//! when its entry comes back, the keeper when it has all of its own. Memory of an entry that the
-//! kernel has is never unmapped.
+//! when its entry comes back, the dispatcher when it has all of its own. Memory of an entry that
+//! the kernel has is never unmapped.
 //!
 //! # Lock order
-//! `Slot::cancel` (module `interrupt`), then `Seat::state`. `Ring::inbox` is taken without
-//! `Seat::state`, and nothing is taken under it. `Crew::state`, then `Bunk::place`; a thread is
-//! made under the former. No lock is held inside `io_uring_enter(2)`.
+//! `RequestSlot::cancel` (module `interrupt`), then `ReplySlot::state`. `Ring::returned` is taken
+//! without `ReplySlot::state`, and nothing is taken under it. `ThreadPool::state`, then
+//! `Parker::place`; a thread is made under the former. No lock is held inside `io_uring_enter(2)`.
 //!
 //! # Limits
 //! A signal that arrives between a request's queueing and its copying is not passed on by the
 //! kernel (Linux 6.18); with `/dev/fuse` it is.
 
-mod alone;
 mod cpus;
-mod crew;
+mod dispatcher;
+mod enable;
 mod entry;
-mod keeper;
 #[allow(unsafe_code, reason = "commands whose memory the kernel uses until they complete")]
-mod lane;
-mod seat;
-mod server;
-mod stay;
-mod switch;
+mod entry_ring;
+mod idle_sched;
+mod pool;
+mod reply_slot;
+mod single_client;
+mod worker;
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -109,10 +109,10 @@ use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::dev::Dev;
 use crate::reader::ReadEnd;
 use crate::session::Shared;
-use crew::Crew;
 use entry::Entry;
+use pool::ThreadPool;
 
-pub(crate) use seat::Seat;
+pub(crate) use reply_slot::ReplySlot;
 
 /// Whether to talk to the kernel over io_uring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -142,7 +142,7 @@ pub enum Transport {
 #[derive(Debug)]
 pub(crate) struct BeforeMount {
     wish: Uring,
-    switch: Result<switch::On, String>,
+    switch: Result<enable::Enabled, String>,
 }
 
 impl BeforeMount {
@@ -150,7 +150,7 @@ impl BeforeMount {
     pub(crate) fn new(wish: Uring) -> Self {
         let switch = match wish {
             Uring::Off => Err("not wanted".to_owned()),
-            Uring::Auto | Uring::On => switch::on(),
+            Uring::Auto | Uring::On => enable::enable(),
         };
         Self { wish, switch }
     }
@@ -174,15 +174,16 @@ impl BeforeMount {
 #[derive(Debug)]
 pub(crate) struct Prepared {
     ring: Arc<Ring>,
-    keeper: keeper::Waiting,
+    dispatcher: dispatcher::PreparedDispatcher,
 }
 
 impl Prepared {
     fn new(dev: &Arc<Dev>, threads_max: usize) -> Result<Self, String> {
         let queues = cpus::possible().map_err(|error| format!("cannot count the CPUs: {error}"))?;
         let ring = Arc::new(Ring::new(Arc::clone(dev), queues, threads_max).map_err(|e| e.to_string())?);
-        let keeper = keeper::Waiting::new(&ring).map_err(|error| format!("no io_uring: {error}"))?;
-        Ok(Self { ring, keeper })
+        let dispatcher =
+            dispatcher::PreparedDispatcher::new(&ring).map_err(|error| format!("no io_uring: {error}"))?;
+        Ok(Self { ring, dispatcher })
     }
 
     /// The ring that the threads share.
@@ -193,7 +194,7 @@ impl Prepared {
     /// Makes the entries known to the kernel, which has agreed to it. The error says why requests
     /// will come over `/dev/fuse` after all.
     pub(crate) fn start(self, shared: &Arc<Shared>) -> Result<(), String> {
-        self.keeper.go(&self.ring, shared)
+        self.dispatcher.start(&self.ring, shared)
     }
 }
 
@@ -204,9 +205,9 @@ const DEPTH_MIN: usize = 32;
 /// How many times the entries of the beginning there may be.
 const GROWTH: usize = 2;
 /// Entries that a queue is given at once when it runs short.
-const MORE: usize = 64;
+const ENTRIES_STEP: usize = 64;
 /// How many entries of all queues together may keep the memory of their data.
-const WARM: usize = 32;
+const RESIDENT: usize = 32;
 /// How many of a queue's threads wait for requests before one whose request was slow rests.
 const IDLE_MAX: u64 = 4;
 
@@ -214,23 +215,23 @@ const IDLE_MAX: u64 = 4;
 #[derive(Debug)]
 pub(crate) struct Ring {
     dev: Arc<Dev>,
-    queues: Box<[Queue]>,
+    queues: Box<[QueueLoad]>,
     /// Entries of each queue in the beginning.
     depth: usize,
     /// Entries of each queue that may keep their memory.
-    warm: u64,
+    resident: u64,
     cpus: cpus::Cpus,
-    callers: alone::Callers,
-    guard: Arc<stay::Guard>,
-    crew: Crew,
-    inbox: Mutex<Inbox>,
-    /// Tells the keeper that there is something in the inbox.
-    bell: OwnedFd,
+    single_client: single_client::SingleClient,
+    watchdog: Arc<idle_sched::Watchdog>,
+    pool: ThreadPool,
+    returned: Mutex<Returned>,
+    /// Tells the dispatcher that there are returned entries.
+    wakeup: OwnedFd,
 }
 
 #[derive(Debug)]
-struct Inbox {
-    /// Answered entries for the keeper.
+struct Returned {
+    /// Answered entries for the dispatcher.
     entries: Vec<Entry>,
     ended: bool,
 }
@@ -240,20 +241,20 @@ impl Ring {
         let count = usize::from(queues).max(1);
         let depth = (threads_max.max(ENTRIES_MIN) / count).max(DEPTH_MIN);
         let entries_max = GROWTH * count * depth;
-        let warm = (WARM / count).max(2) as u64;
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let resident = (RESIDENT / count).max(2) as u64;
+        let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let cpus = cpus::Cpus::new();
         Ok(Self {
             dev,
-            queues: std::iter::repeat_with(Queue::default).take(count).collect(),
+            queues: std::iter::repeat_with(QueueLoad::default).take(count).collect(),
             depth,
-            warm,
-            guard: Arc::new(stay::Guard::new(cpus.clone())),
+            resident,
+            watchdog: Arc::new(idle_sched::Watchdog::new(cpus.clone())),
             cpus,
-            callers: alone::Callers::default(),
-            crew: Crew::new(threads_max + entries_max),
-            inbox: Mutex::new(Inbox { entries: Vec::with_capacity(entries_max), ended: false }),
-            bell,
+            single_client: single_client::SingleClient::default(),
+            pool: ThreadPool::new(threads_max + entries_max),
+            returned: Mutex::new(Returned { entries: Vec::with_capacity(entries_max), ended: false }),
+            wakeup,
         })
     }
 
@@ -267,59 +268,59 @@ impl Ring {
         GROWTH * self.entries()
     }
 
-    fn queue(&self, entry: &Entry) -> &Queue {
+    fn queue(&self, entry: &Entry) -> &QueueLoad {
         &self.queues[usize::from(entry.queue())]
     }
 
-    /// Hands an answered entry to the kernel by way of the keeper.
-    fn keep(&self, entry: Entry) {
-        self.queue(&entry).gives_up();
-        let mut inbox = self.inbox.lock();
-        if inbox.ended {
+    /// Hands an answered entry to the kernel by way of the dispatcher.
+    fn return_entry(&self, entry: Entry) {
+        self.queue(&entry).stop_serving();
+        let mut returned = self.returned.lock();
+        if returned.ended {
             return;
         }
-        inbox.entries.push(entry);
-        let is_first = inbox.entries.len() == 1;
-        drop(inbox);
+        returned.entries.push(entry);
+        let is_first = returned.entries.len() == 1;
+        drop(returned);
         if is_first {
-            self.ring_bell();
+            self.signal_wakeup();
         }
     }
 
-    /// Takes what the inbox holds. The keeper's.
-    fn take_inbox(&self, into: &mut Vec<Entry>) {
-        std::mem::swap(&mut self.inbox.lock().entries, into);
+    /// Takes the returned entries. For the dispatcher only.
+    fn take_returned(&self, into: &mut Vec<Entry>) {
+        std::mem::swap(&mut self.returned.lock().entries, into);
     }
 
-    fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    fn wakeup(&self) -> BorrowedFd<'_> {
+        self.wakeup.as_fd()
     }
 
-    fn ring_bell(&self) {
+    fn signal_wakeup(&self) {
         // Failure: it rings already.
-        let _rings = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _rings = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
     }
 
-    fn silence_bell(&self) {
+    fn clear_wakeup(&self) {
         let mut count = [0; 8];
         // Failure: it does not ring.
-        let _silent = rustix::io::read(&self.bell, &mut count);
+        let _silent = rustix::io::read(&self.wakeup, &mut count);
     }
 
     /// The connection has ended.
     fn end(&self) {
-        let mut inbox = self.inbox.lock();
-        if std::mem::replace(&mut inbox.ended, true) {
+        let mut returned = self.returned.lock();
+        if std::mem::replace(&mut returned.ended, true) {
             return;
         }
-        drop(inbox);
-        self.ring_bell();
-        self.guard.end();
-        self.crew.end();
+        drop(returned);
+        self.signal_wakeup();
+        self.watchdog.end();
+        self.pool.end();
     }
 
     fn has_ended(&self) -> bool {
-        self.inbox.lock().ended
+        self.returned.lock().ended
     }
 
     /// io_uring does not work any more: the session cannot go on.
@@ -330,14 +331,14 @@ impl Ring {
 
     /// Waits for the threads to end, until `until` at the latest. Says how many are left.
     pub(crate) fn wait(&self, until: Instant) -> usize {
-        let left = self.crew.wait(until);
-        self.guard.wait();
+        let left = self.pool.wait(until);
+        self.watchdog.wait();
         left
     }
 
     /// How many threads there are.
     pub(crate) fn threads(&self) -> usize {
-        self.crew.threads()
+        self.pool.threads()
     }
 }
 
@@ -349,18 +350,18 @@ fn ends_connection(errno: Errno) -> bool {
 /// How many threads serve requests of one queue, and how many wait for some.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Queue {
+struct QueueLoad {
     /// The number of threads that serve in the low half, of those that wait in the high half.
     threads: AtomicU64,
     /// Whether an entry that waits for its next request keeps its memory although the queue is
     /// crowded.
-    is_warm: AtomicBool,
+    is_resident: AtomicBool,
 }
 
 const BUSY: u64 = 1;
 const IDLE: u64 = 1 << 32;
 
-impl Queue {
+impl QueueLoad {
     fn add(&self, change: u64) {
         // ORDERING: Relaxed. These numbers choose between two right ways only: where an entry's
         // memory and its thread go. Changes are atomic, so that none is lost.
@@ -373,27 +374,27 @@ impl Queue {
     }
 
     /// A thread begins to serve an entry's request that was another's.
-    fn begins(&self) {
+    fn start_serving(&self) {
         self.add(BUSY);
     }
 
     /// A thread has served and waits for its entry's next request.
-    fn waits(&self) {
+    fn start_waiting(&self) {
         self.add(IDLE.wrapping_sub(BUSY));
     }
 
     /// A thread that has waited serves.
-    fn goes_on(&self) {
+    fn resume_serving(&self) {
         self.add(BUSY.wrapping_sub(IDLE));
     }
 
     /// The entry that a thread has waited with will not come back.
-    fn is_lost(&self) {
+    fn drop_waiting(&self) {
         self.add(IDLE.wrapping_neg());
     }
 
     /// A request was answered, and its entry has no thread any more.
-    fn gives_up(&self) {
+    fn stop_serving(&self) {
         self.add(BUSY.wrapping_neg());
     }
 
@@ -406,24 +407,24 @@ impl Queue {
     /// entry does, and the kernel uses that one next. Requests of stalled stores crowd a queue for
     /// as long as they like, and large writes beside them would have their pages made anew each
     /// time.
-    fn keeps_warm(&self, entry: &mut Entry) -> bool {
+    fn claim_resident(&self, entry: &mut Entry) -> bool {
         // ORDERING: Relaxed, as in `add`. The thread that swaps false for true has the one place.
-        entry.is_warm = !self.is_warm.swap(true, Ordering::Relaxed);
-        entry.is_warm
+        entry.is_resident = !self.is_resident.swap(true, Ordering::Relaxed);
+        entry.is_resident
     }
 
     /// An entry is used again. If it was the one that kept its memory, another may, should this one
     /// not come back.
-    fn takes(&self, entry: &mut Entry) {
-        if std::mem::take(&mut entry.is_warm) {
+    fn release_resident(&self, entry: &mut Entry) {
+        if std::mem::take(&mut entry.is_resident) {
             // ORDERING: Relaxed, as in `add`.
-            self.is_warm.store(false, Ordering::Relaxed);
+            self.is_resident.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Whether more than `warm` requests are under way.
-    fn is_crowded(&self, warm: u64) -> bool {
-        self.now() & (IDLE - 1) > warm
+    /// Whether more than `resident` requests are under way.
+    fn is_crowded(&self, resident: u64) -> bool {
+        self.now() & (IDLE - 1) > resident
     }
 }
 
@@ -433,19 +434,19 @@ mod tests {
 
     #[test]
     fn one_waiting_entry_of_a_crowded_queue_keeps_its_memory() {
-        let queue = Queue::default();
+        let queue = QueueLoad::default();
         let [mut first, mut second] = [Entry::new(0).unwrap(), Entry::new(0).unwrap()];
-        assert!(queue.keeps_warm(&mut first));
-        assert!(!queue.keeps_warm(&mut second), "there is one already");
+        assert!(queue.claim_resident(&mut first));
+        assert!(!queue.claim_resident(&mut second), "there is one already");
         // The other's next request changes nothing.
-        queue.takes(&mut second);
-        assert!(!queue.keeps_warm(&mut second));
+        queue.release_resident(&mut second);
+        assert!(!queue.claim_resident(&mut second));
         // The first is used again, for whatever long; meanwhile it is another's turn, and then it
         // is too late for the first.
-        queue.takes(&mut first);
-        assert!(queue.keeps_warm(&mut second));
-        assert!(!queue.keeps_warm(&mut first));
-        queue.takes(&mut second);
-        assert!(queue.keeps_warm(&mut first));
+        queue.release_resident(&mut first);
+        assert!(queue.claim_resident(&mut second));
+        assert!(!queue.claim_resident(&mut first));
+        queue.release_resident(&mut second);
+        assert!(queue.claim_resident(&mut first));
     }
 }

@@ -11,19 +11,19 @@ use volume::{Caller, Cancel, Volume};
 use crate::session::Shared;
 use crate::tree::OnEnd;
 use crate::tree::change::{Attached, AttachmentInfo, Detach, TreeError};
-use crate::tree::clones::View;
-use crate::tree::wire::Tag;
+use crate::tree::clones::NamespaceView;
+use crate::tree::wire::NodeTag;
 
 /// The volumes that are attached to a session's mountpoint, to be looked at and changed from any
 /// thread but those that serve requests: changes wait for the kernel, and for volumes.
 #[derive(Debug, Clone)]
-pub struct Tree {
+pub struct TreeHandle {
     shared: Arc<Shared>,
-    view: Arc<View>,
+    view: Arc<NamespaceView>,
 }
 
 /// Paths begin at the mountpoint, have no `..`, and no symbolic link on the way.
-impl Tree {
+impl TreeHandle {
     /// The tree of the session's own mountpoint.
     pub(crate) fn first(shared: Arc<Shared>) -> Self {
         let view = Arc::clone(shared.tree.first());
@@ -32,13 +32,13 @@ impl Tree {
 
     /// Clones the namespace, with all that is attached. The clone is to be shown at a mountpoint
     /// ([`mount::show`](crate::mount::show)). It ends when its last user is gone
-    /// ([`let_go`](Self::let_go)), or with [`end_clone`](Self::end_clone).
+    /// ([`release`](Self::release)), or with [`end_clone`](Self::end_clone).
     ///
     /// `Shared`: each sees what is attached or detached in the other; `Slave`: the clone sees what
     /// is, in this one; otherwise neither.
     ///
     /// # Errors
-    /// [`TreeError::NoTags`], [`TreeError::Tree`]; the namespace is as it was.
+    /// [`TreeError::NoTags`], [`TreeError::TreeHandle`]; the namespace is as it was.
     pub fn clone_namespace(&self, propagation: Propagation) -> Result<Self, TreeError> {
         let view = self.shared.tree.clone_view(&self.view, propagation)?;
         Ok(Self { shared: Arc::clone(&self.shared), view })
@@ -53,8 +53,8 @@ impl Tree {
 
     /// To be called when no mountpoint leads to the clone any more: it ends when its last user is
     /// gone, in any mount namespace.
-    pub fn let_go(&self) {
-        self.shared.tree.let_go(&self.shared.master, &self.view);
+    pub fn release(&self) {
+        self.shared.tree.release(&self.shared.master, &self.view);
     }
 
     /// Whether a clone has ended, and with it what was attached there and nowhere else. The first
@@ -75,15 +75,15 @@ impl Tree {
     /// up. A clone is no more after that. The first namespace shows its own volume as long as it is
     /// mounted, and nothing can be attached to it.
     pub fn end_clone(&self, is_forced: bool) {
-        let give_up = |volume| self.answer_all(volume);
-        self.shared.tree.end_clone(&self.shared.master, &self.view, is_forced, give_up);
+        let abort = |volume| self.fail_requests(volume);
+        self.shared.tree.end_clone(&self.shared.master, &self.view, is_forced, abort);
     }
 
     /// Makes durable what is dirty in the session's volume and in all that are attached, by the
     /// policy of the cgroup that a process of the host is in. Attached volumes whose stores do not
     /// answer are left out, before they are asked or when it is noticed
-    /// ([`relieve`](Self::relieve)). Their names, as the log has them, are returned, whichever
-    /// cgroup has data in them: what is dirty there is not durable.
+    /// ([`apply_stall_quota`](Self::apply_stall_quota)). Their names, as the log has them, are
+    /// returned, whichever cgroup has data in them: what is dirty there is not durable.
     ///
     /// # Errors
     /// The first failure, after the others were tried.
@@ -91,7 +91,7 @@ impl Tree {
         let own = &self.shared.tree.root().volume;
         let cgroup = || own.tenants().path_of(&Caller { pid, ..Caller::default() });
         let synced = self.shared.sync_attached(cgroup, &Cancel::default(), || own.sync_for(pid));
-        synced.result.map(|()| synced.left_out.iter().map(|one| one.name()).collect())
+        synced.result.map(|()| synced.skipped.iter().map(|one| one.name()).collect())
     }
 
     /// Attaches a volume to a directory; a process that looks there sees it when the call returns.
@@ -124,8 +124,8 @@ impl Tree {
     /// # Errors
     /// [`TreeError::NotAttached`], `EBUSY` ([`mounts::Error::Busy`]), and those of the path.
     pub fn detach(&self, path: &Path, how: Detach) -> Result<(), TreeError> {
-        let give_up = |volume| self.answer_all(volume);
-        self.shared.tree.detach(&self.shared.master, (&self.view, path), how, give_up)
+        let abort = |volume| self.fail_requests(volume);
+        self.shared.tree.detach(&self.shared.master, (&self.view, path), how, abort)
     }
 
     /// The volume that is attached uppermost at a path, to be detached later, wherever the path
@@ -162,24 +162,24 @@ impl Tree {
     /// # Errors
     /// [`TreeError::NotAttached`] where it has left.
     pub fn detach_attached(&self, attached: &Attached, how: Detach) -> Result<(), TreeError> {
-        let give_up = |volume| self.answer_all(volume);
-        self.shared.tree.detach_attached(&self.shared.master, attached, how, give_up)
+        let abort = |volume| self.fail_requests(volume);
+        self.shared.tree.detach_attached(&self.shared.master, attached, how, abort)
     }
 
     /// Gives up a volume that is in one place at most; also one that is being detached, or that
     /// only open files keep. Callers that wait for it get an error. Waits for nothing: its place is
     /// to be taken away by [`detach_by_force`](Self::detach_by_force). Says whether it is given up.
-    pub fn give_up(&self, attached: &Attached) -> bool {
-        self.shared.tree.give_up(attached, |volume| self.answer_all(volume))
+    pub fn abort(&self, attached: &Attached) -> bool {
+        self.shared.tree.abort(attached, |volume| self.fail_requests(volume))
     }
 
     /// Fails the callers that wait for a volume that was given up; other threads are to read in
     /// place of those that hang.
-    fn answer_all(&self, volume: Tag) {
-        let Shared { interrupts, pool, syncs, .. } = &*self.shared;
-        interrupts.give_up(volume);
-        syncs.give_up(volume.number());
-        pool.bear(&self.shared, interrupts.uncounted());
+    fn fail_requests(&self, volume: NodeTag) {
+        let Shared { in_flight, pool, sync_all, .. } = &*self.shared;
+        in_flight.abort(volume);
+        sync_all.abort(volume.number());
+        pool.set_extra_threads(&self.shared, in_flight.uncounted_threads());
     }
 
     /// Moves what is attached at a path to another directory, with all that is attached below.
@@ -231,21 +231,21 @@ impl Tree {
     /// bring requests: for each the first request waits, and of further ones as many as have room;
     /// the rest fail with EIO. Syncs of the mountpoint wait for these volumes no longer. To be
     /// called about once a second, after each volume's [`look`](Volume::look).
-    pub fn relieve(&self) {
-        let Shared { tree, interrupts, pool, .. } = &*self.shared;
+    pub fn apply_stall_quota(&self) {
+        let Shared { tree, in_flight, pool, .. } = &*self.shared;
         let volumes = tree.volumes();
         let stalled: Vec<_> = volumes.iter().filter(|served| served.volume.is_known_to_stall()).collect();
-        interrupts.share_among(stalled.len(), pool.places());
+        in_flight.set_stall_quota(stalled.len(), pool.capacity());
         for served in stalled {
-            served.volume.span().in_scope(|| interrupts.shed(served.tag));
+            served.volume.span().in_scope(|| in_flight.evict_excess(served.tag));
         }
-        pool.bear(&self.shared, interrupts.uncounted());
-        if interrupts.has_waiting() {
+        pool.set_extra_threads(&self.shared, in_flight.uncounted_threads());
+        if in_flight.has_queued() {
             // It may be the turn of a request whose volume's threads all hang, and do not count any
             // more.
             pool.bring_another(&self.shared);
         }
-        self.shared.syncs.relieve();
+        self.shared.sync_all.skip_stalled();
     }
 
     /// Ends everything that is attached, and returns when all of it has ended. The session's own

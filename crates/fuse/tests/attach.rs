@@ -474,7 +474,7 @@ fn requests_that_hang_in_one_volume_do_not_keep_those_of_another_from_being_serv
         // ORDERING: SeqCst, the test's own flag.
         while !over.load(std::sync::atomic::Ordering::SeqCst) {
             let _seen = looked.status();
-            tree.relieve();
+            tree.apply_stall_quota();
             std::thread::sleep(Duration::from_millis(20));
         }
     });

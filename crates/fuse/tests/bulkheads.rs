@@ -121,7 +121,7 @@ fn a_volume_is_given_up_while_its_detach_waits_for_the_store() {
             it.is_hanging(1);
         }
         // Both calls at once: the second finds nothing there, and neither waits for the other.
-        assert!(mounted.tree.give_up(&it.attached), "{rules}");
+        assert!(mounted.tree.abort(&it.attached), "{rules}");
         let again = mounted.tree.detach_by_force(&it.attached);
         assert!(matches!(again, Err(TreeError::NotAttached(_))), "{rules}: {again:?}");
         let lost = it.volume.report_given_up();
@@ -147,8 +147,8 @@ fn giving_up_and_detaching_at_the_same_time_end_both() {
         let (lazy, forced) = (mounted.tree.clone(), mounted.tree.clone());
         let attached = it.attached.clone();
         let detach = std::thread::spawn(move || drop(lazy.detach(&path, Detach::Lazy)));
-        let give_up = std::thread::spawn(move || {
-            forced.give_up(&attached);
+        let abort = std::thread::spawn(move || {
+            forced.abort(&attached);
             drop(forced.detach_by_force(&attached));
         });
         // Without the store's help: it hangs until the very end.
@@ -157,7 +157,7 @@ fn giving_up_and_detaching_at_the_same_time_end_both() {
         eventually("nor for clients", || fs::metadata(it.root.join("file")).is_err());
         it.store.release();
         detach.join().unwrap();
-        give_up.join().unwrap();
+        abort.join().unwrap();
     }
     mounted.unmount();
 }
@@ -314,7 +314,7 @@ fn the_mountpoints_end_does_not_wait_for_what_is_given_up_meanwhile() {
     let tree = mounted.tree.clone();
     let unmounting = std::thread::spawn(move || unmount(mounted));
     it.is_hanging(1);
-    assert!(tree.give_up(&it.attached));
+    assert!(tree.abort(&it.attached));
     unmounting.join().unwrap();
     assert_eq!(it.volume.report_given_up().unwritten.len(), 1);
     assert!(it.volume.report().is_none() && it.store.hanging() == 1, "its store has answered");

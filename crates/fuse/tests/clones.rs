@@ -17,13 +17,13 @@ use common::{Mounted, Setup, eventually, text};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use volume::{DrainReport, Volume};
-use watertight_fuse::{Detach, Propagation, Tree};
+use watertight_fuse::{Detach, Propagation, TreeHandle};
 
 /// A mountpoint and a second one, which shows a clone.
 struct Both {
     mounted: Mounted,
     second: tempfile::TempDir,
-    clone: Tree,
+    clone: TreeHandle,
 }
 
 /// Lets one test run at a time: a program that a test starts has the open files of the other tests
@@ -60,7 +60,7 @@ impl Both {
 
     fn unmount_second(&self) {
         common::umount(self.second.path());
-        self.clone.let_go();
+        self.clone.release();
     }
 }
 
@@ -71,7 +71,7 @@ impl Drop for Both {
     }
 }
 
-fn show(mounted: &Mounted, clone: &Tree, at: &Path) {
+fn show(mounted: &Mounted, clone: &TreeHandle, at: &Path) {
     watertight_fuse::mount::show(&mounted.path(), clone.clone_name().unwrap(), at).unwrap();
 }
 
@@ -82,7 +82,7 @@ struct Other {
 }
 
 impl Other {
-    fn attach(tree: &Tree, path: &str) -> Self {
+    fn attach(tree: &TreeHandle, path: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = store::open(&format!("dir:{}", dir.path().display())).unwrap();
         let rests = volume::Options { dirty_after: Duration::from_secs(3600), ..volume::Options::default() };
@@ -99,16 +99,16 @@ impl Other {
 }
 
 /// Nothing is open there: the kernel reports a close a little later.
-fn closed(tree: &Tree, path: &str) {
+fn closed(tree: &TreeHandle, path: &str) {
     assert!(tree.wait_closed(Path::new(path), Instant::now() + LONG).unwrap());
 }
 
-fn detach(tree: &Tree, path: &str) {
+fn detach(tree: &TreeHandle, path: &str) {
     closed(tree, path);
     tree.detach(Path::new(path), Detach::Sync).unwrap();
 }
 
-fn paths(tree: &Tree) -> Vec<PathBuf> {
+fn paths(tree: &TreeHandle) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = tree.attachments().into_iter().map(|one| one.path.unwrap()).collect();
     paths.sort();
     paths
@@ -233,7 +233,7 @@ fn a_clone_ends_with_its_last_user_and_the_volume_with_the_last_mountpoint() {
     // A process inside keeps the clone, but no attached volume in which nothing is open.
     let inside = File::open(both.second("x")).unwrap();
     rustix::mount::unmount(both.second.path(), UnmountFlags::DETACH).unwrap();
-    both.clone.let_go();
+    both.clone.release();
     assert!(rustix::fs::statat(inside.as_fd(), ".", rustix::fs::AtFlags::empty()).is_ok());
     assert!(!mine.has_ended());
     both.clone.end_clone(false);

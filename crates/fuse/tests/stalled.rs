@@ -76,7 +76,7 @@ impl Attached {
 
     fn is_known_to_stall(&self, mounted: &Mounted) {
         eventually("the stall is noticed", || self.volume.status().stalled.is_some());
-        mounted.tree.relieve();
+        mounted.tree.apply_stall_quota();
     }
 }
 
@@ -204,7 +204,7 @@ fn a_sync_waits_for_the_mountpoints_own_volume() {
     let sync = syncfs(&mounted);
     eventually("the store hangs", || gate.waiting() > 0);
     eventually("the stall is noticed", || mounted.volume.status().stalled.is_some());
-    mounted.tree.relieve();
+    mounted.tree.apply_stall_quota();
     // The attached volume does not wait for it.
     eventually("the attached one is durable", || fs::read(well.stored()).is_ok_and(|data| data == b"well"));
     assert!(!sync.is_finished(), "its own data is not durable yet");

@@ -15,18 +15,24 @@
 //! | `GET /v1/wait?timeout_ms=N` | [`api::WaitReply`], once the volume is released or failed, or at the timeout |
 //!
 //! An error is an [`api::ErrorReply`] with an HTTP status of 400 or more; 503 where too many such
-//! calls are under way, of all or of the caller's process, user or cgroup (module `places`). A
+//! calls are under way, of all or of the caller's process, user or cgroup (module `call_limits`). A
 //! connection is for one request; one whose peer is slow is closed where its process or user has
 //! too many (module `connections`). The caller is root or the mount's owner: the socket is 0600 in
 //! a directory of the owner's, and both sides check the other's user id as the kernel reports it.
 
 mod accept;
 pub mod api;
+mod call_limits;
 pub mod client;
 mod connections;
 pub mod events;
-mod places;
+pub mod metrics;
+mod peer;
+pub mod progress;
+pub mod routes;
 pub mod server;
+pub mod service;
+pub mod volume_id;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

@@ -4,7 +4,7 @@
 //! A process for each mountpoint is the bulkhead: no thread, lock, descriptor or byte of memory is
 //! shared, and a store that hangs keeps its own process only. If this process is killed the volumes
 //! go on; the next one takes them over. Volumes by the thousand are attached inside mountpoints
-//! (module `inside`): they share a process, and have bounds of their own there; one that is idle
+//! (module `nested_volumes`): they share a process, and have bounds of their own there; one that is idle
 //! has no thread.
 //!
 //! # Events and what this process does
@@ -23,9 +23,9 @@
 
 mod child;
 pub mod config;
-mod inside;
+mod event;
 mod limits;
-pub mod missing;
+mod nested_volumes;
 mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,40 +38,27 @@ use std::time::{Duration, Instant};
 pub use config::{CgroupLimit, Config, VolumeConfig};
 
 use crate::cli::ServeArgs;
-use crate::console::console;
-use crate::logging;
-use crate::notify;
-use crate::problem::{Problem, Result};
-use crate::shown::Show as _;
-use crate::signals;
-use crate::units;
+use crate::control::api::Missing;
+use crate::host::notify;
+use crate::host::signals;
+use crate::registry::missing::List;
+use crate::term::console::console;
+use crate::term::logging;
+use crate::term::problem::{Problem, Result};
+use crate::term::shown::Show as _;
+use crate::term::units;
 use child::{Child, Ending};
-use inside::Inside;
+use event::{Event, PAUSE, PAUSE_MAX};
 use limits::VolumeLimits;
-use missing::{List, Missing};
+use nested_volumes::NestedVolumes;
 
 /// The documented example; the package installs it.
 pub const EXAMPLE: &str = include_str!("../../../packaging/watertight.toml");
 
 /// How often a watchdog is answered and resting volumes are looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// The pause before a volume that failed is mounted again, at first and at most.
-const PAUSE: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How much more time a service manager is asked for while volumes are being unmounted.
 const MORE: Duration = Duration::from_secs(10);
-
-/// Something that happened.
-#[derive(Debug)]
-enum Event {
-    Signal(&'static str),
-    /// The volume at this mountpoint is mounted.
-    Ready(PathBuf),
-    /// Its process is gone.
-    Ended(PathBuf, Ending),
-    /// A call for the volume that is attached at this path has ended.
-    Inside(PathBuf, inside::Done),
-}
 
 /// Runs the verb.
 ///
@@ -97,10 +84,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let on_signal = sender.clone();
     signals::watch(move |name| on_signal.send(Event::Signal(name)).is_ok())
         .map_err(|error| Problem::failure(format!("signals cannot be taken: {error}")))?;
-    let mut served = Served {
+    let mut served = ServeLoop {
         path: path.clone(),
         volumes: BTreeMap::new(),
-        inside: Inside::new(sender.clone()),
+        nested: NestedVolumes::new(sender.clone()),
         sender,
         stopping: false,
         failed: Vec::new(),
@@ -118,9 +105,9 @@ fn read(path: &PathBuf) -> Result<Config> {
 
 /// A volume of the file.
 #[derive(Debug)]
-struct Volume {
+struct ServedVolume {
     config: VolumeConfig,
-    state: State,
+    state: MountState,
     pause: Duration,
     /// Why it is not mounted, if it could not be.
     failed: Option<String>,
@@ -128,7 +115,7 @@ struct Volume {
 }
 
 #[derive(Debug)]
-enum State {
+enum MountState {
     /// Its process runs; whether it is mounted.
     Runs(Child, bool),
     /// It is tried again then.
@@ -139,19 +126,19 @@ enum State {
     Leaves(Child),
 }
 
-struct Served {
+struct ServeLoop {
     path: PathBuf,
     /// Those with mountpoints of their own.
-    volumes: BTreeMap<PathBuf, Volume>,
+    volumes: BTreeMap<PathBuf, ServedVolume>,
     /// Those that are attached inside of these.
-    inside: Inside,
+    nested: NestedVolumes,
     sender: Sender<Event>,
     stopping: bool,
     /// Failures at the end, for the exit message.
     failed: Vec<String>,
 }
 
-impl Served {
+impl ServeLoop {
     fn run(&mut self, events: &Receiver<Event>) -> Result<()> {
         let mut told = false;
         let (mut list, mut looked) = (List::default(), None::<Instant>);
@@ -163,10 +150,10 @@ impl Served {
             }
             if !told
                 && !self.stopping
-                && self.volumes.values().all(|v| !matches!(v.state, State::Runs(_, false)))
-                && self.inside.is_settled()
+                && self.volumes.values().all(|v| !matches!(v.state, MountState::Runs(_, false)))
+                && self.nested.is_settled()
             {
-                self.is_any_mounted()?;
+                self.check_any_mounted()?;
                 told = true;
                 console().print(&format!("ready: {}", self.summary()));
                 notify::notify("READY=1");
@@ -174,22 +161,26 @@ impl Served {
             if self.stopping {
                 notify::more_time(MORE);
                 self.leave_behind();
-                if !self.volumes.values().any(|v| matches!(v.state, State::Runs(..) | State::Leaves(_))) {
+                if !self
+                    .volumes
+                    .values()
+                    .any(|v| matches!(v.state, MountState::Runs(..) | MountState::Leaves(_)))
+                {
                     break;
                 }
             }
-            let next = self.inside.next().map(|at| at.saturating_duration_since(Instant::now()));
+            let next = self.nested.next_due().map(|at| at.saturating_duration_since(Instant::now()));
             match events.recv_timeout(next.unwrap_or(LOOK).min(LOOK)) {
                 Ok(Event::Signal("SIGHUP")) => self.reload(),
                 Ok(Event::Signal(name)) => self.stop(name),
                 Ok(Event::Ready(at)) => self.on_ready(&at),
                 Ok(Event::Ended(at, ending)) => self.on_ended(&at, ending),
-                Ok(Event::Inside(at, done)) => self.inside.done(&at, done),
+                Ok(Event::CallEnded(at, done)) => self.nested.on_call_ended(&at, done),
                 Err(_) => {}
             }
             self.try_again();
             if !self.stopping {
-                self.inside.work();
+                self.nested.start_due_calls();
             }
         }
         if self.failed.is_empty() {
@@ -202,7 +193,9 @@ impl Served {
     /// they have said how they ended.
     fn leave_behind(&mut self) {
         let kept = self.volumes.iter_mut().filter_map(|(at, volume)| {
-            let (State::Runs(child, _) | State::Leaves(child)) = &mut volume.state else { return None };
+            let (MountState::Runs(child, _) | MountState::Leaves(child)) = &mut volume.state else {
+                return None;
+            };
             child.waits_in_the_kernel().then(|| (at.clone(), child.ending()))
         });
         for (at, ending) in kept.collect::<Vec<_>>() {
@@ -212,12 +205,12 @@ impl Served {
 
     /// Fails, with the reason of each volume, if a service starts and none of its volumes is
     /// mounted.
-    fn is_any_mounted(&self) -> Result<()> {
+    fn check_any_mounted(&self) -> Result<()> {
         let failed: Option<Vec<String>> = self
             .volumes
             .iter()
             .map(|(at, volume)| match (&volume.state, &volume.failed) {
-                (State::Rests(_), Some(why)) => Some(format!("{}: {why}", at.shown())),
+                (MountState::Rests(_), Some(why)) => Some(format!("{}: {why}", at.shown())),
                 _ => None,
             })
             .collect();
@@ -236,10 +229,10 @@ impl Served {
 
     /// A summary; so many volumes inside others' mountpoints are no longer there.
     fn summary_without(&self, gone: usize) -> String {
-        let mounted = self.volumes.values().filter(|v| matches!(v.state, State::Runs(_, true))).count();
-        let (inside, attached) = self.inside.counts();
-        let all = units::count((self.volumes.len() + inside) as u64, "volume", "volumes");
-        if inside == 0 {
+        let mounted = self.volumes.values().filter(|v| matches!(v.state, MountState::Runs(_, true))).count();
+        let (nested, attached) = self.nested.counts();
+        let all = units::count((self.volumes.len() + nested) as u64, "volume", "volumes");
+        if nested == 0 {
             return format!("{mounted} of {all} mounted");
         }
         let attached = attached - gone;
@@ -250,14 +243,14 @@ impl Served {
     fn missing(&self) -> Vec<Missing> {
         let own = self.volumes.values().filter_map(|volume| {
             let why = match &volume.state {
-                State::Runs(_, true) | State::Leaves(_) => return None,
-                State::Runs(_, false) => "is being mounted",
-                State::Unmounted => "was unmounted; a reload mounts it again",
-                State::Rests(_) => volume.failed.as_deref().unwrap_or("is mounted in a moment"),
+                MountState::Runs(_, true) | MountState::Leaves(_) => return None,
+                MountState::Runs(_, false) => "is being mounted",
+                MountState::Unmounted => "was unmounted; a reload mounts it again",
+                MountState::Rests(_) => volume.failed.as_deref().unwrap_or("is mounted in a moment"),
             };
             Some(volume.config.missing(why))
         });
-        own.chain(self.inside.missing()).collect()
+        own.chain(self.nested.missing()).collect()
     }
 
     fn reload(&mut self) {
@@ -276,19 +269,19 @@ impl Served {
     /// Makes the running volumes match the file.
     fn apply(&mut self, config: Config) {
         let mut wanted = BTreeMap::new();
-        let mut inside = BTreeMap::new();
+        let mut nested = BTreeMap::new();
         for volume in config.volumes {
             match volume.attach.clone() {
-                Some(path) => drop(inside.insert(path, volume)),
+                Some(path) => drop(nested.insert(path, volume)),
                 None => drop(wanted.insert(volume.mountpoint.clone(), volume)),
             }
         }
         let mountpoints: BTreeSet<PathBuf> = wanted.keys().cloned().collect();
-        self.inside.apply(inside, &mountpoints);
+        self.nested.apply(nested, &mountpoints);
         for (at, volume) in &mut self.volumes {
             let shown = at.shown();
             match (wanted.remove(at), &volume.state) {
-                (Some(new), State::Runs(_, is_mounted)) => {
+                (Some(new), MountState::Runs(_, is_mounted)) => {
                     if !new.mounts_like(&volume.config) {
                         tracing::warn!(
                             volume = %shown.exact(),
@@ -305,30 +298,30 @@ impl Served {
                         volume.limits.tell(&volume.config);
                     }
                 }
-                (Some(new), State::Rests(_) | State::Unmounted) => {
+                (Some(new), MountState::Rests(_) | MountState::Unmounted) => {
                     volume.config = new;
                     volume.pause = PAUSE;
-                    volume.state = State::Rests(Instant::now());
+                    volume.state = MountState::Rests(Instant::now());
                 }
-                (Some(new), State::Leaves(_)) => volume.config = new,
-                (None, State::Runs(child, _)) => {
+                (Some(new), MountState::Leaves(_)) => volume.config = new,
+                (None, MountState::Runs(child, _)) => {
                     tracing::info!(volume = %shown.exact(), "{shown} is no longer in the file: unmounting");
                     child.signal(rustix::process::Signal::TERM);
-                    let state = std::mem::replace(&mut volume.state, State::Unmounted);
-                    if let State::Runs(child, _) = state {
-                        volume.state = State::Leaves(child);
+                    let state = std::mem::replace(&mut volume.state, MountState::Unmounted);
+                    if let MountState::Runs(child, _) = state {
+                        volume.state = MountState::Leaves(child);
                     }
                 }
-                (None, State::Rests(_)) => volume.state = State::Unmounted,
-                (None, State::Unmounted | State::Leaves(_)) => {}
+                (None, MountState::Rests(_)) => volume.state = MountState::Unmounted,
+                (None, MountState::Unmounted | MountState::Leaves(_)) => {}
             }
         }
-        let gone = |volume: &Volume| matches!(volume.state, State::Unmounted);
+        let gone = |volume: &ServedVolume| matches!(volume.state, MountState::Unmounted);
         self.volumes.retain(|_, volume| !gone(volume));
         for (at, config) in wanted {
-            let rests = State::Rests(Instant::now());
+            let rests = MountState::Rests(Instant::now());
             let (pause, failed, limits) = (PAUSE, None, Arc::default());
-            self.volumes.insert(at, Volume { config, state: rests, pause, failed, limits });
+            self.volumes.insert(at, ServedVolume { config, state: rests, pause, failed, limits });
         }
         self.try_again();
     }
@@ -340,7 +333,7 @@ impl Served {
         }
         let now = Instant::now();
         for (at, volume) in &mut self.volumes {
-            let State::Rests(until) = volume.state else { continue };
+            let MountState::Rests(until) = volume.state else { continue };
             if until > now {
                 continue;
             }
@@ -354,7 +347,7 @@ impl Served {
             match started {
                 Ok(child) => {
                     volume.limits.started_with(&volume.config.limits);
-                    volume.state = State::Runs(child, false);
+                    volume.state = MountState::Runs(child, false);
                 }
                 Err(problem) => {
                     tracing::error!(volume = %at.shown().exact(), "{}: {problem}", at.shown());
@@ -366,7 +359,9 @@ impl Served {
 
     fn on_ready(&mut self, at: &PathBuf) {
         let volume = self.volumes.get_mut(at);
-        if let Some(Volume { state: State::Runs(_, is_mounted), pause, failed, config, limits }) = volume {
+        if let Some(ServedVolume { state: MountState::Runs(_, is_mounted), pause, failed, config, limits }) =
+            volume
+        {
             *is_mounted = true;
             *failed = None;
             *pause = PAUSE;
@@ -374,27 +369,27 @@ impl Served {
             // started with another one.
             limits.tell(config);
             tracing::info!(volume = %at.shown().exact(), "{} is mounted", at.shown());
-            self.inside.mounted(at);
+            self.nested.on_mounted(at);
         }
         notify::notify(&format!("STATUS={}", self.summary()));
     }
 
     fn on_ended(&mut self, at: &PathBuf, ending: Ending) {
         let shown = at.shown();
-        self.inside.unmounted(at);
+        self.nested.on_unmounted(at);
         let Some(volume) = self.volumes.get_mut(at) else { return };
-        let leaves = matches!(volume.state, State::Leaves(_));
+        let leaves = matches!(volume.state, MountState::Leaves(_));
         match ending {
             Ending::Unmounted => {
                 tracing::info!(volume = %shown.exact(), "{shown}: unmounted, everything is on {}", volume.config.source.shown());
-                volume.state = State::Unmounted;
+                volume.state = MountState::Unmounted;
             }
             Ending::Failed(why) => {
                 tracing::error!(volume = %shown.exact(), "{shown}: {why}");
                 child::clear(at);
                 if self.stopping || leaves {
                     self.failed.push(format!("{shown}: {why}"));
-                    volume.state = State::Unmounted;
+                    volume.state = MountState::Unmounted;
                 } else {
                     volume.rest(why);
                 }
@@ -409,20 +404,20 @@ impl Served {
     /// The first signal unmounts, later ones are handed on.
     fn stop(&mut self, name: &'static str) {
         self.stopping = true;
-        tracing::info!("{name}: unmounting {}", self.summary_without(self.inside.detached_by_hand()));
+        tracing::info!("{name}: unmounting {}", self.summary_without(self.nested.detached_by_hand()));
         notify::notify("STOPPING=1");
         for volume in self.volumes.values() {
-            if let State::Runs(child, _) | State::Leaves(child) = &volume.state {
+            if let MountState::Runs(child, _) | MountState::Leaves(child) = &volume.state {
                 child.signal(rustix::process::Signal::TERM);
             }
         }
     }
 }
 
-impl Volume {
+impl ServedVolume {
     fn rest(&mut self, why: String) {
         self.failed = Some(why);
-        self.state = State::Rests(Instant::now() + self.pause);
+        self.state = MountState::Rests(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
 }

@@ -4,16 +4,16 @@ use std::os::unix::ffi::OsStrExt as _;
 
 use store::{SetAttr, TimeSet, Timestamp};
 
-use super::Cx;
+use super::RequestContext;
 use crate::abi::{SetAttrIn, SetAttrValid};
 use crate::encode;
 use crate::reply::{Reply, Sent};
 
-pub(super) fn get(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
+pub(super) fn get(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     reply.result(cx.volume().attr(cx.node()).map(|attr| cx.attr_out(&attr)))
 }
 
-pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: &SetAttrIn) -> Sent {
+pub(super) fn set(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &SetAttrIn) -> Sent {
     let valid = SetAttrValid::from_bits_retain(arg.valid);
     let changes = changes(arg, valid);
     // Before it changes data, the kernel itself takes away the bits that it knows of. It asks for
@@ -52,14 +52,14 @@ fn changes(arg: &SetAttrIn, valid: SetAttrValid) -> SetAttr {
     }
 }
 
-pub(super) fn read_link(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
+pub(super) fn read_link(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     match cx.volume().read_link(cx.node()) {
         Ok(target) => reply.data(target.as_bytes()),
         Err(error) => reply.error(crate::errno::of(&error)),
     }
 }
 
-pub(super) fn statfs(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
+pub(super) fn statfs(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     reply.result(cx.volume().statfs().map(|sizes| encode::statfs_out(&sizes)))
 }
 

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 use super::names::Taken;
-use super::{Cx, handle_id};
+use super::{RequestContext, handle_id};
 use crate::abi::{EntryOut, FOpen, FSyncIn, OpenOut, ReadIn, ReleaseIn};
 use crate::encode::Listing;
 use crate::reply::{Reply, Sent};
@@ -11,14 +11,14 @@ use crate::tree::Open;
 
 /// The kernel may remember listings: it drops them itself when a name is made or removed, and only
 /// this kernel changes the store.
-pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
-    let hold = match cx.hold(Open::Directory) {
-        Ok(hold) => hold,
+pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
+    let pin = match cx.pin_open(Open::Directory) {
+        Ok(pin) => pin,
         Err(errno) => return reply.error(errno),
     };
     match cx.volume().open_dir(&cx.ctx(), cx.node()) {
         Ok(handle) => {
-            cx.opened(Open::Directory, handle, hold);
+            cx.opened(Open::Directory, handle, pin);
             let may_be_kept = FOpen::CACHE_DIR | FOpen::KEEP_CACHE;
             let open_flags = if cx.is_shared() { FOpen::empty() } else { may_be_kept }.bits();
             let sent = reply.value(&OpenOut { fh: handle.0, open_flags, backing_id: 0 });
@@ -29,14 +29,14 @@ pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
             sent
         }
         Err(error) => {
-            cx.not_opened(hold);
+            cx.not_opened(pin);
             reply.error(crate::errno::of(&error))
         }
     }
 }
 
-pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
-    if cx.is_without_store {
+pub(super) fn release(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
+    if cx.without_store {
         cx.volume().release_dir_later(handle_id(arg.fh));
     } else {
         cx.volume().release_dir(handle_id(arg.fh));
@@ -45,12 +45,12 @@ pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
     reply.done()
 }
 
-pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
+pub(super) fn fsync(cx: &RequestContext<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
     (cx.before_wait)();
     reply.unit(cx.volume().sync_dir(handle_id(arg.fh)))
 }
 
-pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]) -> Sent {
+pub(super) fn read(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]) -> Sent {
     let Some(space) = usize::try_from(arg.size).ok().and_then(|size| space.get_mut(..size)) else {
         return reply.error(Errno::INVAL);
     };
@@ -68,7 +68,7 @@ pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]
 /// listed without attributes. The look-ups happen after the listing: a volume may hold its
 /// directory while it lists.
 pub(super) fn read_plus(
-    cx: &Cx<'_>,
+    cx: &RequestContext<'_>,
     reply: Reply<'_>,
     arg: &ReadIn,
     space: &mut [u8],
@@ -110,7 +110,7 @@ pub(super) fn read_plus(
     sent
 }
 
-fn look_up<'a>(cx: &'a Cx<'_>, entry: &store::DirEntry) -> (EntryOut, Option<Taken<'a>>) {
+fn look_up<'a>(cx: &'a RequestContext<'_>, entry: &store::DirEntry) -> (EntryOut, Option<Taken<'a>>) {
     if entry.name == "." || entry.name == ".." || cx.is_gone() {
         return Default::default();
     }

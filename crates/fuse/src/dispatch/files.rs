@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use store::{AllocateMode, Entry, Seek};
 use volume::{Ctx, OpenFlags, Opened, WriteFlags};
 
-use super::{Cx, handle_id};
+use super::{RequestContext, handle_id};
 use crate::abi::{
     self, CopyFileRangeIn, CopyFileRangeOut, CreateIn, CreateOut, FAllocateIn, FOpen, FSyncIn, FlushIn,
     LSeekIn, LSeekOut, OFFSET_MAX, OpenIn, OpenOut, ReadIn, ReleaseIn, WriteIn, WriteInFlags, WriteOut,
@@ -43,7 +43,7 @@ fn is_direct(flags: u32) -> bool {
     flags & flag(libc::O_DIRECT) != 0
 }
 
-fn open_flags(cx: &Cx<'_>, flags: u32, more: u32) -> OpenFlags {
+fn open_flags(cx: &RequestContext<'_>, flags: u32, more: u32) -> OpenFlags {
     let mut open = match flags & flag(libc::O_ACCMODE) {
         access if access == flag(libc::O_RDONLY) => OpenFlags::READ,
         access if access == flag(libc::O_WRONLY) => OpenFlags::WRITE,
@@ -66,15 +66,15 @@ fn open_out(opened: &Opened) -> OpenOut {
     OpenOut { fh: opened.handle.0, open_flags: flags.bits(), backing_id: 0 }
 }
 
-pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
+pub(super) fn open(cx: &RequestContext<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
-    let hold = match cx.hold(Open::File) {
-        Ok(hold) => hold,
+    let pin = match cx.pin_open(Open::File) {
+        Ok(pin) => pin,
         Err(errno) => return reply.error(errno),
     };
     match cx.volume().open(&cx.ctx(), cx.node(), flags) {
         Ok(opened) => {
-            cx.opened(Open::File, opened.handle, hold);
+            cx.opened(Open::File, opened.handle, pin);
             let sent = reply.value(&open_out(&opened));
             if !sent.is_delivered {
                 close(cx, &opened);
@@ -82,19 +82,19 @@ pub(super) fn open(cx: &Cx<'_>, reply: Reply<'_>, arg: OpenIn) -> Sent {
             sent
         }
         Err(error) => {
-            cx.not_opened(hold);
+            cx.not_opened(pin);
             reply.error(crate::errno::of(&error))
         }
     }
 }
 
 /// The kernel did not take the handle of the file that was opened.
-fn close(cx: &Cx<'_>, opened: &Opened) {
+fn close(cx: &RequestContext<'_>, opened: &Opened) {
     cx.volume().release(opened.handle);
     cx.released(Open::File, opened.handle);
 }
 
-pub(super) fn create(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr) -> Sent {
+pub(super) fn create(cx: &RequestContext<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr) -> Sent {
     let sent = made(cx, reply, arg, |ctx, perm, flags| {
         let created = cx.volume().create(ctx, cx.node(), name, perm, flags)?;
         cx.changed(cx.node(), name);
@@ -106,24 +106,24 @@ pub(super) fn create(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn, name: &OsStr)
     sent
 }
 
-pub(super) fn tmpfile(cx: &Cx<'_>, reply: Reply<'_>, arg: CreateIn) -> Sent {
+pub(super) fn tmpfile(cx: &RequestContext<'_>, reply: Reply<'_>, arg: CreateIn) -> Sent {
     made(cx, reply, arg, |ctx, perm, flags| cx.volume().tmpfile(ctx, cx.node(), perm, flags))
 }
 
 fn made(
-    cx: &Cx<'_>,
+    cx: &RequestContext<'_>,
     reply: Reply<'_>,
     arg: CreateIn,
     make: impl FnOnce(&Ctx<'_>, u32, OpenFlags) -> volume::Result<(Entry, Opened)>,
 ) -> Sent {
     let flags = open_flags(cx, arg.flags, arg.open_flags);
-    let hold = match cx.hold(Open::File) {
-        Ok(hold) => hold,
+    let pin = match cx.pin_open(Open::File) {
+        Ok(pin) => pin,
         Err(errno) => return reply.error(errno),
     };
     match make(&cx.ctx_with_umask(arg.umask), arg.mode & 0o7777, flags) {
         Ok((entry, opened)) => {
-            cx.opened(Open::File, opened.handle, hold);
+            cx.opened(Open::File, opened.handle, pin);
             let sent = match cx.entry_out(&entry) {
                 Ok(entry_out) => reply.value(&CreateOut { entry: entry_out, open: open_out(&opened) }),
                 Err(errno) => Sent { is_delivered: false, ..reply.error(errno) },
@@ -135,7 +135,7 @@ fn made(
             sent
         }
         Err(error) => {
-            cx.not_opened(hold);
+            cx.not_opened(pin);
             reply.error(crate::errno::of(&error))
         }
     }
@@ -143,7 +143,7 @@ fn made(
 
 /// Nothing is allocated here: the data goes into the reader's own memory and from there to the
 /// kernel.
-pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]) -> Sent {
+pub(super) fn read(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]) -> Sent {
     let Some(space) = usize::try_from(arg.size).ok().and_then(|size| space.get_mut(..size)) else {
         return reply.error(Errno::INVAL);
     };
@@ -157,7 +157,7 @@ pub(super) fn read(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReadIn, space: &mut [u8]
     }
 }
 
-pub(super) fn write(cx: &Cx<'_>, reply: Reply<'_>, arg: &WriteIn, data: &[u8]) -> Sent {
+pub(super) fn write(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &WriteIn, data: &[u8]) -> Sent {
     if ends_beyond(arg.offset, u64::from(arg.size)) {
         return reply.error(Errno::FBIG);
     }
@@ -182,9 +182,9 @@ fn ends_beyond(offset: u64, len: u64) -> bool {
     offset.checked_add(len).is_none_or(|end| end > OFFSET_MAX)
 }
 
-pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
+pub(super) fn release(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
     let handle = handle_id(arg.fh);
-    if cx.is_without_store {
+    if cx.without_store {
         cx.volume().release_later(handle);
     } else {
         cx.volume().release(handle);
@@ -194,11 +194,11 @@ pub(super) fn release(cx: &Cx<'_>, reply: Reply<'_>, arg: &ReleaseIn) -> Sent {
 }
 
 /// Each close(2) reports errors.
-pub(super) fn flush(cx: &Cx<'_>, reply: Reply<'_>, arg: FlushIn) -> Sent {
+pub(super) fn flush(cx: &RequestContext<'_>, reply: Reply<'_>, arg: FlushIn) -> Sent {
     reply.unit(cx.volume().flush(&cx.ctx(), handle_id(arg.fh)))
 }
 
-pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
+pub(super) fn fsync(cx: &RequestContext<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
     (cx.before_wait)();
     let data_only = arg.fsync_flags & abi::FSYNC_FDATASYNC != 0;
     reply.unit(cx.volume().fsync(&cx.ctx(), handle_id(arg.fh), data_only))
@@ -207,7 +207,7 @@ pub(super) fn fsync(cx: &Cx<'_>, reply: Reply<'_>, arg: FSyncIn) -> Sent {
 /// The kernel does not say which part of the mountpoint is meant: all volumes are made durable, but
 /// for attached ones that do not answer. Returns the first failure, after the others were tried;
 /// EIO if the caller's cgroup has data in a volume that was left out.
-pub(super) fn sync(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
+pub(super) fn sync(cx: &RequestContext<'_>, reply: Reply<'_>) -> Sent {
     if let Some(page) = &cx.shared.page {
         if page.is_only_way() {
             return reply.error(Errno::NOSYS);
@@ -217,10 +217,10 @@ pub(super) fn sync(cx: &Cx<'_>, reply: Reply<'_>) -> Sent {
     (cx.before_wait)();
     let own = || cx.volume().sync(&cx.ctx());
     let synced = cx.shared.sync_attached(|| cx.cgroup(), cx.cancel, own);
-    reply.unit(synced.told())
+    reply.unit(synced.into_result())
 }
 
-pub(super) fn allocate(cx: &Cx<'_>, reply: Reply<'_>, arg: &FAllocateIn) -> Sent {
+pub(super) fn allocate(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &FAllocateIn) -> Sent {
     let Some(mode) = AllocateMode::from_bits(arg.mode) else { return reply.error(Errno::OPNOTSUPP) };
     if ends_beyond(arg.offset, arg.length) {
         return reply.error(Errno::FBIG);
@@ -228,7 +228,7 @@ pub(super) fn allocate(cx: &Cx<'_>, reply: Reply<'_>, arg: &FAllocateIn) -> Sent
     reply.unit(cx.volume().allocate(&cx.ctx(), handle_id(arg.fh), mode, arg.offset, arg.length))
 }
 
-pub(super) fn seek(cx: &Cx<'_>, reply: Reply<'_>, arg: LSeekIn) -> Sent {
+pub(super) fn seek(cx: &RequestContext<'_>, reply: Reply<'_>, arg: LSeekIn) -> Sent {
     if cx.shared.mode == Mode::KernelWriteback {
         // The kernel does not send its dirty pages before it asks, so data that only it has would
         // be called a hole. Refused once, it takes the whole file for data.
@@ -244,7 +244,7 @@ pub(super) fn seek(cx: &Cx<'_>, reply: Reply<'_>, arg: LSeekIn) -> Sent {
 }
 
 /// The older form can only report 4 GiB.
-pub(super) fn copy_range(cx: &Cx<'_>, reply: Reply<'_>, arg: &CopyFileRangeIn) -> Sent {
+pub(super) fn copy_range(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &CopyFileRangeIn) -> Sent {
     const LONGEST: u32 = !4095;
     match copy(cx, arg, arg.len.min(u64::from(LONGEST))) {
         Ok(len) => reply.value(&WriteOut { size: u32::try_from(len).unwrap_or(LONGEST), padding: 0 }),
@@ -252,14 +252,14 @@ pub(super) fn copy_range(cx: &Cx<'_>, reply: Reply<'_>, arg: &CopyFileRangeIn) -
     }
 }
 
-pub(super) fn copy_range_64(cx: &Cx<'_>, reply: Reply<'_>, arg: &CopyFileRangeIn) -> Sent {
+pub(super) fn copy_range_64(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &CopyFileRangeIn) -> Sent {
     match copy(cx, arg, arg.len) {
         Ok(bytes_copied) => reply.value(&CopyFileRangeOut { bytes_copied }),
         Err(errno) => reply.error(errno),
     }
 }
 
-fn copy(cx: &Cx<'_>, arg: &CopyFileRangeIn, len: u64) -> Result<u64, Errno> {
+fn copy(cx: &RequestContext<'_>, arg: &CopyFileRangeIn, len: u64) -> Result<u64, Errno> {
     if arg.flags != 0 {
         return Err(Errno::INVAL);
     }

@@ -8,14 +8,14 @@ use rustix::io::Errno;
 use store::{FileType, NewNode, RenameFlags};
 use volume::{NodeId, Volume};
 
-use super::Cx;
+use super::RequestContext;
 use crate::abi::{EntryOut, LinkIn, MkDirIn, MkNodIn, Rename2In};
 use crate::encode;
 use crate::reply::{Reply, Sent};
-use crate::tree::clones::View;
+use crate::tree::clones::NamespaceView;
 use crate::tree::wire;
 
-pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
+pub(super) fn lookup(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
     // A look-up of a node that the kernel has forgotten and a program has a handle of.
     if name == "." {
         return recalled(cx, reply, cx.volume().recall(cx.node()));
@@ -42,7 +42,7 @@ pub(super) fn lookup(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
 
 /// The node that a handle leads to. The kernel turns any error into "stale" for the program, and
 /// compares the generation.
-fn recalled(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
+fn recalled(cx: &RequestContext<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) -> Sent {
     let entry = match found {
         Ok(entry) => entry,
         Err(error) => return reply.error(crate::errno::of(&error)),
@@ -60,7 +60,7 @@ fn recalled(cx: &Cx<'_>, reply: Reply<'_>, found: volume::Result<store::Entry>) 
 /// The root of a clone. Only root finds it by this name, since a mountpoint leads there that has
 /// permissions of its own. Any other user gets EINTR: any other error would have the kernel take
 /// the directory for removed.
-fn clone_root(cx: &Cx<'_>, reply: Reply<'_>, clone: &View) -> Sent {
+fn clone_root(cx: &RequestContext<'_>, reply: Reply<'_>, clone: &NamespaceView) -> Sent {
     if !cx.is_root() {
         return reply.error(Errno::INTR);
     }
@@ -94,7 +94,7 @@ impl Taken<'_> {
 
 /// The node that a name in the request's directory stands for: where something is attached, the
 /// root of that.
-pub(super) fn find<'a>(cx: &'a Cx<'_>, name: &OsStr) -> Result<(EntryOut, Taken<'a>), Errno> {
+pub(super) fn find<'a>(cx: &'a RequestContext<'_>, name: &OsStr) -> Result<(EntryOut, Taken<'a>), Errno> {
     let failed = |error| crate::errno::of(&error);
     let entry = cx.volume().lookup(cx.node(), name).map_err(failed)?;
     let taken = Taken { volume: Cow::Borrowed(cx.volume()), node: entry.id };
@@ -116,23 +116,29 @@ pub(super) fn find<'a>(cx: &'a Cx<'_>, name: &OsStr) -> Result<(EntryOut, Taken<
     Ok((cx.entry_on(&on, &root)?, taken))
 }
 
-pub(super) fn symlink(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, target: &OsStr) -> Sent {
+pub(super) fn symlink(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr, target: &OsStr) -> Sent {
     entry(cx, reply, name, cx.volume().make(&cx.ctx(), cx.node(), name, NewNode::Symlink(target), 0o777))
 }
 
-pub(super) fn mknod(cx: &Cx<'_>, reply: Reply<'_>, arg: &MkNodIn, name: &OsStr) -> Sent {
+pub(super) fn mknod(cx: &RequestContext<'_>, reply: Reply<'_>, arg: &MkNodIn, name: &OsStr) -> Sent {
     let Some(kind) = encode::file_type(arg.mode) else { return reply.error(Errno::INVAL) };
     let what = NewNode::Special { kind, rdev: arg.rdev };
     let ctx = cx.ctx_with_umask(arg.umask);
     entry(cx, reply, name, cx.volume().make(&ctx, cx.node(), name, what, arg.mode & 0o7777))
 }
 
-pub(super) fn mkdir(cx: &Cx<'_>, reply: Reply<'_>, arg: MkDirIn, name: &OsStr) -> Sent {
+pub(super) fn mkdir(cx: &RequestContext<'_>, reply: Reply<'_>, arg: MkDirIn, name: &OsStr) -> Sent {
     let ctx = cx.ctx_with_umask(arg.umask);
     entry(cx, reply, name, cx.volume().make(&ctx, cx.node(), name, NewNode::Directory, arg.mode & 0o7777))
 }
 
-pub(super) fn rename(cx: &Cx<'_>, reply: Reply<'_>, arg: &Rename2In, name: &OsStr, new_name: &OsStr) -> Sent {
+pub(super) fn rename(
+    cx: &RequestContext<'_>,
+    reply: Reply<'_>,
+    arg: &Rename2In,
+    name: &OsStr,
+    new_name: &OsStr,
+) -> Sent {
     let Some(flags) = RenameFlags::from_bits(arg.flags) else { return reply.error(Errno::INVAL) };
     if !cx.is_same_mount(arg.newdir) {
         return reply.error(Errno::XDEV);
@@ -156,7 +162,7 @@ pub(super) fn rename(cx: &Cx<'_>, reply: Reply<'_>, arg: &Rename2In, name: &OsSt
     sent
 }
 
-pub(super) fn rmdir(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
+pub(super) fn rmdir(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
     let _names = cx.served().names.read();
     if cx.is_covered(cx.node(), name) {
         return reply.error(Errno::BUSY);
@@ -164,11 +170,11 @@ pub(super) fn rmdir(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
     removed(cx, reply, name, cx.volume().rmdir(&cx.ctx(), cx.node(), name))
 }
 
-pub(super) fn unlink(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
+pub(super) fn unlink(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr) -> Sent {
     removed(cx, reply, name, cx.volume().unlink(&cx.ctx(), cx.node(), name))
 }
 
-fn removed(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, removed: volume::Result<()>) -> Sent {
+fn removed(cx: &RequestContext<'_>, reply: Reply<'_>, name: &OsStr, removed: volume::Result<()>) -> Sent {
     if removed.is_ok() {
         cx.changed(cx.node(), name);
     }
@@ -179,7 +185,7 @@ fn removed(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, removed: volume::Result<
     sent
 }
 
-pub(super) fn link(cx: &Cx<'_>, reply: Reply<'_>, arg: LinkIn, name: &OsStr) -> Sent {
+pub(super) fn link(cx: &RequestContext<'_>, reply: Reply<'_>, arg: LinkIn, name: &OsStr) -> Sent {
     if !cx.is_same_volume(arg.oldnodeid) {
         return reply.error(Errno::XDEV);
     }
@@ -188,7 +194,12 @@ pub(super) fn link(cx: &Cx<'_>, reply: Reply<'_>, arg: LinkIn, name: &OsStr) -> 
 }
 
 /// Hands out an entry; its look-up is taken back if the kernel does not take it.
-fn entry(cx: &Cx<'_>, reply: Reply<'_>, name: &OsStr, made: volume::Result<store::Entry>) -> Sent {
+fn entry(
+    cx: &RequestContext<'_>,
+    reply: Reply<'_>,
+    name: &OsStr,
+    made: volume::Result<store::Entry>,
+) -> Sent {
     match made {
         Ok(entry) => {
             cx.changed(cx.node(), name);

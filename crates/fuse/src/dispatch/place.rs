@@ -18,33 +18,33 @@ use super::files;
 use crate::abi::{AttrOut, EntryOut, InHeader, WriteInFlags};
 use crate::decode::Op;
 use crate::encode::{self, Validity};
-use crate::interrupt::{Early, For, Slot};
-use crate::notify::Note;
+use crate::in_flight::{AbortPolicy, RequestClass, RequestSlot};
+use crate::notify::Invalidation;
 use crate::session::Shared;
-use crate::tree::clones::View;
-use crate::tree::wire::{self, Tag};
-use crate::tree::{Open, Seen, Served, Tagged, Tree};
+use crate::tree::clones::NamespaceView;
+use crate::tree::wire::{self, NodeTag};
+use crate::tree::{AttachedVolume, MountNode, MountTree, Open, SnapshotCache};
 
 /// A node in a volume of the tree.
 #[derive(Clone, Copy)]
-pub(super) struct At<'a> {
-    served: &'a Arc<Served>,
+pub(super) struct Target<'a> {
+    served: &'a Arc<AttachedVolume>,
     /// None: a node of the root volume, seen through its first mount.
-    tagged: Option<&'a Arc<Tagged>>,
+    mount_node: Option<&'a Arc<MountNode>>,
     node: NodeId,
 }
 
-impl<'a> At<'a> {
+impl<'a> Target<'a> {
     /// A node of the root volume.
-    pub(super) fn root(tree: &'a Tree, node: u64) -> Self {
-        Self { served: tree.root(), tagged: None, node: store::ObjectId(node) }
+    pub(super) fn root(tree: &'a MountTree, node: u64) -> Self {
+        Self { served: tree.root(), mount_node: None, node: store::ObjectId(node) }
     }
 
     /// The node that a node number of the kernel's names, and the section that keeps its volume for
     /// the request.
     pub(super) fn find(
-        tree: &'a Tree,
-        seen: &'a mut Seen,
+        tree: &'a MountTree,
+        cache: &'a mut SnapshotCache,
         node: u64,
         op: &Op<'_>,
     ) -> Result<(Self, Option<Guard<'a>>), Errno> {
@@ -52,40 +52,41 @@ impl<'a> At<'a> {
             return Ok((Self::root(tree, node), None));
         }
         let (tag, node) = wire::split(node);
-        let tagged = tree.look(seen).tagged(tag).ok_or(Errno::STALE)?;
-        if tagged.is_gone() && !is_for_what_is_open(op) {
+        let mount_node = tree.snapshot(cache).mount_node(tag).ok_or(Errno::STALE)?;
+        if mount_node.is_gone() && !is_for_what_is_open(op) {
             return Err(Errno::STALE);
         }
-        if tagged.served.is_read_only && changes(op) {
+        if mount_node.served.is_read_only && changes(op) {
             return Err(Errno::ROFS);
         }
-        let section = tagged.served.enter().ok_or(Errno::STALE)?;
-        Ok((Self { served: &tagged.served, tagged: Some(tagged), node }, Some(section)))
+        let section = mount_node.served.enter().ok_or(Errno::STALE)?;
+        Ok((Self { served: &mount_node.served, mount_node: Some(mount_node), node }, Some(section)))
     }
 }
 
 /// Gives look-ups back, if the volume is still there.
-pub(super) fn forget(shared: &Shared, slot: &Slot, seen: &mut Seen, node: u64, n: u64) {
+pub(super) fn forget(shared: &Shared, slot: &RequestSlot, cache: &mut SnapshotCache, node: u64, n: u64) {
     let tree = &shared.tree;
     let (tag, id) = wire::split(node);
     // A request for the attributes of a file without a name may hang.
-    let forget = |served: &Served| {
-        let whom = For { volume: served.tag, is_spared: true, says_nothing: false, is_lent: false };
-        if has_turn(shared, slot, whom) {
+    let forget = |served: &AttachedVolume| {
+        let class =
+            RequestClass { volume: served.tag, quota_exempt: true, empty_reply: false, in_place: false };
+        if may_take_thread(shared, slot, class) {
             served.volume.forget(id, n);
         } else {
             served.volume.forget_later(id, n);
         }
-        slot.is_for_none();
+        slot.clear_volume();
     };
-    if tag == Tag::ROOT {
+    if tag == NodeTag::ROOT {
         return forget(tree.root());
     }
-    let snapshot = tree.look(seen);
-    if let Some(tagged) = snapshot.tagged(tag)
-        && let Some(_asked) = tagged.served.enter()
+    let snapshot = tree.snapshot(cache);
+    if let Some(mount_node) = snapshot.mount_node(tag)
+        && let Some(_asked) = mount_node.served.enter()
     {
-        forget(&tagged.served);
+        forget(&mount_node.served);
     }
     if id == NodeId::ROOT
         && let Some(clone) = snapshot.clone_of(tag)
@@ -96,32 +97,32 @@ pub(super) fn forget(shared: &Shared, slot: &Slot, seen: &mut Seen, node: u64, n
 
 /// Takes the thread's place for a request, unless its volume has its part of the threads and other
 /// volumes want them.
-fn has_turn(shared: &Shared, slot: &Slot, whom: For) -> bool {
-    let is_crowded = shared.pool.is_crowded() && !shared.tree.is_plain() && slot.is_readers();
+fn may_take_thread(shared: &Shared, slot: &RequestSlot, class: RequestClass) -> bool {
+    let is_crowded = shared.pool.is_crowded() && !shared.tree.is_plain() && slot.is_reader();
     if is_crowded {
-        return shared.interrupts.takes_turn(slot, whom, shared.pool.places());
+        return shared.in_flight.try_admit(slot, class, shared.pool.capacity());
     }
-    slot.is_for(whom);
+    slot.assign_volume(class);
     true
 }
 
 /// The decision about a request that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub(super) enum Turn {
+pub(super) enum Admission {
     /// It begins.
-    Begins,
+    Start,
     /// It begins, but the store is not asked for it.
-    BeginsWithoutStore,
+    StartWithoutStore,
     /// It waits, without a thread.
-    Waits,
+    Queued,
     /// It is one too many for a store that does not answer.
     Refused,
 }
 
-impl At<'_> {
+impl Target<'_> {
     /// The volume's tag.
-    pub(super) fn volume_tag(&self) -> Tag {
+    pub(super) fn volume_tag(&self) -> NodeTag {
         self.served.tag
     }
 
@@ -131,18 +132,18 @@ impl At<'_> {
     pub(super) fn begin(
         &self,
         shared: &Shared,
-        slot: &Arc<Slot>,
-        request: (u64, u32, Early),
+        slot: &Arc<RequestSlot>,
+        request: (u64, u32, AbortPolicy),
         has_waited: bool,
     ) -> bool {
         let (unique, pid, early) = request;
         if has_waited {
-            return shared.interrupts.begin_again(slot, (unique, early), &self.served.is_given_up);
+            return shared.in_flight.begin_queued(slot, (unique, early), &self.served.is_aborted);
         }
-        if self.served.tag == Tag::ROOT {
-            shared.interrupts.begin(slot, unique, pid, early);
+        if self.served.tag == NodeTag::ROOT {
+            shared.in_flight.begin(slot, unique, pid, early);
         } else {
-            shared.interrupts.begin_for(slot, request, &self.served.is_given_up);
+            shared.in_flight.begin_abortable(slot, request, &self.served.is_aborted);
         }
         true
     }
@@ -151,43 +152,43 @@ impl At<'_> {
     /// it.
     pub(super) fn turn(
         &self,
-        (shared, slot): (&Shared, &Arc<Slot>),
-        (whom, op): (For, &Op<'_>),
+        (shared, slot): (&Shared, &Arc<RequestSlot>),
+        (class, op): (RequestClass, &Op<'_>),
         request: (u64, u32),
         message: &[u8],
         has_waited: bool,
-    ) -> Turn {
-        let is_stalled = self.served.tag != Tag::ROOT && self.served.volume.is_known_to_stall();
-        if is_stalled && !whom.is_spared {
-            if shared.interrupts.admit(slot, whom) {
-                return Turn::Begins;
+    ) -> Admission {
+        let is_stalled = self.served.tag != NodeTag::ROOT && self.served.volume.is_known_to_stall();
+        if is_stalled && !class.quota_exempt {
+            if shared.in_flight.admit(slot, class) {
+                return Admission::Start;
             }
             // To be answered at once.
-            slot.is_for(For { is_spared: true, ..whom });
-            return Turn::Refused;
+            slot.assign_volume(RequestClass { quota_exempt: true, ..class });
+            return Admission::Refused;
         }
         if has_waited || is_stalled || matches!(op, Op::Destroy) {
-            slot.is_for(whom);
-            return Turn::Begins;
+            slot.assign_volume(class);
+            return Admission::Start;
         }
-        if has_turn(shared, slot, whom) {
-            return Turn::Begins;
+        if may_take_thread(shared, slot, class) {
+            return Admission::Start;
         }
-        if !whom.says_nothing {
-            let whose = (whom, &self.served.is_given_up);
-            if shared.interrupts.wait(slot, request, whose, message, shared.pool.places()) {
-                return Turn::Waits;
+        if !class.empty_reply {
+            let whose = (class, &self.served.is_aborted);
+            if shared.in_flight.wait(slot, request, whose, message, shared.pool.capacity()) {
+                return Admission::Queued;
             }
         }
-        slot.is_for(whom);
-        if whom.says_nothing { Turn::BeginsWithoutStore } else { Turn::Begins }
+        slot.assign_volume(class);
+        if class.empty_reply { Admission::StartWithoutStore } else { Admission::Start }
     }
 }
 
 /// Requests that are not refused because a store does not answer: those that no process waits for,
 /// and whose failure would lose something. The kernel itself limits how many it writes of the data
 /// that it has kept.
-pub(super) fn is_spared(op: &Op<'_>) -> bool {
+pub(super) fn quota_exempt(op: &Op<'_>) -> bool {
     match op {
         Op::Release(_) | Op::ReleaseDir(_) => true,
         Op::Write { arg, .. } => {
@@ -198,7 +199,7 @@ pub(super) fn is_spared(op: &Op<'_>) -> bool {
 }
 
 /// Requests whose answers carry no information: the kernel only counts them.
-pub(super) fn says_nothing(op: &Op<'_>) -> bool {
+pub(super) fn empty_reply(op: &Op<'_>) -> bool {
     matches!(op, Op::Release(_) | Op::ReleaseDir(_))
 }
 
@@ -237,36 +238,36 @@ pub(super) fn changes_names_or_attributes(op: &Op<'_>) -> bool {
 
 /// Says that something of an attached volume is open.
 #[derive(Debug, Default)]
-pub(super) struct Holding {
+pub(super) struct OpenPin {
     hold: Option<Hold>,
     is_dir: bool,
 }
 
 /// The handlers' view of the request in hand.
-pub(crate) struct Cx<'a> {
+pub(crate) struct RequestContext<'a> {
     pub(super) shared: &'a Shared,
     pub(super) header: &'a InHeader,
-    pub(super) at: At<'a>,
+    pub(super) target: Target<'a>,
     /// Dropped after the request has left its section: that may end the volume.
-    pub(super) kept: &'a Cell<Option<Hold>>,
+    pub(super) dropped_pin: &'a Cell<Option<Hold>>,
     pub(super) cancel: &'a Cancel,
     pub(super) before_wait: &'a (dyn Fn() + Sync),
     /// A thread of the volume is to close the file.
-    pub(super) is_without_store: bool,
+    pub(super) without_store: bool,
 }
 
-impl<'a> Cx<'a> {
+impl<'a> RequestContext<'a> {
     pub(super) fn volume(&self) -> &'a Arc<Volume> {
-        &self.at.served.volume
+        &self.target.served.volume
     }
 
-    pub(super) fn served(&self) -> &'a Arc<Served> {
-        self.at.served
+    pub(super) fn served(&self) -> &'a Arc<AttachedVolume> {
+        self.target.served
     }
 
     /// The node that the request is about.
     pub(super) fn node(&self) -> NodeId {
-        self.at.node
+        self.target.node
     }
 
     /// The kernel's number for it, which no node of another volume has.
@@ -290,26 +291,26 @@ impl<'a> Cx<'a> {
 
     /// Whether no path leads to the node's mount any more.
     pub(super) fn is_gone(&self) -> bool {
-        self.at.tagged.is_some_and(|tagged| tagged.is_gone())
+        self.target.mount_node.is_some_and(|mount_node| mount_node.is_gone())
     }
 
     /// Whether another directory is seen through the same mount: only then a name can move there.
     pub(super) fn is_same_mount(&self, dir: u64) -> bool {
-        wire::split(dir).0 == self.at.tagged.map_or(Tag::ROOT, |tagged| tagged.tag)
+        wire::split(dir).0 == self.target.mount_node.map_or(NodeTag::ROOT, |mount_node| mount_node.tag)
     }
 
     /// Whether a file is of the request's volume.
     pub(super) fn is_same_volume(&self, file: u64) -> bool {
-        wire::split(file).0 == self.at.served.tag
+        wire::split(file).0 == self.target.served.tag
     }
 
     /// The mount on a directory that was found below the request's node.
-    pub(super) fn crossed(&self, node: NodeId) -> Option<Arc<Tagged>> {
+    pub(super) fn crossed(&self, node: NodeId) -> Option<Arc<MountNode>> {
         let tree = &self.shared.tree;
         if tree.is_plain() {
             return None;
         }
-        tree.crossed(self.at.tagged.map(|tagged| &**tagged), node)
+        tree.crossed(self.target.mount_node.map(|mount_node| &**mount_node), node)
     }
 
     /// Whether something is attached to the directory of this name.
@@ -320,12 +321,12 @@ impl<'a> Cx<'a> {
         }
         let Ok(entry) = volume.lookup(dir, name) else { return false };
         volume.forget(entry.id, 1);
-        tree.is_covered(self.at.served.tag, entry.id)
+        tree.is_covered(self.target.served.tag, entry.id)
     }
 }
 
 /// How long the kernel may remember.
-impl Cx<'_> {
+impl RequestContext<'_> {
     /// For how long it may remember a name in the request's directory: not at all where the
     /// directory is seen in a second place. A file is one for the kernel wherever it is seen, a
     /// directory is not.
@@ -339,12 +340,12 @@ impl Cx<'_> {
 
     /// Whether the request's directory may be changed through another place.
     pub(super) fn is_shared(&self) -> bool {
-        self.at.served.is_shared()
+        self.target.served.is_shared()
     }
 
     /// The clone that this name stands for, if it does.
-    pub(super) fn clone_named(&self, name: &OsStr) -> Option<Arc<View>> {
-        let is_root_dir = self.at.tagged.is_none() && self.at.node == NodeId::ROOT;
+    pub(super) fn clone_named(&self, name: &OsStr) -> Option<Arc<NamespaceView>> {
+        let is_root_dir = self.target.mount_node.is_none() && self.target.node == NodeId::ROOT;
         let tree = &self.shared.tree;
         let named = (is_root_dir && tree.has_clones()).then(|| tree.clone_named(name));
         named.flatten().filter(|clone| clone.is_shown())
@@ -358,22 +359,22 @@ impl Cx<'_> {
     /// A name was changed after the kernel had its answer, since the caller was killed: what other
     /// processes have seen of it meanwhile is not valid any more.
     pub(super) fn changed_late(&self, name: &OsStr) {
-        self.tell(Note::name_changed(self.wire_node(), name));
+        self.invalidate(Invalidation::name_changed(self.wire_node(), name));
     }
 
     /// [`changed_late`](Self::changed_late) for a name in another directory, by the kernel's
     /// number.
     pub(super) fn changed_late_in(&self, dir: u64, name: &OsStr) {
-        self.tell(Note::name_changed(store::ObjectId(dir), name));
+        self.invalidate(Invalidation::name_changed(store::ObjectId(dir), name));
     }
 
     /// Attributes were changed after the kernel had its answer.
     pub(super) fn attributes_changed_late(&self) {
-        self.tell(Note::attributes_changed(self.wire_node()));
+        self.invalidate(Invalidation::attributes_changed(self.wire_node()));
     }
 
-    fn tell<const N: usize>(&self, notes: [Note; N]) {
-        if let Err(error) = self.served().teller.tell(&self.shared.master, notes) {
+    fn invalidate<const N: usize>(&self, invalidations: [Invalidation; N]) {
+        if let Err(error) = self.served().invalidations.invalidate(&self.shared.master, invalidations) {
             let volume = self.volume().name();
             tracing::warn!(volume, %error, "the kernel may remember what has changed");
         }
@@ -383,31 +384,39 @@ impl Cx<'_> {
     /// from before there were several, is not valid any more. Another thread sends the
     /// notification: the kernel takes locks for it that callers of requests have.
     pub(super) fn changed(&self, dir: NodeId, name: &OsStr) {
-        if !self.at.served.is_shared() {
+        if !self.target.served.is_shared() {
             return;
         }
-        let own = self.at.tagged.map_or(Tag::ROOT, |tagged| tagged.tag);
-        for parent in self.at.served.seen_elsewhere(own).into_iter().filter_map(|tag| wire::join(tag, dir)) {
+        let own = self.target.mount_node.map_or(NodeTag::ROOT, |mount_node| mount_node.tag);
+        for parent in
+            self.target.served.seen_elsewhere(own).into_iter().filter_map(|tag| wire::join(tag, dir))
+        {
             self.changed_late_in(parent, name);
         }
     }
 }
 
 /// Answers.
-impl Cx<'_> {
+impl RequestContext<'_> {
     /// An entry of the request's volume.
     pub(super) fn entry_out(&self, entry: &store::Entry) -> Result<EntryOut, Errno> {
         let is_dir = entry.attr.kind == store::FileType::Directory;
-        let Some(tagged) = self.at.tagged else { return Ok(encode::entry_out(entry, self.valid(is_dir))) };
-        self.entry_with(if is_dir { tagged.tag } else { self.at.served.tag }, self.at.served.tag, entry)
+        let Some(mount_node) = self.target.mount_node else {
+            return Ok(encode::entry_out(entry, self.valid(is_dir)));
+        };
+        self.entry_with(
+            if is_dir { mount_node.tag } else { self.target.served.tag },
+            self.target.served.tag,
+            entry,
+        )
     }
 
     /// The root of what is attached.
-    pub(super) fn entry_on(&self, on: &Tagged, root: &store::Entry) -> Result<EntryOut, Errno> {
+    pub(super) fn entry_on(&self, on: &MountNode, root: &store::Entry) -> Result<EntryOut, Errno> {
         self.entry_with(on.tag, on.served.tag, root)
     }
 
-    fn entry_with(&self, tag: Tag, volume: Tag, entry: &store::Entry) -> Result<EntryOut, Errno> {
+    fn entry_with(&self, tag: NodeTag, volume: NodeTag, entry: &store::Entry) -> Result<EntryOut, Errno> {
         let is_dir = entry.attr.kind == store::FileType::Directory;
         let mut out = encode::entry_out(entry, self.valid(is_dir));
         out.nodeid = wire::join(tag, entry.id).ok_or(Errno::OVERFLOW)?;
@@ -418,61 +427,61 @@ impl Cx<'_> {
 
     pub(super) fn attr_out(&self, attr: &store::Attr) -> AttrOut {
         let mut out = encode::attr_out(attr, self.valid(attr.kind == store::FileType::Directory));
-        out.attr.ino = wire::ino(self.at.served.tag, out.attr.ino);
+        out.attr.ino = wire::ino(self.target.served.tag, out.attr.ino);
         out
     }
 
     /// An entry of a listing, with the inode number that programs see.
     pub(super) fn listed(&self, mut entry: store::DirEntry) -> store::DirEntry {
-        entry.ino = wire::ino(self.at.served.tag, entry.ino);
+        entry.ino = wire::ino(self.target.served.tag, entry.ino);
         entry
     }
 }
 
 /// Open files and directories.
-impl Cx<'_> {
+impl RequestContext<'_> {
     /// To be taken before something is opened.
-    pub(super) fn hold(&self, what: Open) -> Result<Holding, Errno> {
-        let Some(tagged) = self.at.tagged else { return Ok(Holding::default()) };
+    pub(super) fn pin_open(&self, what: Open) -> Result<OpenPin, Errno> {
+        let Some(mount_node) = self.target.mount_node else { return Ok(OpenPin::default()) };
         let is_dir = what == Open::Directory;
         if is_dir {
             // ORDERING: SeqCst, before the load of `is_gone` in `closed_dir`; see there.
-            tagged.dirs.fetch_add(1, Ordering::SeqCst);
-            if tagged.is_gone() {
-                self.shared.tree.closed_dir(tagged);
+            mount_node.dirs.fetch_add(1, Ordering::SeqCst);
+            if mount_node.is_gone() {
+                self.shared.tree.closed_dir(mount_node);
                 return Err(Errno::STALE);
             }
         }
-        if self.at.served.tag == Tag::ROOT {
-            return Ok(Holding { hold: None, is_dir });
+        if self.target.served.tag == NodeTag::ROOT {
+            return Ok(OpenPin { hold: None, is_dir });
         }
-        match tagged.superblock.hold() {
-            Ok(hold) => Ok(Holding { hold: Some(hold), is_dir }),
+        match mount_node.superblock.hold() {
+            Ok(hold) => Ok(OpenPin { hold: Some(hold), is_dir }),
             Err(_) => {
-                self.not_opened(Holding { hold: None, is_dir });
+                self.not_opened(OpenPin { hold: None, is_dir });
                 Err(Errno::STALE)
             }
         }
     }
 
     /// It was opened.
-    pub(super) fn opened(&self, what: Open, handle: HandleId, holding: Holding) {
-        self.at.served.opened(what, handle, holding.hold);
+    pub(super) fn opened(&self, what: Open, handle: HandleId, pin: OpenPin) {
+        self.target.served.opened(what, handle, pin.hold);
     }
 
     /// It was not.
-    pub(super) fn not_opened(&self, holding: Holding) {
-        self.kept.set(holding.hold);
-        if let (true, Some(tagged)) = (holding.is_dir, self.at.tagged) {
-            self.shared.tree.closed_dir(tagged);
+    pub(super) fn not_opened(&self, pin: OpenPin) {
+        self.dropped_pin.set(pin.hold);
+        if let (true, Some(mount_node)) = (pin.is_dir, self.target.mount_node) {
+            self.shared.tree.closed_dir(mount_node);
         }
     }
 
     /// It is closed.
     pub(super) fn released(&self, what: Open, handle: HandleId) {
-        if self.at.tagged.is_some() {
-            let hold = self.at.served.released(what, handle);
-            self.not_opened(Holding { hold, is_dir: what == Open::Directory });
+        if self.target.mount_node.is_some() {
+            let hold = self.target.served.released(what, handle);
+            self.not_opened(OpenPin { hold, is_dir: what == Open::Directory });
         }
     }
 }

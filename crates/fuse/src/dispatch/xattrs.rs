@@ -5,14 +5,20 @@ use std::ffi::OsStr;
 use rustix::io::Errno;
 use store::{SetAttr, SetXattr};
 
-use super::Cx;
+use super::RequestContext;
 use crate::abi::{GetXattrIn, GetXattrOut, SETXATTR_ACL_KILL_SGID, SetXattrIn};
 use crate::reply::{Reply, Sent};
 
 /// Set-group-id in `st_mode`.
 const S_ISGID: u32 = 0o2000;
 
-pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: SetXattrIn, name: &OsStr, value: &[u8]) -> Sent {
+pub(super) fn set(
+    cx: &RequestContext<'_>,
+    reply: Reply<'_>,
+    arg: SetXattrIn,
+    name: &OsStr,
+    value: &[u8],
+) -> Sent {
     let how = match arg.flags.cast_signed() {
         0 => SetXattr::Any,
         libc::XATTR_CREATE => SetXattr::Create,
@@ -27,7 +33,7 @@ pub(super) fn set(cx: &Cx<'_>, reply: Reply<'_>, arg: SetXattrIn, name: &OsStr, 
 }
 
 /// Needed when a caller outside the file's group sets an access ACL.
-fn clear_set_group_id(cx: &Cx<'_>) -> volume::Result<()> {
+fn clear_set_group_id(cx: &RequestContext<'_>) -> volume::Result<()> {
     let attr = cx.volume().attr(cx.node())?;
     if attr.perm & S_ISGID != 0 {
         let set = SetAttr { perm: Some(attr.perm & !S_ISGID), ..SetAttr::default() };
@@ -36,11 +42,11 @@ fn clear_set_group_id(cx: &Cx<'_>) -> volume::Result<()> {
     Ok(())
 }
 
-pub(super) fn get(cx: &Cx<'_>, reply: Reply<'_>, arg: GetXattrIn, name: &OsStr) -> Sent {
+pub(super) fn get(cx: &RequestContext<'_>, reply: Reply<'_>, arg: GetXattrIn, name: &OsStr) -> Sent {
     sized(reply, arg.size, cx.volume().get_xattr(cx.node(), name))
 }
 
-pub(super) fn list(cx: &Cx<'_>, reply: Reply<'_>, arg: GetXattrIn) -> Sent {
+pub(super) fn list(cx: &RequestContext<'_>, reply: Reply<'_>, arg: GetXattrIn) -> Sent {
     sized(reply, arg.size, cx.volume().list_xattr(cx.node()))
 }
 

@@ -21,8 +21,8 @@ pub fn shown_clone(mount: &MountInfo) -> Option<&OsStr> {
     name.as_bytes().starts_with(PREFIX.as_bytes()).then_some(name)
 }
 
-/// Shows the clone `name` (see [`Tree::clone_name`](crate::Tree::clone_name)) of the mount at
-/// `mountpoint` also at `target`, with the same flags. Only root may.
+/// Shows the clone `name` (see [`TreeHandle::clone_name`](crate::TreeHandle::clone_name)) of the
+/// mount at `mountpoint` also at `target`, with the same flags. Only root may.
 ///
 /// The kernel asks the file system's server: not to be called by a thread that the server needs.
 ///

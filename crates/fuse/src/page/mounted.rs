@@ -14,8 +14,8 @@
 //! sync of the mountpoint. There is at most one thread that hangs so.
 //!
 //! # Lock order
-//! `Collected::state` is a leaf. `Hearing::left` is held for as long as a run is waited for, by the
-//! thread that serves the device and no other.
+//! `Collected::state` is a leaf. `SyncDetector::left` is held for as long as a run is waited for,
+//! by the thread that serves the device and no other.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -52,7 +52,7 @@ const EMPTY: [u8; 4096] = [0; 4096];
 
 /// A session's part of its page.
 #[derive(Debug)]
-pub(crate) struct Hearing {
+pub(crate) struct SyncDetector {
     pub(crate) page: SyncPage,
     pub(crate) collected: Collected,
     is_only_way: bool,
@@ -78,7 +78,7 @@ impl Device for Pages {
     }
 }
 
-impl Hearing {
+impl SyncDetector {
     /// For a mount that is there. `is_only_way`: SYNCFS is refused.
     pub(crate) fn new(device: &Path, connection: Option<PathBuf>, is_only_way: bool) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).open(device)?;
@@ -115,7 +115,7 @@ impl Hearing {
         });
         match text.and_then(|text| text.trim().parse::<usize>().ok()) {
             // It counts those in hand too.
-            Some(waiting) => waiting <= shared.interrupts.in_slots(),
+            Some(waiting) => waiting <= shared.in_flight.in_slots(),
             None => {
                 let mut fds = [PollFd::from_borrowed_fd(shared.master.fd(), PollFlags::IN)];
                 let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -133,39 +133,39 @@ fn control() -> io::Result<OwnedFd> {
 }
 
 /// The volumes of a session.
-pub(crate) struct OfSession(pub(crate) Arc<Shared>);
+pub(crate) struct SessionVolumes(pub(crate) Arc<Shared>);
 
-impl Volumes for OfSession {
+impl Volumes for SessionVolumes {
     fn has_undurable(&self) -> bool {
         let root = CgroupPath::root();
         let tree = &self.0.tree;
         tree.root().volume.has_undurable_of(&root)
-            || (!tree.is_plain() && tree.subjects().iter().any(|one| one.has_undurable_of(&root)))
+            || (!tree.is_plain() && tree.sync_targets().iter().any(|one| one.has_undurable_of(&root)))
     }
 
     fn has_open_files(&self) -> bool {
         let tree = &self.0.tree;
         tree.root().volume.has_open_files()
-            || (!tree.is_plain() && tree.subjects().iter().any(|one| one.has_open_files()))
+            || (!tree.is_plain() && tree.sync_targets().iter().any(|one| one.has_open_files()))
     }
 
     fn sync(&self) -> Result<(), Errno> {
-        let Some(hearing) = &self.0.page else { return Ok(()) };
+        let Some(detector) = &self.0.page else { return Ok(()) };
         // One at a time: one thread serves the device, and waits for the run that was left behind.
-        let mut left = hearing.left.lock();
+        let mut left = detector.left.lock();
         if let Some(run) = left.take()
             && self.wait(&run).is_none()
         {
             *left = Some(run);
             return Err(Errno::IO);
         }
-        hearing.wait_for_collected(&self.0);
+        detector.wait_for_collected(&self.0);
         let (tell, told) = channel();
         let shared = Arc::clone(&self.0);
         let sync = move || {
             // The caller is not known, so no limit holds: an unmount may be among the callers.
             let own = || shared.tree.root().volume.sync_all();
-            let synced = shared.sync_attached(CgroupPath::root, &Cancel::default(), own).told();
+            let synced = shared.sync_attached(CgroupPath::root, &Cancel::default(), own).into_result();
             let _nobody_waits_any_more = tell.send(synced);
         };
         spawn("wt-fuse-synced", sync).map_err(|_| Errno::IO)?;
@@ -177,7 +177,7 @@ impl Volumes for OfSession {
     }
 }
 
-impl OfSession {
+impl SessionVolumes {
     /// How a run went; none if it goes on and the session's own volume stalls.
     fn wait(&self, run: &Receiver<volume::Result<()>>) -> Option<volume::Result<()>> {
         loop {

@@ -27,7 +27,7 @@ fn check(is_relaxed: bool) {
         let options = Options { flushers: 1, ..Options::default() };
         let volume = Volume::new(MemStore::new(1 << 20), options).unwrap();
         let (_kernel, device) = rustix::pipe::pipe().unwrap();
-        let mut pool = Pool { threads_max: 0, ..Pool::new(0) };
+        let mut pool = ThreadPool { threads_max: 0, ..ThreadPool::new(0) };
         if is_relaxed {
             pool.relax();
         }
@@ -37,13 +37,13 @@ fn check(is_relaxed: bool) {
         let shared = Arc::new(shared);
         let readers = (0..readers).map(|_| {
             let shared = Arc::clone(&shared);
-            thread::spawn(move || shared.pool.took(&shared))
+            thread::spawn(move || shared.pool.on_request_taken(&shared))
         });
         let finishers = (0..2).map(|_| {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                assert!(shared.pool.served(&Arc::default()), "told to end");
-                shared.pool.took(&shared);
+                assert!(shared.pool.after_request(&Arc::default()), "told to end");
+                shared.pool.on_request_taken(&shared);
             })
         });
         for thread in readers.chain(finishers).collect::<Vec<_>>() {

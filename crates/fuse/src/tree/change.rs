@@ -14,13 +14,13 @@ use sync::atomic::Ordering;
 use sync::mutant::is_on;
 use volume::{NodeId, Volume};
 
-use super::clones::View;
-use super::served::{OnEnd, Served};
-use super::spot::{Attachment, Name, NodeRef, Spot};
-use super::wire::{self, Tag};
-use super::{Tagged, Tree};
+use super::attached_volume::{AttachedVolume, OnEnd};
+use super::clones::NamespaceView;
+use super::resolve::{Attachment, Dentry, NodePin, ResolvedPath};
+use super::wire::{self, NodeTag};
+use super::{MountNode, MountTree};
 use crate::dev::Dev;
-use crate::notify::{self, Note};
+use crate::notify::{self, Invalidation};
 
 /// Why the tree was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,7 +73,7 @@ pub enum Detach {
 #[derive(Debug, Clone)]
 pub struct Attached {
     pub(super) mount: MountId,
-    pub(super) volume: Tag,
+    pub(super) volume: NodeTag,
     pub(super) superblock: Super,
 }
 
@@ -109,18 +109,18 @@ pub struct AttachmentInfo {
     pub path: Option<PathBuf>,
 }
 
-impl Tree {
+impl MountTree {
     /// Attaches a volume to a directory; a process that looks there sees it when the call returns.
     pub(crate) fn attach(
         self: &Arc<Self>,
         dev: &Dev,
-        at: (&View, &Path),
+        at: (&NamespaceView, &Path),
         volume: &Arc<Volume>,
         is_read_only: bool,
         on_end: OnEnd,
     ) -> Result<Attached, TreeError> {
-        let (spot, namespace) = (self.walk(at)?, &at.0.namespace);
-        let (Some(place), Some(name)) = (spot.place(), spot.name.clone()) else {
+        let (resolved, namespace) = (self.walk(at)?, &at.0.namespace);
+        let (Some(place), Some(name)) = (resolved.place(), resolved.name.clone()) else {
             return Err(TreeError::IsRoot);
         };
         let (tag, mount_tag) = (self.new_tag()?, self.new_tag()?);
@@ -134,90 +134,90 @@ impl Tree {
                 tree.forget_volume(tag);
             }
         });
-        let served = Arc::new(Served::new(Arc::clone(volume), tag, is_read_only, Some(ended)));
+        let served = Arc::new(AttachedVolume::new(Arc::clone(volume), tag, is_read_only, Some(ended)));
         let superblock = Super::new(Arc::clone(&served) as Arc<_>);
         // Before a path can cross into it.
-        let files = Tagged::of_files(tag, (Arc::clone(&served), superblock.clone()), namespace);
-        self.change(|state, snapshot| state.add_tag(snapshot, Arc::new(files)));
+        let files = MountNode::of_files(tag, (Arc::clone(&served), superblock.clone()), namespace);
+        self.change(|state, snapshot| state.add_node(snapshot, Arc::new(files)));
         let mounted = || {
             // No other thread takes the directory's name away meanwhile.
-            let below = Arc::clone(&spot.node.served);
+            let below = Arc::clone(&resolved.node.served);
             let _names = below.names.write();
-            self.still_there(&spot, at.1)?;
-            served.is_seen_through(mount_tag);
+            self.check_still_there(&resolved, at.1)?;
+            served.add_mount(mount_tag);
             if self.has_clones() {
                 // A path may lead to it in a clone before that is registered.
-                served.is_seen_through(tag);
+                served.add_mount(tag);
             }
             let made = namespace.attach_telling(place, "", &superblock)?;
             let volume = (Arc::clone(&served), superblock.clone());
-            let tagged = Tagged::of_mount(mount_tag, (first(&made), NodeId::ROOT), volume, namespace);
-            self.note((tagged, NodeRef::root_of(&served)), (spot.on, spot.node), &name);
+            let mount_node = MountNode::of_mount(mount_tag, (first(&made), NodeId::ROOT), volume, namespace);
+            self.register((mount_node, NodePin::root_of(&served)), (resolved.on, resolved.node), &name);
             Ok(made)
         };
         let made = mounted().inspect_err(|_: &TreeError| self.forget_volume(tag))?;
-        tell(dev, &name, None);
-        self.catch_up(dev, first(&made));
-        self.note_copies(dev, &made);
-        served.is_not_seen_through(tag);
+        invalidate_name(dev, &name, None);
+        self.drop_if_unmounted(dev, first(&made));
+        self.register_copies(dev, &made);
+        served.remove_mount(tag);
         Ok(Attached { mount: first(&made), volume: tag, superblock })
     }
 
     /// A mount may have left before it was known here.
-    pub(super) fn catch_up(&self, dev: &Dev, mount: MountId) {
+    pub(super) fn drop_if_unmounted(&self, dev: &Dev, mount: MountId) {
         if !self.is_mounted(mount) {
-            let superblocks = self.left(dev, &[mount]);
+            let superblocks = self.drop_unmounted(dev, &[mount]);
             debug_assert!(superblocks.len() <= 1);
         }
     }
 
     /// Registers a new mount that shows `root`, under this name. Returns whether it was new.
-    pub(super) fn note(
+    pub(super) fn register(
         &self,
-        (tagged, root): (Tagged, NodeRef),
-        on: (Arc<Tagged>, NodeRef),
-        name: &Arc<Name>,
+        (mount_node, root): (MountNode, NodePin),
+        on: (Arc<MountNode>, NodePin),
+        name: &Arc<Dentry>,
     ) -> bool {
-        let tagged = Arc::new(tagged);
-        let (Some(mount), (on, covered)) = (tagged.mount, on) else { return false };
-        let known = Arc::clone(&tagged);
+        let mount_node = Arc::new(mount_node);
+        let (Some(mount), (on, covered)) = (mount_node.mount, on) else { return false };
+        let known = Arc::clone(&mount_node);
         let unused = self.change(|state, snapshot| {
             // The thread that cloned the namespace was faster.
             if state.by_mount.contains_key(&mount) {
                 return Err((covered, root));
             }
-            state.add_tag(snapshot, Arc::clone(&tagged));
-            state.by_mount.insert(mount, Arc::clone(&tagged));
+            state.add_node(snapshot, Arc::clone(&mount_node));
+            state.by_mount.insert(mount, Arc::clone(&mount_node));
             cover(&mut state.covered, (covered.served.tag, covered.node));
             let name = Arc::clone(name);
-            state.places.insert(mount, Attachment { tagged, on, covered, name, _root: root });
+            state.attachments.insert(mount, Attachment { mount_node, on, covered, name, _root: root });
             Ok(())
         });
         let is_new = unused.is_ok();
-        if is_new && !known.served.is_seen_by(known.tag) {
-            known.served.is_seen_through(known.tag);
+        if is_new && !known.served.is_shown_through(known.tag) {
+            known.served.add_mount(known.tag);
         }
         is_new
     }
 
-    pub(super) fn new_tag(&self) -> Result<Tag, TreeError> {
+    pub(super) fn new_tag(&self) -> Result<NodeTag, TreeError> {
         let mut state = self.state.lock();
         state.last_tag = state.last_tag.next().ok_or(TreeError::NoTags)?;
         Ok(state.last_tag)
     }
 
     /// Takes away what is attached at a path. On return no path leads there, for any process; and
-    /// its volume has ended, if this was its last place and nothing of it is open. `on_given_up` is
+    /// its volume has ended, if this was its last place and nothing of it is open. `on_abort` is
     /// called with each volume that is given up, before its end is waited for, and maybe twice.
     pub(crate) fn detach(
         &self,
         dev: &Dev,
-        at: (&View, &Path),
+        at: (&NamespaceView, &Path),
         how: Detach,
-        mut on_given_up: impl FnMut(Tag),
+        mut on_abort: impl FnMut(NodeTag),
     ) -> Result<(), TreeError> {
         let place = self.attached_at(at)?;
-        self.umount(dev, &at.0.namespace, place, how.flags(), &mut on_given_up)
+        self.umount(dev, &at.0.namespace, place, how.flags(), &mut on_abort)
     }
 
     pub(super) fn umount(
@@ -226,7 +226,7 @@ impl Tree {
         namespace: &mounts::Namespace,
         place: Place,
         flags: Umount,
-        on_given_up: &mut impl FnMut(Tag),
+        on_abort: &mut impl FnMut(NodeTag),
     ) -> Result<(), TreeError> {
         let is_forced = flags.contains(Umount::FORCE);
         // A volume that keeps another place is not given up. (As umount2(2), the namespace gives up
@@ -236,19 +236,19 @@ impl Tree {
         let flags = if keeps_a_place { flags.difference(Umount::FORCE) } else { flags };
         let mut given_up = Vec::new();
         namespace.umount_telling(place, "", flags, |mounts| {
-            let gone = self.unnote(mounts);
+            let gone = self.unregister(mounts);
             if is_forced {
-                given_up = gone.iter().map(|one| one.tagged.superblock.clone()).collect();
-                let for_good = |one: &&Attachment| leaves_for_good(&one.tagged.superblock, &gone);
-                gone.iter().filter(for_good).for_each(|one| one.tagged.superblock.superblock().force());
+                given_up = gone.iter().map(|one| one.mount_node.superblock.clone()).collect();
+                let for_good = |one: &&Attachment| leaves_for_good(&one.mount_node.superblock, &gone);
+                gone.iter().filter(for_good).for_each(|one| one.mount_node.superblock.superblock().force());
             }
             // Callers that wait for these volumes get their errors first: the ends of the volumes
             // may be waited for here, and the kernel handles the notification under locks of
             // directories that those callers may have.
             // ORDERING: SeqCst, as where it is set.
-            let is_given_up = |one: &&Attachment| one.tagged.served.is_given_up.load(Ordering::SeqCst);
-            gone.iter().filter(is_given_up).for_each(|one| on_given_up(one.tagged.served.tag));
-            gone.iter().for_each(|one| tell_gone(dev, one));
+            let is_aborted = |one: &&Attachment| one.mount_node.served.is_aborted.load(Ordering::SeqCst);
+            gone.iter().filter(is_aborted).for_each(|one| on_abort(one.mount_node.served.tag));
+            gone.iter().for_each(|one| invalidate_mount(dev, one));
         })?;
         // Open files keep no volume that is given up.
         given_up.retain(|superblock| superblock.mounts() == 0);
@@ -259,12 +259,12 @@ impl Tree {
     /// Gives up a volume that is attached in one place at most, also one that is being detached:
     /// callers that wait for it get an error, and its end does not wait for its store. Waits for
     /// nothing. Says whether it is given up.
-    pub(crate) fn give_up(&self, attached: &Attached, on_given_up: impl FnOnce(Tag)) -> bool {
+    pub(crate) fn abort(&self, attached: &Attached, on_abort: impl FnOnce(NodeTag)) -> bool {
         if attached.superblock.mounts() > 1 {
             return false;
         }
         attached.superblock.superblock().force();
-        on_given_up(attached.volume);
+        on_abort(attached.volume);
         true
     }
 
@@ -274,66 +274,74 @@ impl Tree {
     }
 
     fn is_mounted(&self, mount: MountId) -> bool {
-        let tagged = self.tagged_mount(mount);
-        tagged.is_some_and(|tagged| tagged.namespace.root_of(mount).is_some())
+        let mount_node = self.mount_node(mount);
+        mount_node.is_some_and(|mount_node| mount_node.namespace.root_of(mount).is_some())
     }
 
     /// Mounts have left the namespace: requests and the kernel learn of it. Returns the superblocks
     /// of these mounts.
-    pub(super) fn left(&self, dev: &Dev, mounts: &[MountId]) -> Vec<(Arc<Served>, Super)> {
-        let gone = self.unnote(mounts);
-        gone.iter().for_each(|one| tell_gone(dev, one));
-        gone.iter().map(|one| (Arc::clone(&one.tagged.served), one.tagged.superblock.clone())).collect()
+    pub(super) fn drop_unmounted(&self, dev: &Dev, mounts: &[MountId]) -> Vec<(Arc<AttachedVolume>, Super)> {
+        let gone = self.unregister(mounts);
+        gone.iter().for_each(|one| invalidate_mount(dev, one));
+        gone.iter()
+            .map(|one| (Arc::clone(&one.mount_node.served), one.mount_node.superblock.clone()))
+            .collect()
     }
 
     /// Mounts have left: requests do not find them any more.
-    pub(super) fn unnote(&self, mounts: &[MountId]) -> Vec<Attachment> {
+    pub(super) fn unregister(&self, mounts: &[MountId]) -> Vec<Attachment> {
         let gone: Vec<Attachment> = self.change(|state, snapshot| {
             let gone: Vec<Attachment> =
-                mounts.iter().filter_map(|mount| state.places.remove(mount)).collect();
+                mounts.iter().filter_map(|mount| state.attachments.remove(mount)).collect();
             for one in &gone {
                 // ORDERING: SeqCst, see `closed_dir`; Release would do for requests.
                 if !is_on("tree-left-unmarked") {
-                    one.tagged.is_gone.store(true, Ordering::SeqCst);
+                    one.mount_node.is_gone.store(true, Ordering::SeqCst);
                 }
-                if let Some(mount) = one.tagged.mount {
+                if let Some(mount) = one.mount_node.mount {
                     state.by_mount.remove(&mount);
                 }
                 uncover(&mut state.covered, one);
-                state.drop_tag(snapshot, &one.tagged);
+                state.drop_node(snapshot, &one.mount_node);
             }
             gone
         });
-        gone.iter().for_each(|one| one.tagged.served.is_not_seen_through(one.tagged.tag));
+        gone.iter().for_each(|one| one.mount_node.served.remove_mount(one.mount_node.tag));
         gone
     }
 
     /// A volume has ended: nothing of it is known any more.
-    fn forget_volume(&self, volume: Tag) {
+    fn forget_volume(&self, volume: NodeTag) {
         self.change(|state, snapshot| {
             if is_on("tree-tag-used-again") {
-                state.last_tag = Tag::ROOT;
+                state.last_tag = NodeTag::ROOT;
             }
             state.drop_volume(snapshot, volume);
         });
     }
 
     /// Moves what is attached at a path to another directory, with all that is attached below.
-    pub(crate) fn move_to(&self, dev: &Dev, view: &View, from: &Path, to: &Path) -> Result<(), TreeError> {
+    pub(crate) fn move_to(
+        &self,
+        dev: &Dev,
+        view: &NamespaceView,
+        from: &Path,
+        to: &Path,
+    ) -> Result<(), TreeError> {
         let place = self.attached_at((view, from))?;
-        let spot = self.walk((view, to))?;
-        let (Some(target), Some(new_name)) = (spot.place(), spot.name.clone()) else {
+        let resolved = self.walk((view, to))?;
+        let (Some(target), Some(new_name)) = (resolved.place(), resolved.name.clone()) else {
             return Err(TreeError::IsRoot);
         };
         let old_name = {
-            let below = Arc::clone(&spot.node.served);
+            let below = Arc::clone(&resolved.node.served);
             let _names = below.names.write();
-            self.still_there(&spot, to)?;
+            self.check_still_there(&resolved, to)?;
             view.namespace.move_mount((place, ""), (target, ""))?;
             self.change(|state, _| {
                 // It may have left meanwhile.
-                let Some(moved) = state.places.get_mut(&place.mount) else { return Err(spot) };
-                let Spot { on, node, .. } = spot;
+                let Some(moved) = state.attachments.get_mut(&place.mount) else { return Err(resolved) };
+                let ResolvedPath { on, node, .. } = resolved;
                 uncover(&mut state.covered, moved);
                 cover(&mut state.covered, (node.served.tag, node.node));
                 // Old values are dropped without the lock.
@@ -343,16 +351,23 @@ impl Tree {
         };
         let old_name = old_name.map(|(name, _)| name).ok();
         for name in old_name.iter().chain([&new_name]) {
-            tell(dev, name, None);
+            invalidate_name(dev, name, None);
         }
         Ok(())
     }
 
     /// Shows a directory in a second place.
-    pub(crate) fn bind(&self, dev: &Dev, view: &View, from: &Path, to: &Path) -> Result<(), TreeError> {
+    pub(crate) fn bind(
+        &self,
+        dev: &Dev,
+        view: &NamespaceView,
+        from: &Path,
+        to: &Path,
+    ) -> Result<(), TreeError> {
         let source = self.walk((view, from))?;
-        let spot = self.walk((view, to))?;
-        let (Some(place), Some(target), Some(name)) = (source.place(), spot.place(), spot.name.clone())
+        let resolved = self.walk((view, to))?;
+        let (Some(place), Some(target), Some(name)) =
+            (source.place(), resolved.place(), resolved.name.clone())
         else {
             return Err(TreeError::IsRoot);
         };
@@ -360,26 +375,26 @@ impl Tree {
         let served = Arc::clone(&source.on.served);
         let superblock = source.on.superblock.clone();
         let made = {
-            let below = Arc::clone(&spot.node.served);
+            let below = Arc::clone(&resolved.node.served);
             let _names = below.names.write();
-            self.still_there(&spot, to)?;
-            served.is_seen_through(tag);
+            self.check_still_there(&resolved, to)?;
+            served.add_mount(tag);
             let bound = view.namespace.bind_telling((place, ""), (target, ""), false);
-            let made = bound.inspect_err(|_| served.is_not_seen_through(tag))?;
+            let made = bound.inspect_err(|_| served.remove_mount(tag))?;
             let mount = (first(&made), source.node.node);
-            let tagged = Tagged::of_mount(tag, mount, (served, superblock), &view.namespace);
-            self.note((tagged, source.node), (spot.on, spot.node), &name);
+            let mount_node = MountNode::of_mount(tag, mount, (served, superblock), &view.namespace);
+            self.register((mount_node, source.node), (resolved.on, resolved.node), &name);
             made
         };
-        tell(dev, &name, None);
-        self.catch_up(dev, first(&made));
-        self.note_copies(dev, &made);
+        invalidate_name(dev, &name, None);
+        self.drop_if_unmounted(dev, first(&made));
+        self.register_copies(dev, &made);
         Ok(())
     }
 
     /// Waits until nothing is open of what is attached at a path, or `until`; says whether nothing
     /// is.
-    pub(crate) fn wait_closed(&self, at: (&View, &Path), until: Instant) -> Result<bool, TreeError> {
+    pub(crate) fn wait_closed(&self, at: (&NamespaceView, &Path), until: Instant) -> Result<bool, TreeError> {
         let place = self.attached_at(at)?;
         let superblock = at.0.namespace.superblock(place.mount);
         Ok(superblock.is_none_or(|superblock| superblock.wait_unheld(until)))
@@ -388,7 +403,7 @@ impl Tree {
 
 /// Whether all mounts of a superblock are among those that have left.
 fn leaves_for_good(superblock: &Super, gone: &[Attachment]) -> bool {
-    let leaving = gone.iter().filter(|one| one.tagged.superblock.is_same(superblock)).count();
+    let leaving = gone.iter().filter(|one| one.mount_node.superblock.is_same(superblock)).count();
     superblock.mounts() <= leaving
 }
 
@@ -397,11 +412,11 @@ pub(super) fn first(made: &[Made]) -> MountId {
     made.first().expect("there is always the one that was asked for").mount
 }
 
-fn cover(covered: &mut HashMap<(Tag, NodeId), usize>, dir: (Tag, NodeId)) {
+fn cover(covered: &mut HashMap<(NodeTag, NodeId), usize>, dir: (NodeTag, NodeId)) {
     *covered.entry(dir).or_default() += 1;
 }
 
-fn uncover(covered: &mut HashMap<(Tag, NodeId), usize>, one: &Attachment) {
+fn uncover(covered: &mut HashMap<(NodeTag, NodeId), usize>, one: &Attachment) {
     let dir = (one.covered.served.tag, one.covered.node);
     if let Some(count) = covered.get_mut(&dir) {
         *count -= 1;
@@ -412,22 +427,22 @@ fn uncover(covered: &mut HashMap<(Tag, NodeId), usize>, one: &Attachment) {
 }
 
 /// Has the kernel forget what was attached.
-fn tell_gone(dev: &Dev, one: &Attachment) {
-    tell(dev, &one.name, wire::join(one.tagged.tag, one.tagged.root));
+fn invalidate_mount(dev: &Dev, one: &Attachment) {
+    invalidate_name(dev, &one.name, wire::join(one.mount_node.tag, one.mount_node.root));
 }
 
 /// Has the kernel forget what is under this name; a mount's root that was there is removed for
 /// processes inside it.
-pub(super) fn tell(dev: &Dev, name: &Name, gone: Option<u64>) {
+pub(super) fn invalidate_name(dev: &Dev, name: &Dentry, gone: Option<u64>) {
     let (parent, name) = (store::ObjectId(name.wire), name.name.clone());
     match gone {
-        None => notify::send(dev, &Note::Entry { parent, name }),
+        None => notify::send(dev, &Invalidation::Entry { parent, name }),
         Some(child) => {
             let child = store::ObjectId(child);
-            notify::send(dev, &Note::Delete { parent, child, name: name.clone() });
+            notify::send(dev, &Invalidation::Delete { parent, child, name: name.clone() });
             // Where the kernel refuses that, it still forgets the name.
-            notify::send(dev, &Note::Entry { parent, name });
-            notify::send(dev, &Note::Inode { id: child, offset: -1, len: 0 });
+            notify::send(dev, &Invalidation::Entry { parent, name });
+            notify::send(dev, &Invalidation::Inode { id: child, offset: -1, len: 0 });
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Namespaces, and where the kernel shows them.
 //!
-//! Purpose: a mountpoint shows a [`View`]: a namespace whose root is the session's own volume. The
-//! first view is that of the session's mount. A clone of it is shown at a second mountpoint by the
-//! *same* file system of the kernel: its root is a directory of its own there, under a name that is
-//! looked up once, by [`show`](crate::mount::show), and mounted from there. So a file is one file
-//! with one page cache in all of them, mapped or not. Only changes of names have to be reported to
-//! the kernel for each.
+//! Purpose: a mountpoint shows a [`NamespaceView`]: a namespace whose root is the session's own
+//! volume. The first view is that of the session's mount. A clone of it is shown at a second
+//! mountpoint by the *same* file system of the kernel: its root is a directory of its own there,
+//! under a name that is looked up once, by [`show`](crate::mount::show), and mounted from there. So
+//! a file is one file with one page cache in all of them, mapped or not. Only changes of names have
+//! to be reported to the kernel for each.
 //!
 //! # What propagates
 //! As in the crate `mounts`. The thread that asks for a change registers the mounts that the change
@@ -14,20 +14,20 @@
 //! # The end of a clone
 //! The kernel counts the users of a clone's root: mounts of it in any mount namespace, and
 //! processes inside. It does not report an unmount. But once it has forgotten the root's name
-//! ([`Tree::let_go`], when no mountpoint is left), it reports when the last user is gone (FORGET;
-//! later, if a process was inside when the last mountpoint went: names below keep the root until
-//! the kernel wants its memory back). Then the clone's namespace ends, and with it what is attached
-//! nowhere else. A caller that unmounts by way of the program ends the clone before its call
-//! returns ([`Tree::end_clone`]). The name is not forgotten earlier: the kernel would take the
-//! directory for removed, and getcwd(3) would fail in it.
+//! ([`MountTree::release`], when no mountpoint is left), it reports when the last user is gone
+//! (FORGET; later, if a process was inside when the last mountpoint went: names below keep the root
+//! until the kernel wants its memory back). Then the clone's namespace ends, and with it what is
+//! attached nowhere else. A caller that unmounts by way of the program ends the clone before its
+//! call returns ([`MountTree::end_clone`]). The name is not forgotten earlier: the kernel would
+//! take the directory for removed, and getcwd(3) would fail in it.
 //!
 //! # State
 //! | what | is | changed by |
 //! |---|---|---|
-//! | `View::namespace`, `root`, `name` | immutable | |
-//! | `View::is_shown` | atomic; falls once | [`Tree::let_go`] |
-//! | `View::lookups` | atomic: look-ups of the root that the kernel has; 0 is final once it was more | look-ups, FORGET |
-//! | `View::on_unused` | under its lock, a leaf; taken once | the caller of `when_unused` |
+//! | `NamespaceView::namespace`, `root`, `name` | immutable | |
+//! | `NamespaceView::is_shown` | atomic; falls once | [`MountTree::release`] |
+//! | `NamespaceView::lookups` | atomic: look-ups of the root that the kernel has; 0 is final once it was more | look-ups, FORGET |
+//! | `NamespaceView::on_unused` | under its lock, a leaf; taken once | the caller of `when_unused` |
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -38,22 +38,22 @@ use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use volume::NodeId;
 
-use super::change::{TreeError, tell};
-use super::served::Served;
-use super::spot::{Attachment, Name, NodeRef};
-use super::wire::{self, Tag};
-use super::{Tagged, Tree};
+use super::attached_volume::AttachedVolume;
+use super::change::{TreeError, invalidate_name};
+use super::resolve::{Attachment, Dentry, NodePin};
+use super::wire::{self, NodeTag};
+use super::{MountNode, MountTree};
 use crate::dev::Dev;
 use crate::mount::CLONE_PREFIX;
-use crate::notify::{self, Note};
+use crate::notify::{self, Invalidation};
 
 /// Called once, when a clone has no user any more.
 pub(crate) type OnUnused = Box<dyn FnOnce() + Send>;
 
 /// A namespace and where the kernel shows it.
-pub(crate) struct View {
+pub(crate) struct NamespaceView {
     pub(crate) namespace: Arc<Namespace>,
-    pub(crate) root: Arc<Tagged>,
+    pub(crate) root: Arc<MountNode>,
     /// The name in the root directory of the file system; empty for the first view.
     pub(crate) name: OsString,
     is_shown: AtomicBool,
@@ -62,21 +62,21 @@ pub(crate) struct View {
     on_unused: Mutex<Option<OnUnused>>,
 }
 
-impl fmt::Debug for View {
+impl fmt::Debug for NamespaceView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("View").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("NamespaceView").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-impl View {
-    pub(super) fn new(namespace: Arc<Namespace>, root: Arc<Tagged>, name: OsString) -> Self {
+impl NamespaceView {
+    pub(super) fn new(namespace: Arc<Namespace>, root: Arc<MountNode>, name: OsString) -> Self {
         let (is_shown, lookups) = (AtomicBool::new(true), AtomicU64::new(0));
         Self { namespace, root, name, is_shown, lookups, on_unused: Mutex::default() }
     }
 
     /// Whether a mountpoint may still lead there.
     pub(crate) fn is_shown(&self) -> bool {
-        // ORDERING: Relaxed, see `Tree::let_go`.
+        // ORDERING: Relaxed, see `MountTree::release`.
         self.is_shown.load(Ordering::Relaxed)
     }
 
@@ -90,7 +90,7 @@ impl View {
     /// The kernel has dropped `n` look-ups of the root: if these were the last, the clone is not
     /// used any more. Ending it may wait for stores, and is left to a thread of its own: this one
     /// serves requests.
-    pub(crate) fn forgotten(&self, tree: &Arc<Tree>, n: u64) {
+    pub(crate) fn forgotten(&self, tree: &Arc<MountTree>, n: u64) {
         // ORDERING: AcqRel, see `looked_up`.
         if self.lookups.fetch_sub(n, Ordering::AcqRel) != n {
             return;
@@ -115,31 +115,35 @@ impl View {
 
 impl super::Snapshot {
     /// The clone whose root has this tag.
-    pub(crate) fn clone_of(&self, tag: Tag) -> Option<&Arc<View>> {
+    pub(crate) fn clone_of(&self, tag: NodeTag) -> Option<&Arc<NamespaceView>> {
         self.clones.get(&tag)
     }
 }
 
-impl Tree {
+impl MountTree {
     /// The clone of this name.
-    pub(crate) fn clone_named(&self, name: &OsStr) -> Option<Arc<View>> {
+    pub(crate) fn clone_named(&self, name: &OsStr) -> Option<Arc<NamespaceView>> {
         self.state.lock().snapshot.clones.values().find(|view| view.name == name).map(Arc::clone)
     }
 
     /// No mountpoint leads to a clone any more: it ends when its last user is gone.
-    pub(crate) fn let_go(&self, dev: &Dev, view: &View) {
+    pub(crate) fn release(&self, dev: &Dev, view: &NamespaceView) {
         // ORDERING: Relaxed, a look-up that does not see it has the kernel keep the name, until the
         // notification below.
         view.is_shown.store(false, Ordering::Relaxed);
         if !view.name.is_empty() {
-            notify::send(dev, &Note::Entry { parent: NodeId::ROOT, name: view.name.clone() });
+            notify::send(dev, &Invalidation::Entry { parent: NodeId::ROOT, name: view.name.clone() });
         }
     }
 
     /// A clone of a namespace, with all that is attached there. `Shared`: each sees what is
     /// attached or detached in the other; `Slave`: the clone sees what is, in the first; otherwise
     /// neither.
-    pub(crate) fn clone_view(&self, of: &View, propagation: Propagation) -> Result<Arc<View>, TreeError> {
+    pub(crate) fn clone_view(
+        &self,
+        of: &NamespaceView,
+        propagation: Propagation,
+    ) -> Result<Arc<NamespaceView>, TreeError> {
         let whole = |view: &Arc<Namespace>, propagation| {
             let mount = view.root().ok_or(mounts::Error::NotHere)?;
             let root = Place { mount, inode: Inode(NodeId::ROOT.0) };
@@ -156,12 +160,12 @@ impl Tree {
         let tag = self.new_tag()?;
         let mount = namespace.root().ok_or(mounts::Error::NotHere)?;
         let volume = (Arc::clone(&self.root), self.first.root.superblock.clone());
-        let root = Arc::new(Tagged::of_mount(tag, (mount, NodeId::ROOT), volume, &namespace));
+        let root = Arc::new(MountNode::of_mount(tag, (mount, NodeId::ROOT), volume, &namespace));
         let name = OsString::from(format!("{CLONE_PREFIX}{}", tag.number()));
-        let view = Arc::new(View::new(Arc::clone(&namespace), Arc::clone(&root), name));
-        self.root.is_seen_through(tag);
+        let view = Arc::new(NamespaceView::new(Arc::clone(&namespace), Arc::clone(&root), name));
+        self.root.add_mount(tag);
         self.change(|state, snapshot| {
-            state.add_tag(snapshot, Arc::clone(&root));
+            state.add_node(snapshot, Arc::clone(&root));
             state.by_mount.insert(mount, root);
             snapshot.clones.insert(tag, Arc::clone(&view));
             // ORDERING: Release, with the Acquire in `has_clones`.
@@ -174,7 +178,7 @@ impl Tree {
             let made = all.iter().filter_map(|info| Some(Made { mount: info.mount, on: info.on? }));
             let mut is_new = false;
             for made in made {
-                is_new |= self.note_copy(made).inspect_err(|_| self.drop_clone(&view))?.is_some();
+                is_new |= self.register_copy(made).inspect_err(|_| self.drop_clone(&view))?.is_some();
             }
             if !is_new {
                 return Ok(view);
@@ -184,7 +188,7 @@ impl Tree {
 
     /// Registers a mount that came to be with another one: in a clone, or by propagation. None:
     /// there is nothing to register (any more).
-    pub(super) fn note_copy(&self, made: Made) -> Result<Option<Arc<Name>>, TreeError> {
+    pub(super) fn register_copy(&self, made: Made) -> Result<Option<Arc<Dentry>>, TreeError> {
         let found = {
             let state = self.state.lock();
             let by_mount = &state.by_mount;
@@ -200,7 +204,7 @@ impl Tree {
                 .zip(on.namespace.root_of(made.mount))
                 .and_then(|(superblock, root)| Some((self.volume_of(&state, &superblock)?, root)));
             let Some((volume, root)) = known else { return Ok(None) };
-            let name = named(&state.places, on, node);
+            let name = named(&state.attachments, on, node);
             (Arc::clone(on), node, volume, store::ObjectId(root.0), name)
         };
         let (on, node, volume, root, name) = found;
@@ -209,17 +213,17 @@ impl Tree {
             Some(Named::As(name)) => name,
             Some(Named::In { served, dir, name }) => {
                 let wire = wire::join(on.tag, dir).ok_or(TreeError::NodeTooLarge)?;
-                let dir = NodeRef::beside(&served, dir).map_err(failed)?;
-                Arc::new(Name { dir, wire, name })
+                let dir = NodePin::beside(&served, dir).map_err(failed)?;
+                Arc::new(Dentry { dir, wire, name })
             }
             None => return Ok(None),
         };
-        let covered = NodeRef::beside(&on.served, node).map_err(failed)?;
-        let shown = NodeRef::beside(&volume.0, root).map_err(failed)?;
+        let covered = NodePin::beside(&on.served, node).map_err(failed)?;
+        let shown = NodePin::beside(&volume.0, root).map_err(failed)?;
         let tag = self.new_tag()?;
         let namespace = Arc::clone(&on.namespace);
-        let tagged = Tagged::of_mount(tag, (made.mount, root), volume, &namespace);
-        Ok(self.note((tagged, shown), (on, covered), &name).then_some(name))
+        let mount_node = MountNode::of_mount(tag, (made.mount, root), volume, &namespace);
+        Ok(self.register((mount_node, shown), (on, covered), &name).then_some(name))
     }
 
     /// The volume of a superblock that is attached.
@@ -227,19 +231,19 @@ impl Tree {
         &self,
         state: &super::State,
         superblock: &mounts::Super,
-    ) -> Option<(Arc<Served>, mounts::Super)> {
+    ) -> Option<(Arc<AttachedVolume>, mounts::Super)> {
         let first = &self.first.root;
         let found = if first.superblock.is_same(superblock) { first } else { state.volume_of(superblock)? };
         Some((Arc::clone(&found.served), found.superblock.clone()))
     }
 
     /// Registers mounts that came by propagation with another one, and notifies the kernel of them.
-    pub(super) fn note_copies(&self, dev: &Dev, made: &[Made]) {
+    pub(super) fn register_copies(&self, dev: &Dev, made: &[Made]) {
         for &copy in made.get(1..).unwrap_or_default() {
-            match self.note_copy(copy) {
+            match self.register_copy(copy) {
                 Ok(Some(name)) => {
-                    tell(dev, &name, None);
-                    self.catch_up(dev, copy.mount);
+                    invalidate_name(dev, &name, None);
+                    self.drop_if_unmounted(dev, copy.mount);
                 }
                 Ok(None) => {}
                 Err(error) => tracing::error!(%error, "what was attached is not seen in a clone"),
@@ -248,25 +252,25 @@ impl Tree {
     }
 
     /// Ends a clone, with what is attached in it and nowhere else, and waits for that. With
-    /// `is_forced` unwritten data is given up. `on_given_up` is called with each volume that is
+    /// `is_forced` unwritten data is given up. `on_abort` is called with each volume that is
     /// given up.
     pub(crate) fn end_clone(
         &self,
         dev: &Dev,
-        view: &View,
+        view: &NamespaceView,
         is_forced: bool,
-        mut on_given_up: impl FnMut(Tag),
+        mut on_abort: impl FnMut(NodeTag),
     ) {
         if is_forced {
-            let there = |tagged: &&Arc<Tagged>| Arc::ptr_eq(&tagged.namespace, &view.namespace);
-            let mine: Vec<Arc<Tagged>> =
+            let there = |mount_node: &&Arc<MountNode>| Arc::ptr_eq(&mount_node.namespace, &view.namespace);
+            let mine: Vec<Arc<MountNode>> =
                 self.state.lock().by_mount.values().filter(there).map(Arc::clone).collect();
             for one in mine.iter().filter(|one| one.superblock.mounts() == 1) {
                 one.superblock.superblock().force();
-                on_given_up(one.served.tag);
+                on_abort(one.served.tag);
             }
         }
-        let ended = view.namespace.shut_telling(|mounts| drop(self.left(dev, mounts)));
+        let ended = view.namespace.shut_telling(|mounts| drop(self.drop_unmounted(dev, mounts)));
         if let Err(error) = ended {
             tracing::error!(%error, "what is attached cannot be ended");
         }
@@ -276,7 +280,7 @@ impl Tree {
     /// Ends a clone whose root the kernel has dropped: the kernel needs no notification.
     fn end_clone_named(&self, name: &OsStr) {
         let Some(view) = self.clone_named(name) else { return };
-        let ended = view.namespace.shut_telling(|mounts| drop(self.unnote(mounts)));
+        let ended = view.namespace.shut_telling(|mounts| drop(self.unregister(mounts)));
         if let Err(error) = ended {
             tracing::error!(%error, "what is attached cannot be ended");
         }
@@ -284,22 +288,22 @@ impl Tree {
     }
 
     /// Nothing leads to the clone, and nothing will.
-    fn drop_clone(&self, view: &View) {
+    fn drop_clone(&self, view: &NamespaceView) {
         let Some(mount) = view.root.mount.filter(|_| !view.name.is_empty()) else { return };
         self.change(|state, snapshot| {
-            // ORDERING: SeqCst, as in `left`.
+            // ORDERING: SeqCst, as in `drop_unmounted`.
             view.root.is_gone.store(true, Ordering::SeqCst);
             state.by_mount.remove(&mount);
             snapshot.clones.remove(&view.root.tag);
-            state.drop_tag(snapshot, &view.root);
+            state.drop_node(snapshot, &view.root);
             // ORDERING: Release, with the Acquire in `has_clones`.
             self.clones.store(snapshot.clones.len(), Ordering::Release);
         });
-        self.root.is_not_seen_through(view.root.tag);
+        self.root.remove_mount(view.root.tag);
     }
 
     /// All clones.
-    pub(super) fn clones(&self) -> Vec<Arc<View>> {
+    pub(super) fn clones(&self) -> Vec<Arc<NamespaceView>> {
         self.state.lock().snapshot.clones.values().map(Arc::clone).collect()
     }
 }
@@ -307,24 +311,24 @@ impl Tree {
 /// The name of a covered directory.
 enum Named {
     /// That of the mount whose root it is.
-    As(Arc<Name>),
+    As(Arc<Dentry>),
     /// A name in a directory of its volume.
-    In { served: Arc<Served>, dir: NodeId, name: OsString },
+    In { served: Arc<AttachedVolume>, dir: NodeId, name: OsString },
 }
 
 /// The name of a directory that something is mounted on, in any namespace.
 fn named(
-    places: &std::collections::HashMap<MountId, Attachment>,
-    on: &Arc<Tagged>,
+    attachments: &std::collections::HashMap<MountId, Attachment>,
+    on: &Arc<MountNode>,
     node: NodeId,
 ) -> Option<Named> {
     if node == on.root {
-        return places.get(&on.mount?).map(|below| Named::As(Arc::clone(&below.name)));
+        return attachments.get(&on.mount?).map(|below| Named::As(Arc::clone(&below.name)));
     }
     let same = |at: &&Attachment| {
         at.covered.node == node && at.covered.served.tag == on.served.tag && at.on.root != node
     };
-    let at = places.values().find(same)?;
+    let at = attachments.values().find(same)?;
     let (dir, name) = (at.name.dir.node, at.name.name.clone());
     Some(Named::In { served: Arc::clone(&at.name.dir.served), dir, name })
 }

@@ -6,7 +6,7 @@ use super::*;
 
 /// Looks, when it is dropped, whether the tree's lock is free.
 struct Probe {
-    tree: Weak<Tree>,
+    tree: Weak<MountTree>,
     found: std::sync::mpsc::Sender<bool>,
 }
 
@@ -21,7 +21,7 @@ impl Drop for Probe {
 fn what_has_left_the_tree_is_dropped_without_its_lock() {
     let volume = || Volume::new(store::open("mem:").unwrap(), volume::Options::default()).unwrap();
     let root = volume();
-    let tree = Arc::new(Tree::new(Arc::clone(&root)));
+    let tree = Arc::new(MountTree::new(Arc::clone(&root)));
     // Dropped by the thread that changes the tree, and by one that served a request before the
     // change.
     for is_seen in [false, true] {
@@ -29,18 +29,18 @@ fn what_has_left_the_tree_is_dropped_without_its_lock() {
         let probe = Probe { tree: Arc::downgrade(&tree), found };
         let on_end: OnEnd = Box::new(move |_| drop(probe));
         let (tag, attached) = (tree.new_tag().unwrap(), volume());
-        let served = Arc::new(Served::new(Arc::clone(&attached), tag, false, Some(on_end)));
+        let served = Arc::new(AttachedVolume::new(Arc::clone(&attached), tag, false, Some(on_end)));
         let superblock = Super::new(Arc::clone(&served) as Arc<_>);
-        let files = Tagged::of_files(tag, (served, superblock), &tree.first.namespace);
-        tree.change(|state, snapshot| state.add_tag(snapshot, Arc::new(files)));
-        let mut seen = Seen::default();
+        let files = MountNode::of_files(tag, (served, superblock), &tree.first.namespace);
+        tree.change(|state, snapshot| state.add_node(snapshot, Arc::new(files)));
+        let mut cache = SnapshotCache::default();
         if is_seen {
-            tree.look(&mut seen);
+            tree.snapshot(&mut cache);
         }
         tree.change(|state, snapshot| state.drop_volume(snapshot, tag));
         assert_eq!(is_free.try_recv().ok(), (!is_seen).then_some(true), "is_seen: {is_seen}");
         if is_seen {
-            tree.look(&mut seen);
+            tree.snapshot(&mut cache);
             assert_eq!(is_free.try_recv(), Ok(true));
         }
         attached.shutdown();

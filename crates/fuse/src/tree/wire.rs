@@ -7,7 +7,7 @@
 //! | bits | of a node of the root volume | of any other |
 //! |---|---|---|
 //! | 63 | 0 | 1 |
-//! | 40..63 | part of the node's number | a [`Tag`] |
+//! | 40..63 | part of the node's number | a [`NodeTag`] |
 //! | 0..40 | the node's number in its volume | the same |
 //!
 //! A tag is never used again, so that a number that the kernel kept never leads to another volume's
@@ -26,9 +26,9 @@ const TAG_MAX: u32 = (1 << (63 - NODE_BITS)) - 1;
 
 /// A mount's or a volume's number in node numbers; 0 for the root volume and its first mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub(crate) struct Tag(u32);
+pub(crate) struct NodeTag(u32);
 
-impl Tag {
+impl NodeTag {
     /// Of the root volume.
     pub(crate) const ROOT: Self = Self(0);
 
@@ -50,10 +50,10 @@ impl Tag {
 
 /// The kernel's number for this node; none if its number is too large for a node that is not the
 /// root volume's.
-pub(crate) fn join(tag: Tag, node: NodeId) -> Option<u64> {
-    let limit = if tag == Tag::ROOT { TAGGED } else { 1 << NODE_BITS };
-    let tagged = if tag == Tag::ROOT { 0 } else { TAGGED | (u64::from(tag.0) << NODE_BITS) };
-    (node.0 < limit).then_some(tagged | node.0)
+pub(crate) fn join(tag: NodeTag, node: NodeId) -> Option<u64> {
+    let limit = if tag == NodeTag::ROOT { TAGGED } else { 1 << NODE_BITS };
+    let mount_node = if tag == NodeTag::ROOT { 0 } else { TAGGED | (u64::from(tag.0) << NODE_BITS) };
+    (node.0 < limit).then_some(mount_node | node.0)
 }
 
 /// Whether this is a node of the root volume, seen through its first mount (or a file of it,
@@ -64,28 +64,28 @@ pub(crate) const fn is_plain(wire: u64) -> bool {
 }
 
 /// The node that a number of the kernel's stands for.
-pub(crate) fn split(wire: u64) -> (Tag, NodeId) {
+pub(crate) fn split(wire: u64) -> (NodeTag, NodeId) {
     if is_plain(wire) {
-        return (Tag::ROOT, store::ObjectId(wire));
+        return (NodeTag::ROOT, store::ObjectId(wire));
     }
-    (Tag::from_number((wire & !TAGGED) >> NODE_BITS), store::ObjectId(wire & ((1 << NODE_BITS) - 1)))
+    (NodeTag::from_number((wire & !TAGGED) >> NODE_BITS), store::ObjectId(wire & ((1 << NODE_BITS) - 1)))
 }
 
 /// The inode number that programs see: that of the store, told apart from those of other volumes,
 /// since all have one device number. Programs take two files with the same numbers for one.
-pub(crate) fn ino(volume: Tag, ino: u64) -> u64 {
+pub(crate) fn ino(volume: NodeTag, ino: u64) -> u64 {
     ino ^ (u64::from(volume.0) << (NODE_BITS + 1))
 }
 
 /// The generation that the kernel keeps beside a node's number, in handles too. Tags begin anew
 /// with each process: a handle of an attached volume's file is not to lead into what has its tag in
 /// the next one.
-pub(crate) fn generation(volume: Tag, generation: u32) -> u32 {
+pub(crate) fn generation(volume: NodeTag, generation: u32) -> u32 {
     static PROCESS: LazyLock<u32> = LazyLock::new(|| {
         let [a, b, c, d, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
         u32::from_le_bytes([a, b, c, d])
     });
-    if volume == Tag::ROOT { generation } else { generation ^ *PROCESS }
+    if volume == NodeTag::ROOT { generation } else { generation ^ *PROCESS }
 }
 
 #[cfg(test)]
@@ -94,23 +94,23 @@ mod tests {
 
     #[test]
     fn numbers_are_what_they_were() {
-        let tags = [Tag::ROOT, Tag(1), Tag(TAG_MAX)];
+        let tags = [NodeTag::ROOT, NodeTag(1), NodeTag(TAG_MAX)];
         for (tag, node) in tags.iter().flat_map(|&tag| [1, 77, (1 << NODE_BITS) - 1].map(|node| (tag, node)))
         {
             let wire = join(tag, store::ObjectId(node)).unwrap();
             assert_eq!(split(wire), (tag, store::ObjectId(node)));
-            assert_eq!(is_plain(wire), tag == Tag::ROOT);
+            assert_eq!(is_plain(wire), tag == NodeTag::ROOT);
         }
-        assert_eq!(join(Tag::ROOT, store::ObjectId(1)), Some(1), "the kernel's own number for the root");
-        assert_eq!(join(Tag(1), store::ObjectId(1 << NODE_BITS)), None);
-        assert_eq!(join(Tag::ROOT, store::ObjectId(1 << NODE_BITS)), Some(1 << NODE_BITS));
-        assert_eq!(Tag(TAG_MAX).next(), None);
+        assert_eq!(join(NodeTag::ROOT, store::ObjectId(1)), Some(1), "the kernel's own number for the root");
+        assert_eq!(join(NodeTag(1), store::ObjectId(1 << NODE_BITS)), None);
+        assert_eq!(join(NodeTag::ROOT, store::ObjectId(1 << NODE_BITS)), Some(1 << NODE_BITS));
+        assert_eq!(NodeTag(TAG_MAX).next(), None);
     }
 
     #[test]
     fn files_of_two_volumes_have_two_numbers() {
-        assert_eq!(ino(Tag::ROOT, 5), 5);
-        assert_ne!(ino(Tag(1), 5), 5);
-        assert_ne!(ino(Tag(1), 5), ino(Tag(2), 5));
+        assert_eq!(ino(NodeTag::ROOT, 5), 5);
+        assert_ne!(ino(NodeTag(1), 5), 5);
+        assert_ne!(ino(NodeTag(1), 5), ino(NodeTag(2), 5));
     }
 }

@@ -2,8 +2,8 @@
 //! answer.
 //!
 //! Purpose: reads and writes an entry's bytes ([`Entry::receive`], [`Entry::answer`]). An `Entry`
-//! is in the daemon's hands; while the kernel has it, it is inside a `lane::Lane` and no thread can
-//! look at it.
+//! is in the daemon's hands; while the kernel has it, it is inside a `entry_ring::EntryRing` and no
+//! thread can look at it.
 //!
 //! # Layout
 //! One [`Buffer`]: the kernel's header (`fuse_uring_req_header`) and the two `iovec`s that name
@@ -12,20 +12,20 @@
 //! The kernel splits a request into its header, its first structure (`op_in`) and the rest
 //! (payload). They are put together as `/dev/fuse` has them, so that the same decoder reads them
 //! with the same checks:
-//! - [`Place::Scratch`]: everything is copied to the thread's own buffer. No thread looks at the
+//! - [`Payload::Copied`]: everything is copied to the thread's own buffer. No thread looks at the
 //!   entry any more until it is answered, which any thread can do at any time.
-//! - [`Place::Lent`]: the data of a large WRITE stays where it is and that of a large READ is put
-//!   there; only the two headers are copied, to where they belong before the data. The entry must
-//!   not go back to the kernel before the handler has returned.
+//! - [`Payload::InPlace`]: the data of a large WRITE stays where it is and that of a large READ is
+//!   put there; only the two headers are copied, to where they belong before the data. The entry
+//!   must not go back to the kernel before the handler has returned.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::alone::Caller;
-use super::seat::LentAnswer;
+use super::reply_slot::InPlaceReply;
+use super::single_client::Client;
 use crate::abi::{InHeader, Opcode, OutHeader, ReadIn, WriteIn};
 use crate::buffer::Buffer;
-use crate::line::Answer;
+use crate::reply_channel::ReplyBytes;
 
 /// Data up to this is copied, which costs less than a tenth of the request.
 const COPIED_MAX: usize = 16 << 10;
@@ -80,21 +80,21 @@ pub(super) enum EntryError {
 
 /// Where a request's bytes were put together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Payload {
     /// In the thread's own buffer.
-    Scratch,
+    Copied,
     /// In the entry.
-    Lent,
+    InPlace,
 }
 
 /// A request that was put together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Received {
     pub(super) unique: u64,
-    pub(super) caller: Caller,
+    pub(super) caller: Client,
     /// Bytes of the message.
     pub(super) len: usize,
-    pub(super) place: Place,
+    pub(super) payload: Payload,
     /// Whether the kernel reads ahead, so that the caller goes on meanwhile.
     pub(super) reads_ahead: bool,
 }
@@ -110,14 +110,14 @@ pub(super) struct Entry {
     used: usize,
     /// Whether it is the one of its queue that keeps its memory whatever other requests are under
     /// way.
-    pub(super) is_warm: bool,
+    pub(super) is_resident: bool,
     pub(super) buffer: Buffer,
 }
 
 impl Entry {
     /// A new entry, which the kernel does not know yet.
     pub(super) fn new(queue: u16) -> Result<Self, Errno> {
-        Ok(Self { queue, commit_id: 0, used: 0, is_warm: false, buffer: Buffer::new()? })
+        Ok(Self { queue, commit_id: 0, used: 0, is_resident: false, buffer: Buffer::new()? })
     }
 
     /// Its queue.
@@ -172,26 +172,26 @@ impl Entry {
         let first = len.checked_sub(size_of::<InHeader>() + payload).filter(|&first| first <= PART);
         let Some(first) = first else { return Err(wrong) };
         let fixed = size_of::<InHeader>() + first;
-        let place = place(header.opcode, &op_in, first, payload);
+        let placed = payload_of(header.opcode, &op_in, first, payload);
         self.used = self.used.max(payload);
-        let to = match place {
-            Place::Scratch => scratch.space(),
-            Place::Lent => self.buffer.space(),
+        let to = match placed {
+            Payload::Copied => scratch.space(),
+            Payload::InPlace => self.buffer.space(),
         };
         if len > to.len() {
             return Err(wrong);
         }
         to[..size_of::<InHeader>()].copy_from_slice(header.as_bytes());
         to[size_of::<InHeader>()..fixed].copy_from_slice(&op_in[..first]);
-        if place == Place::Scratch {
+        if placed == Payload::Copied {
             scratch.space()[fixed..len].copy_from_slice(&self.buffer.data()[..payload]);
         }
-        let reads_ahead = place == Place::Lent && payload == 0;
-        Ok(Received { unique: header.unique, caller: caller(&header), len, place, reads_ahead })
+        let reads_ahead = placed == Payload::InPlace && payload == 0;
+        Ok(Received { unique: header.unique, caller: caller(&header), len, payload: placed, reads_ahead })
     }
 
     /// Writes the answer; data that is in the entry's buffer already is left there.
-    pub(super) fn answer(&mut self, unique: u64, answer: Answer<'_>) -> Result<(), Errno> {
+    pub(super) fn answer(&mut self, unique: u64, answer: ReplyBytes<'_>) -> Result<(), Errno> {
         match answer {
             Err(errno) => self.conclude(unique, -errno.raw_os_error(), 0),
             Ok([first, second]) => {
@@ -228,16 +228,16 @@ impl Entry {
         self.conclude(self.commit_id, -errno.raw_os_error(), 0);
     }
 
-    /// Writes the answer to a request whose data was lent.
-    pub(super) fn conclude_lent(&mut self, unique: u64, answer: Option<LentAnswer>) {
+    /// Writes the answer to a request whose data is in place.
+    pub(super) fn conclude_in_place(&mut self, unique: u64, answer: Option<InPlaceReply>) {
         match answer {
-            Some(LentAnswer::Data(len)) => self.conclude(unique, 0, len),
-            Some(LentAnswer::Small(bytes, len)) => {
+            Some(InPlaceReply::Data(len)) => self.conclude(unique, 0, len),
+            Some(InPlaceReply::Small(bytes, len)) => {
                 let bytes = &bytes[..len];
                 self.buffer.data()[..len].copy_from_slice(bytes);
                 self.conclude(unique, 0, len);
             }
-            Some(LentAnswer::Error(errno)) => self.conclude(unique, -errno.raw_os_error(), 0),
+            Some(InPlaceReply::Error(errno)) => self.conclude(unique, -errno.raw_os_error(), 0),
             None => self.conclude(unique, -Errno::IO.raw_os_error(), 0),
         }
     }
@@ -265,16 +265,16 @@ impl Entry {
 }
 
 /// The maker of the request.
-fn caller(header: &InHeader) -> Caller {
+fn caller(header: &InHeader) -> Client {
     match (header.pid, Opcode::from_number(header.opcode)) {
-        (0, Some(Opcode::Release | Opcode::ReleaseDir)) => Caller::Kernel,
-        (0, _) => Caller::Hidden,
-        (tid, _) => Caller::Thread(tid),
+        (0, Some(Opcode::Release | Opcode::ReleaseDir)) => Client::Kernel,
+        (0, _) => Client::Unknown,
+        (tid, _) => Client::Thread(tid),
     }
 }
 
 /// Where to put a request together.
-fn place(opcode: u32, op_in: &[u8; PART], first: usize, payload: usize) -> Place {
+fn payload_of(opcode: u32, op_in: &[u8; PART], first: usize, payload: usize) -> Payload {
     let data = match Opcode::from_number(opcode) {
         Some(Opcode::Write) if first == size_of::<WriteIn>() => payload,
         Some(Opcode::Read | Opcode::ReadDir | Opcode::ReadDirPlus)
@@ -285,7 +285,7 @@ fn place(opcode: u32, op_in: &[u8; PART], first: usize, payload: usize) -> Place
         }
         _ => 0,
     };
-    if data > COPIED_MAX { Place::Lent } else { Place::Scratch }
+    if data > COPIED_MAX { Payload::InPlace } else { Payload::Copied }
 }
 
 #[cfg(test)]

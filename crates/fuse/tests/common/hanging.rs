@@ -71,7 +71,7 @@ pub fn look(mounted: &Mounted, volumes: &[Hanging]) {
     for one in volumes {
         let _seen = one.volume.status();
     }
-    mounted.tree.relieve();
+    mounted.tree.apply_stall_quota();
 }
 
 pub fn all_stalled(mounted: &Mounted, volumes: &[Hanging]) {

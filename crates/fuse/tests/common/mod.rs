@@ -19,8 +19,8 @@ use tempfile::TempDir;
 use volume::Volume;
 use watertight_fuse::mount::{Syncs, Wanted};
 use watertight_fuse::{
-    Ended, Mount, MountError, MountKind, MountOptions, Notifier, Session, SessionOptions, SessionView, Tree,
-    Uring,
+    Ended, Mount, MountError, MountKind, MountOptions, Notifier, Session, SessionOptions, SessionView,
+    TreeHandle, Uring,
 };
 
 /// Says visibly that a test could not run here.
@@ -33,7 +33,7 @@ pub struct Mounted {
     pub volume: Arc<Volume>,
     pub view: SessionView,
     pub notifier: Notifier,
-    pub tree: Tree,
+    pub tree: TreeHandle,
     /// The file system's device, as `MAJOR:MINOR`.
     pub device: String,
     pub kind: MountKind,

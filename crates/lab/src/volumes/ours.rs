@@ -58,10 +58,9 @@ pub(crate) fn targets(
     place: &Place,
 ) -> [Target; 2] {
     let (options, note) = match variant {
-        "writethrough" => (
-            format!("{CACHE},mode=write-through,uring=off,spin=off"),
-            "write-through, plain readers: no io_uring, no spinning",
-        ),
+        "writethrough" => {
+            (format!("{CACHE},mode=write-through,uring=off"), "write-through, plain readers: no io_uring")
+        }
         "writeback" => (format!("{CACHE},mode=kernel-writeback"), "kernel write-back"),
         _ => (CACHE.to_owned(), ""),
     };

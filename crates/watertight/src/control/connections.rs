@@ -12,7 +12,7 @@
 //! | of one user, at all sockets of the server | an eighth of the descriptors that the process may have |
 //!
 //! A user is root or the owner: no other user gets in. So root is served whatever the owner's
-//! processes do. A call that takes long (module `places`) leaves this table for a place of its own
+//! processes do. A call that takes long (module `call_limits`) leaves this table for a permit of its own
 //! kind.
 //!
 //! Lock order: `Connections::table` is a leaf.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
-use crate::checks;
-use crate::shown::Show as _;
+use crate::host::checks;
+use crate::term::shown::Show as _;
 
 /// The stores of a file so far.
 #[derive(Debug, Default)]
@@ -22,14 +22,14 @@ impl Sources {
         let Some(directory) = directory(source)? else { return Ok(()) };
         let directory: PathBuf = directory.components().collect();
         checks::apart(&directory, place).map_err(|problem| problem.to_string())?;
-        self.is_alone(&directory)?;
+        self.check_alone(&directory)?;
         self.directories.insert(directory, line);
         Ok(())
     }
 
     /// Refuses a directory that another line has, or that is inside one of another line, or around
     /// one.
-    fn is_alone(&self, directory: &Path) -> Result<(), String> {
+    fn check_alone(&self, directory: &Path) -> Result<(), String> {
         let shown = directory.shown();
         if let Some(line) = self.directories.get(directory) {
             return Err(format!("the store {shown} is that of line {line} already: a store has one volume"));

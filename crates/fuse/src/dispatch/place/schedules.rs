@@ -18,7 +18,7 @@ const LOOKUP: Op<'static> = Op::ReadLink;
 
 /// A tree whose root volume has a directory `x`, and a kernel that takes any notification.
 struct World {
-    tree: Arc<Tree>,
+    tree: Arc<MountTree>,
     dev: Arc<Dev>,
     x: NodeId,
     _kernel: std::os::fd::OwnedFd,
@@ -41,7 +41,7 @@ impl World {
         let ctx = Ctx { caller: Caller::default(), cancel: &cancel, before_wait: &|| {} };
         let x = root.make(&ctx, NodeId::ROOT, OsStr::new("x"), NewNode::Directory, 0o755).unwrap().id;
         let (kernel, device) = rustix::pipe::pipe().unwrap();
-        Self { tree: Arc::new(Tree::new(root)), dev: Arc::new(Dev::new(device)), x, _kernel: kernel }
+        Self { tree: Arc::new(MountTree::new(root)), dev: Arc::new(Dev::new(device)), x, _kernel: kernel }
     }
 
     fn attach(&self, other: &Other) -> u64 {
@@ -58,7 +58,7 @@ impl World {
     }
 
     /// The mount that a look-up of `x` crosses into.
-    fn crossed(&self) -> Option<Arc<Tagged>> {
+    fn crossed(&self) -> Option<Arc<MountNode>> {
         self.tree.crossed(None, self.x)
     }
 
@@ -89,8 +89,8 @@ impl Other {
 }
 
 /// A request with an old number: of its own volume, or ESTALE.
-fn request(tree: &Tree, seen: &mut Seen, node: u64, own: &Arc<Volume>) -> bool {
-    let Ok((at, _section)) = At::find(tree, seen, node, &LOOKUP) else { return false };
+fn request(tree: &MountTree, cache: &mut SnapshotCache, node: u64, own: &Arc<Volume>) -> bool {
+    let Ok((at, _section)) = Target::find(tree, cache, node, &LOOKUP) else { return false };
     assert!(Arc::ptr_eq(&at.served.volume, own), "another volume's files");
     let _whatever = at.served.volume.lookup(at.node, OsStr::new("name"));
     true
@@ -103,16 +103,19 @@ fn a_request_beside_a_detach_is_of_its_own_volume_and_over_before_the_store_is_f
         let node = world.attach(&other);
         let (tree, volume) = (Arc::clone(&world.tree), Arc::clone(&other.volume));
         let asking = thread::spawn(move || {
-            let mut seen = Seen::default();
+            let mut cache = SnapshotCache::default();
             for _ in 0..2 {
-                request(&tree, &mut seen, node, &volume);
+                request(&tree, &mut cache, node, &volume);
             }
         });
         world.tree.detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Sync, |_| {}).unwrap();
         assert_eq!(other.ends(), 1, "detached, and not ended");
         let other_node = world.attach(&next);
-        assert!(!request(&world.tree, &mut Seen::default(), node, &other.volume), "there is no such volume");
-        assert!(request(&world.tree, &mut Seen::default(), other_node, &next.volume));
+        assert!(
+            !request(&world.tree, &mut SnapshotCache::default(), node, &other.volume),
+            "there is no such volume"
+        );
+        assert!(request(&world.tree, &mut SnapshotCache::default(), other_node, &next.volume));
         asking.join().unwrap();
         world.end();
         assert_eq!((other.ends(), next.ends()), (1, 1));
@@ -123,14 +126,14 @@ fn a_request_beside_a_detach_is_of_its_own_volume_and_over_before_the_store_is_f
 fn a_request_after_an_attach_finds_it() {
     model::check(|| {
         let (world, first, second) = (World::new(), Other::new(), Other::new());
-        let mut seen = Seen::default();
+        let mut cache = SnapshotCache::default();
         let node = world.attach(&first);
-        assert!(request(&world.tree, &mut seen, node, &first.volume));
+        assert!(request(&world.tree, &mut cache, node, &first.volume));
         // On top of the first.
         let above = world.attach(&second);
         let crossed = world.crossed().unwrap();
         assert!(Arc::ptr_eq(&crossed.served.volume, &second.volume), "not the uppermost");
-        assert!(request(&world.tree, &mut seen, above, &second.volume), "attached, and not found");
+        assert!(request(&world.tree, &mut cache, above, &second.volume), "attached, and not found");
         // One after the other: the checker runs only threads that it made itself.
         for _ in 0..2 {
             world
@@ -152,10 +155,10 @@ fn what_is_open_beside_a_lazy_detach_is_served_and_ends_the_volume_once() {
         let using = thread::spawn(move || {
             let cancel = Cancel::default();
             let ctx = Ctx { caller: Caller::default(), cancel: &cancel, before_wait: &|| {} };
-            let mut seen = Seen::default();
+            let mut cache = SnapshotCache::default();
             let mut kept = None;
-            if let Ok((at, _section)) = At::find(&tree, &mut seen, node, &LOOKUP)
-                && let Ok(hold) = at.tagged.unwrap().superblock.hold()
+            if let Ok((at, _section)) = Target::find(&tree, &mut cache, node, &LOOKUP)
+                && let Ok(hold) = at.mount_node.unwrap().superblock.hold()
             {
                 let made = volume.create(&ctx, NodeId::ROOT, OsStr::new("f"), 0o644, OpenFlags::WRITE);
                 let (_, opened) = made.unwrap();
@@ -166,7 +169,7 @@ fn what_is_open_beside_a_lazy_detach_is_served_and_ends_the_volume_once() {
             drop(kept);
         });
         world.tree.detach(&world.dev, (world.tree.first(), Path::new("x")), Detach::Lazy, |_| {}).unwrap();
-        let found = At::find(&world.tree, &mut Seen::default(), node, &LOOKUP).err();
+        let found = Target::find(&world.tree, &mut SnapshotCache::default(), node, &LOOKUP).err();
         assert_eq!(found, Some(Errno::STALE), "a name was found in what is gone");
         assert!(world.crossed().is_none());
         using.join().unwrap();

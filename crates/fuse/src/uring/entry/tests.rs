@@ -10,13 +10,13 @@ fn filled(opcode: u32, op_in: &[u8], payload: &[u8]) -> Entry {
     let mut entry = Entry::new(3).unwrap();
     let len = size_of::<InHeader>() + op_in.len() + payload.len();
     let len = u32::try_from(len).unwrap();
-    let header = InHeader { len, opcode, unique: 42, nodeid: 1, ..InHeader::default() };
+    let in_header = InHeader { len, opcode, unique: 42, nodeid: 1, ..InHeader::default() };
     entry.buffer.data()[..payload.len()].copy_from_slice(payload);
-    let place = entry.header();
-    place.in_out[..size_of::<InHeader>()].copy_from_slice(header.as_bytes());
-    place.op_in[..op_in.len()].copy_from_slice(op_in);
-    place.ent.commit_id = 42;
-    place.ent.payload_sz = u32::try_from(payload.len()).unwrap();
+    let header = entry.header();
+    header.in_out[..size_of::<InHeader>()].copy_from_slice(in_header.as_bytes());
+    header.op_in[..op_in.len()].copy_from_slice(op_in);
+    header.ent.commit_id = 42;
+    header.ent.payload_sz = u32::try_from(payload.len()).unwrap();
     entry
 }
 
@@ -32,7 +32,13 @@ fn names_come_from_the_payload() {
     let received = entry.receive(&mut scratch).unwrap();
     assert_eq!(
         received,
-        Received { unique: 42, caller: Caller::Hidden, len: 45, place: Place::Scratch, reads_ahead: false }
+        Received {
+            unique: 42,
+            caller: Client::Unknown,
+            len: 45,
+            payload: Payload::Copied,
+            reads_ahead: false
+        }
     );
     let (header, body) = decode::header(scratch.message(45)).unwrap();
     let Op::Lookup { name } = decode::operation(&header, body, Agreed::default()).unwrap() else {
@@ -57,22 +63,23 @@ fn structures_come_from_the_header() {
 
 #[test]
 fn much_data_stays_and_little_is_copied() {
-    for (size, place) in [(COPIED_MAX, Place::Scratch), (COPIED_MAX + 1, Place::Lent), (1 << 20, Place::Lent)]
+    for (size, payload) in
+        [(COPIED_MAX, Payload::Copied), (COPIED_MAX + 1, Payload::InPlace), (1 << 20, Payload::InPlace)]
     {
         let data = vec![9; size];
         let arg = WriteIn { fh: 5, size: u32::try_from(size).unwrap(), ..WriteIn::default() };
         let mut entry = filled(Opcode::Write as u32, arg.as_bytes(), &data);
         let mut scratch = Buffer::new().unwrap();
         let received = entry.receive(&mut scratch).unwrap();
-        assert_eq!((received.place, received.reads_ahead), (place, false), "{size}");
+        assert_eq!((received.payload, received.reads_ahead), (payload, false), "{size}");
         let kept_at = entry.buffer.data().as_ptr().addr();
-        let buffer = if place == Place::Lent { &entry.buffer } else { &scratch };
+        let buffer = if payload == Payload::InPlace { &entry.buffer } else { &scratch };
         let (header, body) = decode::header(buffer.message(received.len)).unwrap();
         let Op::Write { data: got, .. } = decode::operation(&header, body, Agreed::default()).unwrap() else {
             panic!("not a write")
         };
         assert_eq!(got, data);
-        assert_eq!(got.as_ptr().addr() == kept_at, place == Place::Lent);
+        assert_eq!(got.as_ptr().addr() == kept_at, payload == Payload::InPlace);
     }
 }
 
@@ -82,13 +89,13 @@ fn large_reads_are_put_together_before_their_data() {
     let mut entry = filled(Opcode::Read as u32, arg.as_bytes(), &[]);
     let mut scratch = Buffer::new().unwrap();
     let received = entry.receive(&mut scratch).unwrap();
-    assert_eq!((received.place, received.reads_ahead), (Place::Lent, true));
+    assert_eq!((received.payload, received.reads_ahead), (Payload::InPlace, true));
     let data = entry.buffer.data();
     assert_eq!(data.len(), 1 << 20);
     data.fill(7);
     let (header, body) = decode::header(entry.buffer.message(received.len)).unwrap();
     assert!(matches!(decode::operation(&header, body, Agreed::default()), Ok(Op::Read(got)) if got == arg));
-    entry.conclude_lent(42, Some(LentAnswer::Data(1000)));
+    entry.conclude_in_place(42, Some(InPlaceReply::Data(1000)));
     assert_eq!(out(&mut entry), (OutHeader { len: 1016, error: 0, unique: 42 }, 1000));
     assert!(entry.buffer.data()[..1000].iter().all(|&byte| byte == 7));
 }
@@ -130,10 +137,10 @@ fn answers_go_into_header_and_payload() {
     let too_long = vec![0; entry_room() + 1];
     assert_eq!(entry.answer(42, Ok([&too_long, &[]])), Err(Errno::MSGSIZE));
     assert_eq!(out(&mut entry).0.error, -libc::EIO);
-    entry.conclude_lent(42, Some(LentAnswer::Small([8; 16], 8)));
+    entry.conclude_in_place(42, Some(InPlaceReply::Small([8; 16], 8)));
     assert_eq!(out(&mut entry).1, 8);
     assert_eq!(&entry.buffer.data()[..9], &[8, 8, 8, 8, 8, 8, 8, 8, 0][..]);
-    entry.conclude_lent(42, None);
+    entry.conclude_in_place(42, None);
     assert_eq!(out(&mut entry).0.error, -libc::EIO);
 }
 
@@ -171,16 +178,16 @@ proptest! {
     ) {
         let mut entry = Entry::new(0).unwrap();
         entry.buffer.head()[..head.len()].copy_from_slice(&head);
-        let place = entry.header();
-        let first = u32::from(place.op_in[0]);
+        let header = entry.header();
+        let first = u32::from(header.op_in[0]);
         let len = if sum_is_right { payload.saturating_add(40 + first) } else { len };
-        place.in_out[..4].copy_from_slice(&len.to_ne_bytes());
-        place.in_out[4..8].copy_from_slice(&opcode.to_ne_bytes());
-        place.ent.payload_sz = payload;
+        header.in_out[..4].copy_from_slice(&len.to_ne_bytes());
+        header.in_out[4..8].copy_from_slice(&opcode.to_ne_bytes());
+        header.ent.payload_sz = payload;
         let mut scratch = Buffer::new().unwrap();
         if let Ok(received) = entry.receive(&mut scratch) {
             prop_assert_eq!(received.len, usize::try_from(len).unwrap());
-            let buffer = if received.place == Place::Lent { &entry.buffer } else { &scratch };
+            let buffer = if received.payload == Payload::InPlace { &entry.buffer } else { &scratch };
             let split = decode::header(buffer.message(received.len));
             if let Ok((header, body)) = split {
                 let _any = decode::operation(&header, body, Agreed { setxattr_ext: true });
