@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fuse::{SessionView, Transport};
 use store::UnderWay;
-use volume::{DrainReport, LifeState, Volume, WbStatus};
+use volume::{DrainReport, Volume, VolumeState, WbStatus};
 
 use crate::control::api::{
     CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, LimitRequest, Stalled, State,
@@ -122,20 +122,20 @@ pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
 /// The state of `volume`, whose figures are `figures`. Informs the volume whether it has a path.
 pub(crate) fn state_of(volume: &Volume, figures: &volume::Status, has_a_path: impl Fn() -> bool) -> State {
     match figures.state {
-        LifeState::Active | LifeState::Detached | LifeState::Draining if figures.stalled.is_some() => {
+        VolumeState::Active | VolumeState::Detached | VolumeState::Draining if figures.stalled.is_some() => {
             State::Stalled
         }
-        LifeState::Active | LifeState::Detached if has_a_path() => {
+        VolumeState::Active | VolumeState::Detached if has_a_path() => {
             volume.set_attached();
             State::Active
         }
-        LifeState::Active | LifeState::Detached => {
+        VolumeState::Active | VolumeState::Detached => {
             volume.set_detached();
             State::Detached
         }
-        LifeState::Draining => State::Draining,
-        LifeState::Released => State::Released,
-        LifeState::Failed => State::Failed,
+        VolumeState::Draining => State::Draining,
+        VolumeState::Released => State::Released,
+        VolumeState::Failed => State::Failed,
     }
 }
 

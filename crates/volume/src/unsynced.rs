@@ -20,15 +20,15 @@ const OWNERS_MAX: usize = 4096;
 
 /// The tenants with changes that are not durable.
 #[derive(Debug, Default)]
-pub(crate) struct Undurable(Mutex<Changes>);
+pub(crate) struct UnsyncedChanges(Mutex<Changes>);
 
 #[derive(Debug, Default)]
 struct Changes {
     /// A cgroup is isolated: the owner of a change matters.
     is_noting: bool,
     /// Counts syncs that began.
-    turn: u64,
-    /// The turn in which something last changed.
+    epoch: u64,
+    /// The epoch in which something last changed.
     by_owner: HashMap<CgroupId, u64>,
     of_anybody: Option<u64>,
     /// How many of all bytes that were ever written had been written when the last successful sync
@@ -38,24 +38,24 @@ struct Changes {
 
 /// A sync of the store that has begun: which changes it covers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Turn {
+pub(crate) struct SyncEpoch {
     number: u64,
     written_bytes: u64,
 }
 
-impl Undurable {
+impl UnsyncedChanges {
     /// Something was changed; `who` is asked only if it matters. A change without an owner counts
     /// for every owner.
     pub(crate) fn note(&self, who: impl FnOnce() -> Option<CgroupId>) {
         let is_noting = self.0.lock().is_noting;
         let owner = if is_noting { who() } else { None };
         let mut changes = self.0.lock();
-        let turn = changes.turn;
+        let epoch = changes.epoch;
         match owner
             .filter(|owner| changes.by_owner.len() < OWNERS_MAX || changes.by_owner.contains_key(owner))
         {
-            Some(owner) => _ = changes.by_owner.insert(owner, turn),
-            None => changes.of_anybody = Some(turn),
+            Some(owner) => _ = changes.by_owner.insert(owner, epoch),
+            None => changes.of_anybody = Some(epoch),
         }
     }
 
@@ -71,10 +71,10 @@ impl Undurable {
     }
 
     /// A sync of the store begins, to which `written_bytes` had been written by then.
-    pub(crate) fn begin(&self, written_bytes: u64) -> Turn {
+    pub(crate) fn begin(&self, written_bytes: u64) -> SyncEpoch {
         let mut changes = self.0.lock();
-        changes.turn += 1;
-        Turn { number: changes.turn, written_bytes }
+        changes.epoch += 1;
+        SyncEpoch { number: changes.epoch, written_bytes }
     }
 
     /// How many of `written_bytes`, all that ever were written, no sync of the store has covered.
@@ -83,11 +83,11 @@ impl Undurable {
     }
 
     /// The sync has succeeded.
-    pub(crate) fn end(&self, turn: Turn) {
+    pub(crate) fn end(&self, epoch: SyncEpoch) {
         let mut changes = self.0.lock();
-        changes.by_owner.retain(|_, changed| *changed >= turn.number);
-        changes.covered_bytes = changes.covered_bytes.max(turn.written_bytes);
-        changes.of_anybody = changes.of_anybody.filter(|changed| *changed >= turn.number);
+        changes.by_owner.retain(|_, changed| *changed >= epoch.number);
+        changes.covered_bytes = changes.covered_bytes.max(epoch.written_bytes);
+        changes.of_anybody = changes.of_anybody.filter(|changed| *changed >= epoch.number);
     }
 }
 
@@ -99,33 +99,33 @@ mod tests {
 
     #[test]
     fn bytes_count_until_a_sync_has_succeeded_that_began_later() {
-        let undurable = Undurable::default();
-        assert_eq!(undurable.bytes(10), 10);
-        let (early, late) = (undurable.begin(10), undurable.begin(30));
-        assert_eq!(undurable.bytes(30), 30, "none has succeeded");
-        undurable.end(late);
-        undurable.end(early);
-        assert_eq!((undurable.bytes(30), undurable.bytes(35)), (0, 5));
+        let unsynced = UnsyncedChanges::default();
+        assert_eq!(unsynced.bytes(10), 10);
+        let (early, late) = (unsynced.begin(10), unsynced.begin(30));
+        assert_eq!(unsynced.bytes(30), 30, "none has succeeded");
+        unsynced.end(late);
+        unsynced.end(early);
+        assert_eq!((unsynced.bytes(30), unsynced.bytes(35)), (0, 5));
     }
 
     #[test]
     fn a_change_counts_until_a_later_sync_has_succeeded() {
-        let undurable = Undurable::default();
-        assert!(!undurable.is_any(|_| true));
-        undurable.note(|| panic!("nobody wants to know yet"));
-        assert!(undurable.is_any(|_| false), "it may be anybody's");
-        undurable.note_owners();
-        undurable.end(undurable.begin(0));
-        assert!(!undurable.is_any(|_| true));
-        let too_early = undurable.begin(0);
-        undurable.note(|| Some(A));
-        undurable.end(too_early);
-        assert!(undurable.is_any(|owner| owner == A) && !undurable.is_any(|owner| owner != A));
-        undurable.begin(0);
-        assert!(undurable.is_any(|owner| owner == A), "that one failed");
-        undurable.end(undurable.begin(0));
-        assert!(!undurable.is_any(|owner| owner == A));
-        undurable.note(|| None);
-        assert!(undurable.is_any(|_| false));
+        let unsynced = UnsyncedChanges::default();
+        assert!(!unsynced.is_any(|_| true));
+        unsynced.note(|| panic!("nobody wants to know yet"));
+        assert!(unsynced.is_any(|_| false), "it may be anybody's");
+        unsynced.note_owners();
+        unsynced.end(unsynced.begin(0));
+        assert!(!unsynced.is_any(|_| true));
+        let too_early = unsynced.begin(0);
+        unsynced.note(|| Some(A));
+        unsynced.end(too_early);
+        assert!(unsynced.is_any(|owner| owner == A) && !unsynced.is_any(|owner| owner != A));
+        unsynced.begin(0);
+        assert!(unsynced.is_any(|owner| owner == A), "that one failed");
+        unsynced.end(unsynced.begin(0));
+        assert!(!unsynced.is_any(|owner| owner == A));
+        unsynced.note(|| None);
+        assert!(unsynced.is_any(|_| false));
     }
 }

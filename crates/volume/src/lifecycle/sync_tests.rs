@@ -88,7 +88,7 @@ fn what_was_written_for_a_child_that_is_removed_since_is_not_taken_for_durable()
 #[test]
 fn what_a_cgroup_has_is_told_from_what_others_have() {
     let rig = Rig::new();
-    let has = |path| rig.volume.has_undurable_of(&at(path));
+    let has = |path| rig.volume.has_unsynced_of(&at(path));
     let (inode, file) = rig.file(CHILD);
     assert!(!has("/"));
     rig.write(file, 4096);
@@ -110,7 +110,7 @@ fn switch_to_b(rig: &Rig, inode: &Arc<Inode>, file: HandleId) {
         bdi.note_write(inode, B, 4096);
         bdi.note_write(inode, B, 1 << 30);
         // Without the file's times, which a flusher would set now, and which count as well.
-        let (_, pages) = inode.sweep(&inode.owing(), None, false).expect("written");
+        let (_, pages) = inode.writeout(&inode.unthrottled_write(), None, false).expect("written");
         assert_eq!(pages, 1);
         rig.volume.core.options.tenants.switcher.flush();
         if bdi.owner_of(inode) == Some(B) {
@@ -125,9 +125,9 @@ fn what_was_written_of_a_file_that_changes_its_owner_is_durable_for_neither() {
         let rig = Rig::new();
         let (inode, file) = rig.file(A);
         switch_to_b(&rig, &inode, file);
-        let (owner, undurable) = (if path == "/a" { A } else { B }, &rig.volume.core.undurable);
-        assert!(undurable.is_any(|whose| whose == owner), "{path}");
-        assert!(rig.volume.has_undurable_of(&at(path)), "{path}");
+        let (owner, unsynced) = (if path == "/a" { A } else { B }, &rig.volume.core.unsynced);
+        assert!(unsynced.is_any(|whose| whose == owner), "{path}");
+        assert!(rig.volume.has_unsynced_of(&at(path)), "{path}");
         rig.flush(&inode);
         assert!(rig.asks_store(path), "{path}");
     }

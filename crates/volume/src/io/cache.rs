@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::page::{PAGE, PAGE_SIZE, Page, Pool};
+use crate::io::page::{PAGE, PAGE_SIZE, Page, Pool};
 
 /// Pages in one call to the store.
 const RUN_MAX: usize = 256;

@@ -1,13 +1,13 @@
-//! Giving a volume up, and what its report can contain.
+//! Aborting a volume, and what its report can contain.
 //!
-//! Purpose: a caller that gives a volume up does not wait for its store any longer. Calls under way
+//! Purpose: a caller that aborts a volume does not wait for its store any longer. Calls under way
 //! at that moment get [`CALLS`] to return, each from its own beginning, so that data which an
 //! answering store has written is not reported as lost; after that nothing here waits for the
 //! store. Threads of their own, which the store may keep, make the calls that may hang for ever:
 //! the store's sync, the names of files, and closing what was open (`wt-given-up`): close(2) of a
 //! file on a server that hangs waits for the server.
 //!
-//! A store of which no call hung when it was given up may be healthy: its sync and its close get
+//! A store of which no call hung when it was aborted may be healthy: its sync and its close get
 //! `HEALTHY`, so that its next user finds it durable and free.
 
 use std::path::PathBuf;
@@ -22,28 +22,29 @@ use sync::mutant::is_on;
 use sync::{Mutex, thread};
 
 use crate::core::Core;
-use crate::handles::{DirHandle, FileHandle, Held};
+use crate::handles::{DirHandle, FileHandle, TakenHandles};
 use crate::inode::{Inode, OpenFile};
-use crate::{DrainReport, Unwritten, Volume};
+use crate::lifecycle::state::{DrainReport, Unwritten};
+use crate::volume::Volume;
 
-/// How long calls may take that are under way when a volume is given up.
+/// How long calls may take that are under way when a volume is aborted.
 pub const CALLS: Duration = Duration::from_millis(40);
 /// How long the last calls of a store that shows no sign of hanging may take.
 const HEALTHY: Duration = Duration::from_secs(1);
 
 /// How long the store may take to name the files that were not written: all of them, and each if
-/// the volume is given up. A moment for a person, and enough for a store that answers on a machine
+/// the volume is aborted. A moment for a person, and enough for a store that answers on a machine
 /// that is busy.
 const NAMING: Duration = Duration::from_secs(1);
 const NAMING_FORCED: Duration = CALLS;
 /// How often the caller looks whether the store is at a name.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Stores that were given up and whose files are still being closed.
+/// Stores that were aborted and whose files are still being closed.
 // ORDERING: Relaxed throughout, a figure for a person.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// How many stores that were given up are still being closed, each by a thread that waits for its
+/// How many stores that were aborted are still being closed, each by a thread that waits for its
 /// store.
 #[must_use]
 pub fn closing() -> usize {
@@ -67,44 +68,44 @@ impl Drop for Closing {
 }
 
 /// The files, directories and inodes that a volume has of its store.
-pub(crate) struct Holdings {
-    files: Held<FileHandle>,
-    dirs: Held<DirHandle>,
+pub(crate) struct StoreResources {
+    files: TakenHandles<FileHandle>,
+    dirs: TakenHandles<DirHandle>,
     inodes: Vec<Arc<Inode>>,
     open: Vec<OpenFile>,
     core: Arc<Core>,
 }
 
-impl Holdings {
+impl StoreResources {
     /// Gives all of it back.
     pub(crate) fn close(self) {
         let Self { files, dirs, inodes, open, core } = self;
         drop((files, dirs, inodes, open));
-        // A volume that was given up has not waited for it before.
-        core.later.wait(|| false);
+        // A volume that was aborted has not waited for it before.
+        core.deferred_close.wait(|| false);
         core.store.close();
     }
 }
 
 impl Volume {
-    /// Gives the volume up: callers that wait get an error, a drain ends with the data written by
+    /// Aborts the volume: callers that wait get an error, a drain ends with the data written by
     /// then.
-    pub fn force(&self) {
-        self.core.force();
+    pub fn abort(&self) {
+        self.core.abort();
     }
 
-    /// Whether it was given up.
+    /// Whether it was aborted.
     #[must_use]
-    pub fn is_given_up(&self) -> bool {
-        self.core.is_forced()
+    pub fn is_aborted(&self) -> bool {
+        self.core.is_aborted()
     }
 
     /// Takes the files, directories and inodes out of the volume.
-    pub(crate) fn holdings(&self) -> Holdings {
+    pub(crate) fn take_resources(&self) -> StoreResources {
         // The lists of dirty inodes keep the inodes of files that were not written: their open
         // files are taken out here.
         let open = self.dirty_inodes().iter().filter_map(|inode| inode.take_file()).collect();
-        Holdings {
+        StoreResources {
             files: self.files.take(),
             dirs: self.dirs.take(),
             inodes: self.core.table.take(),
@@ -113,20 +114,20 @@ impl Volume {
         }
     }
 
-    /// Closes the files, directories and store of a volume that was given up; does not wait for a
+    /// Closes the files, directories and store of a volume that was aborted; does not wait for a
     /// store that hangs.
-    pub(crate) fn close_given_up(&self) {
-        let holdings = self.holdings();
+    pub(crate) fn close_aborted(&self) {
+        let take_resources = self.take_resources();
         if cfg!(any(loom, shuttle)) {
-            return holdings.close();
+            return take_resources.close();
         }
         let patience = self.patience();
         let (tell, told) = channel();
-        let kept = Arc::new(Mutex::new(Some(holdings)));
+        let kept = Arc::new(Mutex::new(Some(take_resources)));
         let (taken, closing) = (Arc::clone(&kept), Closing::new());
         let close = move || {
-            let holdings = taken.lock().take();
-            holdings.into_iter().for_each(Holdings::close);
+            let take_resources = taken.lock().take();
+            take_resources.into_iter().for_each(StoreResources::close);
             drop(closing);
             let _nobody_waits_any_more = tell.send(());
         };
@@ -145,28 +146,28 @@ impl Volume {
         }
     }
 
-    /// How long the store of a volume that was given up is waited for.
+    /// How long the store of a volume that was aborted is waited for.
     fn patience(&self) -> Duration {
         if self.core.stall.is_silent_for(CALLS) { CALLS } else { HEALTHY }
     }
 
-    /// The report on a volume that was given up and whose end waits for its store.
+    /// The report on a volume that was aborted and whose end waits for its store.
     #[must_use]
-    pub fn report_given_up(&self) -> DrainReport {
-        let looked_first = is_on("volume-report-late").then(|| self.core.undurable.is_any(|_| true));
+    pub fn abort_report(&self) -> DrainReport {
+        let looked_first = is_on("volume-report-late").then(|| self.core.unsynced.is_any(|_| true));
         let unwritten = self.unwritten();
         // After that: data of a call that returns meanwhile is noted as not durable before it is
         // taken for written.
-        let is_unknown = looked_first.unwrap_or_else(|| self.core.undurable.is_any(|_| true));
-        let sync_error = is_unknown.then(|| self.given_up_undurable(unwritten.is_empty()));
+        let is_unknown = looked_first.unwrap_or_else(|| self.core.unsynced.is_any(|_| true));
+        let sync_error = is_unknown.then(|| self.abort_error(unwritten.is_empty()));
         let seen = DrainReport { unwritten, sync_error, ..DrainReport::default() };
         // In this order: where the store was closed while it was asked for names, its end has them.
-        self.life.found.lock().clone().unwrap_or(seen)
+        self.lifecycle.final_report.lock().clone().unwrap_or(seen)
     }
 
-    /// Whether the end of a volume that was given up `then` is not to be waited for: calls that
+    /// Whether the end of a volume that was aborted `then` is not to be waited for: calls that
     /// were under way then still are, and each has had [`CALLS`], counted from its own beginning. A
-    /// call that had been under way for longer when the volume was given up gets no time beyond
+    /// call that had been under way for longer when the volume was aborted gets no time beyond
     /// that.
     #[must_use]
     pub fn is_left_to_its_store(&self, then: Instant) -> bool {
@@ -179,7 +180,7 @@ impl Volume {
         self.core.stall.has_call_since(then)
     }
 
-    fn given_up_undurable(&self, is_all_written: bool) -> store::Error {
+    fn abort_error(&self, is_all_written: bool) -> store::Error {
         let bytes = self.core.not_known_durable();
         let what = if is_all_written { "everything was written" } else { "given up" };
         let late = match bytes {
@@ -189,27 +190,26 @@ impl Volume {
         store::Error::with(ErrorKind::TimedOut, "sync", late)
     }
 
-    /// The store's own sync. A volume that was given up does not wait long for it.
+    /// The store's own sync. A volume that was aborted does not wait long for it.
     pub(crate) fn make_durable(&self) -> store::Result<()> {
-        if !self.core.is_forced() {
-            let turn = self.core.begin_sync();
+        if !self.core.is_aborted() {
+            let epoch = self.core.begin_sync();
             self.core.store.sync()?;
-            self.core.undurable.end(turn);
+            self.core.unsynced.end(epoch);
             return Ok(());
         }
         let (tell, told) = channel();
         let (core, patience) = (Arc::clone(&self.core), self.patience());
         // On a thread of its own, which a store that hangs may keep.
         let sync = move || {
-            let turn = core.begin_sync();
+            let epoch = core.begin_sync();
             let synced = core.store.sync();
             if synced.is_ok() {
-                core.undurable.end(turn);
+                core.unsynced.end(epoch);
             }
             drop(tell.send(synced));
         };
-        let late =
-            || self.given_up_undurable(self.dirty_inodes().iter().all(|inode| inode.pending().is_none()));
+        let late = || self.abort_error(self.dirty_inodes().iter().all(|inode| inode.pending().is_none()));
         thread::will_make_threads();
         std::thread::Builder::new().spawn(sync).map_err(|_| late())?;
         told.recv_timeout(patience).unwrap_or_else(|_| Err(late()))
@@ -259,12 +259,12 @@ impl Volume {
         if let Err(error) = std::thread::Builder::new().spawn(ask) {
             tracing::warn!(volume = self.name(), %error, "no thread to ask the store for names with");
         }
-        let is_forced = self.core.is_forced();
+        let is_aborted = self.core.is_aborted();
         // A busy machine is not taken for a store that hangs: one call has to last for so long, and
         // the thread in it has to wait for something other than a processor.
         let hangs = || {
             let asked = *asked.lock();
-            is_forced
+            is_aborted
                 && asked.is_some_and(|(thread, since)| since.elapsed() >= NAMING_FORCED && sleeps(thread))
         };
         let until = Instant::now() + NAMING;

@@ -1,7 +1,7 @@
 //! Files that are closed while the store does not answer, under many schedules, with mutants that
 //! the same test catches.
 //!
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-volume --lib later`
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p watertight-volume --lib deferred_close`
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn create(volume: &Volume, name: &str) -> (NodeId, HandleId) {
     (entry.id, opened.handle)
 }
 
-fn let_go(volume: &Volume, (id, handle): (NodeId, HandleId)) {
+fn release(volume: &Volume, (id, handle): (NodeId, HandleId)) {
     volume.release(handle);
     volume.forget(id, 1);
 }
@@ -43,12 +43,12 @@ fn all_that_was_let_go_of_is_seen_to_before_the_store_is_free() {
             Ok(())
         });
         let (one, two) = (create(&volume, "one"), create(&volume, "two"));
-        volume.core.stall.tell();
+        volume.core.stall.set_reported();
         let other = {
             let volume = Arc::clone(&volume);
-            thread::spawn(move || let_go(&volume, one))
+            thread::spawn(move || release(&volume, one))
         };
-        let_go(&volume, two);
+        release(&volume, two);
         other.join().unwrap();
         assert!(volume.shutdown().is_complete());
         let at_close = at_close.load(Ordering::SeqCst);
@@ -58,7 +58,7 @@ fn all_that_was_let_go_of_is_seen_to_before_the_store_is_free() {
 
 #[test]
 fn what_is_left_for_ever_is_caught() {
-    let test = "later::schedules::all_that_was_let_go_of_is_seen_to_before_the_store_is_free";
+    let test = "deferred_close::schedules::all_that_was_let_go_of_is_seen_to_before_the_store_is_free";
     let mutants = ["later-ends-late", "later-looks-first", "later-not-waited-for"];
     mutant::assert_caught(test, &mutants, "the store was free before all was seen to");
 }

@@ -11,16 +11,16 @@ use sync::mutant::is_on;
 use throttle::{Completion, OnLimit, ThrottledWrite};
 use writeback::{InodeWb, Outcome};
 
-use crate::cache::Run;
 use crate::cancel::Cancel;
 use crate::inode::{Inode, Io, State};
-use crate::page::PAGE;
+use crate::io::cache::Run;
+use crate::io::page::PAGE;
 use crate::{Error, Result};
 
 impl writeback::Inode for Inode {
     fn write_back(self: &Arc<Self>) -> Outcome {
         let write = self.core.bdi.throttled_write(self, u64::MAX, OnLimit::Skip);
-        let outcome = match self.sweep(&write, None, false) {
+        let outcome = match self.writeout(&write, None, false) {
             Err(_) => Outcome::Failed,
             Ok((Completion::Throttled | Completion::Aborted, _)) => Outcome::Throttled,
             Ok((Completion::Done, _)) => {
@@ -40,7 +40,7 @@ impl writeback::Inode for Inode {
 
     fn on_owner_change(&self) {
         // From here on, data written for the old owner is the new one's as well.
-        self.core.undurable.note(|| None);
+        self.core.unsynced.note(|| None);
     }
 
     fn inode_wb(&self) -> &InodeWb<Self> {
@@ -81,7 +81,7 @@ impl Inode {
         cancel: Option<&Cancel>,
     ) -> Result<()> {
         // A panic over one inode must not keep the others from being written.
-        let write = || self.sweep_all(write, cancel).and_then(|()| self.write_times(&self.io()));
+        let write = || self.writeout_all(write, cancel).and_then(|()| self.write_times(&self.io()));
         let written = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
             self.state().failing = Some(ErrorKind::Io);
             Err(self.record(store::Error::new(ErrorKind::Io, "write-back panicked")))
@@ -94,7 +94,7 @@ impl Inode {
     /// If its owner changes meanwhile, the change counts for every owner.
     fn note_changed(&self, owner: Option<CgroupId>) {
         let still = |_: &CgroupId| !self.inode_wb.is_switching() && self.core.bdi.owner_of(self) == owner;
-        self.core.undurable.note(|| owner.filter(still));
+        self.core.unsynced.note(|| owner.filter(still));
     }
 
     /// The next run of pages to be written, `pages` at most, that are dirty since `epoch` or

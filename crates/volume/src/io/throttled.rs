@@ -11,10 +11,10 @@ use throttle::{
     CgroupPath, ChunkSource, Completion, Direction, Grant, OnLimit, Request, Reservation, ThrottledWrite,
 };
 
-use crate::cancel::{Cancel, Event, Watch};
+use crate::cancel::{Cancel, CancelGuard, WakeEvent};
 use crate::events::{Limit, WaitsForLimit};
 use crate::inode::{Inode, Io};
-use crate::page::PAGE;
+use crate::io::page::PAGE;
 use crate::{Ctx, Error, Result};
 
 /// Bytes that a cgroup may owe and have dirty together, as a part of the cache: as much as one
@@ -22,19 +22,19 @@ use crate::{Ctx, Error, Result};
 const OWED_MAX: u64 = 4;
 const OWED_OF: u64 = 5;
 
-/// A pass that writes an inode's dirty pages once, from the first to the last.
-struct Sweep<'a> {
+/// Writes an inode's dirty pages once, from the first to the last.
+struct Writeout<'a> {
     inode: &'a Arc<Inode>,
     cancel: Option<&'a Cancel>,
     /// The `io` lock is not waited for.
-    is_guest: bool,
-    event: Arc<Event>,
+    try_lock: bool,
+    event: Arc<WakeEvent>,
     next: u64,
     pages: u64,
     took: Duration,
 }
 
-impl ChunkSource for Sweep<'_> {
+impl ChunkSource for Writeout<'_> {
     type Error = Error;
 
     fn left(&self, epoch: u64) -> u64 {
@@ -42,7 +42,7 @@ impl ChunkSource for Sweep<'_> {
     }
 
     fn write(&mut self, epoch: u64, bytes: u64) -> Result<u64> {
-        let io = if self.is_guest {
+        let io = if self.try_lock {
             let Some(io) = self.inode.try_io() else { return Ok(0) };
             io
         } else {
@@ -67,11 +67,11 @@ impl ChunkSource for Sweep<'_> {
 
     fn sleep(&mut self, until: Duration) -> bool {
         let core = &self.inode.core;
-        let is_over = || core.is_forced() || self.cancel.is_some_and(Cancel::is_cancelled);
+        let is_over = || core.is_aborted() || self.cancel.is_some_and(Cancel::is_cancelled);
         if is_over() {
             return false;
         }
-        let _watch: Option<Watch<'_>> = self.cancel.map(|cancel| cancel.watch(&self.event));
+        let _watch: Option<CancelGuard<'_>> = self.cancel.map(|cancel| cancel.watch(&self.event));
         let left = until.saturating_sub(core.options.clock.now());
         let _waits = self.inode.waits_for_limit(core.bdi.owner_of(self.inode), Limit::IoMax);
         self.event.wait(Some(Instant::now() + left));
@@ -85,37 +85,37 @@ impl Inode {
     /// how it ended, and how many pages were written.
     ///
     /// An error is recorded for every open file and the data stays, dirty.
-    pub(crate) fn sweep(
+    pub(crate) fn writeout(
         self: &Arc<Self>,
         write: &ThrottledWrite<'_>,
         cancel: Option<&Cancel>,
-        is_guest: bool,
+        try_lock: bool,
     ) -> Result<(Completion, u64)> {
-        let mut sweep = Sweep {
+        let mut writeout = Writeout {
             inode: self,
             cancel,
-            is_guest,
+            try_lock,
             event: Arc::default(),
             next: 0,
             pages: 0,
             took: Duration::ZERO,
         };
-        let result = write.run(&mut sweep);
-        self.end_round(sweep.pages, sweep.took);
-        Ok((result?, sweep.pages))
+        let result = write.run(&mut writeout);
+        self.end_round(writeout.pages, writeout.took);
+        Ok((result?, writeout.pages))
     }
 
     /// Writes the pages that are dirty since the epoch of `write` or before, and waits for its
     /// limits, and for other threads that write some of them already.
-    pub(crate) fn sweep_all(
+    pub(crate) fn writeout_all(
         self: &Arc<Self>,
         write: &ThrottledWrite<'_>,
         cancel: Option<&Cancel>,
     ) -> Result<()> {
         loop {
-            match self.sweep(write, cancel, false)?.0 {
+            match self.writeout(write, cancel, false)?.0 {
                 Completion::Done => {}
-                Completion::Throttled | Completion::Aborted if self.core.is_forced() => {
+                Completion::Throttled | Completion::Aborted if self.core.is_aborted() => {
                     return Err(Error::Released);
                 }
                 Completion::Throttled | Completion::Aborted => return Err(Error::Interrupted),
@@ -156,8 +156,8 @@ impl Inode {
         }
     }
 
-    /// A pass that waits for nothing: the written bytes are owed.
-    pub(crate) fn owing(&self) -> ThrottledWrite<'_> {
+    /// A write that waits for nothing: the written bytes are owed.
+    pub(crate) fn unthrottled_write(&self) -> ThrottledWrite<'_> {
         self.core.bdi.throttled_write(self, u64::MAX, OnLimit::Charge)
     }
 
@@ -175,7 +175,7 @@ impl Inode {
         let mut done = 0;
         while done < buf.len() {
             let left = (buf.len() - done) as u64;
-            let reservation = self.turn_to_read(ctx, reader, |piece| (left.min(piece), 1))?;
+            let reservation = self.reserve_read(ctx, reader, |piece| (left.min(piece), 1))?;
             let part = usize::try_from(reservation.request().bytes).unwrap_or(usize::MAX);
             let got = file.read_at(&mut buf[done..done + part], offset + done as u64);
             let read = *got.as_ref().unwrap_or(&0);
@@ -191,7 +191,7 @@ impl Inode {
 
     /// Waits until the limits of `reader` let it read as many bytes, in as many calls, as `amount`
     /// makes of the most that should be asked for at once.
-    pub(crate) fn turn_to_read(
+    pub(crate) fn reserve_read(
         &self,
         ctx: &Ctx<'_>,
         reader: CgroupId,
@@ -228,10 +228,10 @@ impl Inode {
         self.core.events.waits_for_limit(path.to_string().into(), limit)
     }
 
-    /// Waits for a ticket's turn; `false` if limits were changed.
+    /// Waits for a reservation's grant; `false` if limits were changed.
     fn wait_for(&self, ctx: &Ctx<'_>, reservation: &Reservation<'_>) -> Result<bool> {
         (ctx.before_wait)();
-        let event = Arc::new(Event::default());
+        let event = Arc::new(WakeEvent::default());
         let _watch = ctx.cancel.watch(&event);
         let wake = Arc::clone(&event);
         let _listening = self.core.bdi.throttle().listen(Arc::new(move || wake.set()));
@@ -244,7 +244,7 @@ impl Inode {
             if ctx.cancel.is_cancelled() {
                 return Err(Error::Interrupted);
             }
-            if self.core.is_forced() {
+            if self.core.is_aborted() {
                 return Err(Error::Released);
             }
             let left = until.saturating_sub(self.core.options.clock.now());

@@ -5,19 +5,19 @@
 //! these calls, but the thread that makes them is one of those that serve a mountpoint with other
 //! volumes. So while the store is known not to answer, or where the caller asks for it
 //! ([`Volume::release_later`](crate::Volume::release_later)), the file, directory or inode goes
-//! onto a list instead, and one thread of the volume's own (`wt-later`) closes or forgets it. That
-//! thread is made when the list gets its first entry, and gone when it is empty. The volume's end
-//! waits for it ([`Later::wait`]), before the store is released.
+//! onto a list instead, and one thread of the volume's own (`wt-deferred_close`) closes or forgets
+//! it. That thread is made when the list gets its first entry, and gone when it is empty. The
+//! volume's end waits for it ([`DeferredClose::wait`]), before the store is released.
 //!
-//! Bounded: an inode is on the list once at most ([`State::is_left`]), a directory once for each
-//! time that it was opened.
+//! Bounded: an inode is on the list once at most ([`State::is_deferred`]), a directory once for
+//! each time that it was opened.
 //!
-//! Lock order: [`Inode::state`](crate::inode::Inode), then `Later::list`, a leaf. The store is
-//! called with neither held.
+//! Lock order: [`Inode::state`](crate::inode::Inode), then `DeferredClose::list`, a leaf. The store
+//! is called with neither held.
 //!
 //! Where no thread can be made, the calling thread does the work.
 //!
-//! [`State::is_left`]: crate::inode::State
+//! [`State::is_deferred`]: crate::inode::State
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,7 +33,7 @@ use crate::inode::Inode;
 
 /// An entry of the list.
 #[derive(Debug)]
-pub(crate) enum Left {
+pub(crate) enum Deferred {
     /// Closed, or without look-ups: the thread looks whether it is still needed.
     Inode(Arc<Inode>),
     /// An open directory.
@@ -42,7 +42,7 @@ pub(crate) enum Left {
 
 /// The list of one volume.
 #[derive(Debug, Default)]
-pub(crate) struct Later {
+pub(crate) struct DeferredClose {
     list: Mutex<List>,
     /// The thread has ended, or no caller is to wait for it any more.
     ended: Condvar,
@@ -50,23 +50,23 @@ pub(crate) struct Later {
 
 #[derive(Debug, Default)]
 struct List {
-    left: VecDeque<Left>,
+    left: VecDeque<Deferred>,
     /// Set by the thread that adds an entry, cleared by the list's thread when it finds nothing:
     /// under one lock with the list, so that an entry on it has a thread.
     has_thread: bool,
 }
 
-impl Later {
+impl DeferredClose {
     /// Adds an entry; says whether a thread has to be made.
     #[must_use]
-    fn add(&self, left: Left) -> bool {
+    fn add(&self, left: Deferred) -> bool {
         let mut list = self.list.lock();
         list.left.push_back(left);
         !std::mem::replace(&mut list.has_thread, true)
     }
 
     /// The next entry; if there is none, the thread ends.
-    fn next(&self) -> Option<Left> {
+    fn next(&self) -> Option<Deferred> {
         let mut list = self.list.lock();
         if let Some(left) = list.left.pop_front() {
             return Some(left);
@@ -102,82 +102,82 @@ impl Later {
 
 impl Core {
     /// An opening of a file is over.
-    pub(crate) fn let_go(self: &Arc<Self>, inode: &Arc<Inode>) {
-        if self.stall.is_told() {
-            return self.leave_inode(inode);
+    pub(crate) fn release(self: &Arc<Self>, inode: &Arc<Inode>) {
+        if self.stall.is_reported() {
+            return self.defer_inode(inode);
         }
         inode.close_file_if_idle();
         self.drop_unused(inode);
     }
 
     /// Look-ups of an inode were given back.
-    pub(crate) fn forgotten(self: &Arc<Self>, inode: &Arc<Inode>) {
-        if self.stall.is_told() {
-            return self.leave_inode(inode);
+    pub(crate) fn release_lookups(self: &Arc<Self>, inode: &Arc<Inode>) {
+        if self.stall.is_reported() {
+            return self.defer_inode(inode);
         }
         self.drop_unused(inode);
     }
 
     /// An opening of a directory is over.
-    pub(crate) fn let_go_dir(self: &Arc<Self>, dir: Arc<DirHandle>) {
-        if self.stall.is_told() {
-            self.leave_dir(dir);
+    pub(crate) fn release_dir(self: &Arc<Self>, dir: Arc<DirHandle>) {
+        if self.stall.is_reported() {
+            self.defer_dir(dir);
         }
     }
 
-    pub(crate) fn leave_dir(self: &Arc<Self>, dir: Arc<DirHandle>) {
-        self.leave(Left::Dir(dir));
+    pub(crate) fn defer_dir(self: &Arc<Self>, dir: Arc<DirHandle>) {
+        self.defer(Deferred::Dir(dir));
     }
 
-    pub(crate) fn leave_inode(self: &Arc<Self>, inode: &Arc<Inode>) {
+    pub(crate) fn defer_inode(self: &Arc<Self>, inode: &Arc<Inode>) {
         {
             let mut state = inode.state();
-            if state.opens > 0 || std::mem::replace(&mut state.is_left, true) {
+            if state.opens > 0 || std::mem::replace(&mut state.is_deferred, true) {
                 return;
             }
         }
-        self.leave(Left::Inode(Arc::clone(inode)));
+        self.defer(Deferred::Inode(Arc::clone(inode)));
     }
 
-    fn leave(self: &Arc<Self>, left: Left) {
-        if !self.later.add(left) {
+    fn defer(self: &Arc<Self>, left: Deferred) {
+        if !self.deferred_close.add(left) {
             return;
         }
         thread::will_make_threads();
         let core = Arc::clone(self);
         if let Err(error) =
-            thread::Builder::new().name("wt-later".to_owned()).spawn(move || core.see_to_left())
+            thread::Builder::new().name("wt-later".to_owned()).spawn(move || core.run_deferred())
         {
             tracing::warn!(%error, "no thread to close the files of a store that does not answer with");
-            self.see_to_left();
+            self.run_deferred();
         }
     }
 
-    fn see_to_left(self: &Arc<Self>) {
+    fn run_deferred(self: &Arc<Self>) {
         let _of_the_volume = self.span.enter();
-        while let Some(left) = self.later.next() {
+        while let Some(left) = self.deferred_close.next() {
             // A panic over one must not keep the others open.
-            if catch_unwind(AssertUnwindSafe(|| self.see_to(left))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| self.close_deferred(left))).is_err() {
                 tracing::error!("the store panicked over what was closed");
             }
         }
     }
 
-    fn see_to(self: &Arc<Self>, left: Left) {
+    fn close_deferred(self: &Arc<Self>, left: Deferred) {
         match left {
-            Left::Inode(inode) => {
+            Deferred::Inode(inode) => {
                 // Before the look: a thread that releases the inode from now on puts it onto the
                 // list once more.
                 if !is_on("later-looks-first") {
-                    inode.state().is_left = false;
+                    inode.state().is_deferred = false;
                 }
                 inode.close_file_if_idle();
                 self.drop_unused(&inode);
                 if is_on("later-looks-first") {
-                    inode.state().is_left = false;
+                    inode.state().is_deferred = false;
                 }
             }
-            Left::Dir(dir) => drop(dir),
+            Deferred::Dir(dir) => drop(dir),
         }
     }
 
