@@ -21,7 +21,7 @@
 //!   limits    |        switcher   shared by all devices of a process
 //!   budget    |        cgroup, foreign     the owners of data; whether an inode's should change
 //!             |        drain, strategy     what an unmount waits for
-//!             |        pending, grace, work_queue
+//!             |        pending, domain, work_queue
 //! errseq   write-back errors, reported once through each open file
 //! ```
 //!
@@ -59,9 +59,9 @@ mod ops {
 /// The owners of data, and the ownership switches that an unmount waits for.
 mod switch {
     pub(crate) mod cgroup;
+    pub(crate) mod domain;
     pub(crate) mod drain;
     pub(crate) mod foreign;
-    pub(crate) mod grace;
     pub(crate) mod pending;
     pub(crate) mod strategy;
     pub(crate) mod switcher;
@@ -80,14 +80,12 @@ pub use ops::flusher::RoomWait;
 pub use ops::offline::BATCH;
 pub use ops::sync::{SyncCaller, SyncPolicy, Syncing};
 pub use switch::cgroup::{Cgroup, Cgroups};
+pub use switch::domain::{Cookie, Domain, Guard};
 #[cfg(loom)]
 #[doc(hidden)]
 pub use switch::drain::Memory;
 pub use switch::drain::{Drain, DrainWaker, Drained, LeftToWorkers, OwnSwitches, SbPin};
 pub use switch::foreign::{Foreign, Round};
-#[doc(hidden)]
-pub use switch::grace::Cookie;
-pub use switch::grace::{Grace, Section};
 #[doc(hidden)]
 pub use switch::pending::{Pending, Pushed};
 pub use switch::strategy::{DrainStrategy, PerSuperblock, SharedState, Unmounting};

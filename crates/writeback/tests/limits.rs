@@ -493,15 +493,15 @@ fn who_waits_takes_no_more_room_than_it_has_to_write() {
     let syncs: Vec<_> =
         files.iter().map(|file| model.bdi.begin_fsync(&own, SyncPolicy::Boost, file)).collect();
     // All of them wait at once: each begins to, and is given up only when all others have.
-    fn wait_for<'a>(model: &Model, syncs: &[writeback::Syncing<'a, File>], last: &mut Duration) {
+    fn cond_synchronize<'a>(model: &Model, syncs: &[writeback::Syncing<'a, File>], last: &mut Duration) {
         let Some((first, rest)) = syncs.split_first() else { return };
         model.finish(first, &mut |until| {
             *last = until.max(*last);
-            wait_for(model, rest, last);
+            cond_synchronize(model, rest, last);
             None
         });
     }
-    wait_for(&model, &syncs, &mut last);
+    cond_synchronize(&model, &syncs, &mut last);
     let queue = last - model.now();
     assert!(queue < SECOND + Duration::from_millis(10), "{queue:?}: a second, and 64 pages");
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::{assert_caught, is_on};
 use sync::thread;
-use watertight_writeback::{Drain, DrainWaker, Grace, Memory, OwnSwitches, Pending, SbPin};
+use watertight_writeback::{Domain, Drain, DrainWaker, Memory, OwnSwitches, Pending, SbPin};
 
 /// A reference on an inode: touches the superblock when it is taken and when it is put.
 struct InodeRef(Arc<Memory>);
@@ -85,7 +85,7 @@ struct Queued {
 #[derive(Default)]
 struct Superblock {
     drain: Drain,
-    grace: Grace,
+    domain: Domain,
     pending: Pending<Queued>,
 }
 
@@ -93,7 +93,7 @@ impl Superblock {
     fn switch(&self) {
         let Some(pin) = self.drain.pin_at(0) else { return };
         let queued = Queued { _inode: InodeRef::get(pin.memory()), _pin: pin };
-        let pushed = self.pending.push(queued, &self.grace, &self.drain, false);
+        let pushed = self.pending.push(queued, &self.domain, &self.drain, false);
         pushed.waker.into_iter().for_each(DrainWaker::wake);
     }
 }
@@ -133,7 +133,7 @@ fn a_drain_and_a_worker_share_what_waits() {
         let superblock = Arc::new(Superblock::default());
         let pin = superblock.drain.pin_at(0).expect("mounted");
         let queued = Queued { _inode: InodeRef::get(pin.memory()), _pin: pin };
-        let pushed = superblock.pending.push(queued, &superblock.grace, &superblock.drain, false);
+        let pushed = superblock.pending.push(queued, &superblock.domain, &superblock.drain, false);
         let after = pushed.run.expect("the first one");
         let worker = {
             let superblock = Arc::clone(&superblock);
@@ -153,16 +153,16 @@ fn a_switch_is_made_after_a_grace_period_that_follows_its_flag() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let (grace, drain) = (Grace::default(), Drain::with_shards(1));
+        let (domain, drain) = (Domain::default(), Drain::with_shards(1));
         let pending = Arc::new(Pending::<bool>::default());
         let flags = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
         let [flag, made] = [0, 1];
-        let first = pending.push(false, &grace, &drain, false).run.expect("the first one");
+        let first = pending.push(false, &domain, &drain, false).run.expect("the first one");
         // ORDERING: Relaxed throughout: only the grace period orders them.
         let make = {
-            let (grace, pending, flags) = (grace.clone(), Arc::clone(&pending), Arc::clone(&flags));
+            let (domain, pending, flags) = (domain.clone(), Arc::clone(&pending), Arc::clone(&flags));
             move |after| {
-                grace.wait_for(after);
+                domain.cond_synchronize(after);
                 if pending.take(after).contains(&true) {
                     flags[made].store(true, Ordering::Relaxed);
                 }
@@ -173,9 +173,9 @@ fn a_switch_is_made_after_a_grace_period_that_follows_its_flag() {
             move || make(first)
         });
         let reader = {
-            let (grace, flags) = (grace.clone(), Arc::clone(&flags));
+            let (domain, flags) = (domain.clone(), Arc::clone(&flags));
             thread::spawn(move || {
-                let _section = grace.read();
+                let _section = domain.read();
                 if !flags[flag].load(Ordering::Relaxed) {
                     thread::yield_now();
                     assert!(!flags[made].load(Ordering::Relaxed), "made beside a section that saw no flag");
@@ -183,7 +183,7 @@ fn a_switch_is_made_after_a_grace_period_that_follows_its_flag() {
             })
         };
         flags[flag].store(true, Ordering::Relaxed);
-        if let Some(after) = pending.push(true, &grace, &drain, false).run {
+        if let Some(after) = pending.push(true, &domain, &drain, false).run {
             make(after);
         }
         worker.join().expect("the worker ends");

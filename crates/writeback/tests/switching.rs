@@ -18,7 +18,7 @@ use common::{A, B, CHILD, File, Rig};
 use sync::Mutex;
 use throttle::CgroupPath;
 use writeback::{
-    BATCH, Balance, Drain, DrainStrategy, Grace, IN_FLIGHT_MAX, Inode as _, LeftToWorkers, OwnSwitches,
+    BATCH, Balance, Domain, Drain, DrainStrategy, IN_FLIGHT_MAX, Inode as _, LeftToWorkers, OwnSwitches,
     PerSuperblock, SharedState, Switcher,
 };
 
@@ -337,7 +337,7 @@ fn unmount_in_between(make: impl FnOnce(DelayPoint) -> Box<dyn DrainStrategy>) -
         // An error: the test has gone on.
         let _end = going_on.lock().recv();
     });
-    let switcher = Arc::new(Switcher::new(Grace::default(), make(delay_point)));
+    let switcher = Arc::new(Switcher::new(Domain::default(), make(delay_point)));
     switcher.cgroups().add(B, CgroupId::ROOT);
     let rig = Rig::on(&switcher);
     let file = rig.file(CgroupId::ROOT);
@@ -417,7 +417,7 @@ fn wb_r3_a_drain_asks_nothing_of_the_rest() {
     struct Nothing;
 
     impl SharedState for Nothing {
-        fn grace(&self) -> &Grace {
+        fn domain(&self) -> &Domain {
             panic!("a drain looked at the read sections")
         }
 
@@ -458,12 +458,12 @@ fn wb_r3_an_idle_superblock_is_drained_beside_a_reader_and_a_full_queue() {
     let busy = Rig::new(PerSuperblock);
     let idle = Rig::on(&busy.switcher);
     // As long as this is open, no grace period ends, and no switch.
-    let section = busy.switcher.grace().read();
+    let section = busy.switcher.domain().read();
     let files: Vec<_> = (0..100).map(|_| busy.file(A)).collect();
     assert!(files.iter().all(|file| busy.bdi.switch_to(file, B)));
-    let periods = busy.switcher.grace().periods();
+    let periods = busy.switcher.domain().stats().grace_periods;
     idle.unmount(|| ());
-    assert_eq!(busy.switcher.grace().periods(), periods);
+    assert_eq!(busy.switcher.domain().stats().grace_periods, periods);
     assert_eq!(busy.bdi.status().switches_in_flight, 100);
     drop(section);
     busy.switcher.flush();
@@ -474,7 +474,7 @@ fn wb_r3_an_idle_superblock_is_drained_beside_a_reader_and_a_full_queue() {
 fn the_time_in_a_drain_is_that_of_the_switches_it_waited_for() {
     const HELD: Duration = Duration::from_millis(20);
     let rig = Rig::new(PerSuperblock);
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     let file = rig.file(A);
     assert!(rig.bdi.switch_to(&file, B));
     let drain = {
@@ -505,7 +505,7 @@ fn wb_r5_the_cap_holds_and_the_count_returns_to_zero() {
     let others: Vec<_> = (0..IN_FLIGHT_MAX + 100).map(|_| Rig::on(&rig.switcher)).collect();
     let files: Vec<_> = others.iter().map(|other| other.file(A)).collect();
     let dying: Vec<_> = (0..BATCH).map(|_| rig.file(CHILD)).collect();
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     let begun = others.iter().zip(&files).filter(|(other, file)| other.bdi.switch_to(file, B)).count();
     assert_eq!(begun, IN_FLIGHT_MAX);
     assert_eq!((rig.switcher.stats().in_flight, rig.switcher.stats().refused), (IN_FLIGHT_MAX, 100));
@@ -527,7 +527,7 @@ fn wb_r5_the_cap_holds_and_the_count_returns_to_zero() {
 fn a_superblock_that_asks_for_all_switches_leaves_as_many_for_the_others() {
     let greedy = Rig::new(PerSuperblock);
     let rigs = [&greedy, &Rig::on(&greedy.switcher), &Rig::on(&greedy.switcher)];
-    let section = greedy.switcher.grace().read();
+    let section = greedy.switcher.domain().read();
     let begun = rigs.map(|rig| {
         let files: Vec<_> = (0..IN_FLIGHT_MAX).map(|_| rig.file(A)).collect();
         files.iter().filter(|file| rig.bdi.switch_to(file, B)).count()
@@ -637,13 +637,13 @@ fn one_grace_period_serves_the_switches_of_many_superblocks() {
     let rig = Rig::new(PerSuperblock);
     let others: Vec<_> = (0..64).map(|_| Rig::on(&rig.switcher)).collect();
     let files: Vec<_> = others.iter().map(|other| other.file(A)).collect();
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     // A grace period that has begun does not count.
-    let before = rig.switcher.grace().periods();
+    let before = rig.switcher.domain().stats().grace_periods;
     assert!(others.iter().zip(&files).all(|(other, file)| other.bdi.switch_to(file, B)));
     drop(section);
     rig.switcher.flush();
-    let periods = rig.switcher.grace().periods() - before;
+    let periods = rig.switcher.domain().stats().grace_periods - before;
     assert!(periods <= 3, "{periods} grace periods for 64 superblocks");
 }
 
@@ -684,7 +684,7 @@ fn an_inode_that_panics_keeps_no_other_from_moving() {
     let rig = Rig::new(PerSuperblock);
     let mut files: Vec<_> = (0..3).map(|_| rig.file(CHILD)).collect();
     files[0].at_end(|| panic!("as it is meant to"));
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     rig.switcher.remove_cgroup(CHILD);
     while rig.bdi.status().switches_in_flight < 3 {
         thread::yield_now();
@@ -719,7 +719,7 @@ fn wb_r9_writers_go_on_between_any_two_moves() {
         });
     }
     drop(stop);
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     rig.switcher.remove_cgroup(CHILD);
     while rig.bdi.status().switches_in_flight < INODES as u64 {
         thread::yield_now();
@@ -753,7 +753,7 @@ fn wb_r9_thousands_of_inodes_at_a_removal_hold_up_nobody() {
     let dying: Vec<_> = (0..INODES).map(|_| rig.file(CHILD)).collect();
     let victim = rig.file(B);
     // The switches wait for this; the victim must not wait for them.
-    let section = rig.switcher.grace().read();
+    let section = rig.switcher.domain().read();
     rig.switcher.remove_cgroup(CHILD);
     while rig.bdi.status().switches_in_flight < INODES as u64 {
         thread::yield_now();

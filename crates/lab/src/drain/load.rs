@@ -75,7 +75,7 @@ fn one_life(
 fn tear_down(subject: &Subject) {
     for _ in 0..CALLBACKS {
         let gone = vec![0_u8; 256];
-        subject.switcher.grace().call(move || drop(std::hint::black_box(gone)));
+        subject.switcher.domain().call(move || drop(std::hint::black_box(gone)));
     }
 }
 

@@ -7,9 +7,7 @@ use std::time::Duration;
 use cgroups::CgroupId;
 use rcu::{Domain, DomainOptions};
 use sync::RealClock;
-use writeback::{
-    Bdi, BdiOptions, Budget, DrainStrategy, Grace, Inode, InodeWb, Outcome, PerSuperblock, Switcher,
-};
+use writeback::{Bdi, BdiOptions, Budget, DrainStrategy, Inode, InodeWb, Outcome, PerSuperblock, Switcher};
 
 use super::variants::{Base, PersbFifo, Race, RmBarrier};
 
@@ -53,7 +51,7 @@ impl Subject {
             _ => Box::new(PerSuperblock),
         };
         let domain = Domain::with_options(DomainOptions { tick, ..DomainOptions::default() });
-        let switcher = Arc::new(Switcher::new(Grace::of(domain), strategy));
+        let switcher = Arc::new(Switcher::new(domain, strategy));
         Self { name, tick, switcher, next_cgroup: AtomicU64::new(1), unmounts: 0, busy: 0 }
     }
 

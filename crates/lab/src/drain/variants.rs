@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use writeback::{Drain, DrainStrategy, Grace, OwnSwitches, PerSuperblock, SbPin, SharedState, Unmounting};
+use writeback::{Domain, Drain, DrainStrategy, OwnSwitches, PerSuperblock, SbPin, SharedState, Unmounting};
 
 /// A callback between the preparation of a switch and its queueing.
 #[derive(Clone, Default)]
@@ -64,7 +64,7 @@ impl DrainStrategy for Base {
     fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, shared: &dyn SharedState) {
         superblock.close();
         if shared.in_flight() > 0 {
-            shared.grace().barrier();
+            shared.domain().barrier();
             shared.flush();
         }
     }
@@ -79,8 +79,8 @@ pub(crate) struct Race {
 }
 
 impl DrainStrategy for Race {
-    fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
-        let _section = grace.read();
+    fn section(&self, domain: &Domain, steps: &mut dyn FnMut()) {
+        let _section = domain.read();
         counted_before();
         steps();
     }
@@ -96,8 +96,8 @@ impl DrainStrategy for Race {
     fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, shared: &dyn SharedState) {
         superblock.close();
         if shared.in_flight() > 0 {
-            shared.grace().synchronize();
-            shared.grace().barrier();
+            shared.domain().synchronize();
+            shared.domain().barrier();
             shared.flush();
         }
     }
@@ -112,8 +112,8 @@ pub(crate) struct RmBarrier {
 }
 
 impl DrainStrategy for RmBarrier {
-    fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
-        let _section = grace.read();
+    fn section(&self, domain: &Domain, steps: &mut dyn FnMut()) {
+        let _section = domain.read();
         counted_before();
         steps();
     }
@@ -133,7 +133,7 @@ impl DrainStrategy for RmBarrier {
     fn drain(&self, superblock: &Drain, _: &dyn OwnSwitches, shared: &dyn SharedState) {
         superblock.close();
         if shared.in_flight() > 0 {
-            shared.grace().synchronize();
+            shared.domain().synchronize();
             shared.flush();
         }
     }

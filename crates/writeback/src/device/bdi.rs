@@ -154,7 +154,7 @@ impl<I: Inode> Bdi<I> {
         switcher: &Arc<Switcher>,
     ) -> Arc<Self> {
         let throttle = Arc::new(Throttle::new(Arc::clone(&options.clock)));
-        let wbs = Wbs::new(switcher.grace(), switcher.cgroups().root(), options.flushers > 0);
+        let wbs = Wbs::new(switcher.domain(), switcher.cgroups().root(), options.flushers > 0);
         let bdi = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             name: name.to_owned(),
@@ -193,11 +193,11 @@ impl<I: Inode> Bdi<I> {
     }
 
     pub(crate) fn wb_at(&self, index: u32) -> Option<Arc<Wb<I>>> {
-        self.wbs.with(&self.switcher.grace().read(), index, Arc::clone)
+        self.wbs.with(&self.switcher.domain().read(), index, Arc::clone)
     }
 
     pub(crate) fn all_wbs(&self) -> Vec<Arc<Wb<I>>> {
-        self.wbs.all(&self.switcher.grace().read())
+        self.wbs.all(&self.switcher.domain().read())
     }
 
     /// The limits of cgroups on this device.

@@ -21,7 +21,7 @@ use cgroups::CgroupId;
 use crate::device::inode::Inode;
 use crate::device::wb::Wb;
 use crate::switch::cgroup::Cgroup;
-use crate::switch::grace::{Cell, Grace, Section};
+use crate::switch::domain::{Domain, Guard, RcuCell};
 
 /// A wb is reported to one flusher, and to no other before that one rearms it.
 const ONE: Interest = Interest::level(Events::IN).one_shot();
@@ -29,7 +29,7 @@ const ONE: Interest = Interest::level(Events::IN).one_shot();
 /// The wbs of one backing device.
 #[derive(Debug)]
 pub(crate) struct Wbs<I: Inode> {
-    current: Cell<Table<I>>,
+    current: RcuCell<Table<I>>,
     /// Held by a thread that changes the table; contains a copy of it.
     writer: Mutex<Table<I>>,
     /// Inodes that wait for their first write-back, of all wbs.
@@ -51,7 +51,7 @@ impl<I: Inode> Clone for Table<I> {
 }
 
 impl<I: Inode> Wbs<I> {
-    pub(crate) fn new(grace: &Grace, root: &Arc<Cgroup>, has_flushers: bool) -> Self {
+    pub(crate) fn new(domain: &Domain, root: &Arc<Cgroup>, has_flushers: bool) -> Self {
         let dirty_inodes = Arc::default();
         let ready = has_flushers.then(EventPoll::new);
         let root = make(root, 0, &dirty_inodes, ready.as_ref());
@@ -59,7 +59,7 @@ impl<I: Inode> Wbs<I> {
             by_index: vec![Some(Arc::clone(&root))],
             by_owner: HashMap::from([(root.owner(), Arc::clone(&root))]),
         };
-        Self { current: Cell::new(grace, table.clone()), writer: Mutex::new(table), dirty_inodes, ready }
+        Self { current: RcuCell::new(domain, table.clone()), writer: Mutex::new(table), dirty_inodes, ready }
     }
 
     /// Inodes that wait for their first write-back, as of a moment ago.
@@ -72,38 +72,36 @@ impl<I: Inode> Wbs<I> {
     /// [`NONE`](crate::device::inode::NONE), and where the index is out of date.
     pub(crate) fn with<R>(
         &self,
-        section: &Section<'_>,
+        guard: &Guard<'_>,
         index: u32,
         look: impl FnOnce(&Arc<Wb<I>>) -> R,
     ) -> Option<R> {
-        self.current.with(section, |table| {
-            let index = usize::try_from(index).ok()?;
-            table.by_index.get(index)?.as_ref().map(look)
-        })
+        let index = usize::try_from(index).ok()?;
+        self.current.load(guard).by_index.get(index)?.as_ref().map(look)
     }
 
-    pub(crate) fn find(&self, section: &Section<'_>, owner: CgroupId) -> Option<Arc<Wb<I>>> {
-        self.current.with(section, |table| table.by_owner.get(&owner).cloned())
+    pub(crate) fn find(&self, guard: &Guard<'_>, owner: CgroupId) -> Option<Arc<Wb<I>>> {
+        self.current.load(guard).by_owner.get(&owner).cloned()
     }
 
     /// Whether the root's is the only one.
-    pub(crate) fn is_alone(&self, section: &Section<'_>) -> bool {
-        self.current.with(section, |table| table.by_index.iter().flatten().nth(1).is_none())
+    pub(crate) fn is_alone(&self, guard: &Guard<'_>) -> bool {
+        self.current.load(guard).by_index.iter().flatten().nth(1).is_none()
     }
 
     /// The number of cgroups that have one.
-    pub(crate) fn count(&self, section: &Section<'_>) -> usize {
-        self.current.with(section, |table| table.by_owner.len())
+    pub(crate) fn count(&self, guard: &Guard<'_>) -> usize {
+        self.current.load(guard).by_owner.len()
     }
 
     /// All of them, the dying ones too.
-    pub(crate) fn all(&self, section: &Section<'_>) -> Vec<Arc<Wb<I>>> {
-        self.current.with(section, |table| table.by_index.iter().flatten().cloned().collect())
+    pub(crate) fn all(&self, guard: &Guard<'_>) -> Vec<Arc<Wb<I>>> {
+        self.current.load(guard).by_index.iter().flatten().cloned().collect()
     }
 
     /// Asks for a flusher to look at each of them.
-    pub(crate) fn signal_all(&self, section: &Section<'_>) {
-        self.current.with(section, |table| table.by_index.iter().flatten().for_each(|wb| wb.signal()));
+    pub(crate) fn signal_all(&self, guard: &Guard<'_>) {
+        self.current.load(guard).by_index.iter().flatten().for_each(|wb| wb.signal());
     }
 
     /// The flusher that has taken a wb gives it to the next one that waits; at once if it is due,

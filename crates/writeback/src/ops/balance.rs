@@ -23,7 +23,7 @@ impl<I: Inode> Bdi<I> {
         if !over_bg_thresh && !self.dirty_limits.is_used() {
             return;
         }
-        let looked = self.wbs.with(&self.switcher.grace().read(), inode.inode_wb().index(), Arc::clone);
+        let looked = self.wbs.with(&self.switcher.domain().read(), inode.inode_wb().index(), Arc::clone);
         if let Some(wb) =
             looked.filter(|wb| self.is_urgent(wb) || (over_bg_thresh && self.over_fair_share(wb)))
         {
@@ -84,7 +84,7 @@ impl<I: Inode> Bdi<I> {
     /// Like [`balance`](Self::balance), and reserves the room: no other writer gets it until it is
     /// dropped, when the pages are accounted for.
     pub fn reserve(&self, inode: &I, pages: u64) -> (Balance, Option<DirtyReservation>) {
-        let section = self.switcher.grace().read();
+        let section = self.switcher.domain().read();
         let Some(wb) = self.wbs.with(&section, inode.inode_wb().index(), Arc::clone) else {
             return (Balance::Freerun, None);
         };
@@ -105,7 +105,7 @@ impl<I: Inode> Bdi<I> {
     /// Whether [`reserve`](Self::reserve) would give room, when others have taken the `promised`
     /// pages.
     pub fn has_room(&self, inode: &I, pages: u64, promised: u64) -> bool {
-        let section = self.switcher.grace().read();
+        let section = self.switcher.domain().read();
         let Some(wb) = self.wbs.with(&section, inode.inode_wb().index(), Arc::clone) else { return true };
         let held = wb.unwritten_bytes().div_ceil(PAGE).saturating_add(promised);
         let used = self.budget.used().saturating_add(promised);
@@ -118,7 +118,7 @@ impl<I: Inode> Bdi<I> {
 
     /// Whether the owner's own limits leave no room for so many pages more.
     pub fn is_at_dirty_limit(&self, inode: &I, pages: u64) -> bool {
-        let looked = self.wbs.with(&self.switcher.grace().read(), inode.inode_wb().index(), Arc::clone);
+        let looked = self.wbs.with(&self.switcher.domain().read(), inode.inode_wb().index(), Arc::clone);
         let is_at = |wb: Arc<Wb<I>>| !wb.domains(&self.dirty_limits).has_room(pages * PAGE, 0);
         self.dirty_limits.is_used() && looked.is_some_and(is_at)
     }

@@ -145,7 +145,7 @@ impl<I: Inode> Bdi<I> {
     /// Limits changed, or a wb may write sooner than its timer says.
     pub(crate) fn signal_all(&self) {
         if self.unwritten() > 0 {
-            self.wbs.signal_all(&self.switcher.grace().read());
+            self.wbs.signal_all(&self.switcher.domain().read());
             self.ensure_flusher();
         }
     }
@@ -186,7 +186,7 @@ impl<I: Inode> Bdi<I> {
     /// thresholds. As long as there is too much, one wb does. A wb with little is left alone beside
     /// one that has much and may not write it.
     pub(crate) fn over_fair_share(&self, wb: &Wb<I>) -> bool {
-        let parts = 2 * self.wbs.count(&self.switcher.grace().read()) as u64;
+        let parts = 2 * self.wbs.count(&self.switcher.domain().read()) as u64;
         // Only the root's wb: it holds whatever there is.
         parts <= 2
             || wb.unwritten_bytes().div_ceil(PAGE) > self.options.background_pages / parts

@@ -60,7 +60,7 @@ impl<I: Inode> Bdi<I> {
         let inode_wb = inode.inode_wb();
         while inode_wb.index() == NONE {
             let wb = {
-                let known = self.wbs.find(&self.switcher.grace().read(), owner);
+                let known = self.wbs.find(&self.switcher.domain().read(), owner);
                 known.unwrap_or_else(|| Arc::clone(&self.target(owner).wb))
             };
             let mut lists = wb.lists();
@@ -166,13 +166,13 @@ impl<I: Inode> Bdi<I> {
     /// difference. One call at a time for each inode.
     pub fn account(&self, inode: &I, dirty: u64, writeback: u64) {
         let inode_wb = inode.inode_wb();
-        let mut section = self.switcher.grace().read();
+        let mut section = self.switcher.domain().read();
         // With the flag set the inode may move during this call (P1 of `inode_wb`).
         let _pages =
             (inode_wb.is_switching() && !is_on("account-no-page-lock")).then(|| inode_wb.pages.lock());
         if is_on("account-two-sections") {
             drop(section);
-            section = self.switcher.grace().read();
+            section = self.switcher.domain().read();
         }
         self.wbs.with(&section, inode_wb.index(), |wb| {
             for (bytes, now, sum) in
@@ -191,7 +191,7 @@ impl<I: Inode> Bdi<I> {
     /// to.
     pub fn note_write(&self, inode: &I, by: CgroupId, bytes: u64) {
         let inode_wb = inode.inode_wb();
-        let section = self.switcher.grace().read();
+        let section = self.switcher.domain().read();
         let owner = self.wbs.with(&section, inode_wb.index(), |wb| (wb.owner(), wb.cgroup().is_living()));
         drop(section);
         let Some((owner, is_living)) = owner else { return };
@@ -207,7 +207,7 @@ impl<I: Inode> Bdi<I> {
 
     /// The owner of the inode.
     pub fn owner_of(&self, inode: &I) -> Option<CgroupId> {
-        self.wbs.with(&self.switcher.grace().read(), inode.inode_wb().index(), |wb| wb.owner())
+        self.wbs.with(&self.switcher.domain().read(), inode.inode_wb().index(), |wb| wb.owner())
     }
 
     /// The data counted since the last call was written back: `bytes` in the time `took`. Begins a

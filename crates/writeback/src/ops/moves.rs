@@ -33,9 +33,9 @@ use cgroups::CgroupId;
 use crate::device::bdi::{Bdi, Isw, Item, SwitchTarget};
 use crate::device::inode::{Inode, InodeWb, InodeWbState, OnList};
 use crate::device::wb::Wb;
+use crate::switch::domain::Cookie;
 use crate::switch::drain::{DrainWaker, OwnSwitches};
 use crate::switch::foreign::Foreign;
-use crate::switch::grace::Cookie;
 use crate::switch::switcher::SwitchState;
 
 /// Inodes between two offers to let another thread run.
@@ -65,7 +65,7 @@ impl<I: Inode> Bdi<I> {
         inode.on_owner_change();
         let mut parts = Some((self.target(owner), in_flight));
         let mut is_queued = false;
-        switch_state.strategy.section(&switch_state.grace, &mut || {
+        switch_state.strategy.section(&switch_state.domain, &mut || {
             let Some((target, in_flight)) = parts.take() else { return };
             let prepared = self.prepare(inode, &mut inode.inode_wb().state(), &target);
             let Some(item) = prepared else { return };
@@ -103,8 +103,8 @@ impl<I: Inode> Bdi<I> {
     pub(crate) fn queue_switch(self: &Arc<Self>, isw: Isw<I>) {
         let bdi = Arc::clone(self);
         let push = move || {
-            let SwitchState { grace, strategy, .. } = &*bdi.switcher.state;
-            let pushed = bdi.pending.push(isw, grace, &bdi.superblock, strategy.waits_in_turn());
+            let SwitchState { domain, strategy, .. } = &*bdi.switcher.state;
+            let pushed = bdi.pending.push(isw, domain, &bdi.superblock, strategy.waits_in_turn());
             // From here on the superblock may be gone; the device is not.
             pushed.waker.into_iter().for_each(DrainWaker::wake);
             if let Some(after) = pushed.run {
@@ -113,19 +113,19 @@ impl<I: Inode> Bdi<I> {
             }
         };
         let switch_state = &self.switcher.state;
-        if switch_state.strategy.is_deferred() { switch_state.grace.call(push) } else { push() }
+        if switch_state.strategy.is_deferred() { switch_state.domain.call(push) } else { push() }
     }
 
     /// A worker's run: makes the switches that wait for this grace period.
     fn run_switches(self: &Arc<Self>, after: Cookie) {
-        let SwitchState { grace, strategy, .. } = &*self.switcher.state;
+        let SwitchState { domain, strategy, .. } = &*self.switcher.state;
         let list = if strategy.waits_in_turn() {
             let list = self.pending.take_first();
-            grace.synchronize();
+            domain.synchronize();
             list
         } else {
             if !is_on("switch-no-grace") {
-                grace.wait_for(after);
+                domain.cond_synchronize(after);
             }
             // Until then a drain can take it.
             self.pending.take(after)
@@ -263,7 +263,7 @@ impl<I: Inode> OwnSwitches for Bdi<I> {
         let Some(this) = self.this.upgrade() else { return };
         if let Some((after, list)) = self.pending.take_all() {
             if !is_on("switch-drain-no-grace") {
-                self.switcher.state.grace.wait_for(after);
+                self.switcher.state.domain.cond_synchronize(after);
             }
             this.make_switches(list);
         }

@@ -54,7 +54,7 @@ impl<I: Inode> Bdi<I> {
         let switch_state = &self.switcher.state;
         let in_flight = switch_state.begin_clean_up(&self.in_flight);
         let mut parts = Some((self.target(from.cgroup().nearest_living().id()), in_flight));
-        switch_state.strategy.section(&switch_state.grace, &mut || {
+        switch_state.strategy.section(&switch_state.domain, &mut || {
             let Some((target, in_flight)) = parts.take() else { return };
             let prepared = self.prepare(inode, &mut inode.inode_wb().state(), &target);
             let Some(item) = prepared else { return };
@@ -110,7 +110,7 @@ impl<I: Inode> Bdi<I> {
             let begin = || switch_state.begin_clean_up(&self.in_flight);
             let in_flight = (!is_on("switch-counted-late")).then(begin);
             let mut parts = Some((target, in_flight));
-            switch_state.strategy.section(&switch_state.grace, &mut || {
+            switch_state.strategy.section(&switch_state.domain, &mut || {
                 let Some((target, in_flight)) = parts.take() else { return };
                 let Batch { items, next } = self.prepare_batch(wb, &target, after);
                 from = next;

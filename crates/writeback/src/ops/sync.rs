@@ -134,7 +134,7 @@ impl<I: Inode> Bdi<I> {
 
     /// The limits that a cgroup is under.
     pub fn chain_of_owner(self: &Arc<Self>, owner: CgroupId) -> Arc<Chain> {
-        let known = self.wbs.find(&self.switcher.grace().read(), owner);
+        let known = self.wbs.find(&self.switcher.domain().read(), owner);
         let wb = known.unwrap_or_else(|| Arc::clone(&self.target(owner).wb));
         wb.chain(self.throttle())
     }

@@ -30,8 +30,8 @@ use std::collections::VecDeque;
 use sync::Mutex;
 use sync::mutant::is_on;
 
+use crate::switch::domain::{Cookie, Domain};
 use crate::switch::drain::{Drain, DrainWaker};
-use crate::switch::grace::{Cookie, Grace};
 
 /// See the module.
 #[derive(Debug)]
@@ -65,11 +65,11 @@ impl<T> Default for Pending<T> {
 impl<T> Pending<T> {
     /// Adds a switch whose flag is set. With `joins_any` it joins the last batch, whichever grace
     /// period that waits for.
-    pub fn push(&self, item: T, grace: &Grace, superblock: &Drain, joins_any: bool) -> Pushed {
+    pub fn push(&self, item: T, domain: &Domain, superblock: &Drain, joins_any: bool) -> Pushed {
         let waker_before = is_on("pending-look-before-push").then(|| superblock.waker_if_closed());
         let mut batches = self.batches.lock();
         // Under the lock, so that the batches are in the order of their grace periods (P2).
-        let after = grace.cookie();
+        let after = domain.get_state();
         let joins_any = joins_any || is_on("pending-joins-any");
         let run = match batches.back_mut().filter(|last| joins_any || last.after == after) {
             Some(last) => {

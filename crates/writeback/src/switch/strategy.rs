@@ -4,14 +4,14 @@
 //! ways, which are slower or wrong, on the same engine. A device gets its way when it is made, and
 //! the product makes none with another.
 
+use crate::switch::domain::Domain;
 use crate::switch::drain::{Drain, OwnSwitches, SbPin};
-use crate::switch::grace::Grace;
 
 /// How switchers and an unmount synchronise.
 pub trait DrainStrategy: Send + Sync + std::fmt::Debug + 'static {
     /// Runs `steps`: the look at `SB_ACTIVE`, the preparation of a switch, its queueing.
-    fn section(&self, grace: &Grace, steps: &mut dyn FnMut()) {
-        let _ = grace;
+    fn section(&self, domain: &Domain, steps: &mut dyn FnMut()) {
+        let _ = domain;
         steps();
     }
 
@@ -46,7 +46,7 @@ pub struct Unmounting;
 /// The shared state of all superblocks, which an unmount should not wait for.
 pub trait SharedState {
     /// The read sections.
-    fn grace(&self) -> &Grace;
+    fn domain(&self) -> &Domain;
 
     /// Switches in flight, of all superblocks.
     fn in_flight(&self) -> usize;

@@ -13,7 +13,7 @@ use cgroups::CgroupId;
 use throttle::CgroupPath;
 
 use crate::switch::cgroup::{Cgroup, Cgroups};
-use crate::switch::grace::Grace;
+use crate::switch::domain::Domain;
 use crate::switch::strategy::{DrainStrategy, PerSuperblock, SharedState};
 use crate::switch::work_queue::WorkQueue;
 
@@ -62,7 +62,7 @@ impl Default for Bdis {
 /// The part that knows nothing of inodes.
 #[derive(Debug)]
 pub(crate) struct SwitchState {
-    pub(crate) grace: Grace,
+    pub(crate) domain: Domain,
     pub(crate) strategy: Box<dyn DrainStrategy>,
     in_flight: AtomicUsize,
     most_in_flight: StdAtomicUsize,
@@ -95,16 +95,16 @@ pub struct SwitchStats {
 
 impl Default for Switcher {
     fn default() -> Self {
-        Self::new(Grace::default(), Box::new(PerSuperblock))
+        Self::new(Domain::default(), Box::new(PerSuperblock))
     }
 }
 
 impl Switcher {
     /// With read sections in a given domain, and another strategy than the right one.
     #[must_use]
-    pub fn new(grace: Grace, strategy: Box<dyn DrainStrategy>) -> Self {
+    pub fn new(domain: Domain, strategy: Box<dyn DrainStrategy>) -> Self {
         let state = SwitchState {
-            grace,
+            domain,
             strategy,
             in_flight: AtomicUsize::new(0),
             most_in_flight: StdAtomicUsize::new(0),
@@ -126,8 +126,8 @@ impl Switcher {
     }
 
     /// The read sections.
-    pub fn grace(&self) -> &Grace {
-        &self.state.grace
+    pub fn domain(&self) -> &Domain {
+        &self.state.domain
     }
 
     pub(crate) fn register(&self, bdi: Weak<dyn CgroupEvents>) {
@@ -181,8 +181,8 @@ impl Switcher {
 }
 
 impl SharedState for Switcher {
-    fn grace(&self) -> &Grace {
-        &self.state.grace
+    fn domain(&self) -> &Domain {
+        &self.state.domain
     }
 
     fn in_flight(&self) -> usize {

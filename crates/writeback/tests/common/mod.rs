@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cgroups::CgroupId;
 use sync::{Clock, ManualClock};
-use writeback::{Bdi, BdiOptions, Budget, DrainStrategy, Grace, Inode, InodeWb, Outcome, Switcher};
+use writeback::{Bdi, BdiOptions, Budget, Domain, DrainStrategy, Inode, InodeWb, Outcome, Switcher};
 
 pub(crate) const A: CgroupId = CgroupId(1);
 pub(crate) const B: CgroupId = CgroupId(2);
@@ -74,7 +74,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(strategy: impl DrainStrategy) -> Self {
-        let switcher = Arc::new(Switcher::new(Grace::default(), Box::new(strategy)));
+        let switcher = Arc::new(Switcher::new(Domain::default(), Box::new(strategy)));
         switcher.cgroups().add(A, CgroupId::ROOT);
         switcher.cgroups().add(B, CgroupId::ROOT);
         switcher.cgroups().add(CHILD, A);

@@ -1,100 +1,17 @@
-//! Read sections and grace periods, as the rest of the crate needs them.
+//! Read sections and grace periods: `rcu`, and what stands for it under the model checkers.
 //!
-//! Plain builds use a domain of `rcu`. Under the model checkers a lock of readers and writers
-//! stands for it: a grace period is the moment at which no thread reads. That gives the guarantees
-//! of a domain. The checks here are about the users of the domain, not the domain, which has its
-//! own models.
+//! There it is a lock of readers and writers: a grace period is the moment at which no thread
+//! reads. That gives the guarantees of a domain. The checks here are about the users of the domain,
+//! not the domain, which has its own models.
 
 #[cfg(any(loom, shuttle))]
-pub(crate) use checked::Cell;
+pub(crate) use checked::RcuCell;
 #[cfg(any(loom, shuttle))]
-pub use checked::{Cookie, Grace, Section};
+pub use checked::{Cookie, Domain, Guard};
 #[cfg(not(any(loom, shuttle)))]
-pub use rcu::Cookie;
+pub(crate) use rcu::RcuCell;
 #[cfg(not(any(loom, shuttle)))]
-pub(crate) use real::Cell;
-#[cfg(not(any(loom, shuttle)))]
-pub use real::{Grace, Section};
-
-#[cfg(not(any(loom, shuttle)))]
-mod real {
-    use rcu::{Cookie, Domain, Guard, RcuCell, Retired};
-
-    /// Read sections, and the grace periods that wait for them.
-    #[derive(Debug, Clone, Default)]
-    pub struct Grace(Domain);
-
-    /// A read section.
-    #[derive(Debug)]
-    pub struct Section<'a>(Guard<'a>);
-
-    impl Grace {
-        /// In a domain that exists already.
-        #[must_use]
-        pub fn of(domain: Domain) -> Self {
-            Self(domain)
-        }
-
-        /// Begins a read section.
-        #[inline]
-        pub fn read(&self) -> Section<'_> {
-            Section(self.0.read())
-        }
-
-        /// Returns when every section that was open on the call has ended.
-        pub fn synchronize(&self) {
-            self.0.synchronize();
-        }
-
-        /// The first grace period that begins from now on: after it every section sees the changes
-        /// that the caller made before.
-        pub(crate) fn cookie(&self) -> Cookie {
-            self.0.get_state()
-        }
-
-        /// Returns when that grace period is over; at once if it is.
-        pub(crate) fn wait_for(&self, cookie: Cookie) {
-            self.0.cond_synchronize(cookie);
-        }
-
-        /// Runs `work` after a grace period.
-        pub fn call(&self, work: impl FnOnce() + Send + 'static) {
-            self.0.call(work);
-        }
-
-        /// Returns when everything that was given to [`call`](Self::call) before has run.
-        pub fn barrier(&self) {
-            self.0.barrier();
-        }
-
-        /// Grace periods so far.
-        #[must_use]
-        pub fn periods(&self) -> u64 {
-            self.0.stats().grace_periods
-        }
-    }
-
-    /// A value that is replaced while others read it.
-    #[derive(Debug)]
-    pub(crate) struct Cell<T: Send + 'static>(RcuCell<T>);
-
-    impl<T: Send + 'static> Cell<T> {
-        pub(crate) fn new(grace: &Grace, value: T) -> Self {
-            Self(RcuCell::new(&grace.0, value))
-        }
-
-        #[inline]
-        pub(crate) fn with<R>(&self, section: &Section<'_>, look: impl FnOnce(&T) -> R) -> R {
-            look(self.0.load(&section.0))
-        }
-
-        /// Returns the old value. Its drop may wait for room among the domain's callbacks: not
-        /// under a lock.
-        pub(crate) fn replace(&self, value: T) -> Retired<T> {
-            self.0.replace(value)
-        }
-    }
-}
+pub use rcu::{Cookie, Domain, Guard};
 
 #[cfg(any(loom, shuttle))]
 mod checked {
@@ -106,7 +23,7 @@ mod checked {
 
     /// Read sections, and the grace periods that wait for them.
     #[derive(Debug, Clone, Default)]
-    pub struct Grace(Arc<Inner>);
+    pub struct Domain(Arc<Inner>);
 
     /// The number of grace periods when it was taken.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +32,7 @@ mod checked {
     #[derive(Debug, Default)]
     struct Inner {
         sections: RwLock<()>,
-        /// Grace periods so far; changed while no thread reads.
+        /// Domain periods so far; changed while no thread reads.
         periods: AtomicUsize,
         callbacks: Mutex<Vec<thread::JoinHandle<()>>>,
     }
@@ -127,13 +44,13 @@ mod checked {
 
     /// A read section. One within another lasts no longer than the outer one.
     #[derive(Debug)]
-    pub struct Section<'a> {
+    pub struct Guard<'a> {
         address: usize,
         /// None within another one.
         guard: Option<RwLockReadGuard<'a, ()>>,
     }
 
-    impl Drop for Section<'_> {
+    impl Drop for Guard<'_> {
         fn drop(&mut self) {
             if let Some(guard) = self.guard.take() {
                 HELD.with(|held| held.borrow_mut().retain(|address| *address != self.address));
@@ -142,16 +59,16 @@ mod checked {
         }
     }
 
-    impl Grace {
+    impl Domain {
         /// Begins a read section.
-        pub fn read(&self) -> Section<'_> {
+        pub fn read(&self) -> Guard<'_> {
             let address = Arc::as_ptr(&self.0).addr();
             if HELD.with(|held| held.borrow().contains(&address)) {
-                return Section { address, guard: None };
+                return Guard { address, guard: None };
             }
             let guard = Some(self.0.sections.read());
             HELD.with(|held| held.borrow_mut().push(address));
-            Section { address, guard }
+            Guard { address, guard }
         }
 
         /// Returns when every section that was open on the call has ended.
@@ -164,15 +81,15 @@ mod checked {
         }
 
         /// The first grace period that begins from now on.
-        pub fn cookie(&self) -> Cookie {
+        pub fn get_state(&self) -> Cookie {
             // ORDERING: AcqRel, a change of the number, so that the next grace period's change
             // comes after it.
             Cookie(self.0.periods.fetch_add(0, Ordering::AcqRel))
         }
 
         /// Returns when that grace period is over.
-        pub fn wait_for(&self, cookie: Cookie) {
-            // ORDERING: Acquire, as `Domain::poll_state`.
+        pub fn cond_synchronize(&self, cookie: Cookie) {
+            // ORDERING: Acquire, as `rcu`'s `poll_state`.
             if self.0.periods.load(Ordering::Acquire) == cookie.0 {
                 self.synchronize();
             }
@@ -200,7 +117,7 @@ mod checked {
     /// A value that is replaced while others read it; a reader may get an old one, as far as the
     /// orderings allow.
     #[derive(Debug)]
-    pub(crate) struct Cell<T> {
+    pub(crate) struct RcuCell<T> {
         versions: Mutex<Vec<Arc<T>>>,
         current: AtomicUsize,
     }
@@ -210,22 +127,21 @@ mod checked {
     #[derive(Debug)]
     pub(crate) struct Retired;
 
-    impl<T> Cell<T> {
-        pub(crate) fn new(_: &Grace, value: T) -> Self {
+    impl<T> RcuCell<T> {
+        pub(crate) fn new(_: &Domain, value: T) -> Self {
             Self { versions: Mutex::new(vec![Arc::new(value)]), current: AtomicUsize::new(0) }
         }
 
-        pub(crate) fn with<R>(&self, _: &Section<'_>, look: impl FnOnce(&T) -> R) -> R {
-            // ORDERING: Acquire, as `RcuCell::load`.
+        pub(crate) fn load(&self, _: &Guard<'_>) -> Arc<T> {
+            // ORDERING: Acquire, as `rcu`'s `load`.
             let current = self.current.load(Ordering::Acquire);
-            let version = Arc::clone(&self.versions.lock()[current]);
-            look(&version)
+            Arc::clone(&self.versions.lock()[current])
         }
 
         pub(crate) fn replace(&self, value: T) -> Retired {
             let mut versions = self.versions.lock();
             versions.push(Arc::new(value));
-            // ORDERING: Release, as `RcuCell::replace`.
+            // ORDERING: Release, as `rcu`'s `replace`.
             self.current.store(versions.len() - 1, Ordering::Release);
             Retired
         }
