@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use store::{Store, Watch};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::mutant::is_on;
-use sync::{Clock, Counter, RealClock};
+use sync::{Clock, RealClock, StatCounter};
 use writeback::{Bdi, Budget, SyncPolicy};
 
 use crate::cancel::WakeEvent;
@@ -98,11 +98,11 @@ pub(crate) struct Core {
 /// Figures for `status`.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) bytes_written_back: Counter,
+    pub(crate) bytes_written_back: StatCounter,
     /// By the store itself, from one file to another.
-    pub(crate) bytes_copied: Counter,
-    pub(crate) writeback_errors: Counter,
-    pub(crate) waits: Counter,
+    pub(crate) bytes_copied: StatCounter,
+    pub(crate) writeback_errors: StatCounter,
+    pub(crate) waits: StatCounter,
 }
 
 impl Core {

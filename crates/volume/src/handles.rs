@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use store::Dir;
 use sync::atomic::{AtomicU64, Ordering};
-use sync::{Mutex, RwLock};
+use sync::{IdMap, Mutex, RwLock};
 use writeback::{Cgroup, Cursor};
 
 use crate::inode::Inode;
-use crate::table::IdMap;
+
 use crate::{Error, HandleId, NodeId, OpenFlags, Result};
 
 const SHARDS: usize = 16;

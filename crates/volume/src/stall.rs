@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use store::{UnderWay, Watch};
 use sync::atomic::{AtomicBool, Ordering};
 use sync::mutant::is_on;
-use sync::{Counter, Mutex};
+use sync::{Mutex, StatCounter};
 
 use crate::events::{Edge, Events};
 
@@ -30,7 +30,7 @@ pub(crate) struct Stall {
     reported: Mutex<Option<UnderWay>>,
     /// Whether there is one, for a thread that asks at each request. Written under `reported`.
     is_reported: AtomicBool,
-    count: Counter,
+    count: StatCounter,
 }
 
 impl Stall {
@@ -40,7 +40,7 @@ impl Stall {
             after,
             reported: Mutex::new(None),
             is_reported: AtomicBool::new(false),
-            count: Counter::default(),
+            count: StatCounter::default(),
         }
     }
 

@@ -143,7 +143,7 @@ impl Volume {
             }
         };
         let others = DRAINERS.min(inodes.len()).saturating_sub(1);
-        thread::together(others, 256 * 1024, work);
+        thread::run_scoped(others, 256 * 1024, work);
         failed.into_inner()
     }
 

@@ -441,7 +441,7 @@ impl Attachments {
         loop {
             match mountpoint.tree.detach_attached(found, Detach::Sync) {
                 Ok(()) => return Ok(None),
-                Err(TreeError::Tree(mounts::Error::Busy(busy))) if busy.holds > 0 => {
+                Err(TreeError::Tree(mounts::Error::Busy(busy))) if busy.active_refs > 0 => {
                     // The kernel reports a close a little later: files that no process has open any
                     // more are waited for.
                     let holders = self.holders_at(&shown);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::mutant::is_on;
-use sync::{Clock, Condvar, Counter, Mutex, RwLock};
+use sync::{Clock, Condvar, Mutex, RwLock, StatCounter};
 
 use throttle::Throttle;
 
@@ -64,10 +64,10 @@ pub struct Bdi<I: Inode> {
     pub(crate) in_flight: Arc<AtomicUsize>,
     /// The superblock was unmounted: no thread may touch it.
     is_gone: AtomicBool,
-    touched_late: Counter,
-    pub(crate) switched: Counter,
-    drains: Counter,
-    drain_nanos: Counter,
+    touched_late: StatCounter,
+    pub(crate) switched: StatCounter,
+    drains: StatCounter,
+    drain_nanos: StatCounter,
     /// `wb_switch_rwsem`: shared by threads that move an inode, exclusive for a thread that must
     /// find every dirty one.
     pub(crate) switching: RwLock<()>,
@@ -76,8 +76,8 @@ pub struct Bdi<I: Inode> {
     pub(crate) timers_changed: Condvar,
     /// A flusher has ended.
     pub(crate) ended: Condvar,
-    pub(crate) written: Counter,
-    pub(crate) panics: Counter,
+    pub(crate) written: StatCounter,
+    pub(crate) panics: StatCounter,
     pub(crate) sequence: std::sync::atomic::AtomicU64,
     pub(crate) throttle: Arc<Throttle>,
     pub(crate) dirty_limits: DirtyLimits,
@@ -166,17 +166,17 @@ impl<I: Inode> Bdi<I> {
             pending: Pending::default(),
             in_flight: Arc::default(),
             is_gone: AtomicBool::new(false),
-            touched_late: Counter::default(),
-            switched: Counter::default(),
-            drains: Counter::default(),
-            drain_nanos: Counter::default(),
+            touched_late: StatCounter::default(),
+            switched: StatCounter::default(),
+            drains: StatCounter::default(),
+            drain_nanos: StatCounter::default(),
             switching: RwLock::new(()),
             flushers: Mutex::new(Flushers::new(options.flushers)),
             options,
             timers_changed: Condvar::new(),
             ended: Condvar::new(),
-            written: Counter::default(),
-            panics: Counter::default(),
+            written: StatCounter::default(),
+            panics: StatCounter::default(),
             sequence: std::sync::atomic::AtomicU64::new(0),
             throttle,
             dirty_limits: DirtyLimits::default(),

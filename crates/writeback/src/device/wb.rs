@@ -29,7 +29,7 @@ use std::time::Duration;
 use eventpoll::Flag;
 use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
-use sync::{Counter, Mutex, MutexGuard};
+use sync::{Mutex, MutexGuard, StatCounter};
 
 use cgroups::CgroupId;
 use throttle::{CgroupPath, Chain, Throttle};
@@ -66,7 +66,7 @@ pub struct Wb<I: Inode> {
     pub(crate) is_cleaning: AtomicBool,
     /// Pages a second.
     bandwidth: AtomicU64,
-    pub(crate) switched: Counter,
+    pub(crate) switched: StatCounter,
     /// The limits that it is under, as of the last look.
     chain: Mutex<Option<Arc<Chain>>>,
     /// The dirty limits that it is under, and what is counted at them, as of the last look.
@@ -218,7 +218,7 @@ impl<I: Inode> Wb<I> {
             incoming: AtomicUsize::new(0),
             is_cleaning: AtomicBool::new(false),
             bandwidth: AtomicU64::new(BANDWIDTH_AT_FIRST),
-            switched: Counter::default(),
+            switched: StatCounter::default(),
             chain: Mutex::default(),
             charged: Mutex::default(),
         }

@@ -52,7 +52,7 @@ use std::sync::Arc;
 
 use sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use sync::mutant::is_on;
-use sync::{Condvar, Mutex};
+use sync::{Condvar, Mutex, shards};
 
 /// A drain sleeps until the shard has no pin.
 const WAITER: u64 = 1;
@@ -171,7 +171,7 @@ impl Drain {
     /// Of a superblock that has just been mounted.
     #[must_use]
     pub fn new() -> Self {
-        Self::with_shards(shard::count())
+        Self::with_shards(shards::count(SHARDS_MAX))
     }
 
     /// With so many shards, 1 to 64.
@@ -204,7 +204,7 @@ impl Drain {
     /// of its inodes cannot go, or a reference on one.
     #[inline]
     pub fn pin(&self) -> Option<SbPin> {
-        self.pin_at(shard::of_this_thread())
+        self.pin_at(shards::of_this_thread())
     }
 
     /// Pins in a given shard, see [`Drain::pin`].
@@ -346,49 +346,6 @@ impl Drop for SbPin {
             }
             self.shard.waiter.wake();
         }
-    }
-}
-
-/// The shard that a thread uses.
-mod shard {
-    #[cfg(not(any(loom, shuttle)))]
-    pub(super) use real::{count, of_this_thread};
-
-    #[cfg(not(any(loom, shuttle)))]
-    mod real {
-        use std::sync::LazyLock;
-        use std::sync::atomic::{AtomicUsize, Ordering};
-
-        /// A power of two: the remainder is a mask.
-        static COUNT: LazyLock<usize> = LazyLock::new(|| {
-            let processors = std::thread::available_parallelism().map_or(1, usize::from);
-            processors.next_power_of_two().min(super::super::SHARDS_MAX)
-        });
-
-        pub(in super::super) fn count() -> usize {
-            *COUNT
-        }
-
-        #[inline]
-        pub(in super::super) fn of_this_thread() -> usize {
-            static NEXT: AtomicUsize = AtomicUsize::new(0);
-            thread_local! {
-                // ORDERING: Relaxed, only a number.
-                static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed);
-            }
-            MINE.with(|mine| *mine)
-        }
-    }
-
-    /// Models name the shard: the shard of a thread must not depend on earlier schedules.
-    #[cfg(any(loom, shuttle))]
-    pub(super) fn count() -> usize {
-        1
-    }
-
-    #[cfg(any(loom, shuttle))]
-    pub(super) fn of_this_thread() -> usize {
-        0
     }
 }
 

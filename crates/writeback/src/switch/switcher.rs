@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize as StdAtomicUsize;
 use std::sync::{Arc, Weak};
 
 use sync::atomic::{AtomicUsize, Ordering};
-use sync::{Counter, Mutex};
+use sync::{Mutex, StatCounter};
 
 use cgroups::CgroupId;
 use throttle::CgroupPath;
@@ -66,8 +66,8 @@ pub(crate) struct SwitchState {
     pub(crate) strategy: Box<dyn DrainStrategy>,
     in_flight: AtomicUsize,
     most_in_flight: StdAtomicUsize,
-    refused: Counter,
-    pub(crate) switched: Counter,
+    refused: StatCounter,
+    pub(crate) switched: StatCounter,
 }
 
 /// One switch in flight, until dropped.
@@ -108,8 +108,8 @@ impl Switcher {
             strategy,
             in_flight: AtomicUsize::new(0),
             most_in_flight: StdAtomicUsize::new(0),
-            refused: Counter::default(),
-            switched: Counter::default(),
+            refused: StatCounter::default(),
+            switched: StatCounter::default(),
         };
         Self {
             state: Arc::new(state),

@@ -11,7 +11,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use sync::{Condvar, Counter, Mutex, thread};
+use sync::{Condvar, Mutex, StatCounter, thread};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -23,7 +23,7 @@ struct Inner {
     name: &'static str,
     threads_max: usize,
     state: Mutex<State>,
-    panics: Counter,
+    panics: StatCounter,
     /// Something has been done.
     done: Condvar,
 }
@@ -49,7 +49,7 @@ impl WorkQueue {
             name,
             threads_max,
             state: Mutex::new(state),
-            panics: Counter::default(),
+            panics: StatCounter::default(),
             done: Condvar::default(),
         }))
     }

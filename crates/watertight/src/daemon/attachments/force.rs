@@ -71,7 +71,7 @@ impl Attachments {
     pub(super) fn tell_given_up(all: &[Arc<Attached>]) {
         let left = Mutex::new(all.iter());
         // Beside each other: each store is asked for names.
-        sync::thread::together(all.len().saturating_sub(1).min(REPORTERS), STACK, || {
+        sync::thread::run_scoped(all.len().saturating_sub(1).min(REPORTERS), STACK, || {
             while let Some(one) = next(&left) {
                 one.tell_given_up();
             }

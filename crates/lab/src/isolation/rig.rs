@@ -51,7 +51,7 @@ struct Volume {
 
 /// All of them.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct Rig {
     program: PathBuf,
     /// Of the mountpoint that all volumes are attached to, if they are.
     main: Option<(Server, Control)>,
@@ -84,7 +84,7 @@ pub(super) struct Uses {
     pub(super) mib: f64,
 }
 
-impl World {
+impl Rig {
     /// Mounts ten healthy volumes and their neighbours, which do nothing so far.
     pub(super) fn new(
         program: &Path,
@@ -96,7 +96,7 @@ impl World {
         let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place)?;
         let keeper = Some(Keeper::start(directory.path())?);
         // From here on, dropping it ends everything.
-        let mut world = Self {
+        let mut rig = Self {
             program: program.to_owned(),
             main: None,
             healthy: Vec::new(),
@@ -109,37 +109,37 @@ impl World {
             directory,
         };
         for name in ["stores", "stalling", "mnt", "answering"] {
-            fs::create_dir(world.path(name))?;
+            fs::create_dir(rig.path(name))?;
         }
         if kind.has_tenants() {
-            let tenants = Tenants::new(count, world.path("log.tenants"))?;
-            world.keeper()?.watch_cgroup(tenants.directory())?;
-            world.tenants = Some(tenants);
+            let tenants = Tenants::new(count, rig.path("log.tenants"))?;
+            rig.keeper()?.watch_cgroup(tenants.directory())?;
+            rig.tenants = Some(tenants);
         } else if count > 0 {
-            world.serve_stores()?;
+            rig.serve_stores()?;
         }
         for number in 0..HEALTHY {
-            let volume = world.volume_of(format!("healthy{number}"), "answering", OPTIONS.to_owned())?;
-            world.healthy.push(volume);
+            let volume = rig.volume_of(format!("healthy{number}"), "answering", OPTIONS.to_owned())?;
+            rig.healthy.push(volume);
         }
         for number in 0..count {
-            let (place, options) = match &world.tenants {
+            let (place, options) = match &rig.tenants {
                 Some(tenants) if kind.is_limited() => {
                     ("answering", format!("{USED},{}", tenants.limit(number)))
                 }
                 Some(_) => ("answering", USED.to_owned()),
                 None => ("stalling", STALLING.to_owned()),
             };
-            let volume = world.volume_of(format!("neighbour{number}"), place, options)?;
-            world.neighbours.push(volume);
+            let volume = rig.volume_of(format!("neighbour{number}"), place, options)?;
+            rig.neighbours.push(volume);
         }
         if is_attached {
-            world.attach_all()?
+            rig.attach_all()?
         } else {
-            world.mount_all()?
+            rig.mount_all()?
         }
-        world.find_controls()?;
-        Ok(world)
+        rig.find_controls()?;
+        Ok(rig)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -414,7 +414,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Rig {
     fn drop(&mut self) {
         if let Err(error) = self.take_down() {
             eprintln!("lab: {}: {error:#}", self.directory.path().display());

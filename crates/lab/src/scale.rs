@@ -20,12 +20,12 @@ use crate::progress::Progress;
 use crate::report::{Metric, Recorder, Shown};
 use crate::stats::Histogram;
 use crate::volumes::ours::program;
-pub(crate) use process::{Crowd, How};
+pub(crate) use process::{How, Rig};
 use served::Served;
 
 /// The experiment.
 #[derive(Debug)]
-pub(crate) struct Many;
+pub(crate) struct Scale;
 
 /// The program, and the directories of a mountpoint and of so many volumes, and one more.
 struct Prepared {
@@ -74,7 +74,7 @@ const STATUSES: usize = 20;
 const SERVED: usize = 5;
 const RELOADS: usize = 4;
 
-impl Experiment for Many {
+impl Experiment for Scale {
     fn name(&self) -> &'static str {
         "many"
     }
@@ -106,32 +106,32 @@ impl Experiment for Many {
         if settings.stop.is_set() || !SCENARIOS.iter().any(|one| wants(one) && !OF_SERVE.contains(one)) {
             return Ok(vec![SERVE_NOTE.to_owned()]);
         }
-        let mut crowds = Vec::new();
+        let mut rigs = Vec::new();
         for &variant in &settings.variants {
             progress.now(&format!("{variant} volumes are attached"));
-            let crowd = Crowd::new(settings, variant.parse()?)?;
+            let rig = Rig::new(settings, variant.parse()?)?;
             if wants("idle") {
-                idle(&crowd, variant, recorder)?;
+                idle(&rig, variant, recorder)?;
             }
-            crowds.push((variant, crowd, [Histogram::default(), Histogram::default()]));
+            rigs.push((variant, rig, [Histogram::default(), Histogram::default()]));
         }
         for round in 0..rounds {
             progress.now(&format!("round {} of {rounds}", round + 1));
-            in_another_order(&mut crowds, round);
-            for (_, crowd, [attaching, detaching]) in &mut crowds {
+            in_another_order(&mut rigs, round);
+            for (_, rig, [attaching, detaching]) in &mut rigs {
                 if settings.stop.is_set() {
                     return Ok(Vec::new());
                 }
                 let begun = Instant::now();
-                crowd.attach_one_more()?;
+                rig.attach_one_more()?;
                 attaching.add(begun.elapsed());
                 let begun = Instant::now();
-                crowd.detach_it(How::Plain)?;
+                rig.detach_it(How::Plain)?;
                 detaching.add(begun.elapsed());
             }
         }
-        crowds.sort_by_key(|(_, crowd, _)| crowd.size());
-        for (variant, _, [attaching, detaching]) in &crowds {
+        rigs.sort_by_key(|(_, rig, _)| rig.size());
+        for (variant, _, [attaching, detaching]) in &rigs {
             for (scenario, took) in [("attach", attaching), ("detach", detaching)] {
                 if wants(scenario) {
                     recorder.operations_ms(scenario, variant, TOOK, took);
@@ -139,9 +139,9 @@ impl Experiment for Many {
             }
         }
         for _ in 0..if wants("status") { STATUSES } else { 0 } {
-            for (variant, crowd, _) in &crowds {
-                recorder.value("status", variant, ONE, ms(|| crowd.status_of_one())?);
-                recorder.value("status", variant, ALL, ms(|| crowd.status_of_all())?);
+            for (variant, rig, _) in &rigs {
+                recorder.value("status", variant, ONE, ms(|| rig.status_of_one())?);
+                recorder.value("status", variant, ALL, ms(|| rig.status_of_all())?);
             }
         }
         let mut notes = vec![
@@ -151,9 +151,9 @@ impl Experiment for Many {
                 .to_owned(),
         ];
         notes.push(SERVE_NOTE.to_owned());
-        notes.extend(ratios(&crowds));
-        for (_, crowd, _) in crowds {
-            crowd.stop()?;
+        notes.extend(ratios(&rigs));
+        for (_, rig, _) in rigs {
+            rig.stop()?;
         }
         Ok(notes)
     }
@@ -202,12 +202,12 @@ fn in_another_order<T>(all: &mut [T], round: usize) {
 }
 
 /// The cost of the idle volumes.
-fn idle(crowd: &Crowd, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let now = crowd.figures()?;
-    crowd.use_all()?;
-    let used = crowd.rested()?;
-    for (metric, each) in [(NEW, crowd.kib_of_each(&now)), (USED, crowd.kib_of_each_used(&now, &used))] {
-        if crowd.size() < SEEN_IN_MEMORY {
+fn idle(rig: &Rig, variant: &str, recorder: &mut Recorder) -> anyhow::Result<()> {
+    let now = rig.figures()?;
+    rig.use_all()?;
+    let used = rig.rested()?;
+    for (metric, each) in [(NEW, rig.kib_of_each(&now)), (USED, rig.kib_of_each_used(&now, &used))] {
+        if rig.size() < SEEN_IN_MEMORY {
             recorder.absent("idle", variant, metric, "so few are not seen in what the process has");
         } else {
             recorder.value("idle", variant, metric, each);
@@ -225,8 +225,8 @@ fn ms(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
 }
 
 /// How much longer it takes among most than among fewest.
-fn ratios(crowds: &[(&str, Crowd, [Histogram; 2])]) -> Vec<String> {
-    let (Some((few, _, least)), Some((many, _, most))) = (crowds.first(), crowds.last()) else {
+fn ratios(rigs: &[(&str, Rig, [Histogram; 2])]) -> Vec<String> {
+    let (Some((few, _, least)), Some((many, _, most))) = (rigs.first(), rigs.last()) else {
         return Vec::new();
     };
     let ratio = |at: usize| {

@@ -31,14 +31,14 @@ pub(crate) fn kind(path: &Path) -> Kind {
 
 /// The directories of a run.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct RunDirs {
     stores: TempDir,
     scratch: TempDir,
     shared: Option<TempDir>,
     kind: Kind,
 }
 
-impl Place {
+impl RunDirs {
     /// Makes the directories, the stores' below `source` if that is given.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl Place {
         make_dir(self.scratch.path().join(format!("mnt-{name}")))
     }
 
-    /// A directory in the kernel's shared memory, if that is a tmpfs; gone with the place.
+    /// A directory in the kernel's shared memory, if that is a tmpfs; gone with the others.
     pub(crate) fn shared_memory(&self, name: &str) -> Option<anyhow::Result<PathBuf>> {
         let shared = self.shared.as_ref()?;
         Some(make_dir(shared.path().join(name)))
@@ -132,19 +132,19 @@ mod tests {
     #[test]
     fn everything_is_gone_with_the_place() {
         let parent = tempfile::tempdir().unwrap();
-        let place = Place::new(Some(parent.path())).unwrap();
-        let (store, mountpoint) = (place.store("one").unwrap(), place.mountpoint("one").unwrap());
+        let dirs = RunDirs::new(Some(parent.path())).unwrap();
+        let (store, mountpoint) = (dirs.store("one").unwrap(), dirs.mountpoint("one").unwrap());
         assert!(
             store.starts_with(parent.path().canonicalize().unwrap()) && store.is_dir() && mountpoint.is_dir()
         );
-        assert!(place.note().contains(&*parent.path().canonicalize().unwrap().to_string_lossy()));
-        drop(place);
+        assert!(dirs.note().contains(&*parent.path().canonicalize().unwrap().to_string_lossy()));
+        drop(dirs);
         assert!(!store.exists() && !mountpoint.exists());
     }
 
     #[test]
     fn a_source_that_is_not_a_directory_is_refused() {
-        let error = Place::new(Some(Path::new("/dev/null"))).unwrap_err();
+        let error = RunDirs::new(Some(Path::new("/dev/null"))).unwrap_err();
         assert!(error.to_string().contains("--source /dev/null"), "{error}");
     }
 }

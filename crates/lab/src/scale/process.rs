@@ -32,7 +32,7 @@ pub(crate) enum How {
 
 /// The process.
 #[derive(Debug)]
-pub(crate) struct Crowd {
+pub(crate) struct Rig {
     size: usize,
     program: PathBuf,
     control: Control,
@@ -51,7 +51,7 @@ pub(super) struct Figures {
     pub(super) descriptors: f64,
 }
 
-impl Crowd {
+impl Rig {
     /// Mounts, and attaches so many.
     pub(crate) fn new(settings: &Settings, size: usize) -> anyhow::Result<Self> {
         let Prepared { program, directory } = Prepared::new(settings, size)?;
@@ -61,10 +61,10 @@ impl Crowd {
         let server = Server::start(&mut command, &at("mnt"), &at("log"))?;
         let control = control(&at("run"))?;
         let nothing = Figures { resident_kib: 0.0, threads: 0.0, descriptors: 0.0 };
-        let mut crowd = Self { size, program, control, alone: nothing, server, directory };
-        crowd.alone = crowd.figures()?;
-        (0..size).try_for_each(|number| crowd.attach(number))?;
-        Ok(crowd)
+        let mut rig = Self { size, program, control, alone: nothing, server, directory };
+        rig.alone = rig.figures()?;
+        (0..size).try_for_each(|number| rig.attach(number))?;
+        Ok(rig)
     }
 
     pub(super) fn size(&self) -> usize {

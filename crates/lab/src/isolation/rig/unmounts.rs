@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::{Volume, World, eventually};
+use super::{Rig, Volume, eventually};
 use crate::control::{self, Control};
 use crate::isolation::keeper::mounts_below;
 
@@ -25,7 +25,7 @@ pub(in crate::isolation) enum Way {
     Lazy,
 }
 
-impl World {
+impl Rig {
     /// Unmounts a healthy volume that has something to write; returns the time of the verb. Nothing
     /// is left of the volume then, and it is mounted again, without the written file.
     pub(in crate::isolation) fn umount(&mut self, at: usize, way: Way) -> anyhow::Result<Duration> {

@@ -1,5 +1,5 @@
-//! Ending a mount that left its namespace: the default way, and the interface by which experiments
-//! try others.
+//! The end of a mount that left its namespace: the default way, and the interface by which
+//! experiments try others.
 //!
 //! The default does not wait where no other thread holds the mount. Otherwise a grace period of
 //! *its own* namespace has to pass. For a superblock that goes for good, and may have much to
@@ -16,13 +16,12 @@ use std::sync::Arc;
 use rcu::{Cookie, Domain, DomainOptions};
 use sync::{Mutex, thread};
 
-use crate::change::Departure;
 use crate::mount::Mount;
-use crate::protocol::{Departed, Put};
-use crate::superblock::Super;
+use crate::protocol::{Put, UmountUsers};
+use crate::superblock::SuperblockRef;
 
 /// Superblocks that one call ends at the same time, and the stacks of the threads for that.
-const ENDERS: usize = 64;
+const SHUTDOWN_THREADS: usize = 64;
 const STACK: usize = 256 * 1024;
 
 /// A way of ending mounts that left their namespaces.
@@ -38,12 +37,12 @@ pub trait Teardown: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Ends all of them.
-    fn finish(&self, gone: Vec<Gone>, why: Why);
+    fn finish(&self, gone: Vec<UmountedMount>, why: UmountReason);
 }
 
 /// The reason why mounts are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum UmountReason {
     /// A synchronous unmount.
     Sync,
     /// A lazy one.
@@ -52,83 +51,90 @@ pub enum Why {
     End,
 }
 
-/// A mount that left its namespace; it must be ended by one of the methods that take it.
+/// A mount that left its namespace, and whose reference the unmount has not put yet; it must be
+/// ended by one of the methods that take it.
 #[derive(Debug)]
 #[must_use]
-pub struct Gone(Departure);
+pub struct UmountedMount {
+    pub(crate) mount: Arc<Mount>,
+    pub(crate) users: UmountUsers,
+    /// Taken after the mount had left, with a full barrier: when this grace period has passed, no
+    /// section is left that could have found it.
+    pub(crate) stamp: Cookie,
+}
 
 /// The right to clean up.
 #[derive(Debug)]
 #[must_use]
-pub struct Last(Arc<Mount>);
+pub struct FinalPut(Arc<Mount>);
 
-impl Gone {
-    pub(crate) fn new(departure: Departure) -> Self {
-        Self(departure)
-    }
-
+impl UmountedMount {
     /// Whether no other thread had a reference.
     #[must_use]
     pub fn is_alone(&self) -> bool {
-        self.0.found == Departed::Alone
+        self.users == UmountUsers::None
     }
 
     /// The number of references, the unmount's own included.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.0.mount.refs.sum()
+        self.mount.refs.sum()
     }
 
     /// The readers that may have found it.
     #[must_use]
     pub fn domain(&self) -> &Domain {
-        &self.0.mount.home.domain
+        &self.mount.core.domain
     }
 
     /// The grace period after it left.
     pub fn stamp(&self) -> Cookie {
-        self.0.stamp
+        self.stamp
     }
 
     /// The superblock that was mounted.
     #[must_use]
-    pub fn superblock(&self) -> &Super {
-        &self.0.mount.superblock
+    pub fn superblock(&self) -> &SuperblockRef {
+        &self.mount.superblock
     }
 
     /// Whether it has a pin, which may stay for any time.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
-        self.0.mount.refs.is_pinned()
+        self.mount.refs.is_pinned()
     }
 
     /// Gives the unmount's reference back, however many others there are.
-    pub fn put(self) -> Option<Last> {
-        let mount = self.0.mount;
-        (mount.refs.put_slow(&mount.home.lock, 0) == Put::Last).then(|| Last(mount))
+    pub fn put(self) -> Option<FinalPut> {
+        let mount = self.mount;
+        (mount.refs.put_slow(&mount.core.lock, 0) == Put::Last).then(|| FinalPut(mount))
     }
 
     /// Like [`put`](Self::put), after `grace_period` if other threads may have a reference. A
     /// synchronous unmount waits until it is alone.
-    pub fn complete(self, is_sync: bool, grace_period: impl FnOnce()) -> Option<Last> {
+    pub fn complete(self, is_sync: bool, grace_period: impl FnOnce()) -> Option<FinalPut> {
         self.complete_with(is_sync, |_, _| grace_period())
     }
 
     /// Like [`complete`](Self::complete); `grace_period` gets the domain, and the grace period in
     /// it.
-    pub fn complete_with(self, is_sync: bool, grace_period: impl FnOnce(&Domain, Cookie)) -> Option<Last> {
-        let mount = self.0.mount;
-        let waits = &self.0.ns.counters.waits;
+    pub fn complete_with(
+        self,
+        is_sync: bool,
+        grace_period: impl FnOnce(&Domain, Cookie),
+    ) -> Option<FinalPut> {
+        let mount = self.mount;
+        let waits = &mount.core.counters.waits;
         let grace_period = || {
             waits.add(1);
-            grace_period(&mount.home.domain, self.0.stamp);
+            grace_period(&mount.core.domain, self.stamp);
         };
-        let put = mount.refs.complete(&mount.home.lock, self.0.found, is_sync, grace_period);
-        (put == Put::Last).then(|| Last(mount))
+        let put = mount.refs.complete(&mount.core.lock, self.users, is_sync, grace_period);
+        (put == Put::Last).then(|| FinalPut(mount))
     }
 }
 
-impl Last {
+impl FinalPut {
     /// Shuts the superblock down if this was its last mount.
     pub fn clean_up(self) {
         self.0.clean_up();
@@ -138,19 +144,19 @@ impl Last {
     /// ended beside each other.
     pub fn clean_up_all(all: Vec<Self>) {
         let ending = all.into_iter().filter_map(|last| last.0.superblock.put());
-        beside_each_other(ending.collect(), |superblock| superblock.may_wait(), |one| one.shutdown());
+        run_concurrently(ending.collect(), |superblock| superblock.may_wait(), |one| one.shutdown());
     }
 }
 
 /// Calls `end` with all of them, and returns when all calls have. The caller makes the calls that
 /// never wait; several threads make the others, so that one that hangs does not hold up the rest,
 /// as long as there are not more of them than threads.
-fn beside_each_other<T: Send>(all: Vec<T>, may_wait: impl Fn(&T) -> bool, end: impl Fn(T) + Sync) {
+fn run_concurrently<T: Send>(all: Vec<T>, may_wait: impl Fn(&T) -> bool, end: impl Fn(T) + Sync) {
     let (slow, quick): (Vec<T>, Vec<T>) = all.into_iter().partition(may_wait);
     quick.into_iter().for_each(&end);
-    let others = slow.len().saturating_sub(1).min(ENDERS - 1);
+    let others = slow.len().saturating_sub(1).min(SHUTDOWN_THREADS - 1);
     let queue = Mutex::new(slow.into_iter());
-    thread::together(others, STACK, || {
+    thread::run_scoped(others, STACK, || {
         while let Some(one) = next(&queue) {
             end(one);
         }
@@ -162,10 +168,10 @@ fn next<T>(queue: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
 }
 
 /// Mounts of one superblock that go together.
-struct OfOne(Vec<Gone>);
+struct SuperblockUmount(Vec<UmountedMount>);
 
-impl OfOne {
-    fn all(gone: Vec<Gone>) -> Vec<Self> {
+impl SuperblockUmount {
+    fn all(gone: Vec<UmountedMount>) -> Vec<Self> {
         if gone.len() == 1 {
             return vec![Self(gone)];
         }
@@ -187,20 +193,20 @@ impl OfOne {
 
     /// No thread will use the superblock for long: these are its last mounts, nothing of it is
     /// open, and every reference is that of a walk that will be gone soon.
-    fn goes_for_good(&self) -> bool {
+    fn is_last_umount(&self) -> bool {
         let superblock = self.0[0].superblock();
-        superblock.is_about_to_end(self.0.len()) && !self.0.iter().any(Gone::is_pinned)
+        superblock.is_about_to_end(self.0.len()) && !self.0.iter().any(UmountedMount::is_pinned)
     }
 
     fn end(self, is_sync: bool) {
-        if !self.0.iter().all(Gone::is_alone) && self.may_wait() && self.goes_for_good() {
+        if !self.0.iter().all(UmountedMount::is_alone) && self.may_wait() && self.is_last_umount() {
             for gone in self.0.iter().filter(|gone| !gone.is_alone()) {
                 // The stamp's own, or a later one: no thread has to wait for it to be begun.
                 let _ = gone.domain().start_poll_expedited();
             }
             self.0[0].superblock().superblock().flush();
         }
-        self.0.into_iter().filter_map(|gone| complete(gone, is_sync)).for_each(Last::clean_up);
+        self.0.into_iter().filter_map(|gone| complete(gone, is_sync)).for_each(FinalPut::clean_up);
     }
 }
 
@@ -208,11 +214,11 @@ impl OfOne {
 /// others does not reserve stack for what is needed here.
 #[cold]
 #[inline(never)]
-fn finish_used(gone: Vec<Gone>, is_sync: bool) {
-    beside_each_other(OfOne::all(gone), OfOne::may_wait, |one| one.end(is_sync));
+fn finish_used(gone: Vec<UmountedMount>, is_sync: bool) {
+    run_concurrently(SuperblockUmount::all(gone), SuperblockUmount::may_wait, |one| one.end(is_sync));
 }
 
-fn complete(gone: Gone, is_sync: bool) -> Option<Last> {
+fn complete(gone: UmountedMount, is_sync: bool) -> Option<FinalPut> {
     gone.complete_with(is_sync, |domain, stamp| domain.cond_synchronize_expedited(stamp))
 }
 
@@ -221,16 +227,16 @@ fn complete(gone: Gone, is_sync: bool) -> Option<Last> {
 pub struct OnDemand;
 
 impl Teardown for OnDemand {
-    fn finish(&self, gone: Vec<Gone>, why: Why) {
-        let is_sync = why == Why::Sync;
-        if !gone.iter().all(Gone::is_alone) {
+    fn finish(&self, gone: Vec<UmountedMount>, why: UmountReason) {
+        let is_sync = why == UmountReason::Sync;
+        if !gone.iter().all(UmountedMount::is_alone) {
             return finish_used(gone, is_sync);
         }
         // As most unmounts are: there is nothing to be collected, and no other mount to be ended
         // beside.
         if gone.len() == 1 {
-            return gone.into_iter().filter_map(|gone| complete(gone, is_sync)).for_each(Last::clean_up);
+            return gone.into_iter().filter_map(|gone| complete(gone, is_sync)).for_each(FinalPut::clean_up);
         }
-        Last::clean_up_all(gone.into_iter().filter_map(|gone| complete(gone, is_sync)).collect());
+        FinalPut::clean_up_all(gone.into_iter().filter_map(|gone| complete(gone, is_sync)).collect());
     }
 }

@@ -24,12 +24,12 @@ pub(super) const ROOM_MIB: u64 = 128;
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// Directories for a mount, and the program.
-pub(super) struct Place {
+pub(super) struct MountDir {
     program: PathBuf,
     directory: tempfile::TempDir,
 }
 
-impl Place {
+impl MountDir {
     pub(super) fn new(settings: &Settings) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("needs root".to_owned());
@@ -39,8 +39,8 @@ impl Place {
             return Err("fio is not installed".to_owned());
         }
         let program = program(settings)?;
-        let place = settings.source.clone().unwrap_or_else(std::env::temp_dir);
-        let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(place);
+        let dir = settings.source.clone().unwrap_or_else(std::env::temp_dir);
+        let directory = tempfile::Builder::new().prefix("watertight-lab.").tempdir_in(dir);
         let directory = directory.map_err(|error| error.to_string())?;
         for name in ["store", "mnt"] {
             std::fs::create_dir(directory.path().join(name)).map_err(|error| error.to_string())?;
@@ -99,8 +99,8 @@ impl Place {
 }
 
 /// A mount, with the limited cgroup and another one.
-pub(super) struct World<'a> {
-    pub(super) place: &'a Place,
+pub(super) struct Rig<'a> {
+    pub(super) dir: &'a MountDir,
     pub(super) slow: Cgroup,
     pub(super) other: Cgroup,
     server: Server,
@@ -117,16 +117,16 @@ impl Drop for Writers {
     }
 }
 
-impl<'a> World<'a> {
+impl<'a> Rig<'a> {
     /// With such a policy; `limit` as `wbps` takes it, and how much the cgroup may have dirty and
     /// owe.
-    pub(super) fn new(place: &'a Place, policy: &str, limit: &str, room_mib: u64) -> anyhow::Result<Self> {
-        Self::with_cache(place, policy, limit, (room_mib, 256))
+    pub(super) fn new(dir: &'a MountDir, policy: &str, limit: &str, room_mib: u64) -> anyhow::Result<Self> {
+        Self::with_cache(dir, policy, limit, (room_mib, 256))
     }
 
-    /// A world with such a cache.
+    /// A rig with such a cache.
     pub(super) fn with_cache(
-        place: &'a Place,
+        dir: &'a MountDir,
         policy: &str,
         limit: &str,
         (room_mib, cache_mib): (u64, u64),
@@ -136,15 +136,15 @@ impl<'a> World<'a> {
             "dirty_after=1h,cache={cache_mib}M,sync_policy={policy},limit={}:wbps={limit}:dirty_max={room_mib}M",
             slow.path().display()
         );
-        let source = format!("dir:{}", place.path("store").display());
-        let server = place.mount(&source, &options)?;
-        Ok(Self { place, slow, other, server, limit: limit.to_owned(), room: room_mib << 20 })
+        let source = format!("dir:{}", dir.path("store").display());
+        let server = dir.mount(&source, &options)?;
+        Ok(Self { dir, slow, other, server, limit: limit.to_owned(), room: room_mib << 20 })
     }
 
     /// Sets limits of a cgroup.
     pub(super) fn set(&self, cgroup: &Cgroup, limits: &str) -> anyhow::Result<()> {
-        let mut command = self.place.command(&["limit"]);
-        command.arg(cgroup.path()).arg(self.place.mountpoint()).arg(limits);
+        let mut command = self.dir.command(&["limit"]);
+        command.arg(cgroup.path()).arg(self.dir.mountpoint()).arg(limits);
         ensure!(command.status()?.success(), "watertight limit failed");
         Ok(())
     }
@@ -155,7 +155,7 @@ impl<'a> World<'a> {
         command.args(["--name=writer", "--rw=write", "--bs=1M", "--fallocate=none", "--thread"]);
         command.arg(format!("--filename_format={name}writer.$jobnum.$filenum"));
         command.arg(format!("--numjobs={WRITERS}")).arg(format!("--size={size_mib}M"));
-        command.arg("--directory").arg(self.place.mountpoint()).args(more);
+        command.arg("--directory").arg(self.dir.mountpoint()).args(more);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command
     }
@@ -187,7 +187,7 @@ impl<'a> World<'a> {
     fn dirty(&self, by: &Cgroup, name: &str, mib: u64) -> anyhow::Result<()> {
         let mut command = by.command("dd");
         command.args(["if=/dev/zero", "bs=1M", "conv=notrunc", "status=none"]).arg(format!("count={mib}"));
-        command.arg(format!("of={}", self.place.mountpoint().join(name).display()));
+        command.arg(format!("of={}", self.dir.mountpoint().join(name).display()));
         ensure!(command.stdin(Stdio::null()).status()?.success(), "dd failed");
         Ok(())
     }
@@ -211,7 +211,7 @@ impl<'a> World<'a> {
     }
 
     fn writer(&self, name: &str, number: u64) -> PathBuf {
-        self.place.mountpoint().join(format!("{name}writer.{number}.0"))
+        self.dir.mountpoint().join(format!("{name}writer.{number}.0"))
     }
 
     /// Begins writing, and waits until the room is used up and the writers wait for more (1 MiB at
@@ -230,23 +230,20 @@ impl<'a> World<'a> {
 
     /// One call by the other cgroup, on the mount or a file in it.
     pub(super) fn once(&self, call: Call, name: &str) -> anyhow::Result<Took> {
-        let took = self.place.time(&self.other, call, &self.place.mountpoint().join(name), 1)?;
+        let took = self.dir.time(&self.other, call, &self.dir.mountpoint().join(name), 1)?;
         took.into_iter().next().context("one call")
     }
 
     /// Everything written, and nothing owed.
     pub(super) fn rest(&self) -> anyhow::Result<()> {
         self.set(&self.slow, "wbps=max")?;
-        ensure!(
-            self.place.command(&["sync"]).arg(self.place.mountpoint()).status()?.success(),
-            "sync failed"
-        );
+        ensure!(self.dir.command(&["sync"]).arg(self.dir.mountpoint()).status()?.success(), "sync failed");
         self.set(&self.slow, &format!("wbps={}", self.limit))
     }
 
     /// A figure of `status`.
     pub(super) fn figure(&self, name: &str) -> anyhow::Result<f64> {
-        let status = self.place.status()?;
+        let status = self.dir.status()?;
         status["volumes"][0][name].as_f64().with_context(|| format!("status has no {name}"))
     }
 
@@ -254,7 +251,7 @@ impl<'a> World<'a> {
     /// product.
     pub(super) fn on_store(&self) -> anyhow::Result<u64> {
         let mut sum = 0;
-        for entry in std::fs::read_dir(self.place.path("store"))? {
+        for entry in std::fs::read_dir(self.dir.path("store"))? {
             sum += entry?.metadata()?.blocks() * 512;
         }
         Ok(sum)
@@ -269,7 +266,7 @@ impl<'a> World<'a> {
     }
 
     pub(super) fn end(self) -> anyhow::Result<()> {
-        self.place.unmount()?;
+        self.dir.unmount()?;
         self.server.stop()
     }
 }

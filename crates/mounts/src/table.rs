@@ -1,8 +1,8 @@
 //! Hash tables of mounts that are read in read sections.
 //!
 //! Buckets are replaced, never changed: a reader sees one as a whole, before or after. Only a
-//! thread that holds the lock of the tree writes. Replaced buckets are collected in [`Old`] and
-//! left to the domain once for a whole change, after all locks are free.
+//! thread that holds the lock of the tree writes. Replaced buckets are collected in
+//! [`RetiredTables`] and left to the domain once for a whole change, after all locks are free.
 
 use std::sync::Arc;
 
@@ -19,19 +19,19 @@ const GROWTH: usize = 4;
 /// Two numbers that name an entry.
 pub(crate) type Key = (u64, u64);
 
-type Entry = (Key, Arc<Mount>);
+type FoundInode = (Key, Arc<Mount>);
 type Buckets = Box<[RcuCell<Bucket>]>;
 
 /// Most have one entry or none: that one is found without another pointer.
 #[derive(Debug, Clone)]
 pub(crate) enum Bucket {
     Empty,
-    One(Entry),
-    Many(Vec<Entry>),
+    One(FoundInode),
+    Many(Vec<FoundInode>),
 }
 
 impl Bucket {
-    fn entries(&self) -> &[Entry] {
+    fn entries(&self) -> &[FoundInode] {
         match self {
             Self::Empty => &[],
             Self::One(entry) => std::slice::from_ref(entry),
@@ -39,7 +39,7 @@ impl Bucket {
         }
     }
 
-    fn with(&self, entry: Entry) -> Self {
+    fn with(&self, entry: FoundInode) -> Self {
         match self {
             Self::Empty => Self::One(entry),
             _ => Self::Many(self.entries().iter().cloned().chain([entry]).collect()),
@@ -47,7 +47,7 @@ impl Bucket {
     }
 
     fn without(&self, key: Key) -> Self {
-        let mut left: Vec<Entry> = match self {
+        let mut left: Vec<FoundInode> = match self {
             Self::Empty => Vec::new(),
             Self::One((known, _)) if *known == key => Vec::new(),
             _ => self.entries().iter().filter(|(known, _)| *known != key).cloned().collect(),
@@ -62,17 +62,17 @@ impl Bucket {
 
 /// The old values that readers may still see after a change.
 #[derive(Debug, Default)]
-pub(crate) struct Old {
+pub(crate) struct RetiredTables {
     pub(crate) buckets: Vec<Retired<Bucket>>,
     pub(crate) parents: Vec<Retired<Option<Parent>>>,
     pub(crate) tables: Vec<Retired<Buckets>>,
     pub(crate) roots: Vec<Retired<Option<Arc<Mount>>>>,
 }
 
-impl Old {
+impl RetiredTables {
     /// Leaves everything to `domain`. May wait while too many callbacks are queued: not under
     /// locks.
-    pub(crate) fn leave_to(self, domain: &Domain) {
+    pub(crate) fn defer_drop(self, domain: &Domain) {
         let is_empty = self.buckets.is_empty()
             && self.parents.is_empty()
             && self.tables.is_empty()
@@ -85,12 +85,12 @@ impl Old {
 
 /// A hash table.
 #[derive(Debug)]
-pub(crate) struct Map {
+pub(crate) struct MountTable {
     domain: Domain,
     buckets: RcuCell<Buckets>,
 }
 
-impl Map {
+impl MountTable {
     pub(crate) fn new(domain: &Domain) -> Self {
         Self { domain: domain.clone(), buckets: RcuCell::new(domain, empty(domain, FIRST)) }
     }
@@ -104,7 +104,7 @@ impl Map {
     }
 
     /// Adds an entry to `len` others. The caller holds the tree's lock.
-    pub(crate) fn insert(&self, key: Key, mount: &Arc<Mount>, len: usize, old: &mut Old) {
+    pub(crate) fn insert(&self, key: Key, mount: &Arc<Mount>, len: usize, old: &mut RetiredTables) {
         let guard = self.domain.read();
         let buckets = self.buckets.load(&guard);
         if len > buckets.len() {
@@ -116,14 +116,14 @@ impl Map {
     }
 
     /// Takes an entry out. The caller holds the tree's lock.
-    pub(crate) fn remove(&self, key: Key, old: &mut Old) {
+    pub(crate) fn remove(&self, key: Key, old: &mut RetiredTables) {
         let guard = self.domain.read();
         let buckets = self.buckets.load(&guard);
         let cell = &buckets[index(key, buckets.len())];
         old.buckets.push(cell.replace(cell.load(&guard).without(key)));
     }
 
-    fn grow(&self, buckets: &Buckets, guard: &Guard<'_>, old: &mut Old) {
+    fn grow(&self, buckets: &Buckets, guard: &Guard<'_>, old: &mut RetiredTables) {
         let mut grown = vec![Bucket::Empty; buckets.len() * GROWTH];
         for cell in buckets {
             for (key, mount) in cell.load(guard).entries() {

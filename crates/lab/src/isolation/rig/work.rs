@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::{Volume, World, eventually};
+use super::{Rig, Volume, eventually};
 use crate::isolation::beside::Kind;
 use crate::isolation::tenants::{ROOM_KIB, SIDES, limit_bytes};
 
@@ -34,7 +34,7 @@ pub(in crate::isolation) enum Work {
     Switches(f64),
 }
 
-impl World {
+impl Rig {
     /// Has them begin, and waits until all are at it.
     pub(super) fn work(&mut self) -> anyhow::Result<()> {
         let places: Vec<PathBuf> = self.neighbours.iter().map(|volume| self.at(&volume.name)).collect();
