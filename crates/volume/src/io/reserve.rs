@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cgroups::CgroupId;
+use sync::mutant::is_on;
 use throttle::{Completion, OnLimit};
 use writeback::{Balance, DirtyReservation, InLine, Permit, Waiter};
 
@@ -46,7 +47,7 @@ impl Inode {
     }
 
     /// Makes a writer wait whose cgroup comes near its limit.
-    fn pause_writer(&self, ctx: &Ctx<'_>, pause: Duration) {
+    pub(crate) fn pause_writer(&self, ctx: &Ctx<'_>, pause: Duration) {
         if pause.is_zero() {
             return;
         }
@@ -66,7 +67,7 @@ impl Inode {
 
     /// Room for `pages` more pages. Waits while this inode's share of the cache, or its owner's, is
     /// used up.
-    fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<CacheReservation> {
+    pub(crate) fn reserve(self: &Arc<Self>, ctx: &Ctx<'_>, pages: u64) -> Result<CacheReservation> {
         // Data of the owner's that others waited for, and that it owes, counts as dirty still.
         if self.owes_until(pages).is_none()
             && let Some(room) = self.try_reserve(pages)

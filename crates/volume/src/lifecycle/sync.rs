@@ -117,7 +117,7 @@ impl Volume {
     }
 
     /// Writes what is dirty now, at once; returns the errors.
-    fn write_all(&self) -> Vec<Error> {
+    pub(crate) fn write_all(&self) -> Vec<Error> {
         self.write_each(&self.dirty_inodes(), |inode| inode.write_for_sync(&inode.unthrottled_write(), None))
     }
 
