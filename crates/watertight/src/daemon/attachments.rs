@@ -136,7 +136,7 @@ impl Attachments {
     pub fn end(&self) {
         self.tree.end();
         let mut left = self.all();
-        left.retain(|one| one.volume.is_given_up());
+        left.retain(|one| one.volume.is_aborted());
         Self::tell_given_up(&left);
     }
 
@@ -362,7 +362,7 @@ impl Attachments {
                 let detach = move || all.detach_gently(&mountpoint, (&path, &found), how, Some(&known));
                 match unless_given_up(one, detach)? {
                     // The answer of its store does not matter any more.
-                    None | Some(Err(_)) if one.volume.is_given_up() => {
+                    None | Some(Err(_)) if one.volume.is_aborted() => {
                         one.wait_given_up();
                         None
                     }

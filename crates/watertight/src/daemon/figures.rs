@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fuse::{SessionView, Transport};
 use store::UnderWay;
-use volume::{DrainReport, LifeState, Volume, WbStatus};
+use volume::{DrainReport, Volume, VolumeState, WbStatus};
 
 use super::volume_info::VolumeInfo;
 use crate::control::api::{
@@ -147,20 +147,20 @@ pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
 /// The state of `volume`, whose figures are `figures`. Informs the volume whether it has a path.
 pub(crate) fn state_of(volume: &Volume, figures: &volume::Status, has_a_path: impl Fn() -> bool) -> State {
     match figures.state {
-        LifeState::Active | LifeState::Detached | LifeState::Draining if figures.stalled.is_some() => {
+        VolumeState::Active | VolumeState::Detached | VolumeState::Draining if figures.stalled.is_some() => {
             State::Stalled
         }
-        LifeState::Active | LifeState::Detached if has_a_path() => {
+        VolumeState::Active | VolumeState::Detached if has_a_path() => {
             volume.set_attached();
             State::Active
         }
-        LifeState::Active | LifeState::Detached => {
+        VolumeState::Active | VolumeState::Detached => {
             volume.set_detached();
             State::Detached
         }
-        LifeState::Draining => State::Draining,
-        LifeState::Released => State::Released,
-        LifeState::Failed => State::Failed,
+        VolumeState::Draining => State::Draining,
+        VolumeState::Released => State::Released,
+        VolumeState::Failed => State::Failed,
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn of_many_cgroups_those_with_most_inodes_are_told_of() {
         let wb = |number: usize| WbStatus {
-            owner: volume::Owner::ROOT,
+            owner: volume::CgroupId::ROOT,
             path: format!("/{number}").into(),
             is_dying: false,
             owned: number,

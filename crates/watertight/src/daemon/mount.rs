@@ -149,7 +149,7 @@ pub fn run(args: &MountArgs, in_background: bool) -> Result<ExitCode> {
     let ended = supervisor.run();
     drop(utab);
     supervisor.finish(&ended, registration, server);
-    let closing = volume::give_up::closing() as u64;
+    let closing = volume::abort::closing() as u64;
     if closing > 0 {
         let stores = units::count(closing, "store that was given up", "stores that were given up");
         tracing::warn!(volume = %mountpoint.shown().exact(), "{stores}: files are still being closed, for which this process does not wait");

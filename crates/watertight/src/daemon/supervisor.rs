@@ -22,8 +22,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use volume::give_up::CALLS;
-use volume::{DrainReport, LifeState};
+use volume::abort::CALLS;
+use volume::{DrainReport, VolumeState};
 
 use super::event::Event;
 use super::figures::ended_with;
@@ -325,7 +325,7 @@ impl Supervisor {
         let volume = Arc::clone(&self.mounted.volume);
         let _step =
             tracing::info_span!("force", volume = volume.name(), id = %self.mounted.info.id, why).entered();
-        volume.force();
+        volume.abort();
         self.mounted.attachments.force();
         let mounted = Arc::clone(&self.mounted);
         let step = tracing::Span::current();
@@ -363,7 +363,7 @@ impl Supervisor {
             Some(report) => ended_with(&report),
             None => {
                 self.mounted.attachments.give_up_hanging();
-                ended_with(&volume.report().unwrap_or_else(|| volume.report_given_up()))
+                ended_with(&volume.report().unwrap_or_else(|| volume.abort_report()))
             }
         };
         ended = self.with_attached(ended);
@@ -438,7 +438,7 @@ impl Supervisor {
         attachments.tree.apply_stall_quota();
         let now = Instant::now();
         let ending =
-            self.signals > 0 || self.draining || self.mounted.volume.status().state == LifeState::Draining;
+            self.signals > 0 || self.draining || self.mounted.volume.status().state == VolumeState::Draining;
         if !ending {
             if console().is_terminal() {
                 console().status(&self.rates.line(now, &status));

@@ -7,7 +7,7 @@ use std::time::Instant;
 use sync::Mutex;
 use tokio::sync::watch;
 use volume::events::Events;
-use volume::{DrainReport, LifeState, Volume};
+use volume::{DrainReport, Volume, VolumeState};
 
 use super::{Attachments, Mountpoint};
 use crate::cli::opts::MountOptions;
@@ -99,7 +99,7 @@ impl Attached {
     pub(super) fn give_up(&self, tree: &fuse::TreeHandle) {
         match self.place() {
             Some(place) => drop(tree.abort(&place)),
-            None => self.volume.force(),
+            None => self.volume.abort(),
         }
     }
 
@@ -159,7 +159,7 @@ impl Attached {
     }
 
     pub(super) fn sync_data(&self, by: Option<u32>) -> Result<(), String> {
-        if matches!(self.volume.status().state, LifeState::Released | LifeState::Failed) {
+        if matches!(self.volume.status().state, VolumeState::Released | VolumeState::Failed) {
             return Ok(());
         }
         let synced = by.map_or_else(|| self.volume.sync_all(), |pid| self.volume.sync_for(pid));
@@ -217,7 +217,7 @@ impl Attached {
 
     /// It was given up: reports what is known by now, if its end is not complete.
     pub(super) fn tell_given_up(&self) {
-        self.finish(&self.volume.report().unwrap_or_else(|| self.volume.report_given_up()));
+        self.finish(&self.volume.report().unwrap_or_else(|| self.volume.abort_report()));
     }
 
     fn state(&self, volume: &volume::Status) -> State {

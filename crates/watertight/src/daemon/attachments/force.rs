@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fuse::Detach;
 use sync::Mutex;
-use volume::give_up::CALLS;
+use volume::abort::CALLS;
 
 use super::{Attached, Attachments, Mountpoint};
 use crate::host::spawn_for_result;
@@ -32,7 +32,7 @@ impl Attachments {
     pub fn force(&self) {
         for one in self.all() {
             one.give_up(&self.tree);
-            one.volume.force();
+            one.volume.abort();
         }
     }
 
@@ -136,10 +136,7 @@ impl Attachments {
                 Err(RecvTimeoutError::Disconnected) if is_away => std::thread::sleep(LOOK),
                 Err(RecvTimeoutError::Disconnected) => {
                     // It is given up all the same.
-                    attached
-                        .filter(|one| one.volume.is_given_up())
-                        .iter()
-                        .for_each(|one| one.tell_given_up());
+                    attached.filter(|one| one.volume.is_aborted()).iter().for_each(|one| one.tell_given_up());
                     return Err(panicked());
                 }
             }
@@ -160,7 +157,7 @@ impl Attachments {
             }
         }
         // A store that hangs keeps its threads; its data is given up.
-        attached.filter(|one| one.volume.is_given_up()).iter().for_each(|one| one.tell_given_up());
+        attached.filter(|one| one.volume.is_aborted()).iter().for_each(|one| one.tell_given_up());
         Ok(())
     }
 }
@@ -186,7 +183,7 @@ pub(super) fn unless_given_up<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) if volume.how_it_ended().is_none() => {}
             // Ended by itself, just now: its detach is about to return.
             Err(RecvTimeoutError::Timeout) if volume.has_returned() => {}
-            Err(RecvTimeoutError::Disconnected) if !volume.volume.is_given_up() => return Err(panicked()),
+            Err(RecvTimeoutError::Disconnected) if !volume.volume.is_aborted() => return Err(panicked()),
             Err(_) => return Ok(None),
         }
     }
