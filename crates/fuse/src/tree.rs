@@ -49,7 +49,7 @@ pub(crate) mod wire;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use mounts::{MountId, Namespace, Place, Super};
+use mounts::{MountId, Namespace, SuperblockRef, VfsPath};
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use sync::mutant::is_on;
@@ -69,7 +69,7 @@ use crate::sync_all::SyncTarget;
 pub(crate) struct MountNode {
     pub(crate) tag: NodeTag,
     pub(crate) served: Arc<AttachedVolume>,
-    pub(crate) superblock: Super,
+    pub(crate) superblock: SuperblockRef,
     /// The mount whose directories these are; none for a volume's files.
     pub(crate) mount: Option<MountId>,
     /// The namespace that the mount is in.
@@ -83,7 +83,11 @@ pub(crate) struct MountNode {
 }
 
 impl MountNode {
-    fn of_files(tag: NodeTag, volume: (Arc<AttachedVolume>, Super), namespace: &Arc<Namespace>) -> Self {
+    fn of_files(
+        tag: NodeTag,
+        volume: (Arc<AttachedVolume>, SuperblockRef),
+        namespace: &Arc<Namespace>,
+    ) -> Self {
         let ((served, superblock), namespace) = (volume, Arc::clone(namespace));
         let (is_gone, dirs) = (AtomicBool::new(false), AtomicUsize::new(0));
         Self { tag, served, superblock, mount: None, namespace, root: NodeId::ROOT, is_gone, dirs }
@@ -92,7 +96,7 @@ impl MountNode {
     fn of_mount(
         tag: NodeTag,
         (mount, root): (MountId, NodeId),
-        volume: (Arc<AttachedVolume>, Super),
+        volume: (Arc<AttachedVolume>, SuperblockRef),
         namespace: &Arc<Namespace>,
     ) -> Self {
         Self { mount: Some(mount), root, ..Self::of_files(tag, volume, namespace) }
@@ -165,7 +169,7 @@ impl MountTree {
     pub(crate) fn new(volume: Arc<Volume>) -> Self {
         let root = Arc::new(AttachedVolume::new(volume, NodeTag::ROOT, false, None));
         root.add_mount(NodeTag::ROOT);
-        let superblock = Super::new(Arc::clone(&root) as Arc<_>);
+        let superblock = SuperblockRef::new(Arc::clone(&root) as Arc<_>);
         let namespace =
             Namespace::new(&superblock, mounts::Options::default()).expect("a new superblock can be mounted");
         let namespace = Arc::new(namespace);
@@ -243,12 +247,12 @@ impl MountTree {
     /// first), if there is one.
     pub(crate) fn crossed(&self, through: Option<&MountNode>, node: NodeId) -> Option<Arc<MountNode>> {
         let through = through.unwrap_or(&self.first.root);
-        let mut place = Place { mount: through.mount?, inode: mounts::Inode(node.0) };
+        let mut place = VfsPath { mount: through.mount?, inode: mounts::Inode(node.0) };
         let mut found = None;
         while let Some(mount) = through.namespace.mounted_on(place) {
             // It may leave meanwhile: then the directory below is seen.
             let Some(mount_node) = self.mount_node(mount) else { break };
-            place = Place { mount, inode: mounts::Inode(mount_node.root.0) };
+            place = VfsPath { mount, inode: mounts::Inode(mount_node.root.0) };
             found = Some(mount_node);
         }
         found
@@ -314,7 +318,7 @@ impl State {
     }
 
     /// The volume of a superblock that is attached.
-    fn volume_of(&self, superblock: &Super) -> Option<&Arc<MountNode>> {
+    fn volume_of(&self, superblock: &SuperblockRef) -> Option<&Arc<MountNode>> {
         let address = Arc::as_ptr(superblock.superblock()).addr();
         self.snapshot.by_tag.get(*self.by_address.get(&address)?)
     }

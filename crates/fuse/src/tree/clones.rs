@@ -33,7 +33,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::sync::Arc;
 
-use mounts::{Inode, Made, MountId, Namespace, Place, Propagation};
+use mounts::{Inode, MountId, Namespace, NewMount, Propagation, VfsPath};
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use volume::NodeId;
@@ -146,7 +146,7 @@ impl MountTree {
     ) -> Result<Arc<NamespaceView>, TreeError> {
         let whole = |view: &Arc<Namespace>, propagation| {
             let mount = view.root().ok_or(mounts::Error::NotHere)?;
-            let root = Place { mount, inode: Inode(NodeId::ROOT.0) };
+            let root = VfsPath { mount, inode: Inode(NodeId::ROOT.0) };
             view.set_propagation(root, "", propagation, true)
         };
         let is_tied = matches!(propagation, Propagation::Shared | Propagation::Slave);
@@ -175,7 +175,7 @@ impl MountTree {
         // meanwhile by propagation.
         loop {
             let all = namespace.mounts();
-            let made = all.iter().filter_map(|info| Some(Made { mount: info.mount, on: info.on? }));
+            let made = all.iter().filter_map(|info| Some(NewMount { mount: info.mount, on: info.on? }));
             let mut is_new = false;
             for made in made {
                 is_new |= self.register_copy(made).inspect_err(|_| self.drop_clone(&view))?.is_some();
@@ -188,7 +188,7 @@ impl MountTree {
 
     /// Registers a mount that came to be with another one: in a clone, or by propagation. None:
     /// there is nothing to register (any more).
-    pub(super) fn register_copy(&self, made: Made) -> Result<Option<Arc<Dentry>>, TreeError> {
+    pub(super) fn register_copy(&self, made: NewMount) -> Result<Option<Arc<Dentry>>, TreeError> {
         let found = {
             let state = self.state.lock();
             let by_mount = &state.by_mount;
@@ -230,15 +230,15 @@ impl MountTree {
     fn volume_of(
         &self,
         state: &super::State,
-        superblock: &mounts::Super,
-    ) -> Option<(Arc<AttachedVolume>, mounts::Super)> {
+        superblock: &mounts::SuperblockRef,
+    ) -> Option<(Arc<AttachedVolume>, mounts::SuperblockRef)> {
         let first = &self.first.root;
         let found = if first.superblock.is_same(superblock) { first } else { state.volume_of(superblock)? };
         Some((Arc::clone(&found.served), found.superblock.clone()))
     }
 
     /// Registers mounts that came by propagation with another one, and notifies the kernel of them.
-    pub(super) fn register_copies(&self, dev: &Dev, made: &[Made]) {
+    pub(super) fn register_copies(&self, dev: &Dev, made: &[NewMount]) {
         for &copy in made.get(1..).unwrap_or_default() {
             match self.register_copy(copy) {
                 Ok(Some(name)) => {
@@ -270,7 +270,7 @@ impl MountTree {
                 on_abort(one.served.tag);
             }
         }
-        let ended = view.namespace.shut_telling(|mounts| drop(self.drop_unmounted(dev, mounts)));
+        let ended = view.namespace.shut_with(|mounts| drop(self.drop_unmounted(dev, mounts)));
         if let Err(error) = ended {
             tracing::error!(%error, "what is attached cannot be ended");
         }
@@ -280,7 +280,7 @@ impl MountTree {
     /// Ends a clone whose root the kernel has dropped: the kernel needs no notification.
     fn end_clone_named(&self, name: &OsStr) {
         let Some(view) = self.clone_named(name) else { return };
-        let ended = view.namespace.shut_telling(|mounts| drop(self.unregister(mounts)));
+        let ended = view.namespace.shut_with(|mounts| drop(self.unregister(mounts)));
         if let Err(error) = ended {
             tracing::error!(%error, "what is attached cannot be ended");
         }
