@@ -159,6 +159,7 @@ mod schedules {
         assert_eq!(sent(&reader), 4, "the kernel was not told");
     }
 
+    /// What the kernel is to be told has a thread that tells it.
     #[test]
     fn all_that_is_on_the_list_is_told() {
         model::check(two_tell);
