@@ -65,7 +65,8 @@ fn experiments_help() -> String {
     );
     help.push_str(
         "  kernels  boots kernels, and measures their own mechanisms beside ours (lab kernels --help)\n  \
-         modules  finds circles among the modules of each crate (lab modules --help)\n",
+         modules  finds circles among the modules of each crate (lab modules --help)\n  \
+         mutants  lists and runs what the claims about concurrency are proved by (lab mutants --help)\n",
     );
     help
 }
