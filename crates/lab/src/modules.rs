@@ -14,6 +14,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -59,10 +60,11 @@ pub(crate) fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let crates = graphs(&arguments.root)?;
+    let mut out = std::io::stdout().lock();
     if arguments.json {
         let all: serde_json::Map<_, _> =
             crates.iter().map(|(name, graph)| (name.clone(), serde_json::json!(graph.uses))).collect();
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
         return Ok(true);
     }
     let known = if arguments.check { known(&arguments.root.join(KNOWN))? } else { Vec::new() };
@@ -71,8 +73,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         let circles = graph.circles();
         if !arguments.check {
             let arrows: usize = graph.uses.values().map(BTreeSet::len).sum();
-            println!("{name}: {} files, {arrows} uses, {} circles", graph.uses.len(), circles.len());
-            circles.iter().for_each(|circle| println!("{}", shown(graph, circle)));
+            writeln!(out, "{name}: {} files, {arrows} uses, {} circles", graph.uses.len(), circles.len())?;
+            for circle in &circles {
+                writeln!(out, "{}", shown(graph, circle))?;
+            }
             continue;
         }
         for circle in circles.iter().filter(|circle| !is_known(&known, circle)) {

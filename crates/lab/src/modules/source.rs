@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::mem;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -105,7 +106,7 @@ impl Reader<'_> {
     }
 
     fn end_of_path(&mut self, path: &mut Vec<String>) {
-        let path = std::mem::take(path);
+        let path = mem::take(path);
         if path.len() > 1 {
             self.name(path);
         }
@@ -130,9 +131,10 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         path.push(module.ident.to_string());
         if let Some((_, items)) = &module.content {
             self.source.files.insert(path.clone(), self.file.to_owned());
-            let outer = std::mem::replace(&mut self.scope, path);
+            let inner_dir = self.dir.join(module.ident.to_string());
+            let outer = (mem::replace(&mut self.scope, path), mem::replace(&mut self.dir, inner_dir));
             self.items(items);
-            self.scope = outer;
+            (self.scope, self.dir) = outer;
             return;
         }
         let name = module.ident.to_string();

@@ -59,6 +59,12 @@ fn paths_in_macros_and_inline_modules_count() {
         ("b.rs", "mod inner { fn f() { super::super::a::f(); } }"),
     ];
     assert_eq!(circles_of(&files), [["a.rs", "b.rs"]]);
+    let below = [
+        ("lib.rs", "mod io { mod a; mod b; }"),
+        ("io/a.rs", "use super::b;"),
+        ("io/b.rs", "use crate::io::a;"),
+    ];
+    assert_eq!(circles_of(&below), [["io/a.rs", "io/b.rs"]]);
 }
 
 #[test]
