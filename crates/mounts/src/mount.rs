@@ -75,8 +75,15 @@ impl Mount {
         })
     }
 
-    pub(crate) fn legitimize(&self, seq: u64) -> Legitimized {
-        self.refs.legitimize(&self.core.lock, seq, shards::of_this_thread())
+    /// Takes a reference on a mount that a walk has found in its section, begun with `seq`. Mounts
+    /// changed: perhaps with a reference, which must be dropped outside of the section.
+    pub(crate) fn legitimize_mnt(self: &Arc<Self>, seq: u64) -> Result<MountRef, Option<MountRef>> {
+        let counted = || MountRef::new(Arc::clone(self));
+        match self.refs.legitimize(&self.core.lock, seq, shards::of_this_thread()) {
+            Legitimized::Held => Ok(counted()),
+            Legitimized::Changed => Err(None),
+            Legitimized::MustPut => Err(Some(counted())),
+        }
     }
 
     /// Gives a reference back; runs the clean-up if it was the last one. Not in a read section, nor
