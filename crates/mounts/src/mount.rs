@@ -14,6 +14,15 @@ use crate::superblock::{Inode, Kind, SuperblockRef};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MountId(pub u64);
 
+/// A mount and an inode, found without keeping anything. Analogous to Linux's `struct path`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct VfsPath {
+    /// The mount.
+    pub mount: MountId,
+    /// The inode in its superblock.
+    pub inode: Inode,
+}
+
 /// The part that all mounts of one namespace share: its readers and its lock.
 #[derive(Debug)]
 pub(crate) struct NsCore {
@@ -28,6 +37,12 @@ pub(crate) struct NsCore {
 pub(crate) struct Parent {
     pub(crate) mount: Arc<Mount>,
     pub(crate) at: Inode,
+}
+
+impl Parent {
+    pub(crate) fn path(&self) -> VfsPath {
+        VfsPath { mount: self.mount.id, inode: self.at }
+    }
 }
 
 /// A superblock, or a part of it, at a mountpoint of a namespace. Immutable except for the

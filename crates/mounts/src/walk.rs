@@ -20,10 +20,10 @@ pub mod step;
 use std::sync::Arc;
 
 use crate::error::{Holder, Result};
-use crate::mount::{Mount, PathRef};
+use crate::mount::{Mount, PathRef, VfsPath};
 use crate::superblock::{Inode, Kind, SuperblockRef};
 use crate::tree::Ns;
-pub use path::{Base, FinalSymlink, VfsPath};
+pub use path::{Base, FinalSymlink};
 use rcu_walk::{RcuEnd, RcuWalk};
 use ref_walk::RefCursor;
 use step::RcuCursor;
