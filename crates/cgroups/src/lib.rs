@@ -21,6 +21,6 @@ mod threads;
 mod unwaited;
 mod watch;
 
-pub use hierarchy::{Choice, Error, Found, Hierarchy, Id};
+pub use hierarchy::{CgroupId, Choice, Error, Found, Hierarchy};
 pub use threads::Threads;
 pub use watch::{Event, Watch};

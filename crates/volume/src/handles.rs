@@ -84,12 +84,12 @@ impl<T> Handles<T> {
     }
 
     /// Takes all of them out, for the caller to close.
-    pub(crate) fn take(&self) -> Held<T> {
-        Held { _all: self.shards.iter().map(|shard| std::mem::take(&mut *shard.write())).collect() }
+    pub(crate) fn take(&self) -> TakenHandles<T> {
+        TakenHandles { _all: self.shards.iter().map(|shard| std::mem::take(&mut *shard.write())).collect() }
     }
 }
 
 /// The handles that were open; closed when this is dropped.
-pub(crate) struct Held<T> {
+pub(crate) struct TakenHandles<T> {
     _all: Vec<IdMap<u64, Arc<T>>>,
 }

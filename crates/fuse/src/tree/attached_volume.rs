@@ -203,8 +203,8 @@ impl SyncTarget for AttachedVolume {
         self.volume.name().to_owned()
     }
 
-    fn has_undurable_of(&self, by: &CgroupPath) -> bool {
-        self.volume.has_undurable_of(by)
+    fn has_unsynced_of(&self, by: &CgroupPath) -> bool {
+        self.volume.has_unsynced_of(by)
     }
 
     fn has_open_files(&self) -> bool {
@@ -240,7 +240,7 @@ impl Superblock for AttachedVolume {
         // ORDERING: SeqCst, P3 of `in_flight::stall_quota`: before the look at the slots.
         self.is_aborted.store(true, Ordering::SeqCst);
         self.aborted_at.get_or_init(Instant::now);
-        self.volume.force();
+        self.volume.abort();
     }
 
     fn may_wait(&self) -> bool {
