@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use crate::change::{Change, LockedNamespaces};
 use crate::error::{Error, Result};
-use crate::mount::{Mount, MountId, Parent};
+use crate::mount::{Mount, MountId, Parent, VfsPath};
 use crate::namespace::Namespace;
 use crate::propagate::AttachTarget;
 use crate::superblock::{Inode, Kind, SuperblockRef};
 use crate::tree::{Ns, PropagationState, Tree};
-use crate::walk::{Base, FinalSymlink, VfsPath};
+use crate::walk::{Base, FinalSymlink};
 
 /// A mount to be made.
 #[derive(Debug, Clone)]
@@ -145,7 +145,7 @@ impl Namespace {
         &self,
         start: Base<'_>,
         path: &Path,
-        change: impl Fn(&mut Tree, &Arc<Ns>, ((MountId, Inode), Kind), &mut Change) -> Result<T>,
+        change: impl Fn(&mut Tree, &Arc<Ns>, (VfsPath, Kind), &mut Change) -> Result<T>,
     ) -> Result<T> {
         self.check_rights()?;
         loop {
@@ -187,20 +187,20 @@ fn check_kinds(path: &Path, source: Kind, target: Kind) -> Result<()> {
 
 impl Tree {
     /// The uppermost mount on this path; none if its mount is not in the namespace.
-    pub(crate) fn topmost(&self, ns: &Arc<Ns>, place: VfsPath) -> Option<(MountId, Inode)> {
+    pub(crate) fn topmost(&self, ns: &Arc<Ns>, place: VfsPath) -> Option<VfsPath> {
         self.nodes.get(&place.mount).filter(|node| Arc::ptr_eq(&node.ns, ns))?;
-        let mut at = (place.mount, place.inode);
-        while let Some(child) = self.child(at.0, at.1) {
-            at = (child, self.nodes.get(&child)?.mount.root);
+        let mut at = place;
+        while let Some(mount) = self.child(at) {
+            at = VfsPath { mount, inode: self.nodes.get(&mount)?.mount.root };
         }
         Some(at)
     }
 
-    fn check_not_there(&self, on: (MountId, Inode), template: &MountTemplate) -> Result<()> {
-        let is_there = self.nodes.get(&on.0).is_some_and(|node| {
-            node.mount.root == on.1
+    fn check_not_there(&self, on: VfsPath, template: &MountTemplate) -> Result<()> {
+        let is_there = self.nodes.get(&on.mount).is_some_and(|node| {
+            node.mount.root == on.inode
                 && node.mount.superblock.is_same(&template.superblock)
-                && template.root == on.1
+                && template.root == on.inode
         });
         if is_there { Err(Error::AlreadyThere) } else { Ok(()) }
     }
@@ -236,7 +236,8 @@ impl Tree {
         while is_recursive && next < ids.len() {
             let node = self.nodes.get(&ids[next]).ok_or(Error::NotHere)?;
             for &id in &node.children {
-                let Some((_, at)) = self.nodes.get(&id).and_then(|child| child.parent) else { continue };
+                let on = self.nodes.get(&id).and_then(|child| child.parent);
+                let Some(VfsPath { inode: at, .. }) = on else { continue };
                 let is_seen = next > 0
                     || place.inode == node.mount.root
                     || node.mount.superblock.superblock().is_below(at, place.inode);
@@ -256,7 +257,7 @@ impl Tree {
     fn graft_tree(
         &mut self,
         templates: &mut [MountTemplate],
-        on: (MountId, Inode),
+        on: VfsPath,
         change: &mut Change,
     ) -> Result<Vec<NewMount>> {
         let mut targets =
@@ -276,7 +277,7 @@ impl Tree {
         let mut namespaces = BTreeMap::new();
         let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
         for target in targets {
-            let ns = &self.nodes.get(&target.on.0).ok_or(Error::NotHere)?.ns;
+            let ns = &self.nodes.get(&target.on.mount).ok_or(Error::NotHere)?.ns;
             let count = counts
                 .entry(ns.core.id)
                 .or_insert_with(|| self.counts.get(&ns.core.id).copied().unwrap_or(0));
@@ -290,21 +291,22 @@ impl Tree {
         let locked = LockedNamespaces::lock(&namespaces);
         let mut all = Vec::with_capacity(targets.len() * templates.len());
         for target in targets {
-            let Some(node) = self.nodes.get(&target.on.0) else { continue };
+            let Some(node) = self.nodes.get(&target.on.mount) else { continue };
             let (ns, parent) = (Arc::clone(&node.ns), Arc::clone(&node.mount));
             let _shown_to_walks = locked.of(&ns);
             let mut made: Vec<Arc<Mount>> = Vec::with_capacity(templates.len());
             for (template, propagation) in templates.iter().zip(&target.states) {
                 let (parent, at) = match template.on {
                     Some((on, at)) => (&made[on], at),
-                    None => (&parent, target.on.1),
+                    None => (&parent, target.on.inode),
                 };
                 let place = Parent { mount: Arc::clone(parent), at };
+                let on = place.path();
                 let superblock = template.superblock.clone();
                 let mount = Mount::new(&ns.core, superblock, (template.root, template.kind), Some(place));
-                self.tuck(&ns, (parent.id, at), &mount, change);
-                self.add(&ns, &mount, Some((parent.id, at)), *propagation, change);
-                all.push(NewMount { mount: mount.id, on: VfsPath { mount: parent.id, inode: at } });
+                self.tuck(&ns, on, &mount, change);
+                self.add(&ns, &mount, Some(on), *propagation, change);
+                all.push(NewMount { mount: mount.id, on });
                 made.push(mount);
             }
         }
@@ -319,7 +321,7 @@ impl Tree {
         let mut made: Vec<Arc<Mount>> = Vec::with_capacity(templates.len());
         for template in templates {
             let place = template.on.map(|(on, at)| Parent { mount: Arc::clone(&made[on]), at });
-            let on = place.as_ref().map(|parent| (parent.mount.id, parent.at));
+            let on = place.as_ref().map(Parent::path);
             let mount = Mount::new(&to.core, template.superblock, (template.root, template.kind), place);
             match on {
                 None => self.set_root(to, &mount, template.propagation, change),
@@ -332,13 +334,14 @@ impl Tree {
 
     /// A mountpoint that receives a mount may have one already: that one goes on top of the new
     /// one, as if it had come later.
-    fn tuck(&mut self, ns: &Arc<Ns>, on: (MountId, Inode), under: &Arc<Mount>, change: &mut Change) {
-        let Some(child) = self.child(on.0, on.1) else { return };
+    fn tuck(&mut self, ns: &Arc<Ns>, on: VfsPath, under: &Arc<Mount>, change: &mut Change) {
+        let Some(child) = self.child(on) else { return };
         let Some(mount) = self.nodes.get(&child).map(|node| Arc::clone(&node.mount)) else { return };
         self.unhash(ns, &mount, change.retired(ns));
         let place = Parent { mount: Arc::clone(under), at: under.root };
+        let on = place.path();
         change.retired(ns).parents.push(mount.parent.replace(Some(place)));
-        self.hash(ns, &mount, (under.id, under.root), change);
+        self.hash(ns, &mount, on, change);
     }
 }
 

@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::mount::{Mount, MountId};
+use crate::mount::{Mount, VfsPath};
 use crate::protocol::Locked;
-use crate::superblock::Inode;
 use crate::table::RetiredTables;
 use crate::tree::{Node, Ns, PropagationState, Tree};
 
@@ -69,7 +68,7 @@ impl Tree {
         &mut self,
         ns: &Arc<Ns>,
         mount: &Arc<Mount>,
-        parent: Option<(MountId, Inode)>,
+        parent: Option<VfsPath>,
         propagation: PropagationState,
         change: &mut Change,
     ) {
@@ -93,19 +92,13 @@ impl Tree {
     }
 
     /// Puts a mount of the tree on its mountpoint. The namespace's lock is held.
-    pub(crate) fn hash(
-        &mut self,
-        ns: &Arc<Ns>,
-        mount: &Arc<Mount>,
-        on: (MountId, Inode),
-        change: &mut Change,
-    ) {
+    pub(crate) fn hash(&mut self, ns: &Arc<Ns>, mount: &Arc<Mount>, on: VfsPath, change: &mut Change) {
         let count = self.counts.get(&ns.core.id).copied().unwrap_or(0);
-        ns.by_mountpoint.insert((on.0.0, on.1.0), mount, count, change.retired(ns));
+        ns.by_mountpoint.insert((on.mount.0, on.inode.0), mount, count, change.retired(ns));
         if let Some(node) = self.nodes.get_mut(&mount.id) {
             node.parent = Some(on);
         }
-        if let Some(node) = self.nodes.get_mut(&on.0) {
+        if let Some(node) = self.nodes.get_mut(&on.mount) {
             node.children.insert(mount.id);
         }
     }
@@ -113,9 +106,9 @@ impl Tree {
     /// Takes a mount of the tree off its mountpoint. The namespace's lock is held.
     pub(crate) fn unhash(&mut self, ns: &Ns, mount: &Arc<Mount>, old: &mut RetiredTables) {
         let Some(on) = self.nodes.get_mut(&mount.id).and_then(|node| node.parent.take()) else { return };
-        ns.by_mountpoint.remove((on.0.0, on.1.0), old);
+        ns.by_mountpoint.remove((on.mount.0, on.inode.0), old);
         old.parents.push(mount.parent.replace(None));
-        if let Some(node) = self.nodes.get_mut(&on.0) {
+        if let Some(node) = self.nodes.get_mut(&on.mount) {
             node.children.remove(&mount.id);
         }
     }

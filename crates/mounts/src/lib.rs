@@ -59,7 +59,7 @@ mod walk;
 
 pub use attach::NewMount;
 pub use error::{Busy, Error, Holder, Result};
-pub use mount::{MountId, PathRef};
+pub use mount::{MountId, PathRef, VfsPath};
 pub use namespace::{MountInfo, Namespace, Rights, Stats};
 pub use propagate::Propagation;
 pub use superblock::{ActiveRef, FoundInode, Inode, Kind, Superblock, SuperblockRef};
@@ -67,4 +67,4 @@ pub use tree::Options;
 pub use umount::Umount;
 #[doc(hidden)]
 pub use walk::step;
-pub use walk::{Base, FinalSymlink, VfsPath};
+pub use walk::{Base, FinalSymlink};

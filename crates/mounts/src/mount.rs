@@ -14,6 +14,15 @@ use crate::superblock::{Inode, Kind, SuperblockRef};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MountId(pub u64);
 
+/// A mount and an inode, found without keeping anything. Analogous to Linux's `struct path`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct VfsPath {
+    /// The mount.
+    pub mount: MountId,
+    /// The inode in its superblock.
+    pub inode: Inode,
+}
+
 /// The part that all mounts of one namespace share: its readers and its lock.
 #[derive(Debug)]
 pub(crate) struct NsCore {
@@ -28,6 +37,12 @@ pub(crate) struct NsCore {
 pub(crate) struct Parent {
     pub(crate) mount: Arc<Mount>,
     pub(crate) at: Inode,
+}
+
+impl Parent {
+    pub(crate) fn path(&self) -> VfsPath {
+        VfsPath { mount: self.mount.id, inode: self.at }
+    }
 }
 
 /// A superblock, or a part of it, at a mountpoint of a namespace. Immutable except for the
@@ -75,8 +90,15 @@ impl Mount {
         })
     }
 
-    pub(crate) fn legitimize(&self, seq: u64) -> Legitimized {
-        self.refs.legitimize(&self.core.lock, seq, shards::of_this_thread())
+    /// Takes a reference on a mount that a walk has found in its section, begun with `seq`. Mounts
+    /// changed: perhaps with a reference, which must be dropped outside of the section.
+    pub(crate) fn legitimize_mnt(self: &Arc<Self>, seq: u64) -> Result<MountRef, Option<MountRef>> {
+        let counted = || MountRef::new(Arc::clone(self));
+        match self.refs.legitimize(&self.core.lock, seq, shards::of_this_thread()) {
+            Legitimized::Held => Ok(counted()),
+            Legitimized::Changed => Err(None),
+            Legitimized::MustPut => Err(Some(counted())),
+        }
     }
 
     /// Gives a reference back; runs the clean-up if it was the last one. Not in a read section, nor

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::change::{Change, LockedNamespaces};
 use crate::error::{Error, Result};
-use crate::mount::{Mount, MountId, Parent};
+use crate::mount::{Mount, MountId, Parent, VfsPath};
 use crate::namespace::Namespace;
-use crate::superblock::{Inode, Kind};
+use crate::superblock::Kind;
 use crate::tree::{Ns, Tree};
-use crate::walk::{Base, FinalSymlink, VfsPath};
+use crate::walk::{Base, FinalSymlink};
 
 impl Namespace {
     /// Moves the mount that `from` leads to, with all mounts below it, to `to`. Walks see it at one
@@ -63,14 +63,14 @@ impl Namespace {
 
 impl Tree {
     /// The mount whose root a path is, and its mountpoint.
-    fn movable(&self, ns: &Arc<Ns>, place: VfsPath) -> Result<(Arc<Mount>, (MountId, Inode))> {
+    fn movable(&self, ns: &Arc<Ns>, place: VfsPath) -> Result<(Arc<Mount>, VfsPath)> {
         let node = self.nodes.get(&place.mount).filter(|node| Arc::ptr_eq(&node.ns, ns));
         let node = node.ok_or(Error::NotHere)?;
         if node.mount.root != place.inode {
             return Err(Error::NotMountRoot);
         }
         let on = node.parent.ok_or(Error::NotAllowed { why: "it is the namespace's root" })?;
-        if self.is_shared(on.0) {
+        if self.is_shared(on.mount) {
             return Err(Error::NotAllowed { why: "the mount below it is shared" });
         }
         Ok((Arc::clone(&node.mount), on))
@@ -80,19 +80,13 @@ impl Tree {
         self.nodes.get(&id).is_some_and(|node| node.propagation.group.is_some())
     }
 
-    fn move_to(
-        &mut self,
-        ns: &Arc<Ns>,
-        from: VfsPath,
-        to: (MountId, Inode),
-        change: &mut Change,
-    ) -> Result<()> {
+    fn move_to(&mut self, ns: &Arc<Ns>, from: VfsPath, to: VfsPath, change: &mut Change) -> Result<()> {
         let (mount, _) = self.movable(ns, from)?;
-        if self.is_in_subtree(to.0, mount.id) {
+        if self.is_in_subtree(to.mount, mount.id) {
             return Err(Error::IntoItself);
         }
         let mut templates = self.copy_tree(from, mount.kind, true, true)?;
-        if self.is_shared(to.0) && templates.iter().any(|template| template.propagation.is_unbindable) {
+        if self.is_shared(to.mount) && templates.iter().any(|template| template.propagation.is_unbindable) {
             return Err(Error::NotAllowed { why: "an unbindable mount would become shared" });
         }
         // In the order of the templates; copies may come below some of them.
@@ -101,7 +95,7 @@ impl Tree {
         if !targets.is_empty() {
             self.attach_copies(&templates, &targets, change)?;
         }
-        if self.is_shared(to.0) {
+        if self.is_shared(to.mount) {
             for (id, template) in ids.into_iter().zip(templates) {
                 self.set_propagation_state(id, template.propagation);
             }
@@ -113,10 +107,10 @@ impl Tree {
     }
 
     /// Moves a mount from one mountpoint to another. The namespace's lock is held.
-    fn rehash(&mut self, ns: &Arc<Ns>, mount: &Arc<Mount>, to: (MountId, Inode), change: &mut Change) {
-        let Some(on) = self.nodes.get(&to.0).map(|node| Arc::clone(&node.mount)) else { return };
+    fn rehash(&mut self, ns: &Arc<Ns>, mount: &Arc<Mount>, to: VfsPath, change: &mut Change) {
+        let Some(on) = self.nodes.get(&to.mount).map(|node| Arc::clone(&node.mount)) else { return };
         self.unhash(ns, mount, change.retired(ns));
-        change.retired(ns).parents.push(mount.parent.replace(Some(Parent { mount: on, at: to.1 })));
+        change.retired(ns).parents.push(mount.parent.replace(Some(Parent { mount: on, at: to.inode })));
         self.hash(ns, mount, to, change);
     }
 
@@ -124,16 +118,16 @@ impl Tree {
         &mut self,
         ns: &Arc<Ns>,
         new: VfsPath,
-        put_old: (MountId, Inode),
+        put_old: VfsPath,
         change: &mut Change,
     ) -> Result<()> {
         let (new_root, _) = self.movable(ns, new)?;
         let old_root = ns.root_id().and_then(|id| self.nodes.get(&id)).ok_or(Error::NotHere)?;
         let old_root = Arc::clone(&old_root.mount);
-        if !self.is_in_subtree(put_old.0, new_root.id) {
+        if !self.is_in_subtree(put_old.mount, new_root.id) {
             return Err(Error::NotAllowed { why: "the old root's place is not below the new root" });
         }
-        if self.is_shared(put_old.0) || self.is_shared(new_root.id) {
+        if self.is_shared(put_old.mount) || self.is_shared(new_root.id) {
             return Err(Error::NotAllowed { why: "the new root is shared" });
         }
         let namespaces = BTreeMap::from([(ns.core.id, Arc::clone(ns))]);

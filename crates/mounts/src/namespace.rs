@@ -7,11 +7,11 @@ use rcu::Domain;
 
 use crate::change::Change;
 use crate::error::{Error, Holder, Result};
-use crate::mount::{Mount, MountId, PathRef};
+use crate::mount::{Mount, MountId, Parent, PathRef, VfsPath};
 use crate::superblock::{Inode, Kind, SuperblockRef};
 use crate::teardown::{OnDemand, Teardown};
 use crate::tree::{Node, Ns, Options, PropagationState};
-use crate::walk::{Base, FinalSymlink, VfsPath};
+use crate::walk::{Base, FinalSymlink};
 
 /// A tree of mounts, with its own readers.
 ///
@@ -176,7 +176,7 @@ impl Namespace {
     pub fn mountpoint_of(&self, mount: MountId) -> Option<VfsPath> {
         let guard = self.ns.core.domain.read();
         let mount = self.ns.by_id.find((mount.0, 0), &guard)?;
-        mount.parent.load(&guard).as_ref().map(|parent| VfsPath { mount: parent.mount.id, inode: parent.at })
+        mount.parent.load(&guard).as_ref().map(Parent::path)
     }
 
     /// The number of the root's mount; `None` once the namespace has ended.
@@ -255,7 +255,7 @@ impl Namespace {
 fn info(node: &Node) -> MountInfo {
     MountInfo {
         mount: node.mount.id,
-        on: node.parent.map(|(mount, inode)| VfsPath { mount, inode }),
+        on: node.parent,
         root: node.mount.root,
         shared: node.propagation.group,
         master: node.propagation.master,

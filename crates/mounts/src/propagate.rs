@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mount::MountId;
+use crate::mount::{MountId, VfsPath};
 use crate::namespace::Namespace;
 use crate::superblock::Inode;
 use crate::tree::{GroupId, PropagationState, Tree};
@@ -27,7 +27,7 @@ pub enum Propagation {
 /// A mountpoint that gets a copy, and how the mounts there propagate.
 #[derive(Debug)]
 pub(crate) struct AttachTarget {
-    pub(crate) on: (MountId, Inode),
+    pub(crate) on: VfsPath,
     pub(crate) states: Vec<PropagationState>,
 }
 
@@ -179,10 +179,10 @@ impl Tree {
     pub(crate) fn attach_targets<'t>(
         &mut self,
         states: impl Iterator<Item = &'t mut PropagationState>,
-        on: (MountId, Inode),
+        on: VfsPath,
     ) -> Vec<AttachTarget> {
         let mut targets = Vec::new();
-        let Some(group) = self.nodes.get(&on.0).and_then(|node| node.propagation.group) else {
+        let Some(group) = self.nodes.get(&on.mount).and_then(|node| node.propagation.group) else {
             return targets;
         };
         let mut shared = Vec::new();
@@ -195,15 +195,14 @@ impl Tree {
         let mut next = 0;
         while let Some((group, states)) = groups.get(next).cloned() {
             for id in self.members(group) {
-                if id != on.0 && self.shows(id, on.1) {
-                    targets.push(AttachTarget { on: (id, on.1), states: states.clone() });
+                if id != on.mount && self.shows(id, on.inode) {
+                    targets.push(AttachTarget { on: VfsPath { mount: id, ..on }, states: states.clone() });
                 }
             }
             for slave in self.slaves(group) {
-                let enslaved = |propagation: &PropagationState| PropagationState {
-                    group: None,
-                    master: propagation.group,
-                    is_unbindable: false,
+                let enslaved = |peer: &PropagationState| PropagationState {
+                    master: peer.group,
+                    ..PropagationState::default()
                 };
                 match self.nodes.get(&slave).and_then(|node| node.propagation.group) {
                     Some(own) if groups.iter().any(|(known, _)| *known == own) => {}
@@ -212,11 +211,9 @@ impl Tree {
                         below.iter_mut().for_each(|propagation| propagation.group = Some(self.new_group()));
                         groups.push((own, below));
                     }
-                    None if self.shows(slave, on.1) => {
-                        targets.push(AttachTarget {
-                            on: (slave, on.1),
-                            states: states.iter().map(enslaved).collect(),
-                        });
+                    None if self.shows(slave, on.inode) => {
+                        let on = VfsPath { mount: slave, ..on };
+                        targets.push(AttachTarget { on, states: states.iter().map(enslaved).collect() });
                     }
                     None => {}
                 }
@@ -236,9 +233,9 @@ impl Tree {
         let mut order = victims.clone();
         // Children first: a copy whose children all go can go, too.
         for id in victims {
-            let Some((on, at)) = self.nodes.get(&id).and_then(|node| node.parent) else { continue };
-            for receiver in self.propagation_targets(on, at) {
-                let Some(copy) = self.child(receiver, at) else { continue };
+            let Some(on) = self.nodes.get(&id).and_then(|node| node.parent) else { continue };
+            for receiver in self.propagation_targets(on.mount, on.inode) {
+                let Some(copy) = self.child(VfsPath { mount: receiver, ..on }) else { continue };
                 let stays = |child: &MountId| !going.contains(child);
                 let is_free = self.nodes.get(&copy).is_some_and(|node| !node.children.iter().any(stays));
                 if is_free && going.insert(copy) {

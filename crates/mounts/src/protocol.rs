@@ -1,6 +1,7 @@
 //! The protocol between walks, references and unmounts.
 //!
-//! It knows nothing of trees or names, so that a model checker can try all of it.
+//! It knows nothing of trees or names, so that a model checker can try all of it. [`MountLock`] is
+//! analogous to Linux's `mount_lock`, [`Refs`] to `mnt_count` of a `struct mount`.
 //!
 //! # State
 //! | field | holds | written by |

@@ -1,4 +1,4 @@
-//! Superblocks: the things that are mounted.
+//! Superblocks: the things that are mounted. Analogous to Linux's `struct super_block`.
 //!
 //! A superblock has names and inodes of its own; this crate knows neither its data nor where that
 //! is stored. It may be mounted on several mountpoints; it is shut down when the last of its mounts

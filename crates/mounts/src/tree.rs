@@ -10,9 +10,8 @@ use std::sync::Arc;
 use rcu::{Domain, DomainOptions, RcuCell};
 use sync::{IdMap, IdSet, Mutex};
 
-use crate::mount::{Counters, Mount, MountId, NsCore};
+use crate::mount::{Counters, Mount, MountId, NsCore, VfsPath};
 use crate::protocol::MountLock;
-use crate::superblock::Inode;
 use crate::table::MountTable;
 use crate::teardown::Teardown;
 
@@ -129,7 +128,7 @@ pub(crate) struct Node {
     pub(crate) mount: Arc<Mount>,
     pub(crate) ns: Arc<Ns>,
     /// None: the root of its namespace.
-    pub(crate) parent: Option<(MountId, Inode)>,
+    pub(crate) parent: Option<VfsPath>,
     pub(crate) children: IdSet<MountId>,
     pub(crate) propagation: PropagationState,
     /// How often its superblock had been held at its last expiry call.
@@ -181,16 +180,16 @@ impl Tree {
                 return true;
             }
             match self.nodes.get(&id).and_then(|node| node.parent) {
-                Some((parent, _)) => id = parent,
+                Some(parent) => id = parent.mount,
                 None => return false,
             }
         }
     }
 
-    /// The mount on a place. As readers see it: only the holder of the lock changes it.
-    pub(crate) fn child(&self, on: MountId, at: Inode) -> Option<MountId> {
-        let node = self.nodes.get(&on)?;
+    /// The mount on a mountpoint. As readers see it: only the holder of the lock changes it.
+    pub(crate) fn child(&self, on: VfsPath) -> Option<MountId> {
+        let node = self.nodes.get(&on.mount)?;
         let guard = node.ns.core.domain.read();
-        node.ns.by_mountpoint.find((on.0, at.0), &guard).map(|mount| mount.id)
+        node.ns.by_mountpoint.find((on.mount.0, on.inode.0), &guard).map(|mount| mount.id)
     }
 }

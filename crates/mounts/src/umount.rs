@@ -15,7 +15,7 @@ use sync::mutant::is_on;
 
 use crate::change::{Change, LockedNamespaces};
 use crate::error::{Busy, Error, Result};
-use crate::mount::MountId;
+use crate::mount::{MountId, VfsPath};
 use crate::namespace::Namespace;
 use crate::superblock::SuperblockRef;
 use crate::teardown::{UmountReason, UmountedMount};
@@ -141,7 +141,7 @@ impl Tree {
     fn umount(
         &mut self,
         ns: &Arc<Ns>,
-        place: crate::walk::VfsPath,
+        place: VfsPath,
         flags: Umount,
         change: &mut Change,
     ) -> Result<Vec<UmountedMount>> {
@@ -261,11 +261,11 @@ impl Tree {
         let node = self.nodes.remove(&id)?;
         let (ns, mount) = (&node.ns, &node.mount);
         let old = change.retired(ns);
-        if let Some((on, at)) = node.parent {
-            ns.by_mountpoint.remove((on.0, at.0), old);
+        if let Some(on) = node.parent {
+            ns.by_mountpoint.remove((on.mount.0, on.inode.0), old);
             old.parents.push(mount.parent.replace(None));
             // Unless the parent went before.
-            if let Some(parent) = self.nodes.get_mut(&on) {
+            if let Some(parent) = self.nodes.get_mut(&on.mount) {
                 parent.children.remove(&id);
             }
         }

@@ -20,12 +20,12 @@ pub mod step;
 use std::sync::Arc;
 
 use crate::error::{Holder, Result};
-use crate::mount::{Mount, PathRef};
+use crate::mount::{Mount, PathRef, VfsPath};
 use crate::superblock::{Inode, Kind, SuperblockRef};
 use crate::tree::Ns;
-pub use path::{Base, FinalSymlink, VfsPath};
-use rcu_walk::RcuWalk;
-use ref_walk::{RefCursor, legitimize_mnt};
+pub use path::{Base, FinalSymlink};
+use rcu_walk::{RcuEnd, RcuWalk};
+use ref_walk::RefCursor;
 use step::RcuCursor;
 
 impl Ns {
@@ -78,7 +78,12 @@ impl Ns {
     /// The place that a path leads to, with a passing reference.
     fn resolve_ref(&self, base: Base<'_>, path: &std::path::Path, last: FinalSymlink) -> Result<RefCursor> {
         let keep = |at: RcuCursor<&Arc<Mount>>, kind, seq| {
-            Ok(RefCursor { on: legitimize_mnt(at.mount, seq)?, inode: at.inode, kind, is_base: false })
+            Ok(RefCursor {
+                on: at.mount.legitimize_mnt(seq).map_err(RcuEnd::Restart)?,
+                inode: at.inode,
+                kind,
+                is_base: false,
+            })
         };
         match self.walk_rcu(base, path, last, keep)? {
             RcuWalk::Done(cursor) => Ok(cursor),

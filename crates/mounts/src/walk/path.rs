@@ -6,20 +6,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::mount::{MountId, PathRef};
-use crate::superblock::Inode;
+use crate::mount::{PathRef, VfsPath};
 
 /// Symbolic links on the way of one walk.
 const LINKS_MAX: usize = 40;
-
-/// A mount and an inode, found without keeping anything. Analogous to Linux's `struct path`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct VfsPath {
-    /// The mount.
-    pub mount: MountId,
-    /// The inode in its superblock.
-    pub inode: Inode,
-}
 
 /// Where a walk begins.
 #[derive(Debug, Clone, Copy)]

@@ -10,7 +10,7 @@ use rcu::Guard;
 use sync::mutant::is_on;
 
 use super::path::{Base, FinalSymlink, PathCursor};
-use super::ref_walk::{RefCursor, Restart, legitimize_mnt, not_a_directory};
+use super::ref_walk::{RefCursor, not_a_directory};
 use super::step::{Changed, MountLookup, RcuCursor, check, cross_down, cross_up};
 use crate::error::{Error, Result};
 use crate::mount::{Mount, MountRef};
@@ -49,8 +49,8 @@ impl<'g> MountLookup for RcuLookup<'g> {
 /// Why an rcu-walk ended without a result.
 pub(super) enum RcuEnd {
     Err(Error),
-    /// Start again, once outside of the section.
-    Restart(#[allow(dead_code, reason = "only kept for its drop")] Restart),
+    /// Start again. The reference must be dropped outside of the section.
+    Restart(#[allow(dead_code, reason = "only kept for its drop")] Option<MountRef>),
     /// A ref-walk goes on from here.
     Unlazy(MountRef, Inode, Kind),
 }
@@ -62,15 +62,11 @@ pub(super) enum RcuWalk<'p, T> {
     Unlazied(Option<(RefCursor, PathCursor<'p>)>),
 }
 
+type RcuResult<T> = std::result::Result<T, RcuEnd>;
+
 impl From<Changed> for RcuEnd {
     fn from(Changed: Changed) -> Self {
-        Self::Restart(Restart(None))
-    }
-}
-
-impl From<Restart> for RcuEnd {
-    fn from(restart: Restart) -> Self {
-        Self::Restart(restart)
+        Self::Restart(None)
     }
 }
 
@@ -82,7 +78,7 @@ impl Ns {
         base: Base<'_>,
         path: &'p Path,
         last: FinalSymlink,
-        take: impl Fn(RcuCursor<&Arc<Mount>>, Kind, u64) -> std::result::Result<T, RcuEnd>,
+        take: impl Fn(RcuCursor<&Arc<Mount>>, Kind, u64) -> RcuResult<T>,
     ) -> Result<RcuWalk<'p, T>> {
         for _ in 0..RCU_WALKS {
             let mut rest = PathCursor::new(path);
@@ -115,7 +111,7 @@ impl Ns {
         base: Base<'g>,
         rest: &mut PathCursor<'_>,
         last: FinalSymlink,
-    ) -> std::result::Result<(RcuCursor<&'g Arc<Mount>>, Kind), RcuEnd> {
+    ) -> RcuResult<(RcuCursor<&'g Arc<Mount>>, Kind)> {
         let (view, lock) = (RcuLookup { ns: self, guard }, &self.core.lock);
         let (mut at, mut kind) = self.path_init_rcu(&view, seq, base)?;
         while let Some(component) = rest.peek() {
@@ -176,7 +172,7 @@ impl Ns {
         view: &RcuLookup<'g>,
         seq: u64,
         base: Base<'g>,
-    ) -> std::result::Result<(RcuCursor<&'g Arc<Mount>>, Kind), RcuEnd> {
+    ) -> RcuResult<(RcuCursor<&'g Arc<Mount>>, Kind)> {
         let lock = &self.core.lock;
         let (mount, inode) = match base {
             Base::Root => {
@@ -230,8 +226,5 @@ fn fail(lock: &MountLock, seq: u64, call: FailedCall, error: Error) -> RcuEnd {
 
 /// Leaves the rcu-walk for a ref-walk, with a reference on the mount that the walk is on.
 fn try_to_unlazy(at: RcuCursor<&Arc<Mount>>, kind: Kind, seq: u64) -> RcuEnd {
-    match legitimize_mnt(at.mount, seq) {
-        Ok(on) => RcuEnd::Unlazy(on, at.inode, kind),
-        Err(restart) => restart.into(),
-    }
+    at.mount.legitimize_mnt(seq).map_or_else(RcuEnd::Restart, |on| RcuEnd::Unlazy(on, at.inode, kind))
 }

@@ -8,7 +8,6 @@ use rcu::Guard;
 use super::path::{Base, Component, FinalSymlink, PathCursor};
 use crate::error::{Error, Result};
 use crate::mount::{Mount, MountRef, PathRef};
-use crate::protocol::Legitimized;
 use crate::superblock::{Inode, Kind};
 use crate::tree::Ns;
 
@@ -29,18 +28,6 @@ impl RefCursor {
     /// never have been right for the path.
     fn is_stale(&self) -> bool {
         !self.is_base && self.on.mount().refs.flags() != 0
-    }
-}
-
-/// Mounts changed: the walk starts again. The reference must be dropped outside of the section.
-pub(super) struct Restart(#[allow(dead_code, reason = "only kept for its drop")] pub(super) Option<MountRef>);
-
-/// Takes a reference on the mount that a walk has found in its section.
-pub(super) fn legitimize_mnt(mount: &Arc<Mount>, seq: u64) -> std::result::Result<MountRef, Restart> {
-    match mount.legitimize(seq) {
-        Legitimized::Held => Ok(MountRef::new(Arc::clone(mount))),
-        Legitimized::Changed => Err(Restart(None)),
-        Legitimized::MustPut => Err(Restart(Some(MountRef::new(Arc::clone(mount))))),
     }
 }
 
@@ -156,7 +143,7 @@ impl Ns {
                 }
                 continue;
             };
-            let found = legitimize_mnt(&mount, seq);
+            let found = mount.legitimize_mnt(seq);
             drop(guard);
             if let Ok(on) = found {
                 return Some((on, inode));
