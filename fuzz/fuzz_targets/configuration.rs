@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use watertight::opts::MountOptions;
+use watertight::cli::opts::MountOptions;
 use watertight::serve::config::Config;
 
 fn is_one_line(text: &str) {

@@ -10,8 +10,8 @@ use watertight::control::api::{
     UmountReply, WaitReply,
 };
 use watertight::control::events::Event;
-use watertight::metrics;
-use watertight::shown::{in_json, in_one_line};
+use watertight::control::metrics;
+use watertight::term::shown::{in_json, in_one_line};
 
 /// No end of a line, nothing that a terminal obeys, nothing that turns the text around.
 fn is_harmless(text: &str) {

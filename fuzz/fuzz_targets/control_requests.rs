@@ -18,8 +18,9 @@ use watertight::control::api::{
     AttachReply, AttachRequest, DetachReply, DetachRequest, Ended, LimitRequest, Limits, MoveReply,
     MoveRequest, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
 };
-use watertight::control::server::{Server, Service};
-use watertight::holders::Holders;
+use watertight::control::server::Server;
+use watertight::control::service::Service;
+use watertight::host::holders::Holders;
 
 struct Volume {
     ended: watch::Sender<Option<Ended>>,

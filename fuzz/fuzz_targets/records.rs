@@ -12,8 +12,8 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use watertight::registry::{DIR_VARIABLE, Record, RuntimeDir};
-use watertight::serve::missing;
-use watertight::volume_id::VolumeId;
+use watertight::registry::missing;
+use watertight::control::volume_id::VolumeId;
 
 /// The directory that everything is in, the file that must stay as it is, and the runtime
 /// directory.

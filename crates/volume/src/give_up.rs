@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use rustix::thread::Pid;
 use store::ErrorKind;
 use sync::atomic::{AtomicUsize, Ordering};
 use sync::mutant::is_on;
@@ -240,12 +241,13 @@ impl Volume {
             return inodes.iter().map(|inode| store.path_of(inode.id)).collect();
         }
         let (tell, told) = channel();
-        let asked = Arc::new(Mutex::new(None::<Instant>));
+        let asked = Arc::new(Mutex::new(None::<(Pid, Instant)>));
         let asks = Arc::clone(&asked);
         // On a thread of its own, which a store that hangs may keep.
         let ask = move || {
+            let thread = rustix::thread::gettid();
             for inode in inodes {
-                *asks.lock() = Some(Instant::now());
+                *asks.lock() = Some((thread, Instant::now()));
                 let path = store.path_of(inode.id);
                 *asks.lock() = None;
                 if tell.send(path).is_err() {
@@ -258,9 +260,13 @@ impl Volume {
             tracing::warn!(volume = self.name(), %error, "no thread to ask the store for names with");
         }
         let is_forced = self.core.is_forced();
-        // A machine that is busy is not taken for a store that hangs: the length of one call
-        // counts.
-        let hangs = || is_forced && asked.lock().is_some_and(|since| since.elapsed() >= NAMING_FORCED);
+        // A busy machine is not taken for a store that hangs: one call has to last for so long, and
+        // the thread in it has to wait for something other than a processor.
+        let hangs = || {
+            let asked = *asked.lock();
+            is_forced
+                && asked.is_some_and(|(thread, since)| since.elapsed() >= NAMING_FORCED && sleeps(thread))
+        };
         let until = Instant::now() + NAMING;
         let next = || loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -271,5 +277,40 @@ impl Volume {
             }
         };
         std::iter::from_fn(next).collect()
+    }
+}
+
+/// Whether a thread of this process waits for something other than a processor.
+fn sleeps(thread: Pid) -> bool {
+    let stat = std::fs::read(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+    // The name, in parentheses, may contain any bytes. The state follows it.
+    let state = stat.iter().rposition(|byte| *byte == b')').and_then(|end| stat.get(end + 2));
+    state.is_some_and(|state| *state != b'R')
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_is_on_a_processor_does_not_sleep() {
+        assert!(!sleeps(rustix::thread::gettid()));
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_an_answer_sleeps() {
+        let (tell_id, told_id) = channel();
+        let (answer, answered) = channel::<()>();
+        let waiting = std::thread::spawn(move || {
+            tell_id.send(rustix::thread::gettid()).unwrap();
+            let _ended = answered.recv();
+        });
+        let thread = told_id.recv().unwrap();
+        // It may not have come to its wait yet.
+        while !sleeps(thread) {
+            std::thread::yield_now();
+        }
+        drop(answer);
+        waiting.join().unwrap();
     }
 }

@@ -1,5 +1,8 @@
 //! The command line.
 
+pub mod opts;
+pub mod suggest;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,10 +11,10 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Command, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::control::api::Propagation;
-use crate::logging::LogFormat;
-use crate::shown::Show as _;
-use crate::units::parse_duration;
+use crate::control::api::{How, Propagation};
+use crate::term::logging::LogFormat;
+use crate::term::shown::Show as _;
+use crate::term::units::parse_duration;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Yellow.on_default().bold())
@@ -58,7 +61,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Mount a store and serve it until it is unmounted.
-    #[command(after_help = crate::mount_cmd::help())]
+    #[command(after_help = opts::mount_help())]
     Mount(MountArgs),
 
     /// Unmount: return when the data is on the store and the store is free.
@@ -74,7 +77,7 @@ pub enum Verb {
     Umount(UmountArgs),
 
     /// Attach a volume to a directory inside a mounted one.
-    #[command(after_help = crate::attach_cmd::HELP)]
+    #[command(after_help = opts::ATTACH_HELP)]
     Attach(AttachArgs),
 
     /// Detach what was attached: return when its data is on the store and the store is free.
@@ -233,7 +236,7 @@ impl Verb {
     }
 }
 
-/// A mistake in a command line, with its words as they are [shown](crate::shown): `find` and the
+/// A mistake in a command line, with its words as they are [shown](crate::term::shown): `find` and the
 /// like may put any file's name there.
 #[must_use]
 pub fn shown_error<T>(
@@ -297,6 +300,18 @@ pub struct UmountArgs {
     /// Whose volumes are meant.
     #[command(flatten)]
     pub users: Users,
+}
+
+impl UmountArgs {
+    /// The way that is meant.
+    #[must_use]
+    pub const fn how(&self) -> How {
+        match (self.force, self.lazy) {
+            (true, _) => How::Force,
+            (_, true) => How::Lazy,
+            _ => How::Plain,
+        }
+    }
 }
 
 /// `attach`.

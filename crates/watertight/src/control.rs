@@ -26,7 +26,13 @@ mod call_limits;
 pub mod client;
 mod connections;
 pub mod events;
+pub mod metrics;
+mod peer;
+pub mod progress;
+pub mod routes;
 pub mod server;
+pub mod service;
+pub mod volume_id;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

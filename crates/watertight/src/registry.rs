@@ -14,7 +14,7 @@
 //! Each user sees the own volumes, and so does root, unless `--all-users` was given: then root
 //! looks into others' directories, too. Those are *foreign*: nothing in them is written, created or
 //! removed, their index is not read, and a record's content is only its user's claim (modules
-//! `open_dir` and `record`). The work is bounded in count, bytes and time.
+//! `host::open_dir` and `record`). The work is bounded in count, bytes and time.
 //!
 //! A socket appears under its name only when it listens already (bound under another name, then
 //! renamed), so a process that finds one that refuses a connection may remove it; the record comes
@@ -22,14 +22,17 @@
 //! stay, the newest 64, so that `wait` tells the truth about a volume whose process is gone.
 
 mod index;
-mod open_dir;
+pub mod missing;
+pub mod nested;
 mod record;
+pub mod survey;
+pub mod target;
 #[cfg(test)]
 mod tests;
-pub mod users;
+mod users;
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -38,13 +41,16 @@ use std::time::{Duration, Instant};
 
 use crate::control::api::Ended;
 use crate::control::client::{CallError, Client};
-use crate::problem::{Problem, Result};
-use crate::shown::{Name, Show as _};
-use crate::volume_id::VolumeId;
+use crate::control::volume_id::VolumeId;
+use crate::host::new_file;
+use crate::host::open_dir::OpenDir;
+use crate::host::users::includes_all_users;
+use crate::term::problem::{Problem, Result};
+use crate::term::shown::{Name, Show as _};
 use index::{Index, Of};
 
-pub use open_dir::OpenDir;
 pub use record::{NotARecord, Record};
+pub use users::DIR_VARIABLE;
 
 /// How many records of ended mounts a directory keeps.
 const ENDED_MAX: usize = 64;
@@ -59,8 +65,6 @@ const FOREIGN_BYTES_MAX: u64 = 32 << 20;
 const FOREIGN_TIME: Duration = Duration::from_secs(2);
 /// How many other files of another user's are read.
 const FOREIGN_FILES_MAX: usize = 16;
-/// Names another runtime directory.
-pub const DIR_VARIABLE: &str = "WATERTIGHT_RUNTIME_DIR";
 
 /// One user's runtime directory.
 #[derive(Debug, Clone)]
@@ -110,8 +114,8 @@ impl RuntimeDir {
             let open = open.inspect_err(|reason| tracing::warn!(reason, "a runtime directory is not used"));
             open.ok().flatten().map(|open| Self { path, uid, open })
         });
-        let foreign = users::includes_all_users().then(|| users::foreign_dirs(uid));
-        own.chain(foreign.into_iter().flatten()).collect()
+        let foreign = includes_all_users().then(|| users::foreign_dirs(uid)).into_iter().flatten();
+        own.chain(foreign.map(|(path, uid, open)| Self { path, uid, open })).collect()
     }
 
     /// Calls `see` with a path to each directory that is read and in which a volume can appear, and
@@ -120,9 +124,9 @@ impl RuntimeDir {
     pub fn for_each_place(mut see: impl FnMut(&Path)) {
         let uid = rustix::process::geteuid().as_raw();
         users::own_paths(uid).iter().for_each(|path| see(path));
-        if users::includes_all_users() {
+        if includes_all_users() {
             users::for_each_base(&mut see);
-            users::foreign_dirs(uid).iter().for_each(|dir| see(&dir.open.by_descriptor()));
+            users::foreign_dirs(uid).iter().for_each(|(_, _, open)| see(&open.by_descriptor()));
         }
     }
 
@@ -460,13 +464,6 @@ pub fn new_id() -> Result<VolumeId> {
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Problem::failure(format!("no random numbers: {error}")))?;
     Ok(VolumeId::from_number(u32::from_le_bytes(random).max(1)))
-}
-
-/// Makes a file that does not exist; the file that an earlier process of this name has left is
-/// removed. A link is not followed.
-pub(crate) fn new_file(path: &Path) -> io::Result<File> {
-    let _left_over = fs::remove_file(path);
-    OpenOptions::new().write(true).create_new(true).open(path)
 }
 
 fn socket(id: &VolumeId) -> String {

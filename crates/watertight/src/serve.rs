@@ -23,8 +23,8 @@
 
 mod child;
 pub mod config;
+mod event;
 mod limits;
-pub mod missing;
 mod nested_volumes;
 mod sources;
 
@@ -38,16 +38,18 @@ use std::time::{Duration, Instant};
 pub use config::{CgroupLimit, Config, VolumeConfig};
 
 use crate::cli::ServeArgs;
-use crate::console::console;
-use crate::logging;
-use crate::notify;
-use crate::problem::{Problem, Result};
-use crate::shown::Show as _;
-use crate::signals;
-use crate::units;
+use crate::control::api::Missing;
+use crate::host::notify;
+use crate::host::signals;
+use crate::registry::missing::List;
+use crate::term::console::console;
+use crate::term::logging;
+use crate::term::problem::{Problem, Result};
+use crate::term::shown::Show as _;
+use crate::term::units;
 use child::{Child, Ending};
+use event::{Event, PAUSE, PAUSE_MAX};
 use limits::VolumeLimits;
-use missing::{List, Missing};
 use nested_volumes::NestedVolumes;
 
 /// The documented example; the package installs it.
@@ -55,23 +57,8 @@ pub const EXAMPLE: &str = include_str!("../../../packaging/watertight.toml");
 
 /// How often a watchdog is answered and resting volumes are looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// The pause before a volume that failed is mounted again, at first and at most.
-const PAUSE: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How much more time a service manager is asked for while volumes are being unmounted.
 const MORE: Duration = Duration::from_secs(10);
-
-/// Something that happened.
-#[derive(Debug)]
-enum Event {
-    Signal(&'static str),
-    /// The volume at this mountpoint is mounted.
-    Ready(PathBuf),
-    /// Its process is gone.
-    Ended(PathBuf, Ending),
-    /// A call for the volume that is attached at this path has ended.
-    CallEnded(PathBuf, nested_volumes::CallResult),
-}
 
 /// Runs the verb.
 ///

@@ -7,15 +7,16 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use sync::Mutex;
 use sync::atomic::{AtomicU64, Ordering};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use super::call_limits::{CallLimits, CallPermit, Kind};
-use super::connections::{Caller, Connections, EXCHANGE_MAX, Socket, Waiting};
-use super::server::{READ_TIMEOUT, Service, answer};
+use super::call_limits::CallLimits;
+use super::connections::{Caller, Connections, Socket};
+use super::peer::{Peer, READ_TIMEOUT};
+use super::routes::answer;
+use super::service::Service;
 
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -80,15 +81,8 @@ pub(super) async fn accept(
         };
         let waiting = limits.connections.enter(socket, caller);
         let closed = waiting.closed();
-        let peer = Arc::new(Peer {
-            caller,
-            socket,
-            service: Arc::clone(&service),
-            phase: watch::Sender::new(Phase::Request),
-            waiting: Mutex::new(Some(waiting)),
-            permit: Mutex::default(),
-            call_limits: Arc::clone(&limits.call_limits),
-        });
+        let call_limits = Arc::clone(&limits.call_limits);
+        let peer = Arc::new(Peer::new((caller, socket), Arc::clone(&service), waiting, call_limits));
         connections.spawn(serve(stream, peer, closed, stopped.clone()));
         // A request that has arrived already is answered before the next connection is taken, which
         // could close this one.
@@ -97,71 +91,6 @@ pub(super) async fn accept(
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(FINISH_TIMEOUT, all).await.is_err() {
         tracing::debug!("control connections were still open at the end");
-    }
-}
-
-/// The party that a connection waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// Its peer, for the request.
-    Request,
-    /// A call.
-    Call,
-    /// Its peer, to take the answer: also while a short call is under way.
-    Answer,
-}
-
-/// One connection. It has a place of one of two kinds, until it has ended.
-pub(super) struct Peer {
-    pub(super) caller: Caller,
-    socket: Socket,
-    pub(super) service: Arc<dyn Service>,
-    phase: watch::Sender<Phase>,
-    /// Its place among the connections that wait for their peers.
-    waiting: Mutex<Option<Waiting>>,
-    /// Its permit among the calls that take long.
-    permit: Mutex<Option<Arc<CallPermit>>>,
-    /// The limits on calls that take long.
-    call_limits: Arc<CallLimits>,
-}
-
-impl Peer {
-    /// Takes a permit for a call that takes long, in exchange for the one among the connections that
-    /// wait for their peers.
-    ///
-    /// # Errors
-    /// Whose permits are used up.
-    pub(super) fn enter(&self, kind: Kind) -> Result<Arc<CallPermit>, String> {
-        // As the kernel shows it, whichever tree the volume uses; callers that have ended, or are
-        // not visible from here, share one cgroup.
-        let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", self.caller.pid)).unwrap_or_default();
-        let permit = Arc::new(self.call_limits.admit(kind, self.socket, self.caller, cgroup)?);
-        *self.permit.lock() = Some(Arc::clone(&permit));
-        drop(self.waiting.lock().take());
-        self.phase.send_replace(Phase::Call);
-        Ok(permit)
-    }
-
-    /// The request's head is there, or a call that takes long is over: the rest is up to the peer.
-    pub(super) fn expect_reader(&self) {
-        self.phase.send_replace(Phase::Answer);
-    }
-
-    /// Returns once the peer has taken too long.
-    async fn is_late(&self) {
-        let mut phase = self.phase.subscribe();
-        loop {
-            let now = *phase.borrow_and_update();
-            let changed = phase.changed();
-            match now {
-                Phase::Call => drop(changed.await),
-                Phase::Request | Phase::Answer => {
-                    if tokio::time::timeout(EXCHANGE_MAX, changed).await.is_err() {
-                        return;
-                    }
-                }
-            }
-        }
     }
 }
 
@@ -195,13 +124,13 @@ async fn serve(stream: UnixStream, peer: Arc<Peer>, closed: Arc<Notify>, mut sto
                 tracing::debug!(caller = ?peer.caller, "a slow control connection gives way to a new one");
                 return;
             }
-            () = peer.is_late() => {
+            () = peer.wait_late() => {
                 tracing::debug!(caller = ?peer.caller, "a control connection was too slow");
                 return;
             }
             () = async { drop(stopped.wait_for(|stop| *stop).await) }, if !is_stopping => {
                 is_stopping = true;
-                if *peer.phase.borrow() == Phase::Request {
+                if peer.waits_for_request() {
                     // A request that has come by now is still answered; the server does not wait
                     // for the rest of one.
                     tokio::task::yield_now().await;
@@ -210,7 +139,7 @@ async fn serve(stream: UnixStream, peer: Arc<Peer>, closed: Arc<Notify>, mut sto
                         result = connection.as_mut() => break result,
                         () = std::future::ready(()) => {}
                     }
-                    if *peer.phase.borrow() == Phase::Request {
+                    if peer.waits_for_request() {
                         return;
                     }
                 }

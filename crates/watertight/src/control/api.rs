@@ -4,6 +4,7 @@
 mod attach;
 mod clone;
 mod ended;
+mod state;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,56 +12,21 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::holders::Holders;
-use crate::mountinfo::Device;
-use crate::shown::{Name, Words};
-use crate::units;
-use crate::volume_id::VolumeId;
+use crate::control::volume_id::VolumeId;
+use crate::host::holders::Holders;
+use crate::host::mountinfo::Device;
+use crate::term::shown::{Name, Words};
+use crate::term::units;
 
 pub use attach::{AttachReply, AttachRequest, DetachReply, DetachRequest, MoveReply, MoveRequest};
 pub use clone::{CloneReply, CloneRequest, CloneStatus, LeaveReply, LeaveRequest, Propagation};
 pub use ended::{Ended, FILES_NAMED_MAX, FileError, Unwritten};
+pub use state::{How, State};
+
+pub use crate::host::process::Process;
 
 /// How many cgroups a [`Status`] names.
 pub const CGROUPS_NAMED_MAX: usize = 1000;
-
-/// Where a volume is in its life.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// A path leads to it.
-    #[default]
-    Active,
-    /// No path leads to it, open files keep it.
-    Detached,
-    /// It writes the rest, then ends.
-    Draining,
-    /// Everything is on the store and the store is free.
-    Released,
-    /// Its store does not answer.
-    Stalled,
-    /// It ended with data that was not written.
-    Failed,
-}
-
-impl State {
-    /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Active, Self::Detached, Self::Draining, Self::Released, Self::Stalled, Self::Failed];
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Active => "active",
-            Self::Detached => "detached",
-            Self::Draining => "draining",
-            Self::Released => "released",
-            Self::Stalled => "stalled",
-            Self::Failed => "failed",
-        })
-    }
-}
 
 /// A mounted volume at one moment. Sizes are in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -238,19 +204,15 @@ pub struct Requests {
     pub under_way: u64,
 }
 
-/// A mount process's use of the host; 0 where the kernel does not tell.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
-    /// Threads.
-    pub threads: u64,
-    /// Of these, the ones that serve requests or wait for them.
-    pub serving_threads: u64,
-    /// Open descriptors.
-    pub open_fds: u64,
-    /// How many may be open.
-    pub max_fds: u64,
-    /// Memory in use (the resident set).
-    pub resident_bytes: u64,
+/// A volume of a file that is not mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// The path where it is to be mounted or attached.
+    pub mountpoint: Name,
+    /// Its store.
+    pub source: Name,
+    /// Why it is not there.
+    pub why: Words,
 }
 
 impl Status {
@@ -333,18 +295,6 @@ pub struct LimitRequest {
     pub limits: String,
 }
 
-/// How to unmount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum How {
-    /// Refuse if held; else write everything, then answer.
-    Plain,
-    /// Take the path away; if held, answer at once, and write everything.
-    Lazy,
-    /// Give up unwritten data, at once.
-    Force,
-}
-
 /// The body of `POST /v1/umount`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UmountRequest {
@@ -383,15 +333,4 @@ pub fn now_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn states_have_the_names_of_the_documents() {
-        assert_eq!(serde_json::to_string(&State::Detached).unwrap(), "\"detached\"");
-        assert_eq!(State::Detached.to_string(), "detached");
-    }
 }

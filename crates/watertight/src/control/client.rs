@@ -31,9 +31,9 @@ use super::api::{
     WaitReply,
 };
 use super::events::Event;
-use crate::registry::OpenDir;
-use crate::shown::in_one_line;
-use crate::volume_id::VolumeId;
+use crate::control::volume_id::VolumeId;
+use crate::host::open_dir::OpenDir;
+use crate::term::shown::in_one_line;
 
 /// Bytes of an answer; a status with a thousand named files is far smaller.
 const REPLY_BYTES_MAX: usize = 4 << 20;

@@ -19,9 +19,9 @@ use volume::events::{self as of_volume, Edge};
 
 use super::api::now_ms;
 use super::registered;
-use crate::volume_id::VolumeId;
+use crate::control::volume_id::VolumeId;
 
-use crate::shown::{Name, Words};
+use crate::term::shown::{Name, Words};
 
 /// Events in one piece of the answer.
 const BATCH: usize = 64;

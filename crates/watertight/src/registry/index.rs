@@ -24,8 +24,8 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::Record;
-use crate::checks;
-use crate::volume_id::VolumeId;
+use crate::control::volume_id::VolumeId;
+use crate::host::checks;
 
 /// The directory of a path's own entries.
 const HERE: &str = "=";

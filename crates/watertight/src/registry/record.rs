@@ -9,9 +9,9 @@ use std::path::{Component, Path};
 use serde::{Deserialize, Serialize};
 
 use crate::control::api::{Ended, now_ms};
-use crate::mountinfo::Device;
-use crate::shown::Name;
-use crate::volume_id::VolumeId;
+use crate::control::volume_id::VolumeId;
+use crate::host::mountinfo::Device;
+use crate::term::shown::Name;
 
 /// A path, with three bytes for each one that is not UTF-8.
 const MOUNTPOINT_BYTES_MAX: usize = 3 * 4096;

@@ -3,7 +3,7 @@
 use std::os::unix::fs::{MetadataExt as _, symlink};
 
 use super::*;
-use crate::mountinfo::Device;
+use crate::host::mountinfo::Device;
 
 fn dir() -> (tempfile::TempDir, RuntimeDir) {
     let temporary = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir().unwrap();
@@ -22,7 +22,7 @@ fn record(text: &str) -> Record {
 }
 
 fn ended(ended_ms: u64) -> Ended {
-    Ended { ended_ms, ..crate::live::ended_with(&volume::DrainReport::default()) }
+    Ended { ended_ms, ..crate::daemon::figures::ended_with(&volume::DrainReport::default()) }
 }
 
 #[test]

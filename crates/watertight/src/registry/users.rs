@@ -6,42 +6,18 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
-use super::open_dir::{Base, OpenDir};
-use super::{DIR_VARIABLE, RuntimeDir};
-use crate::mountinfo::{self, MountTable};
-use crate::problem::{Problem, Result};
+use crate::host::mountinfo::{self, MountTable};
+use crate::host::open_dir::{Base, OpenDir};
 
+/// Names another runtime directory.
+pub const DIR_VARIABLE: &str = "WATERTIGHT_RUNTIME_DIR";
 /// Where each user has a directory of the user's own, which root has made.
 const USERS: &str = "/run/user";
 /// The directory for users without one there.
 const TMP: &str = "/tmp";
 /// The prefix of its name in [`TMP`]; the user's number follows.
 const PREFIX: &str = "watertight-";
-
-/// Set once, when the program starts: `--all-users` was given.
-static ALL_USERS: OnceLock<()> = OnceLock::new();
-
-/// From here on, other users' directories are looked at, too.
-///
-/// # Errors
-/// Exit 2 for all users but root.
-pub fn include_all_users() -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        return Err(Problem::usage(
-            "--all-users is root's: only a user and root may ask the user's processes",
-        ));
-    }
-    ALL_USERS.get_or_init(|| ());
-    Ok(())
-}
-
-/// Whether other users' directories are looked at.
-#[must_use]
-pub fn includes_all_users() -> bool {
-    ALL_USERS.get().is_some()
-}
 
 /// The paths of this user's directories, of which not all need to exist. New volumes are registered
 /// in the first.
@@ -77,7 +53,7 @@ fn paths_of(uid: u32, set: Option<PathBuf>) -> Vec<PathBuf> {
 }
 
 /// Other users' directories that can be used; in each place of each user there is one at most.
-pub(super) fn foreign_dirs(own_uid: u32) -> Vec<RuntimeDir> {
+pub(super) fn foreign_dirs(own_uid: u32) -> Vec<(PathBuf, u32, OpenDir)> {
     let users = users_of(Path::new(USERS), |name| name.to_str().and_then(number));
     let mounting: BTreeSet<u32> = MountTable::read()
         .iter()
@@ -95,7 +71,7 @@ pub(super) fn foreign_dirs(own_uid: u32) -> Vec<RuntimeDir> {
         let path = parent.join(&name);
         let open = OpenDir::foreign(&parent, name.as_ref(), uid);
         let open = open.inspect_err(|reason| tracing::warn!(reason, "a runtime directory is not used"));
-        open.ok().flatten().map(|open| RuntimeDir { path, uid, open })
+        open.ok().flatten().map(|open| (path, uid, open))
     })
     .collect()
 }

@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::VolumeConfig;
-use crate::background::READY;
-use crate::checks;
+use super::config::VolumeConfig;
 use crate::control::api::State;
-use crate::logging;
-use crate::problem::{Problem, Result};
+use crate::daemon::background::READY;
+use crate::host::checks;
+use crate::host::process;
 use crate::registry::RuntimeDir;
-use crate::shown::{Name, Show as _, Words};
-use crate::target::{self, Target};
-use crate::umount_cmd;
+use crate::registry::target::{self, Target};
+use crate::term::logging;
+use crate::term::problem::{Problem, Result};
+use crate::term::shown::{Name, Show as _, Words};
 
 /// How many lost files of a volume are named.
 const LOST_NAMED_MAX: usize = 5;
@@ -107,7 +107,7 @@ impl Child {
     /// Whether the process has ended except for threads that wait in the kernel, for a store that
     /// does not answer. A process that is about to be reaped looks the same for a moment.
     pub(super) fn waits_in_the_kernel(&mut self) -> bool {
-        if !umount_cmd::has_ended(self.pid) {
+        if !process::has_ended(self.pid) {
             self.kept_since = None;
             return false;
         }
@@ -172,9 +172,9 @@ fn wait_for(volume: &target::Volume) -> Ending {
 /// Clears the mount of a process that died.
 pub(super) fn clear(mountpoint: &Path) {
     let Target { mount: Some(mount), volume, .. } = target::resolve(mountpoint.as_os_str()) else { return };
-    if crate::mountinfo::is_ours(&mount)
+    if crate::host::mountinfo::is_ours(&mount)
         && volume.is_none_or(|volume| !volume.is_running())
-        && let Err(problem) = crate::unmount::detach(&mount)
+        && let Err(problem) = crate::host::unmount::detach(&mount)
     {
         tracing::warn!(volume = %mountpoint.shown().exact(), "{problem}");
     }

@@ -12,12 +12,11 @@ use serde::Deserialize;
 use toml::Spanned;
 use volume::{CgroupPath, LimitChange};
 
-use super::missing::Missing;
 use super::sources::{self, Sources};
-use crate::attach_cmd::of_the_mountpoint;
-use crate::opts::{MountOptions, VALID};
-use crate::shown::{Name, Show as _, in_one_line};
-use crate::suggest::nearest;
+use crate::cli::opts::{MountOptions, VALID, of_the_mountpoint};
+use crate::cli::suggest::nearest;
+use crate::control::api::Missing;
+use crate::term::shown::{Name, Show as _, in_one_line};
 
 /// The settings of a section `[[limit]]`.
 const LIMITS: [&str; 6] = ["rbps", "wbps", "riops", "wiops", "dirty_max", "sync_isolation"];

@@ -18,8 +18,8 @@ use sync::Mutex;
 
 use super::config::{CgroupLimit, VolumeConfig};
 use crate::control::api::LimitRequest;
-use crate::shown::Show as _;
-use crate::target::{self, Target};
+use crate::registry::target::{self, Target};
+use crate::term::shown::Show as _;
 
 /// Everything lifted.
 const NONE: &str = "rbps=max wbps=max riops=max wiops=max dirty_max=max sync_isolation=0";

@@ -24,15 +24,16 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::config::VolumeConfig;
+use super::event::{AttachedRecord, CallResult, Event, PAUSE, PAUSE_MAX};
 use super::limits::VolumeLimits;
-use super::missing::Missing;
-use super::{CgroupLimit, Event, PAUSE, PAUSE_MAX, VolumeConfig};
-use crate::control::api::{self, AttachRequest, DetachRequest, How};
-use crate::problem::{Problem, Result};
+use crate::control::api::{self, AttachRequest, DetachRequest, How, Missing};
+use crate::control::volume_id::VolumeId;
 use crate::registry::RuntimeDir;
-use crate::shown::Show as _;
-use crate::volume_id::VolumeId;
-use crate::{target, units};
+use crate::registry::target;
+use crate::term::problem::{Problem, Result};
+use crate::term::shown::Show as _;
+use crate::term::units;
 
 /// Calls under way for each mountpoint.
 const CALLS_MAX: usize = 8;
@@ -42,22 +43,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 64;
 /// The stack of a thread that makes a call.
 const STACK: usize = 512 << 10;
-
-/// How a call ended.
-#[derive(Debug)]
-pub(super) enum CallResult {
-    Attached(Result<AttachedRecord>),
-    Detached(Result<()>),
-}
-
-/// A volume that is attached.
-#[derive(Debug)]
-pub(super) struct AttachedRecord {
-    /// None where it was moved: it is looked for with each reload.
-    id: Option<VolumeId>,
-    /// The limits that it was attached with; a volume that was there already may have others.
-    limits: Option<Vec<CgroupLimit>>,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AttachState {
@@ -420,7 +405,7 @@ fn attach(path: &Path, config: &VolumeConfig) -> Result<AttachedRecord> {
     // held.
     let mut there = target::running(path.as_os_str()).into_iter().filter(is_it);
     if let Some(there) = there.find(has_a_path) {
-        let spec = crate::checks::source(&config.source)?.spec;
+        let spec = crate::host::checks::source(&config.source)?.spec;
         if there.record().source == spec {
             return Ok(AttachedRecord { id: Some(there.record().id.clone()), limits: None });
         }
@@ -474,8 +459,8 @@ fn detach(path: &Path, config: &VolumeConfig) -> Result<()> {
 /// Stores that are no directories, of which there may be many of one name, are known by their paths
 /// only.
 fn elsewhere(config: &VolumeConfig, around: &target::Volume) -> Option<PathBuf> {
-    let spec = crate::checks::source(&config.source).ok()?.spec;
-    let store = crate::checks::directory_of(&spec)?;
+    let spec = crate::host::checks::source(&config.source).ok()?.spec;
+    let store = crate::host::checks::directory_of(&spec)?;
     let root = Some(&around.record().id);
     let is_it = |volume: &target::Volume| {
         volume.record().source == spec && volume.record().attached_to.as_ref() == root

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
-use crate::checks;
-use crate::shown::Show as _;
+use crate::host::checks;
+use crate::term::shown::Show as _;
 
 /// The stores of a file so far.
 #[derive(Debug, Default)]

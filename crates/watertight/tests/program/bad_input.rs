@@ -71,7 +71,7 @@ fn options_that_do_not_exist() {
     let rig = Rig::new();
     let store = rig.store.to_str().unwrap();
     let out = mount(&rig, store, &rig.mnt, "ro,frobnicate").ends(2, "there is no mount option frobnicate");
-    for (option, _) in watertight::opts::VALID {
+    for (option, _) in watertight::cli::opts::VALID {
         assert!(out.stderr.contains(option), "{option} is not listed: {}", out.stderr);
     }
     mount(&rig, store, &rig.mnt, "cache=1K").ends(2, "at least 4M");

@@ -14,9 +14,10 @@ use watertight::control::api::{
     Ended, LimitRequest, Limits, State, Status, Synced, UmountReply, UmountRequest, Unwritten,
 };
 use watertight::control::client::{CallError, Client};
-use watertight::control::server::{Server, Service};
-use watertight::holders::Holders;
-use watertight::registry::OpenDir;
+use watertight::control::server::Server;
+use watertight::control::service::Service;
+use watertight::host::holders::Holders;
+use watertight::host::open_dir::OpenDir;
 
 use crate::rig::{LONG, connect, eventually};
 use crate::sample;

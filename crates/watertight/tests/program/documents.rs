@@ -7,7 +7,7 @@ use std::process::Command;
 
 use clap::CommandFactory as _;
 use watertight::cli::Cli;
-use watertight::metrics;
+use watertight::control::metrics;
 
 use crate::rig::{run, tool};
 use crate::sample;

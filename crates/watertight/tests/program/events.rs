@@ -14,7 +14,7 @@ use serde_json::Value;
 use testing::cgroup::Cgroup;
 use volume::events::{Edge, Events, Limit};
 use watertight::control::server::Server;
-use watertight::mountinfo::Device;
+use watertight::host::mountinfo::Device;
 use watertight::registry::Record;
 
 use crate::control::{Fake, call};

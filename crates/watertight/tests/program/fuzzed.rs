@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use watertight::control::server::{OPENAPI, ROUTES};
+use watertight::control::routes::{OPENAPI, ROUTES};
 
 use crate::rig::{Daemon, LONG, Out, Rig, has, run, run_within, tool};
 

@@ -19,7 +19,7 @@ use crate::rig::{LONG, Rig, eventually, wait};
 const HEADS: usize = 1000;
 const LISTENERS: usize = 400;
 const SYNCS: usize = 300;
-/// How many of them may stay, by the tables of `control::connections` and `control::places`.
+/// How many of them may stay, by the tables of `control::connections` and `control::call_limits`.
 const HEADS_KEPT: usize = 16;
 const LISTENERS_KEPT: usize = 64;
 const SYNCS_KEPT: usize = 32;
@@ -138,7 +138,7 @@ fn answers_that_nobody_reads_are_bounded() {
 #[ignore = "run by a test, as another process"]
 fn the_hostile_process() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
-    watertight::process::raise_descriptors();
+    watertight::host::process::raise_descriptors();
     let load = Load::new(Path::new(&socket));
     eventually("all that is too much is refused", || load.is_as_bounded());
     println!("\nhostile: ready");

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use watertight::control::api::State;
-use watertight::metrics;
+use watertight::control::metrics;
 
 use crate::control::call;
 use crate::rig::{Rig, eventually, run, tool};

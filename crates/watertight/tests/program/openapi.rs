@@ -21,9 +21,11 @@ use watertight::control::api::{
     How, LeaveReply, LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, State, Status, Synced,
     UmountReply, UmountRequest, Unwritten,
 };
-use watertight::control::server::{OPENAPI, ROUTES, Server, Service};
-use watertight::holders::{self, Holder, Holders};
-use watertight::volume_id::VolumeId;
+use watertight::control::routes::{OPENAPI, ROUTES};
+use watertight::control::server::Server;
+use watertight::control::service::Service;
+use watertight::control::volume_id::VolumeId;
+use watertight::host::holders::{self, Holder, Holders};
 
 use self::schema::Checker;
 use crate::control::call;

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use testing::patience;
 use watertight::control::client::{CallError, Client};
-use watertight::registry::OpenDir;
+use watertight::host::open_dir::OpenDir;
 
 /// The way to the process that listens at `socket`, in a runtime directory of this user's.
 pub(crate) fn connect(socket: &Path) -> Result<Client, CallError> {
@@ -204,7 +204,7 @@ impl Drop for Rig {
             }
         }
         // Mounts of background processes and of the tests themselves.
-        for mount in watertight::mountinfo::MountTable::read().iter() {
+        for mount in watertight::host::mountinfo::MountTable::read().iter() {
             if mount.mountpoint.starts_with(&self.root) {
                 let _ = rustix::mount::unmount(&mount.mountpoint, UnmountFlags::DETACH);
             }
@@ -213,7 +213,7 @@ impl Drop for Rig {
 }
 
 pub(crate) fn is_mounted(path: &Path) -> bool {
-    watertight::mountinfo::MountTable::read().at(path).is_some()
+    watertight::host::mountinfo::MountTable::read().at(path).is_some()
 }
 
 /// Whether `status` calls a volume stalled because of this call.

@@ -3,7 +3,7 @@
 use watertight::control::api::{
     Cgroup, CgroupLimits, CloneStatus, FileError, Process, Propagation, Requests, Stalled, State, Status,
 };
-use watertight::mountinfo::Device;
+use watertight::host::mountinfo::Device;
 
 /// The status. Its numbers are between 101 and 199, except the time, which is 1 700 000 000 s and
 /// 123 ms.

@@ -161,7 +161,7 @@ fn more_volumes_than_lines_are_sorted_scrolled_and_found() {
         let path = rig.mnt.join(format!("v-{n}"));
         let volume = volumes.iter().find(|volume| volume["mountpoint"] == path.to_str().unwrap()).unwrap();
         let figures: Vec<&str> = row.split_whitespace().skip(1).take(3).collect();
-        let dirty = watertight::units::bytes(volume["dirty_bytes"].as_u64().unwrap());
+        let dirty = watertight::term::units::bytes(volume["dirty_bytes"].as_u64().unwrap());
         assert_eq!(figures.join(" "), format!("{} {dirty}", volume["state"].as_str().unwrap()), "{row}");
     }
     // A larger window shows more, a smaller one less, and each to its edges.

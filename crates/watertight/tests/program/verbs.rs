@@ -9,7 +9,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use watertight::mountinfo::MountTable;
+use watertight::host::mountinfo::MountTable;
 
 use crate::rig::{Rig, eventually, run, skipped};
 

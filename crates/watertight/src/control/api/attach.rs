@@ -2,11 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::volume_id::VolumeId;
+use crate::control::volume_id::VolumeId;
 
-use super::{Ended, How};
-use crate::holders::Holders;
-use crate::shown::Name;
+use super::ended::Ended;
+use super::state::How;
+use crate::host::holders::Holders;
+use crate::term::shown::Name;
 
 /// The body of `POST /v1/attach`: one of `source`, `volume` and `from`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::How;
-use crate::holders::Holders;
-use crate::shown::Name;
+use super::state::How;
+use crate::host::holders::Holders;
+use crate::term::shown::Name;
 
 /// The relation between changes in a clone and in the namespace that it was made of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::State;
-use crate::shown::{Name, Words};
-use crate::units;
+use super::state::State;
+use crate::term::shown::{Name, Words};
+use crate::term::units;
 
 /// How many files an [`Unwritten`] names.
 pub const FILES_NAMED_MAX: usize = 1000;

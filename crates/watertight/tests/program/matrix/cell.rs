@@ -31,6 +31,9 @@ pub(super) const STATES: [State; 5] =
 /// At the limit of `throttled` this takes longer than any test lasts.
 const MUCH: usize = 256 << 10;
 
+/// How often a state is tried to be had.
+const TRIES: usize = 20;
+
 impl State {
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -75,11 +78,22 @@ impl Setting {
 
     /// None where there is no namespace to be had.
     pub(super) fn cell_with(self, options: &str) -> Option<Cell> {
-        let mut cell = self.mounted(options)?;
-        if matches!(self.state, State::Throttled | State::Stalled) {
-            cell.somebody_waits();
+        for _ in 0..TRIES {
+            let mut cell = self.mounted(options)?;
+            if !matches!(self.state, State::Throttled | State::Stalled) {
+                return Some(cell);
+            }
+            cell.start_sync();
+            if cell.dirty > 0 && cell.is_waited_for() {
+                return Some(cell);
+            }
+            // Where the kernel does not name the caller of a sync, a sync of another program of the
+            // host has every limit ignored.
+            assert_ne!(cell.rig.volume()["syncfs_callers"], true, "{:?}", self.state);
+            cell.verb("umount", &[]).ok();
+            cell.has_ended_well();
         }
-        Some(cell)
+        panic!("other programs' syncs have it written each time");
     }
 
     /// A volume in this state, but its store stalls only at a request of the unmount.
@@ -123,16 +137,15 @@ impl Setting {
 impl Cell {
     /// Starts a sync that waits, and returns when that is visible. By the control socket: it holds
     /// nothing of the mount.
-    fn somebody_waits(&mut self) {
+    fn start_sync(&mut self) {
         let client = connect(&self.rig.socket()).unwrap();
         self.waiting = Some(thread::spawn(move || client.sync()));
         if self.state == State::Throttled {
-            eventually("it waits for the limit", || self.waits_for_a_limit());
+            eventually("it waits for the limit", || self.waits_for_a_limit() || !self.is_waited_for());
         } else {
             self.rig.is_stalled_in("write");
         }
         self.dirty = self.rig.volume()["dirty_bytes"].as_u64().unwrap();
-        assert!(self.dirty > 0 && self.is_waited_for(), "{:?}", self.state);
     }
 
     fn waits_for_a_limit(&self) -> bool {

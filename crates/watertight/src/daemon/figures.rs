@@ -1,0 +1,187 @@
+//! The figures of a volume, in the words of the control API.
+
+use std::time::Duration;
+
+use fuse::{SessionView, Transport};
+use store::UnderWay;
+use volume::{DrainReport, LifeState, Volume, WbStatus};
+
+use crate::control::api::{
+    CGROUPS_NAMED_MAX, Cgroup, CgroupLimits, Ended, FILES_NAMED_MAX, FileError, LimitRequest, Stalled, State,
+    Status, Unwritten, now_ms,
+};
+use crate::term::shown::{Name, Words};
+
+impl Status {
+    /// The figures of the volume itself; the rest is that of no mount.
+    #[must_use]
+    pub fn of_volume(of: &Volume, volume: &volume::Status) -> Self {
+        Self {
+            pid: std::process::id(),
+            uid: rustix::process::geteuid().as_raw(),
+            dirty_bytes: volume.dirty_bytes,
+            to_write_bytes: volume.dirty_bytes - volume.writeback_bytes,
+            writeback_bytes: volume.writeback_bytes,
+            dirty_files: volume.dirty_files,
+            cached_bytes: volume.cached_bytes,
+            cache_bytes_max: volume.cache_bytes_max,
+            written_bytes: volume.bytes_written_back,
+            nodes: volume.nodes,
+            open_files: volume.open_files,
+            openers: volume.openers.clone(),
+            writeback_errors: volume.writeback_errors,
+            writer_waits: volume.writer_waits,
+            stalls: volume.stalls,
+            stalled: volume.stalled.as_ref().map(stalled),
+            failing_files: volume.failing.len() as u64,
+            failing_bytes: volume.failing.iter().map(|file| file.bytes).sum(),
+            errors: volume.failing.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
+            cgroup_tree: of.tenants().tree().map_or_else(|| "off".into(), |tree| tree.to_string().into()),
+            switches_in_flight: volume.switching.switches_in_flight,
+            switched_inodes: volume.switching.switched,
+            drains: volume.switching.drains,
+            drain_us: micros(volume.switching.drain_time),
+            cgroups: cgroups(&volume.switching.wbs),
+            limits: of.limits().into_iter().take(CGROUPS_NAMED_MAX).map(cgroup_limits).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+/// Sets limits of a cgroup in one volume.
+///
+/// # Errors
+/// The words that cannot be parsed.
+pub fn limit(volume: &Volume, request: &LimitRequest) -> Result<(), String> {
+    let cgroup = request.cgroup.parse().map_err(|error: volume::LimitError| error.to_string())?;
+    let change = request.limits.parse().map_err(|error: volume::LimitError| error.to_string())?;
+    volume.limit(&cgroup, &change);
+    Ok(())
+}
+
+/// How requests come, and why not over io_uring.
+#[must_use]
+pub fn transport(session: &SessionView) -> (String, Option<String>) {
+    match session.transport() {
+        Transport::Uring => ("io_uring".to_owned(), None),
+        Transport::Readers { reason } => ("dev-fuse".to_owned(), Some(reason)),
+    }
+}
+
+/// How a volume ended, from its own report.
+#[must_use]
+pub fn ended_with(report: &DrainReport) -> Ended {
+    Ended {
+        state: if report.is_complete() { State::Released } else { State::Failed },
+        ended_ms: now_ms(),
+        unwritten: unwritten(&report.unwritten),
+        error: report.sync_error.as_ref().map(|error| error.to_string().into()),
+        switch_drain_us: micros(report.switch_drain),
+        switched_inodes: report.switched,
+    }
+}
+
+/// A call that the store has not answered in time.
+#[must_use]
+pub fn stalled(call: &UnderWay) -> Stalled {
+    let for_ms = u64::try_from(call.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Stalled { call: call.call.into(), for_ms }
+}
+
+pub(crate) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Those with most inodes; one without any may still have other figures.
+fn cgroups(wbs: &[WbStatus]) -> Vec<Cgroup> {
+    let mut wbs: Vec<&WbStatus> = wbs.iter().collect();
+    wbs.sort_by_key(|wb| (std::cmp::Reverse(wb.owned), &wb.path));
+    let shown = wbs.into_iter().take(CGROUPS_NAMED_MAX).map(|wb| Cgroup {
+        path: Name::of(&wb.path),
+        removed: wb.is_dying,
+        owned_inodes: wb.owned as u64,
+        dirty_bytes: wb.dirty,
+        to_write_bytes: wb.dirty,
+        writeback_bytes: wb.writeback,
+        switches_in_flight: wb.switches_in_flight as u64,
+        switched_inodes: wb.switched,
+    });
+    shown.collect()
+}
+
+/// The data that was not written, for people and programs.
+#[must_use]
+pub fn unwritten(files: &[volume::Unwritten]) -> Unwritten {
+    Unwritten {
+        bytes: files.iter().map(|file| file.bytes).sum(),
+        files: files.len() as u64,
+        named: files.iter().take(FILES_NAMED_MAX).map(file_error).collect(),
+    }
+}
+
+/// The state of `volume`, whose figures are `figures`. Informs the volume whether it has a path.
+pub(crate) fn state_of(volume: &Volume, figures: &volume::Status, has_a_path: impl Fn() -> bool) -> State {
+    match figures.state {
+        LifeState::Active | LifeState::Detached | LifeState::Draining if figures.stalled.is_some() => {
+            State::Stalled
+        }
+        LifeState::Active | LifeState::Detached if has_a_path() => {
+            volume.set_attached();
+            State::Active
+        }
+        LifeState::Active | LifeState::Detached => {
+            volume.set_detached();
+            State::Detached
+        }
+        LifeState::Draining => State::Draining,
+        LifeState::Released => State::Released,
+        LifeState::Failed => State::Failed,
+    }
+}
+
+pub(crate) fn cgroup_limits(of: volume::CgroupLimits) -> CgroupLimits {
+    let number = |limit: Option<std::num::NonZeroU64>| limit.map(std::num::NonZeroU64::get);
+    CgroupLimits {
+        cgroup: of.cgroup.to_string().into(),
+        rbps: number(of.limits.rbps),
+        wbps: number(of.limits.wbps),
+        riops: number(of.limits.riops),
+        wiops: number(of.limits.wiops),
+        dirty_bytes_max: of.dirty_bytes_max,
+        sync_isolation: of.sync_isolation,
+        owed_bytes: of.owed_bytes,
+    }
+}
+
+fn file_error(file: &volume::Unwritten) -> FileError {
+    let path = file.path.as_ref().map(Name::of);
+    FileError {
+        file: path.unwrap_or_else(|| format!("inode {}", file.node).into()),
+        bytes: file.bytes,
+        error: file.error.map_or_else(Words::default, |kind| kind.to_string().into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_cgroups_those_with_most_inodes_are_told_of() {
+        let wb = |number: usize| WbStatus {
+            owner: volume::Owner::ROOT,
+            path: format!("/{number}").into(),
+            is_dying: false,
+            owned: number,
+            dirty: 0,
+            writeback: 0,
+            switches_in_flight: 0,
+            switched: 0,
+        };
+        let all: Vec<WbStatus> = (0..CGROUPS_NAMED_MAX + 7).map(wb).collect();
+        let shown = cgroups(&all);
+        assert_eq!(shown.len(), 1000);
+        assert_eq!(shown[0].path, format!("/{}", CGROUPS_NAMED_MAX + 6));
+        assert_eq!(shown[999].path, "/7");
+    }
+}

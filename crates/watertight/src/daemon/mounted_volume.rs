@@ -1,0 +1,267 @@
+//! A mounted volume, as its control socket and its supervisor see it.
+//!
+//! # Access
+//! | field | protected by |
+//! |---|---|
+//! | `info`, `volume`, `attachments` | immutable |
+//! | `ended` | tokio's watch channel; written once, by the supervisor |
+//! | `connection` | atomic, only grows (module `connection`) |
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use tokio::sync::watch;
+use volume::events::Events;
+use volume::{DrainReport, Volume};
+
+use super::attachments::Attachments;
+use super::connection::{AtomicConnectionState, ConnectionState};
+use super::event::Event;
+use super::figures::{cgroup_limits, ended_with, limit, micros, state_of, transport};
+use super::volume_info::VolumeInfo;
+use crate::control::api::{
+    AttachReply, AttachRequest, CloneReply, CloneRequest, DetachReply, DetachRequest, Ended, How, LeaveReply,
+    LeaveRequest, LimitRequest, Limits, MoveReply, MoveRequest, Requests, State, Status, Synced, UmountReply,
+    UmountRequest,
+};
+use crate::control::service::Service;
+use crate::control::volume_id::VolumeId;
+use crate::host::holders::Holders;
+use crate::host::mount_agent::{AgentRequest, call};
+use crate::host::mountinfo::{self, Device, Mount, MountTable};
+use crate::host::process;
+use crate::host::unmount::{self, Outcome};
+use crate::term::shown::{Name, Words};
+
+/// The most volumes in one answer.
+const VOLUMES_AT_ONCE: usize = 512;
+
+/// A mounted volume.
+#[derive(Debug)]
+pub struct MountedVolume {
+    info: VolumeInfo,
+    volume: Arc<Volume>,
+    attachments: Arc<Attachments>,
+    events: Sender<Event>,
+    ended: watch::Sender<Option<Ended>>,
+    connection: Arc<AtomicConnectionState>,
+}
+
+impl MountedVolume {
+    /// A volume that is served at a mount.
+    #[must_use]
+    pub fn new(
+        info: VolumeInfo,
+        volume: Arc<Volume>,
+        attachments: Arc<Attachments>,
+        events: Sender<Event>,
+        connection: Arc<AtomicConnectionState>,
+    ) -> Self {
+        Self { info, volume, attachments, events, ended: watch::Sender::new(None), connection }
+    }
+
+    /// The part that does not change.
+    #[must_use]
+    pub const fn info(&self) -> &VolumeInfo {
+        &self.info
+    }
+
+    /// The volume.
+    #[must_use]
+    pub const fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// The volumes that are attached to its mountpoint.
+    #[must_use]
+    pub const fn attachments(&self) -> &Arc<Attachments> {
+        &self.attachments
+    }
+
+    /// Reports to all waiting clients how the volume ended.
+    pub fn end(&self, ended: Ended) {
+        // The volume has emitted that event itself, unless it was given up.
+        let given_up = || ended.error.as_ref().map_or("not everything was written", Words::as_str).to_owned();
+        self.volume.events().end((ended.state != State::Released).then(given_up));
+        self.ended.send_replace(Some(ended));
+    }
+
+    /// The mounts of this namespace through which paths lead to the volume.
+    #[must_use]
+    pub fn mounts(&self) -> Vec<Mount> {
+        let ours = &self.info.mount;
+        let table = MountTable::read();
+        let of_device = table.of_device(Device::of(ours));
+        let mounts =
+            of_device.filter(|m| m.fstype == ours.fstype && m.source == ours.source).cloned().collect();
+        // Looked at last: while nothing had ended the table's rows were ours.
+        match self.connection.get() {
+            ConnectionState::Connected => mounts,
+            ConnectionState::Aborted => mounts.into_iter().filter(|mount| self.is_the_first(mount)).collect(),
+            ConnectionState::Unmounted => Vec::new(),
+        }
+    }
+
+    /// Whether nothing can be changed, which `mount -o remount` may have changed.
+    fn is_read_only(&self) -> bool {
+        self.mounts().first().map_or(self.info.read_only, |mount| mount.is_read_only)
+    }
+
+    /// The mount to ask the kernel about.
+    #[must_use]
+    pub fn mount_now(&self) -> Mount {
+        self.info.mount_now().unwrap_or_else(|| self.info.mount.clone())
+    }
+
+    /// Whether this is the mount that was made at the start, by the number that is never used
+    /// again.
+    fn is_the_first(&self, mount: &Mount) -> bool {
+        let id = unmount::unique_id(&mount.mountpoint);
+        mount.id == self.info.mount.id && id == self.info.unique_id
+    }
+
+    fn state(&self, volume: &volume::Status) -> State {
+        state_of(&self.volume, volume, || !self.mounts().is_empty())
+    }
+
+    fn umount_unless_held(&self) -> Result<UmountReply, String> {
+        self.volume.sync_all().map_err(|error| error.to_string())?;
+        Ok(match call(AgentRequest::Umount, &self.mount_now()).map_err(|problem| problem.to_string())? {
+            Outcome::Gone => UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() },
+            Outcome::Held(holders) => UmountReply { ended: None, holders },
+        })
+    }
+
+    fn requests(&self) -> Requests {
+        let session = self.attachments.session();
+        let stats = session.stats();
+        Requests {
+            by_kind: stats.requests.iter().map(|(op, n)| (op.name().to_ascii_lowercase(), *n)).collect(),
+            errors: stats.errors,
+            panics: stats.panics,
+            unknown: stats.unknown,
+            under_way: session.under_way() as u64,
+        }
+    }
+
+    /// Blocks until the supervisor has set how the volume ended. Only from the control server's
+    /// blocking threads.
+    fn wait_ended(&self) -> Ended {
+        let mut ended = self.ended.subscribe();
+        let wait = async move { ended.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone()) };
+        // The sender lives in `self`, so that the wait ends with a value.
+        tokio::runtime::Handle::current()
+            .block_on(wait)
+            .unwrap_or_else(|| ended_with(&DrainReport::default()))
+    }
+}
+
+impl Service for MountedVolume {
+    fn status(&self) -> Status {
+        let volume = self.volume.status();
+        let info = &self.info;
+        let session = self.attachments.session();
+        let (transport, transport_reason) = transport(session);
+        let (drains, drain_time) = self.attachments().drains();
+        let of_volume = Status::of_volume(&self.volume, &volume);
+        Status {
+            id: info.id.clone(),
+            source: info.source.clone().into(),
+            mountpoint: Name::of(&info.mount.mountpoint),
+            clones: self.attachments.clones(),
+            device: Device::of(&info.mount),
+            state: self.state(&volume),
+            mount_type: mountinfo::kind(&info.mount).into(),
+            mount_type_reason: info.type_reason.clone().map(Words::from),
+            syncfs: Some(session.has_seen_syncfs()),
+            syncfs_callers: Some(session.knows_who_syncs()),
+            transport: transport.into(),
+            transport_reason: transport_reason.map(Words::from),
+            mode: info.mode.into(),
+            read_only: self.is_read_only(),
+            privileges: info.privileges(),
+            started_ms: info.started_ms,
+            requests: self.requests(),
+            process: process::figures(session.threads() as u64),
+            drains: of_volume.drains + drains,
+            drain_us: of_volume.drain_us + micros(drain_time),
+            ..of_volume
+        }
+    }
+
+    fn volumes(&self, after: Option<&VolumeId>) -> Vec<Status> {
+        self.attachments.statuses(after, VOLUMES_AT_ONCE)
+    }
+
+    fn sync(&self, by: Option<u32>) -> Result<Synced, String> {
+        let left_out = if let Some(pid) = by {
+            self.attachments.sync_for(pid)?
+        } else {
+            let synced = self.volume.sync_all().map_err(|error| error.to_string());
+            synced.and(self.attachments.sync_all())?;
+            Vec::new()
+        };
+        Ok(Synced { id: self.info.id.clone(), left_out: left_out.into_iter().map(Name::from).collect() })
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { limits: self.volume.limits().into_iter().map(cgroup_limits).collect() }
+    }
+
+    fn limit(&self, request: LimitRequest) -> Result<Limits, String> {
+        limit(&self.volume, &request)?;
+        Ok(self.limits())
+    }
+
+    fn attach(&self, request: AttachRequest) -> Result<AttachReply, String> {
+        self.attachments.attach(&request)
+    }
+
+    fn detach(&self, request: DetachRequest) -> Result<DetachReply, String> {
+        self.attachments.detach(&request)
+    }
+
+    fn move_to(&self, request: MoveRequest) -> Result<MoveReply, String> {
+        self.attachments.move_to(&request)
+    }
+
+    fn clone_to(&self, request: CloneRequest) -> Result<CloneReply, String> {
+        self.attachments.clone_to(&request)
+    }
+
+    fn leave(&self, request: LeaveRequest) -> Result<LeaveReply, String> {
+        if request.how != How::Force {
+            self.volume.sync_all().map_err(|error| error.to_string())?;
+        }
+        self.attachments.leave(&request)
+    }
+
+    fn umount(&self, request: UmountRequest) -> Result<UmountReply, String> {
+        match request.how {
+            How::Plain => self.umount_unless_held(),
+            How::Lazy => {
+                let reply = self.umount_unless_held()?;
+                if reply.ended.is_none() {
+                    call(AgentRequest::Detach, &self.mount_now()).map_err(|problem| problem.to_string())?;
+                    // Notices that no path is left.
+                    self.state(&self.volume.status());
+                }
+                Ok(reply)
+            }
+            How::Force => {
+                self.events
+                    .send(Event::GiveUp("by force".to_owned()))
+                    .map_err(|_| "the volume has ended already".to_owned())?;
+                Ok(UmountReply { ended: Some(self.wait_ended()), holders: Holders::default() })
+            }
+        }
+    }
+
+    fn events(&self) -> Arc<Events> {
+        Arc::clone(self.volume.events())
+    }
+
+    fn ended(&self) -> watch::Receiver<Option<Ended>> {
+        self.ended.subscribe()
+    }
+}

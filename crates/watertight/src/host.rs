@@ -1,0 +1,35 @@
+//! This host: the kernel's mounts and their holders, processes, files, signals, the service manager.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | `mountinfo`, `holders`, `unmount` | the kernel's mounts, what keeps them busy, taking them away |
+//! | `mount_agent` | the process that makes a mount process's calls about its own mount |
+//! | `checks` | a source and a mountpoint before anything is mounted |
+//! | `utab` | the entry that makes umount(8) call our helper |
+//! | `process`, `privileges`, `users` | figures of a process, rights that it gives up, whose volumes it sees |
+//! | `open_dir` | a runtime directory that another user may change meanwhile |
+//! | `signals`, `notify` | signals as events; the service manager |
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::Path;
+
+pub mod checks;
+pub mod holders;
+pub mod mount_agent;
+pub mod mountinfo;
+pub mod notify;
+pub mod open_dir;
+pub mod privileges;
+pub mod process;
+pub mod signals;
+pub mod unmount;
+pub mod users;
+pub mod utab;
+
+/// Makes a file that does not exist; the file that an earlier process of this name has left is
+/// removed. A link is not followed.
+pub(crate) fn new_file(path: &Path) -> io::Result<File> {
+    let _left_over = fs::remove_file(path);
+    OpenOptions::new().write(true).create_new(true).open(path)
+}

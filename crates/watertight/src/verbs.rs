@@ -1,0 +1,24 @@
+//! The verbs that ask mount processes, or start them, and end.
+//!
+//! | module | verb |
+//! |---|---|
+//! | `umount`, `one_of_several`, `ended` | `umount`; of one of several mounts; how a volume ended |
+//! | `attach`, `clone` | `attach`, `detach`, `move`; `clone` |
+//! | `sync`, `status`, `events`, `wait`, `limit`, `top`, `demo`, `bench`, `man_pages` | those of their names |
+//! | `mount_helpers` | `install-helpers`, and the helpers that mount(8) and umount(8) call |
+
+pub mod attach;
+pub mod bench;
+pub mod clone;
+pub mod demo;
+pub mod ended;
+pub mod events;
+pub mod limit;
+pub mod man_pages;
+pub mod mount_helpers;
+pub mod one_of_several;
+pub mod status;
+pub mod sync;
+pub mod top;
+pub mod umount;
+pub mod wait;

@@ -1,0 +1,238 @@
+//! The demo's directory, its mounts and its processes.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::mount::UnmountFlags;
+use sync::Mutex;
+use tempfile::TempDir;
+
+use super::say::failed;
+use crate::control::progress::REDRAW;
+use crate::daemon::background::READY;
+use crate::registry::DIR_VARIABLE;
+use crate::term::console::console;
+use crate::term::problem::Result;
+use crate::term::shown::Show as _;
+use crate::term::units;
+
+/// How often something may come, or still be there, while its directory is being removed.
+const REMOVALS: usize = 1000;
+/// The time that a process needs to leave a cgroup.
+const LEAVING: Duration = Duration::from_millis(5);
+
+/// The paths.
+#[derive(Debug, Clone)]
+pub(super) struct Paths {
+    program: PathBuf,
+    root: PathBuf,
+}
+
+/// Everything that is to be taken down.
+#[derive(Debug)]
+pub(super) struct Stage {
+    processes: Vec<Child>,
+    mountpoints: Vec<PathBuf>,
+    /// Inner ones last.
+    cgroups: Vec<PathBuf>,
+    dir: TempDir,
+}
+
+/// The way to all of it.
+#[derive(Debug)]
+pub(super) struct Demo {
+    paths: Paths,
+    stage: Arc<Mutex<Option<Stage>>>,
+    mount_type: String,
+}
+
+/// A mounted volume over a directory.
+#[derive(Debug)]
+pub(super) struct Volume {
+    pub(super) store: PathBuf,
+    pub(super) mountpoint: PathBuf,
+    /// Its process's message.
+    pub(super) said: String,
+}
+
+impl Demo {
+    pub(super) fn new(paths: Paths, stage: Arc<Mutex<Option<Stage>>>, mount_type: &str) -> Self {
+        Self { paths, stage, mount_type: mount_type.to_owned() }
+    }
+
+    /// Mounts the directory `name`, behind the faults that `faults` names, if any.
+    pub(super) fn mount(&self, name: &str, faults: Option<&str>, options: &str) -> Result<Volume> {
+        self.mount_as(&self.mount_type, name, faults, options)
+    }
+
+    /// Like [`mount`](Self::mount), with this mount type.
+    pub(super) fn mount_as(
+        &self,
+        mount_type: &str,
+        name: &str,
+        faults: Option<&str>,
+        options: &str,
+    ) -> Result<Volume> {
+        let [store, mountpoint] = ["store", "mnt"].map(|kind| self.paths.root.join(kind).join(name));
+        for directory in [&store, &mountpoint] {
+            match fs::create_dir(directory) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed("making a directory", &error));
+                }
+                _ => {}
+            }
+        }
+        let directory = format!("dir:{}", store.shown());
+        let source = faults.map_or(directory.clone(), |rules| format!("fault:{rules},{directory}"));
+        let mut command = self.command("mount");
+        command.arg(source).arg(&mountpoint).args(["-o", &format!("type={mount_type},{options}")]);
+        // The demo shows its messages, some of which come at the end of a volume that is given up.
+        let log = self.paths.root.join(format!("{name}.log"));
+        let file = File::create(&log).map_err(|error| failed("making a log", &error))?;
+        command.env("RUST_LOG", "error").stderr(file);
+        self.with(|stage| stage.mountpoints.push(mountpoint.clone()))?;
+        let out = self.start(command)?;
+        let mut line = String::new();
+        BufReader::new(out).read_line(&mut line).map_err(|error| failed("mounting", &error))?;
+        let Some(said) = line.strip_prefix(READY) else {
+            let why = fs::read_to_string(&log).unwrap_or_default();
+            return Err(failed("mounting", &why.trim()));
+        };
+        Ok(Volume { store, mountpoint, said: said.trim_start_matches(':').trim().to_owned() })
+    }
+
+    /// `watertight VERB`, for this demo's volumes.
+    pub(super) fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(&self.paths.program);
+        command.arg(verb).env(DIR_VARIABLE, self.paths.root.join("run")).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `watertight VERB… PATH`.
+    pub(super) fn run(&self, verb: &[&str], path: &Path) -> Result<Output> {
+        let mut command = self.command(verb[0]);
+        command.args(&verb[1..]).arg(path).output().map_err(|error| failed(verb[0], &error))
+    }
+
+    /// Runs `watertight VERB… PATH`, which must succeed, and returns how long it took.
+    pub(super) fn timed(&self, verb: &[&str], path: &Path) -> Result<Duration> {
+        let what = format!("watertight {}", verb.join(" "));
+        let (out, took) = live(&what, || self.run(verb, path));
+        succeeded(verb[0], &out?)?;
+        Ok(took)
+    }
+
+    /// Starts a program that ends with the demo, and returns its output.
+    pub(super) fn start(&self, mut command: Command) -> Result<ChildStdout> {
+        command.process_group(0).stdout(Stdio::piped());
+        // Under the lock: the thread that takes the stage down takes this along, or it does not
+        // begin.
+        let out = self.with(|stage| {
+            let mut child = command.spawn()?;
+            let out = child.stdout.take();
+            stage.processes.push(child);
+            out.ok_or_else(|| io::Error::other("it has no output"))
+        })?;
+        out.map_err(|error| failed("starting a program", &error))
+    }
+
+    /// Makes a cgroup that goes with the demo.
+    pub(super) fn make_cgroup(&self, directory: &Path) -> Result<()> {
+        let made = self.with(|stage| {
+            fs::create_dir(directory)?;
+            stage.cgroups.push(directory.to_owned());
+            Ok::<_, io::Error>(())
+        })?;
+        made.map_err(|error| failed("making a cgroup", &error))
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Stage) -> T) -> Result<T> {
+        self.stage.lock().as_mut().map(change).ok_or_else(|| failed("going on", &"stopped"))
+    }
+}
+
+impl Stage {
+    pub(super) fn build() -> Result<(Self, Paths)> {
+        let build = || {
+            let dir = tempfile::Builder::new()
+                .prefix("watertight-demo.")
+                .permissions(Permissions::from_mode(0o700))
+                .tempdir()?;
+            for kind in ["store", "mnt"] {
+                fs::create_dir(dir.path().join(kind))?;
+            }
+            let paths = Paths { program: std::env::current_exe()?, root: fs::canonicalize(dir.path())? };
+            let stage = Self { processes: Vec::new(), mountpoints: Vec::new(), cgroups: Vec::new(), dir };
+            Ok((stage, paths))
+        };
+        build().map_err(|error: io::Error| failed("making its directory", &error))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            // After a demo that went well all have left by themselves.
+            if !matches!(process.try_wait(), Ok(Some(_))) {
+                let _gone_already = process.kill();
+            }
+        }
+        for process in &mut self.processes {
+            let _reaped = process.wait();
+        }
+        for mountpoint in &self.mountpoints {
+            let _not_mounted = fuse::mount::unmount(mountpoint, UnmountFlags::DETACH, true);
+        }
+        for cgroup in self.cgroups.iter().rev() {
+            // A tenant that was at work has an error now, and leaves a moment later: no event of
+            // the kernel reports when.
+            for _ in 0..REMOVALS {
+                match fs::remove_dir(cgroup) {
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(LEAVING),
+                    _ => break,
+                }
+            }
+        }
+        // A process that was writing files through a mount writes into its bare directory now,
+        // until that is gone.
+        for _ in 0..REMOVALS {
+            match fs::remove_dir_all(self.dir.path()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {}
+                _ => break,
+            }
+        }
+    }
+}
+
+/// An error with the program's output, if it did not succeed.
+pub(super) fn succeeded(what: &str, out: &Output) -> Result<()> {
+    if out.status.success() {
+        return Ok(());
+    }
+    Err(failed(what, &String::from_utf8_lossy(&out.stderr).trim()))
+}
+
+/// Does `work`, returns how long it took, and shows the time so far on a terminal.
+pub(super) fn live<T>(what: &str, work: impl FnOnce() -> T) -> (T, Duration) {
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let (done, finished) = channel::<()>();
+        scope.spawn(move || {
+            while finished.recv_timeout(REDRAW) == Err(RecvTimeoutError::Timeout) {
+                console().status(&format!("{what}: {}", units::duration(begun.elapsed())));
+            }
+            console().clear_status();
+        });
+        let value = work();
+        drop(done);
+        (value, begun.elapsed())
+    })
+}
