@@ -145,7 +145,7 @@ pub(crate) fn apply_stall_quota(connection: &Arc<Connection>) {
         served.volume.span().in_scope(|| in_flight.evict_excess(served.tag));
     }
     pool.set_extra_threads(connection, in_flight.uncounted_threads());
-    if in_flight.has_queued() {
+    if in_flight.queue.len() > 0 {
         // It may be the turn of a request whose volume's threads all hang, and do not count any
         // more.
         pool.bring_another(connection);
@@ -333,11 +333,6 @@ impl InFlight {
             slots.push(Arc::clone(&queued.slot));
             return Some(queued);
         }
-    }
-
-    /// Whether a request waits.
-    pub(crate) fn has_queued(&self) -> bool {
-        self.queue.len() > 0
     }
 
     /// [`begin_abortable`](InFlight::begin_abortable) for a request that has waited: says whether

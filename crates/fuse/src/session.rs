@@ -29,7 +29,7 @@ use crate::sync_page::detector::SyncDetector;
 use crate::synced_volumes::SessionVolumes;
 use crate::threads::spawn;
 use crate::transport::dev_fuse::pool::{ReadEnd, ThreadPool};
-use crate::transport::uring::Prepared;
+use crate::transport::uring::PreparedDispatcher;
 use crate::tree::MountTree;
 use crate::view::TreeHandle;
 
@@ -109,7 +109,7 @@ pub struct Session {
     mount: Mount,
     served: Option<SyncDevice>,
     exit_grace: Duration,
-    prepared: Option<Prepared>,
+    prepared: Option<PreparedDispatcher>,
     needs_uring: bool,
 }
 
@@ -175,7 +175,7 @@ impl Session {
     pub fn new(volume: Arc<Volume>, mut mount: Mount, options: SessionOptions) -> Result<Self, SessionError> {
         let master = Arc::new(Dev::new(mount.take_fd().map_err(SessionError::Device)?));
         let before = mount.take_uring().unwrap_or_else(|| BeforeMount::new(Uring::Off));
-        let prepared = before.outcome().and_then(|()| Prepared::new(&master, options.threads_max));
+        let prepared = before.outcome().and_then(|()| PreparedDispatcher::new(&master, options.threads_max));
         let wishes = Wishes {
             mode: options.mode,
             max_background: capacity::of_background(options.mode, options.threads_max),

@@ -97,38 +97,4 @@ pub(crate) mod ring;
 mod single_client;
 mod worker;
 
-use std::sync::Arc;
-
-use crate::connection::Connection;
-use crate::device::Dev;
-use dispatcher::PreparedDispatcher;
-use ring::Ring;
-
-/// A ring that the kernel does not know yet.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    ring: Arc<Ring>,
-    dispatcher: PreparedDispatcher,
-}
-
-impl Prepared {
-    /// Gets everything that can fail, before INIT is answered: from then on the kernel waits for
-    /// the entries.
-    pub(crate) fn new(dev: &Arc<Dev>, threads_max: usize) -> Result<Self, String> {
-        let queues = cpus::possible().map_err(|error| format!("cannot count the CPUs: {error}"))?;
-        let ring = Arc::new(Ring::new(Arc::clone(dev), queues, threads_max).map_err(|e| e.to_string())?);
-        let dispatcher = PreparedDispatcher::new(&ring).map_err(|error| format!("no io_uring: {error}"))?;
-        Ok(Self { ring, dispatcher })
-    }
-
-    /// The ring that the threads share.
-    pub(crate) fn ring(&self) -> &Arc<Ring> {
-        &self.ring
-    }
-
-    /// Makes the entries known to the kernel, which has agreed to it. The error says why requests
-    /// will come over `/dev/fuse` after all.
-    pub(crate) fn start(self, shared: &Arc<Connection>) -> Result<(), String> {
-        self.dispatcher.start(&self.ring, shared)
-    }
-}
+pub(crate) use dispatcher::PreparedDispatcher;

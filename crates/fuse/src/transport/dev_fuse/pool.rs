@@ -131,7 +131,7 @@ impl ThreadPool {
 
     /// A request was taken: brings another reader if this was the last.
     pub(super) fn on_request_taken(&self, spawner: &impl Spawn) {
-        // ORDERING: SeqCst, P1: before the look at `parker`.
+        // ORDERING: SeqCst, P1: before the look at `parked`.
         if self.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.bring_another(spawner);
         }

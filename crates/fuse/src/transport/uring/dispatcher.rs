@@ -22,8 +22,9 @@ use rustix::io::Errno;
 use super::entry::Entry;
 use super::entry_ring::{Completion, EntryRing, ends_connection};
 use super::ring::{ENTRIES_STEP, Ring};
-use super::worker;
+use super::{cpus, worker};
 use crate::connection::Connection;
+use crate::device::Dev;
 
 /// How long the dispatcher makes no further entries after an allocation failed.
 const ALLOC_RETRY: Duration = Duration::from_secs(10);
@@ -34,34 +35,44 @@ struct Start {
     number: usize,
 }
 
-/// A dispatcher that has everything it needs and waits for the agreement with the kernel.
+/// A dispatcher that has everything it needs, of which the kernel does not know yet.
 #[derive(Debug)]
-pub(super) struct PreparedDispatcher {
+pub(crate) struct PreparedDispatcher {
+    ring: Arc<Ring>,
     thread: JoinHandle<()>,
     start: SyncSender<Start>,
     registered: Receiver<Result<(), String>>,
 }
 
 impl PreparedDispatcher {
-    /// Starts the thread, and has it get memory and an io_uring.
-    pub(super) fn new(ring: &Arc<Ring>) -> io::Result<Self> {
+    /// Starts the thread, and has it get memory and an io_uring: everything that can fail, before
+    /// INIT is answered. From then on the kernel waits for the entries.
+    pub(crate) fn new(dev: &Arc<Dev>, threads_max: usize) -> Result<Self, String> {
+        let queues = cpus::possible().map_err(|error| format!("cannot count the CPUs: {error}"))?;
+        let ring = Arc::new(Ring::new(Arc::clone(dev), queues, threads_max).map_err(|e| e.to_string())?);
+        let no_uring = |error: io::Error| format!("no io_uring: {error}");
         let (ready, is_ready) = sync_channel(1);
         let (start, starting) = sync_channel(1);
         let (report, registered) = sync_channel(1);
-        let ring = Arc::clone(ring);
-        let body = move || prepare_and_run(ring, &ready, &starting, &report);
-        let thread = std::thread::Builder::new().name("wt-ring-keeper".to_owned()).spawn(body)?;
-        match is_ready.recv() {
-            Ok(Ok(())) => Ok(Self { thread, start, registered }),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(io::Error::other("the thread that keeps the entries ended")),
-        }
+        let its = Arc::clone(&ring);
+        let body = move || prepare_and_run(its, &ready, &starting, &report);
+        let named = std::thread::Builder::new().name("wt-ring-keeper".to_owned());
+        let thread = named.spawn(body).map_err(no_uring)?;
+        let ended = |_| Err(io::Error::other("the thread that keeps the entries ended"));
+        is_ready.recv().unwrap_or_else(ended).map_err(no_uring)?;
+        Ok(Self { ring, thread, start, registered })
     }
 
-    /// Registers the entries with the kernel. The error says why there is no ring; entries that are
-    /// registered already come back when the connection ends.
-    pub(super) fn start(self, ring: &Ring, shared: &Arc<Connection>) -> Result<(), String> {
-        let Self { thread, start, registered } = self;
+    /// The ring that the threads share.
+    pub(crate) fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+
+    /// Registers the entries with the kernel, which has agreed to it. The error says why requests
+    /// will come over `/dev/fuse` after all; entries that are registered already come back when the
+    /// connection ends.
+    pub(crate) fn start(self, shared: &Arc<Connection>) -> Result<(), String> {
+        let Self { ring, thread, start, registered } = self;
         let ended = || "the thread that keeps the entries ended".to_owned();
         let number = ring.pool.add(thread);
         start.send(Start { shared: Arc::clone(shared), number }).map_err(|_| ended())?;
